@@ -1,0 +1,28 @@
+"""autopar: an ordinary PyTorch model on a mesh of devices, with the same numbers.
+
+>>> parallel = autopar.parallelize(model, autopar.Mesh(dp=2, tp=2), plan={"*.up.weight": ("tp", None)}, example=(x,))
+"""
+
+from autopar.api import Parallel, parallelize
+from autopar.errors import (
+    AutoparError,
+    CaptureError,
+    EditError,
+    PlanError,
+    RuleError,
+    SimulationError,
+    TextError,
+    TransitionError,
+    VerifyError,
+)
+from autopar.layout import DistAttr, Layout
+from autopar.mesh import Mesh
+from autopar.program import Program
+from autopar.rules import register_rule
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AutoparError", "CaptureError", "DistAttr", "EditError", "Layout", "Mesh", "Parallel", "PlanError", "Program",
+    "RuleError", "SimulationError", "TextError", "TransitionError", "VerifyError", "parallelize", "register_rule",
+]  # fmt: skip

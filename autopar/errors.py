@@ -1,0 +1,37 @@
+"""The errors autopar raises. Each names the offender and the remedy, and leaves everything as it was."""
+
+
+class AutoparError(Exception):
+    """Any error of this package that is not a plain ``ValueError`` or ``TypeError``."""
+
+
+class PlanError(AutoparError, ValueError):
+    """A plan that names an unknown axis or value, splits what cannot be split, or contradicts itself."""
+
+
+class CaptureError(AutoparError, RuntimeError):
+    """The model's step cannot be captured as one static graph."""
+
+
+class RuleError(AutoparError, NotImplementedError):
+    """An op has no sharding rule, or its rule does not fit the arguments."""
+
+
+class TransitionError(AutoparError, ValueError):
+    """No sequence of transfers leads from one Layout to another."""
+
+
+class VerifyError(AutoparError, AssertionError):
+    """A program breaks a promise of its level: a defect in the pass that made it."""
+
+
+class EditError(AutoparError, ValueError):
+    """An edit that would break the program; nothing of it was applied."""
+
+
+class TextError(AutoparError, ValueError):
+    """A dump that cannot be read back, with the line and what is wrong with it."""
+
+
+class SimulationError(AutoparError, RuntimeError):
+    """The simulated ranks disagree or wait for each other for ever."""

@@ -1,0 +1,144 @@
+"""The mesh: a grid of ranks with named axes, and the coordinates, groups and stages on it."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True, init=False, eq=True)
+class Mesh:
+    """A grid of ranks: ``Mesh(dp=2, tp=4)`` is eight ranks, the last axis varying fastest.
+
+    Args:
+        axes: sizes by axis name, as keywords or as one mapping (for names that are not identifiers' friends).
+        ranks: the ranks in row-major order of the axes; ``0 … size-1`` when left out.
+        name: the name of a *stage* (a sub-mesh); ``None`` for a whole mesh.
+
+    Raises:
+        ValueError: an axis size below one, a name that cannot be printed, or ranks that do not fit the grid.
+    """
+
+    axes: tuple[tuple[str, int], ...]
+    ranks: tuple[int, ...]
+    name: str | None
+
+    def __init__(
+        self,
+        axes: Mapping[str, int] | None = None,
+        /,
+        *,
+        ranks: Sequence[int] | None = None,
+        name: str | None = None,
+        **sizes: int,
+    ) -> None:
+        pairs = tuple({**(axes or {}), **sizes}.items())
+        for axis, size in pairs:
+            if not axis.isidentifier():
+                raise ValueError(f"axis name {axis!r} is not an identifier; use letters, digits and '_', as in Mesh(dp=2)")
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ValueError(f"axis {axis!r} has size {size!r}; the size of an axis is an integer ≥ 1")
+        count = math.prod(size for _, size in pairs)
+        ranks = tuple(range(count)) if ranks is None else tuple(ranks)
+        if len(ranks) != count or len(set(ranks)) != count:
+            raise ValueError(f"{self._grid(pairs)} needs {count} different ranks, got {len(ranks)}: {list(ranks)}")
+        if name is not None and not name.isidentifier():
+            raise ValueError(f"stage name {name!r} is not an identifier")
+        object.__setattr__(self, "axes", pairs)
+        object.__setattr__(self, "ranks", ranks)
+        object.__setattr__(self, "name", name)
+
+    @staticmethod
+    def _grid(pairs: Iterable[tuple[str, int]]) -> str:
+        return " ".join(f"{axis}={size}" for axis, size in pairs)
+
+    def __str__(self) -> str:
+        return self._grid(self.axes)
+
+    def __repr__(self) -> str:
+        extra = "" if self.ranks == tuple(range(self.size)) else f", ranks={list(self.ranks)}"
+        extra += "" if self.name is None else f", name={self.name!r}"
+        return f"Mesh({', '.join(f'{axis}={size}' for axis, size in self.axes)}{extra})"
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.axes, self.ranks, self.name))
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Axis name → size, in mesh order."""
+        return dict(self.axes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.sizes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.sizes.values())
+
+    @cached_property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return math.prod(self.shape)
+
+    def count(self, axes: Iterable[str]) -> int:
+        """How many pieces a dim split over ``axes`` has."""
+        return math.prod(self.sizes[axis] for axis in axes)
+
+    def check_axis(self, axis: object) -> str:
+        """``axis`` itself, or ``ValueError`` with the nearest name."""
+        if axis in self.sizes:
+            return axis  # type: ignore[return-value]
+        near = difflib.get_close_matches(str(axis), self.names, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"the mesh ({self}) has no axis {axis!r}; its axes are {', '.join(self.names) or 'none'}{hint}")
+
+    @cached_property
+    def _coordinates(self) -> dict[int, dict[str, int]]:
+        grid = itertools.product(*(range(size) for size in self.shape))
+        return {rank: dict(zip(self.names, point, strict=True)) for rank, point in zip(self.ranks, grid, strict=True)}
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Axis name → index of ``rank``."""
+        try:
+            return self._coordinates[rank]
+        except KeyError:
+            raise ValueError(f"rank {rank} is not on the mesh ({self}), whose ranks are {_ranges(self.ranks)}") from None
+
+    def rank(self, coordinates: Mapping[str, int]) -> int:
+        """The rank at ``coordinates`` (one index for every axis)."""
+        position = 0
+        for axis, size in self.axes:
+            index = coordinates[axis]
+            if not 0 <= index < size:
+                raise ValueError(f"coordinate {axis}={index} lies outside the mesh ({self})")
+            position = position * size + index
+        return self.ranks[position]
+
+    def group(self, rank: int, axis: str) -> tuple[int, ...]:
+        """The ranks that differ from ``rank`` only along ``axis``, in the order of that axis."""
+        here = self.coordinates(rank)
+        return tuple(self.rank({**here, axis: index}) for index in range(self.sizes[axis]))
+
+    def points(self) -> Iterator[dict[str, int]]:
+        """The coordinates of all ranks, in the order of ``ranks``."""
+        return iter(self._coordinates.values())
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """``0-3 8 9`` for ``(0, 1, 2, 3, 8, 9)``."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return " ".join(str(a) if a == b else f"{a}-{b}" if b > a + 1 else f"{a} {b}" for a, b in runs)

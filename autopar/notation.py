@@ -1,0 +1,116 @@
+"""The notation of sharding rules: ``m k, k n -> m n``.
+
+A pattern lists the operands of an op, ``->``, and its results, each as the factors of its dims. A *factor* is one loop
+of the op, as in einsum: equal names are one factor.
+
+==============  ====================================================================================
+``m``           a dim that is the factor m
+``(a b)``       a merged dim, major first
+``k!``          a factor that must stay whole: the op does not come apart along it
+``1``           a size-one dim: never split
+``...``         any number of leading dims, aligned at the right; a size-one dim in them broadcasts
+``by max``      at the end: results that lack a split factor are pending max instead of pending sum
+``()``          an operand or result without dims: ``b c!, b -> (), ()`` has two scalar results
+==============  ====================================================================================
+
+A split factor that a result lacks leaves that result *pending*.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+ELLIPSIS = "..."
+ONE = "1"
+KINDS = ("sum", "max", "min", "prod", "avg")
+
+DimPattern = tuple[str, ...]  # factor names, major first; (ELLIPSIS,) or () for a size-one dim
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A parsed rule: operand and result patterns, the factors that must stay whole, the kind of reduction."""
+
+    text: str
+    operands: tuple[tuple[DimPattern, ...], ...]
+    results: tuple[tuple[DimPattern, ...], ...]
+    whole: frozenset[str]
+    kind: str = "sum"
+
+    def __str__(self) -> str:
+        return self.text
+
+
+_TOKEN = re.compile(r"\s*(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<whole>!?)|(?P<sign>\.\.\.|[()1])|(?P<bad>\S))")
+
+
+@lru_cache(maxsize=None)
+def parse_pattern(text: str) -> Pattern:
+    """Read a rule; a ``ValueError`` quotes it and says what is wrong with it."""
+    body, by, kind = text.partition(" by ")
+    kind = kind.strip() if by else "sum"
+    if kind not in KINDS:
+        raise _wrong(text, f"{kind!r} is no reduction; 'by' takes one of {', '.join(KINDS)}")
+    sides = body.split("->")
+    if len(sides) != 2:
+        raise _wrong(text, "it needs exactly one '->' between operands and results")
+    whole: set[str] = set()
+    bare: set[str] = set()
+    operands = _side(text, sides[0], whole, bare)
+    results = _side(text, sides[1], whole, bare)
+    if not results:
+        raise _wrong(text, "it has no result; write '()' for a result without dims")
+    if mixed := whole & bare:
+        raise _wrong(text, f"factor {min(mixed)!r} is written with '!' in one place and without in another")
+    return Pattern(text, operands, results, frozenset(whole), kind)
+
+
+def _side(text: str, side: str, whole: set[str], bare: set[str]) -> tuple[tuple[DimPattern, ...], ...]:
+    if not side.strip():
+        return ()
+    return tuple(() if one.strip() == "()" else _tensor(text, one, whole, bare) for one in side.split(","))
+
+
+def _tensor(text: str, one: str, whole: set[str], bare: set[str]) -> tuple[DimPattern, ...]:
+    dims: list[DimPattern] = []
+    group: list[str] | None = None
+    seen: set[str] = set()
+    if not one.strip():
+        raise _wrong(text, "a tensor between commas is empty; write '()' for one without dims")
+    for match in _TOKEN.finditer(one.rstrip()):
+        name, sign = match["name"], match["sign"]
+        if match["bad"]:
+            raise _wrong(text, f"{match['bad']!r} in {one.strip()!r} is not part of the notation")
+        if name:
+            if name in seen:
+                raise _wrong(text, f"factor {name!r} occurs twice in {one.strip()!r}")
+            seen.add(name)
+            (whole if match["whole"] else bare).add(name)
+            if group is None:
+                dims.append((name,))
+            else:
+                group.append(name)
+        elif sign == "(":
+            if group is not None:
+                raise _wrong(text, f"parentheses do not nest in {one.strip()!r}")
+            group = []
+        elif sign == ")":
+            if group is None:
+                raise _wrong(text, f"')' without '(' in {one.strip()!r}")
+            dims.append(tuple(group))
+            group = None
+        elif sign == ELLIPSIS:
+            if group is not None or (ELLIPSIS,) in dims:
+                raise _wrong(text, f"'...' stands once in a tensor, outside parentheses: {one.strip()!r}")
+            dims.append((ELLIPSIS,))
+        else:
+            dims.append(()) if group is None else None
+    if group is not None:
+        raise _wrong(text, f"'(' is not closed in {one.strip()!r}")
+    return tuple(dims)
+
+
+def _wrong(text: str, what: str) -> ValueError:
+    return ValueError(f"rule {text!r}: {what}")

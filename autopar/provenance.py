@@ -1,0 +1,114 @@
+"""Where each captured node comes from: module path, user's source line, phase.
+
+make_fx records none of these. A dispatch mode sees every op before it becomes a node and notes, in forward, the module
+that is running and the user's innermost line; in backward, what the forward op of the same autograd number noted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.torch_private import TorchDispatchMode, autograd_sequence_number, get_proxy_mode, running_backward_of
+
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_PASSES = os.path.join(os.path.dirname(os.path.dirname(_OURS)), "passes") + os.sep
+_LIBRARY = os.path.dirname(os.path.abspath(contextlib.__file__)) + os.sep
+_SITE = os.path.join(_LIBRARY, "site-packages") + os.sep
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Module path ("" is the root), the user's line, phase."""
+
+    module: str = ""
+    source: str = ""
+    phase: str = "forward"
+
+
+def is_users(filename: str) -> bool:
+    """Whether a source file belongs to the user: not torch, not autopar, not the standard library."""
+    if filename.startswith((_OURS, _TORCH, _PASSES, "<")):
+        return False
+    return not filename.startswith(_LIBRARY) or filename.startswith(_SITE)
+
+
+def user_line() -> str:
+    """``model.py:41  self.act(self.up(x))`` of the innermost frame outside torch and autopar; "" where none is."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if is_users(name):
+            text = linecache.getline(name, frame.f_lineno).strip()
+            return f"{os.path.basename(name)}:{frame.f_lineno}  {text}".rstrip()
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+class Recorder(TorchDispatchMode):
+    """Notes the origin of every node that is made while it is active."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.origins: dict[fx.Node, Origin] = {}
+        self._paths = {id(module): path for path, module in reversed(list(model.named_modules(remove_duplicate=False)))}
+        self._running: list[str] = []
+        self._forward: dict[int, Origin] = {}
+        self._last: fx.Node | None = None
+        self.current = Origin()
+
+    @contextlib.contextmanager
+    def modules(self) -> Iterator[None]:
+        """Follow which module is running."""
+
+        def enter(module: torch.nn.Module, args: Any) -> None:
+            path = self._paths.get(id(module))
+            self._running.append(self._running[-1] if path is None and self._running else path or "")
+
+        def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
+            self._running.pop()
+
+        handles = [
+            torch.nn.modules.module.register_module_forward_pre_hook(enter),
+            torch.nn.modules.module.register_module_forward_hook(leave, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "prim":  # device queries: no node
+            return func(*args, **(kwargs or {}))
+        of = running_backward_of()
+        if of is None:
+            line = user_line()
+            self.current = Origin(self._running[-1] if self._running else "", line)
+            self._forward[autograd_sequence_number()] = self.current
+        else:
+            forward = self._forward.get(of, Origin())
+            self.current = Origin(forward.module, forward.source, "backward")
+        result = func(*args, **(kwargs or {}))
+        mode = get_proxy_mode()
+        if mode is not None:
+            self._note(mode.tracer.graph)
+        return result
+
+    def _note(self, graph: fx.Graph) -> None:
+        newest = None
+        for node in reversed(graph.nodes):
+            if node is self._last or node.op == "placeholder" or node in self.origins:
+                break
+            newest = newest or node
+            self.origins[node] = self.current
+        self._last = newest or self._last

@@ -1,0 +1,76 @@
+"""The report of the passes: one row each."""
+
+from __future__ import annotations
+
+import io
+
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.table import Table
+
+from autopar import transfers
+from autopar.program import Program, operands, record_of
+from autopar.record import TensorType
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """What one pass did.
+
+    Attributes:
+        name: of the pass.
+        ms: milliseconds it took, verification not counted.
+        inserted, removed, commits: nodes and commits.
+        bytes: axis → bytes that the rank with the largest pieces receives in one step of the program as it left it.
+        notes: what was decided for the user, in sentences.
+    """
+
+    name: str
+    ms: float
+    inserted: int = 0
+    removed: int = 0
+    commits: int = 0
+    bytes: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+class Reports(tuple[PassReport, ...]):
+    """The reports of all passes; prints as a table."""
+
+    def __str__(self) -> str:
+        table = Table("pass", *(_right(c) for c in ("ms", "inserted", "removed", "commits")), "bytes per axis")
+        for row in self:
+            moved = ", ".join(f"{axis} {count:,}" for axis, count in row.bytes.items()) or "–"
+            table.add_row(row.name, f"{row.ms:.1f}", str(row.inserted), str(row.removed), str(row.commits), moved)
+        out = io.StringIO()
+        Console(file=out, width=100).print(table)
+        return out.getvalue() + "".join(f"{row.name}: {note}\n" for row in self for note in row.notes)
+
+    def __getitem__(self, key: object) -> PassReport:  # type: ignore[override]
+        """By position or by the pass's name."""
+        if isinstance(key, str):
+            return next(row for row in self if row.name == key)
+        return super().__getitem__(key)  # type: ignore[index]
+
+
+def _right(header: str) -> object:
+    from rich.table import Column
+
+    return Column(header, justify="right")
+
+
+def bytes_per_axis(program: Program) -> dict[str, int]:
+    """Axis → bytes received in one step, all transfers together."""
+    total: dict[str, int] = {}
+    for node in program.nodes:
+        row = transfers.BY_FUNCTION.get(node.target)
+        if row is None or not row.collective:
+            continue
+        given = transfers.arguments(node.target, node.args, node.kwargs)
+        source = record_of(operands(node)[0]).type
+        if "axis" in given and isinstance(source, TensorType):
+            total[given["axis"]] = total.get(given["axis"], 0) + transfers.received(node.target, source, given)
+    return total
+
+

@@ -1,0 +1,293 @@
+"""Binding: a rule with the shapes of one call, and what a choice of splits means for operands and results."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from autopar.errors import RuleError
+from autopar.layout import Axes, DistAttr, align
+from autopar.mesh import Mesh
+from autopar.notation import ELLIPSIS, DimPattern, Pattern, parse_pattern
+from autopar.program import record_of
+from autopar.record import TensorType
+from autopar.rules.registry import Rule, find_rule, parse_linear
+from autopar.torch_private import tensor_arguments
+
+Dims = tuple[DimPattern, ...]
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One choice: the axes that split each factor (major first), and the axes whose pending sum passes through."""
+
+    split: tuple[tuple[str, Axes], ...] = ()
+    pending: tuple[tuple[str, int], ...] = ()  # (axis, index of the linear alternative)
+
+
+@dataclass(eq=False)
+class Bound:
+    """A rule bound to shapes. Operands and results are only those that are there (optional ones may be absent).
+
+    Attributes:
+        sizes: factor → size.
+        operands, results: the factors of each dim; ``()`` is a size-one dim.
+        whole: factors that must not be split.
+        kind: how results that lack a split factor are pending.
+        linear: the alternatives, in positions of ``operands``.
+        carried: factor → operands that must be pending when it is split (the bias of ``addmm`` when ``k`` is).
+    """
+
+    rule: Rule
+    pattern: Pattern
+    sizes: dict[str, int]
+    operands: tuple[Dims, ...]
+    results: tuple[Dims | None, ...]
+    operand_shapes: tuple[tuple[int, ...], ...]
+    result_shapes: tuple[tuple[int, ...] | None, ...]
+    linear: tuple[tuple[int, ...], ...]
+    carried: dict[str, frozenset[int]]
+    _placements: dict[tuple[Strategy, Mesh], Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def whole(self) -> frozenset[str]:
+        return self.pattern.whole
+
+    def place(self, strategy: Strategy, mesh: Mesh) -> tuple[tuple[DistAttr, ...], tuple[DistAttr | None, ...]]:
+        """What a strategy asks of the operands, and how the results then lie."""
+        key = (strategy, mesh)
+        if key not in self._placements:
+            self._placements[key] = self._place(strategy, mesh)
+        return self._placements[key]
+
+    def _place(self, strategy: Strategy, mesh: Mesh) -> tuple[tuple[DistAttr, ...], tuple[DistAttr | None, ...]]:
+        split = {factor: axes for factor, axes in strategy.split if axes}
+        passing = dict(strategy.pending)
+        operands = []
+        for position, (dims, shape) in enumerate(zip(self.operands, self.operand_shapes, strict=True)):
+            pending = {axis for axis, choice in passing.items() if position in self.linear[choice]}
+            pending |= {a for f, axes in split.items() if position in self.carried.get(f, ()) for a in axes}
+            operands.append(self._attr(dims, shape, split, dict.fromkeys(pending, "sum"), mesh))
+        results = []
+        for dims, shape in zip(self.results, self.result_shapes, strict=True):
+            if dims is None or shape is None:
+                results.append(None)
+                continue
+            results.append(self._attr(dims, shape, split, self._left_pending(dims, split, passing), mesh))
+        return tuple(operands), tuple(results)
+
+    def _left_pending(self, dims: Dims, split: Mapping[str, Axes], passing: Mapping[str, int]) -> dict[str, str]:
+        """Which axes a result is pending over: those that pass through, and those of the factors it lacks."""
+        has = {factor for dim in dims for factor in dim}
+        read = {factor for operand in self.operands for dim in operand for factor in dim}
+        kinds = dict.fromkeys(passing, "sum")
+        for factor, axes in split.items():
+            if factor not in has and factor in read:
+                kinds.update(dict.fromkeys(axes, self.pattern.kind))
+        return kinds
+
+    def _attr(self, dims: Dims, shape: tuple[int, ...], split: Mapping[str, Axes], pending: Mapping[str, str],
+              mesh: Mesh) -> DistAttr:  # fmt: skip
+        rows = tuple(
+            tuple((self.sizes[f], split.get(f, ())) for f in dim) if len(dim) > 1
+            else ((None, split.get(dim[0], ()) if dim else ()),)
+            for dim in dims
+        )  # fmt: skip
+        return DistAttr(rows, tuple(sorted(pending.items()))).normalize(shape, mesh)
+
+    def factor_axes(self, dims: Dims, shape: tuple[int, ...], attr: DistAttr, mesh: Mesh) -> list[dict[str, Axes] | None]:
+        """For each dim of a value, the axes of its factors; ``None`` where the dim is not split along factors."""
+        found: list[dict[str, Axes] | None] = []
+        for pattern, size, dim in zip(dims, shape, attr.dims, strict=True):
+            parts = [(size if part is None else part, axes) for part, axes in dim]
+            sizes = [self.sizes[f] for f in pattern] if pattern else [1]
+            aligned = align(parts, sizes, mesh)
+            if aligned is None or (not pattern and aligned[0]):
+                found.append(None)
+            else:
+                found.append(dict(zip(pattern, aligned, strict=False)))
+        return found
+
+    def check(self, mesh: Mesh, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], names: Sequence[str]) -> str | None:
+        """Why these Layouts are not one of the rule's strategies; ``None`` when they are."""
+        split: dict[str, Axes] = {}
+        op = self.rule.op
+        rows = [(n, d, s, a) for n, d, s, a in zip(names, self.operands, self.operand_shapes, needs, strict=True)]
+        rows += [
+            ("the result", d, s, a)
+            for d, s, a in zip(self.results, self.result_shapes, gives, strict=True)
+            if d is not None and s is not None and a is not None
+        ]
+        for name, dims, shape, attr in rows:
+            for d, axes_of in enumerate(self.factor_axes(dims, shape, attr, mesh)):
+                if axes_of is None:
+                    return f"dim {d} of {name} is not split along the factors of {op}, {self.pattern}: gather it first"
+                for factor, axes in axes_of.items():
+                    if axes and factor in self.whole:
+                        return f"{op} needs the factor {factor} whole ({self.pattern}), but {name} is split along it over {'/'.join(axes)}: gather it first"
+                    if split.setdefault(factor, axes) != axes:
+                        return f"{op} splits the factor {factor} ({self.pattern}) over {_over(split[factor])} in one place and over {_over(axes)} in {name}: place them alike"
+        passing: dict[str, int] = {}
+        carried = {(a, i) for f, axes in split.items() for i in self.carried.get(f, ()) for a in axes}
+        waiting: dict[str, set[int]] = {}
+        for position, attr in enumerate(needs):
+            for axis, kind in attr.pending:
+                if kind != "sum":
+                    return f"{op} cannot take {names[position]} pending {kind} over {axis}: insert all_reduce({names[position]}, {axis}, op={kind})"
+                waiting.setdefault(axis, set()).add(position)
+        for axis, position in carried:
+            if position not in waiting.get(axis, ()):
+                return f"{op} adds {names[position]} to a sum that is split over {axis}, so it would be counted {mesh.sizes[axis]} times: insert pend({names[position]}, {axis})"
+        for axis, positions in waiting.items():
+            rest = positions - {i for a, i in carried if a == axis}
+            if not rest:
+                continue
+            choice = next((k for k, alternative in enumerate(self.linear) if set(alternative) == rest), None)
+            if choice is None:
+                name = names[min(rest)]
+                return f"{op} is not additive, so {name} must be reduced over {axis} before it: insert all_reduce({name}, {axis}), or place {name} differently"
+            passing[axis] = choice
+        strategy = Strategy(tuple(sorted(split.items())), tuple(sorted(passing.items())))
+        for want, have in zip(self.place(strategy, mesh)[1], gives, strict=True):
+            if want != have and want is not None and have is not None:
+                if want.pending != have.pending:
+                    return f"the result of {op} ({self.pattern}) is {_pending(want)}, not {_pending(have)}"
+                return f"the result of {op} does not lie as its operands and {self.pattern} say"
+        return None
+
+
+def _over(axes: Axes) -> str:
+    return "/".join(axes) or "no axis"
+
+
+def _pending(attr: DistAttr) -> str:
+    return "pending " + ", ".join(f"{kind} over {axis}" for axis, kind in attr.pending) if attr.pending else "not pending"
+
+
+_BOUND: dict[Any, Bound] = {}
+
+
+def bind_node(node: fx.Node) -> Bound:
+    """The bound rule of a node, from the records of its operands and its own."""
+    result = record_of(node).type
+    results = result if isinstance(result, tuple) else (result,)
+    args = tuple(map(_type_of, node.args))
+    kwargs = {key: _type_of(value) for key, value in node.kwargs.items()}
+    return bind(node.target, args, kwargs, results)
+
+
+def _type_of(value: Any) -> Any:
+    if isinstance(value, fx.Node):
+        return record_of(value).type
+    if isinstance(value, (tuple, list)):
+        return tuple(_type_of(v) for v in value)
+    return value
+
+
+def bind(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[TensorType | None]) -> Bound:
+    """Bind an op's rule to one call; tensors are given as their types. Calls of equal shapes share the result."""
+    rule = find_rule(op)
+    key = (rule.op, id(rule), _shapes(args), _shapes(tuple(kwargs.items())), _shapes(tuple(results)))
+    if key not in _BOUND:
+        _BOUND[key] = _bind(rule, op, args, kwargs, results)
+    return _BOUND[key]
+
+
+def _shapes(value: Any) -> Any:
+    if isinstance(value, TensorType):
+        return ("tensor", value.shape, value.dtype)
+    if isinstance(value, (tuple, list)):
+        return tuple(_shapes(v) for v in value)
+    return (type(value), value) if isinstance(value, (int, float)) else value
+
+
+def slots(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """What stands in each tensor argument of the schema, lists opened; ``None`` where nothing does."""
+    found: list[Any] = []
+    for position, name, many in tensor_arguments(op):
+        value = args[position] if position < len(args) else kwargs.get(name)
+        found += list(value) if many and isinstance(value, (tuple, list)) else [value]
+    return found
+
+
+def _bind(rule: Rule, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[TensorType | None]) -> Bound:
+    said = rule.pattern(*args, **kwargs) if callable(rule.pattern) else rule.pattern
+    text, sizes = said if isinstance(said, tuple) else (said, {})
+    pattern = parse_pattern(text)
+    given = slots(op, args, kwargs)
+    if len(given) != len(pattern.operands):
+        raise RuleError(f"rule {text!r} of {rule.op} has {len(pattern.operands)} operands, the op has {len(given)}")
+    if len(results) != len(pattern.results):
+        raise RuleError(f"rule {text!r} of {rule.op} has {len(pattern.results)} results, the op has {len(results)}")
+    there = [k for k, value in enumerate(given) if isinstance(value, TensorType)]
+    operand_shapes = tuple(given[k].shape for k in there)
+    result_shapes = tuple(None if r is None else r.shape for r in results)
+    rows = [(pattern.operands[k], shape) for k, shape in zip(there, operand_shapes, strict=True)]
+    rows += [(p, shape) for p, shape in zip(pattern.results, result_shapes, strict=True) if shape is not None]
+    expanded = [_expand(dims, len(shape), rule, text, shape) for dims, shape in rows]
+    shapes = [shape for _, shape in rows]
+    sizes = _sizes(rule, text, expanded, shapes, dict(sizes))
+    narrowed = [
+        tuple(() if size == 1 and dim and len(dim) == 1 and dim[0].startswith(ELLIPSIS) and sizes[dim[0]] != 1 else dim
+              for dim, size in zip(dims, shape, strict=True))
+        for dims, shape in zip(expanded, shapes, strict=True)
+    ]  # fmt: skip
+    operands, rest = tuple(narrowed[: len(there)]), iter(narrowed[len(there) :])
+    outs = tuple(None if shape is None else next(rest) for shape in result_shapes)
+    linear = rule.linear(*args, **kwargs) if callable(rule.linear) else rule.linear
+    alternatives = tuple(
+        tuple(there.index(slot) for slot in alternative)
+        for alternative in parse_linear(linear)
+        if all(slot in there for slot in alternative)
+    )
+    return Bound(rule, pattern, sizes, operands, outs, operand_shapes, result_shapes, alternatives,
+                 _carried(operands, outs, alternatives))  # fmt: skip
+
+
+def _expand(dims: Dims, ndim: int, rule: Rule, text: str, shape: Sequence[int]) -> Dims:
+    """``... d`` on three dims is ``...1 ...0 d``: leading dims are numbered from the right."""
+    extra = ndim - (len(dims) - ((ELLIPSIS,) in dims))
+    if extra < 0 or (extra and (ELLIPSIS,) not in dims):
+        raise RuleError(f"rule {text!r} of {rule.op} does not fit a tensor of shape {list(shape)}")
+    leading = [(f"{ELLIPSIS}{k}",) for k in reversed(range(extra))]
+    return tuple(itertools.chain.from_iterable(leading if dim == (ELLIPSIS,) else [dim] for dim in dims))
+
+
+def _sizes(rule: Rule, text: str, dims: Sequence[Dims], shapes: Sequence[tuple[int, ...]], sizes: dict[str, int]) -> dict[str, int]:
+    places = [(dim, size) for value, shape in zip(dims, shapes, strict=True) for dim, size in zip(value, shape, strict=True) if dim]
+    for dim, size in places:  # single factors; in '...' a size-one dim broadcasts
+        if len(dim) == 1:
+            known = sizes.get(dim[0], size)
+            if known != size and not (dim[0].startswith(ELLIPSIS) and 1 in (known, size)):
+                raise RuleError(f"rule {text!r} of {rule.op}: the factor {dim[0]} has the sizes {known} and {size}")
+            sizes[dim[0]] = size if known == 1 else known
+    merged = [(dim, size) for dim, size in places if len(dim) > 1]
+    while open_ := [(dim, size) for dim, size in merged if sum(f not in sizes for f in dim) > 0]:
+        solvable = next(((d, s) for d, s in open_ if sum(f not in sizes for f in d) == 1), None)
+        if solvable is None:
+            raise RuleError(f"rule {text!r} of {rule.op}: the sizes of {' '.join(open_[0][0])} do not follow; return them with the pattern")
+        dim, size = solvable
+        rest = math.prod(sizes[f] for f in dim if f in sizes)
+        sizes[next(f for f in dim if f not in sizes)] = size // rest if rest else 0
+    for dim, size in merged:
+        if math.prod(sizes[f] for f in dim) != size:
+            raise RuleError(f"rule {text!r} of {rule.op}: ({' '.join(dim)}) is not {size}")
+    return sizes
+
+
+def _carried(operands: tuple[Dims, ...], results: tuple[Dims | None, ...], linear: tuple[tuple[int, ...], ...]) -> dict[str, frozenset[int]]:
+    """Operands that are added to a sum over a factor they lack: they may be counted only once."""
+    has = [{factor for dim in dims for factor in dim} for dims in operands]
+    kept = set().union(*({f for dim in dims for f in dim} for dims in results if dims is not None))
+    found: dict[str, frozenset[int]] = {}
+    for factor in set().union(*has) - kept:
+        added = {i for alternative in linear for i in alternative
+                 if factor not in has[i] and any(factor in has[j] for j in alternative)}  # fmt: skip
+        if added:
+            found[factor] = frozenset(added)
+    return found

@@ -1,0 +1,149 @@
+"""Ops that only regroup or reorder elements: pending values may wait through them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from autopar.rules.registry import rule
+
+
+def names(count: int, prefix: str = "d") -> list[str]:
+    return [f"{prefix}{k}" for k in range(count)]
+
+
+def regroup(old: Sequence[int], new: Sequence[int]) -> tuple[str, dict[str, int]]:
+    """The factors that two shapes of the same elements share, major first.
+
+    ``[4, 128, 64] → [512, 64]`` is ``a b c -> (a b) c``; ``[6, 4] → [4, 6]`` shares only a leading 2, and what does
+    not come apart evenly stays whole.
+    """
+    sizes: dict[str, int] = {}
+    left: list[list[str]] = [[] for _ in old]
+    right: list[list[str]] = [[] for _ in new]
+
+    def factor(size: int, *places: list[str], whole: bool = False) -> None:
+        name = f"f{len(sizes)}"
+        sizes[name] = size
+        for place in places:
+            place.append(name + "!" * whole)
+
+    i, j = 0, 0
+    a, b = (old[0] if old else 1), (new[0] if new else 1)
+    while i < len(old) and j < len(new):
+        if a == 1 and i + 1 < len(old):
+            i, a = i + 1, old[i + 1]
+        elif b == 1 and j + 1 < len(new):
+            j, b = j + 1, new[j + 1]
+        elif (shared := math.gcd(a, b)) in (a, b) and shared > 1:
+            factor(shared, left[i], right[j])
+            a, b = a // shared, b // shared
+        else:
+            break
+        if a == b == 1 and i == len(old) - 1 and j == len(new) - 1:
+            break
+    else:
+        a = b = 1
+    if (a, b) != (1, 1) or i < len(old) - 1 or j < len(new) - 1:
+        if a and b and (shared := math.gcd(a, b)) > 1:
+            factor(shared, left[i], right[j])
+            a, b = a // shared, b // shared
+        for side, sizes_left, place in ((left, [a, *old[i + 1 :]], i), (right, [b, *new[j + 1 :]], j)):
+            for offset, size in enumerate(sizes_left):
+                if size != 1 and place + offset < len(side):
+                    factor(size, side[place + offset], whole=True)
+    return f"{_side(left)} -> {_side(right)}", sizes
+
+
+def _side(dims: list[list[str]]) -> str:
+    return " ".join("1" if not d else d[0] if len(d) == 1 else f"({' '.join(d)})" for d in dims) or "()"
+
+
+def _view(x, size, *_, **__) -> tuple[str, dict[str, int]]:
+    known = math.prod(n for n in size if n != -1)
+    return regroup(x.shape, [math.prod(x.shape) // known if n == -1 and known else max(n, 0) for n in size])
+
+
+rule(_view, "view _unsafe_view reshape _reshape_alias", linear="0", sizes={1: "*"}, view=True)
+
+
+def _reordered(order):
+    def bound(x, *args, **_) -> str:
+        dims = names(len(x.shape))
+        moved = order(list(dims), *args)
+        return f"{' '.join(dims) or '()'} -> {' '.join(moved) or '()'}"
+
+    return bound
+
+
+def _swap(dims: list[str], a: int, b: int) -> list[str]:
+    if dims:
+        dims[a], dims[b] = dims[b], dims[a]
+    return dims
+
+
+rule(_reordered(lambda dims: dims[::-1]), "t", linear="0", view=True)
+rule(_reordered(_swap), "transpose.int", linear="0", view=True)
+rule(_reordered(lambda dims, order: [dims[k] for k in order]), "permute", linear="0", view=True)
+
+
+def _unsqueeze(x, dim: int) -> str:
+    dims = names(len(x.shape))
+    new = list(dims)
+    new.insert(dim % (len(dims) + 1), "1")
+    return f"{' '.join(dims) or '()'} -> {' '.join(new)}"
+
+
+def _squeeze(x, dims: int | Sequence[int] | None = None) -> str:
+    ndim = len(x.shape)
+    chosen = range(ndim) if dims is None else [dims] if isinstance(dims, int) else dims
+    gone = {d % ndim for d in chosen if ndim and x.shape[d] == 1}
+    old = ["1" if d in gone else f"d{d}" for d in range(ndim)]
+    return f"{' '.join(old) or '()'} -> {' '.join(n for d, n in enumerate(old) if d not in gone) or '()'}"
+
+
+rule(_unsqueeze, "unsqueeze", linear="0", view=True)
+rule(_squeeze, "squeeze squeeze.dim squeeze.dims", linear="0", view=True)
+
+
+def _expand(x, size, **_) -> str:
+    new = [f"d{k}" for k in range(len(size))]
+    offset = len(size) - len(x.shape)
+    old = ["1" if n == 1 and size[offset + k] not in (1, -1) else new[offset + k] for k, n in enumerate(x.shape)]
+    return f"{' '.join(old) or '()'} -> {' '.join(new) or '()'}"
+
+
+rule(_expand, "expand", linear="0", sizes={1: "*"}, view=True)
+
+
+def _kept_whole(x, dim: int = 0, *_, **__) -> str:
+    """A part of one dim is taken: the others come apart."""
+    dims = names(len(x.shape))
+    new = list(dims)
+    dims[dim], new[dim] = "whole!", "part!"
+    return f"{' '.join(dims)} -> {' '.join(new)}"
+
+
+def _select(x, dim: int, index: int) -> str:
+    dims = names(len(x.shape))
+    dims[dim] = "whole!"
+    return f"{' '.join(dims)} -> {' '.join(d for d in dims if d != 'whole!') or '()'}"
+
+
+rule(_kept_whole, "slice.Tensor", linear="0", view=True)
+rule(_select, "select.int", linear="0", view=True)
+
+
+def _cat(tensors, dim: int = 0) -> str:
+    shapes = [t.shape for t in tensors]
+    rows = []
+    for k, shape in enumerate(shapes):
+        dims = names(len(shape))
+        dims[dim] = f"piece{k}!"
+        rows.append(" ".join(dims))
+    joined = names(len(shapes[0]))
+    joined[dim] = "all!"
+    return f"{', '.join(rows)} -> {' '.join(joined)}"
+
+
+rule(_cat, "cat", linear=lambda tensors, dim=0: "+".join(map(str, range(len(tensors)))))

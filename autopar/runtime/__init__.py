@@ -1,0 +1,1 @@
+"""Running local programs: ``simulate`` has all ranks in one process."""

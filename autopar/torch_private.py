@@ -1,0 +1,70 @@
+"""Every private name of torch that autopar uses, each with the versions it was tried on.
+
+Nothing else in the project imports ``torch._…``; a test keeps it so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload as OpOverload  # tried on 2.13: the class of torch.ops.aten.mm.default
+from torch._ops import OpOverloadPacket as OpOverloadPacket  # tried on 2.13: the class of torch.ops.aten.mm
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,  # tried on 2.13: raised by .item() on a fake tensor
+    DynamicOutputShapeException,  # tried on 2.13: raised by nonzero and the like
+    FakeTensorMode,  # tried on 2.13
+)
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx  # public module, experimental name; 2.13
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # 2.13: control flow on an unknown size
+from torch.utils import _pytree as pytree  # tried on 2.13: flattens user structures, knows registered classes
+from torch.utils._python_dispatch import TorchDispatchMode  # tried on 2.13
+
+DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+
+__all__ = [
+    "DATA_DEPENDENT", "FakeTensorMode", "OpOverload", "OpOverloadPacket", "TorchDispatchMode",
+    "autograd_sequence_number", "get_proxy_mode", "make_fx", "mutates", "pytree", "rename", "running_backward_of",
+    "single_threaded_backward", "tensor_arguments",
+]  # fmt: skip
+
+
+def autograd_sequence_number() -> int:
+    """The number of the newest autograd node: in a dispatch mode, that of the op being called. Tried on 2.13."""
+    return torch.autograd._get_sequence_nr() - 1
+
+
+def running_backward_of() -> int | None:
+    """The number of the autograd node whose backward is running, ``None`` in forward. Tried on 2.13."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else node._sequence_nr()
+
+
+@contextlib.contextmanager
+def single_threaded_backward() -> Iterator[None]:
+    """Backward on the calling thread, where the tracing modes are active. Public; here beside its reason."""
+    with torch.autograd.set_multithreading_enabled(False):
+        yield
+
+
+def rename(node: fx.Node, name: str) -> None:
+    """Name a node, with a number where another node has the name. Tried on 2.13."""
+    node._rename(name)
+
+
+def mutates(op: Any) -> bool:
+    """Whether an overload writes to an argument, by its schema. Tried on 2.13."""
+    return isinstance(op, OpOverload) and op._schema.is_mutable
+
+
+def tensor_arguments(op: OpOverload) -> list[tuple[int, str, bool]]:
+    """(position, name, is a list) of each tensor argument in the schema. Tried on 2.13."""
+    found = []
+    for position, argument in enumerate(op._schema.arguments):
+        kind = str(argument.type)
+        if "Tensor" in kind:
+            found.append((position, argument.name, "List" in kind))
+    return found

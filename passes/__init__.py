@@ -1,0 +1,13 @@
+"""The passes, in the order they run: each takes a program of one level and gives one of the same or the next.
+
+``PIPELINE`` is the whole order; capture comes before it, ``localize`` (one program a class of ranks) after it.
+"""
+
+from autopar.passes.manager import Pass, run_passes
+from autopar.passes.place import Place
+from autopar.passes.reshard import Reshard
+from autopar.passes.share import Share
+
+PIPELINE: tuple[type[Pass], ...] = (Place, Reshard, Share)
+
+__all__ = ["PIPELINE", "Pass", "Place", "Reshard", "Share", "run_passes"]

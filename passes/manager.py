@@ -1,0 +1,55 @@
+"""The manager: runs passes one after the other, verifies after each, and keeps a report of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import ClassVar
+
+from autopar.program import Program
+from autopar.report.passes import PassReport, bytes_per_axis
+from autopar.verify import verify
+
+
+class Pass:
+    """One named step over a program. Subclasses are dataclasses whose fields are the options.
+
+    Class attributes:
+        name: as reports and errors show it.
+        takes, gives: the levels before and after.
+    """
+
+    name: ClassVar[str]
+    takes: ClassVar[str]
+    gives: ClassVar[str]
+
+    def run(self, program: Program) -> None:
+        """Change the program in place, through at most one commit."""
+        raise NotImplementedError
+
+
+def run_passes(program: Program, passes: Iterable[Pass]) -> list[PassReport]:
+    """Run passes in order on ``program``, in place.
+
+    Raises:
+        ValueError: a pass does not take the level it is given.
+        VerifyError: a pass broke a promise of the level it gives; the error names the pass.
+    """
+    reports = []
+    for step in passes:
+        if program.level != step.takes:
+            raise ValueError(f"the pass {step.name} takes a {step.takes} program, this one is {program.level}")
+        before = (program.counts.commits, program.counts.inserted, program.counts.removed)
+        start = time.perf_counter()
+        step.run(program)
+        program.level = step.gives
+        seconds = time.perf_counter() - start
+        verify(program, step.name)
+        commits, inserted, removed = (
+            now - then
+            for now, then in zip(
+                (program.counts.commits, program.counts.inserted, program.counts.removed), before, strict=True
+            )
+        )
+        reports.append(PassReport(step.name, seconds * 1e3, inserted, removed, commits, bytes_per_axis(program)))
+    return reports

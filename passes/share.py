@@ -1,0 +1,49 @@
+"""Share: uses that need the same Layout of one value share one transfer, within a phase."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import fx
+
+from autopar import transfers
+from autopar.passes.manager import Pass
+from autopar.program import Program, map_operands, record_of
+
+
+@dataclass(frozen=True)
+class Share(Pass):
+    """Merge transfers that do the same to the same value.
+
+        x_tp : f32[32 64] = all_gather(x, 0, tp)                x_tp : f32[32 64] = all_gather(x, 0, tp)
+        a : f32[32 8] = mm(x_tp, v)                     →       a : f32[32 8] = mm(x_tp, v)
+        x_tp_1 : f32[32 64] = all_gather(x, 0, tp)              b : f32[32 8] = mm(x_tp, w)
+        b : f32[32 8] = mm(x_tp_1, w)
+
+    Not across phases: what the forward gathered is gathered again in the backward, so that it need not be kept.
+    """
+
+    name: ClassVar[str] = "share"
+    takes: ClassVar[str] = "explicit"
+    gives: ClassVar[str] = "explicit"
+
+    def run(self, program: Program) -> None:
+        first: dict[Any, fx.Node] = {}
+        kept: dict[fx.Node, fx.Node] = {}
+        with program.edit() as edit:
+            for node in program.nodes:
+                if node.target not in transfers.BY_FUNCTION:
+                    continue
+                args = map_operands(node.args, lambda n: kept.get(n, n))
+                key = (node.target, _hashable(args), _hashable(node.kwargs), record_of(node).phase)
+                kept[node] = twin = first.setdefault(key, node)
+                if twin is not node:
+                    edit.replace_all_uses(node, twin)
+                    edit.erase(node)
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return tuple(_hashable(v) for v in value)
+    return tuple(sorted((k, _hashable(v)) for k, v in value.items())) if isinstance(value, dict) else value
