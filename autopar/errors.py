@@ -35,3 +35,7 @@ class TextError(AutoparError, ValueError):
 
 class SimulationError(AutoparError, RuntimeError):
     """The simulated ranks disagree or wait for each other for ever."""
+
+
+class ProofError(AutoparError, AssertionError):
+    """A sharding rule claims what its op does not do: running it on pieces gives something else."""

@@ -122,12 +122,13 @@ def span(size: int, axes: Axes, mesh: Mesh, at: Mapping[str, int]) -> tuple[int,
 
 @lru_cache(maxsize=65536)
 def _normalize(attr: DistAttr, shape: tuple[int, ...], mesh: Mesh) -> DistAttr:
-    dims = tuple(_normalize_dim(dim, size, mesh) for dim, size in zip(attr.dims, shape, strict=True))
+    dims = tuple(normal_dim(dim, size, mesh) for dim, size in zip(attr.dims, shape, strict=True))
     pending = tuple(sorted((axis, kind) for axis, kind in attr.pending if mesh.sizes.get(axis) != 1))
     return attr if dims == attr.dims and pending == attr.pending else DistAttr(dims, pending)
 
 
-def _normalize_dim(dim: Dim, dim_size: int, mesh: Mesh) -> Dim:
+def normal_dim(dim: Dim, dim_size: int, mesh: Mesh) -> Dim:
+    """The normal form of one dim."""
     stack: list[tuple[int, Axes]] = []
     for part_size, part_axes in dim:
         size = dim_size if part_size is None else part_size
@@ -153,59 +154,60 @@ def merge(left: tuple[int, Axes], right: tuple[int, Axes], mesh: Mesh) -> tuple[
     return None
 
 
-def align(parts: Sequence[tuple[int, Axes]], sizes: Sequence[int], mesh: Mesh) -> list[Axes] | None:
-    """The axes of each part when a dim is seen as parts of ``sizes``; ``None`` where it cannot be seen so.
+def regroup(parts: Sequence[tuple[int, Axes]], sizes: Sequence[int], mesh: Mesh) -> list[list[tuple[int, Axes]]] | None:
+    """The parts of a dim, grouped by what makes up each of ``sizes``; ``None`` where a piece would be cut through.
 
-    ``align([(512, ("dp",))], [4, 128])`` is ``[("dp",), ()]`` when dp divides 4. Linear in the parts.
+    ``[(512/dp)]`` by ``[4, 128]`` is ``[(4/dp)], [128]`` when dp divides 4; ``[(5/dp), 12]`` by ``[15, 4]`` is
+    ``[(5/dp), 3], [4]``. Linear in the parts.
     """
     if [size for size, _ in parts] == list(sizes):
-        return [axes for _, axes in parts]
-    if math.prod(size for size, _ in parts) != math.prod(sizes):
+        return [[part] for part in parts]
+    total = math.prod(sizes)
+    if total != math.prod(size for size, _ in parts) or total == 0:
         return None
-    out: list[Axes] = []
-    i = j = 0
-    while i < len(parts) and j < len(sizes):  # one span of equal products at a time
-        i0, j0 = i, j
-        a, b = parts[i][0], sizes[j]
-        i, j = i + 1, j + 1
-        while a != b:
-            if a < b and i < len(parts):
-                a, i = a * parts[i][0], i + 1
-            elif a > b and j < len(sizes):
-                b, j = b * sizes[j], j + 1
-            else:
+    rest = list(reversed(parts))
+    groups: list[list[tuple[int, Axes]]] = []
+    for left in sizes:
+        group: list[tuple[int, Axes]] = []
+        while rest and (left != 1 or rest[-1][0] == 1):
+            size, axes = rest.pop()
+            if left % size == 0:
+                group.append((size, axes))
+                left //= size
+                continue
+            halves = _cut((size, axes), left, mesh)
+            if halves is None:
                 return None
-        axes = _regroup(parts[i0:i], sizes[j0:j], mesh)
-        if axes is None:
-            return None
-        out += axes
-    if any(size != 1 or axes for size, axes in parts[i:]) or any(size != 1 for size in sizes[j:]):
+            group.append(halves[0])
+            rest.append(halves[1])
+            left = 1
+        groups.append(group)
+    return groups
+
+
+def _cut(part: tuple[int, Axes], major: int, mesh: Mesh) -> tuple[tuple[int, Axes], tuple[int, Axes]] | None:
+    """``(512/dp)`` as ``(4/dp)`` and ``128``: axes go to the major half as long as they divide it or use it up."""
+    size, axes = part
+    if size % major:
         return None
-    return out + [()] * (len(sizes) - j)
+    for end in range(len(axes), -1, -1):
+        count = mesh.count(axes[:end])
+        if (end == len(axes) and major % count == 0) or count == major:
+            return (major, axes[:end]), (size // major, axes[end:])
+    return None
 
 
-def _regroup(parts: Sequence[tuple[int, Axes]], sizes: Sequence[int], mesh: Mesh) -> list[Axes] | None:
-    flat: tuple[int, Axes] = (1, ())
-    for part in parts:
-        if part[0] == 1 and not part[1]:
-            continue
-        merged = part if flat == (1, ()) else merge(flat, part, mesh)
-        if merged is None:
-            return None
-        flat = merged
-    rest = list(flat[1])
-    if not rest:
-        return [()] * len(sizes)
-    wide = [k for k, size in enumerate(sizes) if size != 1]
-    if len(wide) <= 1:  # only one place to put them, even or not
-        return [tuple(rest) if k == (wide or [0])[0] else () for k in range(len(sizes))]
+def align(parts: Sequence[tuple[int, Axes]], sizes: Sequence[int], mesh: Mesh) -> list[Axes] | None:
+    """The axes of each part when a dim is seen as parts of ``sizes``; ``None`` where it cannot be seen so."""
+    groups = regroup(parts, sizes, mesh)
+    if groups is None:
+        return None
     out: list[Axes] = []
-    for size in sizes:
-        taken: list[str] = []
-        while rest and size > 1 and size % mesh.sizes[rest[0]] == 0:
-            size //= mesh.sizes[rest[0]]
-            taken.append(rest.pop(0))
-        if rest and size > 1:
+    for group in groups:
+        whole: tuple[int, Axes] | None = (1, ())
+        for part in group:
+            whole = merge(whole, part, mesh) if whole is not None else None
+        if whole is None:
             return None
-        out.append(tuple(taken))
-    return None if rest else out
+        out.append(whole[1])
+    return out

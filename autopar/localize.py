@@ -93,16 +93,15 @@ def _sizes(node: fx.Node, kind: ValueType) -> tuple[Any, ...]:
         return node.args
     result = kind[0] if isinstance(kind, tuple) else kind
     assert isinstance(result, TensorType)
-    args = list(node.args)
-    for position, what in rule.sizes.items():
-        args[position] = list(result.shape) if what == "*" else result.shape[what]  # type: ignore[index]
-    return tuple(args)
+    return rule.resized(node.args, result.shape)
 
 
 def _transfer(node: fx.Node, mesh: Mesh, at: Mapping[str, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The transfer's arguments with explicit piece sizes, and the local sizes of parts where dims are merged."""
     given = transfers.arguments(node.target, node.args, node.kwargs)
     operand = operands(node)[0]
+    if not given.keys() & {"dim", "source"}:
+        return node.args, dict(node.kwargs)
     source, result = record_of(operand).type, record_of(node).type
     assert isinstance(source, TensorType) and isinstance(result, TensorType)
     parts = given.get("parts")

@@ -12,12 +12,12 @@ import torch
 from torch import fx
 
 from autopar.errors import RuleError
-from autopar.layout import Axes, DistAttr, Layout
+from autopar.layout import Dim, DistAttr, Layout
 from autopar.mesh import Mesh
 from autopar.passes.manager import Pass
 from autopar.program import Program, is_getitem, operands, record_of
 from autopar.record import Record, Requirement, TensorType, ValueType
-from autopar.rules.binding import Bound, Strategy, bind_node
+from autopar.rules.binding import Bound, Strategy, axes_of, bind_node
 from autopar.transitions import cost
 
 
@@ -30,10 +30,11 @@ class Place(Pass):
         t : f32[64 256] = t(up)                                t : f32[64 256/tp] = t(up)
         mm : f32[32 256] = mm(x, t)                            mm : f32[32/dp 256/tp] = mm(x, t)
 
-    Each op takes, among the splits its operands already have, the one that moves the fewest bytes to satisfy it. A
-    pending sum waits through views and through additions whose operands are all pending, and is reduced before any
-    other use. A tangent lies as its value does, a gradient leaves in its parameter's Layout, and returned values are
-    reduced. Values without operands are replicated.
+    Each op takes one of the splits that its operands already have. Over an axis that splits the inputs, data stays where
+    it is and parameters come to it; over the other axes parameters stay and data comes to them; then the fewest bytes
+    decide. A pending sum waits through views and through additions whose operands are all pending, and is reduced
+    before any other use. A tangent lies as its value does, a gradient leaves in its parameter's Layout, and returned
+    values are reduced. Values without operands are replicated.
 
     Attributes:
         mesh: the mesh; the program's own when it has one.
@@ -63,13 +64,16 @@ class _Completion:
     def __init__(self, program: Program, mesh: Mesh, constraints: Mapping[str, DistAttr]) -> None:
         self.program, self.mesh, self.constraints = program, mesh, constraints
         self.types: dict[fx.Node, ValueType] = {}
+        self.parameters: set[fx.Node] = set()  # and what is computed from them alone
+        self.data_axes: set[str] = set()  # those that split an input
         self.uses: dict[fx.Node, tuple[Requirement | None, ...]] = {}
 
     def run(self) -> tuple[dict[fx.Node, ValueType], dict[fx.Node, tuple[Requirement | None, ...]]]:
         tangents = [node for node in self.program.placeholders if record_of(node).role == "tangent"]
         for node in self.program.nodes:
             record = record_of(node)
-            if tangents and node.op not in ("placeholder", "get_attr") and record.phase != "forward" or node.op == "output":
+            begun = node.op == "call_function" and record.phase != "forward"
+            if tangents and (begun or node.op == "output"):
                 self.place_tangents(tangents)
                 tangents = []
             if node in tangents:
@@ -90,6 +94,10 @@ class _Completion:
         type = record.type
         assert isinstance(type, TensorType)
         attr = self.constraints.get(node.name, type.attr).normalize(type.shape, self.mesh)
+        if record.role == "input":
+            self.data_axes.update(attr.axes)
+        else:
+            self.parameters.add(node)
         return replace(type, layout=Layout(self.mesh, attr))
 
     def place_tangents(self, tangents: list[fx.Node]) -> None:
@@ -120,10 +128,16 @@ class _Completion:
         except RuleError as error:
             where = f"\n    {record.source}   in module {record.module or 'the root'}" if record.source else ""
             raise RuleError(f"{node.name}: {error}{where}") from None
-        values = [self.types[value] for value in operands(node)]
+        operand_nodes = operands(node)
+        if operand_nodes and self.parameters.issuperset(operand_nodes):
+            self.parameters.add(node)
+        data = frozenset(self.data_axes)
+        others = frozenset(self.mesh.names) - data
+        staying = tuple(others if value in self.parameters else data for value in operand_nodes)
+        values = [self.types[value] for value in operand_nodes]
         homes = tuple(v.attr for v in values)  # type: ignore[union-attr]
         dtypes = tuple(v.dtype for v in values)  # type: ignore[union-attr]
-        needs, gives = cheapest(bound, homes, dtypes, self.mesh)
+        needs, gives = cheapest(bound, homes, dtypes, staying, self.mesh)
         uses = tuple(Requirement(Layout(self.mesh, a), dtype) for a, dtype in zip(needs, dtypes, strict=True))
         return self.laid(record.type, gives), uses
 
@@ -147,39 +161,54 @@ def at_edge(type: TensorType, mesh: Mesh) -> DistAttr:
 
 @lru_cache(maxsize=65536)
 def cheapest(
-    bound: Bound, homes: tuple[DistAttr, ...], dtypes: tuple[torch.dtype, ...], mesh: Mesh
+    bound: Bound,
+    homes: tuple[DistAttr, ...],
+    dtypes: tuple[torch.dtype, ...],
+    staying: tuple[frozenset[str], ...],
+    mesh: Mesh,
 ) -> tuple[tuple[DistAttr, ...], tuple[DistAttr | None, ...]]:
-    """The strategy that moves the fewest bytes of the operands, then the one that changes the fewest of them."""
+    """The best strategy for operands that lie as ``homes``.
+
+    Best is to take away the fewest splits over axes on which the operand should stay, then to move the fewest bytes,
+    then to change the fewest operands.
+    """
     held = [
-        {f: axes for row in bound.factor_axes(dims, shape, home, mesh) if row for f, axes in row.items()}
+        {f: dim for row in bound.factor_splits(dims, shape, home, mesh) if row for f, dim in row.items()}
         for dims, shape, home in zip(bound.operands, bound.operand_shapes, homes, strict=True)
     ]
     axes = [axis for axis in mesh.names if any(axis in home.axes for home in homes)]
     options = [_options(bound, homes, held, axis) for axis in axes]
     best = None
     for combination in itertools.product(*options):
-        strategy = _strategy(dict(zip(axes, combination, strict=True)), held, mesh)
-        needs, gives = bound.place(strategy, mesh)
-        paid = changed = 0
-        for need, home, shape, dtype in zip(needs, homes, bound.operand_shapes, dtypes, strict=True):
+        needs, gives = bound.place(_strategy(dict(zip(axes, combination, strict=True)), held, mesh), mesh)
+        lost = paid = changed = 0
+        for need, home, shape, dtype, stays in zip(needs, homes, bound.operand_shapes, dtypes, staying, strict=True):
             if need != home:
+                lost += sum(_place_of(axis, need) != _place_of(axis, home) for axis in stays if _place_of(axis, home))
                 paid += cost(TensorType(shape, dtype, Layout(mesh, home)), TensorType(shape, dtype, Layout(mesh, need)))
                 changed += 1
-        if best is None or (paid, changed) < best[0]:
-            best = ((paid, changed), needs, gives)
+        if best is None or (lost, paid, changed) < best[0]:
+            best = ((lost, paid, changed), needs, gives)
     assert best is not None
     return best[1], best[2]
+
+
+def _place_of(axis: str, attr: DistAttr) -> tuple[int, int] | None:
+    """The dim and part that ``axis`` splits."""
+    return next(
+        ((d, k) for d, dim in enumerate(attr.dims) for k, (_, axes) in enumerate(dim) if axis in axes), None
+    )
 
 
 Option = tuple[str, object] | None
 
 
-def _options(bound: Bound, homes: tuple[DistAttr, ...], held: list[dict[str, Axes]], axis: str) -> list[Option]:
+def _options(bound: Bound, homes: tuple[DistAttr, ...], held: list[dict[str, Dim]], axis: str) -> list[Option]:
     """What an axis may do: split a factor that an operand has split over it, pass a pending sum, or nothing."""
     found: dict[Option, None] = {}
     for row in held:
-        for factor, axes in row.items():
-            if axis in axes and factor not in bound.whole:
+        for factor, dim in row.items():
+            if axis in axes_of(dim) and factor not in bound.whole:
                 found[("split", factor)] = None
     for index, alternative in enumerate(bound.linear):
         waits = bound.rule.view or len(alternative) > 1
@@ -189,7 +218,7 @@ def _options(bound: Bound, homes: tuple[DistAttr, ...], held: list[dict[str, Axe
     return list(found)
 
 
-def _strategy(chosen: Mapping[str, Option], held: list[dict[str, Axes]], mesh: Mesh) -> Strategy:
+def _strategy(chosen: Mapping[str, Option], held: list[dict[str, Dim]], mesh: Mesh) -> Strategy:
     split: dict[str, list[str]] = {}
     passing = []
     for axis, option in chosen.items():
@@ -199,8 +228,13 @@ def _strategy(chosen: Mapping[str, Option], held: list[dict[str, Axes]], mesh: M
             split.setdefault(str(option[1]), []).append(axis)
         else:
             passing.append((axis, option[1]))
-    ordered = {}
-    for factor, axes in split.items():
-        like = next((row[factor] for row in held if set(axes) <= set(row.get(factor, ()))), mesh.names)
-        ordered[factor] = tuple(axis for axis in like if axis in axes)
-    return Strategy(tuple(sorted(ordered.items())), tuple(sorted(passing)))  # type: ignore[arg-type]
+    chosen_split = {factor: _restricted(factor, axes, held, mesh) for factor, axes in split.items()}
+    return Strategy(tuple(sorted(chosen_split.items())), tuple(sorted(passing)))  # type: ignore[arg-type]
+
+
+def _restricted(factor: str, axes: list[str], held: list[dict[str, Dim]], mesh: Mesh) -> Dim:
+    """The factor split over just ``axes``: as the operand with most of them has it, the others last."""
+    best = max((row[factor] for row in held if factor in row), key=lambda dim: len({*axes_of(dim)} & {*axes}))
+    kept = tuple((size, tuple(axis for axis in own if axis in axes)) for size, own in best)
+    missing = tuple(axis for axis in mesh.names if axis in axes and axis not in axes_of(best))
+    return ((kept[0][0], kept[0][1] + missing), *kept[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -39,31 +40,37 @@ class Reshard(Pass):
     def run(self, program: Program) -> None:
         if self.mode not in MODES:
             raise ValueError(f"no mode {self.mode!r}; modes are {', '.join(MODES)}")
-        output = program.output
-        end_of_forward = first_after_forward(program)
         with program.edit(sync=self.mode == "sync") as edit:
-            for user in list(program.nodes):
-                record = record_of(user)
-                for index, (value, need) in enumerate(zip(operands(user), record.uses, strict=False)):
-                    have = record_of(value).type
-                    if need is None or not isinstance(have, TensorType) or (need.layout, need.dtype) == (have.layout, have.dtype):
-                        continue
-                    returned = user is output and record.results[index].kind == "return"
-                    before = end_of_forward if returned else user
-                    phase = None if user is not output else "forward" if returned else last_phase(program)
-                    moved: Value = value
-                    for step in transitions(have, TensorType(have.shape, need.dtype, need.layout)):
-                        args, kwargs = transfers.call(step.function, moved, dict(step.arguments))
-                        moved = edit.insert(step.function, args, kwargs, before=before, phase=phase)
-                    edit.replace_use(user, value, moved, index=index)
-                    if self.mode == "per-reshard":
-                        edit.commit()
+            for user, index, before, phase in list(uses_in_order(program)):
+                value, need = operands(user)[index], record_of(user).uses[index]
+                have = record_of(value).type
+                if need is None or not isinstance(have, TensorType) or (need.layout, need.dtype) == (have.layout, have.dtype):
+                    continue
+                moved: Value = value
+                for step in transitions(have, TensorType(have.shape, need.dtype, need.layout)):
+                    args, kwargs = transfers.call(step.function, moved, dict(step.arguments))
+                    moved = edit.insert(step.function, args, kwargs, before=before, phase=phase)
+                edit.replace_use(user, value, moved, index=index)
+                if self.mode == "per-reshard":
+                    edit.commit()
+
+
+def uses_in_order(program: Program) -> Iterator[tuple[fx.Node, int, fx.Node, str]]:
+    """(user, operand index, where its transfers go, their phase): a returned value is re-laid where the forward ends."""
+    output = program.output
+    kinds = [result.kind for result in record_of(output).results]
+    end = first_after_forward(program)
+    phase = "forward"
+    for user in program.nodes:
+        if user is end:
+            yield from ((output, k, end, "forward") for k, kind in enumerate(kinds) if kind == "return")
+        if user.op == "call_function":
+            phase = record_of(user).phase
+            yield from ((user, k, user, phase) for k in range(len(record_of(user).uses)))
+    yield from ((output, k, output, phase) for k, kind in enumerate(kinds) if kind != "return")
 
 
 def first_after_forward(program: Program) -> fx.Node:
     """The first op behind the forward, before which returned values are re-laid; the output where there is none."""
     return next(n for n in program.nodes if n.op == "output" or (n.op == "call_function" and record_of(n).phase != "forward"))
 
-
-def last_phase(program: Program) -> str:
-    return record_of(program.output.prev).phase

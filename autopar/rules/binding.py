@@ -11,7 +11,7 @@ from typing import Any
 from torch import fx
 
 from autopar.errors import RuleError
-from autopar.layout import Axes, DistAttr, align
+from autopar.layout import WHOLE, Dim, DistAttr, normal_dim, regroup
 from autopar.mesh import Mesh
 from autopar.notation import ELLIPSIS, DimPattern, Pattern, parse_pattern
 from autopar.program import record_of
@@ -24,9 +24,13 @@ Dims = tuple[DimPattern, ...]
 
 @dataclass(frozen=True)
 class Strategy:
-    """One choice: the axes that split each factor (major first), and the axes whose pending sum passes through."""
+    """One choice: how each factor is split, and the axes whose pending sum passes through.
 
-    split: tuple[tuple[str, Axes], ...] = ()
+    A factor is split like a dim, and may have parts of its own: a batch flattened with an unevenly split sequence is
+    one factor of a matrix product, ``(5/dp 3)``.
+    """
+
+    split: tuple[tuple[str, Dim], ...] = ()
     pending: tuple[tuple[str, int], ...] = ()  # (axis, index of the linear alternative)
 
 
@@ -66,12 +70,12 @@ class Bound:
         return self._placements[key]
 
     def _place(self, strategy: Strategy, mesh: Mesh) -> tuple[tuple[DistAttr, ...], tuple[DistAttr | None, ...]]:
-        split = {factor: axes for factor, axes in strategy.split if axes}
+        split = dict(strategy.split)
         passing = dict(strategy.pending)
         operands = []
         for position, (dims, shape) in enumerate(zip(self.operands, self.operand_shapes, strict=True)):
             pending = {axis for axis, choice in passing.items() if position in self.linear[choice]}
-            pending |= {a for f, axes in split.items() if position in self.carried.get(f, ()) for a in axes}
+            pending |= {a for f, dim in split.items() if position in self.carried.get(f, ()) for a in axes_of(dim)}
             operands.append(self._attr(dims, shape, split, dict.fromkeys(pending, "sum"), mesh))
         results = []
         for dims, shape in zip(self.results, self.result_shapes, strict=True):
@@ -81,41 +85,42 @@ class Bound:
             results.append(self._attr(dims, shape, split, self._left_pending(dims, split, passing), mesh))
         return tuple(operands), tuple(results)
 
-    def _left_pending(self, dims: Dims, split: Mapping[str, Axes], passing: Mapping[str, int]) -> dict[str, str]:
+    def _left_pending(self, dims: Dims, split: Mapping[str, Dim], passing: Mapping[str, int]) -> dict[str, str]:
         """Which axes a result is pending over: those that pass through, and those of the factors it lacks."""
         has = {factor for dim in dims for factor in dim}
         read = {factor for operand in self.operands for dim in operand for factor in dim}
         kinds = dict.fromkeys(passing, "sum")
-        for factor, axes in split.items():
+        for factor, dim in split.items():
             if factor not in has and factor in read:
-                kinds.update(dict.fromkeys(axes, self.pattern.kind))
+                kinds.update(dict.fromkeys(axes_of(dim), self.pattern.kind))
         return kinds
 
-    def _attr(self, dims: Dims, shape: tuple[int, ...], split: Mapping[str, Axes], pending: Mapping[str, str],
+    def _attr(self, dims: Dims, shape: tuple[int, ...], split: Mapping[str, Dim], pending: Mapping[str, str],
               mesh: Mesh) -> DistAttr:  # fmt: skip
-        rows = tuple(
-            tuple((self.sizes[f], split.get(f, ())) for f in dim) if len(dim) > 1
-            else ((None, split.get(dim[0], ()) if dim else ()),)
-            for dim in dims
-        )  # fmt: skip
-        return DistAttr(rows, tuple(sorted(pending.items()))).normalize(shape, mesh)
+        rows = []
+        for dim in dims:
+            parts = [
+                (self.sizes[factor] if size is None else size, axes) for factor in dim for size, axes in split.get(factor, WHOLE)
+            ]
+            rows.append(tuple(parts) if len(parts) > 1 else ((None, parts[0][1] if parts else ()),))
+        return DistAttr(tuple(rows), tuple(sorted(pending.items()))).normalize(shape, mesh)
 
-    def factor_axes(self, dims: Dims, shape: tuple[int, ...], attr: DistAttr, mesh: Mesh) -> list[dict[str, Axes] | None]:
-        """For each dim of a value, the axes of its factors; ``None`` where the dim is not split along factors."""
-        found: list[dict[str, Axes] | None] = []
+    def factor_splits(self, dims: Dims, shape: tuple[int, ...], attr: DistAttr, mesh: Mesh) -> list[dict[str, Dim] | None]:
+        """For each dim of a value, how its factors are split; ``None`` where the dim is not split along factors."""
+        found: list[dict[str, Dim] | None] = []
         for pattern, size, dim in zip(dims, shape, attr.dims, strict=True):
             parts = [(size if part is None else part, axes) for part, axes in dim]
-            sizes = [self.sizes[f] for f in pattern] if pattern else [1]
-            aligned = align(parts, sizes, mesh)
-            if aligned is None or (not pattern and aligned[0]):
+            groups = regroup(parts, [self.sizes[f] for f in pattern] or [1], mesh)
+            if groups is None or (not pattern and axes_of(dim)):
                 found.append(None)
             else:
-                found.append(dict(zip(pattern, aligned, strict=False)))
+                pairs = zip(pattern, groups, strict=False)
+                found.append({f: normal_dim(tuple(group), self.sizes[f], mesh) for f, group in pairs})
         return found
 
     def check(self, mesh: Mesh, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], names: Sequence[str]) -> str | None:
         """Why these Layouts are not one of the rule's strategies; ``None`` when they are."""
-        split: dict[str, Axes] = {}
+        split: dict[str, Dim] = {}
         op = self.rule.op
         rows = [(n, d, s, a) for n, d, s, a in zip(names, self.operands, self.operand_shapes, needs, strict=True)]
         rows += [
@@ -124,16 +129,16 @@ class Bound:
             if d is not None and s is not None and a is not None
         ]
         for name, dims, shape, attr in rows:
-            for d, axes_of in enumerate(self.factor_axes(dims, shape, attr, mesh)):
-                if axes_of is None:
+            for d, splits in enumerate(self.factor_splits(dims, shape, attr, mesh)):
+                if splits is None:
                     return f"dim {d} of {name} is not split along the factors of {op}, {self.pattern}: gather it first"
-                for factor, axes in axes_of.items():
-                    if axes and factor in self.whole:
-                        return f"{op} needs the factor {factor} whole ({self.pattern}), but {name} is split along it over {'/'.join(axes)}: gather it first"
-                    if split.setdefault(factor, axes) != axes:
-                        return f"{op} splits the factor {factor} ({self.pattern}) over {_over(split[factor])} in one place and over {_over(axes)} in {name}: place them alike"
+                for factor, dim in splits.items():
+                    if axes_of(dim) and factor in self.whole:
+                        return f"{op} needs the factor {factor} whole ({self.pattern}), but {name} is split along it over {_over(dim)}: gather it first"
+                    if split.setdefault(factor, dim) != dim:
+                        return f"{op} splits the factor {factor} ({self.pattern}) over {_over(split[factor])} in one place and over {_over(dim)} in {name}: place them alike"
         passing: dict[str, int] = {}
-        carried = {(a, i) for f, axes in split.items() for i in self.carried.get(f, ()) for a in axes}
+        carried = {(a, i) for f, dim in split.items() for i in self.carried.get(f, ()) for a in axes_of(dim)}
         waiting: dict[str, set[int]] = {}
         for position, attr in enumerate(needs):
             for axis, kind in attr.pending:
@@ -161,8 +166,13 @@ class Bound:
         return None
 
 
-def _over(axes: Axes) -> str:
-    return "/".join(axes) or "no axis"
+def axes_of(dim: Dim) -> list[str]:
+    """Every axis that splits a dim."""
+    return [axis for _, axes in dim for axis in axes]
+
+
+def _over(dim: Dim) -> str:
+    return "/".join(axes_of(dim)) or "no axis"
 
 
 def _pending(attr: DistAttr) -> str:
@@ -189,9 +199,13 @@ def _type_of(value: Any) -> Any:
     return value
 
 
-def bind(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[TensorType | None]) -> Bound:
-    """Bind an op's rule to one call; tensors are given as their types. Calls of equal shapes share the result."""
-    rule = find_rule(op)
+def bind(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[TensorType | None],
+         rule: Rule | None = None) -> Bound:  # fmt: skip
+    """Bind an op's rule to one call; tensors are given as their types. Calls of equal shapes share the result.
+
+    ``rule`` takes the place of the registered one.
+    """
+    rule = rule or find_rule(op)
     key = (rule.op, id(rule), _shapes(args), _shapes(tuple(kwargs.items())), _shapes(tuple(results)))
     if key not in _BOUND:
         _BOUND[key] = _bind(rule, op, args, kwargs, results)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,13 @@ class Rule:
     linear: str | Callable[..., str] = ""
     sizes: Mapping[int, str | int] = field(default_factory=dict)
     view: bool = False
+
+    def resized(self, args: Sequence[Any], shape: Sequence[int]) -> tuple[Any, ...]:
+        """The op's arguments for a first result of ``shape``: those that are sizes of it say so."""
+        new = list(args)
+        for position, what in self.sizes.items():
+            new[position] = list(shape) if what == "*" else shape[what]  # type: ignore[index]
+        return tuple(new)
 
 
 RULES: dict[OpOverload, Rule] = {}

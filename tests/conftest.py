@@ -1,0 +1,40 @@
+"""Test-wide switches: rewrite golden files, and every verified program must print and parse back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import autopar.api
+import autopar.passes.manager
+from autopar.program import Program
+from autopar.verify import verify
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-goldens", action="store_true", help="rewrite the expected half of tests/golden files")
+
+
+@pytest.fixture
+def update_goldens(request: pytest.FixtureRequest) -> bool:
+    return request.config.getoption("--update-goldens")
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a pass made, in any test: its text parses back to the same program, and prints the same again."""
+
+    def verify_text_too(program: Program, made_by: str = "") -> None:
+        verify(program, made_by)
+        text = str(program)
+        again = Program.parse(text)
+        assert again == program, made_by
+        assert str(again) == text, made_by
+
+    for module in (autopar.api, autopar.passes.manager):
+        monkeypatch.setattr(module, "verify", verify_text_too)

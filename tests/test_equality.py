@@ -1,0 +1,163 @@
+"""Simulated ranks equal the single device: outputs and every gradient, in float64, on many meshes and plans."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from models import COLUMN_ROW, Block, Language, Residual
+from torch import nn
+
+import autopar
+from autopar import Mesh
+from autopar.torch_private import pytree
+
+TOLERANCE = 1e-10
+
+
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Largest difference, relative to the largest value."""
+    assert a.shape == b.shape and a.dtype == b.dtype
+    if not a.numel():
+        return 0.0
+    a, b = a.detach(), b.detach()
+    return float((a - b).abs().max() / b.abs().max().clamp_min(1e-30))
+
+
+def loss_of(outputs: Any) -> torch.Tensor:
+    """A scalar that every floating output takes part in, each element with its own weight."""
+    total = torch.zeros((), dtype=torch.float64)
+    for leaf in pytree.tree_leaves(outputs):
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            weights = torch.linspace(0.5, 1.5, leaf.numel(), dtype=torch.float64).reshape(leaf.shape)
+            total = total + (leaf.double() * weights).square().sum()
+    return total
+
+
+def check_equal(model: nn.Module, mesh: Mesh, plan: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Any:
+    """Simulate and compare with eager; returns the Parallel."""
+    kwargs = dict(kwargs or {})
+    eager = copy.deepcopy(model)
+    leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    expected = eager(*args, **kwargs)
+    loss_of(expected).backward()
+    wanted = [leaf.grad for leaf in leaves]
+    for leaf in leaves:
+        leaf.grad = None
+    parallel = autopar.parallelize(model, mesh, plan, example=(args, kwargs))
+    outputs = parallel.simulate(*args, **kwargs)
+    loss_of(outputs).backward()
+    assert pytree.tree_structure(outputs) == pytree.tree_structure(expected)
+    for ours, theirs in zip(pytree.tree_leaves(outputs), pytree.tree_leaves(expected), strict=True):
+        if isinstance(theirs, torch.Tensor):
+            assert relative(ours, theirs) <= TOLERANCE
+            assert ours.requires_grad == theirs.requires_grad
+        else:
+            assert ours == theirs
+    for (name, ours), theirs in zip(model.named_parameters(), eager.parameters(), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None), name
+        if theirs.grad is not None:
+            assert ours.grad is not None and relative(ours.grad, theirs.grad) <= TOLERANCE, name
+    for leaf, gradient in zip(leaves, wanted, strict=True):
+        assert leaf.grad is not None and relative(leaf.grad, gradient) <= TOLERANCE
+    return parallel
+
+
+MESHES = {
+    "2": Mesh(dp=2),
+    "2tp": Mesh(tp=2),
+    "4": Mesh(dp=4),
+    "4tp": Mesh(tp=4),
+    "2x2": Mesh(dp=2, tp=2),
+    "tp-major": Mesh(tp=2, dp=2),
+    "2x2x2": Mesh(dp=2, cp=2, tp=2),
+    "3x2": Mesh(dp=3, tp=2),
+    "1x2": Mesh(dp=1, tp=2),
+    "1": Mesh(dp=1),
+}
+
+
+def plan_for(mesh: Mesh) -> dict[str, Any]:
+    plan: dict[str, Any] = dict(COLUMN_ROW) if "tp" in mesh.names else {}
+    if "cp" in mesh.names:
+        plan["x"] = ("dp", "cp", None)
+    return plan
+
+
+@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
+@pytest.mark.parametrize(
+    ("batch", "dim", "hidden"), [(12, 8, 24), (5, 7, 9), (1, 3, 2), (7, 4, 3)], ids=["even", "uneven", "tiny", "odd"]
+)
+def test_residual_mlp(mesh: Mesh, batch: int, dim: int, hidden: int) -> None:
+    x = torch.randn(batch, 6, dim, dtype=torch.float64, requires_grad=True)
+    check_equal(Residual(dim, hidden).double(), mesh, plan_for(mesh), (x,))
+
+
+@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
+@pytest.mark.parametrize(("batch", "vocabulary"), [(4, 16), (5, 11)], ids=["even", "uneven"])
+@pytest.mark.parametrize("split", ["batch", "tp", "vocabulary"])
+def test_language_model(mesh: Mesh, batch: int, vocabulary: int, split: str) -> None:
+    plan: dict[str, Any] = {}
+    if "tp" in mesh.names and split != "batch":
+        plan |= COLUMN_ROW
+        if split == "vocabulary":
+            plan |= {"embed.weight": ("tp", None), "head.weight": ("tp", None)}
+    ids = torch.randint(vocabulary, (batch, 6))
+    labels = torch.randint(vocabulary, (batch, 6))
+    labels[0, :3] = -100
+    check_equal(Language(vocabulary).double(), mesh, plan, (ids,), {"labels": labels})
+
+
+def test_fully_split_parameters() -> None:
+    """Parameters split over the batch's own axis: gathered for use, gradients reduce-scattered."""
+    parallel = check_equal(Block().double(), Mesh(dp=4), {"*.weight": ("dp",), "*.bias": ("dp",)},
+                           (torch.randn(8, 8, dtype=torch.float64),))  # fmt: skip
+    text = str(parallel.program)
+    assert text.count("reduce_scatter(") == 4 and "all_reduce(" not in text
+
+
+def test_every_way_to_split_one_block() -> None:
+    """All 3⁶ ways to split the dims of a block's parameters and input over two axes, where legal."""
+    choices = [None, "dp", "tp"]
+    x = torch.randn(5, 3, dtype=torch.float64)
+    model = Block(3, 4).double()
+    legal = 0
+    for up in [(a, b) for a in choices for b in choices if a is None or a != b]:
+        for down in [(a, b) for a in choices for b in choices if a is None or a != b]:
+            for first in ((None, None), ("dp", None), ("tp", "dp"), (("tp", "dp"), None), (("dp", "tp"), None)):
+                model.zero_grad()
+                check_equal(model, Mesh(dp=2, tp=2), {"up.weight": up, "down.weight": down, "x": first}, (x,))
+                legal += 1
+    assert legal == 7 * 7 * 5
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_random_models_meshes_and_plans(data: st.DataObject) -> None:
+    sizes = st.integers(1, 6)
+    axes = data.draw(st.lists(st.sampled_from(["dp", "tp", "cp", "ep"]), min_size=1, max_size=3, unique=True))
+    mesh = Mesh({axis: data.draw(st.integers(1, 3)) for axis in axes})
+    dim, hidden, batch = data.draw(sizes), data.draw(sizes), data.draw(sizes)
+    layers: list[nn.Module] = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        layers.append(data.draw(st.sampled_from([
+            lambda: nn.LayerNorm(dim), lambda: nn.Tanh(), lambda: nn.ReLU(), lambda: nn.SiLU(), lambda: nn.Softmax(-1),
+            lambda: Block(dim, hidden), lambda: nn.Linear(dim, dim), lambda: Residual(dim, hidden, 1),
+        ]))())  # fmt: skip
+    model = nn.Sequential(*layers).double()
+    plan: dict[str, Any] = {}
+    for name, parameter in [*model.named_parameters(), ("input", torch.empty(batch, dim))]:
+        free = list(axes)
+        spec = []
+        for _ in parameter.shape:
+            taken = data.draw(st.lists(st.sampled_from(free), unique=True, max_size=2)) if free else []
+            free = [axis for axis in free if axis not in taken]
+            spec.append(tuple(taken))
+        plan[name] = tuple(spec)
+    x = torch.randn(batch, dim, dtype=torch.float64, requires_grad=True)
+    check_equal(model, mesh, plan, (x,))
