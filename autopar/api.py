@@ -164,7 +164,7 @@ class Parallel:
             local.update(dict.fromkeys(ranks, shared))
         ms = (time.perf_counter() - start) * 1e3
         reports.append(PassReport("localize", ms, bytes=bytes_per_axis(program)))
-        return Compiled(captured, program, local, Reports(reports), SimulatedStep(captured, program, local))
+        return Compiled(captured, program, local, Reports(reports), SimulatedStep(program, local))
 
     def _constraints(self, captured: Captured) -> Constraints:
         inputs = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,8 +18,8 @@ from torch import fx
 
 from autopar.decompositions import DECOMPOSITIONS, IDENTITIES, SYNONYMS, TRANSPOSE
 from autopar.errors import CaptureError
-from autopar.program import Constant, Program, is_getitem, operands, set_record
-from autopar.provenance import Origin, Recorder
+from autopar.program import Constant, Program, is_getitem, record_of, set_record
+from autopar.provenance import Origin, Recorder, Replay
 from autopar.record import Record, Result, TensorType, ValueType
 from autopar.text.parser import RESERVED
 from autopar.text.tree import tree_fragments
@@ -149,8 +149,7 @@ class _Capture:
         tangents = self._probe(fakes)
         graph = self._trace(fakes, tangents)
         if any(mutates(node.target) for node in graph.graph.nodes):
-            self.recorder = Recorder(self.model)
-            graph = self._trace(fakes, tangents, functionalize=True)
+            graph = self._functionalize(graph, [*fakes, *tangents])
         return self._captured(graph, len(fakes), len(tangents))
 
     def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -201,7 +200,7 @@ class _Capture:
         with self.mode:
             return [torch.empty_like(outputs[k].detach()) for k in self.differentiable]
 
-    def _trace(self, fakes: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], functionalize: bool = False) -> fx.GraphModule:
+    def _trace(self, fakes: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]) -> fx.GraphModule:
         self.differentiated = [k for k, t in enumerate(fakes) if t.requires_grad] if tangents else []
 
         def joint(fakes: list[torch.Tensor], tangents: list[torch.Tensor]) -> Any:
@@ -215,9 +214,17 @@ class _Capture:
                 )
             return [*outputs, *gradients]
 
-        function = torch.func.functionalize(joint, remove="mutations") if functionalize else joint
         with self.mode:
-            return make_fx(function, decomposition_table=DECOMPOSITIONS)(list(fakes), list(tangents))
+            return make_fx(joint, decomposition_table=DECOMPOSITIONS)(list(fakes), list(tangents))
+
+    def _functionalize(self, graph: fx.GraphModule, fakes: Sequence[torch.Tensor]) -> fx.GraphModule:
+        """Trace the captured graph again, without its writes; a write into an argument stays, as one ``copy_``."""
+        graph.graph.set_codegen(fx.graph.CodeGen())
+        self.recorder = replay = Replay(self.model, graph, self.recorder.origins)
+        detached = [fake.detach() for fake in fakes]
+        with self.mode, torch.no_grad():
+            replayed = torch.func.functionalize(replay.run, remove="mutations")
+            return make_fx(replayed, decomposition_table=DECOMPOSITIONS)(*detached)
 
     # -- the program ---------------------------------------------------------------------------------------------
 
@@ -247,6 +254,9 @@ class _Capture:
                 results.append(Result("grad", placeholders[k].name))
                 values.append(gradient)
                 differentiated.append(placeholders[k].name)
+        for node, value in self._written(graph, placeholders):
+            results.append(Result("state", node.name))
+            values.append(value)
         output.args = (tuple(values),)
         set_record(output, Record(None, results=tuple(results)))
         _sweep(graph)
@@ -260,6 +270,27 @@ class _Capture:
         counts = (len(self.parameters), len(self.parameters) + len(self.buffers))
         return Captured(program, tuple(fp[: counts[0]]), tuple(fp[counts[0] : counts[1]]), tuple(fp[counts[1] : given]),
                         self.spec, self.leaves, len(outputs), self.differentiable, tuple(differentiated))  # fmt: skip
+
+    def _written(self, graph: fx.Graph, placeholders: Sequence[fx.Node]) -> list[tuple[fx.Node, fx.Node]]:
+        """Buffers that the step writes, with their next values: they become state. Other arguments are refused."""
+        found: dict[fx.Node, fx.Node] = {}
+        for node in list(graph.nodes):
+            if node.target is not torch.ops.aten.copy_.default:
+                continue
+            target, value = node.args[:2]
+            record = record_of(target) if target in placeholders else None  # type: ignore[arg-type]
+            if record is None or record.role not in ("buffer", "state"):
+                origin = self.recorder.origins.get(value, Origin())  # type: ignore[arg-type]
+                raise CaptureError(
+                    f"the step writes into {'its argument ' if record else ''}{target}, which the caller would see changed\n"
+                    f"    {origin.source}   in module {origin.module or 'the root'}\n"
+                    f"  write out of place (x = x + 1 instead of x += 1), or make it a buffer of the module"
+                )
+            found[target] = value  # type: ignore[index,assignment]
+            set_record(target, replace(record, role="state"))  # type: ignore[arg-type]
+            node.replace_all_uses_with(value)
+            graph.erase_node(node)
+        return [(node, found[node]) for node in placeholders if node in found]
 
     def _introduce(self, node: fx.Node, name: str, role: str, index: int | None = None) -> None:
         wanted = name.replace(".", "_")
@@ -287,7 +318,7 @@ class _Capture:
                 raise CaptureError(
                     f"{name} draws random numbers, which have no sharding rule yet\n"
                     f"    {origin.source}   in module {origin.module or 'the root'}\n"
-                    f"  set the dropout probability to 0, or call model.eval()"
+                    f"  set the dropout probability to 0, call model.eval(), or pass the random tensor in"
                 )
 
 
@@ -303,9 +334,12 @@ def _type(node: fx.Node) -> ValueType:
 
 
 def _simplify(graph: fx.Graph) -> None:
-    """Identities go, synonyms get one name, a transpose of a transpose is the value itself."""
+    """Identities go, synonyms get one name, a transpose of a transpose is the value itself, a constant is read once."""
+    constants: dict[str, fx.Node] = {}
     for node in graph.nodes:
-        if node.target in IDENTITIES and node.op == "call_function":
+        if node.op == "get_attr":
+            node.replace_all_uses_with(constants.setdefault(node.target, node))
+        elif node.target in IDENTITIES and node.op == "call_function":
             node.replace_all_uses_with(node.args[0])
         elif node.target in SYNONYMS:
             node.target = SYNONYMS[node.target]

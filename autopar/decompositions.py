@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
-MEAN, SUM = 1, 2  # torch's numbers for a loss's reduction
+NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for a loss's reduction
 
 
 def _count(x, dims) -> int:
@@ -31,20 +31,98 @@ def mean_dim(x, dim, keepdim=False, *, dtype=None):
     return aten.div.Scalar(aten.sum.dim_IntList(x, dim, keepdim, dtype=dtype), _count(x, dim))
 
 
-def nll_loss_forward(scores, target, weight, reduction, ignore_index):
-    """``mean → sum / total weight``: both are sums over the batch."""
-    if reduction != MEAN:
-        return NotImplemented
-    total, count = aten.nll_loss_forward.default(scores, target, weight, SUM, ignore_index)
-    return aten.div.Tensor(total, count), count
+def var(x, dim=None, *, correction=None, keepdim=False):
+    """``sum((x - mean)²) / (n - correction)``, with the global mean and n."""
+    return var_mean(x, dim, correction=correction, keepdim=keepdim)[0]
 
 
-def nll_loss_backward(gradient, scores, target, weight, reduction, ignore_index, total_weight):
-    """The backward of the mean is that of the sum, with the gradient divided by the total weight."""
-    if reduction != MEAN:
+def var_mean(x, dim=None, *, correction=None, keepdim=False):
+    """The variance and the mean, each a sum and a division."""
+    middle = mean_dim(x, dim or list(range(x.dim())), True)
+    off = aten.sub.Tensor(x, middle)
+    total = aten.sum.dim_IntList(aten.mul.Tensor(off, off), dim, keepdim)
+    left = max(_count(x, dim) - (1 if correction is None else correction), 0)
+    spread = aten.div.Scalar(total, left)
+    return spread, middle if keepdim else aten.view.default(middle, spread.shape)
+
+
+def std(x, dim=None, *, correction=None, keepdim=False):
+    """The root of the variance."""
+    return aten.sqrt.default(var(x, dim, correction=correction, keepdim=keepdim))
+
+
+def norm(x, order, dim, keepdim=False):
+    """``linalg_vector_norm`` under its old name."""
+    return aten.linalg_vector_norm.default(x, 2 if order is None else order, dim, keepdim)
+
+
+def linalg_vector_norm(x, order=2, dim=None, keepdim=False, *, dtype=None):
+    """The sum of magnitudes and the root of the sum of squares come apart; other orders stay whole."""
+    if order not in (1, 2) or x.is_complex() or dtype not in (None, x.dtype):
         return NotImplemented
-    scaled = aten.div.Tensor(gradient, total_weight)
-    return aten.nll_loss_backward.default(scaled, scores, target, weight, SUM, ignore_index, total_weight)
+    total = aten.sum.dim_IntList(aten.abs.default(x) if order == 1 else aten.mul.Tensor(x, x), dim, keepdim)
+    return total if order == 1 else aten.sqrt.default(total)
+
+
+def log_sigmoid_forward(x):
+    """``min(x, 0) - log(1 + exp(-|x|))``. The second result is for the backward, which needs only ``x``."""
+    small = aten.log1p.default(aten.exp.default(aten.neg.default(aten.abs.default(x))))
+    return aten.sub.Tensor(aten.clamp_max.default(x, 0), small), x
+
+
+def log_sigmoid_backward(gradient, x, buffer):
+    """``gradient · sigmoid(-x)``."""
+    return aten.mul.Tensor(gradient, aten.sigmoid.default(aten.neg.default(x)))
+
+
+def _nll_loss_forward(op):
+    def forward(scores, target, weight, reduction, ignore_index):
+        """``mean → sum / total weight``: both are sums over the batch."""
+        if reduction != MEAN:
+            return NotImplemented
+        total, count = op(scores, target, weight, SUM, ignore_index)
+        return aten.div.Tensor(total, count), count
+
+    return forward
+
+
+def _nll_loss_backward(op):
+    def backward(gradient, scores, target, weight, reduction, ignore_index, total_weight):
+        """The backward of the mean is that of the sum, with the gradient divided by the total weight."""
+        if reduction != MEAN:
+            return NotImplemented
+        return op(aten.div.Tensor(gradient, total_weight), scores, target, weight, SUM, ignore_index, total_weight)
+
+    return backward
+
+
+def _per_element(op, position):
+    """``loss(x, y, …, sum) → sum(loss(x, y, …, none))``; the mean is divided by the number of elements."""
+
+    def forward(*args):
+        given, reduction = _without_reduction(args, position)
+        return NotImplemented if reduction == NONE else _reduce(op(*given), reduction)
+
+    return forward
+
+
+def _per_element_backward(op, position):
+    """The one gradient of a sum is that of every element; of a mean, divided by their number."""
+
+    def backward(*args):
+        (gradient, x, *rest), reduction = _without_reduction(args, position)
+        if reduction == NONE:
+            return NotImplemented
+        return op(aten.div.Scalar(gradient, x.numel()) if reduction == MEAN else gradient, x, *rest)
+
+    return backward
+
+
+def _without_reduction(args, position):
+    """The arguments of a loss with its reduction, which may have been left out, taken off; and the reduction."""
+    reduction = args[position] if len(args) > position else MEAN
+    missing = [None] * (position - len(args))
+    return (*args[:position], *missing, NONE, *args[position + 1 :]), reduction
 
 
 def mse_loss(x, y, reduction=MEAN):
@@ -73,17 +151,49 @@ def _full(value: float | None) -> Callable[..., Any]:
     return make
 
 
+def _empty(size, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
+    """What is in an empty tensor is not known, and may differ from rank to rank: zeros are as good."""
+    return aten.full.default(size, 0, dtype=dtype or torch.get_default_dtype(), device=device)
+
+
+def _empty_like(x, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
+    return aten.zeros_like.default(x, dtype=dtype, device=device)
+
+
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.mean.default: mean,
     aten.mean.dim: mean_dim,
-    aten.nll_loss_forward.default: nll_loss_forward,
-    aten.nll_loss_backward.default: nll_loss_backward,
+    aten.var.correction: var,
+    aten.var_mean.correction: var_mean,
+    aten.std.correction: std,
+    aten.norm.ScalarOpt_dim: norm,
+    aten.linalg_vector_norm.default: linalg_vector_norm,
+    aten.log_sigmoid_forward.default: log_sigmoid_forward,
+    aten.log_sigmoid_backward.default: log_sigmoid_backward,
     aten.mse_loss.default: mse_loss,
     aten.mse_loss_backward.default: mse_loss_backward,
     aten.new_zeros.default: _full(0),
     aten.new_ones.default: _full(1),
     aten.new_full.default: _full(None),
+    aten.new_empty.default: _full(0),
+    aten.empty.memory_format: _empty,
+    aten.empty_like.default: _empty_like,
+    aten.new_empty_strided.default: lambda x, size, stride, **options: _full(0)(x, size, **options),
 }
+for op in (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default):
+    DECOMPOSITIONS[op] = _nll_loss_forward(op)
+for op in (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default):
+    DECOMPOSITIONS[op] = _nll_loss_backward(op)
+for forward, backward, position in (  # of the argument that says how to reduce
+    (aten.smooth_l1_loss, aten.smooth_l1_loss_backward, 2),
+    (aten.huber_loss, aten.huber_loss_backward, 2),
+    (aten.soft_margin_loss, aten.soft_margin_loss_backward, 2),
+    (aten.binary_cross_entropy, aten.binary_cross_entropy_backward, 3),
+):
+    DECOMPOSITIONS[forward.default] = _per_element(forward.default, position)
+    DECOMPOSITIONS[backward.default] = _per_element_backward(backward.default, position + 1)
+logits_loss = aten.binary_cross_entropy_with_logits.default
+DECOMPOSITIONS[logits_loss] = _per_element(logits_loss, 4)
 
 # ops that return their operand, or stand for a view: dropped or renamed at capture
 IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default})

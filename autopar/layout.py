@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from autopar.mesh import Mesh
 
@@ -47,7 +47,7 @@ class DistAttr:
         return _replicated(ndim)
 
     @staticmethod
-    def split(*dims: str | None | Sequence[str], pending: Mapping[str, str] | Iterable[str] = ()) -> DistAttr:
+    def split(*dims: str | Sequence[str] | None, pending: Mapping[str, str] | Iterable[str] = ()) -> DistAttr:
         """``split("dp", None, ("tp", "cp"))``: for each dim the axes that split it."""
         kinds = pending if isinstance(pending, Mapping) else dict.fromkeys(pending, "sum")
         plain = tuple(() if d is None else (d,) if isinstance(d, str) else tuple(d) for d in dims)
@@ -72,7 +72,8 @@ class DistAttr:
     def normalize(self, shape: Sequence[int], mesh: Mesh) -> DistAttr:
         """The one form that equal attributes share: ``(4/dp 128)`` is ``512/dp`` when dp divides 4.
 
-        Parts of size one without axes go, neighbours that lie like one dim are merged, axes of size one go.
+        Parts of size one without axes go, neighbours that lie like one dim are merged, axes of size one go. What
+        holds nothing is left as written: dims without elements, and the place among the parts of a split size one.
         """
         return _normalize(self, tuple(shape), mesh)
 
@@ -88,7 +89,7 @@ class DistAttr:
         )
 
 
-@lru_cache(maxsize=None)
+@cache
 def _replicated(ndim: int) -> DistAttr:
     return DistAttr((WHOLE,) * ndim)
 
@@ -128,86 +129,110 @@ def _normalize(attr: DistAttr, shape: tuple[int, ...], mesh: Mesh) -> DistAttr:
 
 
 def normal_dim(dim: Dim, dim_size: int, mesh: Mesh) -> Dim:
-    """The normal form of one dim."""
-    stack: list[tuple[int, Axes]] = []
-    for part_size, part_axes in dim:
-        size = dim_size if part_size is None else part_size
-        axes = tuple(axis for axis in part_axes if mesh.sizes.get(axis) != 1)
-        if size == 1 and not axes:
-            continue
-        merged = merge(stack[-1], (size, axes), mesh) if stack else None
-        if merged is None:
-            stack.append((size, axes))
-        else:
-            stack[-1] = merged
-    if not stack:
+    """The normal form of one dim: taken apart as far as it goes, then merged, major first, as far as it goes."""
+    parts = [
+        (dim_size if size is None else size, tuple(axis for axis in axes if mesh.sizes.get(axis) != 1)) for size, axes in dim
+    ]
+    if len(parts) > 1 and dim_size and all(axis in mesh.sizes for _, axes in parts for axis in axes):
+        merged: list[tuple[int, Axes]] = []
+        for part in finest(parts, mesh):
+            one = merge(merged[-1], part, mesh) if merged else None
+            merged[-1:] = [one] if one else [*merged[-1:], part]
+        parts = merged
+    if not parts:
         return WHOLE
-    return ((None, stack[0][1]),) if len(stack) == 1 else tuple(stack)
+    return ((None, parts[0][1]),) if len(parts) == 1 else tuple(parts)
+
+
+def held_sizes(size: int, axes: Axes, mesh: Mesh) -> set[int]:
+    """The sizes of the pieces of a part, empty ones left out."""
+    sizes = {size}
+    for axis in axes:
+        sizes = {chunk(n, mesh.sizes[axis], index)[1] for n in sizes for index in range(mesh.sizes[axis])}
+    return sizes - {0}
+
+
+def finest(parts: Sequence[tuple[int, Axes]], mesh: Mesh) -> list[tuple[int, Axes]]:
+    """The smallest parts that lie as these do: ``(512/dp/tp)`` is ``2/dp 4/tp 64`` on dp=2 tp=4.
+
+    Attributes with the same finest parts lie alike, and the reverse, but for parts of size one that are split (such
+    axes only empty the ranks behind the first; they stay where they are written) and dims without elements.
+    """
+    fine: list[tuple[int, Axes]] = []
+    for size, axes in parts:
+        rest = tuple(axis for axis in axes if mesh.sizes[axis] > 1)
+        while rest and size > 1:
+            prefixes = ((rest[:end], held_sizes(size, rest[:end], mesh)) for end in range(1, len(rest) + 1))
+            taken, held = next(p for p in prefixes if len(p[1]) == 1 or p[0] == rest)
+            unit = math.gcd(*held)
+            fine.append((size // unit, taken))
+            size, rest = unit, rest[len(taken) :]
+        if size == 1 and rest and fine and fine[-1][0] == 1:
+            fine[-1] = (1, fine[-1][1] + rest)
+        elif size > 1 and fine and not fine[-1][1]:
+            fine[-1] = (fine[-1][0] * size, ())
+        elif size != 1 or rest:
+            fine.append((size, rest))
+    return fine
 
 
 def merge(left: tuple[int, Axes], right: tuple[int, Axes], mesh: Mesh) -> tuple[int, Axes] | None:
     """The one part that lies as two neighbours do, or ``None``."""
     (a, axes), (b, more) = left, right
-    count = mesh.count(axes)
-    if (not more and a % count == 0) or (more and a == count):
-        return a * b, axes + more
-    return None
+    if more and max(held_sizes(a, axes, mesh), default=1) > 1:
+        return None
+    for end, axis in enumerate(axes):  # every piece of the merged part is a multiple of b, the right part stays together
+        count = mesh.sizes[axis]
+        if any(-(-n * b // count) != -(-n // count) * b for n in held_sizes(a, axes[:end], mesh)):
+            return None
+    return a * b, axes + more
 
 
 def regroup(parts: Sequence[tuple[int, Axes]], sizes: Sequence[int], mesh: Mesh) -> list[list[tuple[int, Axes]]] | None:
     """The parts of a dim, grouped by what makes up each of ``sizes``; ``None`` where a piece would be cut through.
 
-    ``[(512/dp)]`` by ``[4, 128]`` is ``[(4/dp)], [128]`` when dp divides 4; ``[(5/dp), 12]`` by ``[15, 4]`` is
-    ``[(5/dp), 3], [4]``. Linear in the parts.
+    ``[512/dp]`` by ``[4, 128]`` is ``[4/dp], [128]`` when dp divides 4; ``[5/dp, 12]`` by ``[15, 4]`` is
+    ``[5/dp, 3], [4]``.
     """
     if [size for size, _ in parts] == list(sizes):
         return [[part] for part in parts]
     total = math.prod(sizes)
-    if total != math.prod(size for size, _ in parts) or total == 0:
+    if total != math.prod(size for size, _ in parts):
         return None
-    rest = list(reversed(parts))
+    if total == 0:  # nothing is held anywhere: any place will do
+        axes = tuple(axis for _, part_axes in parts for axis in part_axes)
+        first = list(sizes).index(0)
+        return [[(size, axes if k == first else ())] for k, size in enumerate(sizes)]
+    rest = finest(parts, mesh)[::-1]
     groups: list[list[tuple[int, Axes]]] = []
-    for left in sizes:
+    for size, after in zip(sizes, [*sizes[1:], 0], strict=True):
         group: list[tuple[int, Axes]] = []
-        while rest and (left != 1 or rest[-1][0] == 1):
-            size, axes = rest.pop()
-            if left % size == 0:
-                group.append((size, axes))
-                left //= size
-                continue
-            halves = _cut((size, axes), left, mesh)
-            if halves is None:
+        left = size
+        while left > 1:
+            n, axes = rest.pop()
+            if left % n == 0:
+                group.append((n, axes))
+                left //= n
+            elif n % left == 0 and not axes:
+                group.append((left, ()))
+                rest.append((n // left, ()))
+                left = 1
+            else:
                 return None
-            group.append(halves[0])
-            rest.append(halves[1])
-            left = 1
+        if rest and rest[-1][0] == 1 and (size == 1 or after != 1):
+            group.append(rest.pop())
         groups.append(group)
-    return groups
-
-
-def _cut(part: tuple[int, Axes], major: int, mesh: Mesh) -> tuple[tuple[int, Axes], tuple[int, Axes]] | None:
-    """``(512/dp)`` as ``(4/dp)`` and ``128``: axes go to the major half as long as they divide it or use it up."""
-    size, axes = part
-    if size % major:
-        return None
-    for end in range(len(axes), -1, -1):
-        count = mesh.count(axes[:end])
-        if (end == len(axes) and major % count == 0) or count == major:
-            return (major, axes[:end]), (size // major, axes[end:])
-    return None
+    return None if rest else groups
 
 
 def align(parts: Sequence[tuple[int, Axes]], sizes: Sequence[int], mesh: Mesh) -> list[Axes] | None:
-    """The axes of each part when a dim is seen as parts of ``sizes``; ``None`` where it cannot be seen so."""
+    """The axes of each part when a dim is seen as parts of ``sizes``; ``None`` where it cannot be seen so.
+
+    ``align([(512, ("dp",))], [4, 128])`` is ``[("dp",), ()]`` when dp divides 4.
+    """
     groups = regroup(parts, sizes, mesh)
     if groups is None:
         return None
-    out: list[Axes] = []
-    for group in groups:
-        whole: tuple[int, Axes] | None = (1, ())
-        for part in group:
-            whole = merge(whole, part, mesh) if whole is not None else None
-        if whole is None:
-            return None
-        out.append(whole[1])
-    return out
+    out = [tuple(axis for _, axes in group for axis in axes) for group in groups]
+    same = all(finest(group, mesh) == finest([one], mesh) for group, one in zip(groups, zip(sizes, out, strict=True), strict=True))
+    return out if same else None

@@ -93,6 +93,8 @@ def _attr(glob: str, spec: Sequence[DimSpec], name: str, shape: Sequence[int], m
     used: list[str] = []
     dims: list[tuple[str, ...]] = []
     for entry in spec:
+        if entry is not None and not isinstance(entry, (str, Sequence)):
+            raise PlanError(f"{what} has {entry!r} where an axis, a tuple of axes or None belongs")
         axes = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
         for axis in axes:
             try:

@@ -90,19 +90,22 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "prim":  # device queries: no node
             return func(*args, **(kwargs or {}))
-        of = running_backward_of()
-        if of is None:
-            line = user_line()
-            self.current = Origin(self._running[-1] if self._running else "", line)
-            self._forward[autograd_sequence_number()] = self.current
-        else:
-            forward = self._forward.get(of, Origin())
-            self.current = Origin(forward.module, forward.source, "backward")
+        self.observe()
         result = func(*args, **(kwargs or {}))
         mode = get_proxy_mode()
         if mode is not None:
             self._note(mode.tracer.graph)
         return result
+
+    def observe(self) -> None:
+        """Find out where the op that is being called comes from."""
+        of = running_backward_of()
+        if of is None:
+            self.current = Origin(self._running[-1] if self._running else "", user_line())
+            self._forward[autograd_sequence_number()] = self.current
+        else:
+            forward = self._forward.get(of, Origin())
+            self.current = Origin(forward.module, forward.source, "backward")
 
     def _note(self, graph: fx.Graph) -> None:
         newest = None
@@ -112,3 +115,28 @@ class Recorder(TorchDispatchMode):
             newest = newest or node
             self.origins[node] = self.current
         self._last = newest or self._last
+
+
+class Replay(Recorder):
+    """Runs a captured graph again, node by node; what it makes has the origin of the node it is made for."""
+
+    def __init__(self, model: torch.nn.Module, graph: fx.GraphModule, origins: dict[fx.Node, Origin]) -> None:
+        super().__init__(model)
+        self.interpreter = _Interpreter(graph, self, origins)
+
+    def observe(self) -> None:
+        """The interpreter has said it."""
+
+    def run(self, *args: Any) -> Any:
+        with self:
+            return self.interpreter.run(*args)
+
+
+class _Interpreter(fx.Interpreter):
+    def __init__(self, graph: fx.GraphModule, replay: Replay, origins: dict[fx.Node, Origin]) -> None:
+        super().__init__(graph)
+        self.replay, self.origins = replay, origins
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.replay.current = self.origins.get(n, self.replay.current)
+        return super().run_node(n)

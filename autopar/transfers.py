@@ -165,7 +165,8 @@ def _pend(t: TensorType, axis: str) -> TensorType:
     if t.layout.mesh.check_axis(axis) in t.attr.axes:
         raise LayoutMismatch(f"the value already uses the axis {axis}")
     pending = tuple(sorted((*t.attr.pending, (axis, "sum"))))
-    return replace(t, layout=Layout(t.layout.mesh, replace(t.attr, pending=pending)))
+    mesh = t.layout.mesh
+    return replace(t, layout=Layout(mesh, replace(t.attr, pending=pending).normalize(t.shape, mesh)))
 
 
 def _recv(t: TensorType, stage: str, stages: Mapping[str, Mesh]) -> TensorType:
@@ -230,13 +231,11 @@ def received(function: Callable[..., Any], source: TensorType, given: Mapping[st
     mesh = source.layout.mesh
     first = dict.fromkeys(mesh.sizes, 0)
     held = math.prod(span(size, axes, mesh, first)[1] for size, axes in source.attr.parts(source.shape))
-    elements: float = held
+    elements = 0 if function is send else held
     if "axis" in given:
         p = mesh.sizes[given["axis"]]
-        elements = held * {all_gather: p - 1, all_reduce: 2 * (p - 1) / p}.get(function, (p - 1) / p)
-    elif function is send:
-        elements = 0
-    return math.ceil(elements) * source.dtype.itemsize
+        elements = -(-held * (p - 1) * {all_gather: p, all_reduce: 2}.get(function, 1) // p)  # rounded up
+    return elements * source.dtype.itemsize
 
 
 def local_shape(function: Callable[..., Any], shape: Sequence[int], given: Mapping[str, Any],

@@ -1,14 +1,16 @@
 """Transitions: the cheapest sequence of transfers from one Layout to another.
 
 The states in between are searched (Dijkstra), each transfer priced by the bytes it makes a rank receive; the number of
-transfers breaks ties. Results are cached by content.
+transfers breaks ties. A cast is one of the transfers, and so falls on the side where fewer bytes move. Results are
+cached by content.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -17,9 +19,10 @@ import torch
 
 from autopar import transfers
 from autopar.errors import TransitionError
-from autopar.layout import Axes, DistAttr, Layout, align
+from autopar.layout import Axes, Dim, Layout, align, finest
 from autopar.mesh import Mesh
 from autopar.record import TensorType
+from autopar.text.printer import print_type
 
 
 @dataclass(frozen=True)
@@ -35,10 +38,11 @@ class Step:
 def transitions(source: TensorType, target: TensorType) -> tuple[Step, ...]:
     """The transfers that turn ``source`` into ``target``, a value of the same shape; ``()`` when they are equal.
 
-    The dtype is changed on the side where fewer bytes move: before the other transfers if it narrows, else after them.
+    Types in between, and the last, are in normal form. A pending value is never narrowed: it is reduced first.
 
     Raises:
-        TransitionError: the Layouts lie on different meshes, or a pending kind would have to change into another.
+        TransitionError: the Layouts lie on different meshes, or the target is pending a max (or any kind but sum) that
+            the source is not.
     """
     if source.shape != target.shape:
         raise TransitionError(f"a transition keeps the shape; {source.shape} is not {target.shape}")
@@ -58,97 +62,131 @@ def _transitions(source: TensorType, target: TensorType) -> tuple[Step, ...]:
         raise TransitionError(
             f"no transition between the meshes {source.layout.mesh!r} and {target.layout.mesh!r} yet; keep both on one mesh"
         )
-    if source.dtype == target.dtype:
-        return _search(source, target)
-    narrows = target.dtype.itemsize < source.dtype.itemsize and not source.attr.pending
-    if narrows:
-        changed = replace(source, dtype=target.dtype)
-        return (_cast(changed), *_search(changed, target))
-    same = replace(target, dtype=source.dtype)
-    return (*_search(source, same), _cast(target))
-
-
-def _cast(changed: TensorType) -> Step:
-    return Step(transfers.cast, (("dtype", changed.dtype),), changed, 0)
-
-
-def _search(source: TensorType, target: TensorType) -> tuple[Step, ...]:
-    assert source.layout is not None and target.layout is not None
-    mesh, goal = source.layout.mesh, target.attr.normalize(target.shape, target.layout.mesh)
-    start = source.attr.normalize(source.shape, mesh)
+    start, goal = _normal(source), _normal(target)
     order = itertools.count()
-    queue: list[tuple[int, int, int, DistAttr, tuple[Step, ...]]] = [(0, 0, next(order), start, ())]
-    done: set[DistAttr] = set()
+    queue: list[tuple[int, int, int, TensorType, tuple[Step, ...]]] = [(0, 0, next(order), start, ())]
+    done: set[TensorType] = set()
     while queue:
-        paid, length, _, attr, steps = heapq.heappop(queue)
-        if attr == goal:
+        paid, length, _, here, steps = heapq.heappop(queue)
+        if here == goal:
             return steps
-        if attr in done:
+        if here in done:
             continue
-        done.add(attr)
-        here = replace(source, layout=Layout(mesh, attr))
-        for function, arguments in _moves(attr, goal, source.shape, mesh):
+        done.add(here)
+        for function, arguments in _moves(here, goal):
             given = dict(arguments)
             new = transfers.BY_FUNCTION[function].infer(here, given, {})
-            if new.attr in done:
+            if new in done:
                 continue
             price = transfers.received(function, here, given)
             step = Step(function, arguments, new, price)
-            heapq.heappush(queue, (paid + price, length + 1, next(order), new.attr, (*steps, step)))
-    raise TransitionError(_why(start, goal))
+            heapq.heappush(queue, (paid + price, length + 1, next(order), new, (*steps, step)))
+    raise TransitionError(f"no transfers lead from {print_type(start)} to {print_type(goal)}: {_why(start, goal)}")
 
 
-def _why(start: DistAttr, goal: DistAttr) -> str:
-    held = dict(start.pending)
-    for axis, kind in goal.pending:
+def _normal(type: TensorType) -> TensorType:
+    assert type.layout is not None
+    mesh = type.layout.mesh
+    return replace(type, layout=Layout(mesh, type.attr.normalize(type.shape, mesh)))
+
+
+def _why(start: TensorType, goal: TensorType) -> str:
+    held = dict(start.attr.pending)
+    for axis, kind in goal.attr.pending:
         if kind != "sum" and held.get(axis) != kind:
-            return f"a value cannot become pending {kind} over {axis}: only a pending sum can be made, from a whole value"
-    return f"no sequence of transfers leads from {start} to {goal}"
+            return f"a value cannot become pending {kind} over {axis}; only a pending sum can be made, from a whole value"
+        if kind != "sum":
+            return f"the cast needs it reduced, and then it cannot become pending {kind} over {axis} again"
+    raise AssertionError("every other Layout can be gathered, reduced and split again")
 
 
 Move = tuple[Any, tuple[tuple[str, Any], ...]]
 
 
-def _moves(attr: DistAttr, goal: DistAttr, shape: tuple[int, ...], mesh: Mesh) -> Iterator[Move]:
+def _moves(here: TensorType, goal: TensorType) -> Iterator[Move]:
     """The transfers that may lie on a cheapest way: gathers anywhere, splits and pendings only where the goal has them."""
-    parts = [_parts(dim, want, size, mesh) for dim, want, size in zip(attr.dims, goal.dims, shape, strict=True)]
-    now, wanted = _seen_as(attr, shape, parts, mesh), _seen_as(goal, shape, parts, mesh)
-    merged: tuple[tuple[str, Any], ...] = (("parts", tuple(parts)),) if any(len(p) > 1 for p in parts) else ()
-    used = {axis for axes in now for axis in axes or ()} | dict(attr.pending).keys()
-    homes = {axis: place for place, axes in enumerate(wanted) for axis in axes or ()}
-    pending = dict(goal.pending)
+    coarse, fine = _views(here, goal)
+    yield from _relay(here, goal, coarse)
+    if fine != coarse:
+        yield from _relay(here, goal, fine)
+    pending = dict(here.attr.pending)
+    for axis, kind in pending.items():
+        yield transfers.all_reduce, (("axis", axis), *_op(kind))
+    for axis, kind in goal.attr.pending:
+        if kind == "sum" and axis not in here.attr.axes:
+            yield transfers.pend, (("axis", axis),)
+    if here.dtype != goal.dtype and (not pending or _widens(here.dtype, goal.dtype)):
+        yield transfers.cast, (("dtype", goal.dtype),)
+
+
+def _op(kind: str) -> tuple[tuple[str, Any], ...]:
+    return () if kind == "sum" else (("op", kind),)
+
+
+def _widens(a: torch.dtype, b: torch.dtype) -> bool:
+    """Every value of ``a`` is one of ``b``, and sums of them come out alike."""
+    return a.is_floating_point and b.is_floating_point and a.itemsize < b.itemsize
+
+
+def _relay(here: TensorType, goal: TensorType, parts: tuple[tuple[int, ...], ...]) -> Iterator[Move]:
+    """The transfers between the parts of one view, which ``here`` can be seen as and the goal in some of its dims."""
+    now, wanted = _seen_as(here, parts), _seen_as(goal, parts)
+    merged: tuple[tuple[str, Any], ...] = (("parts", parts),) if any(len(sizes) > 1 for sizes in parts) else ()
+    homes = {axis: place for place, axes in enumerate(wanted) for axis in axes}
     for place, axes in enumerate(now):
         if axes:
             axis = axes[-1]
             yield transfers.all_gather, (("dim", place), ("axis", axis), *merged)
             if homes.get(axis, place) != place:
                 yield transfers.all_to_all, (("source", place), ("target", homes[axis]), ("axis", axis), *merged)
-    for axis, kind in attr.pending:
-        op = () if kind == "sum" else (("op", kind),)
-        yield transfers.all_reduce, (("axis", axis), *op)
+    for axis, kind in here.attr.pending:
         if axis in homes:
-            yield transfers.reduce_scatter, (("dim", homes[axis]), ("axis", axis), *op, *merged)
+            yield transfers.reduce_scatter, (("dim", homes[axis]), ("axis", axis), *_op(kind), *merged)
     for axis, place in homes.items():
-        if axis not in used:
+        if axis not in here.attr.axes:
             yield transfers.slice, (("dim", place), ("axis", axis), *merged)
-    for axis, kind in pending.items():
-        if axis not in used and kind == "sum":
-            yield transfers.pend, (("axis", axis),)
 
 
-def _parts(dim: Any, want: Any, size: int, mesh: Mesh) -> tuple[int, ...]:
-    """The parts to work in: the goal's where the dim can be seen so, else its own."""
-    own = [(size if n is None else n, axes) for n, axes in dim]
-    sizes = tuple(size if n is None else n for n, _ in want)
-    return sizes if align(own, sizes, mesh) is not None else tuple(n for n, _ in own)
+def _views(here: TensorType, goal: TensorType) -> list[tuple[tuple[int, ...], ...]]:
+    """The parts to work in, dim by dim: the goal's where the dim can be seen so, else its own; and the finest common ones.
+
+    In the finest parts every axis is the minor-most split of a part: ``8/dp/tp`` is ``2/dp 2/tp 2``.
+    """
+    assert here.layout is not None
+    mesh = here.layout.mesh
+    coarse, fine = [], []
+    for size, dim, want in zip(here.shape, here.attr.dims, goal.attr.dims, strict=True):
+        own, wanted = _sized(dim, size), _sized(want, size)
+        smallest = [_sizes(finest(parts, mesh)) for parts in (own, wanted)]
+        coarse.append(_first(own, mesh, _sizes(wanted)))
+        fine.append(_first(own, mesh, _common(*smallest), smallest[0]))
+    return [tuple(coarse), tuple(fine)]
 
 
-def _seen_as(attr: DistAttr, shape: tuple[int, ...], parts: list[tuple[int, ...]], mesh: Mesh) -> list[Axes | None]:
-    """The axes of every part, flat; ``None`` for the parts of a dim that cannot be seen so."""
-    flat: list[Axes | None] = []
-    for size, dim, sizes in zip(shape, attr.dims, parts, strict=True):
-        aligned = align([(size if n is None else n, axes) for n, axes in dim], sizes, mesh)
-        flat += aligned if aligned is not None else [None] * len(sizes)
+def _first(own: list[tuple[int, Axes]], mesh: Mesh, *candidates: tuple[int, ...]) -> tuple[int, ...]:
+    """The first parts that the dim can be seen as; its own at the last."""
+    return next((sizes for sizes in candidates if sizes and align(own, sizes, mesh) is not None), _sizes(own))
+
+
+def _common(*sides: tuple[int, ...]) -> tuple[int, ...]:
+    """Parts that both sides are made of: ``(2 6)`` and ``(4 3)`` are of ``(2 2 3)``; ``()`` where there are none."""
+    ends = sorted({end for sizes in sides for end in itertools.accumulate(sizes, operator.mul)} - {0, 1})
+    steps = [divmod(b, a) for a, b in itertools.pairwise((1, *ends))]
+    return () if any(rest for _, rest in steps) else tuple(size for size, _ in steps)
+
+
+def _seen_as(type: TensorType, parts: Sequence[Sequence[int]]) -> list[Axes]:
+    """The axes of every part, flat; none for the parts of a dim that cannot be seen so."""
+    assert type.layout is not None
+    flat: list[Axes] = []
+    for size, dim, sizes in zip(type.shape, type.attr.dims, parts, strict=True):
+        flat += align(_sized(dim, size), sizes, type.layout.mesh) or [()] * len(sizes)
     return flat
 
 
+def _sized(dim: Dim, size: int) -> list[tuple[int, Axes]]:
+    return [(size if part is None else part, axes) for part, axes in dim]
+
+
+def _sizes(parts: Sequence[tuple[int, Axes]]) -> tuple[int, ...]:
+    return tuple(size for size, _ in parts)

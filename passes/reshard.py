@@ -56,18 +56,21 @@ class Reshard(Pass):
 
 
 def uses_in_order(program: Program) -> Iterator[tuple[fx.Node, int, fx.Node, str]]:
-    """(user, operand index, where its transfers go, their phase): a returned value is re-laid where the forward ends."""
+    """(user, operand index, where its transfers go, their phase): results of the forward are re-laid where it ends."""
     output = program.output
-    kinds = [result.kind for result in record_of(output).results]
+    early = [
+        result.kind != "grad" and record_of(value).phase == "forward"
+        for value, result in zip(operands(output), record_of(output).results, strict=True)
+    ]
     end = first_after_forward(program)
     phase = "forward"
     for user in program.nodes:
         if user is end:
-            yield from ((output, k, end, "forward") for k, kind in enumerate(kinds) if kind == "return")
+            yield from ((output, k, end, "forward") for k, of_forward in enumerate(early) if of_forward)
         if user.op == "call_function":
             phase = record_of(user).phase
             yield from ((user, k, user, phase) for k in range(len(record_of(user).uses)))
-    yield from ((output, k, output, phase) for k, kind in enumerate(kinds) if kind != "return")
+    yield from ((output, k, output, phase) for k, of_forward in enumerate(early) if not of_forward)
 
 
 def first_after_forward(program: Program) -> fx.Node:

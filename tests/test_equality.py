@@ -26,6 +26,8 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
     if not a.numel():
         return 0.0
     a, b = a.detach(), b.detach()
+    if not a.dtype.is_floating_point:
+        return float(not torch.equal(a, b))
     return float((a - b).abs().max() / b.abs().max().clamp_min(1e-30))
 
 

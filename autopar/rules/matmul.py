@@ -26,3 +26,13 @@ def _bias(pattern: str):
 rule(_bias("m k, k n -> m n"), "addmm", linear="0+1, 0+2")
 rule(_bias("b m k, b k n -> b m n"), "baddbmm", linear="0+1, 0+2")
 rule(_bias("m k, k -> m"), "addmv", linear="0+1, 0+2")
+
+
+def _trilinear(a, b, c, expand_a, expand_b, expand_c, summed, *_) -> str:
+    """A product of three, each without the dims it is expanded by, summed over some."""
+    dims = [f"d{k}" for k in range(len(a.shape) + len(expand_a))]
+    sides = [" ".join(d for k, d in enumerate(dims) if k not in gone) for gone in (expand_a, expand_b, expand_c, summed)]
+    return f"{', '.join(sides[:3])} -> {sides[3] or '()'}"
+
+
+rule(_trilinear, "_trilinear", linear="0, 1, 2")

@@ -1,4 +1,4 @@
-"""Softmax and layer norm. What is normalized over stays whole."""
+"""Softmax, running sums, layer norm. What is normalized over, or run along, stays whole."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def _over_dim(operands: int, position: int):
     return bound
 
 
-rule(_over_dim(1, 1), "_softmax _log_softmax")
+rule(_over_dim(1, 1), "_softmax _log_softmax cumprod logcumsumexp")
+rule(_over_dim(1, 1), "cumsum", linear="0")
 rule(_over_dim(2, 2), "_softmax_backward_data _log_softmax_backward_data", linear="0")
 
 
@@ -37,3 +38,21 @@ def _layer_norm_backward(dy, x, normalized_shape, *_, **__) -> str:
 
 rule(_layer_norm, "native_layer_norm")
 rule(_layer_norm_backward, "native_layer_norm_backward", linear="0")
+
+
+def _glu(results: str, before: str = ""):
+    """The halves of one dim are multiplied, so each half is split by itself: ``(half! d)``."""
+
+    def bound(*args) -> tuple[str, dict[str, int]]:
+        x, dim = args[-2:] if len(args) > 1 and isinstance(args[-1], int) else (args[-1], -1)
+        single = [f"d{k}" for k in range(len(x.shape))]
+        double = list(single)
+        double[dim] = f"(half! {single[dim]})"
+        sides = {"x": " ".join(double), "y": " ".join(single)}
+        return f"{before and sides[before] + ', '}{sides['x']} -> {sides[results]}", {"half": 2}
+
+    return bound
+
+
+rule(_glu("y"), "glu")
+rule(_glu("x", before="y"), "glu_backward", linear="0")

@@ -17,5 +17,45 @@ def _reduce(by: str = "sum"):
 
 
 rule(_reduce(), "sum sum.dim_IntList", linear="0")
-rule(_reduce("max"), "amax")
-rule(_reduce("min"), "amin")
+rule(_reduce(), "count_nonzero count_nonzero.dim_IntList")
+rule(_reduce("max"), "amax max any any.dim")
+rule(_reduce("min"), "amin min all all.dim")
+rule(_reduce("prod"), "prod prod.dim_int")
+
+
+def _whole(position: int, results: int = 1, default: int | None = None):
+    """Reductions whose parts do not add up: the dims in argument ``position`` stay whole."""
+
+    def bound(x, *args, **_) -> str:
+        dims, keepdim = (*args, *(default, False)[len(args) - position + 1 :])[position - 1 :][:2]
+        ndim = len(x.shape)
+        gone = {d % ndim for d in ([dims] if isinstance(dims, int) else dims or range(ndim))} if ndim else set()
+        old = [f"d{k}" + "!" * (k in gone) for k in range(ndim)]
+        new = ["1" if k in gone else d for k, d in enumerate(old) if keepdim or k not in gone]
+        return f"{' '.join(old) or '()'} -> {', '.join([' '.join(new) or '()'] * results)}"
+
+    return bound
+
+
+rule(_whole(1), "argmax argmin logsumexp")
+rule(_whole(2), "linalg_vector_norm")
+rule(_whole(1, results=2), "max.dim min.dim")
+
+
+def _ordered(position: int):
+    """One dim is looked at as a whole, and some or all of it comes back, with its indices."""
+
+    def bound(x, *args, **_) -> str:
+        dims = [f"d{k}" for k in range(len(x.shape))]
+        new = list(dims)
+        if dims:
+            dim = args[position - 1] if len(args) >= position else -1
+            dims[dim], new[dim] = "whole!", "kept!"
+        one = " ".join(new) or "()"
+        return f"{' '.join(dims) or '()'} -> {one}, {one}"
+
+    return bound
+
+
+rule(_ordered(1), "sort")
+rule(_ordered(2), "topk")

@@ -110,11 +110,12 @@ def find_rule(op: Any) -> Rule:
         return RULES[op]
     except KeyError:
         name = op_name(op) if isinstance(op, OpOverload) else str(op)
+        full = name if "::" in name else f"aten::{name}"
         near = difflib.get_close_matches(name, [r.op for r in RULES.values()], n=3, cutoff=0.7)
         hint = f" (rules exist for {', '.join(near)})" if near else ""
         raise RuleError(
             f"no sharding rule for {name}{hint}; if it works element by element, register one in a line:\n"
-            f"    autopar.register_rule(\"... -> ...\", {name if '::' in name else 'aten::' + name!r})"
+            f'    autopar.register_rule("... -> ...", "{full}")'
         ) from None
 
 

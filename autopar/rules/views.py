@@ -147,3 +147,88 @@ def _cat(tensors, dim: int = 0) -> str:
 
 
 rule(_cat, "cat", linear=lambda tensors, dim=0: "+".join(map(str, range(len(tensors)))))
+
+
+def _stack(tensors, dim: int = 0) -> str:
+    dims = names(len(tensors[0].shape))
+    new = list(dims)
+    new.insert(dim % (len(dims) + 1), "stacked!")
+    return f"{', '.join([' '.join(dims) or '()'] * len(tensors))} -> {' '.join(new)}"
+
+
+rule(_stack, "stack", linear=lambda tensors, dim=0: "+".join(map(str, range(len(tensors)))))
+
+
+def _parts(x, dim: int, count: int, keep: bool = True) -> str:
+    dims = names(len(x.shape))
+    dims[dim] = "whole!"
+    parts = [" ".join([f"part{k}!" if d == "whole!" else d for d in dims if keep or d != "whole!"]) for k in range(count)]
+    return f"{' '.join(dims)} -> {', '.join(part or '()' for part in parts)}"
+
+
+rule(lambda x, size, dim=0: _parts(x, dim, -(-x.shape[dim] // size)), "split.Tensor", linear="0", view=True)
+rule(lambda x, sizes, dim=0: _parts(x, dim, len(sizes)), "split_with_sizes", linear="0", view=True)
+rule(lambda x, dim=0: _parts(x, dim, x.shape[dim], keep=False), "unbind.int", linear="0", view=True)
+
+
+def _placed_back(keep: bool):
+    """The backward of taking a part of one dim: zeros, and the part in its place."""
+
+    def bound(gradient, shape, dim: int, *_) -> str:
+        dims = names(len(shape))
+        dims[dim] = "part!"
+        part = " ".join(d for d in dims if keep or d != "part!") or "()"
+        return f"{part} -> {' '.join(dims).replace('part!', 'whole!')}"
+
+    return bound
+
+
+rule(_placed_back(keep=True), "slice_backward", linear="0", sizes={1: "*"})
+rule(_placed_back(keep=False), "select_backward", linear="0", sizes={1: "*"})
+
+
+def _into_part(x, source, dim: int = 0, *_, keep: bool = True) -> str:
+    """A part of one dim is written over."""
+    dims = names(len(x.shape))
+    dims[dim] = "whole!"
+    part = " ".join("part!" if d == "whole!" else d for d in dims if keep or d != "whole!") or "()"
+    return f"{' '.join(dims)}, {part} -> {' '.join(dims)}"
+
+
+rule(_into_part, "slice_scatter", linear="0+1")
+rule(lambda x, source, dim, index: _into_part(x, source, dim, keep=False), "select_scatter", linear="0+1")
+
+
+def _repeat(x, repeats) -> tuple[str, dict[str, int]]:
+    """Each dim is repeated as a whole: its repetitions are the major half of the result's."""
+    dims = names(len(x.shape))
+    new = names(len(repeats), "r")
+    extra = len(new) - len(dims)
+    joined = [f"{r}!" if k < extra else f"({r}! {dims[k - extra]})" for k, r in enumerate(new)]
+    return f"{' '.join(dims) or '()'} -> {' '.join(joined) or '()'}", dict(zip(new, repeats, strict=True))
+
+
+rule(_repeat, "repeat", linear="0")
+
+
+def _some_whole(x, dims: Sequence[int]) -> str:
+    one = " ".join(d + "!" * (k in {n % len(x.shape) for n in dims}) for k, d in enumerate(names(len(x.shape)))) or "()"
+    return f"{one} -> {one}"
+
+
+rule(_some_whole, "flip", linear="0", view=True)
+rule(lambda x, shifts, dims=(): _some_whole(x, dims or range(len(x.shape))), "roll", linear="0", view=True)
+rule(lambda x, *_: _some_whole(x, (-2, -1)), "tril triu", linear="0")
+
+
+def _padded(x, pad: Sequence[int], *_) -> str:
+    """``pad`` lists (before, after) from the last dim backwards; what is padded stays whole."""
+    dims = names(len(x.shape))
+    new = list(dims)
+    for k in range(len(pad) // 2):
+        if pad[2 * k] or pad[2 * k + 1]:
+            dims[-1 - k], new[-1 - k] = f"whole{k}!", f"padded{k}!"
+    return f"{' '.join(dims)} -> {' '.join(new)}"
+
+
+rule(_padded, "constant_pad_nd", linear=lambda x, pad, value=0: "" if value else "0")

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from autopar.capture import Captured
 from autopar.mesh import Mesh
 from autopar.program import Program, operands, record_of
 from autopar.record import TensorType
@@ -19,34 +18,40 @@ class SimulatedStep:
     """The local programs of all ranks, ready to run.
 
     Args:
-        captured: how the traced step is called.
         explicit: the program with Layouts, which say how tensors are cut and joined.
         local: rank → its local program; ranks of one class share one.
     """
 
-    def __init__(self, captured: Captured, explicit: Program, local: Mapping[int, Program]) -> None:
+    def __init__(self, explicit: Program, local: Mapping[int, Program]) -> None:
         assert explicit.mesh is not None
         self.mesh: Mesh = explicit.mesh
         compiled = {id(program): compile_phases(program) for program in local.values()}
         self.code = {rank: compiled[id(program)] for rank, program in local.items()}
-        self.captured = captured
         types = {node.name: record_of(node).type for node in explicit.placeholders}
         self.types: dict[str, TensorType] = {name: t for name, t in types.items() if isinstance(t, TensorType)}
         roles = {node.name: record_of(node) for node in explicit.placeholders}
-        self.tangents = {r.index: name for name, r in roles.items() if r.role == "tangent"}
+        self.tangents = {r.index: name for name, r in roles.items() if r.index is not None}
         self.given = [name for name, r in roles.items() if r.role != "tangent"]
         output = explicit.output
         rows = list(zip(operands(output), record_of(output).results, strict=True))
         self.returned = [(node.name, record_of(node).type) for node, result in rows if result.kind == "return"]
+        self.states = {result.of: (node.name, record_of(node).type) for node, result in rows if result.kind == "state"}
         self.gradients = {result.of: (node.name, record_of(node).type) for node, result in rows if result.kind == "grad"}
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Run on full tensors: parameters, buffers, inputs, in the order of the placeholders."""
+        """Run on full tensors: parameters, buffers, inputs, in the order of the placeholders. Buffers are updated."""
         if self.tangents:
             return list(_Step.apply(self, *tensors))  # type: ignore[no-untyped-call]
+        return self.forward(tensors)[0]
+
+    def forward(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], dict[int, Values]]:
         values = self.start(tensors)
         self.run("forward", values)
-        return self.collect(values)
+        given = dict(zip(self.given, tensors, strict=True))
+        for of, (name, type) in self.states.items():
+            with torch.no_grad():
+                given[of].copy_(self.join(values, name, type))
+        return [self.join(values, name, type) for name, type in self.returned], values
 
     def start(self, tensors: Sequence[torch.Tensor]) -> dict[int, Values]:
         given = dict(zip(self.given, tensors, strict=True))
@@ -61,9 +66,6 @@ class SimulatedStep:
         with torch.no_grad():
             run_ranks(self.mesh, code, values)
 
-    def collect(self, values: Mapping[int, Values]) -> list[torch.Tensor]:
-        return [self.join(values, name, type) for name, type in self.returned]
-
     def join(self, values: Mapping[int, Values], name: str, type: Any) -> torch.Tensor:
         return join({rank: own[name] for rank, own in values.items()}, type, name)
 
@@ -71,17 +73,16 @@ class SimulatedStep:
 class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, step: SimulatedStep, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.step, ctx.values = step, step.start(tensors)
-        step.run("forward", ctx.values)
-        outputs = step.collect(ctx.values)
-        ctx.mark_non_differentiable(*(o for k, o in enumerate(outputs) if k not in step.captured.differentiable))
+        ctx.step = step
+        outputs, ctx.values = step.forward(tensors)
+        ctx.mark_non_differentiable(*(o for k, o in enumerate(outputs) if k not in step.tangents))
         return tuple(outputs)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         step: SimulatedStep = ctx.step
-        tangents = {step.tangents[k]: gradients[k] for k in step.captured.differentiable}
+        tangents = {name: gradients[k] for k, name in step.tangents.items()}
         values = {rank: {**own, **step.cut(tangents, rank)} for rank, own in ctx.values.items()}
         step.run("backward", values)
         found = {of: step.join(values, name, type) for of, (name, type) in step.gradients.items()}

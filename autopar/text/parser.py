@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import math
+import inspect
 import operator
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,128 +12,113 @@ from torch import fx
 
 from autopar import transfers
 from autopar.errors import TextError
-from autopar.layout import UNDECIDED, DistAttr, Layout
 from autopar.mesh import Mesh
 from autopar.program import LEVELS, Constant, Program, record_of, set_record
-from autopar.record import DTYPES, PHASES, ROLES, Record, Requirement, Result, TensorType, ValueType
-from autopar.text.printer import LITERALS
+from autopar.record import PHASES, ROLES, Record, Requirement, Result, TensorType, ValueType
+from autopar.text.tokens import RESERVED, WORDS, can_name
+from autopar.text.types import TypeReader
 from autopar.torch_private import OpOverload
-
-WORDS: dict[str, Any] = {text: value for value, text in LITERALS.items()} | {"inf": math.inf, "nan": math.nan}
-RESERVED = frozenset(WORDS) | {"device", "constant", "start", "as", "on", "return", "grad", *PHASES}
-
-_TOKEN = re.compile(
-    r"""\s*(?:(?P<string>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
-    |(?P<number>-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf\b))
-    |(?P<word>[A-Za-z_][\w]*(?:::\w+)?(?:\.[A-Za-z_]\w*)*)
-    |(?P<sign>[\[\](){},:=/+@?]))""",
-    re.VERBOSE,
-)
 
 
 def parse_program(text: str) -> Program:
     return _Parser(text).program()
 
 
-class _Parser:
+class _Parser(TypeReader):
     def __init__(self, text: str) -> None:
+        super().__init__()
         self.text = text
-        self.number = 0
-        self.line = ""
-        self.tokens: list[tuple[str, str]] = []
-        self.at = 0
-        self.level = ""
-        self.mesh: Mesh | None = None
-        self.stages: dict[str, Mesh] = {}
         self.streams: list[str] = []
         self.coordinates: dict[str, int] | None = None
         self.graph = fx.Graph()
         self.values: dict[str, fx.Node] = {}
         self.constants: dict[str, Constant] = {}
-        self.states: dict[str, str] = {}  # placeholder → name of its next value
         self.phase = PHASES[0]
         self.tree: tuple[str, ...] = ()
-        self.results: list[tuple[Result, fx.Node, Requirement | None]] = []
+        self.uses: list[Requirement | None] = []  # of the line being read
+        self.asks = False  # whether its operands may be followed by 'as'
+        self.returns: list[tuple[Result, fx.Node, Requirement | None]] = []
+        self.grads: list[tuple[Result, fx.Node, Requirement | None]] = []
+        self.states: dict[str, tuple[str, tuple[int, str]]] = {}  # placeholder → its next value, and the line
+        self.state_needs: dict[str, Requirement | None] = {}
 
     # -- lines ---------------------------------------------------------------------------------------------------
 
     def program(self) -> Program:
-        readers: list[tuple[str, Callable[[], None]]] = [
-            ("program ", self._program_line),
-            ("stage ", self._stage_line),
-            ("stream ", self._stream_line),
-            ("  return ", self._return_line),
-            ("  grad ", self._grad_line),
-            ("  state ", self._grad_line),
-            ("  ", self._value_line),
-        ]
-        for self.number, line in enumerate(self.text.splitlines(), 1):
-            self.line = line
-            if not line.strip() or line.lstrip().startswith("#"):
+        readers: dict[str, Callable[[], None]] = {
+            "program": self._program_line,
+            "stage": self._stage_line,
+            "stream": self._stream_line,
+            **dict.fromkeys(PHASES, self._phase_line),
+            "  return": self._return_line,
+            "  grad": self._grad_line,
+            "  state": self._state_line,
+        }
+        for number, line in enumerate(self.text.splitlines(), 1):
+            self.open(number, line)
+            if not self.tokens:
                 continue
-            if line.rstrip() in {f"{phase}:" for phase in PHASES}:
-                self.phase = line.rstrip()[:-1]
-                continue
-            start, read = next((row for row in readers if line.startswith(row[0])), ("", None))
-            if read is None:
+            start = "  " * line.startswith("  ") + line[: self.tokens[0].end].strip()
+            read = readers.get(start, self._value_line if line.startswith("  ") else None)
+            if read is None or line[0].isspace() != line.startswith("  "):
                 raise self.error("a line starts with 'program', 'stage', 'stream', a phase, or two spaces and a value")
-            if not self.level and start != "program ":
-                raise self.error(f"the first line is the header, as in 'program explicit on dp=2'; levels are {', '.join(LEVELS)}")
-            self.tokens, self.at = self._tokenize(line), 0
+            if (start == "program") != (not self.level):
+                raise self.error(f"the first line, and no other, is the header, as in 'program explicit on dp=2'; levels are {', '.join(LEVELS)}")
             read()
-            if self.at < len(self.tokens):
-                raise self.error(f"{self.tokens[self.at][1]!r} is left over")
+            self.close()
         return self._finish()
 
     def _finish(self) -> Program:
         if not self.level:
             raise TextError("an empty text is not a program; it starts with a header, as in 'program traced'")
-        order = ("return", "grad", "state")
-        for name, after in self.states.items():
-            if Result("state", name) not in [r for r, _, _ in self.results]:
-                if after not in self.values:
-                    raise TextError(f"the state {name} is replaced by {after}, which is no value of the program")
-                node = self.values[after]
-                self.results.append((Result("state", name), node, self._own(node)))
-        self.results.sort(key=lambda row: order.index(row[0].kind))
-        output = self.graph.output(tuple(node for _, node, _ in self.results))
-        uses = tuple(need for _, _, need in self.results) if self.has_uses else ()
-        set_record(output, Record(None, uses, "forward", results=tuple(result for result, _, _ in self.results)))
+        results = [*self.returns, *self.grads]
+        for name, (after, where) in self.states.items():
+            if after not in self.values:
+                raise self.error(f"the state {name} is replaced by {after}, which is no value of the program", where)
+            node = self.values[after]
+            results.append((Result("state", name), node, self.state_needs.get(name, self._own(node))))
+        output = self.graph.output(tuple(node for _, node, _ in results))
+        uses = tuple(need for _, _, need in results) if self.has_uses else ()
+        set_record(output, Record(None, uses, results=tuple(result for result, _, _ in results)))
         return Program(self.graph, self.level, self.mesh, stages=self.stages, streams=tuple(self.streams),
                        coordinates=self.coordinates, tree=self.tree, constants=self.constants)  # fmt: skip
 
-    @property
-    def has_uses(self) -> bool:
-        return self.level in ("placed", "explicit")
-
     def _program_line(self) -> None:
         self.word("program")
-        self.level = self.word()
-        if self.level not in LEVELS:
-            raise self.error(f"no level {self.level!r}; levels are {', '.join(LEVELS)}")
+        level = self.word()
+        if level not in LEVELS:
+            raise self.error(f"no level {level!r}; levels are {', '.join(LEVELS)}")
+        self.level = level
         if self.peek("on"):
             self.mesh = self._mesh(None)
-        if self.peek("at"):
-            self.word("at")
+        if self.skip("at"):
             self.coordinates = self._pairs()
 
     def _stage_line(self) -> None:
         self.word("stage")
         name = self.word()
+        if name in self.stages:
+            raise self.error(f"the stage {name} is named twice")
         self.stages[name] = self._mesh(name)
 
     def _stream_line(self) -> None:
         self.word("stream")
-        self.streams.append(self.word())
+        name = self.word()
+        if name in self.streams:
+            raise self.error(f"the stream {name} is named twice")
+        self.streams.append(name)
+
+    def _phase_line(self) -> None:
+        self.phase = self.word()
+        self.sign(":")
 
     def _mesh(self, name: str | None) -> Mesh:
         self.word("on")
         axes, ranks = self._pairs(), None
-        if self.peek("ranks"):
-            self.word("ranks")
+        if self.skip("ranks"):
             ranks = []
             while self.kind() == "number":
-                ranks.append(int(self.take()))
+                ranks.append(self.integer())
         try:
             return Mesh(axes, ranks=ranks, name=name)
         except ValueError as error:
@@ -145,9 +128,57 @@ class _Parser:
         pairs: dict[str, int] = {}
         while self.kind() == "word" and self.look(1) == "=":
             axis = self.word()
+            if axis in pairs:
+                raise self.error(f"the axis {axis} is named twice")
             self.sign("=")
-            pairs[axis] = int(self.take("number"))
+            pairs[axis] = self.integer()
         return pairs
+
+    def _return_line(self) -> None:
+        """The tree is Python: quoted keys, ``Class(field=value)``, tuples, lists, dicts; values are its bare names."""
+        if self.tree:
+            raise self.error("the program returns twice")
+        self.word("return")
+        self._begin(self.has_uses)
+        fragments, done = [""], self.tokens[0].end + 1
+        while self.at < len(self.tokens):
+            token = self.tokens[self.at]
+            if token.kind == "word" and token.text not in WORDS and self.look(1) not in ("=", "("):
+                fragments[-1] += self.line[done : token.start]
+                fragments.append("")
+                self.returns.append((Result("return"), self.operand(), self.uses[-1]))
+            else:
+                self.at += 1
+                fragments[-1] += self.line[done : token.end]
+            done = self.tokens[self.at - 1].end
+        self.tree = tuple(fragments)
+
+    def _grad_line(self) -> None:
+        self.word("grad")
+        of = self.word()
+        if of not in self.values or self.values[of].op != "placeholder":
+            raise self.error(f"{of} is no placeholder of the program")
+        if any(result.of == of for result, _, _ in self.grads):
+            raise self.error(f"the gradient of {of} is given twice")
+        self.sign("=")
+        self._begin(self.has_uses)
+        self.grads.append((Result("grad", of), self.operand(), self.uses[-1]))
+
+    def _state_line(self) -> None:
+        """Only where the next value is required to lie otherwise than it does."""
+        self.word("state")
+        of = self.word()
+        if of not in self.states:
+            raise self.error(f"{of} is no state of the program")
+        if of in self.state_needs:
+            raise self.error(f"the next value of {of} is given twice")
+        self.sign("=")
+        self._begin(self.has_uses)
+        if self.operand().name != self.states[of][0]:
+            raise self.error(f"the state {of} is replaced by {self.states[of][0]}, as its placeholder says")
+        self.state_needs[of] = self.uses[-1]
+
+    # -- values --------------------------------------------------------------------------------------------------
 
     def _value_line(self) -> None:
         name = self.word()
@@ -155,78 +186,87 @@ class _Parser:
             raise self.error(f"the value {name} is made twice")
         if name in RESERVED or "." in name or ":" in name:
             raise self.error(f"{name!r} cannot name a value; it has a meaning of its own")
+        if not can_name(name):
+            raise self.error(f"FX does not accept {name!r} as a name; a trailing underscore and a number make it one")
         self.sign(":")
         type = self.type()
         self.sign("=")
         op, target, args, kwargs, facts = self._made(name, type)
-        stream = None
-        if self.peek("on"):
-            self.word("on")
-            stream = self.word()
+        stream = self.word() if self.skip("on") else None
         node = self.graph.create_node(op, target, args, kwargs, name=name)
-        if node.name != name:
-            raise self.error(f"FX does not accept {name!r} as a name; a trailing underscore and a number make it one")
         set_record(node, Record(type, phase=self.phase, stream=stream, **facts))
         self.values[name] = node
 
     def _made(self, name: str, type: ValueType) -> tuple[str, Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]:
-        if self.kind() == "word" and self.tokens[self.at][1] in ROLES and self.look(1) in ("", "(", "on"):
-            return ("placeholder", name, (), {}, self._placeholder(name))
+        if self.look() in ROLES and (self.look(1) in ("(", "on") or self.at + 1 == len(self.tokens)):
+            return "placeholder", name, (), {}, self._placeholder(name)
         if self.peek("constant"):
-            return ("get_attr", name, (), {}, self._constant(name, type))
-        self.uses: list[Requirement | None] = []
+            self._constant(name, type)
+            return "get_attr", name, (), {}, {}
+        self._begin(self.has_uses)
         if self.kind() == "word" and self.look(1) == "[":
-            source = self.operand()
-            self.sign("[")
-            index = int(self.take("number"))
-            self.sign("]")
-            return ("call_function", operator.getitem, (source, index), {}, {"uses": self._kept(operator.getitem)})
-        started = bool(self.peek("start")) and self.look(1) not in ("(", "")
-        if started:
-            self.word("start")
+            args: tuple[Any, ...] = self._element()
+            return "call_function", operator.getitem, args, {}, {"uses": tuple(self.uses) if self.has_uses else ()}
+        started = self.look(1) not in ("(", "") and self.skip("start")
         target = self._target(self.word())
-        args, kwargs = self._arguments(target in transfers.BY_FUNCTION)
-        return ("call_function", target, args, kwargs, {"uses": self._kept(target), "started": started})
-
-    def _kept(self, target: Any) -> tuple[Requirement | None, ...]:
-        return () if target in transfers.BY_FUNCTION or not self.has_uses else tuple(self.uses)
+        transfer = target in transfers.BY_FUNCTION
+        self.asks = self.has_uses and not transfer
+        args, kwargs = self._arguments(transfer)
+        if transfer:
+            self._check_transfer(target, args, kwargs)
+        uses = tuple(self.uses) if self.asks else ()
+        return "call_function", target, args, kwargs, {"uses": uses, "started": started}
 
     def _placeholder(self, name: str) -> dict[str, Any]:
-        role = self.word()
-        facts: dict[str, Any] = {"role": role}
-        if self.peek("("):
-            self._about(name, facts)
-        if (role == "state") != (name in self.states):
+        """A role, and in parentheses the next value of a state, a tangent's position, the user's name."""
+        facts: dict[str, Any] = {"role": self.word()}
+        after = ""
+        if self.skip("("):
+            if self.kind() == "word":
+                after = self.word()
+            elif self.kind() == "number":
+                facts["index"] = self.integer()
+            if len(facts) > 1 or after:
+                self.skip(",")
+            if self.kind() == "string":
+                facts["name"] = self.string()
+            self.sign(")")
+        if (facts["role"] == "state") != bool(after):
             raise self.error("a state names the value that replaces it, as in 'state(next)'; other placeholders do not")
-        if (role == "tangent") != ("index" in facts):
+        if (facts["role"] == "tangent") != ("index" in facts):
             raise self.error("a tangent names the position of its value among those returned, as in 'tangent(0)'; other placeholders do not")
+        if after:
+            self.states[name] = (after, (self.number, self.line))
         return facts
 
-    def _about(self, name: str, facts: dict[str, Any]) -> None:
-        """What stands in parentheses behind a role: the next value of a state, a tangent's position, the user's name."""
-        self.sign("(")
-        if self.kind() == "word":
-            self.states[name] = self.word()
-        elif self.kind() == "number":
-            facts["index"] = int(self.take())
-        if self.peek(","):
-            self.sign(",")
-        if self.kind() == "string":
-            facts["name"] = ast.literal_eval(self.take())
-        self.sign(")")
-
-    def _constant(self, name: str, type: ValueType) -> dict[str, Any]:
+    def _constant(self, name: str, type: ValueType) -> None:
         self.word("constant")
         self.sign("(")
-        content = self.literal()
+        content = _tuples(self.literal())
         self.sign(")")
-        assert isinstance(type, TensorType)
+        if not isinstance(type, TensorType):
+            raise self.error("a constant is one tensor")
         tensor = None
         if not isinstance(content, str):
-            content = _tuples(content)
-            tensor = torch.tensor(content, dtype=type.dtype).reshape(type.shape)
+            try:
+                tensor = torch.tensor(content, dtype=type.dtype)
+                tensor = tensor if tensor.numel() else tensor.reshape(type.shape)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise self.error(f"these elements make no tensor: {error}") from None
+            if tuple(tensor.shape) != type.shape:
+                raise self.error(f"these elements have the shape {list(tensor.shape)}, the type says {list(type.shape)}")
         self.constants[name] = Constant(type.shape, type.dtype, content, tensor)
-        return {}
+
+    def _element(self) -> tuple[fx.Node, int]:
+        source = self.operand()
+        types = record_of(source).type
+        self.sign("[")
+        index = self.integer()
+        self.sign("]")
+        if not isinstance(types, tuple) or not 0 <= index < len(types):
+            count = f"has {len(types)} elements" if isinstance(types, tuple) else "is one tensor and has no elements"
+            raise self.error(f"{source.name} {count}: there is no {source.name}[{index}]")
+        return source, index
 
     def _target(self, name: str) -> Any:
         if name in transfers.TRANSFERS:
@@ -244,63 +284,44 @@ class _Parser:
     def _arguments(self, transfer: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
-        self.sign("(")
-        while not self.peek(")"):
+
+        def one() -> None:
             if self.kind() == "word" and self.look(1) == "=":
                 key = self.word()
+                if key in kwargs:
+                    raise self.error(f"the argument {key} is given twice")
                 self.sign("=")
                 kwargs[key] = self.literal(bare=True) if transfer else self.argument()
+            elif kwargs:
+                raise self.error("arguments by position come before those by name")
             else:
                 args.append(self.literal(bare=True) if transfer and args else self.argument())
-            if not self.peek(")"):
-                self.sign(",")
-        self.sign(")")
+
+        self.sequence("(", ")", one)
         return tuple(args), kwargs
 
-    def _return_line(self) -> None:
-        """The tree is Python: quoted keys, ``Class(field=value)``, tuples, lists, dicts; values are its bare names."""
-        body = self.line[len("  return ") :]
-        fragments = [""]
-        self.at = 1
-        position = 0
-        while self.at < len(self.tokens):
-            kind, token = self.tokens[self.at]
-            start = body.index(token, position)
-            leaf = kind == "word" and token not in WORDS and self.look(1) not in ("=", "(")
-            if leaf:
-                fragments[-1] += body[position:start]
-                self.uses = []
-                node = self.operand()
-                self.results.append((Result("return"), node, self.uses[0]))
-                fragments.append("")
-                position = start + len(token)
-                if self.uses[0] != self._own(node):
-                    position = body.index("as ", position) + 3
-                    for _, part in self.tokens[self.requirement_from : self.at]:
-                        position = body.index(part, position) + len(part)
-            else:
-                self.at += 1
-                fragments[-1] += body[position : start + len(token)]
-                position = start + len(token)
-        self.tree = tuple(fragments)
+    def _check_transfer(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        name = function.__name__
+        if not args or not isinstance(args[0], fx.Node):
+            raise self.error(f"{name} takes a value first, as in {name}(x)")
+        if not isinstance(record_of(args[0]).type, TensorType):
+            raise self.error(f"{name} takes one tensor; {args[0]} has several")
+        try:
+            inspect.signature(function).bind(*args, **kwargs)
+        except TypeError as error:
+            raise self.error(f"{name}: {error}") from None
 
-    def _grad_line(self) -> None:
-        kind, of = self.word(), self.word()
-        if of not in self.values:
-            raise self.error(f"{of} is no placeholder of the program")
-        self.sign("=")
-        self.uses = []
-        node = self.operand()
-        self.results.append((Result(kind, of), node, self.uses[0]))
+    # -- operands ------------------------------------------------------------------------------------------------
 
-    # -- arguments -----------------------------------------------------------------------------------------------
+    def _begin(self, asks: bool) -> None:
+        self.uses, self.asks = [], asks
 
     def argument(self) -> Any:
         if self.peek("["):
-            return self._sequence("[", "]", self.argument)
+            return self.sequence("[", "]", self.argument)
         if self.peek("("):
-            return tuple(self._sequence("(", ")", self.argument))
-        if self.kind() == "word" and self.tokens[self.at][1] not in WORDS and self.look(1) != "(":
+            return tuple(self.sequence("(", ")", self.argument))
+        if self.kind() == "word" and self.look() not in WORDS and self.look(1) != "(":
             return self.operand()
         return self.literal()
 
@@ -310,175 +331,29 @@ class _Parser:
             raise self.error(f"{name} is read before it is made")
         node = self.values[name]
         need = self._own(node)
-        if self.peek("as"):
-            self.word("as")
-            self.requirement_from = self.at
-            own = record_of(node).type
-            assert isinstance(own, TensorType)
-            dtype = DTYPES[self.word()] if self.kind() == "word" else own.dtype
-            shape, layout = self._placed(True)
-            if shape != own.shape or layout is None:
-                raise self.error(f"{name} has the shape {list(own.shape)}, required is {list(shape)}")
-            need = Requirement(layout, dtype)
+        if self.skip("as"):
+            need = self._requirement(node)
         self.uses.append(need)
         return node
+
+    def _requirement(self, node: fx.Node) -> Requirement:
+        own = record_of(node).type
+        if not self.asks:
+            raise self.error("only ops and results of placed and explicit programs require a Layout with 'as'; transfers take what they are given")
+        if not isinstance(own, TensorType):
+            raise self.error(f"{node.name} has several tensors; require a Layout of its elements")
+        dtype = self.dtype() if self.kind() == "word" else own.dtype
+        shape, layout = self.placed()
+        if shape != own.shape:
+            raise self.error(f"{node.name} has the shape {list(own.shape)}, required is {list(shape)}")
+        assert layout is not None
+        return Requirement(layout, dtype)
 
     def _own(self, node: fx.Node) -> Requirement | None:
         own = record_of(node).type
         if not self.has_uses or not isinstance(own, TensorType) or own.layout is None:
             return None
         return Requirement(own.layout, own.dtype)
-
-    def literal(self, bare: bool = False) -> Any:
-        if self.peek("["):
-            return self._sequence("[", "]", lambda: self.literal(bare))
-        if self.peek("("):
-            return tuple(self._sequence("(", ")", lambda: self.literal(bare)))
-        kind = self.kind()
-        if kind == "string":
-            return ast.literal_eval(self.take())
-        if kind == "number":
-            token = self.take()
-            return -math.inf if token == "-inf" else float(token) if re.search(r"[.e]", token) else int(token)
-        if kind == "word" and self.tokens[self.at][1] in WORDS:
-            return WORDS[self.word()]
-        if self.peek("device"):
-            self.word()
-            self.sign("(")
-            name = ast.literal_eval(self.take("string"))
-            self.sign(")")
-            return torch.device(name)
-        if kind == "word" and bare:
-            return self.word()
-        raise self.error(f"expected a scalar, found {self.look(0)!r}")
-
-    def _sequence(self, left: str, right: str, one: Callable[[], Any]) -> list[Any]:
-        self.sign(left)
-        found = []
-        while not self.peek(right):
-            found.append(one())
-            if not self.peek(right):
-                self.sign(",")
-        self.sign(right)
-        return found
-
-    # -- types ---------------------------------------------------------------------------------------------------
-
-    def type(self) -> ValueType:
-        if self.peek("None"):
-            self.word()
-            return None
-        if self.peek("("):
-            types = self._sequence("(", ")", self.type)
-            return tuple(types)
-        name = self.word()
-        if name not in DTYPES:
-            raise self.error(f"no dtype {name!r}; dtypes are {', '.join(DTYPES)}")
-        shape, layout = self._placed(self.has_uses)
-        return TensorType(shape, DTYPES[name], layout)
-
-    def _placed(self, always: bool) -> tuple[tuple[int, ...], Layout | None]:
-        """The dims in brackets, what is pending, and the stage; a Layout where the level or the text has one."""
-        self.sign("[")
-        rows = []
-        while not self.peek("]"):
-            if self.peek("("):
-                self.sign("(")
-                parts = []
-                while not self.peek(")"):
-                    parts.append(self._part())
-                self.sign(")")
-                rows.append((math.prod(size for size, _ in parts), tuple(parts)))
-            else:
-                size, axes = self._part()
-                rows.append((size, ((None, axes),)))
-        self.sign("]")
-        pending = {}
-        while self.peek("+"):
-            self.sign("+")
-            axis, kind = self.word(), "sum"
-            if self.peek(":"):
-                self.sign(":")
-                axis, kind = self.word(), axis
-            pending[axis] = kind
-        mesh = self.mesh
-        if self.peek("@"):
-            self.sign("@")
-            stage = self.word()
-            if stage not in self.stages:
-                raise self.error(f"there is no stage {stage!r}; stages are {', '.join(self.stages) or 'none'}")
-            mesh = self.stages[stage]
-        shape = tuple(size for size, _ in rows)
-        attr = DistAttr(tuple(dim for _, dim in rows), tuple(sorted(pending.items())))
-        if not always and (attr.is_replicated or self.level in ("local", "scheduled")):
-            if not attr.is_replicated:
-                raise self.error(f"a {self.level} program has the sizes of one rank, without '/axis' or '+axis'")
-            return shape, None
-        return shape, self._layout(attr, shape, mesh)
-
-    def _layout(self, attr: DistAttr, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
-        if mesh is None:
-            raise self.error("a value is placed, but the header names no mesh, as in 'on dp=2 tp=2'")
-        axes = attr.axes
-        try:
-            for axis in axes:
-                if axis != UNDECIDED:
-                    mesh.check_axis(axis)
-        except ValueError as error:
-            raise self.error(str(error)) from None
-        return Layout(mesh, attr if UNDECIDED in axes else attr.normalize(shape, mesh))
-
-    def _part(self) -> tuple[int, tuple[str, ...]]:
-        size = int(self.take("number"))
-        axes = []
-        while self.peek("/"):
-            self.sign("/")
-            axes.append(self.take() if self.peek(UNDECIDED) else self.word())
-        return size, tuple(axes)
-
-    # -- tokens --------------------------------------------------------------------------------------------------
-
-    def _tokenize(self, line: str) -> list[tuple[str, str]]:
-        tokens = []
-        position = 0
-        while position < len(line):
-            if not line[position:].strip() or line[position:].lstrip().startswith("#"):
-                break
-            match = _TOKEN.match(line, position)
-            if match is None:
-                raise self.error(f"{line[position:].strip()[:12]!r} is not part of the grammar")
-            tokens.append((match.lastgroup or "", match[match.lastgroup or 0]))
-            position = match.end()
-        return tokens
-
-    def kind(self) -> str:
-        return self.tokens[self.at][0] if self.at < len(self.tokens) else ""
-
-    def look(self, ahead: int) -> str:
-        return self.tokens[self.at + ahead][1] if self.at + ahead < len(self.tokens) else ""
-
-    def peek(self, token: str) -> bool:
-        return self.look(0) == token and self.kind() != "string"
-
-    def take(self, kind: str = "") -> str:
-        if self.at >= len(self.tokens) or (kind and self.kind() != kind):
-            raise self.error(f"expected a {kind or 'token'}, found {self.look(0)!r}" if self.look(0) else f"the line ends where a {kind or 'token'} is expected")
-        self.at += 1
-        return self.tokens[self.at - 1][1]
-
-    def word(self, expected: str = "") -> str:
-        token = self.take("word")
-        if expected and token != expected:
-            raise self.error(f"expected {expected!r}, found {token!r}")
-        return token
-
-    def sign(self, expected: str) -> None:
-        if not self.peek(expected):
-            raise self.error(f"expected {expected!r}, found {self.look(0)!r}" if self.look(0) else f"the line ends where {expected!r} is expected")
-        self.at += 1
-
-    def error(self, what: str) -> TextError:
-        return TextError(f"line {self.number}: {what}\n    {self.line.strip()}")
 
 
 def _tuples(value: object) -> object:

@@ -13,21 +13,9 @@ from autopar import transfers
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
 from autopar.program import Program, is_getitem, operands, record_of
-from autopar.record import DTYPE_NAMES, Record, Requirement, TensorType, ValueType
+from autopar.record import DTYPE_NAMES, Record, Requirement, Result, TensorType, ValueType
+from autopar.text.tokens import LITERALS, RESERVED
 from autopar.torch_private import OpOverload
-
-LITERALS: dict[Any, str] = {
-    None: "None",
-    True: "True",
-    False: "False",
-    **DTYPE_NAMES,
-    torch.strided: "strided",
-    torch.sparse_coo: "sparse_coo",
-    torch.contiguous_format: "contiguous_format",
-    torch.preserve_format: "preserve_format",
-    torch.channels_last: "channels_last",
-    torch.channels_last_3d: "channels_last_3d",
-}
 
 
 def print_program(program: Program, *, comments: bool = False) -> str:
@@ -38,7 +26,8 @@ def print_program(program: Program, *, comments: bool = False) -> str:
         if node.op == "output":
             lines += _results(program, node, record)
             continue
-        if node.op != "placeholder" and record.phase != phase:
+        introduced = node.op == "placeholder" and not phase and record.phase == "forward"
+        if not introduced and record.phase != phase:
             phase = record.phase
             lines.append(f"{phase}:")
         line = print_node(program, node)
@@ -85,12 +74,8 @@ def _placeholder(program: Program, node: fx.Node, record: Record) -> str:
     if record.index is not None:
         inner.insert(0, str(record.index))
     if record.role == "state":
-        after = next(
-            value.name
-            for value, result in zip(operands(program.output), record_of(program.output).results, strict=True)
-            if result.kind == "state" and result.of == node.name
-        )
-        inner.insert(0, after)
+        results = zip(operands(program.output), record_of(program.output).results, strict=False)
+        inner.insert(0, next((value.name for value, result in results if result == Result("state", node.name)), "?"))
     return f"{record.role}({', '.join(inner)})" if inner else record.role
 
 
@@ -125,7 +110,7 @@ def _argument(value: Any, operand: Callable[[Any], str], bare: bool = False) -> 
         return operand(value)
     if isinstance(value, (tuple, list)):
         return _brackets(value, [_argument(v, operand, bare) for v in value])
-    if bare and isinstance(value, str):
+    if bare and isinstance(value, str) and value.isidentifier() and value not in RESERVED:
         return value
     return print_literal(value)
 
@@ -140,12 +125,14 @@ def print_literal(value: Any) -> str:
     """A scalar argument; ``TypeError`` for what the grammar does not have."""
     if isinstance(value, (tuple, list)):
         return _brackets(value, [print_literal(v) for v in value])
-    if isinstance(value, bool) or value is None or isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+    if isinstance(value, (bool, torch.dtype, torch.layout, torch.memory_format, type(None))) and value in LITERALS:
         return LITERALS[value]
     if isinstance(value, float):
         return repr(value) if math.isfinite(value) else {math.inf: "inf", -math.inf: "-inf"}.get(value, "nan")
     if isinstance(value, (int, str)):
         return repr(value)
+    if isinstance(value, complex):
+        return f"complex({print_literal(value.real)}, {print_literal(value.imag)})"
     if isinstance(value, torch.device):
         return f"device({str(value)!r})"
     raise TypeError(f"the program's text has no form for {value!r} of type {type(value).__name__}")

@@ -1,0 +1,198 @@
+"""Capture: what becomes one static graph, what is kept of where it came from, and that nothing is changed by it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from models import Block, Language, Residual
+from test_equality import check_equal
+from torch import nn
+
+import autopar
+from autopar import Mesh
+from autopar.capture import capture
+from autopar.program import record_of
+
+d = torch.float64
+
+
+def names(program: autopar.Program, op: str = "call_function") -> list[str]:
+    return [node.name for node in program.nodes if node.op == op]
+
+
+def test_placeholders_have_roles_and_the_users_names() -> None:
+    program = capture(Language(), (torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, 3, dtype=torch.long))).program
+    rows = [(n.name, record_of(n).role, record_of(n).name) for n in program.placeholders]
+    assert rows[0] == ("embed_weight", "param", "embed.weight")
+    assert rows[-4:] == [("ids", "input", ""), ("labels", "input", ""), ("d_loss", "tangent", ""), ("d_logits", "tangent", "")]
+
+
+def test_module_paths_and_source_lines() -> None:
+    """Every op, the backward ones too."""
+    program = capture(Residual(), (torch.randn(2, 8),)).program
+    calls = [node for node in program.nodes if node.op == "call_function"]
+    assert all("models.py:" in record_of(node).source for node in calls)
+    gelu = next(n for n in calls if n.name == "gelu_backward")
+    assert (record_of(gelu).phase, record_of(gelu).module) == ("backward", "blocks.1.act")
+    assert record_of(gelu).source.endswith("return self.down(self.act(self.up(x)))")
+    assert "  # blocks.1.act  models.py:" in program.text(comments=True)
+
+
+def test_the_same_tensor_passed_twice_is_two_inputs() -> None:
+    class Product(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x.tanh() * y
+
+    x = torch.randn(4, 3, dtype=d, requires_grad=True)
+    assert [n for n in names(capture(Product(), (x, x)).program, "placeholder")] == ["x", "y", "d_out"]
+    check_equal(Product(), Mesh(dp=2), None, (x, x))
+
+
+def test_tied_parameters_are_one() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+            self.b.weight = self.a.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(torch.tanh(self.a(x)))
+
+    model = Tied().double()
+    parallel = check_equal(model, Mesh(dp=2, tp=2), {"a.weight": ("tp",)}, (torch.randn(4, 4, dtype=d),))
+    assert str(parallel.program).count("= param") == 1
+
+
+class Everything(nn.Module):
+    """Keywords, a constant, numbers and None among the results, a parameter and an input returned as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.unused = nn.Linear(2, 2)
+        self.constant = torch.arange(4.0, dtype=d)
+
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0, more: Any = ()) -> Any:
+        y = self.inner(x) * scale + self.constant
+        for extra in more:
+            y = y + extra
+        return [y, None, (x, {"k": 3, "why": "it's", "mask": y > 0}), self.inner.weight]
+
+
+def test_structures_in_and_out() -> None:
+    x, extra = torch.randn(5, 4, dtype=d), [torch.randn(4, dtype=d), torch.randn(5, 1, dtype=d)]
+    parallel = check_equal(Everything().double(), Mesh(dp=2), {"inner.weight": (None, "dp")}, (x,), {"scale": 3.0, "more": extra})
+    text = str(parallel.program)
+    assert "  return [add_2, None, (x, {'k': 3, 'why': \"it's\", 'mask': gt}), inner_weight]\n" in text
+    assert "constant((0.0, 1.0, 2.0, 3.0))" in text
+
+
+def test_writes_in_place_are_functionalized() -> None:
+    class Inplace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.act = nn.Linear(4, 4), nn.ReLU(inplace=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.inner(x)
+            y += 1
+            y.mul_(2)
+            return self.act(y)
+
+    x = torch.randn(4, 4, dtype=d)
+    kept = x.clone()
+    program = check_equal(Inplace().double(), Mesh(dp=2), None, (x,)).program
+    assert torch.equal(x, kept)
+    assert "_(" not in str(program)
+    lines = {record_of(n).source.partition("  ")[2] for n in program.nodes if n.op == "call_function"}
+    assert {"y += 1", "y.mul_(2)", "return self.act(y)"} <= lines
+
+
+def test_buffers_that_are_written_are_state() -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros((), dtype=d))
+            self.register_buffer("total", torch.zeros(4, dtype=d))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen += 1
+            self.total.add_(x.sum(0))
+            return x * self.seen
+
+    model = Counter()
+    eager = copy.deepcopy(model)
+    x = torch.randn(5, 4, dtype=d, requires_grad=True)
+    parallel = autopar.parallelize(model, Mesh(dp=2), {"total": ("dp",), "x": ("dp",)}, example=(x,))
+    assert torch.equal(model.seen, eager.seen), "capture changes nothing"
+    assert "total : f64[4/dp] = state(" in str(parallel.program)
+    for _ in range(3):
+        assert torch.allclose(parallel.simulate(x), eager(x))
+    assert torch.equal(model.seen, eager.seen) and torch.allclose(model.total, eager.total)
+
+
+def test_no_grad_captures_the_forward_alone() -> None:
+    model, x = Block().double(), torch.randn(4, 8, dtype=d)
+    with torch.no_grad():
+        parallel = autopar.parallelize(model, Mesh(dp=2), example=(x,))
+        assert "backward" not in str(parallel.program) and "tangent" not in str(parallel.program)
+        assert not parallel.simulate(x).requires_grad
+    assert parallel.simulate(x).requires_grad
+    assert "backward" in str(parallel.program)
+
+
+def test_other_shapes_and_modes_are_captured_again_once() -> None:
+    model = nn.Sequential(Block(), nn.Dropout(0.5)).double().eval()
+    parallel = autopar.parallelize(model, Mesh(dp=2))
+    for batch in (4, 5, 4, 5):
+        x = torch.randn(batch, 8, dtype=d)
+        assert torch.allclose(parallel.simulate(x), model(x))
+    assert len(parallel._compiled) == 2
+    first = parallel.program
+    parallel.simulate(torch.randn(5, 8, dtype=d))
+    assert parallel.program is first
+
+
+def test_capture_leaves_model_and_arguments_alone() -> None:
+    model, x = Block(), torch.randn(4, 8)
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    kept, random = x.clone(), torch.get_rng_state()
+    capture(model, (x,))
+    assert torch.equal(x, kept) and all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters()) and torch.equal(torch.get_rng_state(), random)
+
+
+def test_nothing_fake_stays_in_the_program() -> None:
+    for node in capture(Block(), (torch.randn(4, 8),)).program.nodes:
+        assert set(node.meta) == {"autopar"}
+
+
+def test_a_model_on_meta_is_captured_without_memory() -> None:
+    with torch.device("meta"):
+        model, x = Block(2**14, 2**16), torch.randn(2**10, 2**14)
+    parallel = autopar.parallelize(model, Mesh(dp=4, tp=8), {"*.up.weight": ("tp",), "*.down.weight": (None, "tp")}, example=(x,))
+    assert "f32[1024/dp 65536/tp]" in str(parallel.program)
+
+
+def test_backward_twice_and_partial_outputs() -> None:
+    """Saved values serve a second backward; an output without a gradient counts as one with gradient zero."""
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = Block(), Block()
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.a(x), self.b(x)
+
+    model, x = Both().double(), torch.randn(4, 8, dtype=d)
+    eager = copy.deepcopy(model)
+    first, _ = autopar.parallelize(model, Mesh(dp=2), example=(x,)).simulate(x)
+    first.sum().backward(retain_graph=True)
+    first.sum().backward()
+    want, _ = eager(x)
+    (2 * want.sum()).backward()
+    for ours, theirs in zip(model.a.parameters(), eager.a.parameters(), strict=True):
+        assert torch.allclose(ours.grad, theirs.grad)
+    assert all(p.grad is None or not p.grad.any() for p in model.b.parameters())
