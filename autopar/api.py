@@ -14,7 +14,7 @@ from autopar.layout import DistAttr
 from autopar.localize import localize, rank_classes
 from autopar.mesh import Mesh
 from autopar.passes import Place, Reshard, Share, run_passes
-from autopar.plan import Constraints, Plan, resolve
+from autopar.plan import Plan, resolve
 from autopar.program import Program, record_of
 from autopar.report.passes import PassReport, Reports, bytes_per_axis
 from autopar.runtime.step import SimulatedStep
@@ -89,7 +89,7 @@ class Parallel:
         self.model = model
         self.mesh = mesh
         self._plan = plan
-        self._compiled: dict[Signature, Compiled] = {}
+        self._compiled: dict[tuple[Signature, frozenset[int] | None], Compiled] = {}
         self._latest: Compiled | None = None
         resolve(plan, mesh, _shapes(model), None)
 
@@ -141,21 +141,23 @@ class Parallel:
     def compile(self, *args: Any, **kwargs: Any) -> Compiled:
         """Capture a call of these shapes and place it, unless that was done before."""
         key = signature_of(self.model, bind_arguments(self.model, args, kwargs))
-        if key not in self._compiled:
-            self._compiled[key] = self._compile(args, kwargs)
-        self._latest = self._compiled[key]
+        if (key, None) not in self._compiled:
+            self._compiled[key, None] = self._compile(key, args, kwargs, None)
+        self._latest = self._compiled[key, None]
         return self._latest
 
-    def _compile(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Compiled:
+    def _compile(
+        self, key: Signature, args: Sequence[Any], kwargs: Mapping[str, Any], given: frozenset[int] | None
+    ) -> Compiled:
         start = time.perf_counter()
-        captured = capture(self.model, args, kwargs)
+        captured = capture(self.model, args, kwargs, given=given)
         captured_ms = (time.perf_counter() - start) * 1e3
         program = captured.program
-        constraints = self._constraints(captured)
-        reports = [PassReport("capture", captured_ms, notes=tuple(constraints.notes))]
+        notes: list[str] = []
+        constraints = self.constraints(captured, notes)
+        reports = [PassReport("capture", captured_ms, notes=tuple(notes))]
         verify(program, "capture")
-        attrs = _by_placeholder(program, constraints.attrs)
-        reports += run_passes(program, (Place(self.mesh, attrs), Reshard(), Share()))
+        reports += run_passes(program, (Place(self.mesh, constraints), Reshard(), Share()))
         start = time.perf_counter()
         local: dict[int, Program] = {}
         for ranks in rank_classes(program):
@@ -164,28 +166,39 @@ class Parallel:
             local.update(dict.fromkeys(ranks, shared))
         ms = (time.perf_counter() - start) * 1e3
         reports.append(PassReport("localize", ms, bytes=bytes_per_axis(program)))
-        return Compiled(captured, program, local, Reports(reports), SimulatedStep(program, local))
+        simulated = SimulatedStep(program, local, lambda given: self._specialized(key, captured, given))
+        return Compiled(captured, program, local, Reports(reports), simulated)
 
-    def _constraints(self, captured: Captured) -> Constraints:
-        inputs = {}
-        for node in captured.program.placeholders:
-            record = record_of(node)
-            if record.role == "input":
-                inputs[record.name or node.name] = record.type.shape  # type: ignore[union-attr]
-        return resolve(self._plan, self.mesh, _shapes(self.model), inputs)
+    def _specialized(self, key: Signature, captured: Captured, given: frozenset[int]) -> SimulatedStep:
+        """The step of a call whose backward gets gradients for only some of the outputs."""
+        if (key, given) not in self._compiled:
+            args, kwargs = captured.call
+            with torch.enable_grad():
+                now = signature_of(self.model, bind_arguments(self.model, args, kwargs))
+                if now != key:
+                    raise RuntimeError(
+                        "the model was switched between train() and eval() after this forward, and its backward has to be "
+                        "captured anew because not all outputs have a gradient; switch the model after backward()"
+                    )
+                self._compiled[key, given] = self._compile(key, args, kwargs, given)
+        return self._compiled[key, given].simulated
+
+    def constraints(self, captured: Captured, notes: list[str] | None = None) -> dict[str, DistAttr]:
+        """The plan applied to a captured step: placeholder → DistAttr. What was decided for the user goes to ``notes``."""
+        records = {node.name: record_of(node) for node in captured.program.placeholders}
+        own = _shapes(self.model)
+        users = {
+            placeholder: placeholder if r.role == "input" and r.name in own else r.name or placeholder
+            for placeholder, r in records.items()
+            if r.role != "tangent"
+        }
+        inputs = {users[p]: r.type.shape for p, r in records.items() if r.role == "input"}  # type: ignore[union-attr]
+        found = resolve(self._plan, self.mesh, own, inputs)
+        if notes is not None:
+            notes += found.notes
+        return {placeholder: found.attrs[name] for placeholder, name in users.items() if name in found.attrs}
 
 
 def _shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
     named = [*model.named_parameters(), *model.named_buffers()]
     return {name: tuple(tensor.shape) for name, tensor in named}
-
-
-def _by_placeholder(program: Program, attrs: Mapping[str, DistAttr]) -> dict[str, DistAttr]:
-    """Constraints by the names of placeholders instead of the user's."""
-    found = {}
-    for node in program.placeholders:
-        record = record_of(node)
-        name = record.name or node.name
-        if name in attrs and record.role != "tangent":
-            found[node.name] = attrs[name]
-    return found

@@ -58,6 +58,7 @@ class Captured:
         spec: the structure of the model's outputs (a pytree spec); ``leaves`` are those that are no tensors.
         outputs: how many tensor outputs there are; ``differentiable`` are the positions that have a tangent.
         gradients: names of placeholders with a gradient, in the order of the ``grad`` results.
+        call: the arguments as fake tensors, to capture the same call again.
     """
 
     program: Program
@@ -69,6 +70,7 @@ class Captured:
     outputs: int
     differentiable: tuple[int, ...]
     gradients: tuple[str, ...]
+    call: tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass
@@ -120,22 +122,29 @@ def signature_of(model: torch.nn.Module, arguments: _Arguments) -> Signature:
     )
 
 
-def capture(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Captured:
+def capture(
+    model: torch.nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    given: frozenset[int] | None = None,
+) -> Captured:
     """Trace ``model(*args, **kwargs)`` and its backward.
 
-    Outputs that require gradients get one tangent each. Under ``torch.no_grad()`` there is no backward. The model and
-    the arguments are only read.
+    Outputs that require gradients get one tangent each; with ``given``, positions of tensor outputs, only those do.
+    Under ``torch.no_grad()`` there is no backward. The model and the arguments are only read.
 
     Raises:
         CaptureError: control flow on the values of tensors, random ops, an argument that cannot be flattened.
     """
     arguments = bind_arguments(model, args, kwargs or {})
-    return _Capture(model, arguments).run()
+    return _Capture(model, arguments, given).run()
 
 
 class _Capture:
-    def __init__(self, model: torch.nn.Module, arguments: _Arguments) -> None:
+    def __init__(self, model: torch.nn.Module, arguments: _Arguments, given: frozenset[int] | None) -> None:
         self.model = model
+        self.given = given
         self.arguments = arguments
         self.parameters = dict(model.named_parameters())
         self.buffers = dict(model.named_buffers())
@@ -150,7 +159,9 @@ class _Capture:
         graph = self._trace(fakes, tangents)
         if any(mutates(node.target) for node in graph.graph.nodes):
             graph = self._functionalize(graph, [*fakes, *tangents])
-        return self._captured(graph, len(fakes), len(tangents))
+        stand_ins = iter(fakes[len(self.parameters) + len(self.buffers) :])
+        flat = [next(stand_ins) if isinstance(v, torch.Tensor) else v for v in self.arguments.flat]
+        return self._captured(graph, len(fakes), pytree.tree_unflatten(flat, self.arguments.spec))
 
     def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
         with self.mode:
@@ -196,7 +207,8 @@ class _Capture:
         """One forward on fakes, to learn which outputs have a tangent, and of what shape."""
         with self.mode:
             outputs = self._call(fakes)
-        self.differentiable = tuple(k for k, o in enumerate(outputs) if self.grad and o.requires_grad)
+        able = [k for k, o in enumerate(outputs) if self.grad and o.requires_grad]
+        self.differentiable = tuple(k for k in able if self.given is None or k in self.given)
         with self.mode:
             return [torch.empty_like(outputs[k].detach()) for k in self.differentiable]
 
@@ -207,6 +219,7 @@ class _Capture:
             outputs = self._call(fakes)
             if not tangents:
                 return outputs
+            self.recorder.phase = "backward"
             wanted = [fakes[k] for k in self.differentiated]
             with self._explained(), single_threaded_backward():
                 gradients = torch.autograd.grad(
@@ -228,7 +241,7 @@ class _Capture:
 
     # -- the program ---------------------------------------------------------------------------------------------
 
-    def _captured(self, module: fx.GraphModule, given: int, tangents: int) -> Captured:
+    def _captured(self, module: fx.GraphModule, given: int, call: Any) -> Captured:
         graph = module.graph
         _simplify(graph)
         placeholders = list(graph.find_nodes(op="placeholder"))
@@ -269,7 +282,7 @@ class _Capture:
         fp = [p.name for p in placeholders]
         counts = (len(self.parameters), len(self.parameters) + len(self.buffers))
         return Captured(program, tuple(fp[: counts[0]]), tuple(fp[counts[0] : counts[1]]), tuple(fp[counts[1] : given]),
-                        self.spec, self.leaves, len(outputs), self.differentiable, tuple(differentiated))  # fmt: skip
+                        self.spec, self.leaves, len(outputs), self.differentiable, tuple(differentiated), call)  # fmt: skip
 
     def _written(self, graph: fx.Graph, placeholders: Sequence[fx.Node]) -> list[tuple[fx.Node, fx.Node]]:
         """Buffers that the step writes, with their next values: they become state. Other arguments are refused."""

@@ -17,8 +17,7 @@ NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for a loss's reduction
 
 
 def _count(x, dims) -> int:
-    chosen = range(x.dim()) if not dims else dims
-    return math.prod(x.shape[d] for d in chosen)
+    return math.prod(x.shape[d] for d in dims or range(x.dim()))
 
 
 def mean(x, *, dtype=None):
@@ -38,12 +37,22 @@ def var(x, dim=None, *, correction=None, keepdim=False):
 
 def var_mean(x, dim=None, *, correction=None, keepdim=False):
     """The variance and the mean, each a sum and a division."""
-    middle = mean_dim(x, dim or list(range(x.dim())), True)
-    off = aten.sub.Tensor(x, middle)
+    wide = _wide(x)
+    middle = mean_dim(wide, dim or list(range(x.dim())), True)
+    off = aten.sub.Tensor(wide, middle)
     total = aten.sum.dim_IntList(aten.mul.Tensor(off, off), dim, keepdim)
     left = max(_count(x, dim) - (1 if correction is None else correction), 0)
-    spread = aten.div.Scalar(total, left)
-    return spread, middle if keepdim else aten.view.default(middle, spread.shape)
+    spread = _narrow(aten.div.Scalar(total, left), x)
+    return spread, _narrow(middle if keepdim else aten.view.default(middle, spread.shape), x)
+
+
+def _wide(x):
+    """Squares and their sums are taken in float32 at least, as torch's own kernels do."""
+    return aten._to_copy.default(x, dtype=torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _narrow(y, x):
+    return y if y.dtype == x.dtype else aten._to_copy.default(y, dtype=x.dtype)
 
 
 def std(x, dim=None, *, correction=None, keepdim=False):
@@ -60,8 +69,9 @@ def linalg_vector_norm(x, order=2, dim=None, keepdim=False, *, dtype=None):
     """The sum of magnitudes and the root of the sum of squares come apart; other orders stay whole."""
     if order not in (1, 2) or x.is_complex() or dtype not in (None, x.dtype):
         return NotImplemented
-    total = aten.sum.dim_IntList(aten.abs.default(x) if order == 1 else aten.mul.Tensor(x, x), dim, keepdim)
-    return total if order == 1 else aten.sqrt.default(total)
+    wide = _wide(x)
+    total = aten.sum.dim_IntList(aten.abs.default(wide) if order == 1 else aten.mul.Tensor(wide, wide), dim, keepdim)
+    return _narrow(total if order == 1 else aten.sqrt.default(total), x)
 
 
 def log_sigmoid_forward(x):
@@ -151,6 +161,14 @@ def _full(value: float | None) -> Callable[..., Any]:
     return make
 
 
+def squeeze(x, dims=None):
+    """Only the dims of size one are named: others may be of size one on a rank."""
+    ndim = x.dim()
+    chosen = range(ndim) if dims is None else [dims] if isinstance(dims, int) else dims
+    ones = sorted({d % ndim for d in chosen if ndim and x.shape[d] == 1})
+    return NotImplemented if ones == dims else aten.squeeze.dims(x, ones)
+
+
 def _empty(size, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
     """What is in an empty tensor is not known, and may differ from rank to rank: zeros are as good."""
     return aten.full.default(size, 0, dtype=dtype or torch.get_default_dtype(), device=device)
@@ -172,6 +190,10 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.log_sigmoid_backward.default: log_sigmoid_backward,
     aten.mse_loss.default: mse_loss,
     aten.mse_loss_backward.default: mse_loss_backward,
+    aten.squeeze.default: squeeze,
+    aten.squeeze.dim: squeeze,
+    aten.squeeze.dims: squeeze,
+    aten._reshape_alias.default: lambda x, size, stride: aten.view.default(x, size),
     aten.new_zeros.default: _full(0),
     aten.new_ones.default: _full(1),
     aten.new_full.default: _full(None),
@@ -197,5 +219,5 @@ DECOMPOSITIONS[logits_loss] = _per_element(logits_loss, 4)
 
 # ops that return their operand, or stand for a view: dropped or renamed at capture
 IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default})
-SYNONYMS = {aten._unsafe_view.default: aten.view.default, aten._reshape_alias.default: aten.view.default}
+SYNONYMS = {aten._unsafe_view.default: aten.view.default}
 TRANSPOSE = aten.t.default  # twice, it is the value itself

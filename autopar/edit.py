@@ -12,6 +12,7 @@ no fake tensors. An exception leaves the program exactly as it was, with the sam
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,23 +26,25 @@ from autopar.program import (
     Program,
     element_type,
     is_getitem,
-    make_node,
     map_operands,
     operands,
     record_of,
     set_record,
 )
 from autopar.record import Record, Requirement, TensorType, ValueType
+from autopar.text.printer import print_type
+from autopar.text.tokens import can_name, legal_name
+from autopar.torch_private import rename
 
 
 class Staged:
     """A value that an edit will insert; it may be used in later operations of the same edit like a node."""
 
-    __slots__ = ("target", "args", "kwargs", "type", "before", "phase", "uses", "hint", "node")
+    __slots__ = ("args", "before", "edit", "hint", "kwargs", "node", "phase", "target", "type", "uses")
 
-    def __init__(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], type: ValueType, before: Value,
-                 phase: str | None, uses: tuple[Requirement | None, ...], hint: str | None) -> None:  # fmt: skip
-        self.target, self.args, self.kwargs, self.type = target, args, kwargs, type
+    def __init__(self, edit: Edit, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], type: ValueType,
+                 before: Value, phase: str | None, uses: tuple[Requirement | None, ...], hint: str | None) -> None:  # fmt: skip
+        self.edit, self.target, self.args, self.kwargs, self.type = edit, target, args, kwargs, type
         self.before, self.phase, self.uses, self.hint = before, phase, uses, hint
         self.node: fx.Node | None = None
 
@@ -59,11 +62,16 @@ class Edit:
         self.program = program
         self.sync = sync
         self._staged: list[tuple[Any, ...]] = []
-        self._erased: list[fx.Node] = []
+        self._erased: list[Value] = []
         self._inserted: list[fx.Node] = []  # nodes of this edit, in the order they were staged
         self._hints: dict[fx.Node, str | None] = {}
         self._records: dict[fx.Node, Record] = {}  # staged annotations
+        self._retypes = False  # whether what is staged may change the type of an existing transfer
+        self._stale: set[fx.Node] = set()  # nodes whose own type the next commit looks at
+        self._changed: set[fx.Node] = set()  # nodes whose readers it looks at
         self._undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+        self._counts = replace(program.counts)
+        self._over = False
 
     def __enter__(self) -> Edit:
         return self
@@ -73,6 +81,7 @@ class Edit:
             self._roll_back()
         elif self._staged or self._erased:
             self._commit(erase=True)
+        self._over = True
 
     # -- operations ----------------------------------------------------------------------------------------------
 
@@ -97,14 +106,20 @@ class Edit:
             name: what to name it after; transfers are named after their value and axis.
 
         Raises:
-            EditError: the transfer does not apply, or a node is not the program's.
+            EditError: the transfer does not apply, a node is not the program's, or the name is taken by the grammar.
         """
         for value in (*_values(args), *_values(list((kwargs or {}).values())), before):
             self._check(value)
+        if name is not None and not can_name(name):
+            raise EditError(f"{name!r} cannot name a value: Python, FX or the program's text has a meaning for it")
         kwargs = dict(kwargs or {})
         if type is None:
-            type = self._infer(target, tuple(args), kwargs)
-        staged = Staged(target, tuple(args), kwargs, type, before, phase, tuple(uses), name)
+            try:
+                type = self._infer(target, tuple(args), kwargs)
+            except EditError:
+                if not self._retypes or target not in transfers.BY_FUNCTION:
+                    raise  # otherwise the commit decides, which knows the changed types
+        staged = Staged(self, target, tuple(args), kwargs, type, before, phase, tuple(uses), name)
         self._stage("insert", staged)
         return staged
 
@@ -139,42 +154,56 @@ class Edit:
 
     def concat(self, xs: Sequence[Value], dim: int, *, before: Value, phase: str | None = None) -> Staged:
         """``[8 64], [24 64] → [32 64]``: join pieces along a dim that no axis splits."""
-        types = [self._type(x) for x in xs]
+        types = [t for t in map(self._type, xs) if isinstance(t, TensorType)]
+        if not types or len(types) < len(xs):
+            raise EditError("concat needs pieces, each one tensor")
         first = types[0]
-        if not isinstance(first, TensorType) or any(
-            not isinstance(t, TensorType) or t.layout != first.layout or t.dtype != first.dtype
-            or t.shape[:dim] + t.shape[dim + 1 :] != first.shape[:dim] + first.shape[dim + 1 :] for t in types
-        ):  # fmt: skip
-            raise EditError(f"concat needs pieces that differ only in dim {dim}, got {types}")
+        if not 0 <= dim < len(first.shape):
+            raise EditError(f"concat along dim {dim} of a value of {len(first.shape)}")
         if any(axes for _, axes in first.attr.dims[dim]):
             raise EditError(f"concat joins along dim {dim}, which is split; gather it first")
-        total = sum(t.shape[dim] for t in types)  # type: ignore[union-attr]
-        joined = replace(first, shape=first.shape[:dim] + (total,) + first.shape[dim + 1 :])
-        needs = tuple(None if t.layout is None else Requirement(t.layout, t.dtype) for t in types)  # type: ignore[union-attr]
+        joined = replace(first, shape=(*first.shape[:dim], sum(t.shape[dim] for t in types), *first.shape[dim + 1 :]))
+        if any(replace(t, shape=(*t.shape[:dim], joined.shape[dim], *t.shape[dim + 1 :])) != joined for t in types):
+            raise EditError(f"concat needs pieces that differ only in dim {dim}, got {', '.join(map(print_type, types))}")
+        needs = tuple(Requirement(t.layout, t.dtype) for t in types if t.layout is not None)
         return self.insert(torch.ops.aten.cat.default, (list(xs), dim), before=before, type=joined, phase=phase, uses=needs)
 
     def replace_use(self, user: Value, old: Value, new: Value, *, index: int | None = None) -> None:
         """Make ``user`` read ``new`` where it read ``old``: at every occurrence, or at operand ``index`` alone."""
         for value in (user, old, new):
             self._check(value)
+        if getattr(user, "target", None) in _FOLLOWERS:
+            self._retypes |= self._type(old) != self._type(new)
         self._stage("use", user, old, new, index)
 
     def replace_all_uses(self, old: Value, new: Value) -> None:
         """Make every user of ``old`` but ``new`` itself read ``new``."""
         for value in (old, new):
             self._check(value)
+        self._retypes |= self._type(old) != self._type(new)
         self._stage("uses", old, new)
 
-    def erase(self, node: fx.Node) -> None:
+    def erase(self, node: Value) -> None:
         """Remove a node without users; carried out when the block ends, so that until then all can be undone."""
         self._check(node)
+        if node is self.program.output:
+            raise EditError("the output cannot be erased")
         self._erased.append(node)
 
     def annotate(self, node: fx.Node, **changes: Any) -> None:
-        """Replace fields of the node's record: ``type=…, uses=…, phase=…``."""
+        """Replace fields of the node's record: ``type=…, uses=…, phase=…``; nothing happens where nothing changes.
+
+        The type of a transfer and of an element follows from what it reads, whatever is said here.
+        """
         self._check(node)
-        self._records[node] = record = replace(self._records.get(node) or record_of(node), **changes)
-        self._stage("record", node, record)
+        if isinstance(node, Staged):
+            raise EditError(f"annotate takes a node of the program; insert was told all that is known of {node}")
+        old = self._records.get(node) or record_of(node)
+        new = replace(old, **changes)
+        if new != old:
+            self._records[node] = new
+            self._retypes |= new.type != old.type
+            self._stage("record", node, new)
 
     def commit(self) -> None:
         """Commit what is staged now, in the middle of the block: for measuring what one commit per pass saves."""
@@ -193,13 +222,19 @@ class Edit:
         return self.insert(function, args, given, before=before, phase=phase)
 
     def _check(self, value: Any) -> None:
-        if isinstance(value, fx.Node) and value.graph is not self.program.graph:
-            raise EditError(f"{value.name} belongs to another program; take the node from this one, as in program.node({value.name!r})")
+        if self._over:
+            raise EditError("this edit is over; begin another one with program.edit()")
+        node = value.node if isinstance(value, Staged) else value
+        if node is None and value.edit is not self:
+            raise EditError(f"{value} is not part of this edit")
+        if isinstance(node, fx.Node) and node.graph is not self.program.graph:
+            raise EditError(f"{node.name} belongs to another program; take the node from this one, as in program.node({node.name!r})")
+        if isinstance(node, fx.Node) and node.prev.next is not node:
+            raise EditError(f"{node.name} has been erased from the program")
 
     def _type(self, value: Value) -> ValueType:
-        if isinstance(value, Staged):
-            return value.type
-        return (self._records.get(value) or record_of(value)).type
+        node = value.node if isinstance(value, Staged) else value
+        return value.type if node is None else (self._records.get(node) or record_of(node)).type
 
     def _infer(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ValueType:
         row = transfers.BY_FUNCTION.get(target)
@@ -208,58 +243,57 @@ class Edit:
         operand = self._type(args[0])
         given = transfers.arguments(target, args, kwargs)
         call = f"{row.name}({', '.join(map(str, (args[0], *given.values())))})"
-        if not isinstance(operand, TensorType) or operand.layout is None and target not in (transfers.cast, transfers.wait):
+        if not isinstance(operand, TensorType):
+            raise EditError(f"{call}: {args[0]} is several tensors; transfer its elements")
+        if operand.layout is None and target not in (transfers.cast, transfers.wait):
             raise EditError(f"{call}: {args[0]} has no Layout; transfers work on placed values")
         try:
             return row.infer(operand, given, self.program.stages)
+        except KeyError as missing:
+            raise EditError(f"{call}: the argument {missing} is missing") from None
         except ValueError as error:
-            from autopar.text.printer import print_type
-
             raise EditError(f"{call}: {error}; {args[0]} is {print_type(operand)}") from None
 
     # -- commit --------------------------------------------------------------------------------------------------
 
     def _commit(self, *, erase: bool) -> None:
         try:
-            changed: set[fx.Node] = set()
             for kind, *what in self._staged:
-                getattr(self, f"_do_{kind}")(changed, *what)
-            self._settle(changed)
+                getattr(self, f"_do_{kind}")(*what)
+            self._staged.clear()
+            self._records.clear()
+            self._retypes = False
+            self._settle()
             if erase:
                 self._remove()
         except BaseException:
             self._roll_back()
             raise
-        self._staged.clear()
-        self._records.clear()
         self.program.counts.commits += 1
 
     def _node(self, value: Value) -> fx.Node:
         if isinstance(value, Staged):
-            if value.node is None:
-                raise EditError(f"{value} is not part of this edit")
+            assert value.node is not None  # staged before it was used, and made in that order
             return value.node
         return value
 
-    def _do_insert(self, changed: set[fx.Node], staged: Staged) -> None:
+    def _do_insert(self, staged: Staged) -> None:
         before = self._node(staged.before)
         args, kwargs = (_resolve(a, self._node) for a in (staged.args, staged.kwargs))
         with self.program.graph.inserting_before(before):
             staged.node = node = self.program.graph.create_node("call_function", staged.target, args, kwargs)
+        self._undo.append((self.program.graph.erase_node, (node,)))
         served = next(iter(node.all_input_nodes), None)
         about = record_of(before if served is None else served)
         phase = staged.phase or record_of(before).phase
         set_record(node, Record(staged.type, staged.uses, phase, module=about.module, source=about.source))
         self._inserted.append(node)
         self._hints[node] = staged.hint
-        self._undo.append((self._unmake, (node,)))
+        if staged.type is None:
+            self._stale.add(node)
         self.program.counts.inserted += 1
 
-    def _unmake(self, node: fx.Node) -> None:
-        self.program.graph.erase_node(node)
-        self.program.counts.inserted -= 1
-
-    def _do_use(self, changed: set[fx.Node], user: Value, old: Value, new: Value, index: int | None) -> None:
+    def _do_use(self, user: Value, old: Value, new: Value, index: int | None) -> None:
         node, before, after = self._node(user), self._node(old), self._node(new)
         position = -1
         hits = 0
@@ -278,62 +312,78 @@ class Edit:
             raise EditError(f"{node.name} does not read {before.name}{where}; it reads {', '.join(o.name for o in operands(node))}")
         self._undo.append((_set_args, (node, node.args, node.kwargs)))
         _set_args(node, args, kwargs)
+        self._stale.add(node)
 
-    def _do_uses(self, changed: set[fx.Node], old: Value, new: Value) -> None:
+    def _do_uses(self, old: Value, new: Value) -> None:
         for user in list(self._node(old).users):
             if user is not self._node(new):
-                self._do_use(changed, user, old, new, None)
+                self._do_use(user, old, new, None)
 
-    def _do_record(self, changed: set[fx.Node], node: fx.Node, record: Record) -> None:
+    def _do_record(self, node: fx.Node, record: Record) -> None:
+        self._stale.add(node)
         self._set(node, record)
-        changed.add(node)
 
     def _set(self, node: fx.Node, record: Record) -> None:
-        self._undo.append((set_record, (node, record_of(node))))
+        old = record_of(node)
+        self._undo.append((set_record, (node, old)))
         set_record(node, record)
         self.program.counts.record_updates += 1
+        if record.type != old.type:
+            self._changed.add(node)
 
-    def _settle(self, changed: set[fx.Node]) -> None:
+    def _settle(self) -> None:
         """The linear walk: order, names, and the types that follow from changed ones."""
         mine = set(self._inserted)
+        new: list[fx.Node] = []
         seen: set[fx.Node] = set()
         taken: set[str] = set()
         for node in self.program.graph.nodes:
-            for operand in node.all_input_nodes:
+            read = node.all_input_nodes
+            for operand in read:
                 if operand not in seen:
                     raise EditError(f"{node.name} would read {operand.name} before it is made; insert it earlier")
             seen.add(node)
-            if node not in mine:
+            if node in mine:
+                new.append(node)
+            else:
                 taken.add(node.name)
-            if changed and any(operand in changed for operand in node.all_input_nodes):
-                self._follow(node, changed)
+            if node in self._stale or not self._changed.isdisjoint(read):
+                self._follow(node)
         self.program.counts.node_visits += len(seen)
-        self._name(sorted(self._inserted), taken)
+        self._stale.clear()
+        self._changed.clear()
+        self._name(new, taken)
 
-    def _follow(self, node: fx.Node, changed: set[fx.Node]) -> None:
+    def _follow(self, node: fx.Node) -> None:
         """Transfers and getitems take their type from their operand; other ops keep theirs."""
-        if is_getitem(node):
-            new = element_type(node)
-        elif node.target in transfers.BY_FUNCTION:
-            new = self._infer(node.target, node.args, node.kwargs)
-        else:
-            return
         record = record_of(node)
+        if node.target not in _FOLLOWERS:
+            return
+        source = node.all_input_nodes[0]
+        read = record_of(source).type
+        if is_getitem(node):
+            if not isinstance(read, tuple) or not 0 <= node.args[1] < len(read):  # type: ignore[operator]
+                raise EditError(f"{node.name} reads element {node.args[1]} of {source.name}, which has no such element")
+            new = element_type(node)
+        elif isinstance(read, TensorType) and read.layout is None and self.program.coordinates is not None:
+            return  # of one rank: its sizes are written in its arguments
+        else:
+            new = self._infer(node.target, node.args, node.kwargs)
         if new != record.type:
             self._set(node, replace(record, type=new))
-            changed.add(node)
 
     def _name(self, nodes: list[fx.Node], taken: set[str]) -> None:
         """Names in graph order, whatever order the edit was made in: value + axis, then ``_1``, ``_2``, …."""
         count: dict[str, int] = {}
         for node in nodes:
-            base = self._base_name(node)
+            base = legal_name(self._base_name(node))
             name = base
-            while name in taken:
+            while name in taken or not can_name(name):
                 count[base] = count.get(base, 0) + 1
                 name = f"{base}_{count[base]}"
             taken.add(name)
             if node.name != name:
+                rename(node, name)  # FX refuses a name that it knows from before; see make_node
                 node.name = name
 
     def _base_name(self, node: fx.Node) -> str:
@@ -344,8 +394,8 @@ class Edit:
         return hint or getattr(node.target, "__name__", "value").partition(".")[0]
 
     def _remove(self) -> None:
-        doomed = set(self._erased)
-        for node in self._erased:
+        doomed = set(map(self._node, self._erased))
+        for node in doomed:
             if alive := [user.name for user in node.users if user not in doomed]:
                 raise EditError(f"cannot erase {node.name}: {', '.join(alive)} still read it; replace those uses first")
         for node in sorted(doomed, reverse=True):
@@ -356,9 +406,12 @@ class Edit:
     def _roll_back(self) -> None:
         for function, arguments in reversed(self._undo):
             function(*arguments)
-        for pending in (self._undo, self._staged, self._erased, self._inserted):
-            pending.clear()
-        self._records.clear()
+        self._undo.clear()
+        vars(self.program.counts).update(vars(self._counts))
+        self._over = True
+
+
+_FOLLOWERS = {operator.getitem, *transfers.BY_FUNCTION}  # ops whose type follows from their operand's
 
 
 def _set_args(node: fx.Node, args: Any, kwargs: Any) -> None:

@@ -73,7 +73,7 @@ class DistAttr:
         """The one form that equal attributes share: ``(4/dp 128)`` is ``512/dp`` when dp divides 4.
 
         Parts of size one without axes go, neighbours that lie like one dim are merged, axes of size one go. What
-        holds nothing is left as written: dims without elements, and the place among the parts of a split size one.
+        holds nothing is left as written: splits of dims without elements, and where among the parts a split size one stands.
         """
         return _normalize(self, tuple(shape), mesh)
 
@@ -133,14 +133,14 @@ def normal_dim(dim: Dim, dim_size: int, mesh: Mesh) -> Dim:
     parts = [
         (dim_size if size is None else size, tuple(axis for axis in axes if mesh.sizes.get(axis) != 1)) for size, axes in dim
     ]
+    if not any(axes for _, axes in parts):
+        return WHOLE
     if len(parts) > 1 and dim_size and all(axis in mesh.sizes for _, axes in parts for axis in axes):
         merged: list[tuple[int, Axes]] = []
         for part in finest(parts, mesh):
             one = merge(merged[-1], part, mesh) if merged else None
             merged[-1:] = [one] if one else [*merged[-1:], part]
         parts = merged
-    if not parts:
-        return WHOLE
     return ((None, parts[0][1]),) if len(parts) == 1 else tuple(parts)
 
 

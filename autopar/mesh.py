@@ -117,6 +117,8 @@ class Mesh:
         """The rank at ``coordinates`` (one index for every axis)."""
         position = 0
         for axis, size in self.axes:
+            if axis not in coordinates:
+                raise ValueError(f"coordinates {dict(coordinates)} lack the axis {axis!r} of the mesh ({self})")
             index = coordinates[axis]
             if not 0 <= index < size:
                 raise ValueError(f"coordinate {axis}={index} lies outside the mesh ({self})")
@@ -126,7 +128,7 @@ class Mesh:
     def group(self, rank: int, axis: str) -> tuple[int, ...]:
         """The ranks that differ from ``rank`` only along ``axis``, in the order of that axis."""
         here = self.coordinates(rank)
-        return tuple(self.rank({**here, axis: index}) for index in range(self.sizes[axis]))
+        return tuple(self.rank({**here, axis: index}) for index in range(self.sizes[self.check_axis(axis)]))
 
     def points(self) -> Iterator[dict[str, int]]:
         """The coordinates of all ranks, in the order of ``ranks``."""

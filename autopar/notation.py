@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 ELLIPSIS = "..."
 ONE = "1"
@@ -46,7 +46,7 @@ class Pattern:
 _TOKEN = re.compile(r"\s*(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<whole>!?)|(?P<sign>\.\.\.|[()1])|(?P<bad>\S))")
 
 
-@lru_cache(maxsize=None)
+@cache
 def parse_pattern(text: str) -> Pattern:
     """Read a rule; a ``ValueError`` quotes it and says what is wrong with it."""
     body, by, kind = text.partition(" by ")
@@ -62,6 +62,8 @@ def parse_pattern(text: str) -> Pattern:
     results = _side(text, sides[1], whole, bare)
     if not results:
         raise _wrong(text, "it has no result; write '()' for a result without dims")
+    if "by" in whole | bare:
+        raise _wrong(text, f"'by' stands at the end and takes one of {', '.join(KINDS)}; it cannot name a factor")
     if mixed := whole & bare:
         raise _wrong(text, f"factor {min(mixed)!r} is written with '!' in one place and without in another")
     return Pattern(text, operands, results, frozenset(whole), kind)
@@ -79,6 +81,8 @@ def _tensor(text: str, one: str, whole: set[str], bare: set[str]) -> tuple[DimPa
     seen: set[str] = set()
     if not one.strip():
         raise _wrong(text, "a tensor between commas is empty; write '()' for one without dims")
+    if re.search(r"\(\s*\)", one):
+        raise _wrong(text, f"'()' is a tensor of its own, not a dim, in {one.strip()!r}; a size-one dim is '1'")
     for match in _TOKEN.finditer(one.rstrip()):
         name, sign = match["name"], match["sign"]
         if match["bad"]:

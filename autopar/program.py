@@ -43,6 +43,11 @@ class Constant:
     content: object
     tensor: torch.Tensor | None = field(default=None, compare=False, repr=False)
 
+    @property
+    def meaning(self) -> tuple[object, ...]:
+        """What equality of programs compares; nan equals itself, and 0.0 is neither -0.0 nor 0."""
+        return self.shape, self.dtype, repr(self.content)
+
     @staticmethod
     def of(tensor: torch.Tensor) -> Constant:
         tensor = tensor.detach()
@@ -170,14 +175,16 @@ class Program:
 
     def _facts(self) -> tuple[object, ...]:
         return (
-            self.level, self.mesh, self.stages, self.streams, self.coordinates, self.tree, self.constants,
-            len(self.graph.nodes),
+            self.level, self.mesh, tuple(self.stages.items()), self.streams,
+            None if self.coordinates is None else tuple(self.coordinates.items()), self.tree, len(self.graph.nodes),
         )  # fmt: skip
 
     def _lines(self) -> Iterator[tuple[object, ...]]:
         for node in self.graph.nodes:
             args = (map_operands(node.args, _by_name), map_operands(dict(node.kwargs), _by_name))
-            yield node.op, node.name, node.target if node.op == "call_function" else "", repr(args), record_of(node).meaning
+            what = self.constants[node.target].meaning if node.op == "get_attr" else None  # type: ignore[index]
+            target = node.target if node.op == "call_function" else what
+            yield node.op, node.name, target, repr(args), record_of(node).meaning
 
     def copy(self) -> Program:
         """The same program on nodes of its own; records are shared, they never change."""
@@ -197,6 +204,11 @@ def _by_name(node: fx.Node) -> object:
     return ("%", node.name)
 
 
+def has_record(node: fx.Node) -> bool:
+    """Whether the node was made by capture, an edit or the parser, and not behind their back."""
+    return KEY in node.meta
+
+
 def record_of(node: fx.Node) -> Record:
     return node.meta[KEY]
 
@@ -208,8 +220,8 @@ def set_record(node: fx.Node, record: Record) -> None:
 def make_node(graph: fx.Graph, name: str, op: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> fx.Node:
     """A node of exactly this name; uniqueness is the caller's duty.
 
-    FX hands out other names for ones that were ever used in the graph; a name it refused is one that it knows, so
-    setting it afterwards cannot collide with names it will hand out later.
+    FX gives another name where one was used in the graph before; then it knows that name, and setting it afterwards
+    cannot collide with names FX will give later.
     """
     node = graph.create_node(op, target, args, dict(kwargs), name=name)
     if node.name != name:

@@ -65,6 +65,7 @@ class Recorder(TorchDispatchMode):
         self._forward: dict[int, Origin] = {}
         self._last: fx.Node | None = None
         self.current = Origin()
+        self.phase = "forward"  # told, not found out: a capture may itself run inside a backward
 
     @contextlib.contextmanager
     def modules(self) -> Iterator[None]:
@@ -99,13 +100,13 @@ class Recorder(TorchDispatchMode):
 
     def observe(self) -> None:
         """Find out where the op that is being called comes from."""
-        of = running_backward_of()
-        if of is None:
+        if self.phase == "forward":
             self.current = Origin(self._running[-1] if self._running else "", user_line())
             self._forward[autograd_sequence_number()] = self.current
         else:
-            forward = self._forward.get(of, Origin())
-            self.current = Origin(forward.module, forward.source, "backward")
+            of = running_backward_of()
+            forward = Origin() if of is None else self._forward.get(of, Origin())
+            self.current = Origin(forward.module, forward.source, self.phase)
 
     def _note(self, graph: fx.Graph) -> None:
         newest = None

@@ -104,7 +104,7 @@ Move = tuple[Any, tuple[tuple[str, Any], ...]]
 
 
 def _moves(here: TensorType, goal: TensorType) -> Iterator[Move]:
-    """The transfers that may lie on a cheapest way: gathers anywhere, splits and pendings only where the goal has them."""
+    """The transfers that the search tries: those that take away, and those that bring what the goal has."""
     coarse, fine = _views(here, goal)
     yield from _relay(here, goal, coarse)
     if fine != coarse:
@@ -129,22 +129,26 @@ def _widens(a: torch.dtype, b: torch.dtype) -> bool:
 
 
 def _relay(here: TensorType, goal: TensorType, parts: tuple[tuple[int, ...], ...]) -> Iterator[Move]:
-    """The transfers between the parts of one view, which ``here`` can be seen as and the goal in some of its dims."""
-    now, wanted = _seen_as(here, parts), _seen_as(goal, parts)
+    """The transfers between the parts of one view: gathers anywhere, splits only in the dims where the goal has them."""
     merged: tuple[tuple[str, Any], ...] = (("parts", parts),) if any(len(sizes) > 1 for sizes in parts) else ()
-    homes = {axis: place for place, axes in enumerate(wanted) for axis in axes}
-    for place, axes in enumerate(now):
+    homes = {axis: d for d, dim in enumerate(goal.attr.dims) for _, axes in dim for axis in axes}
+    pending, used = dict(here.attr.pending), set(here.attr.axes)
+    places = list(enumerate(d for d, sizes in enumerate(parts) for _ in sizes))
+    for place, axes in enumerate(_seen_as(here, parts)):
         if axes:
             axis = axes[-1]
             yield transfers.all_gather, (("dim", place), ("axis", axis), *merged)
-            if homes.get(axis, place) != place:
-                yield transfers.all_to_all, (("source", place), ("target", homes[axis]), ("axis", axis), *merged)
-    for axis, kind in here.attr.pending:
-        if axis in homes:
-            yield transfers.reduce_scatter, (("dim", homes[axis]), ("axis", axis), *_op(kind), *merged)
-    for axis, place in homes.items():
-        if axis not in here.attr.axes:
-            yield transfers.slice, (("dim", place), ("axis", axis), *merged)
+            for target, d in places:
+                if target != place and homes.get(axis) == d:
+                    yield transfers.all_to_all, (("source", place), ("target", target), ("axis", axis), *merged)
+    for axis, home in homes.items():
+        for target, d in places:
+            if d != home:
+                continue
+            if axis in pending:
+                yield transfers.reduce_scatter, (("dim", target), ("axis", axis), *_op(pending[axis]), *merged)
+            elif axis not in used:
+                yield transfers.slice, (("dim", target), ("axis", axis), *merged)
 
 
 def _views(here: TensorType, goal: TensorType) -> list[tuple[tuple[int, ...], ...]]:
@@ -176,11 +180,13 @@ def _common(*sides: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _seen_as(type: TensorType, parts: Sequence[Sequence[int]]) -> list[Axes]:
-    """The axes of every part, flat; none for the parts of a dim that cannot be seen so."""
+    """The axes of every part of a view, flat."""
     assert type.layout is not None
     flat: list[Axes] = []
     for size, dim, sizes in zip(type.shape, type.attr.dims, parts, strict=True):
-        flat += align(_sized(dim, size), sizes, type.layout.mesh) or [()] * len(sizes)
+        axes = align(_sized(dim, size), sizes, type.layout.mesh)
+        assert axes is not None, "a view is chosen so that the dim can be seen so"
+        flat += axes
     return flat
 
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import fx
 
 from autopar import transfers
 from autopar.errors import RuleError, VerifyError
 from autopar.layout import UNDECIDED, Layout
-from autopar.program import Program, element_type, is_getitem, operands, record_of
+from autopar.program import Program, element_type, has_record, is_getitem, operands, record_of
 from autopar.record import PHASES, ROLES, Record, Requirement, TensorType
 from autopar.rules.binding import bind_node
 from autopar.text.printer import print_node, print_requirement, print_type
+
+ORDER = ("return", "grad", "state")  # of results
+PIECES: dict[Any, tuple[str, ...]] = {  # the arguments that list piece sizes, at the level local
+    transfers.all_gather: ("sizes",),
+    transfers.slice: ("sizes",),
+    transfers.reduce_scatter: ("sizes",),
+    transfers.all_to_all: ("sizes", "new_sizes"),
+}
 
 
 def verify(program: Program, made_by: str = "") -> None:
@@ -28,22 +37,21 @@ class _Verifier:
     def __init__(self, program: Program, made_by: str) -> None:
         self.program = program
         self.made_by = made_by
+        self.unwaited: dict[fx.Node, None] = {}
 
     def run(self) -> None:
         checks: dict[str, tuple[Callable[[fx.Node, Record], None], ...]] = {
-            "traced": (self.check_untransferred,),
-            "placed": (self.check_placed, self.check_rule, self.check_untransferred),
-            "explicit": (self.check_placed, self.check_rule),
-            "local": (self.check_local,),
+            "traced": (self.check_untransferred, self.check_unstreamed),
+            "placed": (self.check_placed, self.check_rule, self.check_untransferred, self.check_unstreamed),
+            "explicit": (self.check_placed, self.check_rule, self.check_unstreamed),
+            "local": (self.check_local, self.check_unstreamed),
             "scheduled": (self.check_local, self.check_stream),
         }
         seen: dict[fx.Node, None] = {}
         names: set[str] = set()
-        self.unwaited: dict[fx.Node, None] = {}
         self.check_header()
         for node in self.program.nodes:
-            record = node.meta.get("autopar")
-            if record is None:
+            if not has_record(node):
                 raise self.error(node, "every node has a record; this one was made without program.edit()")
             for operand in node.all_input_nodes:
                 if operand not in seen:
@@ -52,23 +60,29 @@ class _Verifier:
                 raise self.error(node, f"the name {node.name} is given twice")
             seen[node] = None
             names.add(node.name)
+            record = record_of(node)
             self.check_record(node, record)
             for check in checks[self.program.level]:
                 check(node, record)
         if self.unwaited:
             node = next(iter(self.unwaited))
-            raise self.error(node, f"{node.name} is started and never waited for: add wait({node.name})")
+            raise self.error(node, f"{node.name} is started and never waited for: insert wait({node.name})")
 
     # -- every level ---------------------------------------------------------------------------------------------
 
     def check_header(self) -> None:
-        program = self.program
-        if program.level != "traced" and program.mesh is None:
-            raise VerifyError(self.head("") + f"  a {program.level} program lies on a mesh; the header names none")
-        if (program.level in ("local", "scheduled")) != (program.coordinates is not None):
-            raise VerifyError(self.head("") + "  local and scheduled programs, and only they, are those of one rank's coordinates")
+        program, level = self.program, self.program.level
+        if level != "traced" and program.mesh is None:
+            raise VerifyError(f"{self.head()}  a {level} program lies on a mesh; the header names none")
+        if (level in ("local", "scheduled")) != (program.coordinates is not None):
+            raise VerifyError(f"{self.head()}  local and scheduled programs, and no others, have the coordinates of one rank")
         if program.coordinates is not None and program.mesh is not None:
-            program.mesh.rank(program.coordinates)
+            if program.coordinates.keys() != program.mesh.sizes.keys():
+                raise VerifyError(f"{self.head()}  the coordinates need one index for each axis of the mesh ({program.mesh})")
+            try:
+                program.mesh.rank(program.coordinates)
+            except ValueError as error:
+                raise VerifyError(f"{self.head()}  {error}") from None
 
     def check_record(self, node: fx.Node, record: Record) -> None:
         if record.phase not in PHASES:
@@ -76,41 +90,75 @@ class _Verifier:
         if node.op == "placeholder" and record.role not in ROLES:
             raise self.error(node, f"no role {record.role!r}; roles are {', '.join(ROLES)}")
         if node.op == "output":
-            if len(record.results) != len(operands(node)):
-                raise self.error(node, f"{len(operands(node))} results, but the record tells what {len(record.results)} of them are")
+            self.check_results(node, record)
         elif not isinstance(record.type, (TensorType, tuple)):
             raise self.error(node, "every value has a type")
-        if is_getitem(node) and record.type != element_type(node):
-            raise self.error(node, f"element {node.args[1]} is {print_type(element_type(node))}", node.args[0])
+        if is_getitem(node):
+            source, index = node.args
+            types = record_of(source).type  # type: ignore[arg-type]
+            if not isinstance(types, tuple) or not 0 <= index < len(types):  # type: ignore[operator]
+                raise self.error(node, f"{source} has no element {index}", source)
+            if record.type != element_type(node):
+                raise self.error(node, f"element {index} is {print_type(element_type(node))}", source)
+
+    def check_results(self, node: fx.Node, record: Record) -> None:
+        """What is returned fits the tree; gradients and states belong to placeholders that have them."""
+        values, results = operands(node), record.results
+        if len(results) != len(values):
+            raise self.error(node, f"{len(values)} results, but the record tells what {len(results)} of them are")
+        returned = sum(result.kind == "return" for result in results)
+        if len(self.program.tree) != (returned + 1 if returned or self.program.tree else 0):
+            raise self.error(node, f"{returned} values are returned, but the tree has places for {max(len(self.program.tree) - 1, 0)}")
+        homes = {p.name: p for p in self.program.placeholders}
+        states = [name for name, p in homes.items() if record_of(p).role == "state"]
+        if [r.of for r in results if r.kind == "state"] != states:
+            raise self.error(node, f"each state is replaced once, in the order of the placeholders: {', '.join(states) or 'there are none'}")
+        if list(results) != sorted(results, key=lambda r: ORDER.index(r.kind)):
+            raise self.error(node, "results are what is returned, then gradients, then states")
+        for index, (value, result) in enumerate(zip(values, results, strict=True)):
+            if result.kind == "return":
+                continue
+            if result.of not in homes:
+                raise self.error(node, f"there is no placeholder {result.of} to have {value} as its {result.kind}", value)
+            home, mine = record_of(homes[result.of]).type, record_of(value).type
+            if not isinstance(home, TensorType) or not isinstance(mine, TensorType) or home.shape != mine.shape:
+                raise self.error(node, f"{value} is the {result.kind} of {result.of} and has another shape", homes[result.of], value)
+            need = record.uses[index] if index < len(record.uses) else None
+            if result.kind == "state" and home.layout is not None and record.uses and need != Requirement(home.layout, home.dtype):
+                raise self.error(node, f"{result.of} and what replaces it lie alike: require {value} as {print_type(home)}", homes[result.of], value)
 
     def check_untransferred(self, node: fx.Node, record: Record) -> None:
         if node.target in transfers.BY_FUNCTION:
             raise self.error(node, f"a {self.program.level} program has no transfers; reshard inserts them")
 
+    def check_unstreamed(self, node: fx.Node, record: Record) -> None:
+        if record.started or record.stream is not None or node.target is transfers.wait:
+            raise self.error(node, f"a {self.program.level} program has no streams; only a scheduled one starts and waits")
+
     # -- placed and explicit -------------------------------------------------------------------------------------
 
     def check_placed(self, node: fx.Node, record: Record) -> None:
-        types = record.type if isinstance(record.type, tuple) else (record.type,)
-        for type in types:
-            if type is None:
-                continue
-            if type.layout is None:
-                raise self.error(node, f"at the level {self.program.level} every value has a Layout")
-            self.check_layout(node, type, type.layout)
-        if node.target in transfers.BY_FUNCTION:
+        for type in record.type if isinstance(record.type, tuple) else (record.type,):
+            if type is not None:
+                if type.layout is None:
+                    raise self.error(node, f"at the level {self.program.level} every value has a Layout")
+                self.check_layout(node, type, type.layout)
+        if node.op not in ("call_function", "output") or node.target in transfers.BY_FUNCTION:
             return
-        if node.op in ("call_function", "output"):
-            values = operands(node)
-            if len(record.uses) != len(values):
-                raise self.error(node, f"{len(values)} operands, but {len(record.uses)} requirements: every use has one")
-            for value, need in zip(values, record.uses, strict=True):
-                type = record_of(value).type
-                if isinstance(type, TensorType):
-                    if need is None:
-                        raise self.error(node, f"the use of {value.name} has no requirement", value)
-                    self.check_layout(node, type, need.layout)
-                    if self.program.level == "explicit" and need != Requirement(type.layout, type.dtype):  # type: ignore[arg-type]
-                        self.check_agreement(node, value, type, need)
+        values = operands(node)
+        if len(record.uses) != len(values):
+            raise self.error(node, f"{len(values)} operands, but {len(record.uses)} requirements: every use has one")
+        for value, need in zip(values, record.uses, strict=True):
+            type = record_of(value).type
+            if not isinstance(type, TensorType):
+                continue
+            if need is None:
+                raise self.error(node, f"the use of {value.name} has no requirement", value)
+            self.check_layout(node, type, need.layout)
+            if self.program.level == "explicit" and (need.layout, need.dtype) != (type.layout, type.dtype):
+                user = "the output" if node.op == "output" else node.name
+                wanted = f"{user} needs {value.name} as {print_requirement(need, type)}, but it is {print_type(type)}"
+                raise self.error(node, f"{wanted}: insert the transfers between them", value)
 
     def check_layout(self, node: fx.Node, type: TensorType, layout: Layout) -> None:
         attr, mesh = layout.attr, layout.mesh
@@ -136,15 +184,8 @@ class _Verifier:
         if node.op != "call_function" or is_getitem(node):
             return
         values = operands(node)
-        row = transfers.BY_FUNCTION.get(node.target)
-        if row is not None:
-            given = transfers.arguments(node.target, node.args, node.kwargs)
-            try:
-                want = row.infer(record_of(values[0]).type, given, self.program.stages)  # type: ignore[arg-type]
-            except ValueError as error:
-                raise self.error(node, str(error), values[0]) from None
-            if want != record.type:
-                raise self.error(node, f"{row.name} makes it {print_type(want)}", values[0])
+        if node.target in transfers.BY_FUNCTION:
+            self.check_transfer(node, values[0], record)
             return
         try:
             bound = bind_node(node)
@@ -156,16 +197,34 @@ class _Verifier:
         meshes = {need.layout.mesh for need in record.uses if need} | {r.layout.mesh for r in results if r and r.layout}
         if len(meshes) > 1:
             raise self.error(node, "operands and results lie on different meshes; an op runs on one: insert a send and a recv", *values)
-        if why := bound.check(next(iter(meshes)), needs, gives, [v.name for v in values]):
+        if meshes and (why := bound.check(meshes.pop(), needs, gives, [v.name for v in values])):
             raise self.error(node, why, *values)
 
-    def check_agreement(self, node: fx.Node, value: fx.Node, type: TensorType, need: Requirement) -> None:
-        raise self.error(
-            node,
-            f"{node.name} needs {value.name} as {print_requirement(need, type)}, but it is {print_type(type)}: "
-            f"a transfer is missing between them",
-            value,
-        )
+    def check_transfer(self, node: fx.Node, value: fx.Node, record: Record) -> None:
+        row = transfers.BY_FUNCTION[node.target]
+        given = transfers.arguments(node.target, node.args, node.kwargs)
+        source = record_of(value).type
+        if not isinstance(source, TensorType):
+            raise self.error(node, f"{row.name} takes one tensor; {value} is several", value)
+        try:
+            want = row.infer(source, given, self.program.stages)
+        except ValueError as error:
+            raise self.error(node, str(error), value) from None
+        if want != record.type:
+            raise self.error(node, f"{row.name} makes it {print_type(want)}", value)
+        self.check_channel(node, value, given)
+
+    def check_channel(self, node: fx.Node, value: fx.Node, given: Mapping[str, Any]) -> None:
+        """What is sent is received, by the stage it was sent to."""
+        if node.target is transfers.send:
+            for user in node.users:
+                if user.target is not transfers.recv:
+                    raise self.error(user, f"{node} is on its way to {given['stage']}: read a recv({node}, {given['stage']})", node)
+        elif node.target is transfers.recv:
+            sent = value.target is transfers.send
+            stage = transfers.arguments(transfers.send, value.args, value.kwargs)["stage"] if sent else None
+            if stage != given["stage"]:
+                raise self.error(node, f"{value} was not sent to {given['stage']}: receive a send({value}, {given['stage']})", value)
 
     # -- local and scheduled -------------------------------------------------------------------------------------
 
@@ -173,25 +232,40 @@ class _Verifier:
         types = record.type if isinstance(record.type, tuple) else (record.type,)
         if any(type is not None and type.layout is not None for type in types) or record.uses:
             raise self.error(node, f"a {self.program.level} program has the sizes of one rank and no Layouts")
-        row = transfers.BY_FUNCTION.get(node.target)
-        if row is None or not isinstance(record.type, TensorType) or self.program.mesh is None:
+        if node.target not in transfers.BY_FUNCTION:
             return
         given = transfers.arguments(node.target, node.args, node.kwargs)
         if "axis" in given:
-            count = self.program.mesh.sizes[self.program.mesh.check_axis(given["axis"])]
+            assert self.program.mesh is not None  # by check_header
+            try:
+                count = self.program.mesh.sizes[self.program.mesh.check_axis(given["axis"])]
+            except ValueError as error:
+                raise self.error(node, str(error)) from None
             for key in ("sizes", "new_sizes"):
                 if key in given and len(given[key]) != count:
                     raise self.error(node, f"{key} lists {len(given[key])} pieces, the axis {given['axis']} has {count}")
-        self.check_pieces(node, record.type, given)
+        self.check_pieces(node, operands(node)[0], record, given)
 
-    def check_pieces(self, node: fx.Node, type: TensorType, given: dict[str, object]) -> None:
+    def check_pieces(self, node: fx.Node, value: fx.Node, record: Record, given: Mapping[str, Any]) -> None:
         """The explicit piece sizes agree with the local shapes at both ends."""
-        source = record_of(operands(node)[0]).type
-        if not isinstance(source, TensorType) or "sizes" not in given or self.program.coordinates is None:
-            return
-        want = transfers.local_shape(node.target, source.shape, given, self.program.coordinates)
-        if want != type.shape:
-            raise self.error(node, f"its pieces make it {list(want)}", operands(node)[0])
+        source = record_of(value).type
+        if not isinstance(source, TensorType) or not isinstance(record.type, TensorType):
+            raise self.error(node, f"{node.target.__name__} takes one tensor; {value} is several", value)  # type: ignore[union-attr]
+        want, at = source.shape, self.program.coordinates
+        assert at is not None  # by check_header
+        for key in PIECES.get(node.target, ()):
+            if key not in given:
+                raise self.error(node, f"at the level {self.program.level} an argument {key} lists the pieces", value)
+        if node.target in PIECES:
+            parts = [n for dim in given.get("parts") or ((n,) for n in source.shape) for n in dim]
+            for place, size in _held(node.target, given, at):
+                if not 0 <= place < len(parts):
+                    raise self.error(node, f"there is no dim {place} in a value of {len(parts)}", value)
+                if parts[place] != size:
+                    raise self.error(node, f"its pieces fit an operand with {size} in dim {place}, {value} has {parts[place]}", value)
+            want = transfers.local_shape(node.target, source.shape, given, at)
+        if want != record.type.shape:
+            raise self.error(node, f"its pieces make it {list(want)}", value)
 
     def check_stream(self, node: fx.Node, record: Record) -> None:
         if record.stream is not None and record.stream not in self.program.streams:
@@ -202,23 +276,35 @@ class _Verifier:
                 raise self.error(node, "only a collective can be started and waited for")
             self.unwaited[node] = None
         for value in operands(node):
-            if record_of(value).started:
-                if node.target is not transfers.wait:
-                    raise self.error(node, f"{value.name} is only started here: read wait({value.name})", value)
-                self.unwaited.pop(value, None)
+            if record_of(value).started != (node.target is transfers.wait):
+                if node.target is transfers.wait:
+                    raise self.error(node, f"{value.name} is not started: read it without waiting", value)
+                raise self.error(node, f"{value.name} is only started here: read wait({value.name})", value)
+            self.unwaited.pop(value, None)
 
     # -- errors --------------------------------------------------------------------------------------------------
 
-    def head(self, name: str) -> str:
-        maker = self.made_by or f"this {self.program.level} program"
-        return f"{maker} left {name} inconsistent\n" if name and self.made_by else f"{maker} is inconsistent{f' at {name}' if name else ''}\n"
+    def head(self, name: str = "") -> str:
+        """``reshard left relu inconsistent``; who made the program is left out where it is not known."""
+        if self.made_by:
+            return f"{self.made_by} left {name or 'the program'} inconsistent\n"
+        return f"this {self.program.level} program is inconsistent{name and f' at {name}'}\n"
 
     def error(self, node: fx.Node, why: str, *operands: object) -> VerifyError:
+        """The offending lines, the user's source line, the rule and the remedy."""
         lines = []
-        for value in (*dict.fromkeys(operands), node):
-            if isinstance(value, fx.Node) and value.op != "output" and "autopar" in value.meta:
-                line = "  " + print_node(self.program, value)
+        for value in dict.fromkeys((*operands, node)):
+            if isinstance(value, fx.Node) and value.op != "output" and has_record(value):
                 source = record_of(value).source if value is node else ""
-                lines.append(f"{line}          {source}" if source else line)
-        quoted = "\n".join(lines)
-        return VerifyError(f"{self.head(node.name)}{quoted}{chr(10) if quoted else ''}  {why}")
+                lines.append(f"  {print_node(self.program, value)}{source and f'          {source}'}\n")
+        return VerifyError(f"{self.head(node.name)}{''.join(lines)}  {why}")
+
+
+def _held(function: Any, given: Mapping[str, Any], at: Mapping[str, int]) -> list[tuple[int, int]]:
+    """What the piece sizes say of the operand: (dim, size)."""
+    mine = at[given["axis"]]
+    if function is transfers.all_gather:
+        return [(given["dim"], given["sizes"][mine])]
+    if function is transfers.all_to_all:
+        return [(given["source"], given["sizes"][mine]), (given["target"], sum(given["new_sizes"]))]
+    return [(given["dim"], sum(given["sizes"]))]

@@ -180,7 +180,10 @@ def cheapest(
     options = [_options(bound, homes, held, axis) for axis in axes]
     best = None
     for combination in itertools.product(*options):
-        needs, gives = bound.place(_strategy(dict(zip(axes, combination, strict=True)), held, mesh), mesh)
+        strategy = _strategy(dict(zip(axes, combination, strict=True)), held, mesh)
+        if not all(bound.takes(factor, dim, mesh) for factor, dim in strategy.split):
+            continue
+        needs, gives = bound.place(strategy, mesh)
         lost = paid = changed = 0
         for need, home, shape, dtype, stays in zip(needs, homes, bound.operand_shapes, dtypes, staying, strict=True):
             if need != home:

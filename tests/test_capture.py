@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 import torch
 from models import Block, Language, Residual
 from test_equality import check_equal
@@ -176,23 +177,73 @@ def test_a_model_on_meta_is_captured_without_memory() -> None:
     assert "f32[1024/dp 65536/tp]" in str(parallel.program)
 
 
-def test_backward_twice_and_partial_outputs() -> None:
-    """Saved values serve a second backward; an output without a gradient counts as one with gradient zero."""
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = Block(), Block()
+class Both(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = Block(), Block()
 
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return self.a(x), self.b(x)
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.a(x), self.b(x)
 
+
+def test_an_output_without_a_gradient_gives_none() -> None:
+    """Not zeros: an optimizer with weight decay would change a parameter whose gradient is zero."""
     model, x = Both().double(), torch.randn(4, 8, dtype=d)
     eager = copy.deepcopy(model)
-    first, _ = autopar.parallelize(model, Mesh(dp=2), example=(x,)).simulate(x)
-    first.sum().backward(retain_graph=True)
-    first.sum().backward()
-    want, _ = eager(x)
-    (2 * want.sum()).backward()
-    for ours, theirs in zip(model.a.parameters(), eager.a.parameters(), strict=True):
+    parallel = autopar.parallelize(model, Mesh(dp=2), example=(x,))
+    for _ in range(2):
+        parallel.simulate(x)[0].sum().backward()
+        eager(x)[0].sum().backward()
+    for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None)
+        assert theirs.grad is None or torch.allclose(ours.grad, theirs.grad)
+    assert len(parallel._compiled) == 2
+    assert str(parallel.program).count("= tangent(") == 2, "the program is that of the call, not of its special case"
+
+
+def test_backward_twice() -> None:
+    """As in eager: with ``retain_graph`` the saved values serve again, without it torch refuses."""
+    model, x = Block().double(), torch.randn(4, 8, dtype=d)
+    eager = copy.deepcopy(model)
+    y = autopar.parallelize(model, Mesh(dp=2), example=(x,)).simulate(x)
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
+    (2 * eager(x).sum()).backward()
+    for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
         assert torch.allclose(ours.grad, theirs.grad)
-    assert all(p.grad is None or not p.grad.any() for p in model.b.parameters())
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        y.sum().backward()
+
+
+def test_a_parameter_changed_before_backward_is_refused() -> None:
+    model, x = Block().double(), torch.randn(4, 8, dtype=d)
+    y = autopar.parallelize(model, Mesh(dp=2), example=(x,)).simulate(x)
+    with torch.no_grad():
+        model.up.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_an_input_named_like_a_parameter() -> None:
+    class Clash(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.x = nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.x
+
+    parallel = check_equal(Clash().double(), Mesh(dp=2), {"x": (None, "dp")}, (torch.randn(4, 4, dtype=d),))
+    text = str(parallel.program)
+    assert "x : f64[4 4/dp] = param" in text and "x_1 : f64[4/dp 4] = input('x')" in text
+
+
+def test_a_mesh_of_any_size_needs_no_process_group() -> None:
+    parallel = check_equal(Block().double(), Mesh(dp=64, tp=8), {"*.up.*": ("tp",), "*.down.weight": (None, "tp")},
+                           (torch.randn(130, 8, dtype=d),))  # fmt: skip
+    assert len(set(map(id, parallel._latest.local.values()))) < 20, "ranks with equal pieces share a program"
+    assert not torch.distributed.is_initialized()
+    with torch.device("meta"):
+        model, x = Block(), torch.randn(2**14, 8)
+    huge = autopar.parallelize(model, Mesh(dp=4096), example=(x,))
+    assert "f32[16384/dp 8]" in str(huge.program)

@@ -85,6 +85,10 @@ class Bound:
             results.append(self._attr(dims, shape, split, self._left_pending(dims, split, passing), mesh))
         return tuple(operands), tuple(results)
 
+    def takes(self, factor: str, dim: Dim, mesh: Mesh) -> bool:
+        """Whether the op takes the pieces of a factor split so: none may be empty where the rule says so."""
+        return self.rule.empty or all(DistAttr((dim,)).local_shape([self.sizes[factor]], mesh, at) != (0,) for at in mesh.points())
+
     def _left_pending(self, dims: Dims, split: Mapping[str, Dim], passing: Mapping[str, int]) -> dict[str, str]:
         """Which axes a result is pending over: those that pass through, and those of the factors it lacks."""
         has = {factor for dim in dims for factor in dim}

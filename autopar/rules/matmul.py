@@ -25,7 +25,15 @@ def _bias(pattern: str):
 
 rule(_bias("m k, k n -> m n"), "addmm", linear="0+1, 0+2")
 rule(_bias("b m k, b k n -> b m n"), "baddbmm", linear="0+1, 0+2")
-rule(_bias("m k, k -> m"), "addmv", linear="0+1, 0+2")
+
+
+def _addmv(bias, matrix, *_, **__) -> str:
+    """A bias that broadcasts makes a result of its own size where torch is given an empty piece."""
+    own, m = ("m", "m") if bias.shape == matrix.shape[:1] else ("1" if bias.shape else "()", "m!")
+    return f"{own}, {m} k, k -> {m}"
+
+
+rule(_addmv, "addmv", linear="0+1, 0+2")
 
 
 def _trilinear(a, b, c, expand_a, expand_b, expand_c, summed, *_) -> str:

@@ -18,28 +18,25 @@ def _reduce(by: str = "sum"):
 
 rule(_reduce(), "sum sum.dim_IntList", linear="0")
 rule(_reduce(), "count_nonzero count_nonzero.dim_IntList")
-rule(_reduce("max"), "amax max any any.dim")
-rule(_reduce("min"), "amin min all all.dim")
+rule(_reduce("max"), "amax max", empty=False)
+rule(_reduce("min"), "amin min", empty=False)
+rule(_reduce("max"), "any any.dim")
+rule(_reduce("min"), "all all.dim")
 rule(_reduce("prod"), "prod prod.dim_int")
 
 
-def _whole(position: int, results: int = 1, default: int | None = None):
-    """Reductions whose parts do not add up: the dims in argument ``position`` stay whole."""
-
-    def bound(x, *args, **_) -> str:
-        dims, keepdim = (*args, *(default, False)[len(args) - position + 1 :])[position - 1 :][:2]
-        ndim = len(x.shape)
-        gone = {d % ndim for d in ([dims] if isinstance(dims, int) else dims or range(ndim))} if ndim else set()
-        old = [f"d{k}" + "!" * (k in gone) for k in range(ndim)]
-        new = ["1" if k in gone else d for k, d in enumerate(old) if keepdim or k not in gone]
-        return f"{' '.join(old) or '()'} -> {', '.join([' '.join(new) or '()'] * results)}"
-
-    return bound
+def _whole(x, dims=None, keepdim: bool = False, *, results: int = 1) -> str:
+    """Reductions whose parts do not add up: what is reduced stays whole."""
+    ndim = len(x.shape)
+    gone = {d % ndim for d in ([dims] if isinstance(dims, int) else dims or range(ndim))} if ndim else set()
+    old = [f"d{k}" + "!" * (k in gone) for k in range(ndim)]
+    new = ["1" if k in gone else d for k, d in enumerate(old) if keepdim or k not in gone]
+    return f"{' '.join(old) or '()'} -> {', '.join([' '.join(new) or '()'] * results)}"
 
 
-rule(_whole(1), "argmax argmin logsumexp")
-rule(_whole(2), "linalg_vector_norm")
-rule(_whole(1, results=2), "max.dim min.dim")
+rule(_whole, "argmax argmin logsumexp")
+rule(lambda x, order=2, *rest, **_: _whole(x, *rest), "linalg_vector_norm")
+rule(lambda x, *rest: _whole(x, *rest, results=2), "max.dim min.dim")
 
 
 def _ordered(position: int):

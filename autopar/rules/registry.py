@@ -28,6 +28,7 @@ class Rule:
             or a function of the arguments that returns them in the notation ``"0, 1+2"``.
         sizes: arguments that are sizes of the result: position → ``"*"`` for its whole shape, or one of its dims.
         view: the op only regroups or reorders elements, so a pending value may wait through it at no cost.
+        empty: the op takes pieces without elements; a maximum does not, and some kernels end the process.
     """
 
     op: str
@@ -35,6 +36,7 @@ class Rule:
     linear: str | Callable[..., str] = ""
     sizes: Mapping[int, str | int] = field(default_factory=dict)
     view: bool = False
+    empty: bool = True
 
     def resized(self, args: Sequence[Any], shape: Sequence[int]) -> tuple[Any, ...]:
         """The op's arguments for a first result of ``shape``: those that are sizes of it say so."""
@@ -54,12 +56,13 @@ def rule(
     linear: str | Callable[..., str] = "",
     sizes: Mapping[int, str | int] | None = None,
     view: bool = False,
+    empty: bool = True,
 ) -> None:
     """One line of a table: the rule of one or several ops (names separated by spaces, ``.default`` left out)."""
     if isinstance(pattern, str):
         parse_pattern(pattern)
     for name in ops.split():
-        RULES[overload(name)] = Rule(name, pattern, linear, sizes or {}, view)
+        RULES[overload(name)] = Rule(name, pattern, linear, sizes or {}, view, empty)
 
 
 def register_rule(

@@ -64,7 +64,7 @@ def _view(x, size, *_, **__) -> tuple[str, dict[str, int]]:
     return regroup(x.shape, [math.prod(x.shape) // known if n == -1 and known else max(n, 0) for n in size])
 
 
-rule(_view, "view _unsafe_view reshape _reshape_alias", linear="0", sizes={1: "*"}, view=True)
+rule(_view, "view _unsafe_view reshape", linear="0", sizes={1: "*"}, view=True)
 
 
 def _reordered(order):
@@ -95,10 +95,11 @@ def _unsqueeze(x, dim: int) -> str:
 
 
 def _squeeze(x, dims: int | Sequence[int] | None = None) -> str:
+    """A dim that is not of size one is left alone, so it stays whole: a piece of it might be of size one."""
     ndim = len(x.shape)
-    chosen = range(ndim) if dims is None else [dims] if isinstance(dims, int) else dims
-    gone = {d % ndim for d in chosen if ndim and x.shape[d] == 1}
-    old = ["1" if d in gone else f"d{d}" for d in range(ndim)]
+    chosen = {d % ndim for d in (range(ndim) if dims is None else [dims] if isinstance(dims, int) else dims) if ndim}
+    gone = {d for d in chosen if x.shape[d] == 1}
+    old = ["1" if d in gone else f"d{d}" + "!" * (d in chosen) for d in range(ndim)]
     return f"{' '.join(old) or '()'} -> {' '.join(n for d, n in enumerate(old) if d not in gone) or '()'}"
 
 
@@ -232,3 +233,23 @@ def _padded(x, pad: Sequence[int], *_) -> str:
 
 
 rule(_padded, "constant_pad_nd", linear=lambda x, pad, value=0: "" if value else "0")
+
+
+def _diagonal_dims(ndim: int, offset: int = 0, dim1: int = 0, dim2: int = 1) -> tuple[str, str]:
+    dims = names(ndim)
+    dims[dim1], dims[dim2] = "rows!", "columns!"
+    return " ".join(dims), " ".join([d for d in dims if not d.endswith("!")] + ["diagonal!"])
+
+
+def _diagonal(x, *where: int) -> str:
+    square, diagonal = _diagonal_dims(len(x.shape), *where)
+    return f"{square} -> {diagonal}"
+
+
+def _diagonal_backward(gradient, shape, *where: int) -> str:
+    square, diagonal = _diagonal_dims(len(shape), *where)
+    return f"{diagonal} -> {square}"
+
+
+rule(_diagonal, "diagonal", linear="0", view=True)
+rule(_diagonal_backward, "diagonal_backward", linear="0", sizes={1: "*"})

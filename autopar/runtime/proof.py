@@ -60,8 +60,8 @@ def prove(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any] | None 
     """Show every claim that ``op``'s rule makes about one call.
 
     A ``!`` is put to the test where an operand has the factor, in a size above one: what only a result has stands for
-    no loop over an operand, and along one element there is nothing to split. A maximum or minimum over no elements is
-    no number, so along what they reduce no piece is left empty; everywhere else pieces may be.
+    no loop over an operand, and along one element there is nothing to split. Pieces may be empty, unless the rule says
+    that the op does not take such.
 
     Args:
         op: the overload.
@@ -110,15 +110,14 @@ class _Call:
         size = self.bound.sizes[factor]
         major = next((n for n in range(2, size) if size % n == 0), None)
         found = [SPLIT] if major is None else [SPLIT, ((major, ()), (size // major, (AXIS,)))]
-        if self.bound.pattern.kind == "sum" or all(_has(dims, factor) for dims in self.bound.results):
-            return found
-        return [dim for dim in found if all(DistAttr((dim,)).local_shape([size], mesh, at) != (0,) for at in mesh.points())]
+        return [dim for dim in found if self.bound.takes(factor, dim, mesh)]
 
     def adds(self, choice: int) -> bool:
         """Booleans are no sums."""
         return all(self.operands[position].dtype != torch.bool for position in self.bound.linear[choice])
 
     def tests_whole(self, factor: str) -> bool:
+        """Whether there is something of an operand to split."""
         return self.bound.sizes[factor] > 1 and any(_has(dims, factor) for dims in self.bound.operands)
 
     # -- the claims ----------------------------------------------------------------------------------------------
@@ -134,7 +133,10 @@ class _Call:
         return claim
 
     def needs_whole(self, factor: str) -> bool:
+        """Whether the op goes wrong, or raises, when it is split along the factor all the same."""
         for mesh in MESHES:
+            if not self.bound.takes(factor, SPLIT, mesh):
+                continue
             try:
                 self.show_split(factor, SPLIT, mesh)
             except ProofError:
@@ -157,7 +159,7 @@ class _Call:
                 have = _joined(pieces, replace(_type(want), layout=Layout(mesh, attr)))
             except SimulationError as error:
                 raise self._wrong(claim, f"result {position}: {error}") from error
-            if (far := difference(have, want)) > (TOLERANCE if want.is_floating_point() else 0):
+            if (far := difference(have, want)) > (TOLERANCE if want.is_floating_point() or want.is_complex() else 0):
                 raise self._wrong(claim, f"result {position} differs by {far:.3g} of its largest value")
 
     def _run_ranks(self, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], mesh: Mesh) -> dict[int, tuple[Any, ...]]:

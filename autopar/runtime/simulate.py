@@ -8,7 +8,6 @@ other for ever are reported with what each waits for.
 from __future__ import annotations
 
 import functools
-
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -195,7 +194,10 @@ def _all_gather(xs: list[torch.Tensor], givens: list[Given]) -> list[torch.Tenso
 
 
 def _reduced(xs: list[torch.Tensor], givens: list[Given]) -> torch.Tensor:
-    return functools.reduce(_REDUCE[givens[0].get("op", "sum")], xs)
+    op = givens[0].get("op", "sum")
+    if op == "avg":
+        return functools.reduce(torch.add, xs) / len(xs)
+    return functools.reduce(_REDUCE[op], xs)
 
 
 def _all_reduce(xs: list[torch.Tensor], givens: list[Given]) -> list[torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,9 +20,17 @@ class SimulatedStep:
     Args:
         explicit: the program with Layouts, which say how tensors are cut and joined.
         local: rank → its local program; ranks of one class share one.
+        specialize: gives the step whose backward has tangents for only some of the returned values. (A gradient that
+            is not given is not a gradient of zero: what depends on it alone has none.)
     """
 
-    def __init__(self, explicit: Program, local: Mapping[int, Program]) -> None:
+    def __init__(
+        self,
+        explicit: Program,
+        local: Mapping[int, Program],
+        specialize: Callable[[frozenset[int]], SimulatedStep],
+    ) -> None:
+        self.specialize = specialize
         assert explicit.mesh is not None
         self.mesh: Mesh = explicit.mesh
         compiled = {id(program): compile_phases(program) for program in local.values()}
@@ -45,6 +53,7 @@ class SimulatedStep:
         return self.forward(tensors)[0]
 
     def forward(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], dict[int, Values]]:
+        """The returned tensors, and every value of every rank for the backward."""
         values = self.start(tensors)
         self.run("forward", values)
         given = dict(zip(self.given, tensors, strict=True))
@@ -59,7 +68,8 @@ class SimulatedStep:
 
     def cut(self, given: Mapping[str, torch.Tensor], rank: int) -> Values:
         at = self.mesh.coordinates(rank)
-        return {name: cut(tensor.detach(), self.types[name], at) for name, tensor in given.items()}
+        pieces = {name: cut(tensor.detach(), self.types[name], at) for name, tensor in given.items()}
+        return {name: piece.clone() if name in self.states else piece for name, piece in pieces.items()}
 
     def run(self, phase: str, values: dict[int, Values]) -> None:
         code: dict[int, Sequence[Instruction]] = {rank: phases.get(phase, ()) for rank, phases in self.code.items()}
@@ -73,17 +83,29 @@ class SimulatedStep:
 class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, step: SimulatedStep, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.step = step
         outputs, ctx.values = step.forward(tensors)
+        ctx.step = step
+        ctx.set_materialize_grads(False)
+        # not used: torch then refuses a second backward without retain_graph, and tensors changed in between
+        ctx.save_for_backward(*(t for name, t in zip(step.given, tensors, strict=True) if name not in step.states))
         ctx.mark_non_differentiable(*(o for k, o in enumerate(outputs) if k not in step.tangents))
         return tuple(outputs)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
+        _ = ctx.saved_tensors
         step: SimulatedStep = ctx.step
+        given = frozenset(k for k, gradient in enumerate(gradients) if gradient is not None)
+        values: dict[int, Values] = ctx.values
+        if given != step.tangents.keys():
+            if not given:
+                return (None,) * (1 + len(step.given))
+            step = step.specialize(given)
+            values = {rank: {name: own[name] for name in step.given} for rank, own in values.items()}
+            step.run("forward", values)
         tangents = {name: gradients[k] for k, name in step.tangents.items()}
-        values = {rank: {**own, **step.cut(tangents, rank)} for rank, own in ctx.values.items()}
+        values = {rank: {**own, **step.cut(tangents, rank)} for rank, own in values.items()}
         step.run("backward", values)
         found = {of: step.join(values, name, type) for of, (name, type) in step.gradients.items()}
         return (None, *(found.get(name) for name in step.given))

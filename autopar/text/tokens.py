@@ -36,7 +36,7 @@ _FX_RENAMES = frozenset({*keyword.kwlist, *dir(builtins), "NoneType", "torch", "
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _TOKEN = re.compile(
     r"""\s*(?:(?P<string>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
-    |(?P<number>-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf\b))
+    |(?P<number>-?\d+\.?\d*(?:e[+-]?\d+)?|-inf\b)
     |(?P<word>[^\W\d]\w*(?:::\w+)?(?:\.\w+)*)
     |(?P<sign>[\[\](){},:=/+@?]))""",
     re.VERBOSE,
@@ -46,6 +46,12 @@ _TOKEN = re.compile(
 def can_name(name: str) -> bool:
     """Whether a value may have this name: neither the grammar nor FX has another meaning for it."""
     return _NAME.fullmatch(name) is not None and name not in RESERVED and name not in _FX_RENAMES
+
+
+def legal_name(text: str) -> str:
+    """``text`` with what an identifier cannot have replaced; a number behind it makes it a name in any case."""
+    legal = re.sub(r"\W", "_", text, flags=re.ASCII)
+    return f"_{legal}" if not legal or legal[0].isdigit() else legal
 
 
 class Token(NamedTuple):
