@@ -26,8 +26,6 @@ from autopar.program import (
     Program,
     element_type,
     is_getitem,
-    map_operands,
-    operands,
     record_of,
     set_record,
 )
@@ -35,6 +33,7 @@ from autopar.record import Record, Requirement, TensorType, ValueType
 from autopar.text.printer import print_type
 from autopar.text.tokens import can_name, legal_name
 from autopar.torch_private import rename
+from autopar.uses import UseReplacements
 
 
 class Staged:
@@ -65,6 +64,7 @@ class Edit:
         self._erased: list[Value] = []
         self._inserted: list[fx.Node] = []  # nodes of this edit, in the order they were staged
         self._hints: dict[fx.Node, str | None] = {}
+        self._uses = UseReplacements()
         self._records: dict[fx.Node, Record] = {}  # staged annotations
         self._retypes = False  # whether what is staged may change the type of an existing transfer
         self._stale: set[fx.Node] = set()  # nodes whose own type the next commit looks at
@@ -260,6 +260,7 @@ class Edit:
         try:
             for kind, *what in self._staged:
                 getattr(self, f"_do_{kind}")(*what)
+            self._replace_uses()
             self._staged.clear()
             self._records.clear()
             self._retypes = False
@@ -295,29 +296,24 @@ class Edit:
 
     def _do_use(self, user: Value, old: Value, new: Value, index: int | None) -> None:
         node, before, after = self._node(user), self._node(old), self._node(new)
-        position = -1
-        hits = 0
-
-        def swap(operand: fx.Node) -> fx.Node:
-            nonlocal position, hits
-            position += 1
-            if operand is not before or index not in (None, position):
-                return operand
-            hits += 1
-            return after
-
-        args, kwargs = map_operands(node.args, swap), map_operands(dict(node.kwargs), swap)
-        if not hits:
-            where = "" if index is None else f" as operand {index}"
-            raise EditError(f"{node.name} does not read {before.name}{where}; it reads {', '.join(o.name for o in operands(node))}")
-        self._undo.append((_set_args, (node, node.args, node.kwargs)))
-        _set_args(node, args, kwargs)
-        self._stale.add(node)
+        if self._uses.depends_on(node, before, index):
+            self._replace_uses()
+        self._uses.add(node, before, after, index)
 
     def _do_uses(self, old: Value, new: Value) -> None:
-        for user in list(self._node(old).users):
-            if user is not self._node(new):
-                self._do_use(user, old, new, None)
+        before, after = self._node(old), self._node(new)
+        if self._uses.touches(before):
+            self._replace_uses()
+        for user in list(before.users):
+            if user is not after:
+                self._do_use(user, before, after, None)
+
+    def _replace_uses(self) -> None:
+        for node, args, kwargs in self._uses.rebuilt():
+            self._undo.append((_set_args, (node, node.args, node.kwargs)))
+            _set_args(node, args, kwargs)
+            self._stale.add(node)
+        self._uses.clear()
 
     def _do_record(self, node: fx.Node, record: Record) -> None:
         self._stale.add(node)

@@ -101,25 +101,23 @@ def _transfer(node: fx.Node, mesh: Mesh, at: Mapping[str, int]) -> tuple[tuple[A
     operand = operands(node)[0]
     if not given.keys() & {"dim", "source"}:
         return node.args, dict(node.kwargs)
-    source, result = record_of(operand).type, record_of(node).type
-    assert isinstance(source, TensorType) and isinstance(result, TensorType)
-    parts = given.get("parts")
-    before = [axes for dim in transfers.split_parts(source.attr, source.shape, mesh, parts) for axes in dim]
-    after = [axes for dim in transfers.split_parts(result.attr, result.shape, mesh, parts) for axes in dim]
+    source = record_of(operand).type
+    assert isinstance(source, TensorType)
+    parts, axis = given.get("parts"), given["axis"]
+    splits = [axes for dim in transfers.split_parts(source.attr, source.shape, mesh, parts) for axes in dim]
     sizes = [n for dim in parts for n in dim] if parts else list(source.shape)
 
-    def pieces(place: int, axes: tuple[str, ...]) -> list[int]:
-        axis = given["axis"]
-        return [span(sizes[place], axes, mesh, {**at, axis: k})[1] for k in range(mesh.sizes[axis])]
+    def pieces(place: int, *more: str) -> list[int]:
+        return [span(sizes[place], (*splits[place], *more), mesh, {**at, axis: k})[1] for k in range(mesh.sizes[axis])]
 
     if node.target is transfers.all_gather:
-        given["sizes"] = pieces(given["dim"], before[given["dim"]])
+        given["sizes"] = pieces(given["dim"])
     elif node.target in (transfers.slice, transfers.reduce_scatter):
-        given["sizes"] = pieces(given["dim"], after[given["dim"]])
+        given["sizes"] = pieces(given["dim"], axis)
     elif node.target is transfers.all_to_all:
-        given["sizes"] = pieces(given["source"], before[given["source"]])
-        given["new_sizes"] = pieces(given["target"], after[given["target"]])
+        given["sizes"] = pieces(given["source"])
+        given["new_sizes"] = pieces(given["target"], axis)
     if parts:
-        local = iter(span(n, axes, mesh, at)[1] for n, axes in zip(sizes, before, strict=True))
+        local = iter(span(n, axes, mesh, at)[1] for n, axes in zip(sizes, splits, strict=True))
         given["parts"] = tuple(tuple(next(local) for _ in dim) for dim in parts)
     return transfers.call(node.target, operand, given)

@@ -205,7 +205,7 @@ class _Verifier:
         given = transfers.arguments(node.target, node.args, node.kwargs)
         source = record_of(value).type
         if not isinstance(source, TensorType):
-            raise self.error(node, f"{row.name} takes one tensor; {value} is several", value)
+            raise self.error(node, f"{row.name} takes one tensor and makes one", value)
         try:
             want = row.infer(source, given, self.program.stages)
         except ValueError as error:
@@ -250,7 +250,7 @@ class _Verifier:
         """The explicit piece sizes agree with the local shapes at both ends."""
         source = record_of(value).type
         if not isinstance(source, TensorType) or not isinstance(record.type, TensorType):
-            raise self.error(node, f"{node.target.__name__} takes one tensor; {value} is several", value)  # type: ignore[union-attr]
+            raise self.error(node, f"{transfers.BY_FUNCTION[node.target].name} takes one tensor and makes one", value)
         want, at = source.shape, self.program.coordinates
         assert at is not None  # by check_header
         for key in PIECES.get(node.target, ()):
@@ -296,8 +296,14 @@ class _Verifier:
         for value in dict.fromkeys((*operands, node)):
             if isinstance(value, fx.Node) and value.op != "output" and has_record(value):
                 source = record_of(value).source if value is node else ""
-                lines.append(f"  {print_node(self.program, value)}{source and f'          {source}'}\n")
+                lines.append(f"  {self.line(value)}{source and f'          {source}'}\n")
         return VerifyError(f"{self.head(node.name)}{''.join(lines)}  {why}")
+
+    def line(self, node: fx.Node) -> str:
+        try:
+            return print_node(self.program, node)
+        except (KeyError, TypeError, ValueError):  # a record that is broken
+            return f"  {node.name} does not print"
 
 
 def _held(function: Any, given: Mapping[str, Any], at: Mapping[str, int]) -> list[tuple[int, int]]:

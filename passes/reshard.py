@@ -12,7 +12,7 @@ from autopar import transfers
 from autopar.edit import Value
 from autopar.passes.manager import Pass
 from autopar.program import Program, operands, record_of
-from autopar.record import TensorType
+from autopar.record import Requirement, TensorType
 from autopar.transitions import transitions
 
 MODES = ("batched", "per-reshard", "sync")
@@ -41,8 +41,7 @@ class Reshard(Pass):
         if self.mode not in MODES:
             raise ValueError(f"no mode {self.mode!r}; modes are {', '.join(MODES)}")
         with program.edit(sync=self.mode == "sync") as edit:
-            for user, index, before, phase in list(uses_in_order(program)):
-                value, need = operands(user)[index], record_of(user).uses[index]
+            for user, index, value, need, before, phase in list(uses_in_order(program)):
                 have = record_of(value).type
                 if need is None or not isinstance(have, TensorType) or (need.layout, need.dtype) == (have.layout, have.dtype):
                     continue
@@ -55,22 +54,27 @@ class Reshard(Pass):
                     edit.commit()
 
 
-def uses_in_order(program: Program) -> Iterator[tuple[fx.Node, int, fx.Node, str]]:
-    """(user, operand index, where its transfers go, their phase): results of the forward are re-laid where it ends."""
+def uses_in_order(program: Program) -> Iterator[tuple[fx.Node, int, fx.Node, Requirement | None, fx.Node, str]]:
+    """Every use: user, operand index, value, requirement, where its transfers go, and their phase.
+
+    Results of the forward are re-laid where the forward ends, the others where the program ends.
+    """
     output = program.output
-    early = [
-        result.kind != "grad" and record_of(value).phase == "forward"
-        for value, result in zip(operands(output), record_of(output).results, strict=True)
+    about = record_of(output)
+    results = [
+        (k, value, need, result.kind != "grad" and record_of(value).phase == "forward")
+        for k, (value, need, result) in enumerate(zip(operands(output), about.uses, about.results, strict=True))
     ]
     end = first_after_forward(program)
     phase = "forward"
     for user in program.nodes:
         if user is end:
-            yield from ((output, k, end, "forward") for k, of_forward in enumerate(early) if of_forward)
+            yield from ((output, k, value, need, end, "forward") for k, value, need, early in results if early)
         if user.op == "call_function":
             phase = record_of(user).phase
-            yield from ((user, k, user, phase) for k in range(len(record_of(user).uses)))
-    yield from ((output, k, output, phase) for k, of_forward in enumerate(early) if not of_forward)
+            for k, (value, need) in enumerate(zip(operands(user), record_of(user).uses, strict=False)):
+                yield user, k, value, need, user, phase
+    yield from ((output, k, value, need, output, phase) for k, value, need, early in results if not early)
 
 
 def first_after_forward(program: Program) -> fx.Node:

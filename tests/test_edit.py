@@ -502,7 +502,7 @@ def refuse(edit: Edit, program: Program, how: str) -> None:
         edit.all_gather(node["w"], 0, "dp", before=node["mm"])
         raise ZeroDivisionError  # a staged change may have made it fit
     else:
-        edit.replace_use(node["relu"], node["w"], node["x"])
+        edit.replace_use(node["relu"], node["neg"], node["x"])
 
 
 def test_an_edit_after_one_that_failed_starts_afresh() -> None:

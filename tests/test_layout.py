@@ -176,6 +176,8 @@ def test_align_with_parts_of_one_and_zero(data: st.DataObject) -> None:
     found = align(parts, wanted, mesh)
     held = holdings(DistAttr((dim,)), shape, mesh)
     axes = tuple(axis for _, part in parts for axis in part)
+    if found is None and empties(DistAttr((dim,)), shape, mesh):
+        return  # a split size one stays where it stands among the parts
     candidates = [found] if found is not None else list(placements(axes, len(wanted)))
     same = [holdings(DistAttr((tuple(zip(wanted, c, strict=True)),)), shape, mesh) == held for c in candidates]
     assert same == [found is not None] * len(candidates)

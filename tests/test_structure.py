@@ -22,7 +22,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("layout",),
     ("record",),
     ("program", "transfers"),
-    ("text",),
+    ("text", "uses"),
     ("edit",),
     ("rules", "transitions"),
     ("verify",),

@@ -180,7 +180,7 @@ def _over(dim: Dim) -> str:
 
 
 def _pending(attr: DistAttr) -> str:
-    return "pending " + ", ".join(f"{kind} over {axis}" for axis, kind in attr.pending) if attr.pending else "not pending"
+    return "pending " + ", ".join(f"{kind} over {axis}" for axis, kind in attr.pending) if attr.pending else "reduced"
 
 
 _BOUND: dict[Any, Bound] = {}

@@ -1,0 +1,83 @@
+"""Replacing uses, a user at a time: a node's arguments are rebuilt once, however many of its operands change.
+
+The output node reads every gradient, so that rebuilding it for each of them would make a pass quadratic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from autopar.errors import EditError
+from autopar.program import map_operands, operands
+
+
+@dataclass
+class _Swaps:
+    """What changes in one user: operands at positions, or all occurrences of operands."""
+
+    at: dict[int, tuple[fx.Node, fx.Node]] = field(default_factory=dict)
+    everywhere: dict[fx.Node, fx.Node] = field(default_factory=dict)
+
+
+class UseReplacements:
+    """A batch of replacements that do not depend on each other's order."""
+
+    def __init__(self) -> None:
+        self._users: dict[fx.Node, _Swaps] = {}
+        self._touched: set[fx.Node] = set()
+
+    def clear(self) -> None:
+        self._users.clear()
+        self._touched.clear()
+
+    def touches(self, value: fx.Node) -> bool:
+        """Whether who reads ``value`` is known only when the batch has been carried out."""
+        return value in self._touched
+
+    def depends_on(self, user: fx.Node, old: fx.Node, index: int | None) -> bool:
+        """Whether a replacement must wait until the batch has been carried out."""
+        swaps = self._users.get(user)
+        if swaps is None:
+            return False
+        if index is None:
+            return bool(swaps.at) or old in swaps.everywhere or old in swaps.everywhere.values()
+        return index in swaps.at or bool(swaps.everywhere)
+
+    def add(self, user: fx.Node, old: fx.Node, new: fx.Node, index: int | None) -> None:
+        swaps = self._users.setdefault(user, _Swaps())
+        if index is None:
+            swaps.everywhere[old] = new
+        else:
+            swaps.at[index] = (old, new)
+        self._touched.update((old, new))
+
+    def rebuilt(self) -> Iterator[tuple[fx.Node, Any, Any]]:
+        """(user, args, kwargs) for each user; ``EditError`` where an operand to replace is not there."""
+        for user, swaps in self._users.items():
+            yield user, *_rebuild(user, swaps)
+
+
+def _rebuild(user: fx.Node, swaps: _Swaps) -> tuple[Any, Any]:
+    position = -1
+    missing: dict[tuple[fx.Node, int | None], None] = {(old, index): None for index, (old, _) in swaps.at.items()}
+    missing.update({(old, None): None for old in swaps.everywhere})
+
+    def swap(operand: fx.Node) -> fx.Node:
+        nonlocal position
+        position += 1
+        old, new = swaps.at.get(position, (operand, swaps.everywhere.get(operand)))
+        if new is None or operand is not old:
+            return operand
+        missing.pop((old, None if operand in swaps.everywhere else position), None)
+        return new
+
+    args, kwargs = map_operands(user.args, swap), map_operands(dict(user.kwargs), swap)
+    for old, index in missing:
+        where = "" if index is None else f" as operand {index}"
+        read = ", ".join(operand.name for operand in operands(user))
+        raise EditError(f"{user.name} does not read {old.name}{where}; it reads {read}")
+    return args, kwargs
