@@ -13,7 +13,7 @@ from autopar.capture import Captured, Signature, bind_arguments, capture, signat
 from autopar.layout import DistAttr
 from autopar.localize import localize, rank_classes
 from autopar.mesh import Mesh
-from autopar.passes import Place, Reshard, Share, run_passes
+from autopar.passes import Place, Reshard, Share, collector_paused, run_passes
 from autopar.plan import Plan, resolve
 from autopar.program import Program, record_of
 from autopar.report.passes import PassReport, Reports, bytes_per_axis
@@ -160,10 +160,11 @@ class Parallel:
         reports += run_passes(program, (Place(self.mesh, constraints), Reshard(), Share()))
         start = time.perf_counter()
         local: dict[int, Program] = {}
-        for ranks in rank_classes(program):
-            shared = localize(program, self.mesh.coordinates(ranks[0]))
-            verify(shared, "localize")
-            local.update(dict.fromkeys(ranks, shared))
+        with collector_paused():
+            for ranks in rank_classes(program):
+                shared = localize(program, self.mesh.coordinates(ranks[0]))
+                verify(shared, "localize")
+                local.update(dict.fromkeys(ranks, shared))
         ms = (time.perf_counter() - start) * 1e3
         reports.append(PassReport("localize", ms, bytes=bytes_per_axis(program)))
         simulated = SimulatedStep(program, local, lambda given: self._specialized(key, captured, given))

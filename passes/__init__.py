@@ -3,11 +3,11 @@
 ``PIPELINE`` is the whole order; capture comes before it, ``localize`` (one program a class of ranks) after it.
 """
 
-from autopar.passes.manager import Pass, run_passes
+from autopar.passes.manager import Pass, collector_paused, run_passes
 from autopar.passes.place import Place
 from autopar.passes.reshard import Reshard
 from autopar.passes.share import Share
 
 PIPELINE: tuple[type[Pass], ...] = (Place, Reshard, Share)
 
-__all__ = ["PIPELINE", "Pass", "Place", "Reshard", "Share", "run_passes"]
+__all__ = ["PIPELINE", "Pass", "Place", "Reshard", "Share", "collector_paused", "run_passes"]

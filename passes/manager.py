@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from autopar.program import Program
@@ -28,6 +30,19 @@ class Pass:
         raise NotImplementedError
 
 
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """No full garbage collections while many long-lived nodes are made: each takes a fifth of a second or more, at
+    random, in a process that has torch loaded, and finds nothing."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
 def run_passes(program: Program, passes: Iterable[Pass]) -> list[PassReport]:
     """Run passes in order on ``program``, in place.
 
@@ -41,10 +56,12 @@ def run_passes(program: Program, passes: Iterable[Pass]) -> list[PassReport]:
             raise ValueError(f"the pass {step.name} takes a {step.takes} program, this one is {program.level}")
         before = (program.counts.commits, program.counts.inserted, program.counts.removed)
         start = time.perf_counter()
-        step.run(program)
+        with collector_paused():
+            step.run(program)
         program.level = step.gives
         seconds = time.perf_counter() - start
-        verify(program, step.name)
+        with collector_paused():
+            verify(program, step.name)
         commits, inserted, removed = (
             now - then
             for now, then in zip(

@@ -196,6 +196,10 @@ def test_align_with_parts_of_one_and_zero(data: st.DataObject) -> None:
         ([(12, ("tp",))], [6, 2], None),  # 3 3 3 3 is not 2 2 2 0, each twice
         ([(6, ("tp",))], [3, 2], [("tp",), ()]),  # 2 2 2 0 is 1 1 1 0, each twice
         ([(4, ())], [2, 3], None),
+        ([(4, ())], [8], None),
+        ([(4, ())], [2], None),
+        ([(4, ("tp", "dp"))], [4, 1], [("tp",), ("dp",)]),  # one element a rank: dp splits the size one
+        ([(4, ("tp", "dp"))], [1, 4], [(), ("tp", "dp")]),
         ([(1, ("dp",)), (4, ("tp",))], [1, 2, 2], None),
         ([(8, ())], [2, 1, 4], [(), (), ()]),
     ],

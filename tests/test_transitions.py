@@ -333,6 +333,12 @@ def test_a_max_may_be_reduced_and_held_as_a_sum() -> None:
     assert [step.function for step in transitions(source, target)] == [transfers.all_reduce, transfers.pend]
 
 
+def test_axes_of_one_leave_no_trace() -> None:
+    whole = read("f32[4]", "dp=2 one=1")
+    for function, arguments in ((transfers.pend, {"axis": "one"}), (transfers.slice, {"dim": 0, "axis": "one"})):
+        assert transfers.BY_FUNCTION[function].infer(whole, arguments, {}) == whole
+
+
 # -- refusals ------------------------------------------------------------------------------------------------------
 
 
@@ -352,6 +358,26 @@ def test_a_max_may_be_reduced_and_held_as_a_sum() -> None:
 def test_refusals_name_both_and_say_why(before: str, after: str, why: str) -> None:
     with pytest.raises(TransitionError, match=re.escape(why)):
         transitions(read(before, "dp=2 tp=2"), read(after, "dp=2 tp=2"))
+
+
+@pytest.mark.parametrize(
+    ("before", "function", "arguments", "why"),
+    [
+        ("f32[4] +dp", transfers.all_reduce, {"axis": "dp", "op": "max"}, "the value is not pending max over dp"),
+        ("f32[4] +dp", transfers.all_reduce, {"axis": "tp"}, "the value is not pending sum over tp"),
+        ("f32[4] +max:dp", transfers.reduce_scatter, {"dim": 0, "axis": "dp"}, "the value is not pending sum over dp"),
+        ("f32[4/dp/tp]", transfers.all_gather, {"dim": 0, "axis": "dp"}, "dim 0 is not split over dp last"),
+        ("f32[4/dp 4]", transfers.all_to_all, {"source": 1, "target": 0, "axis": "dp"}, "dim 1 is not split over dp last"),
+        ("f32[4/dp 4]", transfers.slice, {"dim": 1, "axis": "dp"}, "the value already uses the axis dp"),
+        ("f32[4] +dp", transfers.slice, {"dim": 0, "axis": "dp"}, "the value already uses the axis dp"),
+        ("f32[4] +dp", transfers.pend, {"axis": "dp"}, "the value already uses the axis dp"),
+        ("f32[4]", transfers.slice, {"dim": 1, "axis": "dp"}, "there is no dim 1 in a value of 1"),
+        ("f32[(5/dp 2)]", transfers.all_gather, {"dim": 0, "axis": "dp"}, "dim 5/dp 2 is not split as parts of [10]"),
+    ],
+)
+def test_transfers_that_do_not_apply(before: str, function: Any, arguments: dict[str, Any], why: str) -> None:
+    with pytest.raises(transfers.LayoutMismatch, match=re.escape(why)):
+        transfers.BY_FUNCTION[function].infer(read(before, "dp=2 tp=2"), arguments, {})
 
 
 def test_values_stay_on_their_mesh_and_keep_their_shape() -> None:

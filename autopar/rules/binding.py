@@ -57,6 +57,7 @@ class Bound:
     linear: tuple[tuple[int, ...], ...]
     carried: dict[str, frozenset[int]]
     _placements: dict[tuple[Strategy, Mesh], Any] = field(default_factory=dict, repr=False)
+    _sound: set[Any] = field(default_factory=set, repr=False)
 
     @property
     def whole(self) -> frozenset[str]:
@@ -123,7 +124,16 @@ class Bound:
         return found
 
     def check(self, mesh: Mesh, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], names: Sequence[str]) -> str | None:
-        """Why these Layouts are not one of the rule's strategies; ``None`` when they are."""
+        """Why these Layouts are not one of the rule's strategies; ``None`` when they are. Layers repeat, so that is kept."""
+        key = (mesh, tuple(needs), tuple(gives))
+        if key in self._sound:
+            return None
+        why = self._check(mesh, needs, gives, names)
+        if why is None:
+            self._sound.add(key)
+        return why
+
+    def _check(self, mesh: Mesh, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], names: Sequence[str]) -> str | None:
         split: dict[str, Dim] = {}
         op = self.rule.op
         rows = [(n, d, s, a) for n, d, s, a in zip(names, self.operands, self.operand_shapes, needs, strict=True)]
