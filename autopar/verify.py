@@ -177,6 +177,9 @@ class _Verifier:
         if len(set(axes)) < len(axes):
             twice = next(axis for axis in axes if axes.count(axis) > 1)
             raise self.error(node, f"the axis {twice} is used twice on one value; each axis splits it, or is pending, once")
+        if len({kind for _, kind in attr.pending}) > 1:
+            kinds = " and ".join(f"{kind} over {axis}" for axis, kind in attr.pending)
+            raise self.error(node, f"pending {kinds} at once: the order of the reductions would matter; reduce one first")
         if attr.normalize(type.shape, mesh) != attr:
             raise self.error(node, "the Layout is not in its normal form; make it with DistAttr.normalize")
 

@@ -436,6 +436,7 @@ ERRORS = {
     "program traced on dp=2 ranks 1": "line 1: dp=2 needs 2 different ranks, got 1: [1]\n    program traced on dp=2 ranks 1",
     "program traced dp=2": "line 1: 'dp' is left over\n    program traced dp=2",
     "program traced\nstage s on dp=2\nstage s on dp=2": "line 3: the stage s is named twice\n    stage s on dp=2",
+    "program traced\nstage s dp=2": "line 2: expected 'on', found 'dp'\n    stage s dp=2",
     "program scheduled\nstream s\nstream s": "line 3: the stream s is named twice\n    stream s",
     "program traced\nx : f32[2] = input": "line 2: a line starts with 'program', 'stage', 'stream', a phase, or two spaces and a value\n    x : f32[2] = input",
     "program traced\n x : f32[2] = input": "line 2: a line starts with 'program', 'stage', 'stream', a phase, or two spaces and a value\n    x : f32[2] = input",

@@ -143,6 +143,11 @@ BROKEN: dict[str, tuple[str, str]] = {
         "program placed on dp=2\n  x : f32[4/dp 4/dp] = input\n",
         "this placed program is inconsistent at x\n    x : f32[4/dp 4/dp] = input\n  the axis dp is used twice on one value; each axis splits it, or is pending, once",
     ),
+    "kinds of pending that do not commute": (
+        "program placed on dp=2 tp=2\n  x : f32[4 4] +dp +max:tp = input\n",
+        "this placed program is inconsistent at x\n    x : f32[4 4] +dp +max:tp = input\n"
+        "  pending sum over dp and max over tp at once: the order of the reductions would matter; reduce one first",
+    ),
     "a required axis twice": (
         PLACED + "  y : f32[4 6] = relu(x as [4/dp 6] +dp)\n",
         "this placed program is inconsistent at y\n    y : f32[4 6] = relu(x as [4/dp 6] +dp)\n  the axis dp is used twice on one value; each axis splits it, or is pending, once",
