@@ -113,9 +113,9 @@ class Parallel:
         return self._current().reports
 
     def local(self, rank: int) -> Program:
-        """The program of one rank, in the shapes of its pieces."""
-        self.mesh.coordinates(rank)
-        return self._current().local[rank]
+        """The program of one rank, in the shapes of its pieces. Ranks with pieces of equal sizes share one graph."""
+        at = self.mesh.coordinates(rank)
+        return self._current().local[rank].at(at)
 
     def _current(self) -> Compiled:
         if self._latest is None:

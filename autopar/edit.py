@@ -285,7 +285,7 @@ class Edit:
             staged.node = node = self.program.graph.create_node("call_function", staged.target, args, kwargs)
         self._undo.append((self.program.graph.erase_node, (node,)))
         served = next(iter(node.all_input_nodes), None)
-        about = record_of(before if served is None else served)
+        about = record_of(served if served is not None and record_of(served).source else before)
         phase = staged.phase or record_of(before).phase
         set_record(node, Record(staged.type, staged.uses, phase, module=about.module, source=about.source))
         self._inserted.append(node)

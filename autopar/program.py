@@ -116,6 +116,11 @@ class Program:
     def placeholders(self) -> list[fx.Node]:
         return list(self.graph.find_nodes(op="placeholder"))
 
+    def at(self, coordinates: Mapping[str, int]) -> Program:
+        """The same graph as the program of another rank of its class, one whose pieces have the same sizes."""
+        return Program(self.graph, self.level, self.mesh, stages=self.stages, streams=self.streams,
+                       coordinates=coordinates, tree=self.tree, constants=self.constants)  # fmt: skip
+
     def node(self, name: str) -> fx.Node:
         """The node of that name; ``KeyError`` with the nearest names. Linear: for people and tests."""
         for node in self.graph.nodes:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import Block, Language, Residual
+from models import COLUMN_ROW, Block, Language, Residual
 from test_equality import check_equal
 from torch import nn
 
@@ -39,6 +39,23 @@ def test_module_paths_and_source_lines() -> None:
     assert (record_of(gelu).phase, record_of(gelu).module) == ("backward", "blocks.1.act")
     assert record_of(gelu).source.endswith("return self.down(self.act(self.up(x)))")
     assert "  # blocks.1.act  models.py:" in program.text(comments=True)
+
+
+def test_inserted_ops_say_whom_they_serve() -> None:
+    """The line of the value they re-lay; where that is a parameter, the line of its use."""
+    parallel = autopar.parallelize(Residual(), Mesh(tp=2), COLUMN_ROW, example=(torch.randn(2, 8),))
+    program = parallel.program
+    assert all(record_of(node).source for node in program.nodes if node.op == "call_function")
+    assert record_of(program.node("blocks_0_down_bias_tp")).module == "blocks.0.down"
+
+
+def test_the_program_of_a_rank_names_the_rank() -> None:
+    parallel = autopar.parallelize(Residual(), Mesh(dp=2, tp=2), COLUMN_ROW, example=(torch.randn(5, 8),))
+    heads = [str(parallel.local(rank)).splitlines()[0] for rank in range(4)]
+    assert heads == [f"program local on dp=2 tp=2 at dp={r // 2} tp={r % 2}" for r in range(4)]
+    assert parallel.local(0).graph is parallel.local(1).graph and parallel.local(0).graph is not parallel.local(2).graph
+    for rank in range(4):
+        parallel.local(rank).verify()
 
 
 def test_the_same_tensor_passed_twice_is_two_inputs() -> None:
