@@ -306,6 +306,25 @@ def test_a_transfer_may_apply_only_after_what_is_staged_before_it() -> None:
     assert "  x_dp_tp_1 : f32[8 4/tp] = reduce_scatter(x_dp, 1, tp)\n  x_dp_tp_1_tp : f32[8 4] = all_gather(x_dp_tp_1, 1, tp)\n" in made[0]
 
 
+def test_a_transfer_that_does_not_apply_is_refused_when_other_types_change_too() -> None:
+    program = base()
+    x, w = program.node("x"), program.node("w")
+    with pytest.raises(EditError, match=r"all_gather\(w, 0, dp\): dim 0 is not split over dp last; w is f32\[4 4/tp\]"), program.edit() as edit:
+        edit.annotate(x, type=replace(record_of(x).type, dtype=torch.bfloat16))
+        edit.all_gather(w, 0, "dp", before=program.node("mm"))
+    assert str(program) == TEXT
+
+
+def test_types_are_carried_through_a_transfer_of_which_something_else_is_said() -> None:
+    for sync in (False, True):
+        program = base()
+        x = program.node("x")
+        with program.edit(sync=sync) as edit:
+            edit.annotate(program.node("x_dp"), phase="backward")
+            edit.annotate(x, type=replace(record_of(x).type, dtype=torch.bfloat16))
+        assert lines(program)["x_dp_tp"] == "bf16[8 4/tp] = slice(x_dp, 1, tp)"
+
+
 def test_what_is_said_of_a_transfer_does_not_change_its_type() -> None:
     program = base()
     x_dp = program.node("x_dp")
