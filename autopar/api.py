@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from autopar.capture import Captured, Signature, bind_arguments, capture, signature_of
+from autopar.arguments import Signature, bind_arguments, signature_of
+from autopar.capture import Captured, capture
 from autopar.layout import DistAttr
 from autopar.localize import localize, rank_classes
 from autopar.mesh import Mesh

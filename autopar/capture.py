@@ -8,14 +8,14 @@ writes in place appears. The joint graph holds both phases.
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from autopar.arguments import Arguments, bind_arguments
 from autopar.decompositions import DECOMPOSITIONS, IDENTITIES, SYNONYMS, TRANSPOSE
 from autopar.errors import CaptureError
 from autopar.program import Constant, Program, is_getitem, record_of, set_record
@@ -34,17 +34,6 @@ from autopar.torch_private import (
 )
 
 RANDOM = ("bernoulli", "dropout", "rand", "normal", "multinomial", "poisson", "exponential", "uniform")
-
-
-@dataclass(frozen=True)
-class Signature:
-    """What a capture is keyed by: arguments' structure, shapes, dtypes, which require gradients, modes."""
-
-    spec: Any
-    tensors: tuple[tuple[tuple[int, ...], torch.dtype, bool], ...]
-    constants: tuple[Any, ...]
-    training: tuple[bool, ...]
-    grad: bool
 
 
 @dataclass
@@ -73,55 +62,6 @@ class Captured:
     call: tuple[tuple[Any, ...], dict[str, Any]]
 
 
-@dataclass
-class _Arguments:
-    """The tensors of one call with their names, and how to rebuild the call."""
-
-    names: list[str] = field(default_factory=list)
-    tensors: list[torch.Tensor] = field(default_factory=list)
-    spec: Any = None
-    flat: list[Any] = field(default_factory=list)
-
-
-def bind_arguments(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Arguments:
-    """Flatten a call; each tensor is named after its parameter in the signature of ``forward``."""
-    found = _Arguments()
-    paths, found.spec = pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))
-    try:
-        signature = list(inspect.signature(model.forward).parameters)
-    except (TypeError, ValueError):
-        signature = []
-    for path, value in paths:
-        found.flat.append(value)
-        if isinstance(value, torch.Tensor):
-            found.names.append(_argument_name(path, signature))
-            found.tensors.append(value)
-        elif not isinstance(value, (bool, int, float, str, type(None), torch.dtype, torch.device)):
-            raise CaptureError(
-                f"argument {_argument_name(path, signature)} is a {type(value).__name__}, which capture cannot look into; "
-                f"pass tensors, numbers, strings, or containers of them (torch.utils._pytree.register_pytree_node makes a class one)"
-            )
-    return found
-
-
-def _argument_name(path: Sequence[Any], signature: Sequence[str]) -> str:
-    side, *rest = path
-    keys = [str(getattr(key, "idx", getattr(key, "key", getattr(key, "name", key)))) for key in rest]
-    if side.idx == 0 and keys and int(keys[0]) < len(signature):
-        keys[0] = signature[int(keys[0])]
-    return "_".join(keys)
-
-
-def signature_of(model: torch.nn.Module, arguments: _Arguments) -> Signature:
-    return Signature(
-        arguments.spec,
-        tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in arguments.tensors),
-        tuple(v for v in arguments.flat if not isinstance(v, torch.Tensor)),
-        tuple(module.training for module in model.modules()),
-        torch.is_grad_enabled(),
-    )
-
-
 def capture(
     model: torch.nn.Module,
     args: Sequence[Any] = (),
@@ -142,7 +82,7 @@ def capture(
 
 
 class _Capture:
-    def __init__(self, model: torch.nn.Module, arguments: _Arguments, given: frozenset[int] | None) -> None:
+    def __init__(self, model: torch.nn.Module, arguments: Arguments, given: frozenset[int] | None) -> None:
         self.model = model
         self.given = given
         self.arguments = arguments

@@ -18,9 +18,9 @@ from autopar.capture import capture
 from autopar.edit import Edit
 from autopar.localize import localize
 from autopar.passes import Place, Reshard, Share
+from autopar.passes.reshard import MODES
 from autopar.program import Program
 from autopar.verify import verify
-from autopar.passes.reshard import MODES
 
 LINES = [Edit._commit, Edit._settle, Edit._do_insert, Reshard.run]
 

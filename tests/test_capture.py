@@ -173,6 +173,37 @@ def test_other_shapes_and_modes_are_captured_again_once() -> None:
     assert parallel.program is first
 
 
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor, scale: float) -> torch.Tensor:
+        return x * scale * self.weight if isinstance(scale, float) else x + scale * self.weight
+
+
+def test_what_changes_the_step_is_captured_again() -> None:
+    """Equal numbers of other types, freezing and unfreezing, other dtypes, autocast."""
+    model, x = Scaled(), torch.randn(4, 3)
+    parallel = autopar.parallelize(model, Mesh(dp=2))
+    for scale in (1, 1.0, True, 2.0):
+        assert torch.equal(parallel.simulate(x, scale), model(x, scale))
+    assert len(parallel._compiled) == 4
+    model.weight.requires_grad_(False)
+    assert not parallel.simulate(x, 1.0).requires_grad
+    model.weight.requires_grad_(True)
+    parallel.simulate(x, 1.0).sum().backward()
+    assert torch.allclose(model.weight.grad, x.sum(0))
+    model.double()
+    assert parallel.simulate(x, 1.0).dtype == d
+    linear = nn.Linear(3, 3)
+    mixed = autopar.parallelize(linear, Mesh(dp=2))
+    for enabled in (False, True, False):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            assert mixed.simulate(x).dtype == linear(x).dtype
+    assert len(mixed._compiled) == 2
+
+
 def test_capture_leaves_model_and_arguments_alone() -> None:
     model, x = Block(), torch.randn(4, 8)
     state = {k: v.clone() for k, v in model.state_dict().items()}

@@ -1,0 +1,92 @@
+"""The arguments of one call: flattened, named after the parameters of ``forward``, and what a capture is keyed by."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from autopar.errors import CaptureError
+from autopar.torch_private import pytree
+
+
+@dataclass
+class Arguments:
+    """The tensors of one call with their names, and how to rebuild the call."""
+
+    names: list[str] = field(default_factory=list)
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    spec: Any = None
+    flat: list[Any] = field(default_factory=list)
+
+
+def bind_arguments(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+    """Flatten a call; each tensor is named after its parameter in the signature of ``forward``."""
+    found = Arguments()
+    paths, found.spec = pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))
+    try:
+        signature = list(inspect.signature(model.forward).parameters)
+    except (TypeError, ValueError):
+        signature = []
+    for path, value in paths:
+        found.flat.append(value)
+        if isinstance(value, torch.Tensor):
+            found.names.append(_argument_name(path, signature))
+            found.tensors.append(value)
+        elif not isinstance(value, (bool, int, float, str, type(None), torch.dtype, torch.device)):
+            raise CaptureError(
+                f"argument {_argument_name(path, signature)} is a {type(value).__name__}, which capture cannot look into; "
+                f"pass tensors, numbers, strings, or containers of them (torch.utils._pytree.register_pytree_node makes a class one)"
+            )
+    return found
+
+
+def _argument_name(path: Sequence[Any], signature: Sequence[str]) -> str:
+    side, *rest = path
+    keys = [str(getattr(key, "idx", getattr(key, "key", getattr(key, "name", key)))) for key in rest]
+    if side.idx == 0 and keys and int(keys[0]) < len(signature):
+        keys[0] = signature[int(keys[0])]
+    return "_".join(keys)
+
+
+Facts = tuple[tuple[int, ...], torch.dtype, torch.device, bool]  # shape, dtype, device, requires_grad
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a capture is keyed by: where all of it is equal, the captured step is the same.
+
+    Attributes:
+        spec: the structure of the arguments.
+        tensors: facts of the tensors among them.
+        constants: the other arguments, with their types (1, 1.0 and True are equal in Python).
+        state: names and facts of the parameters and buffers.
+        training: the training flag of each module.
+        modes: whether gradients are on, and the autocast state.
+    """
+
+    spec: Any
+    tensors: tuple[Facts, ...]
+    constants: tuple[tuple[type, str], ...]
+    state: tuple[tuple[str, Facts], ...]
+    training: tuple[bool, ...]
+    modes: tuple[Any, ...]
+
+
+def signature_of(model: torch.nn.Module, arguments: Arguments) -> Signature:
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return Signature(
+        arguments.spec,
+        tuple(map(_facts, arguments.tensors)),
+        tuple((type(v), repr(v)) for v in arguments.flat if not isinstance(v, torch.Tensor)),
+        tuple((name, _facts(tensor)) for name, tensor in named),
+        tuple(module.training for module in model.modules()),
+        (torch.is_grad_enabled(), *((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))),
+    )
+
+
+def _facts(tensor: torch.Tensor) -> Facts:
+    return tuple(tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad
