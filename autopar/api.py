@@ -10,15 +10,17 @@ from typing import Any
 import torch
 
 from autopar.arguments import Signature, bind_arguments, signature_of
+from autopar.borrow import ONE_AT_A_TIME
 from autopar.capture import Captured, capture
 from autopar.layout import DistAttr
 from autopar.localize import localize, rank_classes
 from autopar.mesh import Mesh
-from autopar.passes import Place, Reshard, Share, collector_paused, run_passes
+from autopar.passes import PIPELINE, Pass, Place, collector_paused, run_passes
 from autopar.plan import Plan, resolve
 from autopar.program import Program, record_of
 from autopar.report.passes import PassReport, Reports, bytes_per_axis
 from autopar.runtime.step import SimulatedStep
+from autopar.specialize import specialize
 from autopar.torch_private import pytree
 from autopar.verify import verify
 
@@ -43,15 +45,30 @@ def parallelize(
     Raises:
         PlanError, CaptureError, RuleError: each names the offender and the remedy; nothing has been changed.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"parallelize takes a torch.nn.Module, not {type(model).__name__}")
+    _check_model(model)
     if not isinstance(mesh, Mesh):
         raise TypeError(f"parallelize takes an autopar.Mesh, as in autopar.Mesh(dp=2, tp=2), not {type(mesh).__name__}")
+    if mesh.name is not None:
+        raise ValueError(f"parallelize takes the whole mesh; this one is the stage {mesh.name!r}")
     parallel = Parallel(model, mesh, plan)
     if example is not None:
         args, kwargs = _example(example)
         parallel.compile(*args, **kwargs)
     return parallel
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"parallelize takes a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
+        raise TypeError(f"parallelize takes the model itself, not {type(model).__name__}; pass model.module")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError("parallelize takes an eager model, not one of torch.jit; pass what was scripted or traced")
+    if hasattr(model, "_orig_mod"):
+        raise TypeError("parallelize takes the model before torch.compile; pass model._orig_mod")
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, torch.nn.UninitializedParameter):
+            raise TypeError(f"the parameter {name} has no shape yet; run the model once before parallelize")
 
 
 def _example(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -90,7 +107,7 @@ class Parallel:
         self.model = model
         self.mesh = mesh
         self._plan = plan
-        self._compiled: dict[tuple[Signature, frozenset[int] | None], Compiled] = {}
+        self._compiled: dict[Signature, Compiled] = {}
         self._latest: Compiled | None = None
         resolve(plan, mesh, _shapes(model), None)
 
@@ -130,11 +147,16 @@ class Parallel:
 
         The outputs are attached to autograd: ``backward()`` fills full-size ``.grad`` of the model's parameters.
         """
-        compiled = self.compile(*args, **kwargs)
+        with ONE_AT_A_TIME:  # while a thread captures, the model's tensors are lent
+            compiled = self.compile(*args, **kwargs)
+            state = [*self.model.named_parameters(), *self.model.named_buffers()]
         captured = compiled.captured
         arguments = bind_arguments(self.model, args, kwargs)
-        tensors = [*dict(self.model.named_parameters()).values(), *dict(self.model.named_buffers()).values()]
-        outputs = iter(compiled.simulated([*tensors, *arguments.tensors]))
+        named = [*state, *zip(arguments.names, arguments.tensors, strict=True)]
+        for name, tensor in named:
+            if tensor.is_meta:
+                raise ValueError(f"{name} is on the meta device and has no values to simulate with; to_empty() and init it")
+        outputs = iter(compiled.simulated([tensor for _, tensor in named]))
         count = captured.outputs + len(captured.leaves)
         leaves = [captured.leaves[k] if k in captured.leaves else next(outputs) for k in range(count)]
         return pytree.tree_unflatten(leaves, captured.spec)
@@ -142,23 +164,28 @@ class Parallel:
     def compile(self, *args: Any, **kwargs: Any) -> Compiled:
         """Capture a call of these shapes and place it, unless that was done before."""
         key = signature_of(self.model, bind_arguments(self.model, args, kwargs))
-        if (key, None) not in self._compiled:
-            self._compiled[key, None] = self._compile(key, args, kwargs, None)
-        self._latest = self._compiled[key, None]
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(args, kwargs)
+        self._latest = self._compiled[key]
         return self._latest
 
-    def _compile(
-        self, key: Signature, args: Sequence[Any], kwargs: Mapping[str, Any], given: frozenset[int] | None
-    ) -> Compiled:
+    def _compile(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Compiled:
         start = time.perf_counter()
-        captured = capture(self.model, args, kwargs, given=given)
+        captured = capture(self.model, args, kwargs)
         captured_ms = (time.perf_counter() - start) * 1e3
-        program = captured.program
-        notes: list[str] = []
+        notes = list(captured.notes)
         constraints = self.constraints(captured, notes)
-        reports = [PassReport("capture", captured_ms, notes=tuple(notes))]
-        verify(program, "capture")
-        reports += run_passes(program, (Place(self.mesh, constraints), Reshard(), Share()))
+        verify(captured.program, "capture")
+        first = PassReport("capture", captured_ms, notes=tuple(notes))
+        return self._placed(captured, captured.program, constraints, [first])
+
+    def _placed(
+        self, captured: Captured, program: Program, constraints: Mapping[str, DistAttr], reports: list[PassReport]
+    ) -> Compiled:
+        """Everything after capture."""
+        traced = program.copy() if len(captured.differentiable) > 1 else program
+        options: dict[type[Pass], Any] = {Place: (self.mesh, constraints)}
+        reports += run_passes(program, [step(*options.get(step, ())) for step in PIPELINE])
         start = time.perf_counter()
         local: dict[int, Program] = {}
         with collector_paused():
@@ -168,22 +195,16 @@ class Parallel:
                 local.update(dict.fromkeys(ranks, shared))
         ms = (time.perf_counter() - start) * 1e3
         reports.append(PassReport("localize", ms, bytes=bytes_per_axis(program)))
-        simulated = SimulatedStep(program, local, lambda given: self._specialized(key, captured, given))
-        return Compiled(captured, program, local, Reports(reports), simulated)
+        special: dict[frozenset[int], SimulatedStep] = {}
 
-    def _specialized(self, key: Signature, captured: Captured, given: frozenset[int]) -> SimulatedStep:
-        """The step of a call whose backward gets gradients for only some of the outputs."""
-        if (key, given) not in self._compiled:
-            args, kwargs = captured.call
-            with torch.enable_grad():
-                now = signature_of(self.model, bind_arguments(self.model, args, kwargs))
-                if now != key:
-                    raise RuntimeError(
-                        "the model was switched between train() and eval() after this forward, and its backward has to be "
-                        "captured anew because not all outputs have a gradient; switch the model after backward()"
-                    )
-                self._compiled[key, given] = self._compile(key, args, kwargs, given)
-        return self._compiled[key, given].simulated
+        def specialized(given: frozenset[int]) -> SimulatedStep:
+            if given not in special:
+                part = specialize(traced, given)
+                verify(part, "specialize")
+                special[given] = self._placed(captured, part, constraints, []).simulated
+            return special[given]
+
+        return Compiled(captured, program, local, Reports(reports), SimulatedStep(program, local, specialized))
 
     def constraints(self, captured: Captured, notes: list[str] | None = None) -> dict[str, DistAttr]:
         """The plan applied to a captured step: placeholder → DistAttr. What was decided for the user goes to ``notes``."""

@@ -34,12 +34,15 @@ def bind_arguments(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[
     for path, value in paths:
         found.flat.append(value)
         if isinstance(value, torch.Tensor):
+            if value.layout is not torch.strided or value.is_nested or value.is_quantized:
+                kind = "nested" if value.is_nested else "quantized" if value.is_quantized else str(value.layout).removeprefix("torch.")
+                raise CaptureError(f"argument {_argument_name(path, signature)} is a {kind} tensor; pass a dense one, as from to_dense()")
             found.names.append(_argument_name(path, signature))
             found.tensors.append(value)
         elif not isinstance(value, (bool, int, float, str, type(None), torch.dtype, torch.device)):
             raise CaptureError(
                 f"argument {_argument_name(path, signature)} is a {type(value).__name__}, which capture cannot look into; "
-                f"pass tensors, numbers, strings, or containers of them (torch.utils._pytree.register_pytree_node makes a class one)"
+                f"pass tensors, numbers, strings, or containers of them (torch.export.register_dataclass makes a dataclass one)"
             )
     return found
 

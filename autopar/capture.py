@@ -7,8 +7,9 @@ writes in place appears. The joint graph holds both phases.
 
 from __future__ import annotations
 
+import collections
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import fx
 
 from autopar.arguments import Arguments, bind_arguments
+from autopar.borrow import ONE_AT_A_TIME, Borrower
 from autopar.decompositions import DECOMPOSITIONS, IDENTITIES, SYNONYMS, TRANSPOSE
 from autopar.errors import CaptureError
 from autopar.program import Constant, Program, is_getitem, record_of, set_record
@@ -31,9 +33,10 @@ from autopar.torch_private import (
     pytree,
     rename,
     single_threaded_backward,
+    storage_of,
 )
 
-RANDOM = ("bernoulli", "dropout", "rand", "normal", "multinomial", "poisson", "exponential", "uniform")
+RANDOM = ("bernoulli", "rrelu", "dropout", "rand", "normal", "multinomial", "poisson", "exponential", "uniform")
 
 
 @dataclass
@@ -47,7 +50,7 @@ class Captured:
         spec: the structure of the model's outputs (a pytree spec); ``leaves`` are those that are no tensors.
         outputs: how many tensor outputs there are; ``differentiable`` are the positions that have a tangent.
         gradients: names of placeholders with a gradient, in the order of the ``grad`` results.
-        call: the arguments as fake tensors, to capture the same call again.
+        notes: what a person should know of this capture.
     """
 
     program: Program
@@ -59,36 +62,35 @@ class Captured:
     outputs: int
     differentiable: tuple[int, ...]
     gradients: tuple[str, ...]
-    call: tuple[tuple[Any, ...], dict[str, Any]]
+    notes: tuple[str, ...]
 
 
 def capture(
     model: torch.nn.Module,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    *,
-    given: frozenset[int] | None = None,
 ) -> Captured:
     """Trace ``model(*args, **kwargs)`` and its backward.
 
-    Outputs that require gradients get one tangent each; with ``given``, positions of tensor outputs, only those do.
-    Under ``torch.no_grad()`` there is no backward. The model and the arguments are only read.
+    Outputs that require gradients get one tangent each. Under ``torch.no_grad()`` there is no backward. The model and
+    the arguments are only read: whatever forward does to the model is undone. One capture runs at a time.
 
     Raises:
-        CaptureError: control flow on the values of tensors, random ops, an argument that cannot be flattened.
+        CaptureError: control flow on the values of tensors, random ops, an argument that cannot be flattened, a tensor
+            that forward writes or keeps where it cannot be followed.
     """
-    arguments = bind_arguments(model, args, kwargs or {})
-    return _Capture(model, arguments, given).run()
+    with ONE_AT_A_TIME:
+        return _Capture(model, bind_arguments(model, args, kwargs or {})).run()
 
 
 class _Capture:
-    def __init__(self, model: torch.nn.Module, arguments: Arguments, given: frozenset[int] | None) -> None:
+    def __init__(self, model: torch.nn.Module, arguments: Arguments) -> None:
         self.model = model
-        self.given = given
         self.arguments = arguments
         self.parameters = dict(model.named_parameters())
         self.buffers = dict(model.named_buffers())
         self.recorder = Recorder(model)
+        self.borrower = Borrower(model)
         self.grad = torch.is_grad_enabled()
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -99,56 +101,58 @@ class _Capture:
         graph = self._trace(fakes, tangents)
         if any(mutates(node.target) for node in graph.graph.nodes):
             graph = self._functionalize(graph, [*fakes, *tangents])
-        stand_ins = iter(fakes[len(self.parameters) + len(self.buffers) :])
-        flat = [next(stand_ins) if isinstance(v, torch.Tensor) else v for v in self.arguments.flat]
-        return self._captured(graph, len(fakes), pytree.tree_unflatten(flat, self.arguments.spec))
+        return self._captured(graph, len(fakes))
 
     def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
         with self.mode:
             fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
         return fake.requires_grad_(tensor.requires_grad and self.grad)
 
-    def _call(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """Run the model on stand-ins; returns the flat outputs and remembers their structure."""
-        names = [*self.parameters, *self.buffers]
-        state = dict(zip(names, tensors, strict=False))
-        rest = iter(tensors[len(names) :])
+    def _call(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Run the model on stand-ins: the tensors it returns, and those it puts in the place of buffers."""
+        own = [*self.parameters.values(), *self.buffers.values()]
+        rest = iter(tensors[len(own) :])
         flat = [next(rest) if isinstance(v, torch.Tensor) else v for v in self.arguments.flat]
         args, kwargs = pytree.tree_unflatten(flat, self.arguments.spec)
-        with self._explained(), self.recorder.modules():
-            outputs = torch.func.functional_call(self.model, state, args, kwargs)
+        lent = self.borrower.borrowed(dict(zip(own, tensors, strict=False)))
+        with lent, self._explained(), self.recorder.modules():
+            outputs = self.model(*args, **kwargs)
+        written = [(name, self.borrower.reassigned[buffer]) for name, buffer in self.buffers.items() if buffer in self.borrower.reassigned]
+        self.reassigned = [name for name, _ in written]
         leaves, self.spec = pytree.tree_flatten(outputs)
         for leaf in leaves:
             if not isinstance(leaf, (torch.Tensor, bool, int, float, str, type(None))):
                 raise CaptureError(
                     f"the model returns a {type(leaf).__name__}, which capture cannot look into; return tensors, numbers or "
-                    f"containers of them (torch.utils._pytree.register_pytree_node makes a class one)"
+                    f"containers of them (torch.export.register_dataclass makes a dataclass one)"
                 )
         self.leaves = {k: leaf for k, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         self.returned = len(tensors)
-        return tensors
+        return tensors, [value for _, value in written]
 
     @contextlib.contextmanager
-    def _explained(self) -> Any:
+    def _explained(self) -> Iterator[None]:
+        """Control flow on values is refused, also where the model itself has caught the error."""
         try:
             with self.recorder:
                 yield
         except DATA_DEPENDENT as error:
-            where = f"{self.recorder.current.source}" or "unknown line"
+            self.recorder.dependent = self.recorder.dependent or (self.recorder.current, error)
+        if self.recorder.dependent is not None:
+            origin, cause = self.recorder.dependent
             raise CaptureError(
                 f"the step depends on the values of its tensors, so it is not one static graph\n"
-                f"    {where}\n"
-                f"  {str(error).splitlines()[0]}\n"
+                f"    {origin.source or 'unknown line'}\n"
+                f"  it reads them with {str(cause).splitlines()[0]} (.item(), bool(), nonzero and the like)\n"
                 f"  keep the choice inside the graph with torch.where, or move it out of forward"
-            ) from error
+            ) from cause
 
     def _probe(self, fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """One forward on fakes, to learn which outputs have a tangent, and of what shape."""
         with self.mode:
-            outputs = self._call(fakes)
-        able = [k for k, o in enumerate(outputs) if self.grad and o.requires_grad]
-        self.differentiable = tuple(k for k in able if self.given is None or k in self.given)
+            outputs, _ = self._call(fakes)
+        self.differentiable = tuple(k for k, o in enumerate(outputs) if self.grad and o.requires_grad)
         with self.mode:
             return [torch.empty_like(outputs[k].detach()) for k in self.differentiable]
 
@@ -156,16 +160,16 @@ class _Capture:
         self.differentiated = [k for k, t in enumerate(fakes) if t.requires_grad] if tangents else []
 
         def joint(fakes: list[torch.Tensor], tangents: list[torch.Tensor]) -> Any:
-            outputs = self._call(fakes)
+            outputs, written = self._call(fakes)
             if not tangents:
-                return outputs
+                return [*outputs, *written]
             self.recorder.phase = "backward"
             wanted = [fakes[k] for k in self.differentiated]
             with self._explained(), single_threaded_backward():
                 gradients = torch.autograd.grad(
                     [outputs[k] for k in self.differentiable], wanted, tangents, allow_unused=True
                 )
-            return [*outputs, *gradients]
+            return [*outputs, *gradients, *written]
 
         with self.mode:
             return make_fx(joint, decomposition_table=DECOMPOSITIONS)(list(fakes), list(tangents))
@@ -181,7 +185,7 @@ class _Capture:
 
     # -- the program ---------------------------------------------------------------------------------------------
 
-    def _captured(self, module: fx.GraphModule, given: int, call: Any) -> Captured:
+    def _captured(self, module: fx.GraphModule, given: int) -> Captured:
         graph = module.graph
         _simplify(graph)
         placeholders = list(graph.find_nodes(op="placeholder"))
@@ -189,7 +193,8 @@ class _Capture:
         roles = ["param"] * len(self.parameters) + ["buffer"] * len(self.buffers) + ["input"] * len(self.arguments.names)
         output = next(iter(reversed(graph.nodes)))
         flat = list(output.args[0])  # type: ignore[arg-type]
-        returned, gradients = flat[: self.returned], flat[self.returned :]
+        first = self.returned + len(self.differentiated)
+        returned, gradients, reassigned = flat[: self.returned], flat[self.returned : first], flat[first:]
         program = Program(graph, "traced", tree=())
         for k, node in enumerate(placeholders[:given]):
             self._introduce(node, names[k], roles[k])
@@ -207,7 +212,9 @@ class _Capture:
                 results.append(Result("grad", placeholders[k].name))
                 values.append(gradient)
                 differentiated.append(placeholders[k].name)
-        for node, value in self._written(graph, placeholders):
+        buffers = dict(zip(self.buffers, placeholders[len(self.parameters) :], strict=False))
+        taken = {buffers[name]: value for name, value in zip(self.reassigned, reassigned, strict=True)}
+        for node, value in self._written(graph, placeholders, taken):
             results.append(Result("state", node.name))
             values.append(value)
         output.args = (tuple(values),)
@@ -222,28 +229,53 @@ class _Capture:
         fp = [p.name for p in placeholders]
         counts = (len(self.parameters), len(self.parameters) + len(self.buffers))
         return Captured(program, tuple(fp[: counts[0]]), tuple(fp[counts[0] : counts[1]]), tuple(fp[counts[1] : given]),
-                        self.spec, self.leaves, len(outputs), self.differentiable, tuple(differentiated), call)  # fmt: skip
+                        self.spec, self.leaves, len(outputs), self.differentiable, tuple(differentiated), self._notes())  # fmt: skip
 
-    def _written(self, graph: fx.Graph, placeholders: Sequence[fx.Node]) -> list[tuple[fx.Node, fx.Node]]:
-        """Buffers that the step writes, with their next values: they become state. Other arguments are refused."""
+    def _notes(self) -> tuple[str, ...]:
+        if not self.borrower.changed:
+            return ()
+        return (f"forward changes {', '.join(self.borrower.changed)}; the captured step keeps the values of the first call",)
+
+    def _written(
+        self, graph: fx.Graph, placeholders: Sequence[fx.Node], reassigned: Mapping[fx.Node, fx.Node]
+    ) -> list[tuple[fx.Node, fx.Node]]:
+        """Buffers that the step writes, with their next values: they become state. Other writes are refused."""
         found: dict[fx.Node, fx.Node] = {}
         for node in list(graph.nodes):
             if node.target is not torch.ops.aten.copy_.default:
                 continue
             target, value = node.args[:2]
-            record = record_of(target) if target in placeholders else None  # type: ignore[arg-type]
-            if record is None or record.role not in ("buffer", "state"):
-                origin = self.recorder.origins.get(value, Origin())  # type: ignore[arg-type]
-                raise CaptureError(
-                    f"the step writes into {'its argument ' if record else ''}{target}, which the caller would see changed\n"
-                    f"    {origin.source}   in module {origin.module or 'the root'}\n"
-                    f"  write out of place (x = x + 1 instead of x += 1), or make it a buffer of the module"
-                )
+            if target not in placeholders or record_of(target).role != "buffer":  # type: ignore[arg-type]
+                raise self._written_wrongly(target, value)  # type: ignore[arg-type]
             found[target] = value  # type: ignore[index,assignment]
-            set_record(target, replace(record, role="state"))  # type: ignore[arg-type]
             node.replace_all_uses_with(value)
             graph.erase_node(node)
+        found |= reassigned
+        storages = collections.Counter(storage_of(t) for t in [*self.parameters.values(), *self.buffers.values()])
+        for node in found:
+            record = record_of(node)
+            name = record.name or node.name
+            if storages[storage_of(self.buffers[name])] > 1:
+                raise CaptureError(
+                    f"the step writes the buffer {name}, which shares its memory with another parameter or buffer\n"
+                    f"  give each its own memory, with clone()"
+                )
+            set_record(node, replace(record, role="state"))
         return [(node, found[node]) for node in placeholders if node in found]
+
+    def _written_wrongly(self, target: fx.Node, value: fx.Node) -> CaptureError:
+        origin = self.recorder.origins.get(value, Origin())
+        record = record_of(target) if target.op == "placeholder" else None
+        what = {"param": "the parameter", "input": "its argument"}.get(record.role if record else "", "the tensor")
+        remedy = {
+            "param": "write it outside of the step, as an optimizer does",
+            "input": "write out of place (x = x + 1 instead of x += 1)",
+        }.get(record.role if record else "", "make it a buffer of the module")
+        return CaptureError(
+            f"the step writes into {what} {record.name if record and record.name else target}, which the caller would see changed\n"
+            f"    {origin.source}   in module {origin.module or 'the root'}\n"
+            f"  {remedy}"
+        )
 
     def _introduce(self, node: fx.Node, name: str, role: str, index: int | None = None) -> None:
         wanted = name.replace(".", "_")
@@ -259,6 +291,13 @@ class _Capture:
         origin = origin or Origin()
         if node.op == "get_attr":
             tensor = getattr(module, str(node.target))
+            if tensor.requires_grad and self.grad:
+                user = next((self.recorder.origins[u] for u in node.users if u in self.recorder.origins), origin)
+                raise CaptureError(
+                    f"forward reads a tensor that requires gradients and is neither a parameter nor an argument\n"
+                    f"    {user.source}   in module {user.module or 'the root'}\n"
+                    f"  register it (torch.nn.Parameter, ParameterList), pass it in, or detach() it"
+                )
             program.constants[node.name] = Constant.of(tensor)
             node.target = node.name
         set_record(node, Record(_type(node), phase=origin.phase, module=origin.module, source=origin.source))

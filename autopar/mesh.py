@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import operator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,6 +23,7 @@ class Mesh:
 
     Raises:
         ValueError: an axis size below one, a name that cannot be printed, or ranks that do not fit the grid.
+        TypeError: axes without names, a name that is not a string, ranks that are not a list.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -31,21 +34,38 @@ class Mesh:
         self,
         axes: Mapping[str, int] | None = None,
         /,
-        *,
+        *more: object,  # a mistake, told as one
         ranks: Sequence[int] | None = None,
         name: str | None = None,
         **sizes: int,
     ) -> None:
-        pairs = tuple({**(axes or {}), **sizes}.items())
-        for axis, size in pairs:
-            if not axis.isidentifier():
-                raise ValueError(f"axis name {axis!r} is not an identifier; use letters, digits and '_', as in Mesh(dp=2)")
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ValueError(f"axis {axis!r} has size {size!r}; the size of an axis is an integer ≥ 1")
+        if more or not (axes is None or isinstance(axes, Mapping)):
+            given = ", ".join(map(repr, (axes, *more)))
+            raise TypeError(f"Mesh({given}) gives sizes without names; name the axes, as in Mesh(dp=2, tp=2)")
+        axes = dict(axes or {})
+        if twice := [axis for axis in sizes if axis in axes]:
+            axis = twice[0]
+            raise ValueError(
+                f"axis {axis!r} is given twice, with the sizes {axes[axis]!r} and {sizes[axis]!r}; "
+                f"give it once, as in Mesh(dp=2, tp=2)"
+            )
+        pairs = tuple((_axis_name(axis), _axis_size(axis, size)) for axis, size in {**axes, **sizes}.items())
         count = math.prod(size for _, size in pairs)
-        ranks = tuple(range(count)) if ranks is None else tuple(ranks)
-        if len(ranks) != count or len(set(ranks)) != count:
-            raise ValueError(f"{self._grid(pairs)} needs {count} different ranks, got {len(ranks)}: {list(ranks)}")
+        ranks = tuple(range(count)) if ranks is None else _checked_ranks(ranks)
+        if len(ranks) != count:
+            of = self._grid(pairs) or "a mesh without axes"
+            raise ValueError(f"{of} needs {count} different ranks, got {len(ranks)}: {list(ranks)}")
+        repeated, times = Counter(ranks).most_common(1)[0]
+        if times > 1:
+            raise ValueError(
+                f"{self._grid(pairs)} needs {count} different ranks, but rank {repeated} is given "
+                f"{'twice' if times == 2 else f'{times} times'}: {list(ranks)}"
+            )
+        if name is not None and not isinstance(name, str):
+            raise TypeError(
+                f"name={name!r} is not a string; it names a stage, as in Mesh(dp=2, tp=2, name='first') "
+                f"(an axis called 'name' is Mesh({{'name': 2}}))"
+            )
         if name is not None and not name.isidentifier():
             raise ValueError(f"stage name {name!r} is not an identifier")
         object.__setattr__(self, "axes", pairs)
@@ -95,8 +115,8 @@ class Mesh:
 
     def check_axis(self, axis: object) -> str:
         """``axis`` itself, or ``ValueError`` with the nearest name."""
-        if axis in self.sizes:
-            return axis  # type: ignore[return-value]
+        if isinstance(axis, str) and axis in self.sizes:
+            return axis
         near = difflib.get_close_matches(str(axis), self.names, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"the mesh ({self}) has no axis {axis!r}; its axes are {', '.join(self.names) or 'none'}{hint}")
@@ -133,6 +153,43 @@ class Mesh:
     def points(self) -> Iterator[dict[str, int]]:
         """The coordinates of all ranks, in the order of ``ranks``."""
         return iter(self._coordinates.values())
+
+
+def _axis_name(axis: object) -> str:
+    if not isinstance(axis, str):
+        raise TypeError(f"axis name {axis!r} is not a string; name the axes, as in Mesh(dp=2, tp=2)")
+    if not axis.isidentifier():
+        raise ValueError(f"axis name {axis!r} is not an identifier; use letters, digits and '_', as in Mesh(dp=2)")
+    return axis
+
+
+def _axis_size(axis: str, size: object) -> int:
+    number = _integer(size)
+    if number is None or number < 1:
+        raise ValueError(
+            f"axis {axis!r} has size {size!r}; the size of an axis is an integer ≥ 1, as in Mesh(dp=2, tp=2)"
+        )
+    return number
+
+
+def _checked_ranks(ranks: object) -> tuple[int, ...]:
+    if isinstance(ranks, (str, bytes, Mapping, Set)) or not isinstance(ranks, Iterable):
+        raise TypeError(f"ranks={ranks!r} is not a list of ranks; leave it out, as in Mesh(dp=2, tp=2), or give ranks=[0, 1]")
+    found = []
+    for rank in ranks:
+        number = _integer(rank)
+        if number is None or number < 0:
+            raise ValueError(f"rank {rank!r} is not an integer ≥ 0; leave the ranks out, as in Mesh(dp=2, tp=2), or give ranks=[0, 1]")
+        found.append(number)
+    return tuple(found)
+
+
+def _integer(value: object) -> int | None:
+    """``value`` as an ``int``, where it is one (numpy's too); a bool is none."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 def _ranges(ranks: Sequence[int]) -> str:

@@ -17,13 +17,21 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.torch_private import TorchDispatchMode, autograd_sequence_number, get_proxy_mode, running_backward_of
+from autopar.torch_private import (
+    DATA_DEPENDENT,
+    TorchDispatchMode,
+    autograd_sequence_number,
+    get_proxy_mode,
+    running_backward_of,
+)
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _PASSES = os.path.join(os.path.dirname(os.path.dirname(_OURS)), "passes") + os.sep
 _LIBRARY = os.path.dirname(os.path.abspath(contextlib.__file__)) + os.sep
 _SITE = os.path.join(_LIBRARY, "site-packages") + os.sep
+
+LINE = 100  # characters of a user's line that are quoted
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +57,8 @@ def user_line() -> str:
         name = frame.f_code.co_filename
         if is_users(name):
             text = linecache.getline(name, frame.f_lineno).strip()
-            return f"{os.path.basename(name)}:{frame.f_lineno}  {text}".rstrip()
+            shown = text if len(text) <= LINE else text[: LINE - 1] + "…"
+            return f"{os.path.basename(name)}:{frame.f_lineno}  {shown}".rstrip()
         frame = frame.f_back  # type: ignore[assignment]
     return ""
 
@@ -65,6 +74,7 @@ class Recorder(TorchDispatchMode):
         self._forward: dict[int, Origin] = {}
         self._last: fx.Node | None = None
         self.current = Origin()
+        self.dependent: tuple[Origin, Exception] | None = None  # where the values of tensors were asked for
         self.phase = "forward"  # told, not found out: a capture may itself run inside a backward
 
     @contextlib.contextmanager
@@ -92,7 +102,11 @@ class Recorder(TorchDispatchMode):
         if func.namespace == "prim":  # device queries: no node
             return func(*args, **(kwargs or {}))
         self.observe()
-        result = func(*args, **(kwargs or {}))
+        try:
+            result = func(*args, **(kwargs or {}))
+        except DATA_DEPENDENT as error:
+            self.dependent = self.dependent or (self.current, error)
+            raise
         mode = get_proxy_mode()
         if mode is not None:
             self._note(mode.tracer.graph)

@@ -28,7 +28,7 @@ DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, Gua
 __all__ = [
     "DATA_DEPENDENT", "FakeTensorMode", "OpOverload", "OpOverloadPacket", "TorchDispatchMode",
     "autograd_sequence_number", "get_proxy_mode", "make_fx", "mutates", "pytree", "rename", "running_backward_of",
-    "single_threaded_backward", "tensor_arguments",
+    "single_threaded_backward", "storage_of", "tensor_arguments", "tensor_results",
 ]  # fmt: skip
 
 
@@ -55,6 +55,11 @@ def rename(node: fx.Node, name: str) -> None:
     node._rename(name)
 
 
+def storage_of(tensor: torch.Tensor) -> int:
+    """What tensors that share memory have in common, on meta too. Tried on 2.13."""
+    return tensor.untyped_storage()._cdata
+
+
 def mutates(op: Any) -> bool:
     """Whether an overload writes to an argument, by its schema. Tried on 2.13."""
     return isinstance(op, OpOverload) and op._schema.is_mutable
@@ -68,3 +73,9 @@ def tensor_arguments(op: OpOverload) -> list[tuple[int, str, bool]]:
         if "Tensor" in kind:
             found.append((position, argument.name, "List" in kind))
     return found
+
+
+def tensor_results(op: OpOverload) -> list[bool]:
+    """For each result of the schema that holds tensors, whether it is a list. Tried on 2.13."""
+    kinds = [str(result.type) for result in op._schema.returns]
+    return ["List" in kind for kind in kinds if "Tensor" in kind]

@@ -26,7 +26,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("edit",),
     ("rules", "transitions"),
     ("verify",),
-    ("report", "provenance", "decompositions", "plan", "arguments"),
+    ("report", "provenance", "decompositions", "plan", "arguments", "borrow", "specialize"),
     ("capture", "localize", "runtime", "passes"),
     ("api",),
     ("",),  # the package itself

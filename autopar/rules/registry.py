@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from autopar.errors import RuleError
-from autopar.notation import parse_pattern
-from autopar.torch_private import OpOverload, OpOverloadPacket
+from autopar.notation import Pattern, parse_pattern
+from autopar.torch_private import OpOverload, OpOverloadPacket, mutates, tensor_arguments, tensor_results
 
 Linear = tuple[tuple[int, ...], ...]
 
@@ -82,12 +82,51 @@ def register_rule(
 
     Raises:
         ValueError: the pattern is not in the notation; it quotes the pattern.
-        RuleError: there is no such op.
+        TypeError: what is neither a pattern nor a function, or neither a name nor an op of ``torch.ops``.
+        RuleError: there is no such op, or the pattern has another number of operands or results than the op.
     """
+    if not isinstance(pattern, str) and not callable(pattern):
+        raise TypeError(f'{pattern!r} is not a pattern; write one as "... -> ...", or a function that returns one')
+    found = _op(op)
     if isinstance(pattern, str):
-        parse_pattern(pattern)
-    found = overload(op) if isinstance(op, str) else op.default if isinstance(op, OpOverloadPacket) else op
+        _check_counts(pattern, found)
     RULES[found] = Rule(op_name(found), pattern, linear, sizes or {})
+
+
+def _op(op: object) -> OpOverload:
+    if isinstance(op, OpOverload):
+        return op
+    if isinstance(op, str):
+        return overload(op)
+    if isinstance(op, OpOverloadPacket):
+        return _member(op, "default")
+    name = getattr(op, "__name__", None)
+    remedy = f"torch.ops.aten.{name}" if name and hasattr(torch.ops.aten, name) else 'torch.ops.mylib.rope or "mylib::rope"'
+    raise TypeError(f"{op!r} is not an op; give {remedy}")
+
+
+def _check_counts(text: str, op: OpOverload) -> None:
+    pattern = parse_pattern(text)
+    operands, results = _counts(op)
+    for what, has, wanted in (("operand", len(pattern.operands), operands), ("result", len(pattern.results), results)):
+        if wanted is not None and has != wanted:
+            names = f": {', '.join(name for _, name, _ in tensor_arguments(op))}" if what == "operand" and wanted else ""
+            raise RuleError(f"rule {text!r} has {has} {what}{'s' * (has != 1)}, {op.name()} has {wanted}{names}{_fitting(pattern, op)}")
+
+
+def _fitting(pattern: Pattern, op: OpOverload) -> str:
+    """The overloads beside ``op`` that the pattern fits: ``torch.ops.aten.mul`` alone is one of numbers."""
+    others = [getattr(op.overloadpacket, name) for name in op.overloadpacket.overloads()]
+    counts = (len(pattern.operands), len(pattern.results))
+    fitting = [other.name() for other in others if not mutates(other) and _counts(other) == counts]
+    return f"; it fits {', '.join(fitting[:3])}" if fitting else ""
+
+
+def _counts(op: OpOverload) -> tuple[int | None, int | None]:
+    """How many operands and results a rule of ``op`` has; ``None`` where a list of tensors leaves it open."""
+    operands = [many for _, _, many in tensor_arguments(op)]
+    results = tensor_results(op)
+    return None if any(operands) else len(operands), None if any(results) else len(results)
 
 
 def overload(name: str) -> OpOverload:
@@ -95,12 +134,19 @@ def overload(name: str) -> OpOverload:
     space, _, rest = name.rpartition("::")
     packet, _, overload_name = rest.partition(".")
     try:
-        found = getattr(getattr(getattr(torch.ops, space or "aten"), packet), overload_name or "default")
-    except AttributeError:
-        raise RuleError(f"torch has no op {name!r}; write it as 'add.Tensor' or 'library::op'") from None
-    if not isinstance(found, OpOverload):
-        raise RuleError(f"{name!r} is not an op overload")
-    return found
+        found = getattr(getattr(torch.ops, space or "aten"), packet)
+    except (AttributeError, RuntimeError):
+        found = None
+    if not isinstance(found, OpOverloadPacket):
+        raise RuleError(f"torch has no op {name!r}; write it as 'add.Tensor' or 'library::op'")
+    return _member(found, overload_name or "default")
+
+
+def _member(packet: OpOverloadPacket, name: str) -> OpOverload:
+    if name not in packet.overloads():
+        op = str(packet).replace(".", "::", 1)
+        raise RuleError(f"{op} has no overload {name!r}; name one of {', '.join(f'{op}.{one}' for one in packet.overloads())}")
+    return getattr(packet, name)
 
 
 def op_name(op: OpOverload) -> str:
@@ -113,13 +159,23 @@ def find_rule(op: Any) -> Rule:
         return RULES[op]
     except KeyError:
         name = op_name(op) if isinstance(op, OpOverload) else str(op)
-        full = name if "::" in name else f"aten::{name}"
         near = difflib.get_close_matches(name, [r.op for r in RULES.values()], n=3, cutoff=0.7)
         hint = f" (rules exist for {', '.join(near)})" if near else ""
-        raise RuleError(
-            f"no sharding rule for {name}{hint}; if it works element by element, register one in a line:\n"
-            f'    autopar.register_rule("... -> ...", "{full}")'
-        ) from None
+        raise RuleError(f"no sharding rule for {name}{hint}{_remedy(op)}") from None
+
+
+def _remedy(op: Any) -> str:
+    """The line that registers a rule of ``op``, with its operands and results."""
+    if not isinstance(op, OpOverload):
+        return ""
+    counts = _counts(op)
+    if None in counts or not all(counts):  # the numbers of operands and results follow from the arguments
+        return f'; register a function of its arguments that returns its pattern:\n    autopar.register_rule(pattern_of, "{op.name()}")'
+    pattern = " -> ".join(", ".join(["..."] * (count or 0)) for count in counts)
+    return (
+        "; if it works element by element, register one in a line:\n"
+        f'    autopar.register_rule("{pattern}", "{op.name()}")'
+    )
 
 
 def parse_linear(text: str) -> Linear:

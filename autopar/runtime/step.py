@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -73,7 +74,9 @@ class SimulatedStep:
 
     def run(self, phase: str, values: dict[int, Values]) -> None:
         code: dict[int, Sequence[Instruction]] = {rank: phases.get(phase, ()) for rank, phases in self.code.items()}
-        with torch.no_grad():
+        with torch.no_grad(), contextlib.ExitStack() as off:
+            for device in ("cpu", "cuda"):  # the program has the casts that autocast made while it was captured
+                off.enter_context(torch.autocast(device, enabled=False))
             run_ranks(self.mesh, code, values)
 
     def join(self, values: Mapping[int, Values], name: str, type: Any) -> torch.Tensor:
@@ -92,9 +95,13 @@ class _Step(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         _ = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "a captured step is differentiated once: its gradients cannot be differentiated again, "
+                "so create_graph=True is refused; take such a penalty on the model itself, without autopar"
+            )
         step: SimulatedStep = ctx.step
         given = frozenset(k for k, gradient in enumerate(gradients) if gradient is not None)
         values: dict[int, Values] = ctx.values

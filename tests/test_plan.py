@@ -1,0 +1,136 @@
+"""Plans: what they may be written with, what is said of others, and tensors with several names."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+
+from autopar.errors import PlanError
+from autopar.layout import DistAttr
+from autopar.mesh import Mesh
+from autopar.plan import resolve
+
+mesh = Mesh(dp=2, tp=2)
+SHAPES = {"up.weight": (12, 8), "up.bias": (12,), "scale": (), "cube": (4, 4, 4)}
+UP = DistAttr.split("tp", None)
+
+
+def attrs(plan: Any, **kwargs: Any) -> dict[str, DistAttr]:
+    return resolve(plan, mesh, SHAPES, {}, **kwargs).attrs
+
+
+def refused(plan: Any, inputs: Any = None, **kwargs: Any) -> str:
+    with pytest.raises(PlanError) as caught:
+        resolve(plan, mesh, SHAPES, inputs, **kwargs)
+    return str(caught.value)
+
+
+NOT_PLANS = [[("up.weight", ("tp",))], "up.weight", {"up.weight"}, ("up.weight",), 3, 0, [], ""]
+
+
+@pytest.mark.parametrize("plan", NOT_PLANS, ids=repr)
+def test_what_is_not_a_dict(plan: object) -> None:
+    assert refused(plan) == (
+        'plan is a dict from globs to an axis or None for each dim, as in {"*.up.weight": ("tp", None)}, '
+        f"not a {type(plan).__name__}: {plan!r}"
+    )
+
+
+@pytest.mark.parametrize("key", [3, None, ("up", "weight"), b"up.weight"])
+def test_a_key_that_is_no_string(key: object) -> None:
+    assert refused({key: ("tp",)}) == (
+        f"the plan's key {key!r} is not a string; a key is a glob over the names of parameters and inputs, "
+        'as in "*.up.weight"'
+    )
+
+
+@pytest.mark.parametrize(
+    ("plan", "remedy"),
+    [
+        ({"*.up.bias": "tp"}, '("tp",)'),
+        ({"*.up.bias": "dp"}, '("dp",)'),
+        ({"*.up.weight": "tp"}, '("tp", None)'),
+        ({"cube": "tp"}, '("tp", None, None)'),
+        ({"scale": "tp"}, "()"),
+        ({"*.up.weight": b"tp"}, '("tp", None)'),
+        ({"*.up.weight": {"tp"}}, '("tp", None)'),
+        ({"*.up.weight": None}, '("tp", None)'),
+        ({"*.up.weight": 2}, '("tp", None)'),
+        ({"an_input": "dp"}, '("dp",)'),  # not known yet, and wrong all the same
+    ],
+    ids=str,
+)
+def test_a_value_that_is_no_tuple(plan: dict[str, Any], remedy: str) -> None:
+    ((glob, spec),) = plan.items()
+    assert refused(plan) == (
+        f"the plan's {glob!r}: {spec!r} is not a tuple with an axis or None for each dim, as in {remedy}"
+    )
+
+
+@pytest.mark.parametrize("entry", [0, b"tp", {"tp"}, True, 1.5], ids=repr)
+def test_an_entry_of_the_wrong_type(entry: object) -> None:
+    assert refused({"up.weight": (None, entry)}) == (
+        f"the plan's 'up.weight': (None, {entry!r}) has {entry!r} where an axis, a tuple of axes or None belongs"
+    )
+
+
+@pytest.mark.parametrize("inner", [["dp"], ("dp",), None, 0, b"dp"], ids=repr)
+def test_an_axis_of_the_wrong_type(inner: object) -> None:
+    assert refused({"up.weight": (["tp", inner],)}) == (
+        f"the plan's 'up.weight': (['tp', {inner!r}],) has {inner!r} in ['tp', {inner!r}], "
+        'where only axes belong, as in ("dp", "tp")'
+    )
+
+
+def test_a_wrong_axis_is_told_before_its_input_is_known() -> None:
+    assert refused({"an_input": ("tq",)}).startswith("the plan's 'an_input': ('tq',): the mesh (dp=2 tp=2) has no axis 'tq'")
+    assert resolve({"an_input": ("tp",)}, mesh, SHAPES, None).attrs == {}
+
+
+def test_lists_and_other_mappings_are_accepted() -> None:
+    assert attrs({"up.weight": ["tp", None]}) == attrs(OrderedDict({"up.weight": ("tp", None)})) == {"up.weight": UP}
+    assert attrs({"up.weight": [["dp", "tp"]]}) == attrs({"up.weight": (("dp", "tp"),)})
+    assert attrs(None) == attrs({}) == {}
+
+
+ALIASES = {"head.weight": "up.weight", "tail.weight": "up.weight"}
+
+
+@pytest.mark.parametrize("glob", ["head.weight", "*.head.*", "tail.weight", "up.weight", "*.weight"])
+def test_a_glob_finds_a_tensor_under_any_name(glob: str) -> None:
+    assert attrs({glob: ("tp", None)}, aliases=ALIASES) == {"up.weight": UP}
+
+
+def test_names_that_are_split_alike_are_no_contradiction() -> None:
+    plan = {"head.weight": ("tp",), "up.weight": ("tp", None), "*.weight": ["tp"]}
+    assert attrs(plan, aliases=ALIASES) == {"up.weight": UP}
+
+
+@pytest.mark.parametrize(("first", "second"), [("head.weight", "up.weight"), ("up.weight", "head.weight"), ("head.weight", "tail.weight")])
+def test_two_names_of_one_tensor_split_differently(first: str, second: str) -> None:
+    assert refused({first: ("tp", None), second: (None, "tp")}, aliases=ALIASES) == (
+        f"the plan contradicts itself on one tensor with the names {first} and {second}: {first!r} says ('tp', None), "
+        f"{second!r} says (None, 'tp'); split it alike under both names"
+    )
+
+
+def test_one_name_split_differently_stays_a_matter_of_that_name() -> None:
+    assert refused({"*.weight": ("tp",), "head.weight": (None, "tp")}, aliases=ALIASES) == (
+        "the plan contradicts itself on head.weight: '*.weight' says ('tp',), 'head.weight' says (None, 'tp'); "
+        "make the globs disjoint"
+    )
+
+
+def test_errors_tell_the_name_that_was_found() -> None:
+    assert refused({"head.weight": (None, None, "tp")}, aliases=ALIASES) == (
+        "the plan's 'head.weight': (None, None, 'tp') splits dim 2, but head.weight has the shape [12, 8] and only 2 dims"
+    )
+    assert "near it: head.weight" in refused({"heads.weight": ("tp",)}, {}, aliases=ALIASES)
+
+
+def test_an_alias_is_no_input() -> None:
+    """A plan for a tied parameter alone leaves the default for the batch as it is."""
+    found = resolve({"head.weight": ("tp",)}, mesh, SHAPES, {"x": (4, 8)}, aliases=ALIASES)
+    assert found.attrs == {"up.weight": UP, "x": DistAttr.split("dp", None)}
