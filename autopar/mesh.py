@@ -166,9 +166,7 @@ def _axis_name(axis: object) -> str:
 def _axis_size(axis: str, size: object) -> int:
     number = _integer(size)
     if number is None or number < 1:
-        raise ValueError(
-            f"axis {axis!r} has size {size!r}; the size of an axis is an integer ≥ 1, as in Mesh(dp=2, tp=2)"
-        )
+        raise ValueError(f"axis {axis!r} has size {size!r}; the size of an axis is an integer ≥ 1")
     return number
 
 

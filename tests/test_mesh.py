@@ -81,7 +81,7 @@ def test_a_mesh_without_axes_is_one_rank() -> None:
         (lambda: Mesh(dp=4, ranks=[0, 7, 7, 7]), "dp=4 needs 4 different ranks, but rank 7 is given 3 times: [0, 7, 7, 7]"),
         (lambda: Mesh(ranks=[0, 1]), "a mesh without axes needs 1 different ranks, got 2: [0, 1]"),
         (lambda: Mesh({"dp": 2}, dp=3), "axis 'dp' is given twice, with the sizes 2 and 3; give it once, as in Mesh(dp=2, tp=2)"),
-        (lambda: Mesh(dp="2"), "axis 'dp' has size '2'; the size of an axis is an integer ≥ 1, as in Mesh(dp=2, tp=2)"),
+        (lambda: Mesh(dp="2"), "axis 'dp' has size '2'; the size of an axis is an integer ≥ 1"),
         (lambda: Mesh(dp=2, ranks=["a", "b"]), "rank 'a' is not an integer ≥ 0; leave the ranks out, as in Mesh(dp=2, tp=2), or give ranks=[0, 1]"),
         (lambda: Mesh(dp=2, ranks=[0, -1]), "rank -1 is not an integer ≥ 0"),
         (lambda: Mesh(dp=2, ranks=[0, True]), "rank True is not an integer ≥ 0"),
