@@ -109,7 +109,7 @@ class Parallel:
         self._plan = plan
         self._compiled: dict[Signature, Compiled] = {}
         self._latest: Compiled | None = None
-        resolve(plan, mesh, _shapes(model), None)
+        resolve(plan, mesh, _shapes(model), None, aliases=_aliases(model))
 
     def __repr__(self) -> str:
         return f"Parallel({type(self.model).__name__} on {self.mesh})"
@@ -216,7 +216,7 @@ class Parallel:
             if r.role != "tangent"
         }
         inputs = {users[p]: r.type.shape for p, r in records.items() if r.role == "input"}  # type: ignore[union-attr]
-        found = resolve(self._plan, self.mesh, own, inputs)
+        found = resolve(self._plan, self.mesh, own, inputs, aliases=_aliases(self.model))
         if notes is not None:
             notes += found.notes
         return {placeholder: found.attrs[name] for placeholder, name in users.items() if name in found.attrs}
@@ -225,3 +225,12 @@ class Parallel:
 def _shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
     named = [*model.named_parameters(), *model.named_buffers()]
     return {name: tuple(tensor.shape) for name, tensor in named}
+
+
+def _aliases(model: torch.nn.Module) -> dict[str, str]:
+    """The other names of parameters and buffers that have several → the one they are listed under."""
+    every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    first: dict[int, str] = {}
+    for name, tensor in every:
+        first.setdefault(id(tensor), name)
+    return {name: first[id(tensor)] for name, tensor in every if first[id(tensor)] != name}

@@ -82,6 +82,8 @@ def test_tied_parameters_are_one() -> None:
     model = Tied().double()
     parallel = check_equal(model, Mesh(dp=2, tp=2), {"a.weight": ("tp",)}, (torch.randn(4, 4, dtype=d),))
     assert str(parallel.program).count("= param") == 1
+    parallel = check_equal(Tied().double(), Mesh(tp=2), {"b.weight": (None, "tp")}, (torch.randn(4, 4, dtype=d),))
+    assert "a_weight : f64[4 4/tp] = param('a.weight')" in str(parallel.program), "any of its names will do"
 
 
 class Everything(nn.Module):
