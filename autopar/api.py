@@ -199,7 +199,7 @@ class Parallel:
 
         def specialized(given: frozenset[int]) -> SimulatedStep:
             if given not in special:
-                part = specialize(traced, given)
+                part = specialize(traced, given, captured.device)
                 verify(part, "specialize")
                 special[given] = self._placed(captured, part, constraints, []).simulated
             return special[given]

@@ -50,6 +50,7 @@ class Captured:
         spec: the structure of the model's outputs (a pytree spec); ``leaves`` are those that are no tensors.
         outputs: how many tensor outputs there are; ``differentiable`` are the positions that have a tangent.
         gradients: names of placeholders with a gradient, in the order of the ``grad`` results.
+        device: of the first tensor of the call.
         notes: what a person should know of this capture.
     """
 
@@ -62,6 +63,7 @@ class Captured:
     outputs: int
     differentiable: tuple[int, ...]
     gradients: tuple[str, ...]
+    device: torch.device
     notes: tuple[str, ...]
 
 
@@ -96,6 +98,7 @@ class _Capture:
 
     def run(self) -> Captured:
         given = [*self.parameters.values(), *self.buffers.values(), *self.arguments.tensors]
+        self.device = given[0].device if given else torch.device("cpu")
         fakes = [self._fake(t) for t in given]
         tangents = self._probe(fakes)
         graph = self._trace(fakes, tangents)
@@ -229,7 +232,7 @@ class _Capture:
         fp = [p.name for p in placeholders]
         counts = (len(self.parameters), len(self.parameters) + len(self.buffers))
         return Captured(program, tuple(fp[: counts[0]]), tuple(fp[counts[0] : counts[1]]), tuple(fp[counts[1] : given]),
-                        self.spec, self.leaves, len(outputs), self.differentiable, tuple(differentiated), self._notes())  # fmt: skip
+                        self.spec, self.leaves, len(outputs), self.differentiable, tuple(differentiated), self.device, self._notes())  # fmt: skip
 
     def _notes(self) -> tuple[str, ...]:
         if not self.borrower.changed:

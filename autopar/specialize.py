@@ -22,9 +22,12 @@ from autopar.record import Record, Result, TensorType
 ADDITIONS = {torch.ops.aten.add.Tensor}
 
 
-def specialize(program: Program, given: frozenset[int]) -> Program:
-    """A traced program in which only the returned values at positions ``given`` have tangents."""
-    copy = _Specialized(program, given)
+def specialize(program: Program, given: frozenset[int], device: torch.device) -> Program:
+    """A traced program in which only the returned values at positions ``given`` have tangents.
+
+    ``device`` is where zeros are made, for the few ops that read an absent value beside one that is there.
+    """
+    copy = _Specialized(program, given, device)
     for node in program.nodes:
         if node.op == "output":
             copy.output(node)
@@ -34,8 +37,9 @@ def specialize(program: Program, given: frozenset[int]) -> Program:
 
 
 class _Specialized:
-    def __init__(self, program: Program, given: frozenset[int]) -> None:
+    def __init__(self, program: Program, given: frozenset[int], device: torch.device) -> None:
         self.graph = fx.Graph()
+        self.device = device
         self.given = given
         self.nodes: dict[fx.Node, fx.Node] = {}
         self.absent: set[fx.Node] = set()
@@ -79,7 +83,8 @@ class _Specialized:
         while name in self.names:
             name += "_"
         self.names.add(name)
-        zero = make_node(self.graph, name, "call_function", torch.ops.aten.full.default, (list(type.shape), 0), {"dtype": type.dtype})
+        zero = make_node(self.graph, name, "call_function", torch.ops.aten.full.default, (list(type.shape), 0),
+                         {"dtype": type.dtype, "device": self.device})  # fmt: skip
         set_record(zero, Record(type, phase=user.phase, module=user.module, source=user.source))
         return zero
 

@@ -1,8 +1,9 @@
 """Transitions: the cheapest sequence of transfers from one Layout to another.
 
 The states in between are searched (Dijkstra), each transfer priced by the bytes it makes a rank receive; the number of
-transfers breaks ties. A cast is one of the transfers, and so falls on the side where fewer bytes move. Results are
-cached by content.
+transfers breaks ties. A cast is one of the transfers, and so falls on the side where fewer bytes move. Searched are
+gathers anywhere and splits that the goal has; a way through splits that neither end has may, rarely, be cheaper.
+Results are cached by content.
 """
 
 from __future__ import annotations
@@ -91,6 +92,8 @@ def _normal(type: TensorType) -> TensorType:
 
 
 def _why(start: TensorType, goal: TensorType) -> str:
+    if len({kind for _, kind in goal.attr.pending}) > 1:
+        return "reductions of different kinds do not commute, so no value is pending several at once"
     held = dict(start.attr.pending)
     for axis, kind in goal.attr.pending:
         if kind != "sum" and held.get(axis) != kind:
@@ -113,7 +116,7 @@ def _moves(here: TensorType, goal: TensorType) -> Iterator[Move]:
     for axis, kind in pending.items():
         yield transfers.all_reduce, (("axis", axis), *_op(kind))
     for axis, kind in goal.attr.pending:
-        if kind == "sum" and axis not in here.attr.axes:
+        if kind == "sum" and axis not in here.attr.axes and set(pending.values()) <= {"sum"}:  # kinds do not mix
             yield transfers.pend, (("axis", axis),)
     if here.dtype != goal.dtype and (not pending or _widens(here.dtype, goal.dtype)):
         yield transfers.cast, (("dtype", goal.dtype),)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
+from hypothesis import settings
 
 import autopar.api
 import autopar.passes.manager
 from autopar.program import Program
 from autopar.verify import verify
+
+settings.register_profile("ci", derandomize=True)  # CI repeats itself; elsewhere each run looks for something new
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

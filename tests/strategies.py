@@ -43,12 +43,12 @@ def part_lists(draw: st.DrawFn, size: int, max_parts: int = 3) -> tuple[int, ...
 
 @st.composite
 def attrs(draw: st.DrawFn, mesh: Mesh, shape: Sequence[int], *, pending: Sequence[str] = ("sum",), max_parts: int = 3) -> DistAttr:
-    """Each axis splits some part of some dim, in any order, or is pending, or is not named."""
+    """Each axis splits some part of some dim, in any order, or is pending, or is not named; one kind of pending a value."""
     parts = [draw(part_lists(size, max_parts)) for size in shape]
     axes: list[list[list[str]]] = [[[] for _ in sizes] for sizes in parts]
     kinds: dict[str, str] = {}
     places = [(d, k) for d, sizes in enumerate(parts) for k in range(len(sizes))]
-    choices: list[object] = [None, *places, *places, *pending]
+    choices: list[object] = [None, *places, *places, *([draw(st.sampled_from(pending))] if pending else [])]
     for axis in draw(st.permutations(mesh.names)):
         match draw(st.sampled_from(choices)):
             case str(kind):
