@@ -21,7 +21,7 @@ from autopar.program import Program, record_of
 from autopar.report.passes import PassReport, Reports, bytes_per_axis
 from autopar.runtime.step import SimulatedStep
 from autopar.specialize import specialize
-from autopar.torch_private import pytree
+from autopar.torch_private import is_transformed, pytree
 from autopar.verify import verify
 
 
@@ -154,6 +154,11 @@ class Parallel:
         arguments = bind_arguments(self.model, args, kwargs)
         named = [*state, *zip(arguments.names, arguments.tensors, strict=True)]
         for name, tensor in named:
+            if is_transformed(tensor):
+                raise ValueError(
+                    f"{name} is inside a torch.func transform or carries a forward-mode tangent; "
+                    f"a captured step has gradients through backward() alone"
+                )
             if tensor.is_meta:
                 raise ValueError(f"{name} is on the meta device and has no values to simulate with; to_empty() and init it")
         outputs = iter(compiled.simulated([tensor for _, tensor in named]))

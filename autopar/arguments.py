@@ -66,7 +66,7 @@ class Signature:
         spec: the structure of the arguments.
         tensors: facts of the tensors among them.
         constants: the other arguments, with their types (1, 1.0 and True are equal in Python).
-        state: names and facts of the parameters and buffers.
+        state: the parameters and buffers: each name, facts, and the first name of the same tensor.
         training: the training flag of each module.
         modes: whether gradients are on, and the autocast state.
     """
@@ -74,18 +74,21 @@ class Signature:
     spec: Any
     tensors: tuple[Facts, ...]
     constants: tuple[tuple[type, str], ...]
-    state: tuple[tuple[str, Facts], ...]
+    state: tuple[tuple[str, Facts, str], ...]
     training: tuple[bool, ...]
     modes: tuple[Any, ...]
 
 
 def signature_of(model: torch.nn.Module, arguments: Arguments) -> Signature:
-    named = [*model.named_parameters(), *model.named_buffers()]
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    first: dict[int, str] = {}
+    for name, tensor in named:
+        first.setdefault(id(tensor), name)
     return Signature(
         arguments.spec,
         tuple(map(_facts, arguments.tensors)),
         tuple((type(v), repr(v)) for v in arguments.flat if not isinstance(v, torch.Tensor)),
-        tuple((name, _facts(tensor)) for name, tensor in named),
+        tuple((name, _facts(tensor), first[id(tensor)]) for name, tensor in named),
         tuple(module.training for module in model.modules()),
         (torch.is_grad_enabled(), *((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))),
     )

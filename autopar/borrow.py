@@ -2,7 +2,8 @@
 
 ``torch.func.functional_call`` does this for parameters and buffers alone, and leaves its stand-ins in a module that has
 two names. Here every attribute of every module is put back, whatever forward did to it, and what forward *would* have
-changed is found out: a buffer that was given a new tensor becomes state; a tensor kept anywhere else is refused.
+changed is found out: a buffer that was given a new tensor becomes state; a tensor kept anywhere else is refused. (Seen
+are the attributes of modules and the containers in them, not the insides of other objects.)
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ONE_AT_A_TIME = threading.RLock()  # a model that is lent, and hooks on all modu
 
 
 class Borrower:
-    """Borrows one model, several times. Made outside of the trace, so that the clones it makes are no part of it.
+    """Borrows one model, several times.
 
     Attributes:
         reassigned: after a loan, buffer → the tensor that forward put in its place.
@@ -35,70 +36,59 @@ class Borrower:
         self.reassigned: dict[torch.Tensor, torch.Tensor] = {}
         self.changed: list[str] = []
         self._names = {module: name for name, module in model.named_modules()}
-        self._registered: dict[int, torch.Tensor] = {}  # while lent: stand-in → what it stands in for
-        self._lent: dict[torch.nn.Module, tuple[dict[str, Any], dict[str, Any]]] = {}  # attributes, and what is in them
-        own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
-        self._clones: dict[int, tuple[str, torch.Tensor, torch.Tensor, int]] = {}  # of the tensors that are neither
-        for module, name in self._names.items():
-            for key, value in vars(module).items():
-                for tensor in _members(value):
-                    if isinstance(tensor, torch.Tensor) and id(tensor) not in own:
-                        clone = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-                        self._clones[id(tensor)] = (f"{name}.{key}".lstrip("."), tensor, clone, clone._version)
+        self._homes = collections.Counter(id(b) for module in self._names for b in module._buffers.values())
 
     @contextlib.contextmanager
     def borrowed(self, stand_ins: Mapping[torch.Tensor, torch.Tensor]) -> Iterator[None]:
         """Run the model on stand-ins for its parameters and buffers; it is as it was when the block ends.
 
         Raises:
-            CaptureError: forward writes into, or keeps, a tensor that is neither an output nor a buffer.
+            CaptureError: forward keeps a tensor that is neither an output nor a buffer.
         """
-        self._registered = {id(stand_in): tensor for tensor, stand_in in stand_ins.items()}
-        kept = [(module, dict(vars(module)), _copies(vars(module))) for module in self._names]
         swaps = {id(tensor): stand_in for tensor, stand_in in stand_ins.items()}
-        swaps.update({key: clone for key, (_, _, clone, _) in self._clones.items()})
+        owners = {id(stand_in): tensor for tensor, stand_in in stand_ins.items()}
+        attributes = {module: dict(vars(module)) for module in self._names}
+        containers = {}  # every list, dict, … that an attribute leads to, at any depth: id → (it, whose it is, content)
+        for module, name in self._names.items():
+            for key, value in vars(module).items():
+                for container in _containers(value):
+                    containers[id(container)] = (container, f"{name}.{key}".lstrip("."), copy.copy(container))
         try:
             for module in self._names:
-                for key, value in list(vars(module).items()):
-                    vars(module)[key] = _replaced(value, swaps)
-            self._lent = {module: (dict(vars(module)), _copies(vars(module))) for module in self._names}
+                for key, value in attributes[module].items():
+                    vars(module)[key] = _swapped(value, swaps)
+            for container, _, _ in containers.values():
+                _swap_content(container, swaps)
+            lent = {module: dict(vars(module)) for module in self._names}
+            content = {key: copy.copy(container) for key, (container, _, _) in containers.items()}
             yield
             self.reassigned, self.changed = {}, []
-            self.inspect()
+            for module, name in self._names.items():
+                self._take_buffers(module, content[id(module._buffers)], owners)
+                for key, value in vars(module).items():
+                    if value is not lent[module].get(key, _MISSING):
+                        self._found(f"{name}.{key}".lstrip("."), [value])
+            for key, (container, name, _) in containers.items():
+                if not name.endswith("_buffers") and not _same(container, content[key]):
+                    old = {id(member) for member in _members(content[key])}
+                    self._found(name, [member for member in _members(container) if id(member) not in old])
         finally:
-            self._lent, self._registered = {}, {}
-            for module, attributes, contents in kept:
+            for module in self._names:
                 vars(module).clear()
-                vars(module).update(attributes)
-                for key, content in contents.items():
-                    _refill(attributes[key], content)
+                vars(module).update(attributes[module])
+            for container, _, kept in containers.values():
+                _refill(container, kept)
 
-    def inspect(self) -> None:
-        """Find what forward changed; ``CaptureError`` for a tensor it keeps where a capture cannot follow."""
-        for name, _, clone, version in self._clones.values():
-            if clone._version != version:
-                raise CaptureError(
-                    f"forward writes into the tensor {name}, which is neither a parameter nor a buffer\n"
-                    f"  make it a buffer: register_buffer({name.rpartition('.')[2]!r}, …)"
-                )
-        for module, (attributes, contents) in self._lent.items():
-            self._inspect_buffers(module, contents["_buffers"])
-            for key, value in vars(module).items():
-                if key == "_buffers":
-                    continue
-                name = f"{self._names[module]}.{key}".lstrip(".")
-                before = contents.get(key)
-                same = value is attributes.get(key, _MISSING) and (before is None or _same(value, before))
-                if same:
-                    continue
-                if any(isinstance(v, torch.Tensor) and not _among(v, before) for v in _members(value)):
-                    raise CaptureError(
-                        f"forward keeps a tensor in {name}, which a captured step cannot do\n"
-                        f"  return it, or register a buffer of its shape and assign to that"
-                    )
-                self.changed.append(name)
+    def _found(self, name: str, new: list[Any]) -> None:
+        """Forward has put something new into an attribute: a tensor is refused, other things are noted."""
+        if any(isinstance(v, torch.Tensor) for value in new for v in (value, *_tensors(value))):
+            raise CaptureError(
+                f"forward keeps a tensor in {name}, which a captured step cannot do\n"
+                f"  return it, or register a buffer of its shape and assign to that; what is made only once, make before"
+            )
+        self.changed.append(name)
 
-    def _inspect_buffers(self, module: torch.nn.Module, before: Mapping[str, Any]) -> None:
+    def _take_buffers(self, module: torch.nn.Module, before: Mapping[str, Any], owners: Mapping[int, torch.Tensor]) -> None:
         for key, value in module._buffers.items():
             old = before.get(key)
             if value is old:
@@ -106,27 +96,52 @@ class Borrower:
             name = f"{self._names[module]}.{key}".lstrip(".")
             if not isinstance(value, torch.Tensor) or old is None or (value.shape, value.dtype) != (old.shape, old.dtype):
                 raise CaptureError(f"forward gives the buffer {name} another shape or dtype\n  keep both, from the start")
-            self.reassigned[self._registered[id(old)]] = value
+            owner = owners[id(old)]
+            if self._homes[id(owner)] > 1:
+                raise CaptureError(
+                    f"forward gives the buffer {name} a new tensor, and others share the old one\n"
+                    f"  write into it (copy_), so that all see it, or give each its own"
+                )
+            self.reassigned[owner] = value
 
 
 _MISSING = object()
 
 
-def _replaced(value: Any, swaps: Mapping[int, torch.Tensor]) -> Any:
-    """A tensor's stand-in; lists and dicts keep their identity."""
+def _containers(value: Any, seen: dict[int, Any] | None = None) -> list[Any]:
+    """``value`` and what it holds, as far as these are containers; tuples are looked into."""
+    seen = {} if seen is None else seen
+    if id(value) in seen or not isinstance(value, (*CONTAINERS, tuple)):
+        return list(seen.values())
+    if isinstance(value, CONTAINERS):
+        seen[id(value)] = value
+    for member in _members(value):
+        _containers(member, seen)
+    return list(seen.values())
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors that a container holds, at any depth."""
+    found = [member for container in _containers(value) for member in _members(container)]
+    found += _members(value) if isinstance(value, tuple) else []
+    return [member for member in found if isinstance(member, torch.Tensor)]
+
+
+def _swapped(value: Any, swaps: Mapping[int, torch.Tensor]) -> Any:
+    """A tensor's stand-in, also inside tuples."""
     if isinstance(value, torch.Tensor):
-        return swaps[id(value)]
-    if isinstance(value, list):
-        value[:] = [swaps.get(id(v), v) for v in value]
-    elif isinstance(value, dict):
-        value.update({key: swaps[id(v)] for key, v in value.items() if id(v) in swaps})
-    elif type(value) is tuple:
-        return tuple(swaps.get(id(v), v) for v in value) if any(id(v) in swaps for v in value) else value
+        return swaps.get(id(value), value)
+    if type(value) is tuple:
+        new = tuple(_swapped(v, swaps) for v in value)
+        return new if any(a is not b for a, b in zip(new, value, strict=True)) else value
     return value
 
 
-def _copies(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: copy.copy(value) for key, value in attributes.items() if isinstance(value, CONTAINERS)}
+def _swap_content(container: Any, swaps: Mapping[int, torch.Tensor]) -> None:
+    new = [_swapped(member, swaps) for member in _members(container)]
+    if all(a is b for a, b in zip(new, _members(container), strict=True)):
+        return
+    _refill(container, dict(zip(container, new, strict=True)) if isinstance(container, dict) else new)
 
 
 def _members(value: Any) -> list[Any]:
@@ -140,10 +155,6 @@ def _same(value: Any, before: Any) -> bool:
     keys = list(value) == list(before) if isinstance(value, dict) else True
     now, then = _members(value), _members(before)
     return keys and len(now) == len(then) and all(a is b for a, b in zip(now, then, strict=True))
-
-
-def _among(value: Any, before: Any) -> bool:
-    return before is not None and any(value is one for one in _members(before))
 
 
 def _refill(container: Any, content: Any) -> None:

@@ -111,17 +111,25 @@ class _Capture:
             fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
         return fake.requires_grad_(tensor.requires_grad and self.grad)
 
-    def _call(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Run the model on stand-ins: the tensors it returns, and those it puts in the place of buffers."""
+    @contextlib.contextmanager
+    def _lent(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+        """The model on stand-ins, over the backward too: what it recomputes reads them again."""
         own = [*self.parameters.values(), *self.buffers.values()]
-        rest = iter(tensors[len(own) :])
+        with self.borrower.borrowed(dict(zip(own, tensors, strict=False))), self._explained(), self.recorder.modules():
+            yield
+
+    def _written(self) -> list[torch.Tensor]:
+        """The tensors that forward put in the place of buffers, when the model has been given back."""
+        taken = self.borrower.reassigned
+        self.reassigned = [name for name, buffer in self.buffers.items() if buffer in taken]
+        return [taken[self.buffers[name]] for name in self.reassigned]
+
+    def _call(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors that the lent model returns; remembers how they are arranged."""
+        rest = iter(tensors[len(self.parameters) + len(self.buffers) :])
         flat = [next(rest) if isinstance(v, torch.Tensor) else v for v in self.arguments.flat]
         args, kwargs = pytree.tree_unflatten(flat, self.arguments.spec)
-        lent = self.borrower.borrowed(dict(zip(own, tensors, strict=False)))
-        with lent, self._explained(), self.recorder.modules():
-            outputs = self.model(*args, **kwargs)
-        written = [(name, self.borrower.reassigned[buffer]) for name, buffer in self.buffers.items() if buffer in self.borrower.reassigned]
-        self.reassigned = [name for name, _ in written]
+        outputs = self.model(*args, **kwargs)
         leaves, self.spec = pytree.tree_flatten(outputs)
         for leaf in leaves:
             if not isinstance(leaf, (torch.Tensor, bool, int, float, str, type(None))):
@@ -132,7 +140,7 @@ class _Capture:
         self.leaves = {k: leaf for k, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         self.returned = len(tensors)
-        return tensors, [value for _, value in written]
+        return tensors
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -142,6 +150,8 @@ class _Capture:
                 yield
         except DATA_DEPENDENT as error:
             self.recorder.dependent = self.recorder.dependent or (self.recorder.current, error)
+        if self.recorder.refused is not None:
+            raise self.recorder.refused
         if self.recorder.dependent is not None:
             origin, cause = self.recorder.dependent
             raise CaptureError(
@@ -153,26 +163,27 @@ class _Capture:
 
     def _probe(self, fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """One forward on fakes, to learn which outputs have a tangent, and of what shape."""
-        with self.mode:
-            outputs, _ = self._call(fakes)
+        with self.mode, self._lent(fakes):
+            outputs = self._call(fakes)
         self.differentiable = tuple(k for k, o in enumerate(outputs) if self.grad and o.requires_grad)
-        with self.mode:
-            return [torch.empty_like(outputs[k].detach()) for k in self.differentiable]
+        like = [outputs[k] for k in self.differentiable]
+        with self.mode:  # contiguous, as those that the runtime cuts
+            return [torch.empty(o.shape, dtype=o.dtype, device=o.device) for o in like]
 
     def _trace(self, fakes: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]) -> fx.GraphModule:
         self.differentiated = [k for k, t in enumerate(fakes) if t.requires_grad] if tangents else []
 
         def joint(fakes: list[torch.Tensor], tangents: list[torch.Tensor]) -> Any:
-            outputs, written = self._call(fakes)
-            if not tangents:
-                return [*outputs, *written]
-            self.recorder.phase = "backward"
-            wanted = [fakes[k] for k in self.differentiated]
-            with self._explained(), single_threaded_backward():
-                gradients = torch.autograd.grad(
-                    [outputs[k] for k in self.differentiable], wanted, tangents, allow_unused=True
-                )
-            return [*outputs, *gradients, *written]
+            gradients: Sequence[torch.Tensor | None] = ()
+            with self._lent(fakes):
+                outputs = self._call(fakes)
+                if tangents:
+                    self.recorder.phase = "backward"
+                    wanted = [fakes[k] for k in self.differentiated]
+                    differentiable = [outputs[k] for k in self.differentiable]
+                    with single_threaded_backward():
+                        gradients = torch.autograd.grad(differentiable, wanted, tangents, allow_unused=True)
+            return [*outputs, *gradients, *self._written()]
 
         with self.mode:
             return make_fx(joint, decomposition_table=DECOMPOSITIONS)(list(fakes), list(tangents))
@@ -217,7 +228,7 @@ class _Capture:
                 differentiated.append(placeholders[k].name)
         buffers = dict(zip(self.buffers, placeholders[len(self.parameters) :], strict=False))
         taken = {buffers[name]: value for name, value in zip(self.reassigned, reassigned, strict=True)}
-        for node, value in self._written(graph, placeholders, taken):
+        for node, value in self._states(graph, placeholders, taken):
             results.append(Result("state", node.name))
             values.append(value)
         output.args = (tuple(values),)
@@ -227,6 +238,7 @@ class _Capture:
             if node.op in ("call_function", "get_attr"):
                 self._describe(program, module, node)
         _unfake(graph)
+        _forward_first(graph, results, values)
         graph.owning_module = None
         self._refuse(program)
         fp = [p.name for p in placeholders]
@@ -239,7 +251,7 @@ class _Capture:
             return ()
         return (f"forward changes {', '.join(self.borrower.changed)}; the captured step keeps the values of the first call",)
 
-    def _written(
+    def _states(
         self, graph: fx.Graph, placeholders: Sequence[fx.Node], reassigned: Mapping[fx.Node, fx.Node]
     ) -> list[tuple[fx.Node, fx.Node]]:
         """Buffers that the step writes, with their next values: they become state. Other writes are refused."""
@@ -348,6 +360,28 @@ def _sweep(graph: fx.Graph) -> None:
     for node in reversed(graph.nodes):
         if node.op in ("call_function", "get_attr") and not node.users:
             graph.erase_node(node)
+
+
+def _forward_first(graph: fx.Graph, results: Sequence[Result], values: Sequence[fx.Node]) -> None:
+    """What returned values and states are made of comes before the backward: functionalizing may make views late."""
+    needed: set[fx.Node] = set()
+    open_ = [value for value, result in zip(values, results, strict=True) if result.kind != "grad"]
+    while open_:
+        node = open_.pop()
+        if node.op in ("call_function", "get_attr") and node not in needed:
+            needed.add(node)
+            open_ += node.all_input_nodes
+    first: fx.Node | None = None
+    for node in list(graph.nodes):
+        if node.op not in ("call_function", "get_attr"):
+            continue
+        record = record_of(node)
+        if node in needed or record.phase == "forward":
+            set_record(node, replace(record, phase="forward"))
+            if first is not None:
+                first.prepend(node)
+        else:
+            first = first or node
 
 
 def _unfake(graph: fx.Graph) -> None:

@@ -17,12 +17,14 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar.errors import CaptureError
 from autopar.torch_private import (
     DATA_DEPENDENT,
     TorchDispatchMode,
     autograd_sequence_number,
     get_proxy_mode,
     running_backward_of,
+    writes_outside,
 )
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -74,6 +76,7 @@ class Recorder(TorchDispatchMode):
         self._forward: dict[int, Origin] = {}
         self._last: fx.Node | None = None
         self.current = Origin()
+        self.refused: CaptureError | None = None  # kept, for a model that catches it
         self.dependent: tuple[Origin, Exception] | None = None  # where the values of tensors were asked for
         self.phase = "forward"  # told, not found out: a capture may itself run inside a backward
 
@@ -102,6 +105,13 @@ class Recorder(TorchDispatchMode):
         if func.namespace == "prim":  # device queries: no node
             return func(*args, **(kwargs or {}))
         self.observe()
+        if writes_outside(func, args):
+            self.refused = self.refused or CaptureError(
+                f"forward writes into a tensor that is neither a parameter, nor a buffer, nor an argument, nor made in it\n"
+                f"    {self.current.source or 'unknown line'}   in module {self.current.module or 'the root'}\n"
+                f"  make it a buffer of the module, with register_buffer"
+            )
+            raise self.refused
         try:
             result = func(*args, **(kwargs or {}))
         except DATA_DEPENDENT as error:

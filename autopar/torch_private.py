@@ -16,6 +16,7 @@ from torch._ops import OpOverloadPacket as OpOverloadPacket  # tried on 2.13: th
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,  # tried on 2.13: raised by .item() on a fake tensor
     DynamicOutputShapeException,  # tried on 2.13: raised by nonzero and the like
+    FakeTensor,  # tried on 2.13
     FakeTensorMode,  # tried on 2.13
 )
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx  # public module, experimental name; 2.13
@@ -26,9 +27,24 @@ from torch.utils._python_dispatch import TorchDispatchMode  # tried on 2.13
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
 __all__ = [
-    "DATA_DEPENDENT", "FakeTensorMode", "OpOverload", "OpOverloadPacket", "TorchDispatchMode",
-    "autograd_sequence_number", "get_proxy_mode", "make_fx", "mutates", "pytree", "rename", "running_backward_of",
-    "single_threaded_backward", "storage_of", "tensor_arguments", "tensor_results",
+    "DATA_DEPENDENT",
+    "FakeTensorMode",
+    "OpOverload",
+    "OpOverloadPacket",
+    "TorchDispatchMode",
+    "autograd_sequence_number",
+    "get_proxy_mode",
+    "is_transformed",
+    "make_fx",
+    "mutates",
+    "pytree",
+    "rename",
+    "running_backward_of",
+    "single_threaded_backward",
+    "storage_of",
+    "tensor_arguments",
+    "tensor_results",
+    "writes_outside",
 ]  # fmt: skip
 
 
@@ -63,6 +79,20 @@ def storage_of(tensor: torch.Tensor) -> int:
 def mutates(op: Any) -> bool:
     """Whether an overload writes to an argument, by its schema. Tried on 2.13."""
     return isinstance(op, OpOverload) and op._schema.is_mutable
+
+
+def writes_outside(op: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a call under fake tensors writes into a real one: something that existed before. Tried on 2.13."""
+    if not mutates(op):
+        return False
+    written = [k for k, argument in enumerate(op._schema.arguments) if argument.alias_info is not None and argument.alias_info.is_write]
+    return any(isinstance(args[k], torch.Tensor) and not isinstance(args[k], FakeTensor) for k in written if k < len(args))
+
+
+def is_transformed(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a torch.func wrapper, or carries a forward-mode tangent. Tried on 2.13."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return wrapped or torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def tensor_arguments(op: OpOverload) -> list[tuple[int, str, bool]]:

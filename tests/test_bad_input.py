@@ -333,7 +333,8 @@ HELD = {
     "a write": (
         _writes,
         {"c": torch.zeros(1)},
-        r"forward writes into the tensor c, which is neither a parameter nor a buffer\n  make it a buffer: register_buffer\('c', …\)",
+        rf"forward writes into a tensor that is neither a parameter, nor a buffer, nor an argument, nor made in it\n"
+        rf"    {HERE}:\d+  self\.c\.add_\(1\)   in module the root\n  make it a buffer of the module, with register_buffer",
     ),
     "an unregistered parameter": (
         _scales,
@@ -424,3 +425,50 @@ def test_simulating_without_data() -> None:
     parallel = autopar.parallelize(model, Mesh(dp=2), example=(on_meta,))
     with pytest.raises(ValueError, match=r"up\.weight is on the meta device and has no values to simulate with"):
         parallel.simulate(on_meta)
+
+
+def test_state_in_nested_containers() -> None:
+    def keeps(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.cache["k"].append(x)
+        return self.w(sum(self.cache["k"]))
+
+    model = forwards(keeps, cache={"k": []})
+    refuses(CaptureError, r"forward keeps a tensor in cache, which a captured step cannot do\n.*", model)
+    assert model.cache == {"k": []}
+
+
+def test_writes_into_tensors_of_other_objects() -> None:
+    """Refused before they happen."""
+    holder = [[torch.zeros(4, 8)]]
+
+    def writes(self: Any, x: torch.Tensor) -> torch.Tensor:
+        holder[0][0].add_(1)
+        return self.w(x + holder[0][0])
+
+    refuses(CaptureError, rf"forward writes into a tensor that is neither .*\n    {HERE}:\d+  holder\[0\]\[0\]\.add_\(1\) .*\n.*", forwards(writes))
+    assert not holder[0][0].any()
+
+
+def test_a_shared_buffer_that_one_owner_replaces() -> None:
+    def replaces(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.one.b = self.one.b + 1
+        return self.w(x) * self.one.b.sum() + self.two.b.sum()
+
+    shared = torch.zeros(4)
+    model = forwards(replaces, one=nn.Module(), two=nn.Module())
+    model.one.register_buffer("b", shared)
+    model.two.register_buffer("b", shared)
+    refuses(
+        CaptureError,
+        r"forward gives the buffer one\.b a new tensor, and others share the old one\n"
+        r"  write into it \(copy_\), so that all see it, or give each its own",
+        model,
+    )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on the way to jvp
+def test_transforms_are_refused() -> None:
+    model = Block().requires_grad_(False)
+    parallel = autopar.parallelize(model, Mesh(dp=2), example=(x,))
+    with pytest.raises(ValueError, match=r"is inside a torch\.func transform or carries a forward-mode tangent"):
+        torch.func.jvp(parallel.simulate, (x,), (x,))

@@ -11,6 +11,7 @@ import torch
 from models import COLUMN_ROW, Block, Language, Residual
 from test_equality import TOLERANCE, check_equal, relative
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import autopar
 from autopar import Mesh
@@ -420,3 +421,87 @@ def test_a_mesh_of_any_size_needs_no_process_group() -> None:
         model, x = Block(), torch.randn(2**14, 8)
     huge = autopar.parallelize(model, Mesh(dp=4096), example=(x,))
     assert "f32[16384/dp 8]" in str(huge.program)
+
+
+class Recomputed(nn.Module):
+    """A checkpointed block with a trained layer and a buffer: its backward reads them again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Linear(8, 8)
+        self.register_buffer("b", torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda t: torch.tanh(self.w(t) * self.b), x, use_reentrant=False)
+
+
+def test_what_the_backward_reads_is_no_constant() -> None:
+    model, x = Recomputed().double(), torch.randn(6, 8, dtype=d)
+    parallel = check_equal(model, Mesh(dp=2), None, (x,))
+    model.b = torch.full((8,), 3.0, dtype=d)
+    model.zero_grad()
+    eager = copy.deepcopy(model)
+    for call in (parallel.simulate, eager):
+        call(x).square().sum().backward()
+    assert relative(model.w.weight.grad, eager.w.weight.grad) <= TOLERANCE
+
+
+def test_tying_anew_is_captured_anew() -> None:
+    class Three(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = (nn.Linear(8, 8, bias=False) for _ in range(3))
+            self.c.weight = self.a.weight
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return self.a(x), self.b(x), self.c(x)
+
+    model, x = Three().double(), torch.randn(4, 8, dtype=d)
+    parallel = autopar.parallelize(model, Mesh(dp=2), example=(x,))
+    model.c.weight = model.b.weight
+    assert relative(parallel.simulate(x)[2], model(x)[2]) <= TOLERANCE
+
+
+def test_parameters_in_nested_containers() -> None:
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Linear(8, 8)
+            self.held = {"a": [(self.w.weight, "why")]}
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.held["a"][0][0]
+
+    model = Nested()
+    held = model.held["a"][0]
+    check_equal(model.double(), Mesh(dp=2), None, (torch.randn(4, 8, dtype=d),))
+    assert model.held["a"][0] is held and held[0] is model.w.weight
+
+
+@pytest.mark.parametrize("order", [(0, 2, 1), (1, 0, 2), (2, 1, 0)])
+def test_results_that_are_not_contiguous(order: tuple[int, ...]) -> None:
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Linear(4, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.w(x).permute(order) * 2
+
+    check_equal(Turned().double(), Mesh(dp=2, tp=2), {"w.weight": ("tp",)}, (torch.randn(3, 5, 4, dtype=d),))
+
+
+def test_views_of_what_was_written_in_place() -> None:
+    """Functionalizing makes the views late, behind the backward: they belong to the forward."""
+
+    class Assigned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.u = nn.Linear(6, 6), nn.Parameter(torch.randn(6, 1))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            h = self.a(x)
+            h[:, 0] = self.u[:, 0]
+            return h[:, 0], h[:, 1:], h
+
+    check_equal(Assigned().double(), Mesh(dp=2), None, (torch.randn(6, 6, dtype=d),))

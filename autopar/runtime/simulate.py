@@ -35,6 +35,10 @@ class Instruction:
     axis: str | None  # of a collective
 
 
+# a piece may have other strides than the whole value had at capture
+ANY_STRIDES = {torch.ops.aten.view.default: torch.reshape}
+
+
 class _Name(str):
     """A reference to a value in the arguments of an instruction."""
 
@@ -66,7 +70,7 @@ def _instruction(program: Program, node: fx.Node) -> Instruction:
     args, kwargs = (fx.map_arg(a, lambda n: _Name(n.name)) for a in (node.args, dict(node.kwargs)))
     row = transfers.BY_FUNCTION.get(node.target)
     if row is None:
-        return Instruction(node.name, node, node.target, args, kwargs, None)  # type: ignore[arg-type]
+        return Instruction(node.name, node, ANY_STRIDES.get(node.target, node.target), args, kwargs, None)  # type: ignore[arg-type]
     given = transfers.arguments(node.target, args, kwargs)
     if not row.collective:
         return Instruction(node.name, node, LOCAL[node.target], (args[0],), {"given": given}, None)
