@@ -64,3 +64,10 @@ def counts(path: str) -> dict[str, dict[str, int]]:
 def test_a_column_row_pair_has_one_all_reduce_each_way() -> None:
     """And the reductions of the four gradients over dp."""
     assert counts("whole/column_row_pair.txt") == {"tp": {"forward": 1, "backward": 1}, "dp": {"forward": 0, "backward": 4}}
+
+
+def test_sharing_stays_within_a_phase() -> None:
+    """Six gathers of the forward become two, and one that starts elsewhere; the backward keeps its own two."""
+    lines = (GOLDEN / "share" / "two_uses.txt").read_text().partition("---\n")
+    before, after = (lines[k].partition("backward:") for k in (0, 2))
+    assert [half.count("all_gather(") for half in (before[0], before[2], after[0], after[2])] == [6, 2, 3, 2]
