@@ -45,24 +45,17 @@ class Captured:
 
     Attributes:
         program: level ``traced``; placeholders are parameters, buffers, inputs, tangents, in that order.
-        parameters, buffers: the user's names, in the order of the placeholders.
-        inputs: names of the tensor inputs.
         spec: the structure of the model's outputs (a pytree spec); ``leaves`` are those that are no tensors.
         outputs: how many tensor outputs there are; ``differentiable`` are the positions that have a tangent.
-        gradients: names of placeholders with a gradient, in the order of the ``grad`` results.
         device: of the first tensor of the call.
         notes: what a person should know of this capture.
     """
 
     program: Program
-    parameters: tuple[str, ...]
-    buffers: tuple[str, ...]
-    inputs: tuple[str, ...]
     spec: Any
     leaves: dict[int, Any]
     outputs: int
     differentiable: tuple[int, ...]
-    gradients: tuple[str, ...]
     device: torch.device
     notes: tuple[str, ...]
 
@@ -220,12 +213,10 @@ class _Capture:
             self._introduce(node, f"d_{labels[k]}", "tangent", k)
         results = [Result("return") for _ in outputs]
         values = list(outputs)
-        differentiated = []
         for k, gradient in zip(self.differentiated, gradients, strict=True):
             if gradient is not None:
                 results.append(Result("grad", placeholders[k].name))
                 values.append(gradient)
-                differentiated.append(placeholders[k].name)
         buffers = dict(zip(self.buffers, placeholders[len(self.parameters) :], strict=False))
         taken = {buffers[name]: value for name, value in zip(self.reassigned, reassigned, strict=True)}
         for node, value in self._states(graph, placeholders, taken):
@@ -241,10 +232,7 @@ class _Capture:
         _forward_first(graph, results, values)
         graph.owning_module = None
         self._refuse(program)
-        fp = [p.name for p in placeholders]
-        counts = (len(self.parameters), len(self.parameters) + len(self.buffers))
-        return Captured(program, tuple(fp[: counts[0]]), tuple(fp[counts[0] : counts[1]]), tuple(fp[counts[1] : given]),
-                        self.spec, self.leaves, len(outputs), self.differentiable, tuple(differentiated), self.device, self._notes())  # fmt: skip
+        return Captured(program, self.spec, self.leaves, len(outputs), self.differentiable, self.device, self._notes())
 
     def _notes(self) -> tuple[str, ...]:
         if not self.borrower.changed:

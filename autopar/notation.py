@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from functools import cache
 
 ELLIPSIS = "..."
-ONE = "1"
 KINDS = ("sum", "max", "min", "prod", "avg")
 
 DimPattern = tuple[str, ...]  # factor names, major first; (ELLIPSIS,) or () for a size-one dim
