@@ -18,10 +18,12 @@ from autopar.mesh import Mesh
 from autopar.passes import PIPELINE, Pass, Place, collector_paused, run_passes
 from autopar.plan import Plan, resolve
 from autopar.program import Program, record_of
+from autopar.record import TensorType
 from autopar.report.passes import PassReport, Reports, bytes_per_axis
 from autopar.runtime.step import SimulatedStep
 from autopar.specialize import specialize
-from autopar.torch_private import is_transformed, pytree
+from autopar.structure import unflatten
+from autopar.torch_private import is_transformed
 from autopar.verify import verify
 
 
@@ -31,16 +33,21 @@ def parallelize(
     plan: Plan | None = None,
     *,
     example: Any = None,
+    strict: bool = False,
 ) -> Parallel:
     """Put ``model`` on ``mesh``: capture its step once, give every value a Layout, insert the transfers.
 
     Args:
         model: any ``torch.nn.Module`` on one device; it is not changed.
         mesh: ``autopar.Mesh(dp=2, tp=2)``.
-        plan: globs over names of parameters and inputs → an axis (or a tuple of axes, or ``None``) for each dim. What is
-            not named is whole, but for the batch: the first axis that is not ``tp`` splits dim 0 of the inputs.
+        plan: globs over names of parameters and inputs → an axis (or a tuple of axes, or ``None``) for each dim, or
+            DTensor's placements; ``"*.module()"`` for what a module returns. Or the name of a preset (``"ddp"``,
+            ``"megatron"``, ``"megatron+sp"``), or a list of such plans, the last of which has the last word. What is
+            not named is whole, but for the batch: the first axis that is not ``tp`` splits dim 0 of the inputs. Without
+            a plan an axis ``tp`` gets the preset ``megatron``, as far as the model has its names.
         example: the arguments of one call: a tuple, a dict of keywords, or both as a pair. With it, the step is captured
             now, and the program can be looked at; without it, at the first call.
+        strict: refuse ops that have no sharding rule. Else each rank computes all of such an op, and the report says so.
 
     Raises:
         PlanError, CaptureError, RuleError: each names the offender and the remedy; nothing has been changed.
@@ -50,7 +57,7 @@ def parallelize(
         raise TypeError(f"parallelize takes an autopar.Mesh, as in autopar.Mesh(dp=2, tp=2), not {type(mesh).__name__}")
     if mesh.name is not None:
         raise ValueError(f"parallelize takes the whole mesh; this one is the stage {mesh.name!r}")
-    parallel = Parallel(model, mesh, plan)
+    parallel = Parallel(model, mesh, plan, strict=strict)
     if example is not None:
         args, kwargs = _example(example)
         parallel.compile(*args, **kwargs)
@@ -103,13 +110,14 @@ class Parallel:
         mesh: the mesh.
     """
 
-    def __init__(self, model: torch.nn.Module, mesh: Mesh, plan: Plan | None) -> None:
+    def __init__(self, model: torch.nn.Module, mesh: Mesh, plan: Plan | None, *, strict: bool = False) -> None:
         self.model = model
         self.mesh = mesh
         self._plan = plan
+        self._strict = strict
         self._compiled: dict[Signature, Compiled] = {}
         self._latest: Compiled | None = None
-        resolve(plan, mesh, _shapes(model), None, aliases=_aliases(model))
+        resolve(plan, mesh, _shapes(model), None, _aliases(model))
 
     def __repr__(self) -> str:
         return f"Parallel({type(self.model).__name__} on {self.mesh})"
@@ -164,7 +172,7 @@ class Parallel:
         outputs = iter(compiled.simulated([tensor for _, tensor in named]))
         count = captured.outputs + len(captured.leaves)
         leaves = [captured.leaves[k] if k in captured.leaves else next(outputs) for k in range(count)]
-        return pytree.tree_unflatten(leaves, captured.spec)
+        return unflatten(leaves, captured.spec)
 
     def compile(self, *args: Any, **kwargs: Any) -> Compiled:
         """Capture a call of these shapes and place it, unless that was done before."""
@@ -189,7 +197,7 @@ class Parallel:
     ) -> Compiled:
         """Everything after capture."""
         traced = program.copy() if len(captured.differentiable) > 1 else program
-        options: dict[type[Pass], Any] = {Place: (self.mesh, constraints)}
+        options: dict[type[Pass], Any] = {Place: (self.mesh, constraints, self._strict)}
         reports += run_passes(program, [step(*options.get(step, ())) for step in PIPELINE])
         start = time.perf_counter()
         local: dict[int, Program] = {}
@@ -212,7 +220,7 @@ class Parallel:
         return Compiled(captured, program, local, Reports(reports), SimulatedStep(program, local, specialized))
 
     def constraints(self, captured: Captured, notes: list[str] | None = None) -> dict[str, DistAttr]:
-        """The plan applied to a captured step: placeholder → DistAttr. What was decided for the user goes to ``notes``."""
+        """The plan applied to a captured step: node → DistAttr. What was decided for the user goes to ``notes``."""
         records = {node.name: record_of(node) for node in captured.program.placeholders}
         own = _shapes(self.model)
         users = {
@@ -221,10 +229,15 @@ class Parallel:
             if r.role != "tangent"
         }
         inputs = {users[p]: r.type.shape for p, r in records.items() if r.role == "input"}  # type: ignore[union-attr]
-        found = resolve(self._plan, self.mesh, own, inputs, aliases=_aliases(self.model))
+        values = {node.name: record_of(node).type for node in captured.program.nodes}
+        returned = {
+            name: f"{path}()" for path, names in captured.modules.items() for name in names if isinstance(values[name], TensorType)
+        }
+        outputs = {f"{path}()": values[names[0]].shape for path, names in captured.modules.items() if names[0] in returned}  # type: ignore[union-attr]
+        found = resolve(self._plan, self.mesh, own, inputs, _aliases(self.model), outputs)
         if notes is not None:
             notes += found.notes
-        return {placeholder: found.attrs[name] for placeholder, name in users.items() if name in found.attrs}
+        return {node: found.attrs[name] for node, name in (*users.items(), *returned.items()) if name in found.attrs}
 
 
 def _shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:

@@ -10,27 +10,29 @@ from typing import Any
 import torch
 
 from autopar.errors import CaptureError
-from autopar.torch_private import pytree
+from autopar.structure import Structure, flatten_with_path
 
 
 @dataclass
 class Arguments:
-    """The tensors of one call with their names, and how to rebuild the call."""
+    """The tensors of one call with their names, and how to rebuild the call; ``passed`` are the names of the arguments."""
 
+    passed: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     tensors: list[torch.Tensor] = field(default_factory=list)
-    spec: Any = None
+    spec: Structure = Structure()
     flat: list[Any] = field(default_factory=list)
 
 
 def bind_arguments(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
     """Flatten a call; each tensor is named after its parameter in the signature of ``forward``."""
     found = Arguments()
-    paths, found.spec = pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))
+    paths, found.spec = flatten_with_path((tuple(args), dict(kwargs)))
     try:
         signature = list(inspect.signature(model.forward).parameters)
     except (TypeError, ValueError):
         signature = []
+    found.passed = [*(_argument_name(("0", str(k)), signature) for k in range(len(args))), *kwargs]
     for path, value in paths:
         found.flat.append(value)
         if isinstance(value, torch.Tensor):
@@ -42,15 +44,14 @@ def bind_arguments(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[
         elif not isinstance(value, (bool, int, float, str, type(None), torch.dtype, torch.device)):
             raise CaptureError(
                 f"argument {_argument_name(path, signature)} is a {type(value).__name__}, which capture cannot look into; "
-                f"pass tensors, numbers, strings, or containers of them (torch.export.register_dataclass makes a dataclass one)"
+                f"pass tensors, numbers, strings, or containers and dataclasses of them"
             )
     return found
 
 
-def _argument_name(path: Sequence[Any], signature: Sequence[str]) -> str:
-    side, *rest = path
-    keys = [str(getattr(key, "idx", getattr(key, "key", getattr(key, "name", key)))) for key in rest]
-    if side.idx == 0 and keys and int(keys[0]) < len(signature):
+def _argument_name(path: Sequence[str], signature: Sequence[str]) -> str:
+    side, *keys = path
+    if side == "0" and keys and int(keys[0]) < len(signature):
         keys[0] = signature[int(keys[0])]
     return "_".join(keys)
 
@@ -71,7 +72,7 @@ class Signature:
         modes: whether gradients are on, and the autocast state.
     """
 
-    spec: Any
+    spec: Structure
     tensors: tuple[Facts, ...]
     constants: tuple[tuple[type, str], ...]
     state: tuple[tuple[str, Facts, str], ...]

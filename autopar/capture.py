@@ -18,25 +18,24 @@ from torch import fx
 
 from autopar.arguments import Arguments, bind_arguments
 from autopar.borrow import ONE_AT_A_TIME, Borrower
-from autopar.decompositions import DECOMPOSITIONS, IDENTITIES, SYNONYMS, TRANSPOSE
+from autopar.decompositions import DECOMPOSITIONS, IDENTITIES, SYNONYMS, TRANSPOSE, VIEWS
 from autopar.errors import CaptureError
 from autopar.program import Constant, Program, is_getitem, record_of, set_record
 from autopar.provenance import Origin, Recorder, Replay
 from autopar.record import Record, Result, TensorType, ValueType
+from autopar.structure import Structure, flatten, holds, is_cache, unflatten
 from autopar.text.parser import RESERVED
 from autopar.text.tree import tree_fragments
 from autopar.torch_private import (
     DATA_DEPENDENT,
     FakeTensorMode,
+    draws_random,
     make_fx,
     mutates,
-    pytree,
     rename,
     single_threaded_backward,
     storage_of,
 )
-
-RANDOM = ("bernoulli", "rrelu", "dropout", "rand", "normal", "multinomial", "poisson", "exponential", "uniform")
 
 
 @dataclass
@@ -45,19 +44,21 @@ class Captured:
 
     Attributes:
         program: level ``traced``; placeholders are parameters, buffers, inputs, tangents, in that order.
-        spec: the structure of the model's outputs (a pytree spec); ``leaves`` are those that are no tensors.
+        spec: the structure of the model's outputs; ``leaves`` are those that are no tensors.
         outputs: how many tensor outputs there are; ``differentiable`` are the positions that have a tangent.
-        device: of the first tensor of the call.
+        device: of the first tensor of the call that is not on meta.
         notes: what a person should know of this capture.
+        modules: module path → the names of the values that its calls returned, of modules that return one tensor.
     """
 
     program: Program
-    spec: Any
+    spec: Structure
     leaves: dict[int, Any]
     outputs: int
     differentiable: tuple[int, ...]
     device: torch.device
     notes: tuple[str, ...]
+    modules: dict[str, tuple[str, ...]]
 
 
 def capture(
@@ -91,7 +92,7 @@ class _Capture:
 
     def run(self) -> Captured:
         given = [*self.parameters.values(), *self.buffers.values(), *self.arguments.tensors]
-        self.device = given[0].device if given else torch.device("cpu")
+        self.device = _device(given)
         fakes = [self._fake(t) for t in given]
         tangents = self._probe(fakes)
         graph = self._trace(fakes, tangents)
@@ -100,8 +101,9 @@ class _Capture:
         return self._captured(graph, len(fakes))
 
     def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        device = self.device if tensor.is_meta else tensor.device
         with self.mode:
-            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
         return fake.requires_grad_(tensor.requires_grad and self.grad)
 
     @contextlib.contextmanager
@@ -121,19 +123,35 @@ class _Capture:
         """The tensors that the lent model returns; remembers how they are arranged."""
         rest = iter(tensors[len(self.parameters) + len(self.buffers) :])
         flat = [next(rest) if isinstance(v, torch.Tensor) else v for v in self.arguments.flat]
-        args, kwargs = pytree.tree_unflatten(flat, self.arguments.spec)
+        args, kwargs = unflatten(flat, self.arguments.spec)
+        before = [(value, flatten(value)) for value in (*args, *kwargs.values())]
         outputs = self.model(*args, **kwargs)
-        leaves, self.spec = pytree.tree_flatten(outputs)
+        self._refuse_changed(before, outputs)
+        leaves, self.spec = flatten(outputs)
         for leaf in leaves:
             if not isinstance(leaf, (torch.Tensor, bool, int, float, str, type(None))):
                 raise CaptureError(
                     f"the model returns a {type(leaf).__name__}, which capture cannot look into; return tensors, numbers or "
-                    f"containers of them (torch.export.register_dataclass makes a dataclass one)"
+                    f"containers and dataclasses of them"
                 )
         self.leaves = {k: leaf for k, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         self.returned = len(tensors)
         return tensors
+
+    def _refuse_changed(self, before: Sequence[tuple[Any, tuple[list[Any], Structure]]], outputs: Any) -> None:
+        """Arguments that forward gives other contents: a cache that it returns too is a new one there, others are refused."""
+        self.extended: list[str] = []
+        for name, (value, (leaves, spec)) in zip(self.arguments.passed, before, strict=True):
+            now, arranged = flatten(value)
+            if arranged == spec and all(a is b for a, b in zip(now, leaves, strict=True)):
+                continue
+            what = f"{name}, a {type(value).__name__}"
+            if not is_cache(value):
+                raise CaptureError(f"forward changes its argument {what}, which the caller would see changed\n  change a copy of it")
+            if not holds(outputs, value):
+                raise CaptureError(f"forward changes its argument {what}, and does not return it\n  return it: what is passed in stays as it was")
+            self.extended.append(what)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -184,17 +202,20 @@ class _Capture:
     def _functionalize(self, graph: fx.GraphModule, fakes: Sequence[torch.Tensor]) -> fx.GraphModule:
         """Trace the captured graph again, without its writes; a write into an argument stays, as one ``copy_``."""
         graph.graph.set_codegen(fx.graph.CodeGen())
+        returned = self.recorder.returned
         self.recorder = replay = Replay(self.model, graph, self.recorder.origins)
         detached = [fake.detach() for fake in fakes]
         with self.mode, torch.no_grad():
             replayed = torch.func.functionalize(replay.run, remove="mutations")
-            return make_fx(replayed, decomposition_table=DECOMPOSITIONS)(*detached)
+            again = make_fx(replayed, decomposition_table=DECOMPOSITIONS)(*detached)
+        replay.follow(returned)
+        return again
 
     # -- the program ---------------------------------------------------------------------------------------------
 
     def _captured(self, module: fx.GraphModule, given: int) -> Captured:
         graph = module.graph
-        _simplify(graph)
+        replaced = _simplify(graph) | self._merge_views(graph)
         placeholders = list(graph.find_nodes(op="placeholder"))
         names = [*self.parameters, *self.buffers, *self.arguments.names]
         roles = ["param"] * len(self.parameters) + ["buffer"] * len(self.buffers) + ["input"] * len(self.arguments.names)
@@ -232,12 +253,40 @@ class _Capture:
         _forward_first(graph, results, values)
         graph.owning_module = None
         self._refuse(program)
-        return Captured(program, self.spec, self.leaves, len(outputs), self.differentiable, self.device, self._notes())
+        modules = self._modules(graph, replaced)
+        return Captured(program, self.spec, self.leaves, len(outputs), self.differentiable, self.device, self._notes(), modules)
+
+    def _modules(self, graph: fx.Graph, replaced: Mapping[fx.Node, fx.Node]) -> dict[str, tuple[str, ...]]:
+        """Module path → the values that its calls returned, as far as the program still has them."""
+        alive = set(graph.nodes)
+        found: dict[str, tuple[str, ...]] = {}
+        for path, nodes in self.recorder.returned.items():
+            for node in nodes:
+                while node in replaced:
+                    node = replaced[node]
+                if node in alive:
+                    found[path] = (*found.get(path, ()), node.name)
+        return found
+
+    def _merge_views(self, graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+        """A view that was made before, in the same phase, is that one: what it needs later, it needs once."""
+        first: dict[Any, fx.Node] = {}
+        replaced: dict[fx.Node, fx.Node] = {}
+        for node in graph.nodes:
+            if node.op == "call_function" and node.target in VIEWS and not node.kwargs:
+                phase = self.recorder.origins.get(node, Origin()).phase
+                twin = first.setdefault((node.target, repr(node.args), phase), node)
+                if twin is not node:
+                    node.replace_all_uses_with(twin)
+                    replaced[node] = twin
+        return replaced
 
     def _notes(self) -> tuple[str, ...]:
-        if not self.borrower.changed:
-            return ()
-        return (f"forward changes {', '.join(self.borrower.changed)}; the captured step keeps the values of the first call",)
+        found = [f"forward changes its argument {what}: the one returned is new, the one passed in stays as it was" for what in self.extended]
+        if self.borrower.changed:
+            names = ", ".join(self.borrower.changed)
+            found.append(f"forward changes {names}; the captured step keeps the values of the first call")
+        return tuple(found)
 
     def _states(
         self, graph: fx.Graph, placeholders: Sequence[fx.Node], reassigned: Mapping[fx.Node, fx.Node]
@@ -307,14 +356,20 @@ class _Capture:
 
     def _refuse(self, program: Program) -> None:
         for node in program.nodes:
-            name = getattr(node.target, "__name__", "")
-            if node.op == "call_function" and name.startswith(RANDOM):
+            if draws_random(node.target, node.args):
+                name = getattr(node.target, "__name__", "")
                 origin = self.recorder.origins.get(node, Origin())
                 raise CaptureError(
                     f"{name} draws random numbers, which have no sharding rule yet\n"
                     f"    {origin.source}   in module {origin.module or 'the root'}\n"
                     f"  set the dropout probability to 0, call model.eval(), or pass the random tensor in"
                 )
+
+
+def _device(tensors: Sequence[torch.Tensor]) -> torch.device:
+    """That of the first tensor that has values. On meta alone: the accelerator, or CPU, so that the ops are those of a run."""
+    real = next((tensor.device for tensor in tensors if not tensor.is_meta), None)
+    return real or torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 def _type(node: fx.Node) -> ValueType:
@@ -328,19 +383,26 @@ def _type(node: fx.Node) -> ValueType:
     return one(node.meta.get("val"))
 
 
-def _simplify(graph: fx.Graph) -> None:
-    """Identities go, synonyms get one name, a transpose of a transpose is the value itself, a constant is read once."""
+def _simplify(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Identities go, synonyms get one name, a transpose of a transpose is the value itself, a constant is read once.
+
+    Returns what takes the place of the nodes that go.
+    """
     constants: dict[str, fx.Node] = {}
+    replaced: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         if node.op == "get_attr":
-            node.replace_all_uses_with(constants.setdefault(node.target, node))
+            replaced[node] = constants.setdefault(node.target, node)
         elif node.target in IDENTITIES and node.op == "call_function":
-            node.replace_all_uses_with(node.args[0])
+            replaced[node] = node.args[0]
         elif node.target in SYNONYMS:
             node.target = SYNONYMS[node.target]
             rename(node, node.target.__name__.partition(".")[0])
         elif node.target is TRANSPOSE and node.args[0].target is TRANSPOSE:  # type: ignore[union-attr]
-            node.replace_all_uses_with(node.args[0].args[0])  # type: ignore[union-attr,arg-type]
+            replaced[node] = node.args[0].args[0]  # type: ignore[union-attr]
+        if node in replaced:
+            node.replace_all_uses_with(replaced[node])
+    return {old: new for old, new in replaced.items() if old is not new}
 
 
 def _sweep(graph: fx.Graph) -> None:
@@ -380,11 +442,6 @@ def _unfake(graph: fx.Graph) -> None:
                 del node.meta[key]
 
 
-def _output_names(spec: Any, leaves: Sequence[int]) -> list[str]:
-    tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
-    paths, _ = pytree.tree_flatten_with_path(tree)
-    names = {}
-    for path, leaf in paths:
-        keys = [str(getattr(key, "idx", getattr(key, "key", getattr(key, "name", key)))) for key in path]
-        names[leaf] = "_".join("".join(c if c.isalnum() else "_" for c in key) for key in keys) or "out"
+def _output_names(spec: Structure, leaves: Sequence[int]) -> list[str]:
+    names = ["_".join("".join(c if c.isalnum() else "_" for c in key) for key in path) or "out" for path in spec.paths()]
     return [names[k] for k in leaves]

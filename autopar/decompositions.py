@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 
+from autopar.decompose_batch_norm import BATCH_NORM
+from autopar.decompose_batch_norm import wide as _wide
+
 aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for a loss's reduction
 
@@ -44,11 +47,6 @@ def var_mean(x, dim=None, *, correction=None, keepdim=False):
     left = max(_count(x, dim) - (1 if correction is None else correction), 0)
     spread = _narrow(aten.div.Scalar(total, left), x)
     return spread, _narrow(middle if keepdim else aten.view.default(middle, spread.shape), x)
-
-
-def _wide(x):
-    """Squares and their sums are taken in float32 at least, as torch's own kernels do."""
-    return aten._to_copy.default(x, dtype=torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _narrow(y, x):
@@ -147,6 +145,25 @@ def mse_loss_backward(gradient, x, y, reduction):
     return aten.mul.Tensor(aten.mul.Scalar(aten.sub.Tensor(x, y), scale), gradient)
 
 
+def convolution_backward(gradient, x, weight, bias_sizes, *rest):
+    """The bias's gradient is a sum of the gradient alone, also where channels of the input are split."""
+    *how, (of_x, of_weight, of_bias) = rest
+    if not of_bias:
+        return NotImplemented
+    dx, dw = None, None
+    if of_x or of_weight:
+        dx, dw, _ = aten.convolution_backward.default(gradient, x, weight, None, *how, [of_x, of_weight, False])
+    return dx, dw, aten.sum.dim_IntList(gradient, [0, *range(2, x.dim())])
+
+
+def native_group_norm_backward(gradient, x, *rest):
+    """The gradient of ``x`` is always taken: the sizes among the arguments are read off it."""
+    *how, (of_x, *others) = rest
+    if of_x:
+        return NotImplemented
+    return None, *aten.native_group_norm_backward.default(gradient, x, *how, [True, *others])[1:]
+
+
 def _reduce(x, reduction):
     if reduction == SUM:
         return aten.sum.default(x)
@@ -167,6 +184,14 @@ def squeeze(x, dims=None):
     chosen = range(ndim) if dims is None else [dims] if isinstance(dims, int) else dims
     ones = sorted({d % ndim for d in chosen if ndim and x.shape[d] == 1})
     return NotImplemented if ones == dims else aten.squeeze.dims(x, ones)
+
+
+def cat(tensors, dim=0):
+    """An operand of shape ``[0]`` goes, which torch lets join any shape: a cache of keys and values begins as one."""
+    full = [x for x in tensors if tuple(x.shape) != (0,)]
+    if not full or len(full) == len(tensors) or full[0].dim() == 1 or any(x.dtype != full[0].dtype for x in tensors):
+        return NotImplemented
+    return aten.cat.default(full, dim) if len(full) > 1 else aten.clone.default(full[0], memory_format=torch.contiguous_format)
 
 
 def _empty(size, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
@@ -190,9 +215,13 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.log_sigmoid_backward.default: log_sigmoid_backward,
     aten.mse_loss.default: mse_loss,
     aten.mse_loss_backward.default: mse_loss_backward,
+    aten.convolution_backward.default: convolution_backward,
+    aten.native_group_norm_backward.default: native_group_norm_backward,
+    **BATCH_NORM,
     aten.squeeze.default: squeeze,
     aten.squeeze.dim: squeeze,
     aten.squeeze.dims: squeeze,
+    aten.cat.default: cat,
     aten._reshape_alias.default: lambda x, size, stride: aten.view.default(x, size),
     aten.new_zeros.default: _full(0),
     aten.new_ones.default: _full(1),
@@ -221,3 +250,7 @@ DECOMPOSITIONS[logits_loss] = _per_element(logits_loss, 4)
 IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default})
 SYNONYMS = {aten._unsafe_view.default: aten.view.default}
 TRANSPOSE = aten.t.default  # twice, it is the value itself
+VIEWS = frozenset({
+    aten.view.default, aten.t.default, aten.transpose.int, aten.permute.default, aten.unsqueeze.default, aten.expand.default,
+    aten.squeeze.dims, aten.slice.Tensor, aten.select.int,
+})  # fmt: skip

@@ -20,7 +20,7 @@ from autopar.layout import span
 from autopar.mesh import Mesh
 from autopar.program import Program, make_node, map_operands, operands, record_of, set_record
 from autopar.record import Record, TensorType, ValueType
-from autopar.rules.registry import find_rule
+from autopar.rules.registry import rule_of
 from autopar.torch_private import OpOverload
 
 
@@ -87,7 +87,7 @@ def _local_type(type: ValueType, mesh: Mesh, at: Mapping[str, int]) -> ValueType
 
 def _sizes(node: fx.Node, kind: ValueType) -> tuple[Any, ...]:
     """Size arguments of the op, as its rule names them, in the shape of the local result."""
-    rule = find_rule(node.target)
+    rule = rule_of(node.target)
     if not rule.sizes:
         return node.args
     result = kind[0] if isinstance(kind, tuple) else kind

@@ -1,8 +1,9 @@
-"""The user's plan: globs over the names of parameters and inputs → how each is split.
+"""The user's plan: globs over names → how each value is split.
 
 ``{"*.up.weight": ("tp", None), "*.down.weight": (None, "tp")}``. A glob is matched against ``"." + name``, so that
-``*.up.weight`` finds a top-level ``up`` too, and against the name itself. For each dim a value gives the axis that
-splits it, a tuple of axes (major first), or ``None``; missing dims at the end are whole.
+``*.up.weight`` finds a top-level ``up`` too, and against the name itself. Names are those of parameters, buffers and
+inputs; with ``()`` at the end, of modules, for what they return: ``"*.embed()"``. What may be said of a value is in
+``autopar.spec``. A plan is also the name of a preset, or a list of both, where the later has the last word.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from dataclasses import dataclass, field
 from autopar.errors import PlanError
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
+from autopar.presets import PRESETS
+from autopar.spec import Spec, attr_of, dims_of
 
-DimSpec = str | None | Sequence[str]
-Plan = Mapping[str, Sequence[DimSpec]]
+Plan = Mapping[str, Spec] | str | Sequence[Mapping[str, Spec] | str]
 
+BY_DEFAULT = "megatron"  # the preset of a mesh with an axis tp, without a plan
 NOT_BATCH = ("tp", "pp")  # axes that never split the batch by default
 
 
@@ -30,12 +33,22 @@ class Constraints:
     notes: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Layer:
+    """One mapping of a plan; a preset's has a name, and need not match or fit."""
+
+    globs: dict[str, Spec]
+    preset: str = ""
+    asked: bool = True
+
+
 def resolve(
     plan: Plan | None,
     mesh: Mesh,
     parameters: Mapping[str, Sequence[int]],
     inputs: Mapping[str, Sequence[int]] | None,
     aliases: Mapping[str, str] | None = None,
+    outputs: Mapping[str, Sequence[int]] | None = None,
 ) -> Constraints:
     """Match a plan against names and shapes.
 
@@ -45,46 +58,64 @@ def resolve(
             parameter are then left for later).
         aliases: other names of a tensor → the name it is listed under. A glob may match any of them; the result has the
             listed one.
+        outputs: ``module()`` → shape of what it returns.
 
     Raises:
-        PlanError: what is not a plan, an unknown axis, a glob without a match, an axis used twice, a dim that is not
-            there, two globs that split one value differently.
+        PlanError: what is not a plan, an unknown preset or axis, a glob without a match, an axis used twice, a dim that
+            is not there, two globs of one mapping that split one value differently.
     """
-    plan = _checked(plan)
     found = Constraints()
-    chosen: dict[str, tuple[str, list[str]]] = {}  # listed name → the glob, and the names of the tensor it matches
     named_input = False
-    shapes = {**parameters, **(inputs or {})}
+    shapes = {**parameters, **(inputs or {}), **(outputs or {})}
     names = [*((name, name) for name in shapes), *(aliases or {}).items()]
-    for glob, spec in plan.items():
-        matches: dict[str, list[str]] = {}
-        for name, listed in names:
-            if _matches(glob, name):
-                matches.setdefault(listed, []).append(name)
-        if not matches:
-            if inputs is None:
-                _axes(glob, spec, None, mesh)
-                continue
-            raise PlanError(_no_match(glob, [name for name, _ in names]))
-        named_input |= any(listed not in parameters for listed in matches)
-        for listed, here in matches.items():
-            attr = _attr(glob, spec, here[0], shapes[listed], mesh)
-            if listed in found.attrs and found.attrs[listed] != attr:
-                before, there = chosen[listed]
-                raise PlanError(
-                    f"the plan contradicts itself on {_both(there, here)}: {before!r} says {_show(plan[before])}, "
-                    f"{glob!r} says {_show(spec)}; "
-                    + ("make the globs disjoint" if set(there) & set(here) else "split it alike under both names")
-                )
-            found.attrs[listed], chosen[listed] = attr, (glob, here)
+    for layer in _layers(plan, mesh):
+        attrs: dict[str, DistAttr] = {}
+        misfits: dict[str, str] = {}
+        chosen: dict[str, tuple[str, list[str]]] = {}  # listed name → the glob, and the names of the tensor it matches
+        for glob, spec in layer.globs.items():
+            matches: dict[str, list[str]] = {}
+            for name, listed in names:
+                if _matches(glob, name):
+                    matches.setdefault(listed, []).append(name)
+            what = f"the plan's {glob!r}: {_show(spec)}"
+            if not matches and not layer.preset:
+                if inputs is not None:
+                    raise PlanError(_no_match(glob, [name for name, _ in names]))
+                dims_of(what, spec, None, mesh, open_=glob.endswith("()"))
+            named_input |= any(listed in (inputs or {}) for listed in matches)
+            for listed, here in matches.items():
+                try:
+                    attr = attr_of(what, spec, here[0], shapes[listed], mesh)
+                except PlanError as error:
+                    if not layer.preset:
+                        raise
+                    misfits.setdefault(glob, f"of the preset {layer.preset}, {glob!r} does not fit {here[0]}, which stays as it is: {error}")
+                    continue
+                if attrs.setdefault(listed, attr) != attr:
+                    raise _contradiction(layer.globs, *chosen[listed], glob, here)
+                chosen[listed] = (glob, here)
+        if layer.preset and inputs is not None:
+            found.notes += [*_about(layer, attrs), *misfits.values()]
+        found.attrs |= attrs
     if inputs and not named_input:
         _split_batch(found, mesh, inputs)
     return found
 
 
-def _checked(plan: object) -> dict[str, Sequence[DimSpec]]:
+def _layers(plan: object, mesh: Mesh) -> list[_Layer]:
     if plan is None:
-        return {}
+        return [_Layer(PRESETS[BY_DEFAULT], BY_DEFAULT, asked=False)] if "tp" in mesh.names else []
+    several = isinstance(plan, (list, tuple)) and plan and all(isinstance(one, (str, Mapping)) for one in plan)
+    return [_layer(one, mesh) for one in (plan if several else [plan])]  # type: ignore[attr-defined]
+
+
+def _layer(plan: object, mesh: Mesh) -> _Layer:
+    if isinstance(plan, str):
+        if plan not in PRESETS:
+            raise PlanError(f"no preset {plan!r}; presets are {', '.join(PRESETS)}, and a plan of your own is a dict from globs")
+        if PRESETS[plan] and "tp" not in mesh.names:
+            raise PlanError(f"the preset {plan!r} splits over an axis named tp, and the mesh ({mesh}) has none; name one so: Mesh(tp=2)")
+        return _Layer(PRESETS[plan], plan)
     if not isinstance(plan, Mapping):
         raise PlanError(
             f"plan is a dict from globs to an axis or None for each dim, as in "
@@ -96,65 +127,42 @@ def _checked(plan: object) -> dict[str, Sequence[DimSpec]]:
                 f"the plan's key {glob!r} is not a string; a key is a glob over the names of parameters and inputs, "
                 f'as in "*.up.weight"'
             )
-    return dict(plan)
+    return _Layer(dict(plan))
 
 
-def _both(there: list[str], here: list[str]) -> str:
-    """The name that two globs share, or a name each found the tensor under."""
+def _about(layer: _Layer, attrs: Mapping[str, DistAttr]) -> list[str]:
+    """What a preset has come to."""
+    split = [name for name in attrs if not name.endswith("()")]
+    why = "" if layer.asked else "without a plan, "
+    if layer.globs and not attrs:
+        return [f"{why}the preset {layer.preset} is for this mesh, but the model has none of its names: every rank of tp does the same work; give a plan"]
+    if not layer.globs:
+        return []
+    told = f"{len(split)} parameters" + f" and {len(attrs) - len(split)} module outputs" * (len(split) < len(attrs))
+    return [f"{why}the preset {layer.preset} splits {told} over tp" + "; give a plan to change it" * (not layer.asked)]
+
+
+def _contradiction(globs: Mapping[str, Spec], before: str, there: list[str], glob: str, here: list[str]) -> PlanError:
     shared = [name for name in here if name in there]
-    return shared[0] if shared else f"one tensor with the names {there[0]} and {here[0]}"
+    both = shared[0] if shared else f"one tensor with the names {there[0]} and {here[0]}"
+    return PlanError(
+        f"the plan contradicts itself on {both}: {before!r} says {_show(globs[before])}, {glob!r} says {_show(globs[glob])}; "
+        + ("make the globs disjoint" if shared else "split it alike under both names")
+    )
 
 
 def _matches(glob: str, name: str) -> bool:
+    if glob.endswith("()") != name.endswith("()"):
+        return False
     return fnmatch.fnmatchcase("." + name, glob) or fnmatch.fnmatchcase(name, glob)
 
 
 def _no_match(glob: str, names: list[str]) -> str:
+    calls = glob.endswith("()")
+    names = [name for name in names if name.endswith("()") == calls]
     near = difflib.get_close_matches(glob.lstrip("*."), names, n=3, cutoff=0.3) or names[:3]
-    return f"the plan's glob {glob!r} matches no parameter or input; near it: {', '.join(near) or 'the model has none'}"
-
-
-def _attr(glob: str, spec: Sequence[DimSpec], name: str, shape: Sequence[int], mesh: Mesh) -> DistAttr:
-    what = f"the plan's {glob!r}: {_show(spec)}"
-    dims = _axes(glob, spec, len(shape), mesh)
-    if len(spec) > len(shape):
-        raise PlanError(
-            f"{what} splits dim {len(spec) - 1}, but {name} has the shape {list(shape)} and only {len(shape)} dim{'s' * (len(shape) != 1)}"
-            + ("; a value without dims cannot be split" if not shape else "")
-        )
-    used = [axis for axes in dims for axis in axes]
-    if twice := sorted({axis for axis in used if used.count(axis) > 1}):
-        raise PlanError(f"{what} uses the axis {twice[0]!r} twice on {name}; an axis splits one dim of a value once")
-    dims += [()] * (len(shape) - len(dims))
-    return DistAttr.split(*dims).normalize(shape, mesh)
-
-
-def _axes(glob: str, spec: Sequence[DimSpec], ndim: int | None, mesh: Mesh) -> list[tuple[str, ...]]:
-    """The axes of each dim that the plan speaks of; ``ndim`` is that of the value, where it is known."""
-    what = f"the plan's {glob!r}: {_show(spec)}"
-    if not _is_list(spec):
-        first = spec if isinstance(spec, str) else "tp"
-        remedy = [f'"{first}"', *["None"] * ((ndim or 1) - 1)] if ndim != 0 else []
-        shown = f"({', '.join(remedy)}{',' * (len(remedy) == 1)})"
-        raise PlanError(f"{what} is not a tuple with an axis or None for each dim, as in {shown}")
-    dims: list[tuple[str, ...]] = []
-    for entry in spec:
-        if not (entry is None or isinstance(entry, str) or _is_list(entry)):
-            raise PlanError(f"{what} has {entry!r} where an axis, a tuple of axes or None belongs")
-        axes = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
-        for axis in axes:
-            if not isinstance(axis, str):
-                raise PlanError(f'{what} has {axis!r} in {entry!r}, where only axes belong, as in ("dp", "tp")')
-            try:
-                mesh.check_axis(axis)
-            except ValueError as error:
-                raise PlanError(f"{what}: {error}") from None
-        dims.append(axes)
-    return dims
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
+    what = "output of a module that returns one tensor" if calls else "parameter or input"
+    return f"the plan's glob {glob!r} matches no {what}; near it: {', '.join(near) or 'the model has none'}"
 
 
 def _show(spec: object) -> str:

@@ -23,6 +23,7 @@ from autopar.torch_private import (
     TorchDispatchMode,
     autograd_sequence_number,
     get_proxy_mode,
+    node_of,
     running_backward_of,
     writes_outside,
 )
@@ -71,10 +72,11 @@ class Recorder(TorchDispatchMode):
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.origins: dict[fx.Node, Origin] = {}
+        self.returned: dict[str, list[fx.Node]] = {}  # module path → what its calls returned, where that is one tensor
         self._paths = {id(module): path for path, module in reversed(list(model.named_modules(remove_duplicate=False)))}
         self._running: list[str] = []
         self._forward: dict[int, Origin] = {}
-        self._last: fx.Node | None = None
+        self.newest: fx.Node | None = None  # the last node that was made
         self.current = Origin()
         self.refused: CaptureError | None = None  # kept, for a model that catches it
         self.dependent: tuple[Origin, Exception] | None = None  # where the values of tensors were asked for
@@ -89,7 +91,11 @@ class Recorder(TorchDispatchMode):
             self._running.append(self._running[-1] if path is None and self._running else path or "")
 
         def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
-            self._running.pop()
+            path = self._running.pop()
+            if self.phase == "forward" and id(module) in self._paths and isinstance(output, torch.Tensor):
+                node = node_of(output)
+                if node is not None:
+                    self.returned.setdefault(path, []).append(node)
 
         handles = [
             torch.nn.modules.module.register_module_forward_pre_hook(enter),
@@ -126,7 +132,7 @@ class Recorder(TorchDispatchMode):
         """Find out where the op that is being called comes from."""
         if self.phase == "forward":
             self.current = Origin(self._running[-1] if self._running else "", user_line())
-            self._forward[autograd_sequence_number()] = self.current
+            self._forward.setdefault(autograd_sequence_number(), self.current)  # later ops without a gradient share the number
         else:
             of = running_backward_of()
             forward = Origin() if of is None else self._forward.get(of, Origin())
@@ -135,11 +141,11 @@ class Recorder(TorchDispatchMode):
     def _note(self, graph: fx.Graph) -> None:
         newest = None
         for node in reversed(graph.nodes):
-            if node is self._last or node.op == "placeholder" or node in self.origins:
+            if node is self.newest or node.op == "placeholder" or node in self.origins:
                 break
             newest = newest or node
             self.origins[node] = self.current
-        self._last = newest or self._last
+        self.newest = newest or self.newest
 
 
 class Replay(Recorder):
@@ -147,6 +153,7 @@ class Replay(Recorder):
 
     def __init__(self, model: torch.nn.Module, graph: fx.GraphModule, origins: dict[fx.Node, Origin]) -> None:
         super().__init__(model)
+        self.made: dict[fx.Node, fx.Node | None] = {}  # node of the captured graph → the last node made for it
         self.interpreter = _Interpreter(graph, self, origins)
 
     def observe(self) -> None:
@@ -156,6 +163,10 @@ class Replay(Recorder):
         with self:
             return self.interpreter.run(*args)
 
+    def follow(self, returned: dict[str, list[fx.Node]]) -> None:
+        """What modules returned in the captured graph is what was made for it here."""
+        self.returned = {path: [made for node in nodes if (made := self.made.get(node))] for path, nodes in returned.items()}
+
 
 class _Interpreter(fx.Interpreter):
     def __init__(self, graph: fx.GraphModule, replay: Replay, origins: dict[fx.Node, Origin]) -> None:
@@ -164,4 +175,8 @@ class _Interpreter(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         self.replay.current = self.origins.get(n, self.replay.current)
-        return super().run_node(n)
+        before = self.replay.newest
+        value = super().run_node(n)
+        if self.replay.newest is not before:
+            self.replay.made[n] = self.replay.newest
+        return value

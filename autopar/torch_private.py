@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,  # tried on 2.13
     FakeTensorMode,  # tried on 2.13
 )
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx  # public module, experimental name; 2.13
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx  # public module, experimental name; 2.13
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # 2.13: control flow on an unknown size
 from torch.utils import _pytree as pytree  # tried on 2.13: flattens user structures, knows registered classes
 from torch.utils._python_dispatch import TorchDispatchMode  # tried on 2.13
@@ -33,10 +33,12 @@ __all__ = [
     "OpOverloadPacket",
     "TorchDispatchMode",
     "autograd_sequence_number",
+    "draws_random",
     "get_proxy_mode",
     "is_transformed",
     "make_fx",
     "mutates",
+    "node_of",
     "pytree",
     "rename",
     "running_backward_of",
@@ -71,6 +73,13 @@ def rename(node: fx.Node, name: str) -> None:
     node._rename(name)
 
 
+def node_of(tensor: torch.Tensor) -> fx.Node | None:
+    """The node that makes a tensor, in the trace that is running. Tried on 2.13."""
+    mode = get_proxy_mode()
+    slot = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
+    return None if slot is None else slot.proxy.node
+
+
 def storage_of(tensor: torch.Tensor) -> int:
     """What tensors that share memory have in common, on meta too. Tried on 2.13."""
     return tensor.untyped_storage()._cdata
@@ -79,6 +88,14 @@ def storage_of(tensor: torch.Tensor) -> int:
 def mutates(op: Any) -> bool:
     """Whether an overload writes to an argument, by its schema. Tried on 2.13."""
     return isinstance(op, OpOverload) and op._schema.is_mutable
+
+
+def draws_random(op: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a call draws random numbers: attention does not where its dropout is 0. Tried on 2.13."""
+    if not isinstance(op, OpOverload) or torch.Tag.nondeterministic_seeded not in op.tags:
+        return False
+    dropout = [k for k, argument in enumerate(op._schema.arguments) if argument.name == "dropout_p"]
+    return not (dropout and (args[dropout[0]] if dropout[0] < len(args) else 0.0) == 0.0)
 
 
 def writes_outside(op: Any, args: tuple[Any, ...]) -> bool:

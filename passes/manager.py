@@ -25,8 +25,8 @@ class Pass:
     takes: ClassVar[str]
     gives: ClassVar[str]
 
-    def run(self, program: Program) -> None:
-        """Change the program in place, through at most one commit."""
+    def run(self, program: Program) -> Iterable[str] | None:
+        """Change the program in place, through at most one commit. Returns sentences for the report, if any."""
         raise NotImplementedError
 
 
@@ -57,7 +57,7 @@ def run_passes(program: Program, passes: Iterable[Pass]) -> list[PassReport]:
         before = (program.counts.commits, program.counts.inserted, program.counts.removed)
         start = time.perf_counter()
         with collector_paused():
-            step.run(program)
+            notes = tuple(step.run(program) or ())
         program.level = step.gives
         seconds = time.perf_counter() - start
         with collector_paused():
@@ -68,5 +68,5 @@ def run_passes(program: Program, passes: Iterable[Pass]) -> list[PassReport]:
                 (program.counts.commits, program.counts.inserted, program.counts.removed), before, strict=True
             )
         )
-        reports.append(PassReport(step.name, seconds * 1e3, inserted, removed, commits, bytes_per_axis(program)))
+        reports.append(PassReport(step.name, seconds * 1e3, inserted, removed, commits, bytes_per_axis(program), notes))
     return reports

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import ClassVar
 
 import torch
 from torch import fx
 
+from autopar.choice import Aim, cheapest, opened, place_of
 from autopar.errors import RuleError
-from autopar.layout import Dim, DistAttr, Layout
+from autopar.layout import DistAttr, Layout
 from autopar.mesh import Mesh
 from autopar.passes.manager import Pass
 from autopar.program import Program, is_getitem, operands, record_of
 from autopar.record import Record, Requirement, TensorType, ValueType
-from autopar.rules.binding import Bound, Strategy, axes_of, bind_node
-from autopar.transitions import cost
+from autopar.rules.binding import bind_node
+from autopar.rules.registry import rule_of
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,9 @@ class Place(Pass):
 
     Attributes:
         mesh: the mesh; the program's own when it has one.
-        constraints: placeholder → DistAttr; a Layout that a placeholder already has is one too. Others are replicated.
+        constraints: node → DistAttr; a Layout that a node of the traced program already has is one too. Other
+            placeholders are replicated. What an op makes lies so for all who read it; dims with ``?`` lie as they will.
+        strict: refuse ops without a rule; else they run on whole operands on every rank, and the report says so.
     """
 
     name: ClassVar[str] = "place"
@@ -47,48 +48,58 @@ class Place(Pass):
 
     mesh: Mesh | None = None
     constraints: Mapping[str, DistAttr] = field(default_factory=dict)
+    strict: bool = False
 
-    def run(self, program: Program) -> None:
+    def run(self, program: Program) -> list[str]:
         mesh = self.mesh or program.mesh
         if mesh is None:
             raise ValueError("place needs a mesh: Place(mesh=Mesh(dp=2))")
         program.mesh = mesh
-        completion = _Completion(program, mesh, self.constraints)
-        types, uses = completion.run()
+        completion = _Completion(program, mesh, self.constraints, self.strict)
+        completion.run()
         with program.edit() as edit:
-            for node, type in types.items():
-                edit.annotate(node, type=type, uses=uses.get(node, ()))
+            for node, type in completion.types.items():
+                edit.annotate(node, type=type, uses=completion.uses.get(node, ()))
+        return whole_notes(program)
 
 
 class _Completion:
-    def __init__(self, program: Program, mesh: Mesh, constraints: Mapping[str, DistAttr]) -> None:
-        self.program, self.mesh, self.constraints = program, mesh, constraints
+    def __init__(self, program: Program, mesh: Mesh, constraints: Mapping[str, DistAttr], strict: bool) -> None:
+        self.program, self.mesh, self.constraints, self.strict = program, mesh, constraints, strict
         self.types: dict[fx.Node, ValueType] = {}
+        self.seen: dict[fx.Node, TensorType] = {}  # constrained values, as those who read them have them
         self.parameters: set[fx.Node] = set()  # and what is computed from them alone
         self.data_axes: set[str] = set()  # those that split an input
         self.uses: dict[fx.Node, tuple[Requirement | None, ...]] = {}
+        self.aims: dict[fx.Node, Aim] = {}
 
-    def run(self) -> tuple[dict[fx.Node, ValueType], dict[fx.Node, tuple[Requirement | None, ...]]]:
+    def run(self) -> None:
         tangents = [node for node in self.program.placeholders if record_of(node).role == "tangent"]
         for node in self.program.nodes:
             record = record_of(node)
             begun = node.op == "call_function" and record.phase != "forward"
             if tangents and (begun or node.op == "output"):
                 self.place_tangents(tangents)
+                self.aims |= gradient_aims(self.program, self.types, frozenset(self.mesh.names) - self.data_axes, self.mesh)
                 tangents = []
             if node in tangents:
                 continue
             if node.op == "output":
                 self.types[node] = None
                 self.uses[node] = self.edges(node, record)
-            elif node.op == "call_function" and not is_getitem(node):
-                self.types[node], self.uses[node] = self.choose(node, record)
-            elif is_getitem(node):
-                self.types[node] = self.types[node.args[0]][node.args[1]]  # type: ignore[index]
-                self.uses[node] = (None,)
-            else:
+            elif node.op == "placeholder" or node.op == "get_attr":
                 self.types[node] = self.given(node, record)
-        return self.types, self.uses
+            else:
+                self.constrain(node, record)
+                if is_getitem(node):
+                    self.types[node] = self.types[node.args[0]][node.args[1]]  # type: ignore[index]
+                    self.uses[node] = (None,)
+                else:
+                    self.types[node], self.uses[node] = self.choose(node, record)
+                    if (values := operands(node)) and self.parameters.issuperset(values):
+                        self.parameters.add(node)
+                self.see(node)
+                self.settle(node)
 
     def given(self, node: fx.Node, record: Record) -> TensorType:
         type = record.type
@@ -100,13 +111,49 @@ class _Completion:
             self.parameters.add(node)
         return replace(type, layout=Layout(self.mesh, attr))
 
+    def constrain(self, node: fx.Node, record: Record) -> None:
+        own = record.type.layout if isinstance(record.type, TensorType) else None
+        attr = self.constraints.get(node.name, own and own.attr)
+        if attr is not None:
+            self.aims[node] = Aim(attr)
+
+    def see(self, node: fx.Node) -> None:
+        """Who reads a constrained value reads it as the constraint says; the transfers follow from that."""
+        aim, type = self.aims.get(node), self.types[node]
+        if aim is not None and not aim.firm and isinstance(type, TensorType):
+            attr = aim.given(type.attr).normalize(type.shape, self.mesh)
+            self.seen[node] = replace(type, layout=Layout(self.mesh, attr))
+
+    def settle(self, node: fx.Node) -> None:
+        """A pending value that all its users need reduced, and one of them split, is reduced to that split for all."""
+        type = self.types[node]
+        if node in self.seen or not isinstance(type, TensorType) or not type.attr.pending:
+            return
+        split = None
+        for user in node.users:
+            values = operands(user)
+            if user.op == "output" or is_getitem(user) or not all(value in self.types for value in values):
+                return
+            _, needs = self.choose(user, record_of(user))
+            for value, need in zip(values, needs, strict=True):
+                if value is node and need is not None:
+                    if set(need.layout.attr.pending) & set(type.attr.pending):
+                        return
+                    if any(place_of(axis, need.layout.attr) for axis, _ in type.attr.pending):
+                        split = split or need.layout
+        if split is not None:
+            self.seen[node] = replace(type, layout=split)
+
+    def read(self, node: fx.Node) -> ValueType:
+        return self.seen.get(node) or self.types[node]
+
     def place_tangents(self, tangents: list[fx.Node]) -> None:
         output = self.program.output
         returned = [v for v, r in zip(operands(output), record_of(output).results, strict=True) if r.kind == "return"]
         for node in tangents:
             index = record_of(node).index
             assert index is not None
-            value = self.types[returned[index]]
+            value = self.read(returned[index])
             assert isinstance(value, TensorType)
             self.types[node] = replace(value, layout=Layout(self.mesh, at_edge(value, self.mesh)))
 
@@ -115,7 +162,7 @@ class _Completion:
         homes = {p.name: self.types[p] for p in self.program.placeholders if p in self.types}
         needs = []
         for value, result in zip(operands(node), record.results, strict=True):
-            type = self.types[value]
+            type = self.read(value)
             assert isinstance(type, TensorType)
             home = homes.get(result.of)
             attr = home.attr if isinstance(home, TensorType) else at_edge(type, self.mesh)
@@ -124,20 +171,17 @@ class _Completion:
 
     def choose(self, node: fx.Node, record: Record) -> tuple[ValueType, tuple[Requirement | None, ...]]:
         try:
-            bound = bind_node(node)
+            bound = bind_node(node, strict=self.strict)
         except RuleError as error:
-            where = f"\n    {record.source}   in module {record.module or 'the root'}" if record.source else ""
-            raise RuleError(f"{node.name}: {error}{where}") from None
+            raise RuleError(f"{node.name}: {error}{where(record)}") from None
         operand_nodes = operands(node)
-        if operand_nodes and self.parameters.issuperset(operand_nodes):
-            self.parameters.add(node)
         data = frozenset(self.data_axes)
         others = frozenset(self.mesh.names) - data
         staying = tuple(others if value in self.parameters else data for value in operand_nodes)
-        values = [self.types[value] for value in operand_nodes]
+        values = [self.read(value) for value in operand_nodes]
         homes = tuple(v.attr for v in values)  # type: ignore[union-attr]
         dtypes = tuple(v.dtype for v in values)  # type: ignore[union-attr]
-        needs, gives = cheapest(bound, homes, dtypes, staying, self.mesh)
+        needs, gives = cheapest(bound, homes, dtypes, staying, self.mesh, self.aims.get(node))
         uses = tuple(Requirement(Layout(self.mesh, a), dtype) for a, dtype in zip(needs, dtypes, strict=True))
         return self.laid(record.type, gives), uses
 
@@ -159,85 +203,45 @@ def at_edge(type: TensorType, mesh: Mesh) -> DistAttr:
     return DistAttr(dims).normalize(type.shape, mesh)
 
 
-@lru_cache(maxsize=65536)
-def cheapest(
-    bound: Bound,
-    homes: tuple[DistAttr, ...],
-    dtypes: tuple[torch.dtype, ...],
-    staying: tuple[frozenset[str], ...],
-    mesh: Mesh,
-) -> tuple[tuple[DistAttr, ...], tuple[DistAttr | None, ...]]:
-    """The best strategy for operands that lie as ``homes``.
+ADDITIONS = {torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor}
 
-    Best is to take away the fewest splits over axes on which the operand should stay, then to move the fewest bytes,
-    then to change the fewest operands.
-    """
-    held = [
-        {f: dim for row in bound.factor_splits(dims, shape, home, mesh) if row for f, dim in row.items()}
-        for dims, shape, home in zip(bound.operands, bound.operand_shapes, homes, strict=True)
+
+def gradient_aims(program: Program, types: Mapping[fx.Node, ValueType], axes: frozenset[str], mesh: Mesh) -> dict[fx.Node, Aim]:
+    """Over ``axes``, on which parameters stay, a gradient is made where its parameter is: through views and additions."""
+    aims: dict[fx.Node, Aim] = {}
+    homes = {node.name: type for node, type in types.items() if node.op == "placeholder"}
+    output = program.output
+    for value, result in zip(operands(output), record_of(output).results, strict=True):
+        home = homes.get(result.of) if result.kind == "grad" else None
+        if isinstance(home, TensorType) and axes.intersection(home.attr.axes):
+            aims[value] = Aim(opened(home.attr, axes), firm=True)
+    for node in reversed(program.graph.nodes):
+        if node not in aims or node.op != "call_function" or is_getitem(node):
+            continue
+        bound = bind_node(node)
+        if node.target in ADDITIONS:
+            same = [value for value in operands(node) if record_of(value).type == record_of(node).type]
+            aims |= {value: aims[node] for value in same if value not in aims}
+        elif bound.rule.view and len(bound.results) == len(bound.operands) == 1:
+            attr = bound.before(aims[node].attr, mesh)
+            if attr is not None and attr.axes:
+                aims.setdefault(operands(node)[0], Aim(opened(attr, axes), firm=True))
+    return aims
+
+
+def where(record: Record) -> str:
+    """The user's line and module, on a line of its own."""
+    return f"\n    {record.source}   in module {record.module or 'the root'}" if record.source else ""
+
+
+def whole_notes(program: Program) -> list[str]:
+    """For each op without a rule, in the user's lines: that every rank computes all of it."""
+    found: dict[tuple[str, str], list[fx.Node]] = {}
+    for node in program.nodes:
+        if node.op == "call_function" and not is_getitem(node) and rule_of(node.target).pattern is None:
+            found.setdefault((rule_of(node.target).op, where(record_of(node))), []).append(node)
+    return [
+        f"{op} has no sharding rule: each rank computes all of it, on whole operands ({len(nodes)} times); "
+        f"register_rule one, or refuse it with strict=True{place}"
+        for (op, place), nodes in found.items()
     ]
-    axes = [axis for axis in mesh.names if any(axis in home.axes for home in homes)]
-    options = [_options(bound, homes, held, axis) for axis in axes]
-    best = None
-    for combination in itertools.product(*options):
-        strategy = _strategy(dict(zip(axes, combination, strict=True)), held, mesh)
-        if not all(bound.takes(factor, dim, mesh) for factor, dim in strategy.split):
-            continue
-        needs, gives = bound.place(strategy, mesh)
-        lost = paid = changed = 0
-        for need, home, shape, dtype, stays in zip(needs, homes, bound.operand_shapes, dtypes, staying, strict=True):
-            if need != home:
-                lost += sum(_place_of(axis, need) != _place_of(axis, home) for axis in stays if _place_of(axis, home))
-                paid += cost(TensorType(shape, dtype, Layout(mesh, home)), TensorType(shape, dtype, Layout(mesh, need)))
-                changed += 1
-        if best is None or (lost, paid, changed) < best[0]:
-            best = ((lost, paid, changed), needs, gives)
-    assert best is not None
-    return best[1], best[2]
-
-
-def _place_of(axis: str, attr: DistAttr) -> tuple[int, int] | None:
-    """The dim and part that ``axis`` splits."""
-    return next(
-        ((d, k) for d, dim in enumerate(attr.dims) for k, (_, axes) in enumerate(dim) if axis in axes), None
-    )
-
-
-Option = tuple[str, object] | None
-
-
-def _options(bound: Bound, homes: tuple[DistAttr, ...], held: list[dict[str, Dim]], axis: str) -> list[Option]:
-    """What an axis may do: split a factor that an operand has split over it, pass a pending sum, or nothing."""
-    found: dict[Option, None] = {}
-    for row in held:
-        for factor, dim in row.items():
-            if axis in axes_of(dim) and factor not in bound.whole:
-                found[("split", factor)] = None
-    for index, alternative in enumerate(bound.linear):
-        waits = bound.rule.view or len(alternative) > 1
-        if waits and all((axis, "sum") in homes[position].pending for position in alternative):
-            found[("pass", index)] = None
-    found[None] = None
-    return list(found)
-
-
-def _strategy(chosen: Mapping[str, Option], held: list[dict[str, Dim]], mesh: Mesh) -> Strategy:
-    split: dict[str, list[str]] = {}
-    passing = []
-    for axis, option in chosen.items():
-        if option is None:
-            continue
-        if option[0] == "split":
-            split.setdefault(str(option[1]), []).append(axis)
-        else:
-            passing.append((axis, option[1]))
-    chosen_split = {factor: _restricted(factor, axes, held, mesh) for factor, axes in split.items()}
-    return Strategy(tuple(sorted(chosen_split.items())), tuple(sorted(passing)))  # type: ignore[arg-type]
-
-
-def _restricted(factor: str, axes: list[str], held: list[dict[str, Dim]], mesh: Mesh) -> Dim:
-    """The factor split over just ``axes``: as the operand with most of them has it, the others last."""
-    best = max((row[factor] for row in held if factor in row), key=lambda dim: len({*axes_of(dim)} & {*axes}))
-    kept = tuple((size, tuple(axis for axis in own if axis in axes)) for size, own in best)
-    missing = tuple(axis for axis in mesh.names if axis in axes and axis not in axes_of(best))
-    return ((kept[0][0], kept[0][1] + missing), *kept[1:])

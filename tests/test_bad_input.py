@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from models import Block
+from test_equality import check_equal
 from torch import nn
 
 import autopar
@@ -21,13 +22,14 @@ def snapshot(model: nn.Module) -> dict[str, Any]:
     return {name: (id(value), value.clone(), value.grad) for name, value in model.state_dict(keep_vars=True).items()}
 
 
-def refuses(error: type[Exception], text: str, model: nn.Module, mesh: Any = None, plan: Any = None, example: Any = (x,)) -> None:
+def refuses(error: type[Exception], text: str, model: nn.Module, mesh: Any = None, plan: Any = None, example: Any = (x,),
+            **options: Any) -> None:  # fmt: skip
     """``parallelize`` raises ``error`` with exactly ``text`` (a regular expression), and the model is untouched."""
     mesh = Mesh(dp=2, tp=2) if mesh is None else mesh
     before = snapshot(model)
     hooks = len(torch.nn.modules.module._global_forward_hooks)
     with pytest.raises(error) as caught:
-        autopar.parallelize(model, mesh, plan, example=example)
+        autopar.parallelize(model, mesh, plan, example=example, **options)
     assert re.fullmatch(text, str(caught.value)), str(caught.value)
     after = snapshot(model)
     assert before.keys() == after.keys()
@@ -134,14 +136,28 @@ class Inverse(nn.Module):
         return torch.linalg.inv(self.inner(x))
 
 
-def test_an_op_without_a_rule() -> None:
+def test_an_op_without_a_rule_is_refused_when_strict() -> None:
     refuses(
         RuleError,
         rf"linalg_inv_ex: no sharding rule for linalg_inv_ex; if it works element by element, register one in a line:\n"
         rf'    autopar\.register_rule\("\.\.\. -> \.\.\., \.\.\.", "aten::linalg_inv_ex"\)\n'
         rf"    {HERE}:\d+  return torch\.linalg\.inv\(self\.inner\(x\)\)   in module the root",
         Inverse(),
+        strict=True,
     )
+
+
+def test_an_op_without_a_rule_is_computed_whole_and_reported() -> None:
+    model = Inverse().double()
+    given = torch.randn(4, 8, dtype=torch.float64)
+    parallel = check_equal(model, Mesh(dp=2, tp=2), {"inner.weight": ("tp", None), "inner.bias": ("tp",)}, (given,))
+    (note,) = parallel.reports["place"].notes
+    assert re.fullmatch(
+        rf"linalg_inv_ex has no sharding rule: each rank computes all of it, on whole operands \(1 times\); register_rule one, "
+        rf"or refuse it with strict=True\n    {HERE}:\d+  return torch\.linalg\.inv\(self\.inner\(x\)\)   in module the root",
+        note,
+    )
+    assert note in str(parallel.reports)
 
 
 def test_the_remedy_for_an_op_without_a_rule() -> None:
@@ -156,7 +172,7 @@ def test_the_remedy_for_an_op_without_a_rule() -> None:
 
     with torch.no_grad():
         with pytest.raises(RuleError, match=r'autopar.register_rule\("... -> ...", "autopar_test::twice"\)'):
-            autopar.parallelize(Custom(), Mesh(dp=2), example=(x,))
+            autopar.parallelize(Custom(), Mesh(dp=2), example=(x,), strict=True)
         autopar.register_rule("... -> ...", "autopar_test::twice", linear="0")
         parallel = autopar.parallelize(Custom(), Mesh(dp=2), example=(x,))
         assert torch.equal(parallel.simulate(x), 2 * x)
@@ -215,8 +231,8 @@ def test_an_argument_that_cannot_be_flattened() -> None:
 
     refuses(
         CaptureError,
-        r"argument extra is a object, which capture cannot look into; pass tensors, numbers, strings, or containers of "
-        r"them \(torch\.export\.register_dataclass makes a dataclass one\)",
+        r"argument extra is a object, which capture cannot look into; pass tensors, numbers, strings, or containers and "
+        r"dataclasses of them",
         Takes(),
         example=(x, object()),
     )

@@ -27,7 +27,7 @@ def refused(plan: Any, inputs: Any = None, **kwargs: Any) -> str:
     return str(caught.value)
 
 
-NOT_PLANS = [[("up.weight", ("tp",))], "up.weight", {"up.weight"}, ("up.weight",), 3, 0, [], ""]
+NOT_PLANS = [[("up.weight", ("tp",))], {"up.weight"}, ("up.weight", ("tp",)), 3, 0, []]
 
 
 @pytest.mark.parametrize("plan", NOT_PLANS, ids=repr)

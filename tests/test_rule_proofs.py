@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -134,6 +135,66 @@ def attention_backward(causal: bool, mask: tuple[int, ...] | None) -> Call:
     return call(q, q, k, v, q, F(*q.shape[:3]), *rest, **options)
 
 
+CONVOLUTIONS: list[tuple[tuple[int, ...], tuple[int, ...], int, bool, bool]] = [  # image, weight, groups, transposed, bias
+    ((4, 4, 5), (6, 4, 3), 1, False, True), ((3, 4, 5), (5, 4, 3), 1, False, False), ((4, 6, 5, 4), (4, 6, 3, 2), 1, False, True),
+    ((3, 4, 4, 5), (6, 2, 3, 3), 2, False, True), ((3, 4, 4, 5), (8, 1, 3, 3), 4, False, True), ((3, 4, 5), (4, 1, 3), 4, False, False),
+    ((4, 6, 5), (6, 4, 3), 1, True, True), ((3, 4, 4, 3), (4, 3, 2, 3), 2, True, True), ((2, 3, 4, 3, 4), (4, 3, 2, 2, 2), 1, False, True),
+]  # fmt: skip
+
+
+def convolution(image: tuple[int, ...], weight: tuple[int, ...], groups: int, transposed: bool, bias: bool) -> Call:
+    ndim, out = len(image) - 2, weight[1] * groups if transposed else weight[0]
+    how = ([2] * ndim, [1] * ndim, [1] * ndim, transposed, [0] * ndim, groups)
+    return call(F(*image), F(*weight), F(out) if bias else None, *how)
+
+
+def convolution_backward(*row: Any, mask: tuple[bool, ...] = (True, True, False)) -> Call:
+    (x, weight, _, *how), _ = convolution(*row)
+    result = torch.ops.aten.convolution(torch.zeros(x.shape), torch.zeros(weight.shape), None, *how)
+    return call(F(*result.shape), x, weight, [result.shape[1]] if mask[2] else None, *how, list(mask))
+
+
+POOLS = ([3, 2], [2, 1], [1, 1])
+POOLS_3D = ([2, 2, 2], [2, 1, 2], [1, 0, 1])
+PLANES = [(4, 5, 5, 4), (3, 5, 4)]
+SPACES = [(3, 4, 4, 3, 5), (2, 4, 3, 5)]
+
+
+def pooled(op: str, *how: Any, shapes: list[tuple[int, ...]], index_at: int | None = None) -> list[Call]:
+    """The backward of a pooling: gradients, the image, and for a maximum the place of each in its plane."""
+    found = []
+    for shape in shapes:
+        made = overload(op)(torch.zeros(shape), *how)
+        given = [F(*(made if index_at is None else made[0]).shape), F(*shape), *how]
+        found.append(call(*(given if index_at is None else [*given, I(*made[0].shape)])))
+    return found
+
+
+def resampled(ndim: int, *corners: bool) -> list[Call]:
+    return [call(F(3, 4, *(4, 5, 3)[:ndim]), list((6, 5, 4)[:ndim]), *corners)]
+
+
+def resampled_backward(ndim: int, *corners: bool) -> list[Call]:
+    old, new = (4, 5, 3)[:ndim], (6, 5, 4)[:ndim]
+    return [call(F(3, 4, *new), list(new), [3, 4, *old], *corners)]
+
+
+RESAMPLED = {"upsample_linear1d": 1, "upsample_bilinear2d": 2, "upsample_bicubic2d": 2, "upsample_trilinear3d": 3}
+PADS = [(1, [(4, 5, 6), (3, 4)], [2, 1]), (2, PLANES, [1, 2, 2, 0]), (3, SPACES, [1, 0, 1, 2, 0, 1])]
+GROUP_NORMS: list[tuple[tuple[int, ...], int, bool]] = [((4, 6, 3), 2, True), ((3, 4, 3, 2), 4, True), ((5, 4, 3, 2), 1, False)]
+
+
+def group_norm(shape: tuple[int, ...], groups: int, affine: bool) -> Call:
+    n, c, *places = shape
+    scale = (F(c), F(c)) if affine else (None, None)
+    return call(F(*shape), *scale, n, c, math.prod(places), groups, 1e-5)
+
+
+def group_norm_backward(shape: tuple[int, ...], groups: int, affine: bool) -> Call:
+    (x, weight, _, n, *how, _), _ = group_norm(shape, groups, affine)
+    return call(x, x, F(n, groups), P(n, groups), weight, n, *how, [True, affine, affine])
+
+
 NONE, SUM = 0, 2
 
 
@@ -249,6 +310,39 @@ CALLS: list[tuple[str, list[Call]]] = [
     ("native_layer_norm", [layer_norm(*norm) for norm in NORMS]),
     ("native_layer_norm_backward", [layer_norm_backward(*norm) for norm in NORMS]),
     ("native_layer_norm_backward", [layer_norm_backward(*NORMS[0], *mask) for mask in ((False, True, True), (True, False, True), (True, False, False), (False, False, True))]),
+    ("native_group_norm", [group_norm(*row) for row in GROUP_NORMS]),
+    ("native_group_norm_backward", [group_norm_backward(*row) for row in GROUP_NORMS]),
+    # convolution, and what else looks at neighbours
+    ("convolution", [convolution(*row) for row in CONVOLUTIONS]),
+    ("convolution_backward", [convolution_backward(*row) for row in CONVOLUTIONS]),
+    ("convolution_backward", [convolution_backward(*CONVOLUTIONS[k], mask=mask) for k in (0, 3) for mask in ((True, True, True), (False, True, False), (True, False, False), (False, False, True))]),
+    ("max_pool2d_with_indices", [call(F(*s), *POOLS) for s in PLANES]),
+    ("max_pool3d_with_indices", [call(F(*s), *POOLS_3D) for s in SPACES]),
+    ("max_pool2d_with_indices_backward", pooled("max_pool2d_with_indices", *POOLS, [1, 1], False, shapes=PLANES, index_at=1)),
+    ("max_pool3d_with_indices_backward", pooled("max_pool3d_with_indices", *POOLS_3D, [1, 1, 1], False, shapes=SPACES, index_at=1)),
+    ("adaptive_max_pool2d", [call(F(*s), [2, 3]) for s in PLANES]),
+    ("adaptive_max_pool3d", [call(F(*s), [2, 3, 2]) for s in SPACES]),
+    ("adaptive_max_pool2d_backward", [call(F(*s[:-2], 2, 3), F(*s), I(*s[:-2], 2, 3)) for s in PLANES]),
+    ("adaptive_max_pool3d_backward", [call(F(*s[:-3], 2, 3, 2), F(*s), I(*s[:-3], 2, 3, 2)) for s in SPACES]),
+    ("avg_pool2d", [call(F(*s), *POOLS, *more) for s in PLANES for more in ((), (True, False), (False, True, 5))]),
+    ("avg_pool3d", [call(F(*s), *POOLS_3D, *more) for s in SPACES for more in ((), (True, False))]),
+    ("avg_pool2d_backward", pooled("avg_pool2d", *POOLS, False, False, None, shapes=PLANES)),
+    ("avg_pool3d_backward", pooled("avg_pool3d", *POOLS_3D, False, True, None, shapes=SPACES)),
+    ("_adaptive_avg_pool2d", [call(F(*s), [2, 3]) for s in PLANES]),
+    ("_adaptive_avg_pool3d", [call(F(*s), [2, 3, 2]) for s in SPACES]),
+    ("_adaptive_avg_pool2d_backward", [call(F(*s[:-2], 2, 3), F(*s)) for s in PLANES]),
+    ("_adaptive_avg_pool3d_backward", [call(F(*s[:-3], 2, 3, 2), F(*s)) for s in SPACES]),
+    *((f"upsample_nearest{n}d _upsample_nearest_exact{n}d", resampled(n)) for n in (1, 2, 3)),
+    *((f"upsample_nearest{n}d_backward _upsample_nearest_exact{n}d_backward", resampled_backward(n)) for n in (1, 2, 3)),
+    *((op, resampled(n, c)) for op, n in RESAMPLED.items() for c in (False, True)),
+    *((f"{op}_backward", resampled_backward(n, c)) for op, n in RESAMPLED.items() for c in (False, True)),
+    *((f"reflection_pad{n}d replication_pad{n}d", [call(F(*s), pad) for s in shapes]) for n, shapes, pad in PADS),
+    *((f"{op}_pad{n}d_backward", [call(*args) for args, _ in pooled(f"{op}_pad{n}d", pad, shapes=shapes)]) for op in ("reflection", "replication") for n, shapes, pad in PADS),
+    ("im2col", [call(F(*s), [2, 3], [1, 1], [1, 0], [2, 1]) for s in PLANES]),
+    ("col2im", [call(F(*lead, 5 * 6, 6), [4, 5], [2, 3], [1, 1], [0, 0], [1, 2]) for lead in ((4,), ())]),
+    ("pixel_shuffle", [call(F(4, 12, 3, 2), 2), call(F(8, 2, 3), 2), call(F(2, 3, 9, 2, 2), 3)]),
+    ("pixel_unshuffle", [call(F(4, 3, 6, 4), 2), call(F(2, 4, 6), 2), call(F(2, 3, 1, 3, 9), 3)]),
+    ("channel_shuffle", [call(F(4, 6, 3, 2), 3), call(F(3, 8, 5), 2), call(F(2, 4, 3, 2, 2), 2)]),
     # losses
     ("smooth_l1_loss huber_loss", [call(F(*s), F(*s), NONE, 0.7) for s in SHAPES]),
     ("soft_margin_loss", [call(F(*s), F(*s), NONE) for s in SHAPES]),
@@ -361,6 +455,8 @@ WRONG: list[tuple[str, Rule, Call, str]] = [  # what the message must say
     ("a maximum that is a minimum", Rule("amax", "a b -> a by min"), call(F(4, 6), [1]), "b splits"),
     ("a mean of means", Rule("mean.dim", "a b -> a"), call(F(4, 5), [1]), "b splits"),
     ("a bias counted twice", Rule("addmm", "n, m k, k n -> m n"), call(F(6), F(4, 5), F(5, 6)), "k splits"),
+    ("a convolution's bias counted twice", Rule("convolution", "n i s!, o i k!, o -> n o t!"), convolution(*CONVOLUTIONS[0]), "i splits"),
+    ("a bias's gradient that is whole", Rule("convolution_backward", "n o t!, n i s!, o i k! -> n i s!, o i k!, o"), convolution_backward(*CONVOLUTIONS[0], mask=(True, True, True)), "i splits"),
     ("a bias that is split with the rows", Rule("addmm", "m, m k, k n -> m n"), call(F(4), F(4, 5), F(5, 4)), "m splits"),
     ("a view without its sizes", Rule("view", "a b -> (a b)", "0"), call(F(4, 6), [24]), "a splits"),
     ("a view that keeps the minor half", Rule("view", lambda *_: ("(a b) -> b a", {"a": 4, "b": 4}), "0", {1: "*"}), call(F(16), [4, 4]), "splits"),

@@ -19,20 +19,23 @@ SOURCES = [path for path in SOURCES if (ROOT / "autopar" / "passes") not in path
 # each part may import only from rows above its own, or from its own row where that is marked
 ORDER: tuple[tuple[str, ...], ...] = (
     ("mesh", "notation", "errors", "torch_private"),
-    ("layout",),
+    ("layout", "structure"),
     ("record",),
     ("program", "transfers"),
     ("text", "uses"),
     ("edit",),
     ("rules", "transitions"),
-    ("verify",),
-    ("report", "provenance", "decompositions", "plan", "arguments", "borrow", "specialize"),
+    ("verify", "choice"),
+    ("decompose_batch_norm",),
+    ("report", "provenance", "decompositions", "spec", "arguments", "borrow", "specialize"),
+    ("presets",),
+    ("plan",),
     ("capture", "localize", "runtime", "passes"),
     ("api",),
     ("",),  # the package itself
 )
 RANK = {part: row for row, parts in enumerate(ORDER) for part in parts}
-WITHOUT_TORCH = ("mesh", "notation", "layout", "errors", "plan")
+WITHOUT_TORCH = ("mesh", "notation", "layout", "errors", "plan", "presets", "spec")
 
 
 def part_of(path: Path) -> str:

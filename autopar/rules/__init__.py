@@ -1,6 +1,17 @@
 """Sharding rules: what every op allows, one line an op. Importing this package loads the tables."""
 
-from autopar.rules import attention, embedding, factories, loss, matmul, normalization, pointwise, reduction, views  # noqa: F401
+from autopar.rules import (  # noqa: F401
+    attention,
+    convolution,
+    embedding,
+    factories,
+    loss,
+    matmul,
+    normalization,
+    pointwise,
+    reduction,
+    views,
+)
 from autopar.rules.binding import Bound, Strategy, bind
 from autopar.rules.registry import RULES, Rule, find_rule, register_rule, rule
 

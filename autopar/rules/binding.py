@@ -11,12 +11,12 @@ from typing import Any
 from torch import fx
 
 from autopar.errors import RuleError
-from autopar.layout import WHOLE, Dim, DistAttr, normal_dim, regroup
+from autopar.layout import UNDECIDED, WHOLE, Dim, DistAttr, normal_dim, regroup
 from autopar.mesh import Mesh
 from autopar.notation import ELLIPSIS, DimPattern, Pattern, parse_pattern
 from autopar.program import record_of
 from autopar.record import TensorType
-from autopar.rules.registry import Rule, find_rule, parse_linear
+from autopar.rules.registry import Rule, find_rule, parse_linear, rule_of
 from autopar.torch_private import tensor_arguments
 
 Dims = tuple[DimPattern, ...]
@@ -123,6 +123,18 @@ class Bound:
                 found.append({f: normal_dim(tuple(group), self.sizes[f], mesh) for f, group in pairs})
         return found
 
+    def before(self, attr: DistAttr, mesh: Mesh) -> DistAttr | None:
+        """How the one operand of a view lies when its result lies as ``attr``; ``None`` where it cannot."""
+        dims, shape = self.results[0], self.result_shapes[0]
+        assert dims is not None and shape is not None
+        closed = DistAttr(tuple(WHOLE if UNDECIDED in axes_of(dim) else dim for dim in attr.dims)).normalize(shape, mesh)
+        rows = self.factor_splits(dims, shape, closed, mesh)
+        split = {f: dim for row in rows if row for f, dim in row.items() if axes_of(dim)}
+        if None in rows or self.whole & split.keys():
+            return None
+        needs, gives = self.place(Strategy(tuple(sorted(split.items()))), mesh)
+        return needs[0] if gives[0] == closed else None
+
     def check(self, mesh: Mesh, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], names: Sequence[str]) -> str | None:
         """Why these Layouts are not one of the rule's strategies; ``None`` when they are. Layers repeat, so that is kept."""
         key = (mesh, tuple(needs), tuple(gives))
@@ -196,13 +208,17 @@ def _pending(attr: DistAttr) -> str:
 _BOUND: dict[Any, Bound] = {}
 
 
-def bind_node(node: fx.Node) -> Bound:
-    """The bound rule of a node, from the records of its operands and its own."""
+def bind_node(node: fx.Node, *, strict: bool = False) -> Bound:
+    """The bound rule of a node, from the records of its operands and its own; without a rule, all is whole.
+
+    Raises:
+        RuleError: the rule does not fit the call; or there is none, and ``strict``.
+    """
     result = record_of(node).type
     results = result if isinstance(result, tuple) else (result,)
     args = tuple(map(_type_of, node.args))
     kwargs = {key: _type_of(value) for key, value in node.kwargs.items()}
-    return bind(node.target, args, kwargs, results)
+    return bind(node.target, args, kwargs, results, None if strict else rule_of(node.target))
 
 
 def _type_of(value: Any) -> Any:
@@ -244,10 +260,10 @@ def slots(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
 
 
 def _bind(rule: Rule, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[TensorType | None]) -> Bound:
-    said = rule.pattern(*args, **kwargs) if callable(rule.pattern) else rule.pattern
+    given = slots(op, args, kwargs)
+    said = rule.pattern(*args, **kwargs) if callable(rule.pattern) else rule.pattern or _all_whole(given, results)
     text, sizes = said if isinstance(said, tuple) else (said, {})
     pattern = parse_pattern(text)
-    given = slots(op, args, kwargs)
     if len(given) != len(pattern.operands):
         raise RuleError(f"rule {text!r} of {rule.op} has {len(pattern.operands)} operands, the op has {len(given)}")
     if len(results) != len(pattern.results):
@@ -275,6 +291,16 @@ def _bind(rule: Rule, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], r
     )
     return Bound(rule, pattern, sizes, operands, outs, operand_shapes, result_shapes, alternatives,
                  _carried(operands, outs, alternatives))  # fmt: skip
+
+
+def _all_whole(operands: Sequence[Any], results: Sequence[TensorType | None]) -> str:
+    """``a0! a1!, b0! -> r0! r1!``: nothing comes apart."""
+
+    def side(values: Sequence[Any], prefix: str) -> str:
+        shapes = [value.shape if isinstance(value, TensorType) else () for value in values]
+        return ", ".join(" ".join(f"{prefix}{k}d{d}!" for d in range(len(shape))) or "()" for k, shape in enumerate(shapes))
+
+    return f"{side(operands, 'x')} -> {side(results, 'y')}"
 
 
 def _expand(dims: Dims, ndim: int, rule: Rule, text: str, shape: Sequence[int]) -> Dims:

@@ -1,4 +1,4 @@
-"""Softmax, running sums, layer norm. What is normalized over, or run along, stays whole."""
+"""Softmax, running sums, layer norm, group norm. What is normalized over, or run along, stays whole."""
 
 from __future__ import annotations
 
@@ -38,6 +38,21 @@ def _layer_norm_backward(dy, x, normalized_shape, *_, **__) -> str:
 
 rule(_layer_norm, "native_layer_norm")
 rule(_layer_norm_backward, "native_layer_norm_backward", linear="0")
+
+
+def _group_norm(x, *_) -> str:
+    """The op is told the number of groups, so those stay together."""
+    image = f"n c! {' '.join(f's{k}!' for k in range(len(x.shape) - 2))}"
+    return f"{image}, c!, c! -> {image}, n g!, n g!"
+
+
+def _group_norm_backward(dy, x, *_) -> str:
+    image = f"n c! {' '.join(f's{k}!' for k in range(len(x.shape) - 2))}"
+    return f"{image}, {image}, n g!, n g!, c! -> {image}, c!, c!"
+
+
+rule(_group_norm, "native_group_norm", sizes={3: 0}, empty=False)
+rule(_group_norm_backward, "native_group_norm_backward", linear="0", sizes={5: 0}, empty=False)
 
 
 def _glu(results: str, before: str = ""):

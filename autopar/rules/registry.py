@@ -24,6 +24,7 @@ class Rule:
         op: as it prints, ``add.Tensor``.
         pattern: the factors in the notation of ``autopar.notation``, or a function of the op's arguments (tensors are
             given as their types) that returns it, alone or with sizes of factors: ``("(g a) -> g a", {"g": 2})``.
+            ``None``: nothing comes apart, of an op without a rule.
         linear: the operands through which a pending sum may pass: alternatives, each one or several jointly;
             or a function of the arguments that returns them in the notation ``"0, 1+2"``.
         sizes: arguments that are sizes of the result: position → ``"*"`` for its whole shape, or one of its dims.
@@ -32,7 +33,7 @@ class Rule:
     """
 
     op: str
-    pattern: str | Callable[..., Any]
+    pattern: str | Callable[..., Any] | None
     linear: str | Callable[..., str] = ""
     sizes: Mapping[int, str | int] = field(default_factory=dict)
     view: bool = False
@@ -47,6 +48,7 @@ class Rule:
 
 
 RULES: dict[OpOverload, Rule] = {}
+WITHOUT: dict[OpOverload, Rule] = {}  # of ops that were met and have none
 
 
 def rule(
@@ -162,6 +164,13 @@ def find_rule(op: Any) -> Rule:
         near = difflib.get_close_matches(name, [r.op for r in RULES.values()], n=3, cutoff=0.7)
         hint = f" (rules exist for {', '.join(near)})" if near else ""
         raise RuleError(f"no sharding rule for {name}{hint}{_remedy(op)}") from None
+
+
+def rule_of(op: Any) -> Rule:
+    """The rule of an op; of an op without one, that all of it is whole."""
+    if op not in RULES and isinstance(op, OpOverload):
+        return WITHOUT.setdefault(op, Rule(op_name(op), None))
+    return find_rule(op)
 
 
 def _remedy(op: Any) -> str:

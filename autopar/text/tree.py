@@ -2,45 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autopar.torch_private import pytree
+from autopar.structure import Structure
+from autopar.text.tokens import legal_name
 
 _LEAF = "\0"
 
 
-def tree_fragments(spec: Any, constants: Mapping[int, Any]) -> tuple[str, ...]:
-    """The fragments around the tensor leaves of a pytree spec; leaves that are constants are written in.
+def tree_fragments(spec: Structure, constants: Mapping[int, Any]) -> tuple[str, ...]:
+    """The fragments around the tensor leaves of a structure; leaves that are constants are written in.
 
     ``constants`` maps the position of a leaf to its value.
     """
-    counter = iter(range(spec.num_leaves))
-    return tuple(_write(spec, counter, constants).split(_LEAF))
+    return tuple(_write(spec, itertools.count(), constants).split(_LEAF))
 
 
-def _write(spec: Any, counter: Any, constants: Mapping[int, Any]) -> str:
-    if spec.is_leaf():
+def _write(spec: Structure, counter: Iterator[int], constants: Mapping[int, Any]) -> str:
+    if spec.kind is None:
         position = next(counter)
-        return repr(constants[position]) if position in constants else _LEAF
-    inner = [_write(child, counter, constants) for child in spec.children()]
-    if spec.type is tuple:
+        return _text(constants[position]) if position in constants else _LEAF
+    inner = [_write(part, counter, constants) for part in spec.parts]
+    if spec.kind is tuple:
         return f"({', '.join(inner)}{',' if len(inner) == 1 else ''})"
-    if spec.type is list:
+    if spec.kind is list:
         return f"[{', '.join(inner)}]"
-    if spec.type is dict:
-        return "{" + ", ".join(f"{key!r}: {text}" for key, text in zip(spec.context, inner, strict=True)) + "}"
-    names = _fields(spec, len(inner))
-    return f"{spec.type.__name__}({', '.join(f'{name}={text}' for name, text in zip(names, inner, strict=True))})"
+    if spec.kind is dict:
+        return "{" + ", ".join(f"{_text(key)}: {text}" for key, text in zip(spec.keys, inner, strict=True)) + "}"
+    names = [str(key) for key in spec.keys]
+    if not all(name.isidentifier() for name in names):
+        names = [f"_{k}" for k in range(len(inner))]
+    kind = spec.kind.__name__ if spec.kind.__name__.isidentifier() else legal_name(spec.kind.__name__)
+    return f"{kind}({', '.join(f'{name}={text}' for name, text in zip(names, inner, strict=True))})"
 
 
-def _fields(spec: Any, count: int) -> list[str]:
-    """Field names of a registered class, by the paths pytree gives its leaves; positions where it gives none."""
-    whole = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
-    paths, _ = pytree.tree_flatten_with_path(whole)
-    names: list[str] = []
-    for path, _ in paths:
-        name = str(getattr(path[0], "key", getattr(path[0], "name", getattr(path[0], "idx", "")))) if path else ""
-        if not names or names[-1] != name:
-            names.append(name)
-    return names if len(names) == count and all(n.isidentifier() for n in names) else [f"_{k}" for k in range(count)]
+def _text(value: Any) -> str:
+    """A constant as the grammar reads it; members of enums as what they are made of, other things as strings."""
+    base = next((base for base in (bool, int, float, str, type(None)) if isinstance(value, base)), None)
+    return repr(str(value)) if base is None else base.__repr__(value)

@@ -1,0 +1,180 @@
+"""Structures: what users pass and return, flattened into leaves and rebuilt.
+
+torch's pytree knows containers, named tuples and registered classes (the outputs of Hugging Face among them). Opened
+here too, without registering the user's classes: dataclasses, and the caches of ``OPENED``. What is rebuilt is made
+without ``__init__`` and ``__post_init__``, which have run already.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from autopar.torch_private import pytree
+
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """How leaves are arranged. Two are equal where leaves of one can be put into the other.
+
+    Attributes:
+        kind: the class of this node; ``None`` is a leaf.
+        keys: what the parts are called: fields, keys, positions.
+        parts: the structures inside.
+        fixed: what is no part: pytree's own spec of this node alone, or attributes of a cache with their values.
+    """
+
+    kind: type | None = None
+    keys: tuple[Any, ...] = ()
+    parts: tuple[Structure, ...] = ()
+    fixed: Any = field(default=(), hash=False)
+
+    def paths(self) -> Iterator[Path]:
+        """The keys that lead to each leaf."""
+        if self.kind is None:
+            yield ()
+        for key, part in zip(self.keys, self.parts, strict=True):
+            for rest in part.paths():
+                yield (str(key), *rest)
+
+
+def flatten(value: Any) -> tuple[list[Any], Structure]:
+    """The leaves of a value, in order, and how they are arranged. What cannot be opened is a leaf."""
+    leaves: list[Any] = []
+    return leaves, _flatten(value, leaves, ())
+
+
+def flatten_with_path(value: Any) -> tuple[list[tuple[Path, Any]], Structure]:
+    """``flatten``, each leaf with the keys that lead to it."""
+    leaves, spec = flatten(value)
+    return list(zip(spec.paths(), leaves, strict=True)), spec
+
+
+def unflatten(leaves: Sequence[Any], spec: Structure) -> Any:
+    """A new value of this structure around other leaves."""
+    return _unflatten(iter(leaves), spec)
+
+
+def holds(value: Any, wanted: Any) -> bool:
+    """Whether ``wanted``, the very object, is a node or a leaf of a value."""
+    opened = None if value is wanted else _open(value)
+    return value is wanted or opened is not None and any(holds(part, wanted) for part in opened[1])
+
+
+def is_cache(value: Any) -> bool:
+    """Whether a value is one of the classes that are opened by name."""
+    return _by_name(type(value)) is not None
+
+
+def _flatten(value: Any, leaves: list[Any], around: tuple[int, ...]) -> Structure:
+    opened = None if id(value) in around else _open(value)  # what holds itself is a leaf, which the caller refuses
+    if opened is None:
+        leaves.append(value)
+        return Structure()
+    keys, parts, fixed = opened
+    return Structure(type(value), keys, tuple(_flatten(part, leaves, (*around, id(value))) for part in parts), fixed)
+
+
+def _unflatten(leaves: Iterator[Any], spec: Structure) -> Any:
+    if spec.kind is None:
+        return next(leaves)
+    parts = [_unflatten(leaves, part) for part in spec.parts]
+    if isinstance(spec.fixed, pytree.TreeSpec):
+        return pytree.tree_unflatten(parts, spec.fixed)
+    new = object.__new__(spec.kind)
+    by_name = _by_name(spec.kind)
+    for name, value in (*zip(spec.keys, parts, strict=True), *spec.fixed):
+        object.__setattr__(new, name, value)  # also where the dataclass is frozen
+    for name, make in by_name.derived.items() if by_name else ():
+        object.__setattr__(new, name, make(new))
+    return new
+
+
+Opened = tuple[tuple[Any, ...], list[Any], Any]  # keys, parts, fixed
+
+
+def _open(value: Any) -> Opened | None:
+    """One level of a value; ``None`` where it is a leaf. What the user has registered is opened the user's way."""
+    if value is None or isinstance(value, (torch.Tensor, torch.nn.Module, bool, int, float, str, type)):
+        return None
+    leaves, spec = pytree.tree_flatten(value, is_leaf=lambda part: part is not value)
+    if not spec.is_leaf():
+        return _keys(value, len(leaves)), leaves, spec
+    by_name = _by_name(type(value))
+    if by_name is not None:
+        return _open_by_name(value, by_name)
+    if dataclasses.is_dataclass(value) and _is_plain(type(value)):
+        names = _attributes(value)
+        return names, [getattr(value, name) for name in names], ()
+    return None
+
+
+def _keys(value: Any, count: int) -> tuple[Any, ...]:
+    """What pytree calls the parts of a container; positions where a registered class does not say."""
+    try:
+        pairs, _ = pytree.tree_flatten_with_path(value, is_leaf=lambda part: part is not value)
+    except ValueError:
+        return tuple(range(count))
+    return tuple(getattr(key, "idx", getattr(key, "key", getattr(key, "name", key))) for (key,), _ in pairs)
+
+
+def _is_plain(kind: type) -> bool:
+    """Whether all of an object is in its attributes: it is no list, exception or the like."""
+    try:
+        object.__new__(kind)
+    except TypeError:
+        return False
+    return True
+
+
+def _attributes(value: Any) -> tuple[str, ...]:
+    """What the instance itself has: its fields, then what ``__post_init__`` and others may have put beside them."""
+    own = set(getattr(value, "__dict__", ()))
+    for base in type(value).__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        own |= {name for name in ([slots] if isinstance(slots, str) else slots) if hasattr(value, name)}
+    fields = [f.name for f in dataclasses.fields(value) if f.name in own]
+    return (*fields, *sorted(name for name in own.difference(fields) if not name.startswith("__")))
+
+
+# -- classes that are known by name, so that their library need not be there ------------------------------------------
+
+
+@dataclass(frozen=True)
+class ByName:
+    """The attributes of a class that are looked into; the others are fixed, but for those made from the others."""
+
+    parts: tuple[str, ...]
+    derived: dict[str, Callable[[Any], Any]] = field(default_factory=dict)
+
+
+def _window(layer: Any) -> torch.Tensor:
+    return torch.tensor(layer.sliding_window, dtype=torch.long, device=getattr(layer, "device", None))
+
+
+OPENED: dict[str, ByName] = {  # tried on transformers 5.23
+    "transformers.cache_utils.DynamicCache": ByName(("layers",)),
+    "transformers.cache_utils.EncoderDecoderCache": ByName(("self_attention_cache", "cross_attention_cache", "is_updated")),
+    "transformers.cache_utils.DynamicSlidingWindowLayer": ByName(("keys", "values"), {"_sliding_window_tensor": _window}),
+    "transformers.cache_utils.DynamicLayer": ByName(("keys", "values")),
+}
+FIXED = (bool, int, float, str, type(None), type, torch.dtype, torch.device)
+
+
+def _by_name(kind: type) -> ByName | None:
+    return next((OPENED[name] for base in kind.__mro__ if (name := f"{base.__module__}.{base.__qualname__}") in OPENED), None)
+
+
+def _open_by_name(value: Any, by_name: ByName) -> Opened | None:
+    """A cache whose other attributes may be anything (a stream, a tensor of a subclass) stays closed."""
+    own = vars(value)
+    fixed = {name: own[name] for name in sorted(own) if name not in by_name.parts and name not in by_name.derived}
+    if not own.keys() >= set(by_name.parts) or not all(isinstance(v, FIXED) for v in fixed.values()):
+        return None
+    return by_name.parts, [own[name] for name in by_name.parts], tuple(fixed.items())

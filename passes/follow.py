@@ -1,0 +1,71 @@
+"""Follow: a view lies as those who read it ask, so that the transfers come before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import fx
+
+from autopar.passes.manager import Pass
+from autopar.program import Program, is_getitem, operands, record_of
+from autopar.record import Record, Requirement, TensorType
+from autopar.rules.binding import bind_node
+from autopar.transitions import cost
+
+
+@dataclass(frozen=True)
+class Follow(Pass):
+    """Where all uses of a view need another Layout than it has, the view gets it, and asks for it in turn.
+
+        y : f32[8/tp 4] = …                                        y : f32[8/tp 4] = …
+        t : f32[4 8/tp] = t(y)                              →      t : f32[4 8] = t(y as [8 4])
+        a : f32[4 4] = mm(t as [4 8], b)                           a : f32[4 4] = mm(t, b)
+        c : f32[8 2] = mm(y as [8 4], d)                           c : f32[8 2] = mm(y as [8 4], d)
+
+    Two transfers of two views of one value become one transfer of the value. Never where more bytes would move, nor
+    across phases (what the forward keeps for the backward stays split), nor for a pending value, which waits through
+    views. Backwards and linear, so that chains of views follow as one.
+    """
+
+    name: ClassVar[str] = "follow"
+    takes: ClassVar[str] = "placed"
+    gives: ClassVar[str] = "placed"
+
+    def run(self, program: Program) -> None:
+        changed: dict[fx.Node, Record] = {}
+        for node in reversed(program.graph.nodes):
+            if node.op == "call_function" and not is_getitem(node):
+                record = _followed(node, changed)
+                if record is not None:
+                    changed[node] = record
+        with program.edit() as edit:
+            for node, record in changed.items():
+                edit.annotate(node, type=record.type, uses=record.uses)
+
+
+def _followed(node: fx.Node, changed: dict[fx.Node, Record]) -> Record | None:
+    """The record of a view that lies as its readers ask; ``None`` where it stays."""
+    record = record_of(node)
+    have = record.type
+    if len(record.uses) != 1 or not isinstance(have, TensorType) or have.attr.pending or not bind_node(node).rule.view:
+        return None
+    wanted = {(need, user.op == "call_function" and about.phase == record.phase)
+              for user in node.users for about in (changed.get(user) or record_of(user),)
+              for value, need in zip(operands(user), about.uses, strict=True) if value is node}  # fmt: skip
+    if len(wanted) != 1:
+        return None
+    need, near = wanted.pop()
+    if need is None or not near or need.dtype != have.dtype or have.layout in (None, need.layout) or need.layout.attr.pending:
+        return None
+    bound = bind_node(node)
+    (value,) = operands(node)
+    source = record_of(value).type
+    asked = bound.before(need.layout.attr, need.layout.mesh)
+    if asked is None or not isinstance(source, TensorType):
+        return None
+    before = Requirement(replace(need.layout, attr=asked), source.dtype)
+    new = replace(have, layout=need.layout)
+    if cost(source, replace(source, layout=before.layout)) > cost(have, new):
+        return None
+    return replace(record, type=new, uses=(before,))

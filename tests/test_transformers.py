@@ -1,0 +1,90 @@
+"""Hugging Face models with random weights: simulated ranks equal eager, in float64 throughout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from casts import promoted_casts  # noqa: F401
+from test_equality import check_equal
+from torch import nn
+from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from autopar import Mesh
+
+VOCABULARY = 22
+pytestmark = pytest.mark.usefixtures("promoted_casts")
+
+
+def llama(heads: int = 4, kv: int = 4, head: int = 4, hidden: int = 24, layers: int = 1, **more: Any) -> nn.Module:
+    return LlamaForCausalLM(LlamaConfig(
+        hidden_size=heads * head, intermediate_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=kv, vocab_size=VOCABULARY, max_position_embeddings=32, pad_token_id=0,
+        **{"use_cache": False, **more},
+    )).double()  # fmt: skip
+
+
+def gpt2(heads: int = 4, width: int = 16, **more: Any) -> nn.Module:
+    return GPT2LMHeadModel(GPT2Config(
+        n_embd=width, n_layer=1, n_head=heads, vocab_size=VOCABULARY, n_positions=32, resid_pdrop=0.0, embd_pdrop=0.0,
+        attn_pdrop=0.0, use_cache=False, **more,
+    )).double()  # fmt: skip
+
+
+def bert() -> nn.Module:
+    return BertForMaskedLM(BertConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=24, vocab_size=VOCABULARY,
+        max_position_embeddings=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )).double()  # fmt: skip
+
+
+def batch(rows: int = 4, length: int = 6) -> dict[str, torch.Tensor]:
+    ids = torch.randint(1, VOCABULARY, (rows, length))
+    labels = ids.clone()
+    labels[0, :2] = -100
+    return {"input_ids": ids, "labels": labels}
+
+
+MODELS = {
+    "llama": llama,
+    "grouped queries": lambda: llama(kv=2),
+    "one key": lambda: llama(kv=1),
+    "tied": lambda: llama(tie_word_embeddings=True),
+    "uneven": lambda: llama(heads=3, kv=3, head=2, hidden=11),
+    "eager attention": lambda: llama(kv=2, attn_implementation="eager"),
+    "gpt2": gpt2,
+    "gpt2 uneven": lambda: gpt2(heads=3, width=9),
+    "bert": bert,
+}
+CASES = {
+    "ddp": [Mesh(dp=2), Mesh(dp=4)],
+    "megatron": [Mesh(tp=2), Mesh(tp=4), Mesh(dp=2, tp=2), Mesh(dp=2, cp=2, tp=2)],
+    "megatron+sp": [Mesh(tp=4), Mesh(dp=2, tp=2), Mesh(dp=2, cp=2, tp=2)],
+}
+PLANS = [pytest.param(preset, mesh, id=f"{preset} {mesh}") for preset, meshes in CASES.items() for mesh in meshes]
+SEQUENCE = {"input_ids": ("dp", "cp"), "labels": ("dp", "cp")}
+
+
+@pytest.mark.parametrize(("preset", "mesh"), PLANS)
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_presets(model: Any, preset: str, mesh: Mesh) -> None:
+    check_equal(model(), mesh, [preset, SEQUENCE] if "cp" in mesh.names else preset, (), batch())
+
+
+@pytest.mark.parametrize("preset", ["ddp", "megatron", "megatron+sp"])
+def test_two_layers_and_their_cache(preset: str) -> None:
+    check_equal(llama(layers=2, kv=2, use_cache=True), Mesh(dp=2, tp=2), preset, (), batch())
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5])
+@pytest.mark.parametrize("preset", ["megatron", "megatron+sp"])
+def test_uneven_batches_and_lengths(preset: str, rows: int) -> None:
+    check_equal(llama(kv=2), Mesh(dp=2, tp=2), preset, (), batch(rows, 5))
+
+
+def test_a_padded_batch() -> None:
+    given = batch()
+    mask = torch.ones_like(given["input_ids"])
+    mask[1, 4:] = 0
+    check_equal(llama(), Mesh(dp=2, tp=2), None, (), {**given, "attention_mask": mask})
