@@ -5,31 +5,36 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from autopar.arguments import Signature, bind_arguments, signature_of
 from autopar.borrow import ONE_AT_A_TIME
 from autopar.capture import Captured, capture
+from autopar.constraints import check_plan, constraints
+from autopar.dtensor import is_device_mesh, mesh_of
 from autopar.layout import DistAttr
 from autopar.localize import localize, rank_classes
 from autopar.mesh import Mesh
 from autopar.passes import PIPELINE, Pass, Place, collector_paused, run_passes
-from autopar.plan import Plan, resolve
-from autopar.program import Program, record_of
-from autopar.record import TensorType
-from autopar.report.passes import PassReport, Reports, bytes_per_axis
+from autopar.plan import Plan
+from autopar.program import Program
+from autopar.report.passes import PassReport, Reports
+from autopar.report.transfers import Transfers, bytes_per_axis, transfers_of
 from autopar.runtime.step import SimulatedStep
 from autopar.specialize import specialize
 from autopar.structure import unflatten
 from autopar.torch_private import is_transformed
 from autopar.verify import verify
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 
 def parallelize(
     model: torch.nn.Module,
-    mesh: Mesh,
+    mesh: Mesh | DeviceMesh,
     plan: Plan | None = None,
     *,
     example: Any = None,
@@ -39,7 +44,7 @@ def parallelize(
 
     Args:
         model: any ``torch.nn.Module`` on one device; it is not changed.
-        mesh: ``autopar.Mesh(dp=2, tp=2)``.
+        mesh: ``autopar.Mesh(dp=2, tp=2)``, or a ``DeviceMesh`` whose dims have names.
         plan: globs over names of parameters and inputs → an axis (or a tuple of axes, or ``None``) for each dim, or
             DTensor's placements; ``"*.module()"`` for what a module returns. Or the name of a preset (``"ddp"``,
             ``"megatron"``, ``"megatron+sp"``), or a list of such plans, the last of which has the last word. What is
@@ -53,6 +58,8 @@ def parallelize(
         PlanError, CaptureError, RuleError: each names the offender and the remedy; nothing has been changed.
     """
     _check_model(model)
+    if is_device_mesh(mesh):
+        mesh = mesh_of(mesh)  # type: ignore[arg-type]
     if not isinstance(mesh, Mesh):
         raise TypeError(f"parallelize takes an autopar.Mesh, as in autopar.Mesh(dp=2, tp=2), not {type(mesh).__name__}")
     if mesh.name is not None:
@@ -117,7 +124,7 @@ class Parallel:
         self._strict = strict
         self._compiled: dict[Signature, Compiled] = {}
         self._latest: Compiled | None = None
-        resolve(plan, mesh, _shapes(model), None, _aliases(model))
+        check_plan(plan, model, mesh)
 
     def __repr__(self) -> str:
         return f"Parallel({type(self.model).__name__} on {self.mesh})"
@@ -137,6 +144,11 @@ class Parallel:
     def reports(self) -> Reports:
         """What each pass did; prints as a table. ``RuntimeError`` before a capture."""
         return self._current().reports
+
+    @property
+    def transfers(self) -> Transfers:
+        """What was inserted where, and the bytes it moves; prints as a table. ``RuntimeError`` before a capture."""
+        return transfers_of(self.program)
 
     def local(self, rank: int) -> Program:
         """The program of one rank, in the shapes of its pieces. Ranks with pieces of equal sizes share one graph."""
@@ -186,18 +198,17 @@ class Parallel:
         start = time.perf_counter()
         captured = capture(self.model, args, kwargs)
         captured_ms = (time.perf_counter() - start) * 1e3
-        notes = list(captured.notes)
-        constraints = self.constraints(captured, notes)
+        attrs, notes = constraints(self._plan, self.model, self.mesh, captured)
         verify(captured.program, "capture")
-        first = PassReport("capture", captured_ms, notes=tuple(notes))
-        return self._placed(captured, captured.program, constraints, [first])
+        first = PassReport("capture", captured_ms, notes=(*captured.notes, *notes))
+        return self._placed(captured, captured.program, attrs, [first])
 
     def _placed(
-        self, captured: Captured, program: Program, constraints: Mapping[str, DistAttr], reports: list[PassReport]
+        self, captured: Captured, program: Program, attrs: Mapping[str, DistAttr], reports: list[PassReport]
     ) -> Compiled:
         """Everything after capture."""
         traced = program.copy() if len(captured.differentiable) > 1 else program
-        options: dict[type[Pass], Any] = {Place: (self.mesh, constraints, self._strict)}
+        options: dict[type[Pass], Any] = {Place: (self.mesh, attrs, self._strict)}
         reports += run_passes(program, [step(*options.get(step, ())) for step in PIPELINE])
         start = time.perf_counter()
         local: dict[int, Program] = {}
@@ -214,41 +225,7 @@ class Parallel:
             if given not in special:
                 part = specialize(traced, given, captured.device)
                 verify(part, "specialize")
-                special[given] = self._placed(captured, part, constraints, []).simulated
+                special[given] = self._placed(captured, part, attrs, []).simulated
             return special[given]
 
         return Compiled(captured, program, local, Reports(reports), SimulatedStep(program, local, specialized))
-
-    def constraints(self, captured: Captured, notes: list[str] | None = None) -> dict[str, DistAttr]:
-        """The plan applied to a captured step: node → DistAttr. What was decided for the user goes to ``notes``."""
-        records = {node.name: record_of(node) for node in captured.program.placeholders}
-        own = _shapes(self.model)
-        users = {
-            placeholder: placeholder if r.role == "input" and r.name in own else r.name or placeholder
-            for placeholder, r in records.items()
-            if r.role != "tangent"
-        }
-        inputs = {users[p]: r.type.shape for p, r in records.items() if r.role == "input"}  # type: ignore[union-attr]
-        values = {node.name: record_of(node).type for node in captured.program.nodes}
-        returned = {
-            name: f"{path}()" for path, names in captured.modules.items() for name in names if isinstance(values[name], TensorType)
-        }
-        outputs = {f"{path}()": values[names[0]].shape for path, names in captured.modules.items() if names[0] in returned}  # type: ignore[union-attr]
-        found = resolve(self._plan, self.mesh, own, inputs, _aliases(self.model), outputs)
-        if notes is not None:
-            notes += found.notes
-        return {node: found.attrs[name] for node, name in (*users.items(), *returned.items()) if name in found.attrs}
-
-
-def _shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
-    named = [*model.named_parameters(), *model.named_buffers()]
-    return {name: tuple(tensor.shape) for name, tensor in named}
-
-
-def _aliases(model: torch.nn.Module) -> dict[str, str]:
-    """The other names of parameters and buffers that have several → the one they are listed under."""
-    every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    first: dict[int, str] = {}
-    for name, tensor in every:
-        first.setdefault(id(tensor), name)
-    return {name: first[id(tensor)] for name, tensor in every if first[id(tensor)] != name}

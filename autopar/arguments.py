@@ -20,7 +20,7 @@ class Arguments:
     passed: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     tensors: list[torch.Tensor] = field(default_factory=list)
-    spec: Structure = Structure()
+    spec: Structure = field(default_factory=Structure)
     flat: list[Any] = field(default_factory=list)
 
 

@@ -33,9 +33,12 @@ def attr_of(what: str, spec: Spec, name: str, shape: Sequence[int], mesh: Mesh) 
         from autopar import dtensor
 
         try:
-            return dtensor.attr_of(spec, mesh, shape)
+            attr = dtensor.attr_of(spec, mesh, shape)  # type: ignore[arg-type]
         except ValueError as error:
             raise PlanError(f"{what}: {error}, on {name} with the shape {list(shape)}") from None
+        if attr.pending:
+            raise PlanError(f"{what} is pending, and {name} is given as it is; only Shard and Replicate can be asked for")
+        return attr
     dims = dims_of(what, spec, len(shape), mesh, open_=name.endswith("()"))
     if len(spec) > len(shape):
         raise PlanError(

@@ -64,7 +64,7 @@ def unflatten(leaves: Sequence[Any], spec: Structure) -> Any:
 def holds(value: Any, wanted: Any) -> bool:
     """Whether ``wanted``, the very object, is a node or a leaf of a value."""
     opened = None if value is wanted else _open(value)
-    return value is wanted or opened is not None and any(holds(part, wanted) for part in opened[1])
+    return value is wanted or (opened is not None and any(holds(part, wanted) for part in opened[1]))
 
 
 def is_cache(value: Any) -> bool:

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from autopar.program import Program
-from autopar.report.passes import PassReport, bytes_per_axis
+from autopar.report.passes import PassReport
+from autopar.report.transfers import bytes_per_axis
 from autopar.verify import verify
 
 

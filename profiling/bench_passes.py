@@ -13,8 +13,8 @@ from collections.abc import Callable
 import numpy as np
 from workloads import MESH, PLAN, mlp
 
-from autopar.api import Parallel
 from autopar.capture import capture
+from autopar.constraints import constraints
 from autopar.edit import Edit
 from autopar.localize import localize
 from autopar.passes import Place, Reshard, Share, collector_paused
@@ -39,14 +39,13 @@ def clock(function: Callable[[], object]) -> float:
 
 def measure(layers: int, modes: list[str]) -> dict[str, float]:
     model, x = mlp(layers)
-    parallel = Parallel(model, MESH, PLAN)
     row: dict[str, float] = {}
     start = time.perf_counter()
     captured = capture(model, (x,))
     row["capture"] = (time.perf_counter() - start) * 1e3
     program = captured.program
-    constraints = parallel.constraints(captured)
-    row["place"] = clock(lambda: Place(MESH, constraints).run(program))
+    attrs, _ = constraints(PLAN, model, MESH, captured)
+    row["place"] = clock(lambda: Place(MESH, attrs).run(program))
     program.level = "placed"
     copies: dict[str, Program] = {mode: program.copy() for mode in modes}
     for mode, copy in copies.items():

@@ -20,6 +20,7 @@ SOURCES = [path for path in SOURCES if (ROOT / "autopar" / "passes") not in path
 ORDER: tuple[tuple[str, ...], ...] = (
     ("mesh", "notation", "errors", "torch_private"),
     ("layout", "structure"),
+    ("dtensor",),
     ("record",),
     ("program", "transfers"),
     ("text", "uses"),
@@ -31,6 +32,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("presets",),
     ("plan",),
     ("capture", "localize", "runtime", "passes"),
+    ("constraints",),
     ("api",),
     ("",),  # the package itself
 )

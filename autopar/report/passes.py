@@ -8,10 +8,6 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.table import Table
 
-from autopar import transfers
-from autopar.program import Program, operands, record_of
-from autopar.record import TensorType
-
 
 @dataclass(frozen=True)
 class PassReport:
@@ -57,19 +53,3 @@ def _right(header: str) -> object:
     from rich.table import Column
 
     return Column(header, justify="right")
-
-
-def bytes_per_axis(program: Program) -> dict[str, int]:
-    """Axis → bytes received in one step, all transfers together."""
-    total: dict[str, int] = {}
-    for node in program.nodes:
-        row = transfers.BY_FUNCTION.get(node.target)
-        if row is None or not row.collective:
-            continue
-        given = transfers.arguments(node.target, node.args, node.kwargs)
-        source = record_of(operands(node)[0]).type
-        if "axis" in given and isinstance(source, TensorType):
-            total[given["axis"]] = total.get(given["axis"], 0) + transfers.received(node.target, source, given)
-    return total
-
-

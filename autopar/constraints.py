@@ -1,0 +1,61 @@
+"""The plan applied to a captured step: what it says of names, said of the program's values."""
+
+from __future__ import annotations
+
+import torch
+
+from autopar.capture import Captured
+from autopar.errors import PlanError
+from autopar.layout import DistAttr
+from autopar.mesh import Mesh
+from autopar.plan import Plan, resolve
+from autopar.program import record_of
+from autopar.text.printer import print_type
+
+
+def check_plan(plan: Plan | None, model: torch.nn.Module, mesh: Mesh) -> None:
+    """What can be said of a plan before a capture; ``PlanError``."""
+    resolve(plan, mesh, _shapes(model), None, _aliases(model))
+
+
+def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured: Captured) -> tuple[dict[str, DistAttr], list[str]]:
+    """Node → DistAttr, of placeholders and of what modules return; and what was decided for the user.
+
+    Raises:
+        PlanError: the plan, or one value that two modules return is said to lie in two ways.
+    """
+    records = {node.name: record_of(node) for node in captured.program.placeholders}
+    own = _shapes(model)
+    users = {
+        placeholder: placeholder if r.role == "input" and r.name in own else r.name or placeholder
+        for placeholder, r in records.items()
+        if r.role != "tangent"
+    }
+    inputs = {users[p]: r.type.shape for p, r in records.items() if r.role == "input"}  # type: ignore[union-attr]
+    types = {node.name: record_of(node).type for node in captured.program.nodes}
+    returned = [(f"{path}()", name) for path, names in captured.modules.items() for name in names if name not in records]
+    outputs = {call: types[name].shape for call, name in reversed(returned)}  # type: ignore[union-attr]
+    found = resolve(plan, mesh, own, inputs, _aliases(model), outputs)
+    attrs = {placeholder: found.attrs[name] for placeholder, name in users.items() if name in found.attrs}
+    for call, name in returned:
+        attr = found.attrs.get(call)
+        if attr is not None and (types[name].shape != outputs[call] or attrs.setdefault(name, attr) != attr):  # type: ignore[union-attr]
+            raise PlanError(
+                f"what the plan says of {call} does not fit all that it returns, or another module that returns the same: "
+                f"{name} : {print_type(types[name])}"
+            )
+    return attrs, found.notes
+
+
+def _shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {name: tuple(tensor.shape) for name, tensor in named}
+
+
+def _aliases(model: torch.nn.Module) -> dict[str, str]:
+    """The other names of parameters and buffers that have several → the one they are listed under."""
+    every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    first: dict[int, str] = {}
+    for name, tensor in every:
+        first.setdefault(id(tensor), name)
+    return {name: first[id(tensor)] for name, tensor in every if first[id(tensor)] != name}

@@ -1,0 +1,102 @@
+"""DTensor's placements and device meshes, and ours: the one place where they meet.
+
+DTensor says for each axis of the mesh what it does (``Shard(0)``, ``Replicate()``, ``Partial()``); a DistAttr says for
+each dim which axes split it. Where several axes split one dim, DTensor takes them in the order of the mesh, major first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from autopar.layout import DistAttr
+from autopar.mesh import Mesh
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Placement
+
+KINDS = {"sum": "sum", "max": "max", "min": "min", "product": "prod", "avg": "avg"}  # of Partial → of pending values
+
+
+def attr_of(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int]) -> DistAttr:
+    """``(Shard(0), Replicate())`` on dp=2 tp=2 is ``[32/dp 64]``.
+
+    Raises:
+        ValueError: another number of placements than axes, a dim that is not there, a placement that is not public.
+    """
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    if len(placements) != len(mesh.names):
+        raise ValueError(f"{len(placements)} placements for the axes {', '.join(mesh.names)}; give one for each axis of the mesh, in order")
+    dims: list[list[str]] = [[] for _ in shape]
+    pending: dict[str, str] = {}
+    for axis, placement in zip(mesh.names, placements, strict=True):
+        if type(placement) is Shard:
+            if not -len(shape) <= placement.dim < len(shape):
+                raise ValueError(f"{placement!r} splits dim {placement.dim}, and there are {len(shape)}")
+            dims[placement.dim].append(axis)
+        elif isinstance(placement, Partial):
+            if placement.reduce_op not in KINDS:
+                raise ValueError(f"{placement!r} is no reduction of ours; reduce by one of {', '.join(KINDS)}")
+            pending[axis] = KINDS[placement.reduce_op]
+        elif not isinstance(placement, Replicate):
+            raise ValueError(f"{placement!r} over {axis} is neither Shard, Replicate nor Partial; say it with axes, as in (\"{axis}\", None)")
+    return DistAttr.split(*dims, pending=pending).normalize(shape, mesh)
+
+
+def placements_of(attr: DistAttr, mesh: Mesh) -> tuple[Placement, ...]:
+    """The placements that say what ``attr`` says; axes of size one replicate.
+
+    Raises:
+        ValueError: merged dims, and axes in another order than the mesh's, have none; at the edge of a program such
+            values are re-laid.
+    """
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    found: dict[str, Placement] = {}
+    for d, dim in enumerate(attr.dims):
+        if len(dim) > 1:
+            raise ValueError(f"dim {d} is split in parts, which no placements say; gather it, or split the whole dim")
+        axes = dim[0][1]
+        if list(axes) != sorted(axes, key=mesh.names.index):
+            raise ValueError(f"dim {d} is split over {'/'.join(axes)}; placements have axes in the order of the mesh, {'/'.join(mesh.names)}")
+        found |= {axis: Shard(d) for axis in axes}
+    reduce = {ours: theirs for theirs, ours in KINDS.items()}
+    found |= {axis: Partial(reduce[kind]) for axis, kind in attr.pending}
+    return tuple(found.get(axis, Replicate()) for axis in mesh.names)
+
+
+def is_device_mesh(value: Any) -> bool:
+    """Whether a value is torch's DeviceMesh; does not import it."""
+    return any(base.__name__ == "DeviceMesh" and base.__module__.startswith("torch.distributed") for base in type(value).__mro__)
+
+
+def mesh_of(device_mesh: DeviceMesh) -> Mesh:
+    """Our mesh of the same ranks.
+
+    Raises:
+        ValueError: its dims have no names.
+    """
+    names = device_mesh.mesh_dim_names
+    if not names:
+        raise ValueError('the device mesh has no names for its dims; make it with mesh_dim_names=("dp", "tp")')
+    sizes = dict(zip(names, device_mesh.mesh.shape, strict=True))
+    return Mesh(sizes, ranks=device_mesh.mesh.flatten().tolist())
+
+
+def device_mesh_of(mesh: Mesh, device_type: str = "cpu") -> DeviceMesh:
+    """torch's mesh of the same ranks and names; all ranks call it.
+
+    Raises:
+        RuntimeError: no process group has been initialised.
+    """
+    import torch
+    from torch import distributed
+
+    if not (distributed.is_available() and distributed.is_initialized()):
+        raise RuntimeError("a device mesh lies on processes: start them with torchrun and call torch.distributed.init_process_group() first")
+    from torch.distributed.device_mesh import DeviceMesh
+
+    ranks = torch.tensor(list(mesh.ranks)).reshape(list(mesh.sizes.values()))
+    return DeviceMesh(device_type, ranks, mesh_dim_names=tuple(mesh.names))

@@ -1,0 +1,83 @@
+"""The report of the transfers: what was inserted where, and what it moves."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Column, Table
+from torch import fx
+
+from autopar import transfers
+from autopar.program import Program, operands, record_of
+from autopar.record import TensorType
+
+LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")  # the number of a layer in a module path
+
+
+@dataclass(frozen=True)
+class TransferRow:
+    """Transfers that do the same in the same place of every layer.
+
+    Attributes:
+        transfer, axis, phase: ``all_reduce``, ``tp``, ``forward``; no axis for casts.
+        module: path, numbers of layers as ``*``.
+        source: the user's line, of the value that is transferred.
+        times: how many there are.
+        bytes: what the rank with the largest pieces receives in one step, all together.
+    """
+
+    transfer: str
+    axis: str
+    phase: str
+    module: str
+    source: str
+    times: int
+    bytes: int
+
+
+class Transfers(tuple[TransferRow, ...]):
+    """The rows, in the order of their first transfers; prints as a table."""
+
+    def __str__(self) -> str:
+        right = (Column(name, justify="right") for name in ("times", "bytes"))
+        table = Table("transfer", "axis", "phase", "module", "line", *right)
+        for row in self:
+            table.add_row(row.transfer, row.axis, row.phase, row.module or "the root", row.source, str(row.times), f"{row.bytes:,}")
+        out = io.StringIO()
+        Console(file=out, width=160).print(table)
+        return out.getvalue()
+
+
+def transfers_of(program: Program) -> Transfers:
+    """The transfers of an explicit program; linear."""
+    found: dict[tuple[str, ...], tuple[int, int]] = {}
+    for node, axis, received in priced(program):
+        record = record_of(node)
+        key = (transfers.BY_FUNCTION[node.target].name, axis, record.phase, LAYER.sub("*", record.module), record.source)
+        times, total = found.get(key, (0, 0))
+        found[key] = (times + 1, total + received)
+    return Transfers(TransferRow(*key, times, total) for key, (times, total) in found.items())
+
+
+def bytes_per_axis(program: Program) -> dict[str, int]:
+    """Axis → bytes received in one step, all transfers together."""
+    total: dict[str, int] = {}
+    for node, axis, received in priced(program):
+        if axis and transfers.BY_FUNCTION[node.target].collective:
+            total[axis] = total.get(axis, 0) + received
+    return total
+
+
+def priced(program: Program) -> Iterator[tuple[fx.Node, str, int]]:
+    """Each transfer with its axis and the bytes that the rank with the largest pieces receives."""
+    for node in program.nodes:
+        if node.target not in transfers.BY_FUNCTION:
+            continue
+        given = transfers.arguments(node.target, node.args, node.kwargs)
+        source = record_of(operands(node)[0]).type
+        if isinstance(source, TensorType) and source.layout is not None:
+            yield node, given.get("axis", ""), transfers.received(node.target, source, given)

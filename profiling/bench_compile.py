@@ -1,0 +1,98 @@
+"""Llama-2-7B, forward and backward, to the local programs: seconds, memory, and how each part grows with the layers.
+
+The model is on meta, dims full, sequence 2048, Megatron over tp on dp=2 tp=2. The exponent is that of milliseconds over
+nodes; 1 is linear. Memory is the peak (VmHWM) of a process of its own that compiles once, and what it was before that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from workloads import MESH, llama
+
+from autopar.capture import capture
+from autopar.constraints import constraints
+from autopar.localize import localize, rank_classes
+from autopar.passes import PIPELINE, Place, collector_paused, run_passes
+from autopar.passes.place import _Completion
+from autopar.provenance import Recorder
+from autopar.verify import verify
+
+LINES = [_Completion.choose, Recorder.__torch_dispatch__, Recorder.observe]
+PEAK = "import sys; sys.path.insert(0, sys.argv[1]); import bench_compile; bench_compile.peak(int(sys.argv[2]), sys.argv[3])"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--layers", type=int, nargs="+", default=[12, 24, 32, 48, 96])
+    parser.add_argument("--preset", choices=("ddp", "megatron", "megatron+sp"), default="megatron")
+
+
+def seconds(function: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    result = function()
+    return time.perf_counter() - start, result
+
+
+def measure(layers: int, preset: str) -> dict[str, float]:
+    model, given = llama(layers)
+    row: dict[str, float] = {}
+    row["capture"], captured = seconds(lambda: capture(model, (), given))
+    start = time.perf_counter()
+    program = captured.program
+    row["constraints"], (attrs, _) = seconds(lambda: constraints(preset, model, MESH, captured))
+    row["verify"], _ = seconds(lambda: verify(program, "capture"))
+    for step in PIPELINE:
+        mine = step(MESH, attrs) if step is Place else step()
+        whole, (report,) = seconds(lambda mine=mine: run_passes(program, [mine]))
+        row[step.name] = report.ms / 1e3
+        row["verify"] += whole - report.ms / 1e3
+    with collector_paused():
+        row["localize"], local = seconds(
+            lambda: [localize(program, MESH.coordinates(ranks[0])) for ranks in rank_classes(program)]
+        )
+        checked, _ = seconds(lambda: [verify(one, "localize") for one in local])
+    row["verify"] += checked
+    row["all after capture"] = time.perf_counter() - start
+    row["nodes"] = len(program.graph.nodes)
+    row["inserted"] = program.counts.inserted
+    return row
+
+
+def peak(layers: int, preset: str) -> None:
+    """Prints the megabytes of a process that compiles once, and those it began with."""
+    import transformers.models.llama.modeling_llama  # noqa: F401
+
+    before = high_water()
+    measure(layers, preset)
+    print(high_water(), before)
+
+
+def high_water() -> int:
+    """Megabytes. Not ru_maxrss: a child begins with that of the process that started it."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) // 1024
+
+
+def run(options: argparse.Namespace) -> str:
+    measure(2, options.preset)  # first imports, caches of rules
+    rows = {layers: measure(layers, options.preset) for layers in options.layers}
+    lines = [f"{'':20}" + "".join(f"{layers:>10}" for layers in rows) + f"{'exponent':>10}"]
+    nodes = np.log([row["nodes"] for row in rows.values()])
+    for name in next(iter(rows.values())):
+        values = [row[name] for row in rows.values()]
+        counted = name in ("nodes", "inserted")
+        exponent = "" if counted or len(rows) < 2 else f"{np.polyfit(nodes, np.log(values), 1)[0]:10.2f}"
+        lines.append(f"{name:20}" + "".join(f"{v:10.0f}" if counted else f"{v:10.3f}" for v in values) + exponent)
+    said = [PEAK, sys.path[0], str(max(options.layers)), options.preset], [PEAK, sys.path[0], "32", options.preset]
+    for command in said:
+        out = subprocess.run([sys.executable, "-c", *command], check=True, capture_output=True, text=True).stdout.split()
+        lines.append(f"peak memory with {command[2]} layers, cold process: {out[-2]} MB, of which {out[-1]} MB before (torch, transformers)")
+    return f"{options.preset} on {MESH}, {torch.get_num_threads()} threads; seconds, counts by layers\n" + "\n".join(lines) + "\n"

@@ -1,0 +1,130 @@
+"""DTensor's placements: round trips, refusals, and pieces that are DTensor's own, on four gloo processes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import strategies
+import torch
+import torch.multiprocessing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import Block
+from test_equality import check_equal
+from torch import distributed
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard, distribute_tensor
+
+import autopar
+from autopar import Mesh, PlanError
+from autopar.dtensor import attr_of, device_mesh_of, mesh_of, placements_of
+from autopar.layout import DistAttr, Layout
+from autopar.record import TensorType
+from autopar.runtime.pieces import cut
+
+MESH = Mesh(dp=2, tp=2)
+
+
+def placements(mesh: Mesh, ndim: int) -> st.SearchStrategy[tuple[Placement, ...]]:
+    one = st.sampled_from([Replicate(), Partial(), *(Shard(d) for d in range(ndim))])
+    return st.tuples(*(one if mesh.sizes[axis] > 1 else st.just(Replicate()) for axis in mesh.names))
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_round_trip(data: st.DataObject) -> None:
+    mesh, shape = data.draw(strategies.meshes()), data.draw(strategies.shapes())
+    wanted = data.draw(placements(mesh, len(shape)))
+    assert placements_of(attr_of(wanted, mesh, shape), mesh) == wanted
+
+
+def test_what_placements_say() -> None:
+    assert attr_of((Shard(0), Shard(-1)), MESH, (8, 4)) == DistAttr.split("dp", "tp")
+    assert attr_of((Shard(1), Shard(1)), MESH, (8, 4)) == DistAttr.split(None, ("dp", "tp"))
+    assert attr_of((Replicate(), Partial("product")), MESH, (8,)) == DistAttr.split(None, pending={"tp": "prod"})
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ((Shard(0),), "1 placements for the axes dp, tp; give one for each axis of the mesh, in order"),
+        ((Shard(2), Replicate()), "Shard(dim=2) splits dim 2, and there are 2"),
+        ((Replicate(), Shard(-3)), "Shard(dim=-3) splits dim -3, and there are 2"),
+        (
+            (Placement(), Replicate()),
+            'Placement() over dp is neither Shard, Replicate nor Partial; say it with axes, as in ("dp", None)',
+        ),
+    ],
+)
+def test_refused(said: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text.partition(" over ")[2] or text)):
+        attr_of(said, MESH, (8, 4))
+
+
+def test_what_placements_cannot_say() -> None:
+    with pytest.raises(ValueError, match="dim 0 is split over tp/dp; placements have axes in the order of the mesh, dp/tp"):
+        placements_of(DistAttr.split(("tp", "dp")), MESH)
+    with pytest.raises(ValueError, match="dim 0 is split in parts, which no placements say"):
+        placements_of(DistAttr((((3, ()), (4, ("tp",))),)), MESH)
+
+
+def test_a_plan_of_placements() -> None:
+    """And it is the same plan as one of axes."""
+    model, x = Block().double(), torch.randn(6, 8, dtype=torch.float64)
+    column, row = (Replicate(), Shard(0)), [Replicate(), Shard(1)]
+    parallel = check_equal(model, MESH, {"up.weight": column, "up.bias": column, "down.weight": row}, (x,))
+    axes = autopar.parallelize(model, MESH, {"up.*": ("tp",), "down.weight": (None, "tp")}, example=(x,))
+    assert str(parallel.program) == str(axes.program)
+
+
+def test_plans_that_are_refused() -> None:
+    def refused(spec: Any) -> str:
+        with pytest.raises(PlanError) as caught:
+            autopar.parallelize(Block(), MESH, {"up.weight": spec})
+        return str(caught.value)
+
+    assert refused((Shard(2), Replicate())).endswith("Shard(dim=2) splits dim 2, and there are 2, on up.weight with the shape [12, 8]")
+    assert refused((Replicate(), Partial())).endswith("is pending, and up.weight is given as it is; only Shard and Replicate can be asked for")
+
+
+def test_device_meshes_need_processes_and_names() -> None:
+    with pytest.raises(RuntimeError, match="start them with torchrun"):
+        device_mesh_of(MESH)
+    with pytest.raises(TypeError, match="parallelize takes an autopar.Mesh"):
+        autopar.parallelize(Block(), "dp=2")  # type: ignore[arg-type]
+
+
+SHAPES = [(8, 8), (5, 7), (3, 1), (2, 9), (0, 4)]
+
+
+def on_each_rank(rank: int, store: str) -> None:
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=4)
+    try:
+        for mesh in (Mesh(tp=4), Mesh(dp=2, tp=2)):
+            theirs = device_mesh_of(mesh)
+            assert mesh_of(theirs) == mesh
+            model = Block()
+            assert autopar.parallelize(model, theirs, example=(torch.randn(4, 8),)).mesh == mesh
+            for shape in SHAPES:
+                whole = torch.arange(shape[0] * shape[1]).reshape(shape)
+                choices = [Replicate(), Shard(0), Shard(1)]
+                for said in ([a] if len(mesh.names) == 1 else [a, b] for a in choices for b in choices):
+                    piece = distribute_tensor(whole, theirs, said).to_local()
+                    type = TensorType(shape, whole.dtype, Layout(mesh, attr_of(said, mesh, shape)))
+                    assert torch.equal(piece, cut(whole, type, mesh.coordinates(rank))), (rank, shape, said)
+        from torch.distributed.device_mesh import init_device_mesh
+
+        try:
+            mesh_of(init_device_mesh("cpu", (4,)))
+        except ValueError as error:
+            assert "mesh_dim_names" in str(error)
+        else:
+            raise AssertionError("a mesh without names was taken")
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_pieces_are_those_of_dtensor(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(on_each_rank, (str(tmp_path / "store"),), nprocs=4)
