@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 from torch import fx
 
 from autopar import transfers
@@ -44,9 +45,10 @@ class Transfers(tuple[TransferRow, ...]):
 
     def __str__(self) -> str:
         right = (Column(name, justify="right") for name in ("times", "bytes"))
-        table = Table("transfer", "axis", "phase", "module", "line", *right)
+        table = Table("transfer", "axis", "phase", *right, "module", Column("line", no_wrap=True, overflow="ellipsis"))
         for row in self:
-            table.add_row(row.transfer, row.axis, row.phase, row.module or "the root", row.source, str(row.times), f"{row.bytes:,}")
+            place = Text(row.module or "the root"), Text(row.source)  # no markup: lines of programs have brackets
+            table.add_row(row.transfer, row.axis, row.phase, str(row.times), f"{row.bytes:,}", *place)
         out = io.StringIO()
         Console(file=out, width=160).print(table)
         return out.getvalue()
