@@ -303,6 +303,7 @@ CALLS: list[tuple[str, list[Call]]] = [
     ("topk", [call(F(4, 5), 2), call(F(4, 5), 2, 0), call(F(3, 4, 5), 3, 1, False), call(F(5), 5)]),
     # normalization
     ("_softmax _log_softmax", along(F, after=(False,))),
+    ("_safe_softmax", along(F)),
     ("cumsum cumprod logcumsumexp", along(F)),
     ("_softmax_backward_data _log_softmax_backward_data", along(F, P, after=(torch.float64,))),
     ("glu", [call(F(4, 6), 1), call(F(4, 6)), call(F(6), 0), call(F(3, 8, 5), 1), call(F(2, 3), 0)]),

@@ -45,12 +45,12 @@ class Transfers(tuple[TransferRow, ...]):
 
     def __str__(self) -> str:
         right = (Column(name, justify="right") for name in ("times", "bytes"))
-        table = Table("transfer", "axis", "phase", *right, "module", Column("line", no_wrap=True, overflow="ellipsis"))
+        table = Table("transfer", "axis", "phase", *right, "module", Column("line", no_wrap=True, overflow="ellipsis", max_width=60))
         for row in self:
             place = Text(row.module or "the root"), Text(row.source)  # no markup: lines of programs have brackets
             table.add_row(row.transfer, row.axis, row.phase, str(row.times), f"{row.bytes:,}", *place)
         out = io.StringIO()
-        Console(file=out, width=160).print(table)
+        Console(file=out, width=200).print(table)
         return out.getvalue()
 
 

@@ -18,7 +18,7 @@ def _over_dim(operands: int, position: int):
     return bound
 
 
-rule(_over_dim(1, 1), "_softmax _log_softmax cumprod logcumsumexp")
+rule(_over_dim(1, 1), "_softmax _log_softmax _safe_softmax cumprod logcumsumexp")
 rule(_over_dim(1, 1), "cumsum", linear="0")
 rule(_over_dim(2, 2), "_softmax_backward_data _log_softmax_backward_data", linear="0")
 
