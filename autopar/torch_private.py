@@ -19,7 +19,11 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,  # tried on 2.13
     FakeTensorMode,  # tried on 2.13
 )
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx  # public module, experimental name; 2.13
+from torch.fx.experimental.proxy_tensor import (  # public module, experimental names; tried on 2.13
+    get_proxy_mode,
+    get_proxy_slot,
+    make_fx,
+)
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # 2.13: control flow on an unknown size
 from torch.utils import _pytree as pytree  # tried on 2.13: flattens user structures, knows registered classes
 from torch.utils._python_dispatch import TorchDispatchMode  # tried on 2.13

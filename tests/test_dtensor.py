@@ -92,7 +92,7 @@ def test_plans_that_are_refused() -> None:
 def test_device_meshes_need_processes_and_names() -> None:
     with pytest.raises(RuntimeError, match="start them with torchrun"):
         device_mesh_of(MESH)
-    with pytest.raises(TypeError, match="parallelize takes an autopar.Mesh"):
+    with pytest.raises(TypeError, match=r"parallelize takes an autopar\.Mesh"):
         autopar.parallelize(Block(), "dp=2")  # type: ignore[arg-type]
 
 
