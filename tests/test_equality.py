@@ -41,8 +41,9 @@ def loss_of(outputs: Any) -> torch.Tensor:
     return total
 
 
-def check_equal(model: nn.Module, mesh: Mesh, plan: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Any:
-    """Simulate and compare with eager; returns the Parallel."""
+def check_equal(model: nn.Module, mesh: Mesh, plan: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None,
+                tolerance: float = TOLERANCE) -> Any:  # fmt: skip
+    """Simulate and compare with eager: outputs, every gradient, every buffer. Returns the Parallel."""
     kwargs = dict(kwargs or {})
     eager = copy.deepcopy(model)
     leaves = [leaf for leaf in flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
@@ -57,18 +58,18 @@ def check_equal(model: nn.Module, mesh: Mesh, plan: Any, args: tuple[Any, ...], 
     assert flatten(outputs)[1] == flatten(expected)[1]
     for ours, theirs in zip(flatten(outputs)[0], flatten(expected)[0], strict=True):
         if isinstance(theirs, torch.Tensor):
-            assert relative(ours, theirs) <= TOLERANCE
+            assert relative(ours, theirs) <= tolerance
             assert ours.requires_grad == theirs.requires_grad
         else:
             assert ours == theirs
     for (name, ours), theirs in zip(model.named_parameters(), eager.parameters(), strict=True):
         assert (ours.grad is None) == (theirs.grad is None), name
         if theirs.grad is not None:
-            assert ours.grad is not None and relative(ours.grad, theirs.grad) <= TOLERANCE, name
+            assert ours.grad is not None and relative(ours.grad, theirs.grad) <= tolerance, name
     for (name, ours), theirs in zip(model.named_buffers(), eager.buffers(), strict=True):
-        assert relative(ours, theirs) <= TOLERANCE, name
+        assert relative(ours, theirs) <= tolerance, name
     for leaf, gradient in zip(leaves, wanted, strict=True):
-        assert leaf.grad is not None and relative(leaf.grad, gradient) <= TOLERANCE
+        assert leaf.grad is not None and relative(leaf.grad, gradient) <= tolerance
     return parallel
 
 

@@ -11,10 +11,12 @@ from test_equality import check_equal
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+import autopar
 from autopar import Mesh
+from autopar.program import Program
 
 VOCABULARY = 22
-pytestmark = pytest.mark.usefixtures("promoted_casts")
+float64 = pytest.mark.usefixtures("promoted_casts")
 
 
 def llama(heads: int = 4, kv: int = 4, head: int = 4, hidden: int = 24, layers: int = 1, **more: Any) -> nn.Module:
@@ -66,25 +68,78 @@ PLANS = [pytest.param(preset, mesh, id=f"{preset} {mesh}") for preset, meshes in
 SEQUENCE = {"input_ids": ("dp", "cp"), "labels": ("dp", "cp")}
 
 
+@float64
 @pytest.mark.parametrize(("preset", "mesh"), PLANS)
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_presets(model: Any, preset: str, mesh: Mesh) -> None:
     check_equal(model(), mesh, [preset, SEQUENCE] if "cp" in mesh.names else preset, (), batch())
 
 
+@float64
 @pytest.mark.parametrize("preset", ["ddp", "megatron", "megatron+sp"])
 def test_two_layers_and_their_cache(preset: str) -> None:
     check_equal(llama(layers=2, kv=2, use_cache=True), Mesh(dp=2, tp=2), preset, (), batch())
 
 
+@float64
 @pytest.mark.parametrize("rows", [1, 3, 5])
 @pytest.mark.parametrize("preset", ["megatron", "megatron+sp"])
 def test_uneven_batches_and_lengths(preset: str, rows: int) -> None:
     check_equal(llama(kv=2), Mesh(dp=2, tp=2), preset, (), batch(rows, 5))
 
 
+@float64
 def test_a_padded_batch() -> None:
     given = batch()
     mask = torch.ones_like(given["input_ids"])
     mask[1, 4:] = 0
     check_equal(llama(), Mesh(dp=2, tp=2), None, (), {**given, "attention_mask": mask})
+
+
+@pytest.mark.parametrize("preset", ["ddp", "megatron", "megatron+sp"])
+@pytest.mark.parametrize("model", [llama, gpt2, bert])
+def test_unmodified_models(model: Any, preset: str) -> None:
+    """Their casts to float32 are left as they are, and round."""
+    check_equal(model(), Mesh(dp=2, tp=2), preset, (), batch(), tolerance=1e-6)
+
+
+BLOCK = {  # the transfers over tp of one Llama block, as Megatron's papers count them: transfer → forward, backward
+    "megatron": {"all_reduce": (2, 2)},
+    "megatron+sp": {"all_gather": (2, 4), "reduce_scatter": (2, 2), "all_reduce": (0, 2)},  # the two norms' gradients
+}
+
+
+@pytest.mark.parametrize("preset", BLOCK)
+@pytest.mark.parametrize("kv", [4, 2])
+def test_the_transfers_of_a_block(preset: str, kv: int) -> None:
+    """In all, for three layers more than for one; the gather in front of a layer's backward is told of the layer before."""
+    mesh = Mesh(dp=2, tp=2)
+    counts = []
+    for layers in (1, 4):
+        parallel = autopar.parallelize(llama(layers=layers, kv=kv), mesh, preset, example=batch())
+        found: dict[str, list[int]] = {}
+        for row in parallel.transfers:
+            if row.axis == "tp":
+                found.setdefault(row.transfer, [0, 0])[row.phase == "backward"] += row.times
+        counts.append(found)
+    one, four = counts
+    assert {
+        transfer: ((four[transfer][0] - one[transfer][0]) / 3, (four[transfer][1] - one[transfer][1]) / 3)
+        for transfer in four
+        if four[transfer] != one[transfer]
+    } == BLOCK[preset]
+
+
+@pytest.mark.parametrize("preset", ["ddp", "megatron", "megatron+sp"])
+def test_the_local_programs_of_all_ranks(preset: str) -> None:
+    """Sizes do not divide: ranks fall into classes, and each one's program is one that prints, parses and verifies."""
+    mesh = Mesh(dp=2, tp=2)
+    parallel = autopar.parallelize(llama(heads=3, kv=3, head=2, hidden=11), mesh, preset, example=batch(3, 5))
+    texts = set()
+    for rank in range(mesh.size):
+        local = parallel.local(rank)
+        assert (local.level, local.coordinates) == ("local", mesh.coordinates(rank))
+        local.verify()
+        assert Program.parse(str(local)) == local
+        texts.add(str(local).partition("\n")[2])
+    assert len(texts) == (2 if preset == "ddp" else 4)
