@@ -1,0 +1,38 @@
+"""Capture: the model's step, forward and backward, as one static graph of functional ATen ops.
+
+One ``make_fx`` trace under fake tensors. Every argument is a fake tensor of its own, so that the same tensor passed
+twice stays two inputs; tied parameters are the only aliases kept. A second trace functionalizes, only where an op that
+writes in place appears. The joint graph holds both phases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from autopar.arguments import bind_arguments
+from autopar.borrow import ONE_AT_A_TIME
+from autopar.capture.assemble import Captured, assemble
+from autopar.capture.trace import Tracer
+
+__all__ = ["Captured", "capture"]
+
+
+def capture(
+    model: torch.nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> Captured:
+    """Trace ``model(*args, **kwargs)`` and its backward.
+
+    Outputs that require gradients get one tangent each. Under ``torch.no_grad()`` there is no backward. The model and
+    the arguments are only read: whatever forward does to the model is undone. One capture runs at a time.
+
+    Raises:
+        CaptureError: control flow on the values of tensors, random ops, an argument that cannot be flattened, a tensor
+            that forward writes or keeps where it cannot be followed.
+    """
+    with ONE_AT_A_TIME:
+        return assemble(Tracer(model, bind_arguments(model, args, kwargs or {})).run())

@@ -1,0 +1,210 @@
+"""Assemble: a traced graph, cleaned, with a record for every node, becomes a program."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.capture.graph import forward_first, merge_views, simplify, sweep, unfake
+from autopar.capture.trace import Tracer
+from autopar.errors import CaptureError
+from autopar.program import Constant, Program, is_getitem, record_of, set_record
+from autopar.provenance import Origin
+from autopar.record import Record, Result, TensorType, ValueType
+from autopar.structure import Structure
+from autopar.text.parser import RESERVED
+from autopar.text.tree import tree_fragments
+from autopar.torch_private import draws_random, rename, storage_of
+
+
+@dataclass
+class Captured:
+    """A traced program and what is needed to call it like the model.
+
+    Attributes:
+        program: level ``traced``; placeholders are parameters, buffers, inputs, tangents, in that order.
+        spec: the structure of the model's outputs; ``leaves`` are those that are no tensors.
+        outputs: how many tensor outputs there are; ``differentiable`` are the positions that have a tangent.
+        device: of the first tensor of the call that is not on meta.
+        notes: what a person should know of this capture.
+        modules: module path → the names of the values that its calls returned, of modules that return one tensor.
+    """
+
+    program: Program
+    spec: Structure
+    leaves: dict[int, Any]
+    outputs: int
+    differentiable: tuple[int, ...]
+    device: torch.device
+    notes: tuple[str, ...]
+    modules: dict[str, tuple[str, ...]]
+
+
+def assemble(traced: Tracer) -> Captured:
+    """The program of a trace.
+
+    Raises:
+        CaptureError: the step writes where the caller would see it, reads tensors it was not given, or draws random numbers.
+    """
+    return _Assembly(traced).run()
+
+
+class _Assembly:
+    def __init__(self, traced: Tracer) -> None:
+        self.traced = traced
+        self.origins = traced.recorder.origins
+
+    def run(self) -> Captured:
+        traced = self.traced
+        graph = traced.module.graph
+        replaced = simplify(graph) | merge_views(graph, self.origins)
+        placeholders = list(graph.find_nodes(op="placeholder"))
+        names = [*traced.parameters, *traced.buffers, *traced.arguments.names]
+        roles = ["param"] * len(traced.parameters) + ["buffer"] * len(traced.buffers) + ["input"] * len(traced.arguments.names)
+        output = next(iter(reversed(graph.nodes)))
+        flat = list(output.args[0])  # type: ignore[arg-type]
+        first = traced.returned + len(traced.differentiated)
+        returned, gradients, reassigned = flat[: traced.returned], flat[traced.returned : first], flat[first:]
+        program = Program(graph, "traced", tree=())
+        for k, node in enumerate(placeholders[: len(names)]):
+            self._introduce(node, names[k], roles[k])
+        outputs = [node for node in returned]
+        paths = [k for k in range(len(traced.leaves) + len(outputs)) if k not in traced.leaves]
+        program.tree = tree_fragments(traced.spec, traced.leaves)
+        labels = _output_names(traced.spec, paths)
+        for node, k in zip(placeholders[len(names) :], traced.differentiable, strict=True):
+            self._introduce(node, f"d_{labels[k]}", "tangent", k)
+        results = [Result("return") for _ in outputs]
+        values = list(outputs)
+        for k, gradient in zip(traced.differentiated, gradients, strict=True):
+            if gradient is not None:
+                results.append(Result("grad", placeholders[k].name))
+                values.append(gradient)
+        buffers = dict(zip(traced.buffers, placeholders[len(traced.parameters) :], strict=False))
+        taken = {buffers[name]: value for name, value in zip(traced.reassigned, reassigned, strict=True)}
+        for node, value in self._states(graph, placeholders, taken):
+            results.append(Result("state", node.name))
+            values.append(value)
+        output.args = (tuple(values),)
+        set_record(output, Record(None, results=tuple(results)))
+        sweep(graph)
+        for node in graph.nodes:
+            if node.op in ("call_function", "get_attr"):
+                self._describe(program, node)
+        unfake(graph)
+        forward_first(graph, results, values)
+        graph.owning_module = None
+        self._refuse(program)
+        modules = self._modules(graph, replaced)
+        return Captured(program, traced.spec, traced.leaves, len(outputs), traced.differentiable, traced.device, traced.notes(), modules)
+
+    def _modules(self, graph: fx.Graph, replaced: Mapping[fx.Node, fx.Node]) -> dict[str, tuple[str, ...]]:
+        """Module path → the values that its calls returned, as far as the program still has them."""
+        alive = set(graph.nodes)
+        found: dict[str, tuple[str, ...]] = {}
+        for path, nodes in self.traced.recorder.returned.items():
+            for node in nodes:
+                while node in replaced:
+                    node = replaced[node]
+                if node in alive:
+                    found[path] = (*found.get(path, ()), node.name)
+        return found
+
+    def _states(
+        self, graph: fx.Graph, placeholders: Sequence[fx.Node], reassigned: Mapping[fx.Node, fx.Node]
+    ) -> list[tuple[fx.Node, fx.Node]]:
+        """Buffers that the step writes, with their next values: they become state. Other writes are refused."""
+        found: dict[fx.Node, fx.Node] = {}
+        for node in list(graph.nodes):
+            if node.target is not torch.ops.aten.copy_.default:
+                continue
+            target, value = node.args[:2]
+            if target not in placeholders or record_of(target).role != "buffer":  # type: ignore[arg-type]
+                raise self._written_wrongly(target, value)  # type: ignore[arg-type]
+            found[target] = value  # type: ignore[index,assignment]
+            node.replace_all_uses_with(value)
+            graph.erase_node(node)
+        found |= reassigned
+        buffers = self.traced.buffers
+        storages = collections.Counter(storage_of(t) for t in [*self.traced.parameters.values(), *buffers.values()])
+        for node in found:
+            record = record_of(node)
+            name = record.name or node.name
+            if storages[storage_of(buffers[name])] > 1:
+                raise CaptureError(
+                    f"the step writes the buffer {name}, which shares its memory with another parameter or buffer\n"
+                    f"  give each its own memory, with clone()"
+                )
+            set_record(node, replace(record, role="state"))
+        return [(node, found[node]) for node in placeholders if node in found]
+
+    def _written_wrongly(self, target: fx.Node, value: fx.Node) -> CaptureError:
+        origin = self.origins.get(value, Origin())
+        record = record_of(target) if target.op == "placeholder" else None
+        what = {"param": "the parameter", "input": "its argument"}.get(record.role if record else "", "the tensor")
+        remedy = {
+            "param": "write it outside of the step, as an optimizer does",
+            "input": "write out of place (x = x + 1 instead of x += 1)",
+        }.get(record.role if record else "", "make it a buffer of the module")
+        return CaptureError(
+            f"the step writes into {what} {record.name if record and record.name else target}, which the caller would see changed\n"
+            f"    {origin.source}   in module {origin.module or 'the root'}\n"
+            f"  {remedy}"
+        )
+
+    def _introduce(self, node: fx.Node, name: str, role: str, index: int | None = None) -> None:
+        wanted = name.replace(".", "_")
+        wanted = "".join(c if c.isalnum() or c == "_" else "_" for c in wanted) or role
+        rename(node, wanted + "_" * (wanted in RESERVED))
+        node.target = node.name
+        set_record(node, Record(_type(node), role=role, index=index, name="" if role == "tangent" or name == node.name else name))
+
+    def _describe(self, program: Program, node: fx.Node) -> None:
+        origin = self.origins.get(node)
+        if origin is None and is_getitem(node):
+            origin = self.origins.get(node.args[0])  # type: ignore[arg-type]
+        origin = origin or Origin()
+        if node.op == "get_attr":
+            tensor = getattr(self.traced.module, str(node.target))
+            if tensor.requires_grad and self.traced.grad:
+                user = next((self.origins[u] for u in node.users if u in self.origins), origin)
+                raise CaptureError(
+                    f"forward reads a tensor that requires gradients and is neither a parameter nor an argument\n"
+                    f"    {user.source}   in module {user.module or 'the root'}\n"
+                    f"  register it (torch.nn.Parameter, ParameterList), pass it in, or detach() it"
+                )
+            program.constants[node.name] = Constant.of(tensor)
+            node.target = node.name
+        set_record(node, Record(_type(node), phase=origin.phase, module=origin.module, source=origin.source))
+
+    def _refuse(self, program: Program) -> None:
+        for node in program.nodes:
+            if draws_random(node.target, node.args):
+                name = getattr(node.target, "__name__", "")
+                origin = self.origins.get(node, Origin())
+                raise CaptureError(
+                    f"{name} draws random numbers, which have no sharding rule yet\n"
+                    f"    {origin.source}   in module {origin.module or 'the root'}\n"
+                    f"  set the dropout probability to 0, call model.eval(), or pass the random tensor in"
+                )
+
+
+def _type(node: fx.Node) -> ValueType:
+    def one(value: Any) -> ValueType:
+        if isinstance(value, torch.Tensor):
+            return TensorType(tuple(int(n) for n in value.shape), value.dtype)
+        if isinstance(value, (tuple, list)):
+            return tuple(one(v) for v in value)  # type: ignore[misc]
+        return None
+
+    return one(node.meta.get("val"))
+
+
+def _output_names(spec: Structure, leaves: Sequence[int]) -> list[str]:
+    names = ["_".join("".join(c if c.isalnum() else "_" for c in key) for key in path) or "out" for path in spec.paths()]
+    return [names[k] for k in leaves]

@@ -1,0 +1,90 @@
+"""Cleaning a traced graph: each function is linear in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+
+from autopar.decompositions import IDENTITIES, SYNONYMS, TRANSPOSE, VIEWS
+from autopar.program import record_of, set_record
+from autopar.provenance import Origin
+from autopar.record import Result
+from autopar.torch_private import rename
+
+
+def simplify(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Identities go, synonyms get one name, a transpose of a transpose is the value itself, a constant is read once.
+
+    Returns what takes the place of the nodes that go.
+    """
+    constants: dict[str, fx.Node] = {}
+    replaced: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            replaced[node] = constants.setdefault(node.target, node)
+        elif node.target in IDENTITIES and node.op == "call_function":
+            replaced[node] = node.args[0]
+        elif node.target in SYNONYMS:
+            node.target = SYNONYMS[node.target]
+            rename(node, node.target.__name__.partition(".")[0])
+        elif node.target is TRANSPOSE and node.args[0].target is TRANSPOSE:  # type: ignore[union-attr]
+            replaced[node] = node.args[0].args[0]  # type: ignore[union-attr]
+        if node in replaced:
+            node.replace_all_uses_with(replaced[node])
+    return {old: new for old, new in replaced.items() if old is not new}
+
+
+def merge_views(graph: fx.Graph, origins: Mapping[fx.Node, Origin]) -> dict[fx.Node, fx.Node]:
+    """A view that was made before, in the same phase, is that one: what it needs later, it needs once.
+
+    Returns what takes the place of the nodes that go.
+    """
+    first: dict[Any, fx.Node] = {}
+    replaced: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in VIEWS and not node.kwargs:
+            twin = first.setdefault((node.target, repr(node.args), origins.get(node, Origin()).phase), node)
+            if twin is not node:
+                node.replace_all_uses_with(twin)
+                replaced[node] = twin
+    return replaced
+
+
+def sweep(graph: fx.Graph) -> None:
+    """Erase what nothing reads; every op is functional."""
+    for node in reversed(graph.nodes):
+        if node.op in ("call_function", "get_attr") and not node.users:
+            graph.erase_node(node)
+
+
+def forward_first(graph: fx.Graph, results: Sequence[Result], values: Sequence[fx.Node]) -> None:
+    """What returned values and states are made of comes before the backward: functionalizing may make views late."""
+    needed: set[fx.Node] = set()
+    open_ = [value for value, result in zip(values, results, strict=True) if result.kind != "grad"]
+    while open_:
+        node = open_.pop()
+        if node.op in ("call_function", "get_attr") and node not in needed:
+            needed.add(node)
+            open_ += node.all_input_nodes
+    first: fx.Node | None = None
+    for node in list(graph.nodes):
+        if node.op not in ("call_function", "get_attr"):
+            continue
+        record = record_of(node)
+        if node in needed or record.phase == "forward":
+            set_record(node, replace(record, phase="forward"))
+            if first is not None:
+                first.prepend(node)
+        else:
+            first = first or node
+
+
+def unfake(graph: fx.Graph) -> None:
+    """Fake tensors are made again when a consumer of torch's wants them; they hold memory and modes."""
+    for node in graph.nodes:
+        for key in list(node.meta):
+            if key != "autopar":
+                del node.meta[key]

@@ -1,0 +1,177 @@
+"""Trace: run the model and its backward once on fake tensors, and note all that happens."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.arguments import Arguments
+from autopar.borrow import Borrower
+from autopar.decompositions import DECOMPOSITIONS
+from autopar.errors import CaptureError
+from autopar.provenance import Recorder, Replay
+from autopar.structure import Structure, flatten, holds, is_cache, unflatten
+from autopar.torch_private import DATA_DEPENDENT, FakeTensorMode, make_fx, mutates, single_threaded_backward
+
+
+class Tracer:
+    """One trace of one model, and what was seen on the way.
+
+    Attributes:
+        parameters, buffers: of the model, by name; ``arguments`` of the call.
+        module: the graph: its placeholders are these three and the tangents; its result is one flat list, of what the
+            model returns, of the gradients of ``differentiated`` placeholders, of the next values of ``reassigned`` buffers.
+        recorder: where the nodes come from.
+        spec, leaves, returned: the structure of the outputs, those that are no tensors, and the number of the others.
+        differentiable: the positions of outputs that have a tangent.
+        device: of the first tensor that is not on meta.
+    """
+
+    def __init__(self, model: torch.nn.Module, arguments: Arguments) -> None:
+        self.model = model
+        self.arguments = arguments
+        self.parameters = dict(model.named_parameters())
+        self.buffers = dict(model.named_buffers())
+        self.recorder = Recorder(model)
+        self.borrower = Borrower(model)
+        self.grad = torch.is_grad_enabled()
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def run(self) -> Tracer:
+        given = [*self.parameters.values(), *self.buffers.values(), *self.arguments.tensors]
+        self.device = _device(given)
+        fakes = [self._fake(t) for t in given]
+        tangents = self._probe(fakes)
+        self.module = self._trace(fakes, tangents)
+        if any(mutates(node.target) for node in self.module.graph.nodes):
+            self.module = self._functionalize(self.module, [*fakes, *tangents])
+        return self
+
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know: what forward changed that is not changed now."""
+        found = [f"forward changes its argument {what}: the one returned is new, the one passed in stays as it was" for what in self.extended]
+        if self.borrower.changed:
+            names = ", ".join(self.borrower.changed)
+            found.append(f"forward changes {names}; the captured step keeps the values of the first call")
+        return tuple(found)
+
+    def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        device = self.device if tensor.is_meta else tensor.device
+        with self.mode:
+            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+        return fake.requires_grad_(tensor.requires_grad and self.grad)
+
+    @contextlib.contextmanager
+    def _lent(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+        """The model on stand-ins, over the backward too: what it recomputes reads them again."""
+        own = [*self.parameters.values(), *self.buffers.values()]
+        with self.borrower.borrowed(dict(zip(own, tensors, strict=False))), self._explained(), self.recorder.modules():
+            yield
+
+    def _written(self) -> list[torch.Tensor]:
+        """The tensors that forward put in the place of buffers, when the model has been given back."""
+        taken = self.borrower.reassigned
+        self.reassigned = [name for name, buffer in self.buffers.items() if buffer in taken]
+        return [taken[self.buffers[name]] for name in self.reassigned]
+
+    def _call(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors that the lent model returns; remembers how they are arranged."""
+        rest = iter(tensors[len(self.parameters) + len(self.buffers) :])
+        flat = [next(rest) if isinstance(v, torch.Tensor) else v for v in self.arguments.flat]
+        args, kwargs = unflatten(flat, self.arguments.spec)
+        before = [(value, flatten(value)) for value in (*args, *kwargs.values())]
+        outputs = self.model(*args, **kwargs)
+        self._refuse_changed(before, outputs)
+        leaves, self.spec = flatten(outputs)
+        for leaf in leaves:
+            if not isinstance(leaf, (torch.Tensor, bool, int, float, str, type(None))):
+                raise CaptureError(
+                    f"the model returns a {type(leaf).__name__}, which capture cannot look into; return tensors, numbers or "
+                    f"containers and dataclasses of them"
+                )
+        self.leaves = {k: leaf for k, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        self.returned = len(tensors)
+        return tensors
+
+    def _refuse_changed(self, before: Sequence[tuple[Any, tuple[list[Any], Structure]]], outputs: Any) -> None:
+        """Arguments that forward gives other contents: a cache that it returns too is a new one there, others are refused."""
+        self.extended: list[str] = []
+        for name, (value, (leaves, spec)) in zip(self.arguments.passed, before, strict=True):
+            now, arranged = flatten(value)
+            if arranged == spec and all(a is b for a, b in zip(now, leaves, strict=True)):
+                continue
+            what = f"{name}, a {type(value).__name__}"
+            if not is_cache(value):
+                raise CaptureError(f"forward changes its argument {what}, which the caller would see changed\n  change a copy of it")
+            if not holds(outputs, value):
+                raise CaptureError(f"forward changes its argument {what}, and does not return it\n  return it: what is passed in stays as it was")
+            self.extended.append(what)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Control flow on values is refused, also where the model itself has caught the error."""
+        try:
+            with self.recorder:
+                yield
+        except DATA_DEPENDENT as error:
+            self.recorder.dependent = self.recorder.dependent or (self.recorder.current, error)
+        if self.recorder.refused is not None:
+            raise self.recorder.refused
+        if self.recorder.dependent is not None:
+            origin, cause = self.recorder.dependent
+            raise CaptureError(
+                f"the step depends on the values of its tensors, so it is not one static graph\n"
+                f"    {origin.source or 'unknown line'}\n"
+                f"  it reads them with {str(cause).splitlines()[0]} (.item(), bool(), nonzero and the like)\n"
+                f"  keep the choice inside the graph with torch.where, or move it out of forward"
+            ) from cause
+
+    def _probe(self, fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """One forward on fakes, to learn which outputs have a tangent, and of what shape."""
+        with self.mode, self._lent(fakes):
+            outputs = self._call(fakes)
+        self.differentiable = tuple(k for k, o in enumerate(outputs) if self.grad and o.requires_grad)
+        like = [outputs[k] for k in self.differentiable]
+        with self.mode:  # contiguous, as those that the runtime cuts
+            return [torch.empty(o.shape, dtype=o.dtype, device=o.device) for o in like]
+
+    def _trace(self, fakes: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]) -> fx.GraphModule:
+        self.differentiated = [k for k, t in enumerate(fakes) if t.requires_grad] if tangents else []
+
+        def joint(fakes: list[torch.Tensor], tangents: list[torch.Tensor]) -> Any:
+            gradients: Sequence[torch.Tensor | None] = ()
+            with self._lent(fakes):
+                outputs = self._call(fakes)
+                if tangents:
+                    self.recorder.phase = "backward"
+                    wanted = [fakes[k] for k in self.differentiated]
+                    differentiable = [outputs[k] for k in self.differentiable]
+                    with single_threaded_backward():
+                        gradients = torch.autograd.grad(differentiable, wanted, tangents, allow_unused=True)
+            return [*outputs, *gradients, *self._written()]
+
+        with self.mode:
+            return make_fx(joint, decomposition_table=DECOMPOSITIONS)(list(fakes), list(tangents))
+
+    def _functionalize(self, graph: fx.GraphModule, fakes: Sequence[torch.Tensor]) -> fx.GraphModule:
+        """Trace the captured graph again, without its writes; a write into an argument stays, as one ``copy_``."""
+        graph.graph.set_codegen(fx.graph.CodeGen())
+        returned = self.recorder.returned
+        self.recorder = replay = Replay(self.model, graph, self.recorder.origins)
+        detached = [fake.detach() for fake in fakes]
+        with self.mode, torch.no_grad():
+            replayed = torch.func.functionalize(replay.run, remove="mutations")
+            again = make_fx(replayed, decomposition_table=DECOMPOSITIONS)(*detached)
+        replay.follow(returned)
+        return again
+
+
+def _device(tensors: Sequence[torch.Tensor]) -> torch.device:
+    """That of the first tensor that has values. On meta alone: the accelerator, or CPU, so that the ops are those of a run."""
+    real = next((tensor.device for tensor in tensors if not tensor.is_meta), None)
+    return real or torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
