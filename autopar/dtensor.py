@@ -27,26 +27,36 @@ def attr_of(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int]) -
     """
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    if len(placements) != len(mesh.names):
-        raise ValueError(f"{len(placements)} placements for the axes {', '.join(mesh.names)}; give one for each axis of the mesh, in order")
+    check_count(placements, mesh)
     dims: list[list[str]] = [[] for _ in shape]
     pending: dict[str, str] = {}
     for axis, placement in zip(mesh.names, placements, strict=True):
-        if type(placement) is Shard:
+        kind = type(placement)  # their subclasses mean more than they do
+        if kind is Shard:
             if not -len(shape) <= placement.dim < len(shape):
-                raise ValueError(f"{placement!r} splits dim {placement.dim}, and there are {len(shape)}")
+                raise ValueError(f"{placement!r} over {axis} splits dim {placement.dim} of a value of {len(shape)}; use Replicate() or a dim that is there")
             dims[placement.dim].append(axis)
-        elif isinstance(placement, Partial):
+        elif kind is Partial:
             if placement.reduce_op not in KINDS:
-                raise ValueError(f"{placement!r} is no reduction of ours; reduce by one of {', '.join(KINDS)}")
+                raise ValueError(f"{placement!r} over {axis} is no reduction of ours; reduce by one of {', '.join(KINDS)}")
             pending[axis] = KINDS[placement.reduce_op]
-        elif not isinstance(placement, Replicate):
-            raise ValueError(f"{placement!r} over {axis} is neither Shard, Replicate nor Partial; say it with axes, as in (\"{axis}\", None)")
+        elif kind is not Replicate:
+            raise ValueError(f"{placement!r} over {axis} is neither Shard, Replicate nor Partial; say it with the axes of each dim instead")
+    if len(set(pending.values())) > 1:
+        raise ValueError(f"{tuple(placements)!r} is partial in two ways at once; the order of the reductions would matter")
     return DistAttr.split(*dims, pending=pending).normalize(shape, mesh)
 
 
-def placements_of(attr: DistAttr, mesh: Mesh) -> tuple[Placement, ...]:
-    """The placements that say what ``attr`` says; axes of size one replicate.
+def check_count(placements: Sequence[Placement], mesh: Mesh) -> None:
+    """One placement for each axis; ``ValueError``."""
+    if not isinstance(placements, Sequence):
+        raise ValueError(f"{placements!r} is no tuple; give one placement for each axis of the mesh: {', '.join(mesh.names)}")
+    if len(placements) != len(mesh.names):
+        raise ValueError(f"{len(placements)} placements for the axes {', '.join(mesh.names)}; give one for each axis of the mesh, in order")
+
+
+def placements_of(attr: DistAttr, mesh: Mesh, shape: Sequence[int]) -> tuple[Placement, ...]:
+    """The placements that say what ``attr`` says of a value of this shape; axes of size one replicate.
 
     Raises:
         ValueError: merged dims, and axes in another order than the mesh's, have none; at the edge of a program such
@@ -55,7 +65,7 @@ def placements_of(attr: DistAttr, mesh: Mesh) -> tuple[Placement, ...]:
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     found: dict[str, Placement] = {}
-    for d, dim in enumerate(attr.dims):
+    for d, dim in enumerate(attr.normalize(shape, mesh).dims):
         if len(dim) > 1:
             raise ValueError(f"dim {d} is split in parts, which no placements say; gather it, or split the whole dim")
         axes = dim[0][1]
@@ -63,7 +73,7 @@ def placements_of(attr: DistAttr, mesh: Mesh) -> tuple[Placement, ...]:
             raise ValueError(f"dim {d} is split over {'/'.join(axes)}; placements have axes in the order of the mesh, {'/'.join(mesh.names)}")
         found |= {axis: Shard(d) for axis in axes}
     reduce = {ours: theirs for theirs, ours in KINDS.items()}
-    found |= {axis: Partial(reduce[kind]) for axis, kind in attr.pending}
+    found |= {axis: Partial(reduce[kind]) for axis, kind in attr.pending if mesh.sizes[axis] > 1}
     return tuple(found.get(axis, Replicate()) for axis in mesh.names)
 
 
@@ -81,6 +91,8 @@ def mesh_of(device_mesh: DeviceMesh) -> Mesh:
     names = device_mesh.mesh_dim_names
     if not names:
         raise ValueError('the device mesh has no names for its dims; make it with mesh_dim_names=("dp", "tp")')
+    if wrong := [name for name in names if not name.isidentifier()]:
+        raise ValueError(f"the device mesh has a dim called {wrong[0]!r}, which is no identifier; name it so, with mesh_dim_names")
     sizes = dict(zip(names, device_mesh.mesh.shape, strict=True))
     return Mesh(sizes, ranks=device_mesh.mesh.flatten().tolist())
 

@@ -55,7 +55,13 @@ def attr_of(what: str, spec: Spec, name: str, shape: Sequence[int], mesh: Mesh) 
 def dims_of(what: str, spec: Spec, ndim: int | None, mesh: Mesh, *, open_: bool = False) -> list[Dim]:
     """The dims that the plan speaks of; ``ndim`` is that of the value, where it is known."""
     if _is_placements(spec):
-        return []  # their number is checked with the value
+        from autopar import dtensor
+
+        try:
+            dtensor.check_count(spec, mesh)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise PlanError(f"{what}: {error}") from None
+        return []  # what they say depends on the value
     if not _is_list(spec):
         first = spec if isinstance(spec, str) else "tp"
         remedy = [f'"{first}"', *["None"] * ((ndim or 1) - 1)] if ndim != 0 else []
@@ -107,6 +113,6 @@ def _is_list(value: object) -> bool:
 
 def _is_placements(spec: object) -> bool:
     """Without importing torch for plans that have none."""
-    return _is_list(spec) and any(
-        base.__name__ == "Placement" for entry in spec for base in type(entry).__mro__  # type: ignore[attr-defined]
-    )
+    entries = spec if _is_list(spec) else [spec]
+    bases = (base for entry in entries for base in type(entry).__mro__)  # type: ignore[attr-defined]
+    return any(base.__name__ == "Placement" and base.__module__.startswith("torch.distributed") for base in bases)

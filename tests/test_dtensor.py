@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -37,37 +36,47 @@ def placements(mesh: Mesh, ndim: int) -> st.SearchStrategy[tuple[Placement, ...]
 def test_round_trip(data: st.DataObject) -> None:
     mesh, shape = data.draw(strategies.meshes()), data.draw(strategies.shapes())
     wanted = data.draw(placements(mesh, len(shape)))
-    assert placements_of(attr_of(wanted, mesh, shape), mesh) == wanted
+    assert placements_of(attr_of(wanted, mesh, shape), mesh, shape) == wanted
 
 
 def test_what_placements_say() -> None:
     assert attr_of((Shard(0), Shard(-1)), MESH, (8, 4)) == DistAttr.split("dp", "tp")
     assert attr_of((Shard(1), Shard(1)), MESH, (8, 4)) == DistAttr.split(None, ("dp", "tp"))
-    assert attr_of((Replicate(), Partial("product")), MESH, (8,)) == DistAttr.split(None, pending={"tp": "prod"})
+    for theirs, ours in (("sum", "sum"), ("max", "max"), ("min", "min"), ("avg", "avg"), ("product", "prod")):
+        assert attr_of((Replicate(), Partial(theirs)), MESH, (8,)) == DistAttr.split(None, pending={"tp": ours})
+        assert placements_of(DistAttr.split(None, pending={"tp": ours}), MESH, (8,)) == (Replicate(), Partial(theirs))
+    ones = Mesh(one=1, tp=2)
+    assert placements_of(DistAttr.split(("tp", "one")), ones, (8,)) == (Replicate(), Shard(0))
+    assert placements_of(DistAttr((((4, ("dp",)), (2, ())),)), MESH, (8,)) == (Shard(0), Replicate())
 
 
-@pytest.mark.parametrize(
-    ("said", "text"),
-    [
-        ((Shard(0),), "1 placements for the axes dp, tp; give one for each axis of the mesh, in order"),
-        ((Shard(2), Replicate()), "Shard(dim=2) splits dim 2, and there are 2"),
-        ((Replicate(), Shard(-3)), "Shard(dim=-3) splits dim -3, and there are 2"),
-        (
-            (Placement(), Replicate()),
-            'Placement() over dp is neither Shard, Replicate nor Partial; say it with axes, as in ("dp", None)',
-        ),
-    ],
-)
-def test_refused(said: Any, text: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(text.partition(" over ")[2] or text)):
-        attr_of(said, MESH, (8, 4))
+class Strided(Shard):
+    """As torch's own, which says more than a dim."""
+
+
+REFUSED = {
+    "1 placements for the axes dp, tp; give one for each axis of the mesh, in order": (Shard(0),),
+    "Shard(dim=0) is no tuple; give one placement for each axis of the mesh: dp, tp": Shard(0),
+    "Shard(dim=2) over dp splits dim 2 of a value of 2; use Replicate() or a dim that is there": (Shard(2), Replicate()),
+    "Shard(dim=-3) over tp splits dim -3 of a value of 2; use Replicate() or a dim that is there": (Replicate(), Shard(-3)),
+    "over tp is neither Shard, Replicate nor Partial; say it with the axes of each dim instead": (Replicate(), Strided(0)),
+    "over dp is no reduction of ours; reduce by one of sum, max, min, product, avg": (Partial("bor"), Replicate()),
+    "is partial in two ways at once; the order of the reductions would matter": (Partial("max"), Partial("sum")),
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_refused(text: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        attr_of(REFUSED[text], MESH, (8, 4))  # type: ignore[arg-type]
+    assert text in str(caught.value)
 
 
 def test_what_placements_cannot_say() -> None:
     with pytest.raises(ValueError, match="dim 0 is split over tp/dp; placements have axes in the order of the mesh, dp/tp"):
-        placements_of(DistAttr.split(("tp", "dp")), MESH)
+        placements_of(DistAttr.split(("tp", "dp")), MESH, (8,))
     with pytest.raises(ValueError, match="dim 0 is split in parts, which no placements say"):
-        placements_of(DistAttr((((3, ()), (4, ("tp",))),)), MESH)
+        placements_of(DistAttr((((3, ()), (4, ("tp",))),)), MESH, (12,))
 
 
 def test_a_plan_of_placements() -> None:
@@ -85,7 +94,10 @@ def test_plans_that_are_refused() -> None:
             autopar.parallelize(Block(), MESH, {"up.weight": spec})
         return str(caught.value)
 
-    assert refused((Shard(2), Replicate())).endswith("Shard(dim=2) splits dim 2, and there are 2, on up.weight with the shape [12, 8]")
+    assert refused((Shard(2), Replicate())).endswith(
+        "Shard(dim=2) over dp splits dim 2 of a value of 2; use Replicate() or a dim that is there, on up.weight with the shape [12, 8]"
+    )
+    assert "Shard(dim=0) is no tuple; give one placement for each axis of the mesh: dp, tp" in refused(Shard(0))
     assert refused((Replicate(), Partial())).endswith("is pending, and up.weight is given as it is; only Shard and Replicate can be asked for")
 
 
@@ -102,7 +114,7 @@ SHAPES = [(8, 8), (5, 7), (3, 1), (2, 9), (0, 4)]
 def on_each_rank(rank: int, store: str) -> None:
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=4)
     try:
-        for mesh in (Mesh(tp=4), Mesh(dp=2, tp=2)):
+        for mesh in (Mesh(tp=4), Mesh(dp=2, tp=2), Mesh(dp=2, tp=2, ranks=[0, 2, 1, 3])):
             theirs = device_mesh_of(mesh)
             assert mesh_of(theirs) == mesh
             model = Block()

@@ -120,18 +120,19 @@ def layer_norm_backward(shape: tuple[int, ...], over: tuple[int, ...], weight: b
                 F(*over) if bias else None, list(given))  # fmt: skip
 
 
-ATTENTION: list[tuple[bool, tuple[int, ...] | None]] = [  # causal, the mask's shape
-    (False, None), (True, None), (False, (5, 4)), (False, (3, 1, 5, 4)), (False, (1, 4, 1, 4)),
+ATTENTION: list[tuple[bool, tuple[int, ...] | None, int]] = [  # causal, the mask's shape, heads of keys
+    (False, None, 4), (True, None, 4), (False, (5, 4), 4), (False, (3, 1, 5, 4), 4), (False, (1, 4, 1, 4), 4),
+    (True, None, 2), (False, None, 1), (False, (1, 4, 1, 4), 2),
 ]  # fmt: skip
 
 
-def attention(causal: bool, mask: tuple[int, ...] | None) -> Call:
+def attention(causal: bool, mask: tuple[int, ...] | None, heads: int) -> Call:
     keys = 5 if causal else 4
-    return call(F(3, 4, 5, 6), F(3, 4, keys, 6), F(3, 4, keys, 6), 0.0, causal, attn_mask=mask and F(*mask))
+    return call(F(3, 4, 5, 6), F(3, heads, keys, 6), F(3, heads, keys, 6), 0.0, causal, attn_mask=mask and F(*mask))
 
 
-def attention_backward(causal: bool, mask: tuple[int, ...] | None) -> Call:
-    (q, k, v, *rest), options = attention(causal, mask)
+def attention_backward(causal: bool, mask: tuple[int, ...] | None, heads: int) -> Call:
+    (q, k, v, *rest), options = attention(causal, mask, heads)
     return call(q, q, k, v, q, F(*q.shape[:3]), *rest, **options)
 
 

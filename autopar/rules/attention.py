@@ -8,10 +8,10 @@ from autopar.rules.registry import rule
 def _factors(query, key, causal: bool, mask) -> tuple[str, str, str, str, str]:
     """Of the query, the key, the value, the mask, and the log-sum-exp of each query's row.
 
-    Under a causal mask a query's place matters, so the sequence stays whole. Heads that share a key stay together.
+    Under a causal mask a query's place matters, so the sequence stays whole. Several heads may share a key: ``(h r)``.
     """
     s = "s!" if causal else "s"
-    h, g = ("h", "h") if query.shape[1] == key.shape[1] else ("h!", "g!")
+    h, g = ("h", "h") if query.shape[1] == key.shape[1] else ("(h r)", "h")
     full = ["b", h, s, "t!"]
     size = [*query.shape[:3], key.shape[2]]
     seen = () if mask is None else mask.shape
