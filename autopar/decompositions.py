@@ -203,6 +203,12 @@ def _empty_like(x, *, dtype=None, layout=None, device=None, pin_memory=None, mem
     return aten.zeros_like.default(x, dtype=dtype, device=device)
 
 
+def split(x, size, dim=0):
+    """``split(x, 2) → split_with_sizes(x, [2, 2, 1])``: which has as many results for a piece without elements."""
+    whole = x.shape[dim]
+    return aten.split_with_sizes.default(x, [min(size, whole - start) for start in range(0, max(whole, 1), max(size, 1))], dim)
+
+
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.mean.default: mean,
     aten.mean.dim: mean_dim,
@@ -218,6 +224,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.convolution_backward.default: convolution_backward,
     aten.native_group_norm_backward.default: native_group_norm_backward,
     **BATCH_NORM,
+    aten.split.Tensor: split,
     aten.squeeze.default: squeeze,
     aten.squeeze.dim: squeeze,
     aten.squeeze.dims: squeeze,

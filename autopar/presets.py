@@ -43,7 +43,11 @@ MEGATRON: Plan = {
 } | {"*.in_proj_weight": (QKV, None), "*.in_proj_bias": (QKV,)}  # torch.nn.MultiheadAttention
 
 SEQUENCE: Plan = {  # what the residual stream starts with, and what is added to it
-    f"*.{module}()": ("?", "tp", None) for module in ("embed_tokens", "wte", "o_proj", "down_proj", "c_proj")
+    f"*.{module}()": ("?", "tp", None)
+    for module in (
+        "embed_tokens wte shared embeddings o_proj out_proj down_proj c_proj SelfAttention.o EncDecAttention.o DenseReluDense.wo"
+        " attention.output.dense layer.*.output.dense"
+    ).split()
 }
 
 PRESETS: dict[str, Plan] = {

@@ -3,12 +3,13 @@
 ``PIPELINE`` is the whole order; capture comes before it, ``localize`` (one program a class of ranks) after it.
 """
 
+from autopar.passes.defer import Defer
 from autopar.passes.follow import Follow
 from autopar.passes.manager import Pass, collector_paused, run_passes
 from autopar.passes.place import Place
 from autopar.passes.reshard import Reshard
 from autopar.passes.share import Share
 
-PIPELINE: tuple[type[Pass], ...] = (Place, Follow, Reshard, Share)
+PIPELINE: tuple[type[Pass], ...] = (Place, Follow, Defer, Reshard, Share)
 
-__all__ = ["PIPELINE", "Follow", "Pass", "Place", "Reshard", "Share", "collector_paused", "run_passes"]
+__all__ = ["PIPELINE", "Defer", "Follow", "Pass", "Place", "Reshard", "Share", "collector_paused", "run_passes"]

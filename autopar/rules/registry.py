@@ -14,6 +14,7 @@ from autopar.notation import Pattern, parse_pattern
 from autopar.torch_private import OpOverload, OpOverloadPacket, mutates, tensor_arguments, tensor_results
 
 Linear = tuple[tuple[int, ...], ...]
+Size = str | int | Callable[[Sequence[Any], Sequence[int]], Any]
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Rule:
             ``None``: nothing comes apart, of an op without a rule.
         linear: the operands through which a pending sum may pass: alternatives, each one or several jointly;
             or a function of the arguments that returns them in the notation ``"0, 1+2"``.
-        sizes: arguments that are sizes of the result: position → ``"*"`` for its whole shape, or one of its dims.
+        sizes: arguments that are sizes of the result: position → ``"*"`` for its whole shape, one of its dims, or a
+            function of the arguments and its shape.
         view: the op only regroups or reorders elements, so a pending value may wait through it at no cost.
         empty: the op takes pieces without elements; a maximum does not, and some kernels end the process.
     """
@@ -35,7 +37,7 @@ class Rule:
     op: str
     pattern: str | Callable[..., Any] | None
     linear: str | Callable[..., str] = ""
-    sizes: Mapping[int, str | int] = field(default_factory=dict)
+    sizes: Mapping[int, Size] = field(default_factory=dict)
     view: bool = False
     empty: bool = True
 
@@ -43,7 +45,7 @@ class Rule:
         """The op's arguments for a first result of ``shape``: those that are sizes of it say so."""
         new = list(args)
         for position, what in self.sizes.items():
-            new[position] = list(shape) if what == "*" else shape[what]  # type: ignore[index]
+            new[position] = what(args, shape) if callable(what) else list(shape) if what == "*" else shape[what]  # type: ignore[index]
         return tuple(new)
 
 
@@ -56,7 +58,7 @@ def rule(
     ops: str,
     *,
     linear: str | Callable[..., str] = "",
-    sizes: Mapping[int, str | int] | None = None,
+    sizes: Mapping[int, Size] | None = None,
     view: bool = False,
     empty: bool = True,
 ) -> None:

@@ -136,14 +136,16 @@ rule(_select, "select.int", linear="0", view=True)
 
 
 def _cat(tensors, dim: int = 0) -> str:
+    """Equal pieces lie behind each other: ``d, d, d -> (pieces! d)``; others stay whole."""
     shapes = [t.shape for t in tensors]
+    equal = len({shape[dim] for shape in shapes}) == 1
     rows = []
     for k, shape in enumerate(shapes):
         dims = names(len(shape))
-        dims[dim] = f"piece{k}!"
+        dims[dim] = dims[dim] if equal else f"piece{k}!"
         rows.append(" ".join(dims))
     joined = names(len(shapes[0]))
-    joined[dim] = "all!"
+    joined[dim] = f"(pieces! {joined[dim]})" if equal else "all!"
     return f"{', '.join(rows)} -> {' '.join(joined)}"
 
 
@@ -160,16 +162,30 @@ def _stack(tensors, dim: int = 0) -> str:
 rule(_stack, "stack", linear=lambda tensors, dim=0: "+".join(map(str, range(len(tensors)))))
 
 
-def _parts(x, dim: int, count: int, keep: bool = True) -> str:
+def _split(x, sizes: Sequence[int], dim: int = 0) -> tuple[str, dict[str, int]]:
+    """Equal parts come apart, each by itself: ``(parts! d) -> d, d, d``, as a fused qkv does; others stay whole."""
+    dims = names(len(x.shape))
+    equal = len({*sizes}) == 1
+    parts = [list(dims) for _ in sizes]
+    for k, part in enumerate(parts):
+        part[dim] = part[dim] if equal else f"part{k}!"
+    dims[dim] = f"(parts! {dims[dim]})" if equal else "whole!"
+    return f"{' '.join(dims)} -> {', '.join(map(' '.join, parts))}", {"parts": len(sizes)} if equal else {}
+
+
+def _split_sizes(args: Sequence, shape: Sequence[int]) -> list[int]:
+    sizes, dim = args[1], args[2] if len(args) > 2 else 0
+    return [shape[dim]] * len(sizes) if len({*sizes}) == 1 else sizes
+
+
+def _unbind(x, dim: int = 0) -> str:
     dims = names(len(x.shape))
     dims[dim] = "whole!"
-    parts = [" ".join([f"part{k}!" if d == "whole!" else d for d in dims if keep or d != "whole!"]) for k in range(count)]
-    return f"{' '.join(dims)} -> {', '.join(part or '()' for part in parts)}"
+    return f"{' '.join(dims)} -> {', '.join([' '.join(d for d in dims if d != 'whole!') or '()'] * x.shape[dim])}"
 
 
-rule(lambda x, size, dim=0: _parts(x, dim, -(-x.shape[dim] // size)), "split.Tensor", linear="0", view=True)
-rule(lambda x, sizes, dim=0: _parts(x, dim, len(sizes)), "split_with_sizes", linear="0", view=True)
-rule(lambda x, dim=0: _parts(x, dim, x.shape[dim], keep=False), "unbind.int", linear="0", view=True)
+rule(_split, "split_with_sizes", linear="0", sizes={1: _split_sizes}, view=True)
+rule(_unbind, "unbind.int", linear="0", view=True)
 
 
 def _placed_back(keep: bool):

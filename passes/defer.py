@@ -1,0 +1,101 @@
+"""Defer: pending values that end in one sum are added first, and reduced once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from autopar.edit import Edit, Value
+from autopar.layout import Layout
+from autopar.passes.manager import Pass
+from autopar.program import Program, operands, record_of
+from autopar.record import Requirement, TensorType
+
+ADD = torch.ops.aten.add.Tensor
+
+
+@dataclass(frozen=True)
+class Defer(Pass):
+    """Reorder a chain of additions, so that those of its addends that are pending alike come first.
+
+        a : f32[8 4] = add.Tensor(r, p as [8 4])                    add : f32[8 4] +tp = add.Tensor(p, q)
+        b : f32[8 4] = add.Tensor(a, q as [8 4])            →       b : f32[8 4] = add.Tensor(r, add as [8 4])
+
+    Here ``p`` and ``q`` are pending over tp and ``r`` is not: two reductions become one. So add the gradients of a value
+    that several products and a residual have read. Only sums that nothing else reads are taken apart, within a phase.
+    """
+
+    name: ClassVar[str] = "defer"
+    takes: ClassVar[str] = "placed"
+    gives: ClassVar[str] = "placed"
+
+    def run(self, program: Program) -> None:
+        with program.edit() as edit:
+            for node in program.nodes:
+                if _is_sum(node) and not _continues(node):
+                    _reorder(edit, node)
+
+
+def _is_sum(node: fx.Node) -> bool:
+    """Whether a node adds two values of its own shape and dtype, and is reduced."""
+    own = record_of(node).type
+    return node.target is ADD and not node.kwargs and isinstance(own, TensorType) and not own.attr.pending and all(
+        isinstance(value, fx.Node)
+        and isinstance(type := record_of(value).type, TensorType)
+        and (type.shape, type.dtype) == (own.shape, own.dtype)
+        for value in node.args
+    )  # fmt: skip
+
+
+def _continues(node: fx.Node) -> bool:
+    """Whether a sum is only read by the next of its chain, as it is."""
+    user = next(iter(node.users))
+    if len(node.users) > 1 or not _is_sum(user) or operands(user).count(node) > 1:
+        return False
+    mine, next_ = record_of(node), record_of(user)
+    return mine.phase == next_.phase and mine.type == next_.type and _needs(user)[node] == mine.type.layout  # type: ignore[union-attr]
+
+
+def _needs(node: fx.Node) -> dict[fx.Node, Layout | None]:
+    return {value: need and need.layout for value, need in zip(operands(node), record_of(node).uses, strict=True)}
+
+
+def _reorder(edit: Edit, last: fx.Node) -> None:
+    inner: list[fx.Node] = []
+    addends: list[fx.Node] = []
+    open_ = operands(last)[::-1]
+    while open_:
+        value = open_.pop()
+        if _is_sum(value) and _continues(value):
+            inner.append(value)
+            open_ += operands(value)[::-1]
+        else:
+            addends.append(value)
+    type = record_of(last).type
+    assert isinstance(type, TensorType)
+    if any(need != type.layout for node in (last, *inner) for need in _needs(node).values()):
+        return
+    groups: dict[Layout, list[Value]] = {}
+    for value in addends:
+        own = record_of(value).type
+        assert isinstance(own, TensorType) and own.layout is not None
+        groups.setdefault(own.layout if own.attr.pending else type.layout, []).append(value)  # type: ignore[arg-type]
+    if len(groups) < 2 or not any(layout != type.layout and len(group) > 1 for layout, group in groups.items()):
+        return
+
+    def total(values: list[Value], layout: Layout | None) -> Value:
+        assert layout is not None
+        first, *rest = values
+        for value in rest:
+            need = Requirement(layout, type.dtype)
+            first = edit.insert(ADD, (first, value), before=last, type=TensorType(type.shape, type.dtype, layout), uses=(need, need))
+        return first
+
+    sums = [total(group, layout) for layout, group in groups.items()]
+    for k, (old, new) in enumerate(zip(operands(last), (total(sums[:-1], type.layout), sums[-1]), strict=True)):
+        edit.replace_use(last, old, new, index=k)
+    for node in inner:
+        edit.erase(node)
