@@ -42,13 +42,12 @@ MEGATRON: Plan = {
     for parameter, spec in KINDS[kind].items()
 } | {"*.in_proj_weight": (QKV, None), "*.in_proj_bias": (QKV,)}  # torch.nn.MultiheadAttention
 
-SEQUENCE: Plan = {  # what the residual stream starts with, and what is added to it
-    f"*.{module}()": ("?", "tp", None)
-    for module in (
-        "embed_tokens wte shared embeddings o_proj out_proj down_proj c_proj SelfAttention.o EncDecAttention.o DenseReluDense.wo"
-        " attention.output.dense layer.*.output.dense"
-    ).split()
-}
+RESIDUAL = (  # modules that begin the residual stream, or return what is added to it
+    "embed_tokens", "wte", "shared", "embeddings", "o_proj", "out_proj", "down_proj", "c_proj", "SelfAttention.o",
+    "EncDecAttention.o", "DenseReluDense.wo", "attention.output.dense", "layer.*.output.dense",
+)  # fmt: skip
+
+SEQUENCE: Plan = {f"*.{module}()": ("?", "tp", None) for module in RESIDUAL}
 
 PRESETS: dict[str, Plan] = {
     "ddp": {},  # parameters whole, and the batch split, as without a plan
