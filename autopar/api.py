@@ -24,7 +24,7 @@ from autopar.report.passes import PassReport, Reports
 from autopar.report.transfers import Transfers, bytes_per_axis, transfers_of
 from autopar.runtime.step import SimulatedStep
 from autopar.specialize import specialize
-from autopar.structure import unflatten
+from autopar.structure import part_at, take_over, unflatten
 from autopar.torch_private import is_transformed
 from autopar.verify import verify
 
@@ -184,7 +184,10 @@ class Parallel:
         outputs = iter(compiled.simulated([tensor for _, tensor in named]))
         count = captured.outputs + len(captured.leaves)
         leaves = [captured.leaves[k] if k in captured.leaves else next(outputs) for k in range(count)]
-        return unflatten(leaves, captured.spec)
+        returned = unflatten(leaves, captured.spec)
+        for position, way in captured.extended:
+            take_over((*args, *kwargs.values())[position], part_at(returned, way))
+        return returned
 
     def compile(self, *args: Any, **kwargs: Any) -> Compiled:
         """Capture a call of these shapes and place it, unless that was done before."""

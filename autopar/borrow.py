@@ -67,11 +67,11 @@ class Borrower:
                 self._take_buffers(module, content[id(module._buffers)], owners)
                 for key, value in vars(module).items():
                     if value is not lent[module].get(key, _MISSING):
-                        self._found(f"{name}.{key}".lstrip("."), [value])
+                        self._found(f"{name}.{key}".lstrip("."), [value], owners)
             for key, (container, name, _) in containers.items():
                 if not name.endswith("_buffers") and not _same(container, content[key]):
                     old = {id(member) for member in _members(content[key])}
-                    self._found(name, [member for member in _members(container) if id(member) not in old])
+                    self._found(name, [member for member in _members(container) if id(member) not in old], owners)
         finally:
             for module in self._names:
                 vars(module).clear()
@@ -79,9 +79,15 @@ class Borrower:
             for container, _, kept in containers.values():
                 _refill(container, kept)
 
-    def _found(self, name: str, new: list[Any]) -> None:
-        """Forward has put something new into an attribute: a tensor is refused, other things are noted."""
-        if any(isinstance(v, torch.Tensor) for value in new for v in (value, *_tensors(value))):
+    def _found(self, name: str, new: list[Any], owners: Mapping[int, torch.Tensor]) -> None:
+        """Forward has put something new into an attribute: a tensor is refused, other things are noted.
+
+        Lists of the module's own parameters are neither: a recurrent layer makes one where its parameters are others.
+        """
+        tensors = [v for value in new for v in (value, *_tensors(value)) if isinstance(v, torch.Tensor)]
+        if tensors and all(id(tensor) in owners for tensor in tensors):
+            return
+        if tensors:
             raise CaptureError(
                 f"forward keeps a tensor in {name}, which a captured step cannot do\n"
                 f"  return it, or register a buffer of its shape and assign to that; what is made only once, make before"

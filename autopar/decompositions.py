@@ -225,6 +225,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.native_group_norm_backward.default: native_group_norm_backward,
     **BATCH_NORM,
     aten.split.Tensor: split,
+    aten.unsafe_split.Tensor: split,
     aten.squeeze.default: squeeze,
     aten.squeeze.dim: squeeze,
     aten.squeeze.dims: squeeze,

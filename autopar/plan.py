@@ -105,21 +105,24 @@ def resolve(
 def _layers(plan: object, mesh: Mesh) -> list[_Layer]:
     if plan is None:
         return [_Layer(PRESETS[BY_DEFAULT], BY_DEFAULT, asked=False)] if "tp" in mesh.names else []
-    several = isinstance(plan, (list, tuple)) and plan and all(isinstance(one, (str, Mapping)) for one in plan)
-    return [_layer(one, mesh) for one in (plan if several else [plan])]  # type: ignore[attr-defined]
+    return [_layer(one, mesh) for one in (plan if isinstance(plan, (list, tuple)) else [plan])]
 
 
 def _layer(plan: object, mesh: Mesh) -> _Layer:
     if isinstance(plan, str):
         if plan not in PRESETS:
-            raise PlanError(f"no preset {plan!r}; presets are {', '.join(PRESETS)}, and a plan of your own is a dict from globs")
+            near = difflib.get_close_matches(plan.lower(), PRESETS, n=1)
+            raise PlanError(
+                f"no preset {plan!r}; presets are {', '.join(PRESETS)}, and a plan of your own is a dict from globs"
+                + (f"; did you mean {near[0]!r}?" if near else "")
+            )
         if PRESETS[plan] and "tp" not in mesh.names:
             raise PlanError(f"the preset {plan!r} splits over an axis named tp, and the mesh ({mesh}) has none; name one so: Mesh(tp=2)")
         return _Layer(PRESETS[plan], plan)
     if not isinstance(plan, Mapping):
         raise PlanError(
-            f"plan is a dict from globs to an axis or None for each dim, as in "
-            f'{{"*.up.weight": ("tp", None)}}, not a {type(plan).__name__}: {plan!r}'
+            f"a plan is a dict from globs to an axis or None for each dim, as in "
+            f'{{"*.up.weight": ("tp", None)}}, the name of a preset, or a list of these, not a {type(plan).__name__}: {plan!r}'
         )
     for glob in plan:
         if not isinstance(glob, str):
@@ -138,7 +141,8 @@ def _about(layer: _Layer, attrs: Mapping[str, DistAttr]) -> list[str]:
         return [f"{why}the preset {layer.preset} is for this mesh, but the model has none of its names: every rank of tp does the same work; give a plan"]
     if not layer.globs:
         return []
-    told = f"{len(split)} parameters" + f" and {len(attrs) - len(split)} module outputs" * (len(split) < len(attrs))
+    layers = dict.fromkeys(name.split(".")[-2] if "." in name else name for name in split)
+    told = f"{len(split)} parameters ({', '.join(layers)})" + f" and {len(attrs) - len(split)} module outputs" * (len(split) < len(attrs))
     return [f"{why}the preset {layer.preset} splits {told} over tp" + "; give a plan to change it" * (not layer.asked)]
 
 
@@ -161,7 +165,7 @@ def _no_match(glob: str, names: list[str]) -> str:
     calls = glob.endswith("()")
     names = [name for name in names if name.endswith("()") == calls]
     near = difflib.get_close_matches(glob.lstrip("*."), names, n=3, cutoff=0.3) or names[:3]
-    what = "output of a module that returns one tensor" if calls else "parameter or input"
+    what = "module that is called and returns one tensor" if calls else "parameter or input"
     return f"the plan's glob {glob!r} matches no {what}; near it: {', '.join(near) or 'the model has none'}"
 
 

@@ -22,6 +22,7 @@ from autopar.torch_private import (
     DATA_DEPENDENT,
     TorchDispatchMode,
     autograd_sequence_number,
+    draws_random,
     get_proxy_mode,
     node_of,
     running_backward_of,
@@ -118,6 +119,9 @@ class Recorder(TorchDispatchMode):
                 f"  make it a buffer of the module, with register_buffer"
             )
             raise self.refused
+        if draws_random(func, args, kwargs):
+            self._refuse_random(func)
+            raise self.refused  # type: ignore[misc]
         try:
             result = func(*args, **(kwargs or {}))
         except DATA_DEPENDENT as error:
@@ -127,6 +131,13 @@ class Recorder(TorchDispatchMode):
         if mode is not None:
             self._note(mode.tracer.graph)
         return result
+
+    def _refuse_random(self, op: Any) -> None:
+        self.refused = self.refused or CaptureError(
+            f"{op.__name__} draws random numbers, which have no sharding rule yet\n"
+            f"    {self.current.source or 'unknown line'}   in module {self.current.module or 'the root'}\n"
+            f"  set the dropout probability to 0, call model.eval(), or pass the random tensor in"
+        )
 
     def observe(self) -> None:
         """Find out where the op that is being called comes from."""
@@ -145,6 +156,8 @@ class Recorder(TorchDispatchMode):
                 break
             newest = newest or node
             self.origins[node] = self.current
+            if draws_random(node.target, node.args, node.kwargs):  # part of an op that came whole, as under inference_mode
+                self._refuse_random(node.target)
         self.newest = newest or self.newest
 
 

@@ -61,10 +61,30 @@ def unflatten(leaves: Sequence[Any], spec: Structure) -> Any:
     return _unflatten(iter(leaves), spec)
 
 
-def holds(value: Any, wanted: Any) -> bool:
-    """Whether ``wanted``, the very object, is a node or a leaf of a value."""
-    opened = None if value is wanted else _open(value)
-    return value is wanted or (opened is not None and any(holds(part, wanted) for part in opened[1]))
+def way_to(value: Any, wanted: Any) -> tuple[int, ...] | None:
+    """The positions that lead to ``wanted``, the very object, in a value; ``None`` where it is not in it."""
+    if value is wanted:
+        return ()
+    opened = _open(value)
+    for k, part in enumerate(opened[1] if opened else ()):
+        if (rest := way_to(part, wanted)) is not None:
+            return (k, *rest)
+    return None
+
+
+def part_at(value: Any, way: Sequence[int]) -> Any:
+    """What a way that ``way_to`` found leads to, in a value of the same structure."""
+    for k in way:
+        opened = _open(value)
+        assert opened is not None
+        value = opened[1][k]
+    return value
+
+
+def take_over(cache: Any, other: Any) -> None:
+    """Make a cache hold what another of its class holds."""
+    vars(cache).clear()
+    vars(cache).update(vars(other))
 
 
 def is_cache(value: Any) -> bool:

@@ -6,7 +6,7 @@ Nothing else in the project imports ``torch._…``; a test keeps it so.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -94,12 +94,14 @@ def mutates(op: Any) -> bool:
     return isinstance(op, OpOverload) and op._schema.is_mutable
 
 
-def draws_random(op: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a call draws random numbers: attention does not where its dropout is 0. Tried on 2.13."""
+def draws_random(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> bool:
+    """Whether a call draws random numbers: not where its dropout is 0, or off. Tried on 2.13."""
     if not isinstance(op, OpOverload) or torch.Tag.nondeterministic_seeded not in op.tags:
         return False
-    dropout = [k for k, argument in enumerate(op._schema.arguments) if argument.name == "dropout_p"]
-    return not (dropout and (args[dropout[0]] if dropout[0] < len(args) else 0.0) == 0.0)
+    if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
+        return False  # what it is made of does, or not: dropout in evaluation
+    given = {a.name: args[k] if k < len(args) else a.default_value for k, a in enumerate(op._schema.arguments)} | dict(kwargs or {})
+    return given.get("dropout_p") != 0.0 and given.get("training") is not False and given.get("train") is not False
 
 
 def writes_outside(op: Any, args: tuple[Any, ...]) -> bool:

@@ -27,15 +27,20 @@ def refused(plan: Any, inputs: Any = None, **kwargs: Any) -> str:
     return str(caught.value)
 
 
-NOT_PLANS = [[("up.weight", ("tp",))], {"up.weight"}, ("up.weight", ("tp",)), 3, 0, []]
+NOT_PLANS = [{"up.weight"}, 3, 0, True, b"ddp"]
 
 
 @pytest.mark.parametrize("plan", NOT_PLANS, ids=repr)
 def test_what_is_not_a_dict(plan: object) -> None:
     assert refused(plan) == (
-        'plan is a dict from globs to an axis or None for each dim, as in {"*.up.weight": ("tp", None)}, '
-        f"not a {type(plan).__name__}: {plan!r}"
+        'a plan is a dict from globs to an axis or None for each dim, as in {"*.up.weight": ("tp", None)}, '
+        f"the name of a preset, or a list of these, not a {type(plan).__name__}: {plan!r}"
     )
+
+
+@pytest.mark.parametrize(("plan", "wrong"), [([("up.weight", ("tp",))], "tuple"), (["ddp", 5], "int"), ([None], "NoneType")], ids=str)
+def test_what_is_no_plan_in_a_list(plan: list[object], wrong: str) -> None:
+    assert refused(plan).endswith(f"or a list of these, not a {wrong}: {plan[-1]!r}")
 
 
 @pytest.mark.parametrize("key", [3, None, ("up", "weight"), b"up.weight"])
@@ -92,7 +97,7 @@ def test_a_wrong_axis_is_told_before_its_input_is_known() -> None:
 def test_lists_and_other_mappings_are_accepted() -> None:
     assert attrs({"up.weight": ["tp", None]}) == attrs(OrderedDict({"up.weight": ("tp", None)})) == {"up.weight": UP}
     assert attrs({"up.weight": [["dp", "tp"]]}) == attrs({"up.weight": (("dp", "tp"),)})
-    assert attrs(None) == attrs({}) == {}
+    assert attrs(None) == attrs({}) == attrs([]) == attrs([{}, {}]) == {}
 
 
 ALIASES = {"head.weight": "up.weight", "tail.weight": "up.weight"}

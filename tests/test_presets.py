@@ -47,11 +47,11 @@ def test_without_a_plan_tp_gets_megatron_and_says_so() -> None:
     model = Attention().double()
     parallel = check_equal(model, MESH, None, (X.clone().requires_grad_(),))
     assert parallel.reports["capture"].notes == (
-        "without a plan, the preset megatron splits 4 parameters over tp; give a plan to change it", BATCH
+        "without a plan, the preset megatron splits 4 parameters (q_proj, k_proj, v_proj, o_proj) over tp; give a plan to change it", BATCH
     )  # fmt: skip
     asked = autopar.parallelize(model, MESH, "megatron", example=(X.clone().requires_grad_(),))
     assert str(asked.program) == str(parallel.program)
-    assert asked.reports["capture"].notes[0] == "the preset megatron splits 4 parameters over tp"
+    assert asked.reports["capture"].notes[0] == "the preset megatron splits 4 parameters (q_proj, k_proj, v_proj, o_proj) over tp"
     transfers = [(row.transfer, row.phase, row.times) for row in parallel.transfers if row.axis == "tp"]
     assert transfers == [("pend", "forward", 1), ("all_reduce", "forward", 1), ("all_reduce", "backward", 1)]
 
@@ -102,10 +102,11 @@ def test_presets_are_data() -> None:
 @pytest.mark.parametrize(
     ("plan", "mesh", "text"),
     [
-        ("megatorn", MESH, "no preset 'megatorn'; presets are ddp, megatron, megatron+sp, and a plan of your own is a dict from globs"),
+        ("megatorn", MESH, "no preset 'megatorn'; presets are ddp, megatron, megatron+sp, and a plan of your own is a dict from globs; did you mean 'megatron'?"),
+        (["ddp", "mine"], MESH, "no preset 'mine'; presets are ddp, megatron, megatron+sp, and a plan of your own is a dict from globs"),
         ("megatron", Mesh(dp=2), "the preset 'megatron' splits over an axis named tp, and the mesh (dp=2) has none; name one so: Mesh(tp=2)"),
         (["ddp", {"nothing": ("tp",)}], MESH, "the plan's glob 'nothing' matches no parameter or input; near it: down.weight"),
-        ({"dwn()": ("?",)}, MESH, "the plan's glob 'dwn()' matches no output of a module that returns one tensor; near it: down(), (), up()"),
+        ({"dwn()": ("?",)}, MESH, "the plan's glob 'dwn()' matches no module that is called and returns one tensor; near it: down(), (), up()"),
         ({"up.weight": ("?",)}, MESH, "the plan's 'up.weight': ('?',) leaves a dim undecided ('?'), which only a module's output may be; give an axis or None"),
         ({"up.weight": ("(3 tp)",)}, MESH, "the plan's 'up.weight': ('(3 tp)',) has '(3 tp)', which is no merged dim; write sizes and axes, as in \"(3 -1/tp)\""),
         ({"up.weight": ("(5 -1/tp)",)}, MESH, "the plan's 'up.weight': ('(5 -1/tp)',): the parts do not make up a dim of 12, as up.weight has it"),

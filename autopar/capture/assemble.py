@@ -19,7 +19,7 @@ from autopar.record import Record, Result, TensorType, ValueType
 from autopar.structure import Structure
 from autopar.text.parser import RESERVED
 from autopar.text.tree import tree_fragments
-from autopar.torch_private import draws_random, rename, storage_of
+from autopar.torch_private import rename, storage_of
 
 
 @dataclass
@@ -32,6 +32,7 @@ class Captured:
         outputs: how many tensor outputs there are; ``differentiable`` are the positions that have a tangent.
         device: of the first tensor of the call that is not on meta.
         notes: what a person should know of this capture.
+        extended: arguments that forward extends and returns, as a cache: each position, and the way to it in the outputs.
         modules: module path → the names of the values that its calls returned, of modules that return one tensor.
     """
 
@@ -43,13 +44,14 @@ class Captured:
     device: torch.device
     notes: tuple[str, ...]
     modules: dict[str, tuple[str, ...]]
+    extended: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 def assemble(traced: Tracer) -> Captured:
     """The program of a trace.
 
     Raises:
-        CaptureError: the step writes where the caller would see it, reads tensors it was not given, or draws random numbers.
+        CaptureError: the step writes where the caller would see it, reads tensors it was not given.
     """
     return _Assembly(traced).run()
 
@@ -99,9 +101,9 @@ class _Assembly:
         unfake(graph)
         forward_first(graph, results, values)
         graph.owning_module = None
-        self._refuse(program)
         modules = self._modules(graph, replaced)
-        return Captured(program, traced.spec, traced.leaves, len(outputs), traced.differentiable, traced.device, traced.notes(), modules)
+        return Captured(program, traced.spec, traced.leaves, len(outputs), traced.differentiable, traced.device,
+                        traced.notes(), modules, tuple(traced.extended))  # fmt: skip
 
     def _modules(self, graph: fx.Graph, replaced: Mapping[fx.Node, fx.Node]) -> dict[str, tuple[str, ...]]:
         """Module path → the values that its calls returned, as far as the program still has them."""
@@ -181,17 +183,6 @@ class _Assembly:
             program.constants[node.name] = Constant.of(tensor)
             node.target = node.name
         set_record(node, Record(_type(node), phase=origin.phase, module=origin.module, source=origin.source))
-
-    def _refuse(self, program: Program) -> None:
-        for node in program.nodes:
-            if draws_random(node.target, node.args):
-                name = getattr(node.target, "__name__", "")
-                origin = self.origins.get(node, Origin())
-                raise CaptureError(
-                    f"{name} draws random numbers, which have no sharding rule yet\n"
-                    f"    {origin.source}   in module {origin.module or 'the root'}\n"
-                    f"  set the dropout probability to 0, call model.eval(), or pass the random tensor in"
-                )
 
 
 def _type(node: fx.Node) -> ValueType:

@@ -14,7 +14,7 @@ from autopar.borrow import Borrower
 from autopar.decompositions import DECOMPOSITIONS
 from autopar.errors import CaptureError
 from autopar.provenance import Recorder, Replay
-from autopar.structure import Structure, flatten, holds, is_cache, unflatten
+from autopar.structure import Structure, flatten, is_cache, unflatten, way_to
 from autopar.torch_private import DATA_DEPENDENT, FakeTensorMode, make_fx, mutates, single_threaded_backward
 
 
@@ -28,6 +28,7 @@ class Tracer:
         recorder: where the nodes come from.
         spec, leaves, returned: the structure of the outputs, those that are no tensors, and the number of the others.
         differentiable: the positions of outputs that have a tangent.
+        extended: the arguments that forward extends and returns: each position, and the way to it in the outputs.
         device: of the first tensor that is not on meta.
     """
 
@@ -53,11 +54,9 @@ class Tracer:
 
     def notes(self) -> tuple[str, ...]:
         """What a person should know: what forward changed that is not changed now."""
-        found = [f"forward changes its argument {what}: the one returned is new, the one passed in stays as it was" for what in self.extended]
-        if self.borrower.changed:
-            names = ", ".join(self.borrower.changed)
-            found.append(f"forward changes {names}; the captured step keeps the values of the first call")
-        return tuple(found)
+        if not self.borrower.changed:
+            return ()
+        return (f"forward changes {', '.join(self.borrower.changed)}; the captured step keeps the values of the first call",)
 
     def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
         device = self.device if tensor.is_meta else tensor.device
@@ -99,18 +98,19 @@ class Tracer:
         return tensors
 
     def _refuse_changed(self, before: Sequence[tuple[Any, tuple[list[Any], Structure]]], outputs: Any) -> None:
-        """Arguments that forward gives other contents: a cache that it returns too is a new one there, others are refused."""
-        self.extended: list[str] = []
-        for name, (value, (leaves, spec)) in zip(self.arguments.passed, before, strict=True):
+        """Arguments that forward gives other contents: a cache that it returns too can follow, others are refused."""
+        self.extended: list[tuple[int, tuple[int, ...]]] = []
+        for k, (name, (value, (leaves, spec))) in enumerate(zip(self.arguments.passed, before, strict=True)):
             now, arranged = flatten(value)
             if arranged == spec and all(a is b for a, b in zip(now, leaves, strict=True)):
                 continue
             what = f"{name}, a {type(value).__name__}"
             if not is_cache(value):
                 raise CaptureError(f"forward changes its argument {what}, which the caller would see changed\n  change a copy of it")
-            if not holds(outputs, value):
-                raise CaptureError(f"forward changes its argument {what}, and does not return it\n  return it: what is passed in stays as it was")
-            self.extended.append(what)
+            way = way_to(outputs, value)
+            if way is None:
+                raise CaptureError(f"forward changes its argument {what}, and does not return it\n  return it, so that its new contents are outputs")
+            self.extended.append((k, way))
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -120,6 +120,13 @@ class Tracer:
                 yield
         except DATA_DEPENDENT as error:
             self.recorder.dependent = self.recorder.dependent or (self.recorder.current, error)
+        except Exception as error:
+            if "use_reentrant" in str(error):
+                raise CaptureError(
+                    "the model checkpoints with use_reentrant=True, which runs a backward of its own\n  checkpoint with use_reentrant=False"
+                ) from error
+            self._add_line(error)
+            raise
         if self.recorder.refused is not None:
             raise self.recorder.refused
         if self.recorder.dependent is not None:
@@ -130,6 +137,12 @@ class Tracer:
                 f"  it reads them with {str(cause).splitlines()[0]} (.item(), bool(), nonzero and the like)\n"
                 f"  keep the choice inside the graph with torch.where, or move it out of forward"
             ) from cause
+
+    def _add_line(self, error: Exception) -> None:
+        """An error of torch's or the model's own, from Python 3.11 on, says which op of the model it comes from."""
+        origin = self.recorder.current
+        if hasattr(error, "add_note") and not isinstance(error, CaptureError):
+            error.add_note(f"while autopar captured the step, at\n    {origin.source or 'unknown line'}   in module {origin.module or 'the root'}")
 
     def _probe(self, fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """One forward on fakes, to learn which outputs have a tangent, and of what shape."""
