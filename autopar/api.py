@@ -12,12 +12,13 @@ import torch
 from autopar.arguments import Signature, bind_arguments, signature_of
 from autopar.borrow import ONE_AT_A_TIME
 from autopar.capture import Captured, capture
+from autopar.collector import collector_paused
 from autopar.constraints import check_plan, constraints
 from autopar.dtensor import is_device_mesh, mesh_of
 from autopar.layout import DistAttr
 from autopar.localize import localize, rank_classes
 from autopar.mesh import Mesh
-from autopar.passes import PIPELINE, Pass, Place, collector_paused, run_passes
+from autopar.passes import PIPELINE, Pass, Place, run_passes
 from autopar.plan import Plan
 from autopar.program import Program
 from autopar.report.passes import PassReport, Reports

@@ -5,11 +5,11 @@
 
 from autopar.passes.defer import Defer
 from autopar.passes.follow import Follow
-from autopar.passes.manager import Pass, collector_paused, run_passes
+from autopar.passes.manager import Pass, run_passes
 from autopar.passes.place import Place
 from autopar.passes.reshard import Reshard
 from autopar.passes.share import Share
 
 PIPELINE: tuple[type[Pass], ...] = (Place, Follow, Defer, Reshard, Share)
 
-__all__ = ["PIPELINE", "Defer", "Follow", "Pass", "Place", "Reshard", "Share", "collector_paused", "run_passes"]
+__all__ = ["PIPELINE", "Defer", "Follow", "Pass", "Place", "Reshard", "Share", "run_passes"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import ClassVar
 
+from autopar.collector import collector_paused
 from autopar.program import Program
 from autopar.report.passes import PassReport
 from autopar.report.transfers import bytes_per_axis
@@ -29,19 +28,6 @@ class Pass:
     def run(self, program: Program) -> Iterable[str] | None:
         """Change the program in place, through at most one commit. Returns sentences for the report, if any."""
         raise NotImplementedError
-
-
-@contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """No full garbage collections while many long-lived nodes are made: each takes a fifth of a second or more, at
-    random, in a process that has torch loaded, and finds nothing."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def run_passes(program: Program, passes: Iterable[Pass]) -> list[PassReport]:

@@ -19,9 +19,10 @@ import torch
 from workloads import MESH, llama
 
 from autopar.capture import capture
+from autopar.collector import collector_paused
 from autopar.constraints import constraints
 from autopar.localize import localize, rank_classes
-from autopar.passes import PIPELINE, Place, collector_paused, run_passes
+from autopar.passes import PIPELINE, Place, run_passes
 from autopar.passes.place import _Completion
 from autopar.provenance import Recorder
 from autopar.verify import verify

@@ -14,10 +14,11 @@ import numpy as np
 from workloads import MESH, PLAN, mlp
 
 from autopar.capture import capture
+from autopar.collector import collector_paused
 from autopar.constraints import constraints
 from autopar.edit import Edit
 from autopar.localize import localize
-from autopar.passes import Place, Reshard, Share, collector_paused
+from autopar.passes import Place, Reshard, Share
 from autopar.passes.reshard import MODES
 from autopar.program import Program
 from autopar.verify import verify

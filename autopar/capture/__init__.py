@@ -16,6 +16,7 @@ from autopar.arguments import bind_arguments
 from autopar.borrow import ONE_AT_A_TIME
 from autopar.capture.assemble import Captured, assemble
 from autopar.capture.trace import Tracer
+from autopar.collector import collector_paused
 
 __all__ = ["Captured", "capture"]
 
@@ -34,5 +35,5 @@ def capture(
         CaptureError: control flow on the values of tensors, random ops, an argument that cannot be flattened, a tensor
             that forward writes or keeps where it cannot be followed.
     """
-    with ONE_AT_A_TIME:
+    with ONE_AT_A_TIME, collector_paused():
         return assemble(Tracer(model, bind_arguments(model, args, kwargs or {})).run())

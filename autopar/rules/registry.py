@@ -78,6 +78,9 @@ def register_rule(
 ) -> None:
     """Tell autopar how an op of yours comes apart: ``register_rule("... d! -> ... d!", "mylib::rope")``.
 
+    What it says is trusted: a wrong rule gives wrong numbers. ``autopar.runtime.proof.prove(op, args)`` shows each of its
+    claims on a call. A second rule for an op takes the place of the first.
+
     Args:
         pattern: operands ``->`` results in factors; see ``autopar.notation``.
         op: a name (``"mylib::rope"``, ``"mylib::rope.overload"``) or ``torch.ops.mylib.rope``.
