@@ -52,8 +52,8 @@ def _is_sum(node: fx.Node) -> bool:
 
 def _continues(node: fx.Node) -> bool:
     """Whether a sum is only read by the next of its chain, as it is."""
-    user = next(iter(node.users))
-    if len(node.users) > 1 or not _is_sum(user) or operands(user).count(node) > 1:
+    user = next(iter(node.users), None)
+    if user is None or len(node.users) > 1 or not _is_sum(user) or operands(user).count(node) > 1:
         return False
     mine, next_ = record_of(node), record_of(user)
     return mine.phase == next_.phase and mine.type == next_.type and _needs(user)[node] == mine.type.layout  # type: ignore[union-attr]

@@ -50,7 +50,9 @@ def _followed(node: fx.Node, changed: dict[fx.Node, Record]) -> Record | None:
     have = record.type
     if len(record.uses) != 1 or not isinstance(have, TensorType) or have.attr.pending or not bind_node(node).rule.view:
         return None
-    wanted = {(need, user.op == "call_function" and about.phase == record.phase)
+    if any(user.op == "output" for user in node.users):
+        return None
+    wanted = {(need, about.phase == record.phase)
               for user in node.users for about in (changed.get(user) or record_of(user),)
               for value, need in zip(operands(user), about.uses, strict=True) if value is node}  # fmt: skip
     if len(wanted) != 1:

@@ -131,8 +131,10 @@ class _Completion:
             return
         split = None
         for user in node.users:
+            if user.op == "output" or is_getitem(user):
+                return
             values = operands(user)
-            if user.op == "output" or is_getitem(user) or not all(value in self.types for value in values):
+            if not all(value in self.types for value in values):
                 return
             _, needs = self.choose(user, record_of(user))
             for value, need in zip(values, needs, strict=True):

@@ -1,0 +1,50 @@
+"""Passes are linear in the graph: four times the layers are four times the operands that a pass looks at."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+from models import COLUMN_ROW, Residual
+
+from autopar import Mesh, program
+from autopar.capture import capture
+from autopar.constraints import constraints
+from autopar.passes import PIPELINE, Place, run_passes
+
+MESH = Mesh(dp=2, tp=2)
+PLANS = {"split": dict(COLUMN_ROW), "whole": {"x": (None,)}, "zero": {"*.weight": ("dp",), "*.bias": ("dp",)}}
+
+
+def looked_at(layers: int, plan: dict[str, tuple[str | None, ...]], monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Pass → operands listed while it runs, verification included."""
+    model = Residual(layers=layers)
+    captured = capture(model, (torch.randn(4, 6, 8),))
+    attrs, _ = constraints(plan, model, MESH, captured)
+    count = 0
+
+    def counting(node):  # type: ignore[no-untyped-def]
+        nonlocal count
+        found = original(node)
+        count += 1 + len(found)
+        return found
+
+    original = program.operands
+    found = {}
+    with monkeypatch.context() as patch:
+        for name in ("place", "follow", "defer", "reshard", "share"):
+            patch.setattr(importlib.import_module(f"autopar.passes.{name}"), "operands", counting, raising=False)
+        patch.setattr(importlib.import_module("autopar.verify"), "operands", counting)
+        for step in PIPELINE:
+            count = 0
+            run_passes(captured.program, [step(MESH, attrs) if step is Place else step()])
+            found[step.name] = count
+    return found
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_operands_looked_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = (looked_at(layers, PLANS[name], monkeypatch) for layers in (8, 32))
+    for step, count in few.items():
+        assert 0 < many[step] <= 4.4 * count, step
