@@ -82,7 +82,8 @@ def _reorder(edit: Edit, last: fx.Node) -> None:
     for value in addends:
         own = record_of(value).type
         assert isinstance(own, TensorType) and own.layout is not None
-        groups.setdefault(own.layout if own.attr.pending else type.layout, []).append(value)  # type: ignore[arg-type]
+        waits = own.attr.pending and all(kind == "sum" for _, kind in own.attr.pending)  # a sum of maxima is no maximum
+        groups.setdefault(own.layout if waits else type.layout, []).append(value)  # type: ignore[arg-type]
     if len(groups) < 2 or not any(layout != type.layout and len(group) > 1 for layout, group in groups.items()):
         return
 

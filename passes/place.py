@@ -32,8 +32,9 @@ class Place(Pass):
     Each op takes one of the splits that its operands already have. Over an axis that splits the inputs, data stays where
     it is and parameters come to it; over the other axes parameters stay and data comes to them; then the fewest bytes
     decide. A pending sum waits through views and through additions whose operands are all pending, and is reduced
-    before any other use. A tangent lies as its value does, a gradient leaves in its parameter's Layout, and returned
-    values are reduced. Values without operands are replicated.
+    before any other use: to a split, where one of its users needs it split. A tangent lies as its value does, a gradient
+    leaves in its parameter's Layout and is made there over the axes on which parameters stay, and returned values are
+    reduced. Values without operands are replicated.
 
     Attributes:
         mesh: the mesh; the program's own when it has one.
