@@ -84,6 +84,14 @@ class _Verifier:
             except ValueError as error:
                 raise VerifyError(f"{self.head()}  {error}") from None
 
+    def check_phase(self, node: fx.Node, record: Record) -> None:
+        """Phases run one after the other, so none reads what a later one makes, or is given."""
+        for value in node.all_input_nodes:
+            about = record_of(value)
+            phase = "backward" if about.role == "tangent" else about.phase
+            if phase in PHASES and PHASES.index(phase) > PHASES.index(record.phase):
+                raise self.error(node, f"{node.name} is part of the {record.phase} and reads {value.name}, which is part of the {phase}", value)
+
     def check_record(self, node: fx.Node, record: Record) -> None:
         if record.phase not in PHASES:
             raise self.error(node, f"no phase {record.phase!r}; phases are {', '.join(PHASES)}")
@@ -93,6 +101,8 @@ class _Verifier:
             self.check_results(node, record)
         elif not isinstance(record.type, (TensorType, tuple)):
             raise self.error(node, "every value has a type")
+        if node.op == "call_function":
+            self.check_phase(node, record)
         if is_getitem(node):
             source, index = node.args
             types = record_of(source).type  # type: ignore[arg-type]

@@ -74,6 +74,7 @@ def uses_in_order(program: Program) -> Iterator[tuple[fx.Node, int, fx.Node, Req
             phase = record_of(user).phase
             for k, (value, need) in enumerate(zip(operands(user), record_of(user).uses, strict=False)):
                 yield user, k, value, need, user, phase
+    phase = "backward" if phase == "forward" else phase  # of a backward that has no ops: its gradients are tangents
     yield from ((output, k, value, need, output, phase) for k, value, need, early in results if not early)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -162,3 +163,29 @@ def test_views_of_what_was_written_in_place() -> None:
             return h[:, 0], h[:, 1:], h
 
     check_equal(Assigned().double(), Mesh(dp=2), None, (torch.randn(6, 6, dtype=d),))
+
+
+class Offset(nn.Module):
+    """Its gradients are the tangents as they are: a backward without an op."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offset, self.linear = nn.Parameter(torch.randn(4, 6).double()), nn.Linear(6, 6).double()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = x + self.offset
+        return h, self.linear(h)
+
+
+@pytest.mark.parametrize("plan", [None, {"offset": (None, "dp"), "x": ("dp",)}, {"offset": ("dp",)}])
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_backward_without_an_op(plan: Any, which: int) -> None:
+    model, x = Offset(), torch.randn(4, 6).double()
+    parallel = autopar.parallelize(model, Mesh(dp=2), plan, example=(x,))
+    parallel.simulate(x)[which].square().sum().backward()
+    ours = [p.grad for p in model.parameters()]
+    model.zero_grad(set_to_none=True)
+    model(x)[which].square().sum().backward()
+    for mine, theirs in zip(ours, (p.grad for p in model.parameters()), strict=True):
+        assert (mine is None) == (theirs is None)
+        assert mine is None or torch.allclose(mine, theirs, rtol=1e-12)

@@ -264,3 +264,15 @@ def test_an_op_without_rule() -> None:
 def test_every_pass_is_named() -> None:
     assert complaint("program explicit\n", "reshard").startswith("reshard left the program inconsistent\n")
     assert complaint(BROKEN["no such stream"][0], "schedule").startswith("schedule left x_dp inconsistent\n    x_dp : ")
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "told"),
+    [
+        ("  y : f32[4] = relu(d)\n", "", "y is part of the forward and reads d, which is part of the backward"),
+        ("", "  z : f32[4] = relu(d)\nforward:\n  y : f32[4] = relu(z)\n", "y is part of the forward and reads z, which is part of the backward"),
+    ],
+)
+def test_no_phase_reads_what_a_later_one_makes(forward: str, backward: str, told: str) -> None:
+    text = f"program placed on dp=2 tp=2\n  x : f32[4] = input\n  d : f32[4] = tangent(0)\nforward:\n{forward}backward:\n{backward}  return x\n"
+    assert complaint(text).endswith(told)
