@@ -39,3 +39,8 @@ class SimulationError(AutoparError, RuntimeError):
 
 class ProofError(AutoparError, AssertionError):
     """A sharding rule claims what its op does not do: running it on pieces gives something else."""
+
+
+def at_line(source: str, module: str) -> str:
+    """The user's line and the module that runs it, as errors and reports quote them."""
+    return f"    {source or 'unknown line'}   in module {module or 'the root'}"

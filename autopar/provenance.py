@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.errors import CaptureError
+from autopar.errors import CaptureError, at_line
 from autopar.torch_private import (
     DATA_DEPENDENT,
     TorchDispatchMode,
@@ -115,7 +115,7 @@ class Recorder(TorchDispatchMode):
         if writes_outside(func, args):
             self.refused = self.refused or CaptureError(
                 f"forward writes into a tensor that is neither a parameter, nor a buffer, nor an argument, nor made in it\n"
-                f"    {self.current.source or 'unknown line'}   in module {self.current.module or 'the root'}\n"
+                f"{at_line(self.current.source, self.current.module)}\n"
                 f"  make it a buffer of the module, with register_buffer"
             )
             raise self.refused
@@ -135,7 +135,7 @@ class Recorder(TorchDispatchMode):
     def _refuse_random(self, op: Any) -> None:
         self.refused = self.refused or CaptureError(
             f"{op.__name__} draws random numbers, which have no sharding rule yet\n"
-            f"    {self.current.source or 'unknown line'}   in module {self.current.module or 'the root'}\n"
+            f"{at_line(self.current.source, self.current.module)}\n"
             f"  set the dropout probability to 0, call model.eval(), or pass the random tensor in"
         )
 

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from autopar.choice import Aim, cheapest, opened, place_of
-from autopar.errors import RuleError
+from autopar.errors import RuleError, at_line
 from autopar.layout import DistAttr, Layout
 from autopar.mesh import Mesh
 from autopar.passes.manager import Pass
@@ -234,7 +234,7 @@ def gradient_aims(program: Program, types: Mapping[fx.Node, ValueType], axes: fr
 
 def where(record: Record) -> str:
     """The user's line and module, on a line of its own."""
-    return f"\n    {record.source}   in module {record.module or 'the root'}" if record.source else ""
+    return f"\n{at_line(record.source, record.module)}" if record.source else ""
 
 
 def whole_notes(program: Program) -> list[str]:

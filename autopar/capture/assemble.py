@@ -12,7 +12,7 @@ from torch import fx
 
 from autopar.capture.graph import forward_first, merge_views, simplify, sweep, unfake
 from autopar.capture.trace import Tracer
-from autopar.errors import CaptureError
+from autopar.errors import CaptureError, at_line
 from autopar.program import Constant, Program, is_getitem, record_of, set_record
 from autopar.provenance import Origin
 from autopar.record import Record, Result, TensorType, ValueType
@@ -155,7 +155,7 @@ class _Assembly:
         }.get(record.role if record else "", "make it a buffer of the module")
         return CaptureError(
             f"the step writes into {what} {record.name if record and record.name else target}, which the caller would see changed\n"
-            f"    {origin.source}   in module {origin.module or 'the root'}\n"
+            f"{at_line(origin.source, origin.module)}\n"
             f"  {remedy}"
         )
 
@@ -177,7 +177,7 @@ class _Assembly:
                 user = next((self.origins[u] for u in node.users if u in self.origins), origin)
                 raise CaptureError(
                     f"forward reads a tensor that requires gradients and is neither a parameter nor an argument\n"
-                    f"    {user.source}   in module {user.module or 'the root'}\n"
+                    f"{at_line(user.source, user.module)}\n"
                     f"  register it (torch.nn.Parameter, ParameterList), pass it in, or detach() it"
                 )
             program.constants[node.name] = Constant.of(tensor)

@@ -12,7 +12,7 @@ from torch import fx
 from autopar.arguments import Arguments
 from autopar.borrow import Borrower
 from autopar.decompositions import DECOMPOSITIONS
-from autopar.errors import CaptureError
+from autopar.errors import CaptureError, at_line
 from autopar.provenance import Recorder, Replay
 from autopar.structure import Structure, flatten, is_cache, unflatten, way_to
 from autopar.torch_private import DATA_DEPENDENT, FakeTensorMode, make_fx, mutates, single_threaded_backward
@@ -142,7 +142,7 @@ class Tracer:
         """An error of torch's or the model's own, from Python 3.11 on, says which op of the model it comes from."""
         origin = self.recorder.current
         if hasattr(error, "add_note") and not isinstance(error, CaptureError):
-            error.add_note(f"while autopar captured the step, at\n    {origin.source or 'unknown line'}   in module {origin.module or 'the root'}")
+            error.add_note(f"while autopar captured the step, at\n{at_line(origin.source, origin.module)}")
 
     def _probe(self, fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """One forward on fakes, to learn which outputs have a tangent, and of what shape."""
