@@ -3,7 +3,7 @@
 >>> parallel = autopar.parallelize(model, autopar.Mesh(dp=2, tp=2), plan={"*.up.weight": ("tp", None)}, example=(x,))
 """
 
-from autopar.api import Parallel, parallelize
+from autopar.api import parallelize
 from autopar.errors import (
     AutoparError,
     CaptureError,
@@ -17,6 +17,7 @@ from autopar.errors import (
 )
 from autopar.layout import DistAttr, Layout
 from autopar.mesh import Mesh
+from autopar.parallel import Parallel
 from autopar.program import Program
 from autopar.rules import register_rule
 

@@ -70,6 +70,7 @@ class Signature:
         state: the parameters and buffers: each name, facts, and the first name of the same tensor.
         training: the training flag of each module.
         modes: whether gradients are on, and the autocast state.
+        names: of the tensors among the arguments, for people.
     """
 
     spec: Structure
@@ -78,6 +79,7 @@ class Signature:
     state: tuple[tuple[str, Facts, str], ...]
     training: tuple[bool, ...]
     modes: tuple[Any, ...]
+    names: tuple[str, ...] = field(default=(), compare=False)
 
 
 def signature_of(model: torch.nn.Module, arguments: Arguments) -> Signature:
@@ -92,8 +94,25 @@ def signature_of(model: torch.nn.Module, arguments: Arguments) -> Signature:
         tuple((name, _facts(tensor), first[id(tensor)]) for name, tensor in named),
         tuple(module.training for module in model.modules()),
         (torch.is_grad_enabled(), *((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))),
+        tuple(arguments.names),
     )
 
 
 def _facts(tensor: torch.Tensor) -> Facts:
     return tuple(tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad
+
+
+def difference(before: Signature, now: Signature) -> str:
+    """What is other than it was, in the user's names: ``x is float32[6, 8], it was float32[4, 8]``."""
+    if before.spec != now.spec or len(before.tensors) != len(now.tensors):
+        return "the arguments have another structure"
+    found = [f"{name} is {_facts_text(b)}, it was {_facts_text(a)}" for name, a, b in zip(now.names, before.tensors, now.tensors, strict=True) if a != b]
+    found += [f"a constant is {b}, it was {a}" for (_, a), (_, b) in zip(before.constants, now.constants, strict=True) if a != b]
+    old = {name: facts for name, facts, _ in before.state}
+    found += [f"{name} is {_facts_text(facts)}, it was {_facts_text(old[name])}" for name, facts, _ in now.state if old.get(name, facts) != facts]
+    return ", ".join(found) or "the parameters or buffers are others"
+
+
+def _facts_text(facts: Facts) -> str:
+    shape, dtype, device, requires_grad = facts
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)} on {device}" + " with gradients" * requires_grad

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 
 from autopar.capture import Captured
@@ -13,13 +15,16 @@ from autopar.program import record_of
 from autopar.text.printer import print_type
 
 
-def check_plan(plan: Plan | None, model: torch.nn.Module, mesh: Mesh) -> None:
-    """What can be said of a plan before a capture; ``PlanError``."""
-    resolve(plan, mesh, _shapes(model), None, _aliases(model))
+def layouts_of(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, inputs: Mapping[str, Sequence[int]] | None = None) -> dict[str, DistAttr]:
+    """Name → DistAttr, of parameters and buffers, and of ``inputs`` with these shapes; ``PlanError``. Others are whole."""
+    return resolve(plan, mesh, _shapes(model), inputs, _aliases(model), calls=False).attrs
 
 
-def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured: Captured) -> tuple[dict[str, DistAttr], list[str]]:
+def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured: Captured,
+                laid: Mapping[str, DistAttr]) -> tuple[dict[str, DistAttr], list[str]]:  # fmt: skip
     """Node → DistAttr, of placeholders and of what modules return; and what was decided for the user.
+
+    ``laid``: how some inputs lie, whatever the plan says.
 
     Raises:
         PlanError: the plan, or one value that two modules return is said to lie in two ways.
@@ -36,7 +41,8 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
     returned = [(f"{path}()", name) for path, names in captured.modules.items() for name in names if name not in records]
     outputs = {call: types[name].shape for call, name in reversed(returned)}  # type: ignore[union-attr]
     found = resolve(plan, mesh, own, inputs, _aliases(model), outputs)
-    attrs = {placeholder: found.attrs[name] for placeholder, name in users.items() if name in found.attrs}
+    decided = {**found.attrs, **laid}
+    attrs = {placeholder: decided[name] for placeholder, name in users.items() if name in decided}
     for call, name in returned:
         attr = found.attrs.get(call)
         if attr is not None and (types[name].shape != outputs[call] or attrs.setdefault(name, attr) != attr):  # type: ignore[union-attr]

@@ -7,10 +7,12 @@ each dim which axes split it. Where several axes split one dim, DTensor takes th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from autopar.layout import DistAttr
+from autopar.layout import WHOLE, Dim, DistAttr
 from autopar.mesh import Mesh
+from autopar.torch_private import is_strided_shard, strided_shard
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -29,6 +31,7 @@ def attr_of(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int]) -
 
     check_count(placements, mesh)
     dims: list[list[str]] = [[] for _ in shape]
+    merged: dict[int, Dim] = {}
     pending: dict[str, str] = {}
     for axis, placement in zip(mesh.names, placements, strict=True):
         kind = type(placement)  # their subclasses mean more than they do
@@ -36,6 +39,11 @@ def attr_of(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int]) -
             if not -len(shape) <= placement.dim < len(shape):
                 raise ValueError(f"{placement!r} over {axis} splits dim {placement.dim} of a value of {len(shape)}; use Replicate() or a dim that is there")
             dims[placement.dim].append(axis)
+        elif is_strided_shard(placement):
+            d, parts = placement.dim, placement.split_factor
+            if shape[d] % (parts * mesh.sizes[axis]):
+                raise ValueError(f"{placement!r} over {axis} splits dim {d} of {shape[d]} unevenly; use Shard")
+            merged[d] = ((parts, ()), (shape[d] // parts, (axis,)))
         elif kind is Partial:
             if placement.reduce_op not in KINDS:
                 raise ValueError(f"{placement!r} over {axis} is no reduction of ours; reduce by one of {', '.join(KINDS)}")
@@ -44,7 +52,10 @@ def attr_of(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int]) -
             raise ValueError(f"{placement!r} over {axis} is neither Shard, Replicate nor Partial; say it with the axes of each dim instead")
     if len(set(pending.values())) > 1:
         raise ValueError(f"{tuple(placements)!r} is partial in two ways at once; the order of the reductions would matter")
-    return DistAttr.split(*dims, pending=pending).normalize(shape, mesh)
+    if both := [d for d in merged if dims[d]]:
+        raise ValueError(f"{tuple(placements)!r} splits dim {both[0]} and parts of it; use Shard for both")
+    attr = DistAttr.split(*dims, pending=pending)
+    return replace(attr, dims=tuple(merged.get(d, dim) for d, dim in enumerate(attr.dims))).normalize(shape, mesh)
 
 
 def check_count(placements: Sequence[Placement], mesh: Mesh) -> None:
@@ -66,6 +77,9 @@ def placements_of(attr: DistAttr, mesh: Mesh, shape: Sequence[int]) -> tuple[Pla
 
     found: dict[str, Placement] = {}
     for d, dim in enumerate(attr.normalize(shape, mesh).dims):
+        if strided := _strided(dim, mesh):
+            found[strided[0]] = strided_shard(d, strided[1])
+            continue
         if len(dim) > 1:
             raise ValueError(f"dim {d} is split in parts, which no placements say; gather it, or split the whole dim")
         axes = dim[0][1]
@@ -75,6 +89,29 @@ def placements_of(attr: DistAttr, mesh: Mesh, shape: Sequence[int]) -> tuple[Pla
     reduce = {ours: theirs for theirs, ours in KINDS.items()}
     found |= {axis: Partial(reduce[kind]) for axis, kind in attr.pending if mesh.sizes[axis] > 1}
     return tuple(found.get(axis, Replicate()) for axis in mesh.names)
+
+
+def edge_of(attr: DistAttr, mesh: Mesh, shape: Sequence[int], *, strided: bool = False) -> DistAttr:
+    """The nearest that placements can say: reduced, and the dims gathered that they cannot split so.
+
+    ``strided``: a dim of equal parts that are split evenly, a fused qkv weight's ``(3 4096/tp)``, has a placement too.
+    """
+    order = {axis: k for k, axis in enumerate(mesh.names)}
+    dims = tuple(
+        dim
+        if (len(dim) == 1 and list(dim[0][1]) == sorted(dim[0][1], key=order.__getitem__)) or (strided and _strided(dim, mesh))
+        else WHOLE
+        for dim in attr.normalize(shape, mesh).dims
+    )
+    return DistAttr(dims).normalize(shape, mesh)
+
+
+def _strided(dim: Dim, mesh: Mesh) -> tuple[str, int] | None:
+    """The axis and the number of parts, of ``(3 4096/tp)``."""
+    if len(dim) != 2 or dim[0][1] or len(dim[1][1]) != 1:
+        return None
+    (parts, _), (size, (axis,)) = dim
+    return (axis, parts) if parts is not None and size is not None and size % mesh.sizes[axis] == 0 else None
 
 
 def is_device_mesh(value: Any) -> bool:

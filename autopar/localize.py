@@ -10,12 +10,13 @@ program (a *class*); what differs between them, their coordinates, is an input o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import fx
 
 from autopar import transfers
+from autopar.collector import collector_paused
 from autopar.layout import span
 from autopar.mesh import Mesh
 from autopar.program import Program, make_node, map_operands, operands, record_of, set_record
@@ -41,6 +42,36 @@ def rank_classes(program: Program) -> list[list[int]]:
         at = mesh.coordinates(rank)
         classes.setdefault(tuple(span(size, axes, mesh, at)[1] for size, axes in uneven), []).append(rank)
     return list(classes.values())
+
+
+class LocalPrograms(Mapping[int, Program]):
+    """Rank → its local program, of an explicit program. Made when they are asked for, one a class of ranks.
+
+    Args:
+        check: what each is given to when it has been made.
+    """
+
+    def __init__(self, program: Program, check: Callable[[Program], None]) -> None:
+        self._program, self._check = program, check
+        self._classes = rank_classes(program)
+        self._class_of = {rank: k for k, ranks in enumerate(self._classes) for rank in ranks}
+        self._made: dict[int, Program] = {}
+
+    def __getitem__(self, rank: int) -> Program:
+        """With the coordinates of ``rank``; the graph is that of its class. ``ValueError`` where it is not on the mesh."""
+        at = _mesh(self._program).coordinates(rank)
+        number = self._class_of[rank]
+        if number not in self._made:
+            with collector_paused():
+                self._made[number] = localize(self._program, at)
+            self._check(self._made[number])
+        return self._made[number].at(at)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._class_of)
+
+    def __len__(self) -> int:
+        return len(self._class_of)
 
 
 def localize(program: Program, coordinates: Mapping[str, int]) -> Program:

@@ -49,6 +49,8 @@ def resolve(
     inputs: Mapping[str, Sequence[int]] | None,
     aliases: Mapping[str, str] | None = None,
     outputs: Mapping[str, Sequence[int]] | None = None,
+    *,
+    calls: bool = True,
 ) -> Constraints:
     """Match a plan against names and shapes.
 
@@ -59,6 +61,7 @@ def resolve(
         aliases: other names of a tensor → the name it is listed under. A glob may match any of them; the result has the
             listed one.
         outputs: ``module()`` → shape of what it returns.
+        calls: whether these are known; else globs over them are left for later.
 
     Raises:
         PlanError: what is not a plan, an unknown preset or axis, a glob without a match, an axis used twice, a dim that
@@ -79,7 +82,7 @@ def resolve(
                     matches.setdefault(listed, []).append(name)
             what = f"the plan's {glob!r}: {_show(spec)}"
             if not matches and not layer.preset:
-                if inputs is not None:
+                if inputs is not None and (calls or not glob.endswith("()")):
                     raise PlanError(_no_match(glob, [name for name, _ in names]))
                 dims_of(what, spec, None, mesh, open_=glob.endswith("()"))
             named_input |= any(listed in (inputs or {}) for listed in matches)

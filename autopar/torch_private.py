@@ -25,13 +25,18 @@ from torch.fx.experimental.proxy_tensor import (  # public module, experimental 
     make_fx,
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # 2.13: control flow on an unknown size
+from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen  # tried on 2.13: arguments in a list that is emptied
 from torch.utils import _pytree as pytree  # tried on 2.13: flattens user structures, knows registered classes
 from torch.utils._python_dispatch import TorchDispatchMode  # tried on 2.13
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
+FUNCTIONAL = torch.ops._c10d_functional  # tried on 2.13: collectives that return a tensor to be waited for
+
 __all__ = [
     "DATA_DEPENDENT",
+    "FUNCTIONAL",
+    "BoxedCodeGen",
     "FakeTensorMode",
     "OpOverload",
     "OpOverloadPacket",
@@ -39,15 +44,18 @@ __all__ = [
     "autograd_sequence_number",
     "draws_random",
     "get_proxy_mode",
+    "is_strided_shard",
     "is_transformed",
     "make_fx",
     "mutates",
     "node_of",
     "pytree",
     "rename",
+    "returns_alias",
     "running_backward_of",
     "single_threaded_backward",
     "storage_of",
+    "strided_shard",
     "tensor_arguments",
     "tensor_results",
     "writes_outside",
@@ -132,3 +140,25 @@ def tensor_results(op: OpOverload) -> list[bool]:
     """For each result of the schema that holds tensors, whether it is a list. Tried on 2.13."""
     kinds = [str(result.type) for result in op._schema.returns]
     return ["List" in kind for kind in kinds if "Tensor" in kind]
+
+
+def returns_alias(op: Any) -> bool:
+    """Whether a result of an overload may share memory with an argument, by its schema. Tried on 2.13."""
+    return not isinstance(op, OpOverload) or any(result.alias_info is not None for result in op._schema.returns)
+
+
+def strided_shard(dim: int, parts: int) -> Any:
+    """The placement of a dim of ``parts`` equal parts, each of which is split: ``(3 4096/tp)``. Tried on 2.13.
+
+    DTensor has it for FSDP over tensor parallelism; optimizers, norms and ``full_tensor`` know it, checkpoints do not.
+    """
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    return _StridedShard(dim, split_factor=parts)
+
+
+def is_strided_shard(placement: Any) -> bool:
+    """Whether a placement is one of ``strided_shard``. Tried on 2.13."""
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    return type(placement) is _StridedShard

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from autopar.choice import Aim, cheapest, opened, place_of
+from autopar.dtensor import edge_of
 from autopar.errors import RuleError, at_line
 from autopar.layout import DistAttr, Layout
 from autopar.mesh import Mesh
@@ -41,6 +42,7 @@ class Place(Pass):
         constraints: node → DistAttr; a Layout that a node of the traced program already has is one too. Other
             placeholders are replicated. What an op makes lies so for all who read it; dims with ``?`` lie as they will.
         strict: refuse ops without a rule; else they run on whole operands on every rank, and the report says so.
+        whole: returned values are gathered.
     """
 
     name: ClassVar[str] = "place"
@@ -50,13 +52,14 @@ class Place(Pass):
     mesh: Mesh | None = None
     constraints: Mapping[str, DistAttr] = field(default_factory=dict)
     strict: bool = False
+    whole: bool = False
 
     def run(self, program: Program) -> list[str]:
         mesh = self.mesh or program.mesh
         if mesh is None:
             raise ValueError("place needs a mesh: Place(mesh=Mesh(dp=2))")
         program.mesh = mesh
-        completion = _Completion(program, mesh, self.constraints, self.strict)
+        completion = _Completion(program, mesh, self)
         completion.run()
         with program.edit() as edit:
             for node, type in completion.types.items():
@@ -65,8 +68,8 @@ class Place(Pass):
 
 
 class _Completion:
-    def __init__(self, program: Program, mesh: Mesh, constraints: Mapping[str, DistAttr], strict: bool) -> None:
-        self.program, self.mesh, self.constraints, self.strict = program, mesh, constraints, strict
+    def __init__(self, program: Program, mesh: Mesh, asked: Place) -> None:
+        self.program, self.mesh, self.constraints, self.strict, self.whole = program, mesh, asked.constraints, asked.strict, asked.whole
         self.types: dict[fx.Node, ValueType] = {}
         self.seen: dict[fx.Node, TensorType] = {}  # constrained values, as those who read them have them
         self.parameters: set[fx.Node] = set()  # and what is computed from them alone
@@ -108,9 +111,12 @@ class _Completion:
         attr = self.constraints.get(node.name, type.attr).normalize(type.shape, self.mesh)
         if record.role == "input":
             self.data_axes.update(attr.axes)
-        else:
-            self.parameters.add(node)
-        return replace(type, layout=Layout(self.mesh, attr))
+            return replace(type, layout=Layout(self.mesh, attr))
+        self.parameters.add(node)
+        home = edge_of(attr, self.mesh, type.shape, strided=True)
+        if home != attr:
+            self.seen[node] = replace(type, layout=Layout(self.mesh, attr))
+        return replace(type, layout=Layout(self.mesh, home))
 
     def constrain(self, node: fx.Node, record: Record) -> None:
         own = record.type.layout if isinstance(record.type, TensorType) else None
@@ -158,7 +164,10 @@ class _Completion:
             assert index is not None
             value = self.read(returned[index])
             assert isinstance(value, TensorType)
-            self.types[node] = replace(value, layout=Layout(self.mesh, at_edge(value, self.mesh)))
+            self.types[node] = replace(value, layout=Layout(self.mesh, self.at_edge(value)))
+
+    def at_edge(self, type: TensorType) -> DistAttr:
+        return DistAttr.replicated(len(type.shape)) if self.whole else edge_of(type.attr, self.mesh, type.shape)
 
     def edges(self, node: fx.Node, record: Record) -> tuple[Requirement | None, ...]:
         """Returned values are reduced and lie as DTensor can say; gradients and states lie as what they belong to."""
@@ -168,7 +177,7 @@ class _Completion:
             type = self.read(value)
             assert isinstance(type, TensorType)
             home = homes.get(result.of)
-            attr = home.attr if isinstance(home, TensorType) else at_edge(type, self.mesh)
+            attr = home.attr if isinstance(home, TensorType) else self.at_edge(type)
             needs.append(Requirement(Layout(self.mesh, attr), type.dtype))
         return tuple(needs)
 
@@ -194,16 +203,6 @@ class _Completion:
             for one, attr in zip(type if isinstance(type, tuple) else (type,), attrs, strict=True)
         )
         return placed if isinstance(type, tuple) else placed[0]
-
-
-def at_edge(type: TensorType, mesh: Mesh) -> DistAttr:
-    """The Layout of a value at the program's edge: reduced, merged dims and unusual axis orders gathered."""
-    order = {axis: k for k, axis in enumerate(mesh.names)}
-    dims = tuple(
-        dim if len(dim) == 1 and list(dim[0][1]) == sorted(dim[0][1], key=order.__getitem__) else ((None, ()),)
-        for dim in type.attr.dims
-    )
-    return DistAttr(dims).normalize(type.shape, mesh)
 
 
 ADDITIONS = {torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor}

@@ -240,7 +240,7 @@ def test_split_batch_equals_one_device(name: str, make: Callable[[], nn.Module],
     args = arguments()
     parallel = autopar.parallelize(copy.deepcopy(model), Mesh(dp=ranks), example=args)
     found = []
-    for run, owner in ((model, model), (parallel.simulate, parallel.model)):
+    for run, owner in ((model, model), (parallel.simulate, parallel.module)):
         own = [a.detach().clone().requires_grad_(a.requires_grad) for a in args]
         output = run(*own)
         if output.requires_grad:

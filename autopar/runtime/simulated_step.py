@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from autopar.mesh import Mesh
-from autopar.program import Program, operands, record_of
-from autopar.record import TensorType
+from autopar.program import Program
+from autopar.runtime.interface import Interface
+from autopar.runtime.modes import as_captured
 from autopar.runtime.pieces import cut, join
 from autopar.runtime.simulate import Instruction, Values, compile_phases, run_ranks
 
@@ -32,24 +32,25 @@ class SimulatedStep:
         specialize: Callable[[frozenset[int]], SimulatedStep],
     ) -> None:
         self.specialize = specialize
-        assert explicit.mesh is not None
-        self.mesh: Mesh = explicit.mesh
-        compiled = {id(program): compile_phases(program) for program in local.values()}
-        self.code = {rank: compiled[id(program)] for rank, program in local.items()}
-        types = {node.name: record_of(node).type for node in explicit.placeholders}
-        self.types: dict[str, TensorType] = {name: t for name, t in types.items() if isinstance(t, TensorType)}
-        roles = {node.name: record_of(node) for node in explicit.placeholders}
-        self.tangents = {r.index: name for name, r in roles.items() if r.index is not None}
-        self.given = [name for name, r in roles.items() if r.role != "tangent"]
-        output = explicit.output
-        rows = list(zip(operands(output), record_of(output).results, strict=True))
-        self.returned = [(node.name, record_of(node).type) for node, result in rows if result.kind == "return"]
-        self.states = {result.of: (node.name, record_of(node).type) for node, result in rows if result.kind == "state"}
-        self.gradients = {result.of: (node.name, record_of(node).type) for node, result in rows if result.kind == "grad"}
+        self.interface = Interface.of(explicit)
+        self.mesh = self.interface.mesh
+        self._local = local
+
+    @cached_property
+    def code(self) -> dict[int, dict[str, list[Instruction]]]:
+        """Rank → its instructions, by phase; ranks of one class share them. Not made for a program that is only looked at."""
+        compiled: dict[int, dict[str, list[Instruction]]] = {}
+        found = {}
+        for rank, program in self._local.items():
+            key = id(program.graph)
+            if key not in compiled:
+                compiled[key] = compile_phases(program)
+            found[rank] = compiled[key]
+        return found
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run on full tensors: parameters, buffers, inputs, in the order of the placeholders. Buffers are updated."""
-        if self.tangents:
+        if self.interface.tangents:
             return list(_Step.apply(self, *tensors))  # type: ignore[no-untyped-call]
         return self.forward(tensors)[0]
 
@@ -57,26 +58,24 @@ class SimulatedStep:
         """The returned tensors, and every value of every rank for the backward."""
         values = self.start(tensors)
         self.run("forward", values)
-        given = dict(zip(self.given, tensors, strict=True))
-        for of, (name, type) in self.states.items():
+        given = dict(zip(self.interface.given, tensors, strict=True))
+        for of, (name, type) in self.interface.states.items():
             with torch.no_grad():
                 given[of].copy_(self.join(values, name, type))
-        return [self.join(values, name, type) for name, type in self.returned], values
+        return [self.join(values, name, type) for name, type in self.interface.returned], values
 
     def start(self, tensors: Sequence[torch.Tensor]) -> dict[int, Values]:
-        given = dict(zip(self.given, tensors, strict=True))
+        given = dict(zip(self.interface.given, tensors, strict=True))
         return {rank: self.cut(given, rank) for rank in self.mesh.ranks}
 
     def cut(self, given: Mapping[str, torch.Tensor], rank: int) -> Values:
         at = self.mesh.coordinates(rank)
-        pieces = {name: cut(tensor.detach(), self.types[name], at) for name, tensor in given.items()}
-        return {name: piece.clone() if name in self.states else piece for name, piece in pieces.items()}
+        pieces = {name: cut(tensor.detach(), self.interface.types[name], at) for name, tensor in given.items()}
+        return {name: piece.clone() if name in self.interface.states else piece for name, piece in pieces.items()}
 
     def run(self, phase: str, values: dict[int, Values]) -> None:
         code: dict[int, Sequence[Instruction]] = {rank: phases.get(phase, ()) for rank, phases in self.code.items()}
-        with torch.no_grad(), contextlib.ExitStack() as off:
-            for device in ("cpu", "cuda"):  # the program has the casts that autocast made while it was captured
-                off.enter_context(torch.autocast(device, enabled=False))
+        with as_captured():
             run_ranks(self.mesh, code, values)
 
     def join(self, values: Mapping[int, Values], name: str, type: Any) -> torch.Tensor:
@@ -90,8 +89,8 @@ class _Step(torch.autograd.Function):
         ctx.step = step
         ctx.set_materialize_grads(False)
         # not used: torch then refuses a second backward without retain_graph, and tensors changed in between
-        ctx.save_for_backward(*(t for name, t in zip(step.given, tensors, strict=True) if name not in step.states))
-        ctx.mark_non_differentiable(*(o for k, o in enumerate(outputs) if k not in step.tangents))
+        ctx.save_for_backward(*(t for name, t in zip(step.interface.given, tensors, strict=True) if name not in step.interface.states))
+        ctx.mark_non_differentiable(*(o for k, o in enumerate(outputs) if k not in step.interface.tangents))
         return tuple(outputs)
 
     @staticmethod
@@ -105,14 +104,14 @@ class _Step(torch.autograd.Function):
         step: SimulatedStep = ctx.step
         given = frozenset(k for k, gradient in enumerate(gradients) if gradient is not None)
         values: dict[int, Values] = ctx.values
-        if given != step.tangents.keys():
+        if given != step.interface.tangents.keys():
             if not given:
-                return (None,) * (1 + len(step.given))
+                return (None,) * (1 + len(step.interface.given))
             step = step.specialize(given)
-            values = {rank: {name: own[name] for name in step.given} for rank, own in values.items()}
+            values = {rank: {name: own[name] for name in step.interface.given} for rank, own in values.items()}
             step.run("forward", values)
-        tangents = {name: gradients[k] for k, name in step.tangents.items()}
+        tangents = {name: gradients[k] for k, name in step.interface.tangents.items()}
         values = {rank: {**own, **step.cut(tangents, rank)} for rank, own in values.items()}
         step.run("backward", values)
-        found = {of: step.join(values, name, type) for of, (name, type) in step.gradients.items()}
-        return (None, *(found.get(name) for name in step.given))
+        found = {of: step.join(values, name, type) for of, (name, type) in step.interface.gradients.items()}
+        return (None, *(found.get(name) for name in step.interface.given))

@@ -1,0 +1,5 @@
+"""``python -m autopar`` is the command ``autopar``; so is ``torchrun … -m autopar``."""
+
+from autopar.cli import app
+
+app(prog_name="autopar")

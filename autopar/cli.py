@@ -1,0 +1,117 @@
+"""The command ``autopar``: what its options are called and how its help reads. What it does is in ``autopar.train``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from typer import Option
+
+import autopar
+from autopar.train.options import DEVICES, DTYPES, Options
+from autopar.train.sizes import SIZES
+
+DEFAULT = Options()
+
+app = typer.Typer(
+    help="An ordinary PyTorch model on a mesh of devices, with the same numbers.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+WHAT = (
+    "Train a small Llama on a mesh, and compare its losses with those of a single device.\n\n"
+    "Shows which transfers were inserted and where, trains on the mesh, trains the same model with the same batches "
+    "on one device, and fails unless the two curves are the same. Nothing is downloaded."
+)
+
+EXAMPLES = """
+[bold]Examples[/bold]
+
+[cyan]autopar train[/cyan] — four processes, data and tensor parallel
+
+[cyan]autopar train --simulate --mesh dp=2,tp=4 --plan megatron+sp[/cyan] — eight ranks in this process
+
+[cyan]autopar train --mesh tp=2 --size small --steps 100 --text book.txt[/cyan]
+
+[cyan]torchrun --nproc-per-node 4 -m autopar train --mesh dp=4[/cyan] — the processes are torchrun's
+
+[bold]Exit status[/bold]
+
+0: the losses are the same.  1: they differ, are not finite, or a rank failed.  2: what was asked for was refused.
+"""
+
+MESH, TRAINING, COMPARISON = "Mesh", "Training", "Comparison"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"autopar {autopar.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[bool, Option("--version", metavar="", callback=_version, is_eager=True, help="Print the version and leave.")] = False,
+) -> None:
+    """An ordinary PyTorch model on a mesh of devices, with the same numbers."""
+
+
+@app.command(help=WHAT, epilog=EXAMPLES)
+def train(
+    mesh: Annotated[str, Option(
+        metavar="AXIS=SIZE,…", rich_help_panel=MESH, help="Axes and their sizes; a rank for each point of the grid.",
+    )] = DEFAULT.mesh,
+    plan: Annotated[str | None, Option(
+        metavar="PRESET|FILE", rich_help_panel=MESH,
+        help='ddp, megatron, megatron+sp, or a JSON file of globs: {"*.up_proj.weight": ["tp", null]}.',
+        show_default="megatron with an axis tp, else ddp",
+    )] = DEFAULT.plan,
+    simulate: Annotated[bool, Option(
+        "--simulate", metavar="", rich_help_panel=MESH, help="All ranks in this one process, without a process group.",
+    )] = DEFAULT.simulate,
+    device: Annotated[str | None, Option(
+        metavar="NAME", rich_help_panel=MESH, help=f"Where the ranks compute: {', '.join(DEVICES)}.",
+        show_default="cuda with a GPU for each rank, else cpu",
+    )] = DEFAULT.device,
+    timeout: Annotated[float, Option(
+        metavar="SECONDS", rich_help_panel=MESH, help="A job without progress for so long is ended.",
+    )] = DEFAULT.timeout,
+    port: Annotated[int | None, Option(
+        metavar="NUMBER", rich_help_panel=MESH, help="Of the rendezvous of the processes.", show_default="a free one",
+    )] = DEFAULT.port,
+    size: Annotated[str, Option(
+        metavar="NAME", rich_help_panel=TRAINING, help=f"Of the Llama: {', '.join(SIZES)}.",
+    )] = DEFAULT.size,
+    text: Annotated[str | None, Option(
+        metavar="FILE", rich_help_panel=TRAINING, help="What to train on, read as bytes.",
+        show_default="the sources of Python's standard library",
+    )] = DEFAULT.text,
+    steps: Annotated[int, Option(metavar="NUMBER", rich_help_panel=TRAINING, help="Updates of the weights.")] = DEFAULT.steps,
+    batch: Annotated[int, Option(
+        metavar="NUMBER", rich_help_panel=TRAINING, help="Sequences in a step, all ranks together.",
+    )] = DEFAULT.batch,
+    sequence: Annotated[int, Option(metavar="NUMBER", rich_help_panel=TRAINING, help="Bytes in a sequence.")] = DEFAULT.sequence,
+    lr: Annotated[float | None, Option(
+        metavar="NUMBER", rich_help_panel=TRAINING, help="Learning rate of AdamW.", show_default="that of the size",
+    )] = DEFAULT.lr,
+    dtype: Annotated[str, Option(
+        metavar="NAME", rich_help_panel=TRAINING, help=f"Of weights and gradients: {', '.join(DTYPES)}.",
+    )] = DEFAULT.dtype,
+    seed: Annotated[int, Option(metavar="NUMBER", rich_help_panel=TRAINING, help="Of weights and batches.")] = DEFAULT.seed,
+    tolerance: Annotated[float | None, Option(
+        metavar="NUMBER", rich_help_panel=COMPARISON, help="The relative difference of two losses that still passes.",
+        show_default="1e-4; 1e-2 for bfloat16",
+    )] = DEFAULT.tolerance,
+) -> None:
+    """Follow the options; the exit status says whether the losses are the same."""
+    from autopar.train.run import run
+
+    options = Options(
+        mesh=mesh, plan=plan, simulate=simulate, device=device, timeout=timeout, port=port, text=text, size=size, dtype=dtype,
+        steps=steps, batch=batch, sequence=sequence, lr=lr, seed=seed, tolerance=tolerance,
+    )  # fmt: skip
+    raise typer.Exit(run(options))

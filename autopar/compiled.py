@@ -1,0 +1,123 @@
+"""A captured step on the mesh: everything from capture to what runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from autopar.capture import Captured, capture
+from autopar.constraints import constraints
+from autopar.layout import DistAttr
+from autopar.localize import LocalPrograms
+from autopar.mesh import Mesh
+from autopar.passes import PIPELINE, Pass, Place, run_passes
+from autopar.plan import Plan
+from autopar.program import Program
+from autopar.report.passes import PassReport, Reports
+from autopar.report.transfers import bytes_per_axis
+from autopar.runtime.process_step import ProcessStep
+from autopar.runtime.simulated_step import SimulatedStep
+from autopar.specialize import specialize
+from autopar.verify import verify
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a step runs: this process.
+
+    Attributes:
+        rank: on the mesh.
+        groups: axis → the name of its process group.
+        device: of its pieces.
+    """
+
+    rank: int
+    groups: Mapping[str, str]
+    device: torch.device
+
+
+@dataclass(eq=False)
+class Compiled:
+    """One captured step: as it was captured, with its transfers, in the shapes of each rank, and ready to run.
+
+    Attributes:
+        part: gives the step whose backward has gradients of only some of the returned values.
+        seat: this process, where it runs steps itself.
+    """
+
+    captured: Captured
+    program: Program
+    local: LocalPrograms
+    reports: Reports
+    part: Callable[[frozenset[int]], Compiled]
+    seat: Seat | None
+
+    @cached_property
+    def simulated(self) -> SimulatedStep:
+        return SimulatedStep(self.program, self.local, lambda given: self.part(given).simulated)
+
+    @cached_property
+    def here(self) -> ProcessStep:
+        assert self.seat is not None
+        local = self.local[self.seat.rank]
+        return ProcessStep(self.program, local, lambda given: self.part(given).here, groups=self.seat.groups, device=self.seat.device)
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """How the calls of a model are captured and placed.
+
+    Attributes:
+        seat: this process, where it runs steps itself; then only its own local program is made.
+        strict: refuse ops that have no sharding rule.
+        whole: returned values are gathered.
+    """
+
+    model: torch.nn.Module
+    mesh: Mesh
+    plan: Plan | None
+    seat: Seat | None
+    strict: bool = False
+    whole: bool = False
+
+    def compile(self, args: Sequence[Any], kwargs: Mapping[str, Any], laid: Mapping[str, DistAttr], notes: Sequence[str] = ()) -> Compiled:
+        """Capture a call and place it.
+
+        Args:
+            laid: how some inputs lie, whatever the plan says.
+            notes: what else the report should say.
+        """
+        start = time.perf_counter()
+        captured = capture(self.model, args, kwargs)
+        captured_ms = (time.perf_counter() - start) * 1e3
+        attrs, decided = constraints(self.plan, self.model, self.mesh, captured, laid)
+        verify(captured.program, "capture")
+        first = PassReport("capture", captured_ms, notes=(*notes, *captured.notes, *decided))
+        return self._placed(captured, captured.program, attrs, [first])
+
+    def _placed(self, captured: Captured, program: Program, attrs: Mapping[str, DistAttr], reports: list[PassReport]) -> Compiled:
+        """Everything after capture."""
+        traced = program.copy() if len(captured.differentiable) > 1 else program
+        options: dict[type[Pass], Any] = {Place: (self.mesh, attrs, self.strict, self.whole)}
+        reports += run_passes(program, [step(*options.get(step, ())) for step in PIPELINE])
+        start = time.perf_counter()
+        local = LocalPrograms(program, lambda made: verify(made, "localize"))
+        for rank in self.mesh.ranks if self.seat is None else [self.seat.rank]:
+            local[rank]
+        ms = (time.perf_counter() - start) * 1e3
+        reports.append(PassReport("localize", ms, bytes=bytes_per_axis(program)))
+        special: dict[frozenset[int], Compiled] = {}
+
+        def specialized(given: frozenset[int]) -> Compiled:
+            if given not in special:
+                part = specialize(traced, given, captured.device)
+                verify(part, "specialize")
+                special[given] = self._placed(captured, part, attrs, [])
+            return special[given]
+
+        return Compiled(captured, program, local, Reports(reports), specialized, self.seat)

@@ -1,0 +1,277 @@
+"""``Parallel``: a model on a mesh, to be used as the model itself."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from autopar.arguments import Signature, bind_arguments, difference, signature_of
+from autopar.borrow import ONE_AT_A_TIME
+from autopar.compiled import Compiled, Compiler, Seat
+from autopar.constraints import layouts_of
+from autopar.dtensor import placements_of
+from autopar.inputs import Given, given_call, piece_of
+from autopar.mesh import Mesh
+from autopar.plan import Plan
+from autopar.program import Program
+from autopar.record import TensorType
+from autopar.report.passes import Reports
+from autopar.report.transfers import Transfers, transfers_of
+from autopar.runtime.agreement import Agreement
+from autopar.runtime.job import Job
+from autopar.runtime.process_step import ProcessStep
+from autopar.shards import for_everyone, for_model, is_dtensor, local_of, sharded
+from autopar.structure import part_at, take_over, unflatten
+from autopar.torch_private import is_transformed
+
+OUTPUTS = ("sharded", "global")
+Key = tuple[Signature, tuple[Any, ...]]
+
+ROOT = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")  # what a module's children are kept in
+
+
+class Parallel(torch.nn.Module):
+    """A model on a mesh. Made by ``parallelize``.
+
+    A module with the model's own children and names: ``named_parameters``, ``state_dict``, ``train``, ``requires_grad_``
+    and the like are the model's. On processes its parameters are DTensors, copies of the model's; without, they are the
+    model's own, and ``simulate`` runs it.
+
+    Attributes:
+        module: the model; on processes, the copy of it whose parameters are DTensors.
+        mesh: the mesh.
+    """
+
+    def __init__(self, model: torch.nn.Module, mesh: Mesh, plan: Plan | None = None, *, job: Job | None = None,
+                 strict: bool = False, inputs: str = "global", outputs: str = "sharded", recapture: bool = True) -> None:  # fmt: skip
+        attrs = layouts_of(plan, model, mesh)
+        super().__init__()
+        module = model if job is None else sharded(model, attrs, mesh, job)
+        self.__dict__ |= {"module": module, **{key: vars(module)[key] for key in ROOT}}  # not as a child: names stay
+        self.mesh = mesh
+        self._plan, self._job = plan, job
+        self._inputs, self._recapture = inputs, recapture
+        self._agreement = None if job is None or mesh.size == 1 else Agreement(job.control)
+        seat = None
+        if job is not None:
+            seat = Seat(job.rank, job.groups, job.device)
+        elif mesh.size == 1:
+            seat = Seat(mesh.ranks[0], {}, next((t.device for t in (*module.parameters(), *module.buffers())), torch.device("cpu")))
+        self._compiler = Compiler(module, mesh, plan, seat, strict, outputs == "global")
+        self._compiled: dict[Key, Compiled] = {}
+        self._latest: Compiled | None = None
+        self._known = dict(module.named_parameters())
+
+    def __repr__(self) -> str:
+        return f"Parallel({type(self.module).__name__} on {self.mesh})"
+
+    @property
+    def training(self) -> bool:  # the model's own flag
+        return self.module.training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if "module" in self.__dict__:
+            self.module.training = mode
+
+    # -- what was captured -----------------------------------------------------------------------------------------
+
+    @property
+    def program(self) -> Program:
+        """The explicit program: every transfer is an op. ``RuntimeError`` before a capture."""
+        return self._current().program
+
+    @property
+    def reports(self) -> Reports:
+        """What each pass did; prints as a table. ``RuntimeError`` before a capture."""
+        return self._current().reports
+
+    @property
+    def transfers(self) -> Transfers:
+        """What was inserted where, and the bytes it moves; prints as a table. ``RuntimeError`` before a capture."""
+        return transfers_of(self.program)
+
+    @property
+    def captures(self) -> int:
+        """How many steps have been captured: one for each structure, shapes and dtypes of arguments, and mode."""
+        return len(self._compiled)
+
+    def local(self, rank: int) -> Program:
+        """The program of one rank, in the shapes of its pieces. Ranks with pieces of equal sizes share one graph."""
+        return self._current().local[rank]
+
+    def _current(self) -> Compiled:
+        if self._latest is None:
+            call = "call it" if self._compiler.seat else "call .simulate(x)"
+            raise RuntimeError(f"nothing has been captured yet; give parallelize an example=(x,), or {call} once")
+        return self._latest
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    def capture(self, *args: Any, **kwargs: Any) -> Compiled:
+        """Capture a call of these shapes and place it, unless that was done before.
+
+        Raises:
+            RuntimeError: it was not, and ``recapture=False``.
+        """
+        return self._captured(self._given(args, kwargs))
+
+    def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Given:
+        return given_call(bind_arguments(self.module, args, kwargs), self._inputs, self.module, self._plan, self.mesh)
+
+    def _key(self, given: Given) -> Key:
+        return signature_of(self.module, given.arguments), given.facts
+
+    def _captured(self, given: Given, key: Key | None = None) -> Compiled:
+        key = key or self._key(given)
+        if key not in self._compiled:
+            notes = self._about_recapture(key)
+            args, kwargs = given.whole()
+            compiled = self._compiler.compile(args, kwargs, given.laid, notes)
+            if self._agreement is not None:  # one order of collectives on all ranks: their programs are one
+                text = hashlib.sha256(str(compiled.program).encode()).hexdigest()[:16]
+                self._agreement.finish(self._agreement.begin(f"captures a program with the digest {text}"))
+            self._compiled[key] = compiled
+        self._latest = self._compiled[key]
+        return self._latest
+
+    def _about_recapture(self, key: Key) -> list[str]:
+        """What differs from the last capture of the same modes, for the report; refused with ``recapture=False``."""
+        alike = [other for other, _ in self._compiled if (other.training, other.modes) == (key[0].training, key[0].modes)]
+        if not alike:
+            return []
+        what = difference(alike[-1], key[0])
+        if not self._recapture:
+            raise RuntimeError(f"the step was captured for other arguments, and recapture=False: {what}; pad to one shape, or allow recapture=True")
+        return [f"capture {len(self._compiled) + 1} of this model: {what}"]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model: its own signature, its own output structure; outputs are attached to autograd.
+
+        Scalars come back as plain tensors with their global value, other tensors as DTensors; with ``outputs="global"``
+        all as plain tensors, whole on every rank. All ranks call it alike.
+        """
+        seat = self._compiler.seat
+        if seat is None:
+            raise RuntimeError(
+                f"the mesh ({self.mesh}) needs {self.mesh.size} processes, and this one is alone; start them with "
+                f"torchrun --nproc-per-node {self.mesh.size} and call parallelize in each, or call .simulate(...) to run all ranks in this process"
+            )
+        given = self._given(args, kwargs)
+        key = self._key(given)
+        pending = None
+        if self._agreement is not None:
+            pending = self._agreement.begin(f"call {_told(given)}")
+            if key not in self._compiled:
+                self._agreement.finish(pending)
+                pending = None
+        with ONE_AT_A_TIME:
+            compiled = self._captured(given, key)
+        step = compiled.here
+        pieces, leaves, brought = self._pieces(given, step, seat.rank)
+        types = step.interface.types
+        made = step(pieces, leaves, lambda name, piece: piece if name in brought else self._gradient(leaves[name], types[name], piece))
+        if pending is not None:
+            self._agreement.finish(pending)  # type: ignore[union-attr]
+        outputs = [self._returned(tensor, type) for tensor, (_, type) in zip(made, step.interface.returned, strict=True)]
+        return _returned_like_the_model(compiled, outputs, args, kwargs)
+
+    def _pieces(self, given: Given, step: ProcessStep, rank: int) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], set[str]]:
+        """This rank's pieces of parameters, buffers and inputs, in the order of the placeholders; the user's tensors that
+        receive gradients, by placeholder; and those placeholders whose pieces the ranks bring themselves."""
+        own = [*self._checked_parameters(), *self.module.named_buffers()]
+        pieces = [local_of(tensor) for _, tensor in own]
+        leaves = {name: tensor for name, (_, tensor) in zip(step.interface.given, own, strict=False) if tensor.requires_grad}
+        brought = set()
+        arguments = given.arguments
+        for name, user, tensor in zip(step.interface.given[len(own) :], arguments.names, arguments.tensors, strict=True):
+            pieces.append(piece_of(tensor, user, step.interface.types[name], rank, given))
+            if tensor.requires_grad:
+                leaves[name] = tensor
+            if user in given.shapes:
+                brought.add(name)
+        return pieces, leaves, brought
+
+    def _checked_parameters(self) -> list[tuple[str, torch.Tensor]]:
+        named = list(self.module.named_parameters())
+        for name, tensor in named:
+            known = self._known.get(name)
+            if tensor is known:
+                continue
+            if known is None or (is_dtensor(known) and getattr(tensor, "placements", None) != known.placements):  # type: ignore[attr-defined]
+                raise ValueError(f"the parameter {name} was {'added' if known is None else 'replaced'} after parallelize; change the model first, then parallelize it")
+            self._known[name] = tensor  # type: ignore[assignment]
+        for name, tensor in named:
+            if tensor.is_meta:
+                raise ValueError(f"{name} is on the meta device and has no values; call to_empty(device=...) and initialise it")
+        return named  # type: ignore[return-value]
+
+    def _returned(self, piece: torch.Tensor, type: TensorType) -> torch.Tensor:
+        if self._job is None or not type.shape or self._compiler.whole:
+            return piece
+        from torch.distributed.tensor import DTensor
+
+        stride = torch.empty(type.shape, device="meta").stride()
+        placements = placements_of(type.attr, self.mesh, type.shape)
+        return DTensor.from_local(piece.contiguous(), self._job.device_mesh, placements, run_check=False, shape=torch.Size(type.shape), stride=stride)
+
+    def _gradient(self, leaf: torch.Tensor, type: TensorType, piece: torch.Tensor) -> torch.Tensor:
+        """What a tensor of the user's receives: a DTensor one that lies as it does, a whole one a whole one."""
+        if self._job is None:
+            return piece
+        from torch.distributed.tensor import DTensor
+
+        placements = leaf.placements if is_dtensor(leaf) else placements_of(type.attr, self.mesh, type.shape)  # type: ignore[attr-defined]
+        made = DTensor.from_local(piece, self._job.device_mesh, placements, run_check=False, shape=leaf.shape, stride=leaf.stride())
+        return made if is_dtensor(leaf) else made.full_tensor()
+
+    def simulate(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model with all ranks in this process: its own signature, its own output structure, full tensors.
+
+        The outputs are attached to autograd: ``backward()`` fills full-size ``.grad`` of the model's parameters.
+        """
+        if self._job is not None:
+            raise RuntimeError("the parameters of this model lie on processes; to simulate, call parallelize in a process that is alone")
+        with ONE_AT_A_TIME:  # while a thread captures, the model's tensors are lent
+            compiled = self._captured(self._given(args, kwargs))
+            state = [*self.module.named_parameters(), *self.module.named_buffers()]
+        arguments = bind_arguments(self.module, args, kwargs)
+        named = [*state, *zip(arguments.names, arguments.tensors, strict=True)]
+        for name, tensor in named:
+            if is_transformed(tensor):
+                raise ValueError(
+                    f"{name} is inside a torch.func transform or carries a forward-mode tangent; "
+                    f"a captured step has gradients through backward() alone"
+                )
+            if tensor.is_meta:
+                raise ValueError(f"{name} is on the meta device and has no values to simulate with; to_empty() and init it")
+        return _returned_like_the_model(compiled, compiled.simulated([tensor for _, tensor in named]), args, kwargs)
+
+    # -- state dicts -----------------------------------------------------------------------------------------------
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own; on processes of DTensors, which ``torch.distributed.checkpoint`` saves."""
+        return for_everyone(self.module.state_dict(*args, **kwargs))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """The model's own. Full tensors, as of a model on one device, are cut; DTensors are re-laid."""
+        own = {**dict(self.module.named_parameters(remove_duplicate=False)), **dict(self.module.named_buffers(remove_duplicate=False))}
+        return self.module.load_state_dict(for_model(state_dict, own), *args, **kwargs)
+
+
+def _told(given: Given) -> str:
+    arguments = given.arguments
+    return "(" + ", ".join(f"{n} {str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for n, t in zip(arguments.names, arguments.tensors, strict=True)) + ")"
+
+
+def _returned_like_the_model(compiled: Compiled, tensors: list[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    captured, outputs = compiled.captured, iter(tensors)
+    count = captured.outputs + len(captured.leaves)
+    leaves = [captured.leaves[k] if k in captured.leaves else next(outputs) for k in range(count)]
+    returned = unflatten(leaves, captured.spec)
+    for position, way in captured.extended:
+        take_over((*args, *kwargs.values())[position], part_at(returned, way))
+    return returned

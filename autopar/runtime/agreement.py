@@ -1,0 +1,69 @@
+"""Agreement: all ranks make the same calls, in the same order, with tensors of the same shapes.
+
+Ranks that do not would meet in collectives that do not belong together, and some of these give wrong sums without an
+error. So with each call a digest of all calls so far goes round, beside the step and waited for at its end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import distributed
+
+from autopar.runtime import where
+
+Pending = tuple[distributed.Work, list[torch.Tensor], str]
+
+
+class Agreement:
+    """What this rank has done so far, compared with the others.
+
+    Args:
+        control: a gloo group of all ranks.
+    """
+
+    def __init__(self, control: distributed.ProcessGroup) -> None:
+        self._control = control
+        self._history = hashlib.blake2b(digest_size=8)
+
+    def add(self, event: str) -> None:
+        """This rank does something that all do; compared with the next call."""
+        self._history.update(event.encode())
+
+    def begin(self, call: str) -> Pending:
+        """This rank makes a call. ``finish`` compares."""
+        self.add(call)
+        own = torch.frombuffer(bytearray(self._history.digest()), dtype=torch.int64)
+        every = list(torch.empty(self._control.size(), 1, dtype=torch.int64))
+        return distributed.all_gather(every, own, self._control, async_op=True), every, call
+
+    def finish(self, pending: Pending) -> None:
+        """Wait for the others' calls.
+
+        Raises:
+            RuntimeError: a rank makes another call; each call is told.
+        """
+        work, every, call = pending
+        work.wait()
+        if len(set(torch.cat(every).tolist())) == 1:
+            return
+        calls: list[str] = [""] * self._control.size()
+        distributed.all_gather_object(calls, call, self._control)
+        ranks: dict[str, list[int]] = {}
+        for rank, one in enumerate(calls):
+            ranks.setdefault(one, []).append(rank)
+        told = "".join(f"\n    {_ranks(some)}: {one}" for one, some in ranks.items())
+        if len(ranks) == 1:
+            raise RuntimeError(f"the ranks have not made the same calls before this one{told}\n  let all ranks call forward and backward alike, also in the last step")
+        raise RuntimeError(
+            f"the ranks make different calls{told}\n  let all ranks call with tensors of the same shapes: with inputs=\"global\" the same batch, "
+            f"with inputs=\"local\" batches of the same size (drop_last=True)"
+        )
+
+
+where.register(Agreement.finish.__code__, {Agreement.finish.__code__.co_firstlineno: "the comparison of the ranks' calls"})
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {' '.join(map(str, ranks))}"

@@ -1,0 +1,79 @@
+"""The job: the processes of a mesh, one a rank, and this one among them."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import distributed
+
+from autopar.dtensor import device_mesh_of
+from autopar.mesh import Mesh
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
+
+
+@dataclass(frozen=True)
+class Job:
+    """This process on the mesh.
+
+    Attributes:
+        rank: of this process, on the mesh and in the world.
+        device_mesh: torch's mesh of the same ranks and names, with a process group for each axis.
+        groups: axis → the name of this rank's group.
+        device: where this rank's pieces lie.
+        control: a gloo group of all ranks, for what is said beside the step.
+    """
+
+    rank: int
+    device_mesh: DeviceMesh
+    groups: dict[str, str]
+    device: torch.device
+    control: distributed.ProcessGroup
+
+
+def job_of(mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | None, timeout: float) -> Job | None:
+    """The job that this process belongs to; ``None`` where it is alone. All ranks call it.
+
+    Where torchrun has started the process and no process group has been initialised, that is done here.
+
+    Raises:
+        ValueError: the mesh does not have as many ranks as there are processes.
+    """
+    if not distributed.is_available():
+        return None
+    if not distributed.is_initialized():
+        if not all(os.environ.get(name) for name in LAUNCHED):
+            return None
+        _check_size(mesh, int(os.environ["WORLD_SIZE"]))
+        _initialize(device, timeout)
+    _check_size(mesh, distributed.get_world_size())
+    device_mesh = device_mesh or device_mesh_of(mesh, device.type)
+    if device_mesh.device_type != "cpu":
+        device = torch.device(device_mesh.device_type, torch.get_device_module(device_mesh.device_type).current_device())
+    groups = {axis: device_mesh.get_group(axis).group_name for axis in mesh.names}
+    control = distributed.new_group(backend="gloo")
+    return Job(distributed.get_rank(), device_mesh, groups, device, control)
+
+
+def _initialize(device: torch.device, timeout: float) -> None:
+    """As ``init_process_group`` under torchrun. Groups wait longer than the watch does, which says more than they do."""
+    if device.type == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    backend = "gloo" if device.type == "cpu" else None
+    distributed.init_process_group(backend, timeout=datetime.timedelta(seconds=2 * timeout + 60))
+
+
+def _check_size(mesh: Mesh, processes: int) -> None:
+    if mesh.size != processes or sorted(mesh.ranks) != list(range(processes)):
+        ranks = "" if mesh.ranks == tuple(range(mesh.size)) else f", {' '.join(map(str, mesh.ranks))}"
+        raise ValueError(
+            f"the mesh ({mesh}) has {mesh.size} rank{'s' * (mesh.size != 1)}{ranks}, and there {'is' if processes == 1 else 'are'} {processes} "
+            f"process{'es' * (processes != 1)}; start one for each, as with torchrun --nproc-per-node {mesh.size}, or give a mesh of {processes}"
+        )

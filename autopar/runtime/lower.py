@@ -1,0 +1,208 @@
+"""Lower: a local program becomes one Python function a phase, of ATen ops and functional collectives.
+
+    local                                                  lowered, forward
+    h : f32[16 128] = relu(mm)                      →      relu = torch.ops.aten.relu.default(mm);  mm = None
+    y : f32[16 256] = all_gather(h, 1, tp, sizes=…)        y_start = start_all_gather(relu, (16, 128), 1, (128, 128), '3')
+    z : f32[64 256] = t(w)                                 z = torch.ops.aten.t.default(w)
+    u : f32[16 64] = mm(y, z)                              y = finish_all_gather(y_start, …);  y_start = None
+                                                           u = torch.ops.aten.mm.default(y, z);  y = z = None
+
+The joint graph is split by phase: what the backward reads of the forward is what the forward hands over. A collective
+begins where its transfer stands and is waited for before its first reader. Arguments come in a list that the function
+empties, so that a tensor is freed after its last reader, as in eager.
+"""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar import transfers
+from autopar.errors import SimulationError, at_line
+from autopar.program import Program, map_operands, operands, record_of
+from autopar.record import TensorType
+from autopar.rules.registry import rule_of
+from autopar.runtime import where
+from autopar.runtime.collectives import Exchange, exchange, start_all_reduce, start_all_reduce_in_place
+from autopar.runtime.simulate import ANY_STRIDES
+from autopar.text.printer import print_node
+from autopar.torch_private import BoxedCodeGen, OpOverload, returns_alias
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """One phase on one rank.
+
+    Attributes:
+        run: takes a list of tensors, which it empties, and returns a list.
+        takes, gives: the names of their values.
+        graph: the FX graph it was made of, which other compilers take too.
+    """
+
+    run: Callable[[list[torch.Tensor]], list[torch.Tensor]]
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+    graph: fx.Graph
+
+
+def lower(program: Program, groups: Mapping[str, str]) -> dict[str, Lowered]:
+    """The phases of a rank's local program; linear in the graph.
+
+    Args:
+        groups: axis → the name of the rank's process group.
+    """
+    values: dict[str, list[fx.Node]] = {"forward": []}
+    for node in program.nodes:
+        if node.op in ("call_function", "get_attr"):
+            values.setdefault(record_of(node).phase, []).append(node)
+    rows = list(zip(operands(program.output), record_of(program.output).results, strict=True))
+    results = {
+        "forward": [node for node, result in rows if result.kind != "grad"],
+        "backward": [node for node, result in rows if result.kind == "grad"],
+    }
+    handed = _read_from_outside(values.get("backward", []), results["backward"])
+    results["forward"] += [node for node in handed if record_of(node).phase == "forward" and node.op == "call_function"]
+    return {
+        phase: _Phase(program, groups, f"{phase} of rank {_rank(program)}").run(nodes, list(dict.fromkeys(results[phase])))
+        for phase, nodes in values.items()
+    }
+
+
+def _rank(program: Program) -> int:
+    assert program.mesh is not None and program.coordinates is not None
+    return program.mesh.rank(program.coordinates)
+
+
+def _read_from_outside(nodes: list[fx.Node], results: list[fx.Node]) -> list[fx.Node]:
+    """What a phase reads and does not make."""
+    own = set(nodes)
+    read = dict.fromkeys(value for node in nodes for value in operands(node))
+    return [value for value in {**read, **dict.fromkeys(results)} if value not in own]
+
+
+class _Phase:
+    def __init__(self, program: Program, groups: Mapping[str, str], title: str) -> None:
+        self.program, self.groups, self.title = program, groups, title
+        self.graph = fx.Graph()
+        self.values: dict[fx.Node, fx.Node] = {}
+        self.started: dict[fx.Node, tuple[fx.Node, Exchange]] = {}  # collectives that nobody has waited for
+        self.fresh: set[fx.Node] = set()  # values in memory of their own
+        self.lines: dict[str, fx.Node] = {}  # what a name of the generated code stands for
+
+    def run(self, nodes: list[fx.Node], results: list[fx.Node]) -> Lowered:
+        constants = [node for node in nodes if node.op == "get_attr"]
+        takes = [*constants, *_read_from_outside(nodes, results)]
+        for node in takes:
+            self.values[node] = self.graph.placeholder(node.name)
+        for node in nodes:
+            if node.op == "call_function":
+                self.node(node)
+        self.graph.output([self.read(node) for node in results])
+        self.graph.set_codegen(BoxedCodeGen())
+        return Lowered(self.compile(), tuple(n.name for n in takes), tuple(n.name for n in results), self.graph)
+
+    def read(self, node: fx.Node) -> fx.Node:
+        """A value, after its collective has been waited for."""
+        if node in self.started:
+            started, found = self.started.pop(node)
+            self.values[node] = self.call(node, node.name, found.finish, (started, *found.finished))
+        return self.values[node]
+
+    def call(self, node: fx.Node, name: str, target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> fx.Node:
+        new = self.graph.create_node("call_function", target, args, dict(kwargs or {}), name=name)
+        self.lines[new.name] = node
+        return new
+
+    def node(self, node: fx.Node) -> None:
+        row = transfers.BY_FUNCTION.get(node.target)
+        if row is not None:
+            self.transfer(node, row)
+            return
+        target = ANY_STRIDES.get(node.target, node.target)
+        args, kwargs = map_operands(node.args, self.read), map_operands(dict(node.kwargs), self.read)
+        self.values[node] = self.call(node, node.name, target, args, kwargs)
+        if isinstance(node.target, OpOverload) and not returns_alias(node.target) and not rule_of(node.target).view:
+            self.fresh.add(node)
+
+    def transfer(self, node: fx.Node, row: transfers.Transfer) -> None:
+        given = transfers.arguments(node.target, node.args, node.kwargs)
+        (operand,) = operands(node)
+        source, result = record_of(operand).type, record_of(node).type
+        assert isinstance(source, TensorType) and isinstance(result, TensorType)
+        at = self.program.coordinates or {}
+        if not row.collective:
+            self.values[node] = self.local(node, given, at)
+            return
+        if row.function in (transfers.send, transfers.recv):
+            raise SimulationError(f"{row.name} needs a pipeline runtime")
+        axis = given["axis"]
+        found = exchange(row.function, given, source.shape, result.shape, source.dtype, at[axis], self.groups[axis])
+        start = found.start
+        if start is start_all_reduce and operand in self.fresh and len(operand.users) == 1:
+            start = start_all_reduce_in_place
+        x = self.read(operand)
+        self.started[node] = (self.call(node, f"{node.name}_start", start, (x, *found.started)), found)
+        self.fresh.add(node)
+
+    def local(self, node: fx.Node, given: Mapping[str, Any], at: Mapping[str, int]) -> fx.Node:
+        """A transfer in which nothing is sent."""
+        x = self.read(operands(node)[0])
+        shape = record_of(node).type.shape  # type: ignore[union-attr]
+        if node.target is transfers.cast:
+            return self.call(node, node.name, torch.Tensor.to, (x, given["dtype"]))
+        if node.target is transfers.wait:
+            return x
+        if node.target is transfers.pend:
+            return x if at[given["axis"]] == 0 else self.call(node, node.name, torch.zeros_like, (x,))
+        source = record_of(operands(node)[0]).type
+        view = tuple(n for dim in given["parts"] for n in dim) if given.get("parts") else source.shape  # type: ignore[union-attr]
+        sizes, index = given["sizes"], at[given["axis"]]
+        return self.call(node, node.name, own_piece, (x, view, given["dim"], sum(sizes[:index]), sizes[index], shape))
+
+    def compile(self) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+        """The function, with its source where tracebacks find it, and each line with what it stands for."""
+        code = self.graph.python_code("self")
+        file = f"<autopar {self.title} {next(_NUMBERS)}>"
+        scope = dict(code.globals)
+        exec(compile(code.src, file, "exec"), scope)
+        function = scope["forward"]
+        lines = code.src.splitlines(keepends=True)
+        linecache.cache[file] = (len(code.src), None, lines, file)
+        where.register(function.__code__, _Lines(self.program, self.lines, lines))
+        return lambda tensors: function(None, tensors)
+
+
+_NUMBERS = itertools.count()
+
+
+def own_piece(x: torch.Tensor, view: tuple[int, ...], dim: int, start: int, size: int, shape: tuple[int, ...]) -> torch.Tensor:
+    return x.reshape(view).narrow(dim, start, size).reshape(shape).contiguous()
+
+
+class _Lines(Mapping[int, str]):
+    """Line of generated code → the line of the program, the user's line and module; made when somebody asks."""
+
+    def __init__(self, program: Program, names: Mapping[str, fx.Node], lines: list[str]) -> None:
+        self.program = program
+        self.nodes = {
+            number: names[name]
+            for number, line in enumerate(lines, 1)
+            if (name := line.strip().partition(" ")[0].partition(":")[0]) in names
+        }
+
+    def __getitem__(self, number: int) -> str:
+        node = self.nodes[number]
+        record = record_of(node)
+        return f"{print_node(self.program, node).strip()}   {at_line(record.source, record.module).strip()}"
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.nodes)
+
+    def __len__(self) -> int:
+        return len(self.nodes)

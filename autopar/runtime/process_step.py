@@ -1,0 +1,147 @@
+"""A step on real processes: this rank's pieces in, this rank's pieces out, as one autograd function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from autopar.program import Program
+from autopar.runtime import where
+from autopar.runtime.interface import Interface
+from autopar.runtime.lower import Lowered, lower
+from autopar.runtime.modes import as_captured
+
+
+class ProcessStep:
+    """The local program of one rank, ready to run.
+
+    A backward belongs to a set of returned values that have a gradient. Which these are is known only when it runs, so
+    the forward of the last such set is run; the first time, of the scalars (a loss) if there are any. Where that was
+    wrong, the forward runs again.
+
+    Args:
+        explicit: the program with Layouts.
+        local: the program of this rank.
+        specialize: gives the step for fewer gradients.
+        groups: axis → the name of its process group.
+    """
+
+    def __init__(
+        self,
+        explicit: Program,
+        local: Program,
+        specialize: Callable[[frozenset[int]], ProcessStep],
+        *,
+        groups: Mapping[str, str],
+        device: torch.device,
+    ) -> None:
+        self.interface = Interface.of(explicit)
+        self.specialize = specialize
+        self._local = local
+        self._constants = {
+            name: constant.tensor.to(device) for name, constant in explicit.constants.items() if constant.tensor is not None
+        }
+        self._groups = groups
+        self.tangents = frozenset(self.interface.tangents)
+        scalars = frozenset(k for k in self.tangents if not self.interface.returned[k][1].shape)
+        self.expected = scalars or self.tangents
+
+    @cached_property
+    def phases(self) -> Mapping[str, Lowered]:
+        """Made when they are run: most steps only ever run for fewer gradients."""
+        return lower(self._local, self._groups)
+
+    def __call__(self, pieces: Sequence[torch.Tensor], leaves: Mapping[str, torch.Tensor], gradient: Callable[[str, torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        """Run on this rank's pieces of parameters, buffers and inputs, in the order of the placeholders.
+
+        Args:
+            pieces: plain tensors; those of buffers are updated in place.
+            leaves: placeholder → the tensor of the user's that receives its gradient.
+            gradient: makes of a placeholder's name and its gradient's piece what that tensor receives.
+        """
+        if not self.tangents:
+            with as_captured():
+                return self.forward(pieces)[0]
+        return list(_Step.apply(self, pieces, tuple(leaves), gradient, *leaves.values()))  # type: ignore[no-untyped-call]
+
+    def forward(self, pieces: Sequence[torch.Tensor], *, keep_states: bool = True) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The pieces of the returned values, and what the backward needs, in the order in which it takes it."""
+        phases, values = self.phases, dict(zip(self.interface.given, pieces, strict=True))
+        first = phases["forward"]
+        made = dict(zip(first.gives, self._run("forward", [self._constants.get(n, values.get(n)) for n in first.takes]), strict=True))
+        if keep_states:
+            for of, (name, _) in self.interface.states.items():
+                values[of].copy_(made[name])
+        returned = [made[name] for name, _ in self.interface.returned]
+        if "backward" not in phases:
+            return _distinct(returned), []
+        tangents = set(self.interface.tangents.values())
+        saved = [made.get(n, self._constants.get(n, values.get(n))) for n in phases["backward"].takes if n not in tangents]
+        return _distinct(returned), saved  # type: ignore[return-value]
+
+    def backward(self, saved: list[torch.Tensor], gradients: Mapping[int, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Placeholder → the piece of its gradient. ``saved`` is emptied on the way."""
+        if "backward" not in self.phases:
+            return {}
+        tangents = {name: gradients[k].contiguous() for k, name in self.interface.tangents.items()}
+        last = self.phases["backward"]
+        rest = iter(saved)
+        boxed = [tangents[name] if name in tangents else next(rest) for name in last.takes]
+        saved.clear()
+        del rest
+        made = dict(zip(last.gives, self._run("backward", boxed), strict=True))
+        return {of: made[name] for of, (name, _) in self.interface.gradients.items()}
+
+    def _run(self, phase: str, boxed: list[Any]) -> list[torch.Tensor]:
+        where.tick()
+        return self.phases[phase].run(boxed)
+
+
+def _distinct(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """A tensor that is returned twice, as two: each has a gradient of its own."""
+    seen: set[int] = set()
+    return [t.view_as(t) if id(t) in seen or seen.add(id(t)) else t for t in tensors]
+
+
+class _Step(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: ProcessStep, pieces: Sequence[torch.Tensor], names: tuple[str, ...],
+                gradient: Callable[[str, torch.Tensor], torch.Tensor], *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:  # fmt: skip
+        step = whole if whole.expected == whole.tangents else whole.specialize(whole.expected)
+        before = {k: pieces[k].clone() for k, name in enumerate(step.interface.given) if name in step.interface.states}
+        with as_captured():
+            outputs, saved = step.forward(pieces)
+        ctx.whole, ctx.step, ctx.names, ctx.gradient, ctx.kept = whole, step, names, gradient, len(saved)
+        ctx.save_for_backward(*saved, *(before.get(k, piece) for k, piece in enumerate(pieces)))
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(o for k, o in enumerate(outputs) if k not in whole.tangents))
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "a captured step is differentiated once: its gradients cannot be differentiated again, "
+                "so create_graph=True is refused; take such a penalty on the model itself, without autopar"
+            )
+        saved = list(ctx.saved_tensors)
+        pieces = saved[ctx.kept :]
+        del saved[ctx.kept :]
+        ctx.maybe_clear_saved_tensors()  # those that the backward has read are freed on the way, but for retain_graph=True
+        found = {k: gradient for k, gradient in enumerate(gradients) if gradient is not None}
+        none = (None,) * (4 + len(ctx.names))
+        if not found:
+            return none
+        step: ProcessStep = ctx.step
+        with as_captured():
+            if found.keys() != step.tangents:
+                given = frozenset(found)
+                ctx.whole.expected = given
+                step = ctx.whole if given == ctx.whole.tangents else ctx.whole.specialize(given)
+                _, saved = step.forward(pieces, keep_states=False)
+            del pieces
+            made = step.backward(saved, found)
+            return (*none[:4], *(ctx.gradient(name, made[name]) if name in made else None for name in ctx.names))

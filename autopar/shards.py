@@ -1,0 +1,83 @@
+"""Shards: a model's parameters as DTensors, each in the Layout that the plan gives it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from autopar.dtensor import edge_of, placements_of
+from autopar.layout import DistAttr
+from autopar.mesh import Mesh
+from autopar.runtime.job import Job
+from autopar.torch_private import is_strided_shard
+
+
+def sharded(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh: Mesh, job: Job) -> torch.nn.Module:
+    """A copy of the model with DTensor parameters; the model itself is not changed.
+
+    Values are those of the first rank, as in DistributedDataParallel, so that ranks with other seeds agree. Buffers
+    that the plan does not split stay plain tensors, whole on every rank. On meta nothing is sent, and the copy is on meta.
+    """
+    named = [*model.named_parameters(), *model.named_buffers()]
+    replaced: dict[int, Any] = {}
+    for name, tensor in named:
+        attr = edge_of(attrs.get(name, DistAttr.replicated(tensor.dim())), mesh, tensor.shape, strided=True)
+        placed = _placed(tensor, attr, mesh, job)
+        if isinstance(tensor, torch.nn.Parameter):
+            new: torch.Tensor = torch.nn.Parameter(placed, requires_grad=tensor.requires_grad)
+        else:
+            new = placed.to_local() if attr.is_replicated else placed
+        vars(new).update({key: value for key, value in vars(tensor).items() if key not in vars(new)})
+        replaced[id(tensor)] = new
+    return copy.deepcopy(model, replaced)
+
+
+def _placed(tensor: torch.Tensor, attr: DistAttr, mesh: Mesh, job: Job) -> Any:
+    from torch.distributed.tensor import distribute_tensor
+
+    placements = placements_of(attr, mesh, tensor.shape)
+    value = tensor.detach()
+    if not value.is_meta:
+        value = value.to(job.device).contiguous().clone()  # a whole one is not sent to its own rank: it would be the model's
+    return distribute_tensor(value, job.device_mesh, placements)
+
+
+def is_dtensor(value: Any) -> bool:
+    """Whether a value is a DTensor; imports it only where there can be one."""
+    return isinstance(value, torch.Tensor) and type(value).__name__ != "Tensor" and hasattr(value, "to_local")
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's piece of a DTensor; a plain tensor is its own."""
+    with torch.no_grad():
+        return tensor.to_local() if is_dtensor(tensor) else tensor.detach()  # type: ignore[attr-defined]
+
+
+def for_everyone(state: dict[str, Any]) -> dict[str, Any]:
+    """A state dict whose DTensors have public placements only, which checkpoints know; the others are re-laid."""
+    from torch.distributed.tensor import Replicate
+
+    for name, value in state.items():
+        if is_dtensor(value) and any(map(is_strided_shard, value.placements)):
+            public = [Replicate() if is_strided_shard(p) else p for p in value.placements]
+            state[name] = value.detach().redistribute(placements=public)
+    return state
+
+
+def for_model(state: Mapping[str, Any], own: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """A state dict whose values lie as the model's do: full tensors are cut, DTensors re-laid."""
+    from torch.distributed.tensor import distribute_tensor
+
+    laid = dict(state)
+    for name, value in state.items():
+        here = own.get(name)
+        if here is None or not is_dtensor(here) or not isinstance(value, torch.Tensor) or value.shape != here.shape:
+            continue  # what does not fit, load_state_dict says
+        if is_dtensor(value):
+            laid[name] = value.detach().redistribute(here.device_mesh, here.placements)  # type: ignore[attr-defined]
+        else:  # every rank has the whole: nothing is sent
+            laid[name] = distribute_tensor(value.detach().to(here.device), here.device_mesh, here.placements, src_data_rank=None)  # type: ignore[attr-defined]
+    return laid

@@ -1,0 +1,47 @@
+"""Two curves of losses, compared step by step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+TINY = 1e-30  # a loss of zero is compared with this
+SHOWN = 9  # steps in the table, the worst one besides
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The losses on the mesh and those of the single device, of the same steps."""
+
+    parallel: Sequence[float]
+    single: Sequence[float]
+
+    def __post_init__(self) -> None:
+        if not self.parallel or len(self.parallel) != len(self.single):
+            raise ValueError(f"{len(self.parallel)} and {len(self.single)} steps cannot be compared")
+
+    def difference(self, step: int) -> float:
+        """Relative to the single device's loss; infinite when either is not finite."""
+        a, b = self.parallel[step], self.single[step]
+        if not (math.isfinite(a) and math.isfinite(b)):
+            return math.inf
+        return abs(a - b) / max(abs(b), TINY)
+
+    @property
+    def worst(self) -> int:
+        """The first of the steps that differ most."""
+        return max(range(len(self.single)), key=self.difference)
+
+    @property
+    def largest(self) -> float:
+        return self.difference(self.worst)
+
+    def within(self, tolerance: float) -> bool:
+        """Whether all losses are finite and none differs by more than ``tolerance``."""
+        return self.largest <= tolerance < math.inf
+
+    def steps(self) -> list[int]:
+        """Some steps to show: the first, the last, the worst, and some in between."""
+        last = len(self.single) - 1
+        return sorted({round(k * last / (SHOWN - 1)) for k in range(SHOWN)} | {self.worst})

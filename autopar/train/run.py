@@ -1,0 +1,107 @@
+"""One training, from what was asked to the exit status: simulated, as a rank of a job, or in processes started here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+
+import autopar
+from autopar.constraints import layouts_of
+from autopar.errors import AutoparError
+from autopar.train.curve import Comparison
+from autopar.train.launched import launched
+from autopar.train.loop import train
+from autopar.train.model import llama
+from autopar.train.options import Checked, Options, check
+from autopar.train.show import console_of, show_comparison, show_decisions, show_request, show_steps
+
+EQUAL, DIFFERENT, REFUSED = 0, 1, 2  # exit statuses
+TOLD = 64  # added to that of a rank which this command started, when the rank has told the user itself
+STARTED = "AUTOPAR_TRAIN_STARTED"  # the variable by which such a rank knows
+
+
+def run(options: Options) -> int:
+    """Follow the options; the exit status. What stands in the way is told in a line, without a traceback."""
+    try:
+        status = _follow(options)
+    except AutoparError as error:
+        text = str(error)
+        print(text if text.startswith("autopar:") else f"autopar: {text}", file=sys.stderr)
+        status = REFUSED
+    return status + TOLD if status and STARTED in os.environ else status
+
+
+def _follow(options: Options) -> int:
+    checked = check(options, launched())
+    if checked.processes and checked.launched is None:
+        return _start(checked)
+    if checked.device.type == "cuda":
+        torch.cuda.set_device(checked.device)
+    return _train(checked)
+
+
+def _start(checked: Checked) -> int:
+    """The same command again, once for each rank."""
+    from autopar.runtime.launch import LaunchError, launch
+
+    options = replace(checked.options, device=checked.device.type)
+    if not isinstance(checked.plan, str):  # what is wrong with it is told here, once
+        shapes = {name: (options.batch, options.sequence) for name in _batch(checked, 0)}
+        layouts_of(checked.plan, _model(checked, torch.device("meta")), checked.mesh, shapes)
+    command = [sys.executable, "-m", "autopar", "train", *options.arguments()]
+    endpoint = None if options.port is None else f"localhost:{options.port}"
+    try:
+        launch(command, checked.mesh.size, endpoint=endpoint, environment={STARTED: "1"})
+    except LaunchError as error:
+        if error.status - TOLD not in (DIFFERENT, REFUSED):
+            print(error, file=sys.stderr)
+            return error.status
+        return error.status - TOLD
+    return EQUAL
+
+
+def _train(checked: Checked) -> int:
+    """Train on the mesh; then the first rank trains alone and compares, when the others have left."""
+    first = checked.launched is None or checked.launched.rank == 0
+    console = console_of(first)
+    options = checked.options
+    model = _model(checked)
+    show_request(console, checked, sum(p.numel() for p in model.parameters()))
+    more = {"timeout": options.timeout} if checked.processes else {}
+    parallel = autopar.parallelize(model, checked.mesh, checked.plan, example=_batch(checked, 0), **more)
+    show_decisions(console, parallel.reports, parallel.transfers)
+    call, owner = (parallel, parallel) if checked.processes else (parallel.simulate, model)
+    losses = _losses(checked, f"on {checked.mesh}", call, owner, console)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if not first:
+        return EQUAL
+    alone = _model(checked)
+    comparison = Comparison(losses, _losses(checked, "on a single device", alone, alone, console))
+    show_comparison(console, comparison, checked)
+    return EQUAL if comparison.within(checked.tolerance) else DIFFERENT
+
+
+def _losses(checked: Checked, title: str, call: Callable[..., Any], owner: torch.nn.Module, console: Console) -> list[float]:
+    """The losses of all steps, seen while they are made."""
+    o = checked.options
+    batches = (_batch(checked, step) for step in range(o.steps))
+    steps = train(call, owner.parameters(), batches, checked.lr)
+    return [step.loss for step in show_steps(console, title, steps, o.steps, o.batch * o.sequence)]
+
+
+def _model(checked: Checked, device: torch.device | None = None) -> torch.nn.Module:
+    o = checked.options
+    return llama(checked.size, o.sequence, o.seed, checked.dtype, device or checked.device)
+
+
+def _batch(checked: Checked, step: int) -> dict[str, torch.Tensor]:
+    o = checked.options
+    return checked.text.batch(o.seed, step, o.batch, o.sequence, checked.device)

@@ -1,0 +1,113 @@
+"""What a person sees: what was decided, how the training goes, and whether the curves are the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
+from rich.text import Text as Line
+
+from autopar.report.passes import Reports
+from autopar.report.transfers import Transfers
+from autopar.train.curve import Comparison
+from autopar.train.loop import Step
+from autopar.train.options import Checked
+
+WIDTH = 100  # of what is no terminal
+MODULE = 31  # the end of a module's path that a table shows
+LINES = 10  # lines of progress where there is no terminal
+
+
+def console_of(speaks: bool) -> Console:
+    """The console of a rank: one of them speaks. Tables fit a terminal, or else 100 columns."""
+    console = Console(quiet=not speaks, highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = WIDTH
+    return console
+
+
+def show_request(console: Console, checked: Checked, parameters: int) -> None:
+    """What is about to be trained, on what, where."""
+    o, size = checked.options, checked.size
+    where = f"{checked.mesh.size} {'processes' if checked.processes else 'simulated ranks'} on {checked.device.type}"
+    console.print(
+        f"Llama {checked.size_name}: {size.layers} layers, {parameters:,} parameters, {o.dtype}\n"
+        f"mesh {checked.mesh}, plan {checked.plan_name}: {where}\n"
+        f"{o.steps} steps of {o.batch} × {o.sequence} bytes of {checked.text.name} ({len(checked.text.data):,} bytes), "
+        f"AdamW, lr {checked.lr:g}, seed {o.seed}\n"
+    )
+
+
+def show_decisions(console: Console, reports: Reports, transfers: Transfers) -> None:
+    """The notes of the passes, and the table of the transfers."""
+    for report in reports:
+        for note in report.notes:
+            console.print(f"{report.name}: {note}")
+    right = (Column(name, justify="right", no_wrap=True) for name in ("times", "bytes"))
+    left = [Column(name, no_wrap=True) for name in ("transfer", "axis", "phase")]
+    table = Table(
+        *left, *right, Column("module", no_wrap=True, min_width=MODULE), Column("line", no_wrap=True, overflow="ellipsis"),
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold",
+    )  # fmt: skip
+    for row in transfers:
+        module = row.module or "the root"
+        module = module if len(module) <= MODULE else "…" + module[1 - MODULE :]
+        line = row.source if console.width > WIDTH else row.source.partition("  ")[0]
+        table.add_row(row.transfer, row.axis, row.phase, str(row.times), f"{row.bytes:,}", Line(module), Line(line))
+    console.print()
+    console.print(table)
+    total = ", ".join(f"{axis} {count:,}" for axis, count in reports[-1].bytes.items()) or "none"
+    console.print(f"\nbytes that a rank receives in a step, by axis: {total}\n")
+
+
+def show_steps(console: Console, title: str, steps: Iterable[Step], count: int, tokens: int) -> Iterator[Step]:
+    """The same steps, seen as they are made: a bar on a terminal, else some lines."""
+    if not console.is_terminal or console.quiet:
+        console.print(title)
+        every = max(1, round(count / LINES))
+        for step, rate in _rates(steps, tokens):
+            if (step.number + 1) % every == 0 or step.number in (0, count - 1):
+                console.print(f"  step {step.number + 1:>{len(str(count))}}/{count}  loss {step.loss:.4f}  {rate:>9,.0f} tokens/s")
+            yield step
+        return
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]}"),
+        TextColumn("{task.fields[rate]} tokens/s"), TimeElapsedColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(title, total=count, loss="–", rate="–")
+        for step, rate in _rates(steps, tokens):
+            bar.update(task, advance=1, loss=f"{step.loss:.4f}", rate=f"{rate:,.0f}")
+            yield step
+
+
+def _rates(steps: Iterable[Step], tokens: int) -> Iterator[tuple[Step, float]]:
+    """Each step with the tokens a second so far; the first step, which warms up, counts until there is another."""
+    seconds = 0.0
+    for step in steps:
+        seconds = step.seconds if step.number <= 1 else seconds + step.seconds
+        yield step, tokens * max(1, step.number) / seconds
+
+
+def show_comparison(console: Console, comparison: Comparison, checked: Checked) -> None:
+    """The losses of some steps side by side, and the verdict."""
+    right = [Column(name, justify="right") for name in ("step", str(checked.mesh), "single device", "relative difference")]
+    table = Table(*right, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for step in comparison.steps():
+        difference = f"{comparison.difference(step):.1e}" + (" ←" if step == comparison.worst else "  ")
+        table.add_row(str(step + 1), f"{comparison.parallel[step]:.6f}", f"{comparison.single[step]:.6f}", difference)
+    console.print()
+    console.print(table)
+    equal = comparison.within(checked.tolerance)
+    if not math.isfinite(comparison.largest):
+        verdict = f"NOT finite: the loss of step {comparison.worst + 1}; try a smaller --lr"
+    else:
+        verdict = (
+            f"{'the same' if equal else 'NOT the same'} numbers: {len(comparison.single)} losses differ by "
+            f"{comparison.largest:.1e} at most (step {comparison.worst + 1}), the tolerance is {checked.tolerance:.0e}"
+        )
+    console.print(f"\n{verdict}", style="green" if equal else "bold red")

@@ -1,0 +1,162 @@
+"""Ranks that fail on purpose, for the tests of the watch and of the launcher.
+
+Run as a script it serves jobs: each is a line of JSON on stdin, and its answer tells how each rank ended. torch is imported
+once, and the ranks are forked. A rank runs at the top of this script, so that its exceptions and its end are those of any
+program. Under a launcher the script is a rank, and its argument says how it fails.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autopar.runtime import where
+from autopar.runtime.launch import store_of_job
+from autopar.runtime.watch import INTERVAL, Watch
+
+LIMIT = 30  # seconds until a job is given up
+AT_ONCE = 4  # jobs
+
+STEP = """\
+def forward(x, compute, reduce):
+    reduce(x)
+    compute()
+    reduce(x)
+    return x
+"""
+OPS = {
+    2: "all_reduce(mm_1, tp)   model.py:41  self.act(self.up(x))   in module layers.0.mlp",
+    3: "mm(x, t)   model.py:42  self.down(x)   in module layers.0.mlp",
+    4: "all_reduce(mm_2, dp)   model.py:43  x + y   in module layers.0",
+}
+
+
+def step() -> Callable[..., torch.Tensor]:
+    scope: dict[str, Callable[..., torch.Tensor]] = {}
+    exec(compile(STEP, "<step>", "exec"), scope)
+    where.register(scope["forward"].__code__, OPS)
+    return scope["forward"]
+
+
+def train(case: str, watch: Watch, rank: int, ranks: int, timeout: float) -> None:
+    """Five steps, and in the third something happens on the last rank, or on rank 0."""
+    forward, x = step(), torch.ones(4)
+    culprit = rank == (0 if case.endswith("of rank 0") else ranks - 1)
+    watch.start()
+    for k in range(5):
+        here = culprit and k == 2
+        if case == "slow outside" and k == 2:
+            time.sleep(1.5 * timeout)
+        if here and case == "sleep outside":
+            time.sleep(100)
+        if here and case == "loop outside":
+            while True:
+                sum(range(20_000))
+        if here and case == "exception outside":
+            raise ValueError("outside")
+        if here and case.startswith("early end"):
+            return
+        where.tick()
+        forward(x, (lambda: in_step(case)) if here else (lambda: None), dist.all_reduce)
+    if case != "unstopped":
+        watch.stop()
+    if case == "rank 0 leaves first":
+        time.sleep(2 * INTERVAL if rank == 0 else 6 * INTERVAL)
+
+
+def in_step(case: str) -> None:
+    if case.startswith("exception"):
+        raise ValueError("a bad value\nand a second line")
+    if case.startswith("interrupt"):
+        raise KeyboardInterrupt
+    if case.startswith(("kill", "stop")):
+        time.sleep(3 * INTERVAL)  # so that the others know where it was
+    if case.startswith("kill"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif case.startswith("stop"):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif case == "stuck in an op":
+        time.sleep(100)
+
+
+def rank_of_a_job() -> tuple[dict[str, Any], int]:
+    """Serve jobs until stdin ends, some at the same time; returns only in the forked ranks."""
+    running = 0
+    for line in sys.stdin:
+        job = json.loads(line)
+        if running == AT_ONCE:
+            os.wait()
+            running -= 1
+        sys.stdout.flush()
+        running += 1
+        if os.fork() == 0:  # the parent of the ranks
+            pids = {}
+            for rank in range(job["ranks"]):
+                pid = os.fork()
+                if pid == 0:
+                    return job, rank
+                pids[pid] = rank
+            os.write(1, (json.dumps({"case": job["case"], **ends(pids, job["reap"])}) + "\n").encode())
+            os._exit(0)
+    while running:
+        os.wait()
+        running -= 1
+    os._exit(0)
+
+
+def ends(pids: dict[int, int], reap: bool) -> dict[str, object]:
+    """How each rank ended: its exit status, or minus its signal; None for those that never did."""
+    codes: dict[int, int | None] = {}
+    begin = time.monotonic()
+    while len(codes) < len(pids) and time.monotonic() - begin < LIMIT:
+        for pid, rank in pids.items():
+            if rank in codes:
+                continue
+            flags = os.WEXITED | os.WNOHANG | (0 if reap else os.WNOWAIT)  # a zombie stays one
+            done = os.waitid(os.P_PID, pid, flags)
+            if done is not None:
+                codes[rank] = done.si_status if done.si_code == os.CLD_EXITED else -done.si_status
+        time.sleep(0.02)
+    for pid, rank in pids.items():
+        if rank not in codes:
+            os.kill(pid, signal.SIGKILL)
+        if rank not in codes or not reap:
+            os.waitpid(pid, 0)
+    return {"codes": [codes.get(rank) for rank in range(len(pids))]}
+
+
+def join(rank: int, ranks: int, store: dist.Store | None) -> None:
+    """The process group; its own time-out is too long for the tests to see it."""
+    shared = None if store is None else dist.PrefixStore("gloo", store)
+    dist.init_process_group("gloo", store=shared, rank=rank, world_size=ranks, timeout=timedelta(seconds=120))
+
+
+if __name__ == "__main__" and "RANK" in os.environ:
+    rank, ranks, timeout = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), 2.0
+    join(rank, ranks, None)
+    print(f"rank {rank} has the pid {os.getpid()}", flush=True)
+    train(sys.argv[1], Watch(store_of_job(), rank, ranks, timeout=timeout), rank, ranks, timeout)
+elif __name__ == "__main__":
+    gc.freeze()  # otherwise each rank spends seconds on its end
+    job, rank = rank_of_a_job()
+    ranks = job["ranks"]
+    output = os.open(job["output"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(0)
+    if "port" in job:
+        shared: dist.Store = dist.TCPStore("localhost", job["port"], is_master=rank == 0, wait_for_workers=False)
+    else:
+        shared = dist.FileStore(job["file"])
+    join(rank, ranks, shared)
+    train(job["case"], Watch(shared, rank, ranks, timeout=job["timeout"]), rank, ranks, job["timeout"])

@@ -1,0 +1,84 @@
+"""Real processes for tests: gloo ranks that are started once and run what they are given."""
+
+from __future__ import annotations
+
+import atexit
+import tempfile
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.multiprocessing as multiprocessing
+from torch import distributed
+
+LIMIT = 120  # seconds for one function
+
+
+class Ranks:
+    """``count`` processes of one gloo world. ``run`` calls a function of a test module on all of them."""
+
+    def __init__(self, count: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        store = tempfile.mktemp(prefix="autopar-test-")
+        self.pipes, self.processes = [], []
+        for rank in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, count, store, theirs), daemon=True)
+            process.start()
+            self.pipes.append(ours)
+            self.processes.append(process)
+
+    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """What ``function(*args)`` returns on each rank. What it raises on one is raised here, with its traceback."""
+        for pipe in self.pipes:
+            pipe.send((function, args))
+        answers: list[Any] = []
+        for rank, pipe in enumerate(self.pipes):
+            if not pipe.poll(LIMIT):
+                answers.append(("failed", f"rank {rank} has not answered"))
+                continue
+            try:
+                answers.append(pipe.recv())
+            except EOFError:
+                answers.append(("failed", f"rank {rank} has ended"))
+        if failed := [f"rank {rank}:\n{value}" for rank, (how, value) in enumerate(answers) if how == "failed"]:
+            self.end()  # they may stand in different collectives
+            raise AssertionError("\n".join(failed))
+        return [value for _, value in answers]
+
+    def end(self) -> None:
+        WORLDS.pop(len(self.processes), None)
+        for process in self.processes:
+            process.kill()
+
+
+WORLDS: dict[int, Ranks] = {}
+
+
+def ranks(count: int) -> Ranks:
+    """The processes of a world of this size; they are started when they are first needed."""
+    if count not in WORLDS:
+        WORLDS[count] = Ranks(count)
+    return WORLDS[count]
+
+
+@atexit.register
+def _end() -> None:
+    for world in list(WORLDS.values()):
+        world.end()
+
+
+def _serve(rank: int, count: int, store: str, pipe: Any) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
+    while True:
+        try:
+            function, args = pipe.recv()
+        except EOFError:
+            return
+        try:
+            torch.manual_seed(0)
+            pipe.send(("done", function(*args)))
+        except BaseException:
+            pipe.send(("failed", traceback.format_exc()))
