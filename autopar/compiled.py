@@ -20,6 +20,7 @@ from autopar.plan import Plan
 from autopar.program import Program
 from autopar.report.passes import PassReport, Reports
 from autopar.report.transfers import bytes_per_axis
+from autopar.runtime.agreement import Agreement
 from autopar.runtime.process_step import ProcessStep
 from autopar.runtime.simulated_step import SimulatedStep
 from autopar.specialize import specialize
@@ -34,11 +35,13 @@ class Seat:
         rank: on the mesh.
         groups: axis → the name of its process group.
         device: of its pieces.
+        agreement: what the ranks have called; ``None`` for one rank.
     """
 
     rank: int
     groups: Mapping[str, str]
     device: torch.device
+    agreement: Agreement | None = None
 
 
 @dataclass(eq=False)
@@ -64,8 +67,9 @@ class Compiled:
     @cached_property
     def here(self) -> ProcessStep:
         assert self.seat is not None
-        local = self.local[self.seat.rank]
-        return ProcessStep(self.program, local, lambda given: self.part(given).here, groups=self.seat.groups, device=self.seat.device)
+        seat = self.seat
+        return ProcessStep(self.program, self.local[seat.rank], lambda given: self.part(given).here,
+                           groups=seat.groups, device=seat.device, agreement=seat.agreement)  # fmt: skip
 
 
 @dataclass(frozen=True)

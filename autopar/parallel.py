@@ -57,7 +57,7 @@ class Parallel(torch.nn.Module):
         self._agreement = None if job is None or mesh.size == 1 else Agreement(job.control)
         seat = None
         if job is not None:
-            seat = Seat(job.rank, job.groups, job.device)
+            seat = Seat(job.rank, job.groups, job.device, self._agreement)
         elif mesh.size == 1:
             seat = Seat(mesh.ranks[0], {}, next((t.device for t in (*module.parameters(), *module.buffers())), torch.device("cpu")))
         self._compiler = Compiler(module, mesh, plan, seat, strict, outputs == "global")
@@ -133,7 +133,8 @@ class Parallel(torch.nn.Module):
             compiled = self._compiler.compile(args, kwargs, given.laid, notes)
             if self._agreement is not None:  # one order of collectives on all ranks: their programs are one
                 text = hashlib.sha256(str(compiled.program).encode()).hexdigest()[:16]
-                self._agreement.finish(self._agreement.begin(f"captures a program with the digest {text}"))
+                self._agreement.begin(f"capture a program with the digest {text}")
+                self._agreement.finish()
             self._compiled[key] = compiled
         self._latest = self._compiled[key]
         return self._latest
@@ -162,20 +163,17 @@ class Parallel(torch.nn.Module):
             )
         given = self._given(args, kwargs)
         key = self._key(given)
-        pending = None
         if self._agreement is not None:
-            pending = self._agreement.begin(f"call {_told(given)}")
+            self._agreement.begin(f"call {_told(given)}")
             if key not in self._compiled:
-                self._agreement.finish(pending)
-                pending = None
+                self._agreement.finish()
         with ONE_AT_A_TIME:
             compiled = self._captured(given, key)
         step = compiled.here
         pieces, leaves, brought = self._pieces(given, step, seat.rank)
         types = step.interface.types
-        made = step(pieces, leaves, lambda name, piece: piece if name in brought else self._gradient(leaves[name], types[name], piece))
-        if pending is not None:
-            self._agreement.finish(pending)  # type: ignore[union-attr]
+        owners = () if self._job is None else list(self.module.parameters())  # a DTensor that is written does not mark its piece
+        made = step(pieces, leaves, lambda name, piece: piece if name in brought else self._gradient(leaves[name], types[name], piece), owners)
         outputs = [self._returned(tensor, type) for tensor, (_, type) in zip(made, step.interface.returned, strict=True)]
         return _returned_like_the_model(compiled, outputs, args, kwargs)
 

@@ -68,7 +68,7 @@ def for_everyone(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def for_model(state: Mapping[str, Any], own: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """A state dict whose values lie as the model's do: full tensors are cut, DTensors re-laid."""
+    """A state dict whose values lie as the model's do: full tensors, which every rank has, are cut; DTensors are re-laid."""
     from torch.distributed.tensor import distribute_tensor
 
     laid = dict(state)
@@ -76,8 +76,9 @@ def for_model(state: Mapping[str, Any], own: Mapping[str, torch.Tensor]) -> dict
         here = own.get(name)
         if here is None or not is_dtensor(here) or not isinstance(value, torch.Tensor) or value.shape != here.shape:
             continue  # what does not fit, load_state_dict says
-        if is_dtensor(value):
-            laid[name] = value.detach().redistribute(here.device_mesh, here.placements)  # type: ignore[attr-defined]
-        else:  # every rank has the whole: nothing is sent
-            laid[name] = distribute_tensor(value.detach().to(here.device), here.device_mesh, here.placements, src_data_rank=None)  # type: ignore[attr-defined]
+        if is_dtensor(value) and value.device_mesh == here.device_mesh:  # type: ignore[attr-defined]
+            laid[name] = value.detach().redistribute(placements=here.placements)  # type: ignore[attr-defined]
+            continue
+        value = value.full_tensor() if is_dtensor(value) else value  # type: ignore[attr-defined]  # on another mesh
+        laid[name] = distribute_tensor(value.detach().to(here.device), here.device_mesh, here.placements, src_data_rank=None)  # type: ignore[attr-defined]
     return laid

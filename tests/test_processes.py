@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calls
 import loops
 import pytest
 from processes import ranks
@@ -16,3 +17,17 @@ def test_ten_steps(name: str, sizes: dict[str, int]) -> None:
     for size in sizes.values():
         count *= size
     ranks(count).run(loops.ten_steps, name, sizes)
+
+
+CALLS = ["inputs_and_outputs", "inputs_with_gradients", "gradients_of_some_outputs", "frozen_and_tied", "first_ranks_values",
+         "captured_again", "bad_calls", "sizes_of_one", "cache"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls(name: str) -> None:
+    ranks(4).run(getattr(calls, name))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_state_dicts(name: str) -> None:
+    ranks(4).run(calls.state_dicts, name)

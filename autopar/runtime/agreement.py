@@ -1,7 +1,8 @@
 """Agreement: all ranks make the same calls, in the same order, with tensors of the same shapes.
 
 Ranks that do not would meet in collectives that do not belong together, and some of these give wrong sums without an
-error. So with each call a digest of all calls so far goes round, beside the step and waited for at its end.
+error. So with each call a digest of all that was called so far goes round, while the step computes; it is compared before
+the step's first collective.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ import torch
 from torch import distributed
 
 from autopar.runtime import where
-
-Pending = tuple[distributed.Work, list[torch.Tensor], str]
 
 
 class Agreement:
@@ -26,25 +25,30 @@ class Agreement:
     def __init__(self, control: distributed.ProcessGroup) -> None:
         self._control = control
         self._history = hashlib.blake2b(digest_size=8)
+        self._pending: tuple[distributed.Work, list[torch.Tensor], str] | None = None
 
     def add(self, event: str) -> None:
         """This rank does something that all do; compared with the next call."""
         self._history.update(event.encode())
 
-    def begin(self, call: str) -> Pending:
+    def begin(self, call: str) -> None:
         """This rank makes a call. ``finish`` compares."""
         self.add(call)
         own = torch.frombuffer(bytearray(self._history.digest()), dtype=torch.int64)
         every = list(torch.empty(self._control.size(), 1, dtype=torch.int64))
-        return distributed.all_gather(every, own, self._control, async_op=True), every, call
+        work = distributed.all_gather(every, own, self._control, async_op=True)
+        assert work is not None
+        self._pending = (work, every, call)
 
-    def finish(self, pending: Pending) -> None:
-        """Wait for the others' calls.
+    def finish(self) -> None:
+        """Wait for the others' calls, unless that was done.
 
         Raises:
             RuntimeError: a rank makes another call; each call is told.
         """
-        work, every, call = pending
+        if self._pending is None:
+            return
+        (work, every, call), self._pending = self._pending, None
         work.wait()
         if len(set(torch.cat(every).tolist())) == 1:
             return

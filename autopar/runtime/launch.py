@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import threading
 import uuid
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")  # that end the ranks before they end the launcher
-PATIENCE = 5  # seconds between SIGTERM and SIGKILL for a rank that does not end: one blocked in a collective, say
+PATIENCE = 5  # seconds that ranks have to end after such a signal, until they are killed
 
 
 class LaunchError(AutoparError, RuntimeError):
@@ -93,14 +95,16 @@ def launch(
             log_line_prefix_template="[rank ${rank}] ",
             logs_specs=DefaultLogsSpecs(log_dir=logs, tee={rank: Std.ALL for rank in range(1, processes)}),
         )
+        failure = None
         command, *arguments = (part.replace("$", "$$") for part in entrypoint)  # torch fills in ${local_rank}
         try:
             elastic_launch(config, command.replace("$$", "$"))(*arguments)
         except ChildFailedError as error:
-            raise _failed(error, dist.PrefixStore(PREFIX, store)) from None
+            failure = _failed(error, dist.PrefixStore(PREFIX, store))
         except SignalException as error:
-            text = f"autopar: {error.sigval.name} came; all ranks have been ended"
-            raise LaunchError(text, status=128 + error.sigval) from None
+            failure = LaunchError(f"autopar: {error.sigval.name} came; all ranks have been ended", status=128 + error.sigval)
+    if failure is not None:
+        raise failure
 
 
 def store_of_job() -> dist.Store:
@@ -196,7 +200,10 @@ def _quiet() -> Iterator[None]:
         for logger in loggers:
             logger.setLevel(logging.CRITICAL + 1)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # torch leaves files open that ranks wrote to
+            yield
+            gc.collect()
     finally:
         for logger, level in zip(loggers, before, strict=True):
             logger.setLevel(level)

@@ -51,11 +51,12 @@ class Lowered:
     graph: fx.Graph
 
 
-def lower(program: Program, groups: Mapping[str, str]) -> dict[str, Lowered]:
+def lower(program: Program, groups: Mapping[str, str], gate: Callable[[], None] | None = None) -> dict[str, Lowered]:
     """The phases of a rank's local program; linear in the graph.
 
     Args:
         groups: axis → the name of the rank's process group.
+        gate: called before the first collective of the forward.
     """
     values: dict[str, list[fx.Node]] = {"forward": []}
     for node in program.nodes:
@@ -69,7 +70,7 @@ def lower(program: Program, groups: Mapping[str, str]) -> dict[str, Lowered]:
     handed = _read_from_outside(values.get("backward", []), results["backward"])
     results["forward"] += [node for node in handed if record_of(node).phase == "forward" and node.op == "call_function"]
     return {
-        phase: _Phase(program, groups, f"{phase} of rank {_rank(program)}").run(nodes, list(dict.fromkeys(results[phase])))
+        phase: _Phase(program, groups, f"{phase} of rank {_rank(program)}", gate if phase == "forward" else None).run(nodes, list(dict.fromkeys(results[phase])))
         for phase, nodes in values.items()
     }
 
@@ -87,8 +88,8 @@ def _read_from_outside(nodes: list[fx.Node], results: list[fx.Node]) -> list[fx.
 
 
 class _Phase:
-    def __init__(self, program: Program, groups: Mapping[str, str], title: str) -> None:
-        self.program, self.groups, self.title = program, groups, title
+    def __init__(self, program: Program, groups: Mapping[str, str], title: str, gate: Callable[[], None] | None) -> None:
+        self.program, self.groups, self.title, self.gate = program, groups, title, gate
         self.graph = fx.Graph()
         self.values: dict[fx.Node, fx.Node] = {}
         self.started: dict[fx.Node, tuple[fx.Node, Exchange]] = {}  # collectives that nobody has waited for
@@ -147,6 +148,9 @@ class _Phase:
         if start is start_all_reduce and operand in self.fresh and len(operand.users) == 1:
             start = start_all_reduce_in_place
         x = self.read(operand)
+        if self.gate is not None:
+            self.graph.call_function(self.gate)
+            self.gate = None
         self.started[node] = (self.call(node, f"{node.name}_start", start, (x, *found.started)), found)
         self.fresh.add(node)
 

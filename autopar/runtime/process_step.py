@@ -10,9 +10,13 @@ import torch
 
 from autopar.program import Program
 from autopar.runtime import where
+from autopar.runtime.agreement import Agreement
 from autopar.runtime.interface import Interface
 from autopar.runtime.lower import Lowered, lower
 from autopar.runtime.modes import as_captured
+
+
+Gradient = Callable[[str, torch.Tensor], torch.Tensor]
 
 
 class ProcessStep:
@@ -27,6 +31,8 @@ class ProcessStep:
         local: the program of this rank.
         specialize: gives the step for fewer gradients.
         groups: axis → the name of its process group.
+        device: of its pieces.
+        agreement: what the ranks have called, compared before a step's first collective; ``None`` for one rank.
     """
 
     def __init__(
@@ -37,6 +43,7 @@ class ProcessStep:
         *,
         groups: Mapping[str, str],
         device: torch.device,
+        agreement: Agreement | None,
     ) -> None:
         self.interface = Interface.of(explicit)
         self.specialize = specialize
@@ -44,7 +51,7 @@ class ProcessStep:
         self._constants = {
             name: constant.tensor.to(device) for name, constant in explicit.constants.items() if constant.tensor is not None
         }
-        self._groups = groups
+        self._groups, self._agreement = groups, agreement
         self.tangents = frozenset(self.interface.tangents)
         scalars = frozenset(k for k in self.tangents if not self.interface.returned[k][1].shape)
         self.expected = scalars or self.tangents
@@ -52,26 +59,30 @@ class ProcessStep:
     @cached_property
     def phases(self) -> Mapping[str, Lowered]:
         """Made when they are run: most steps only ever run for fewer gradients."""
-        return lower(self._local, self._groups)
+        return lower(self._local, self._groups, None if self._agreement is None else self._agreement.finish)
 
-    def __call__(self, pieces: Sequence[torch.Tensor], leaves: Mapping[str, torch.Tensor], gradient: Callable[[str, torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+    def __call__(self, pieces: Sequence[torch.Tensor], leaves: Mapping[str, torch.Tensor], gradient: Gradient,
+                 owners: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:  # fmt: skip
         """Run on this rank's pieces of parameters, buffers and inputs, in the order of the placeholders.
 
         Args:
             pieces: plain tensors; those of buffers are updated in place.
             leaves: placeholder → the tensor of the user's that receives its gradient.
-            gradient: makes of a placeholder's name and its gradient's piece what that tensor receives.
+            gradient: makes of a placeholder and its gradient's piece what that tensor receives.
+            owners: the tensors of which pieces are, where a change of them does not show on the pieces.
         """
         if not self.tangents:
             with as_captured():
                 return self.forward(pieces)[0]
-        return list(_Step.apply(self, pieces, tuple(leaves), gradient, *leaves.values()))  # type: ignore[no-untyped-call]
+        return list(_Step.apply(self, pieces, tuple(leaves), gradient, owners, *leaves.values()))  # type: ignore[no-untyped-call]
 
     def forward(self, pieces: Sequence[torch.Tensor], *, keep_states: bool = True) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The pieces of the returned values, and what the backward needs, in the order in which it takes it."""
         phases, values = self.phases, dict(zip(self.interface.given, pieces, strict=True))
         first = phases["forward"]
         made = dict(zip(first.gives, self._run("forward", [self._constants.get(n, values.get(n)) for n in first.takes]), strict=True))
+        if self._agreement is not None:
+            self._agreement.finish()
         if keep_states:
             for of, (name, _) in self.interface.states.items():
                 values[of].copy_(made[name])
@@ -109,13 +120,13 @@ def _distinct(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: ProcessStep, pieces: Sequence[torch.Tensor], names: tuple[str, ...],
-                gradient: Callable[[str, torch.Tensor], torch.Tensor], *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:  # fmt: skip
+                gradient: Gradient, owners: Sequence[torch.Tensor], *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:  # fmt: skip
         step = whole if whole.expected == whole.tangents else whole.specialize(whole.expected)
         before = {k: pieces[k].clone() for k, name in enumerate(step.interface.given) if name in step.interface.states}
         with as_captured():
             outputs, saved = step.forward(pieces)
         ctx.whole, ctx.step, ctx.names, ctx.gradient, ctx.kept = whole, step, names, gradient, len(saved)
-        ctx.save_for_backward(*saved, *(before.get(k, piece) for k, piece in enumerate(pieces)))
+        ctx.save_for_backward(*saved, *(before.get(k, piece) for k, piece in enumerate(pieces)), *owners)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(o for k, o in enumerate(outputs) if k not in whole.tangents))
         return tuple(outputs)
@@ -128,14 +139,16 @@ class _Step(torch.autograd.Function):
                 "so create_graph=True is refused; take such a penalty on the model itself, without autopar"
             )
         saved = list(ctx.saved_tensors)
-        pieces = saved[ctx.kept :]
+        pieces = saved[ctx.kept : ctx.kept + len(ctx.step.interface.given)]
         del saved[ctx.kept :]
         ctx.maybe_clear_saved_tensors()  # those that the backward has read are freed on the way, but for retain_graph=True
         found = {k: gradient for k, gradient in enumerate(gradients) if gradient is not None}
-        none = (None,) * (4 + len(ctx.names))
+        none = (None,) * (5 + len(ctx.names))
         if not found:
             return none
         step: ProcessStep = ctx.step
+        if step._agreement is not None:
+            step._agreement.add(f"backward of {sorted(found)}")
         with as_captured():
             if found.keys() != step.tangents:
                 given = frozenset(found)
@@ -144,4 +157,4 @@ class _Step(torch.autograd.Function):
                 _, saved = step.forward(pieces, keep_states=False)
             del pieces
             made = step.backward(saved, found)
-            return (*none[:4], *(ctx.gradient(name, made[name]) if name in made else None for name in ctx.names))
+            return (*none[:5], *(ctx.gradient(name, made[name]) if name in made else None for name in ctx.names))

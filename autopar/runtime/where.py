@@ -17,7 +17,7 @@ from types import CodeType, FrameType, TracebackType
 
 from autopar.provenance import LINE, is_users
 
-# by id, since two code objects of the same text are equal; weak, since a step may be captured anew
+# by id, since two code objects of the same text are equal; each goes with its code, since a step may be captured anew
 _registered: dict[int, tuple[weakref.ref[CodeType], dict[int, str]]] = {}
 _ticks = 0
 
@@ -81,7 +81,7 @@ def _outwards(frame: FrameType | None) -> Iterator[tuple[CodeType, int]]:
 def _op(code: CodeType, line: int) -> str | None:
     """What a line of a registered function does; ``None`` where the function is not one."""
     known = _registered.get(id(code))
-    if known is None or known[0]() is not code:
+    if known is None:
         return None
     above = [number for number in known[1] if number <= line]
     return known[1][max(above)] if above else f"the beginning of {code.co_name}"

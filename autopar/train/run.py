@@ -60,10 +60,12 @@ def _start(checked: Checked) -> int:
     try:
         launch(command, checked.mesh.size, endpoint=endpoint, environment={STARTED: "1"})
     except LaunchError as error:
-        if error.status - TOLD not in (DIFFERENT, REFUSED):
-            print(error, file=sys.stderr)
-            return error.status
-        return error.status - TOLD
+        if error.status - TOLD in (DIFFERENT, REFUSED):
+            return error.status - TOLD
+        if error.rank is None and error.status == 1:  # nothing was started
+            raise
+        print(error, file=sys.stderr)
+        return error.status
     return EQUAL
 
 
@@ -74,8 +76,8 @@ def _train(checked: Checked) -> int:
     options = checked.options
     model = _model(checked)
     show_request(console, checked, sum(p.numel() for p in model.parameters()))
-    more = {"timeout": options.timeout} if checked.processes else {}
-    parallel = autopar.parallelize(model, checked.mesh, checked.plan, example=_batch(checked, 0), **more)
+    example = _batch(checked, 0)
+    parallel = autopar.parallelize(model, checked.mesh, checked.plan, example=example, timeout=options.timeout)
     show_decisions(console, parallel.reports, parallel.transfers)
     call, owner = (parallel, parallel) if checked.processes else (parallel.simulate, model)
     losses = _losses(checked, f"on {checked.mesh}", call, owner, console)
