@@ -69,10 +69,10 @@ def train(case: str, watch: Watch, rank: int, ranks: int, timeout: float) -> Non
             return
         where.tick()
         forward(x, (lambda: in_step(case)) if here else (lambda: None), dist.all_reduce)
+    if case == "rank 0 leaves first" and rank != 0:
+        time.sleep(6 * INTERVAL)
     if case != "unstopped":
         watch.stop()
-    if case == "rank 0 leaves first":
-        time.sleep(0 if rank == 0 else 6 * INTERVAL)
 
 
 def in_step(case: str) -> None:

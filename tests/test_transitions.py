@@ -48,7 +48,8 @@ def read(text: str, on: str) -> TensorType:
 def explicit_program(source: TensorType, target: TensorType) -> Program:
     """An input that lies as ``source``, re-laid and returned as ``target``."""
     mesh = source.layout.mesh
-    program = Program.parse(f"program explicit on {mesh}\n  x : {print_type(normal(source))} = input\n  return x\n")
+    ranks = "" if mesh.ranks == tuple(range(mesh.size)) else f" ranks {' '.join(map(str, mesh.ranks))}"
+    program = Program.parse(f"program explicit on {mesh}{ranks}\n  x : {print_type(normal(source))} = input\n  return x\n")
     x, output = program.node("x"), program.output
     with program.edit() as edit:
         value = x

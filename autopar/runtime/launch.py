@@ -125,15 +125,13 @@ def store_of_job() -> dist.Store:
 
 def _failed(error: ChildFailedError, store: dist.Store) -> LaunchError:
     """What the watch of the ranks found out; else which rank went first, and how."""
-    ours = {rank: f for rank, f in error.failures.items() if f.exitcode != -signal.SIGTERM} or error.failures  # torch sent it
-    rank = min(ours, key=lambda rank: ours[rank].timestamp)
-    code = ours[rank].exitcode
-    status = code if code > 0 else 128 - code
+    rank, first = error.get_first_failure()
+    status = first.exitcode if first.exitcode > 0 else 128 - first.exitcode
     if store.check(["done"]):
         verdict = json.loads(store.get("done"))
         return LaunchError(verdict["text"], rank=verdict["ranks"][0], status=status)
-    name = ours[rank].signal_name()
-    how = f"was killed by {name}" if code < 0 else f"exited with status {code}"
+    name = first.signal_name()
+    how = f"was killed by {name}" if first.exitcode < 0 else f"exited with status {first.exitcode}"
     seen = ""
     if store.check([f"beat/{rank}"]):
         seen = f"; {last_seen(Beat.load(store.get(f'beat/{rank}')))}"

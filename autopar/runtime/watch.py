@@ -108,10 +108,13 @@ class Watch:
             try:
                 self._round()
                 lost = False
+                if self._rank_0_ended():
+                    self._store.set(f"noticed/{self._rank}", "")
+                    self._alone()
+                    return
             except RuntimeError:  # of the store
                 if lost and not self._over.is_set():
                     self._store_is_gone()
-                    return
                 lost = True
             self._rounds += 1
 
@@ -147,7 +150,7 @@ class Watch:
 
     def _post(self) -> None:
         holder = self._holder.process(self._others[0].beat)
-        if holder is not None and holder.state() == DEAD:  # known before torch complains at length
+        if self._rank_0_ended() or (holder is not None and holder.state() == DEAD):  # torch would complain at length
             raise RuntimeError("the store is gone")
         with self._lock:
             state, place, error = self._failure or (ALIVE, where(), "")
@@ -235,10 +238,9 @@ class Watch:
 
     def _let_others_notice(self) -> None:
         """Rank 0 ends, and may take the store along: for the others that is the end of the watch, not of the job."""
-        newest = {rank: beat.sequence for rank, beat in self._still_there().items()}
         for _ in range(20):
-            if all(beat.sequence > newest.get(rank, 0) + 1 for rank, beat in self._still_there().items()):
-                return  # each has had a whole round
+            if all(self._store.check([f"noticed/{rank}"]) for rank in self._still_there()):
+                return
             time.sleep(0.1)
 
     def _still_there(self) -> dict[int, Beat]:
@@ -248,24 +250,34 @@ class Watch:
         beats = {rank: other.beat for rank, other in self._others.items() if rank != 0 and other.beat is not None}
         return {rank: beat for rank, beat in beats.items() if beat.state != ENDED and beat.process.state() not in (DEAD, STOPPED)}
 
+    def _rank_0_ended(self) -> bool:
+        first = self._others[0].beat
+        return self._holder.is_rank_0 and self._rank != 0 and first is not None and first.state == ENDED
+
+    def _alone(self) -> None:
+        """Rank 0 took the store along: this rank may go on, as long as it needs no other."""
+        while self._failure is None:
+            if self._over.wait(INTERVAL):
+                return
+        if self._failure[0] == FAILED:
+            say(failed(self._rank, *self._failure[1:]).text + "\n")
+            leave()
+        self._store_is_gone("ended")
+
     def _store_is_gone(self, how: str = "was lost (killed or crashed)") -> None:
         """No message can be agreed on: the lowest rank that is left tells the user."""
-        first = self._others[0].beat if self._holder.is_rank_0 else None
         place = where() if self._failure is None else self._failure[1]
-        if first is not None and first.state == ENDED:
-            if self._failure is None and not place.inside:
-                return  # normally: no one watches any longer
-            how = "ended"
         gone = {rank for rank, other in self._others.items() if other.process == DEAD or other.seen(0.0).is_in(ENDED)}
         gone |= {0} if self._holder.is_rank_0 else set()
         here = self._rank - int(os.environ.get("LOCAL_RANK", self._rank))  # the first rank of this host
+        first = self._others[0].beat
         if gone >= set(range(here, self._rank)):
             text = "the launcher of this job was lost, and the job's store with it"
             if self._holder.is_rank_0:
                 text = f"rank 0, which holds the store of the job, {how}"
                 text += "" if first is None or how == "ended" else f"; {last_seen(first)}"
             say(f"autopar: {text}; rank {self._rank} was {at(place)}\n")
-            if first is not None and first.process.state() == STOPPED:
+            if self._holder.is_rank_0 and first is not None and first.process.state() == STOPPED:
                 os.kill(first.process.pid, signal.SIGKILL)
         leave()
 
