@@ -113,6 +113,9 @@ class Watch:
                     self._alone()
                     return
             except RuntimeError:  # of the store
+                if self._rank_0_ended():
+                    self._alone()
+                    return
                 if lost and not self._over.is_set():
                     self._store_is_gone()
                 lost = True
