@@ -37,6 +37,17 @@ class SimulationError(AutoparError, RuntimeError):
     """The simulated ranks disagree or wait for each other for ever."""
 
 
+class LaunchError(AutoparError, RuntimeError):
+    """Processes could not be started, or one of them failed.
+
+    ``rank`` is the one to blame, ``None`` where it is none; ``status`` is the exit status for a command that passes it on.
+    """
+
+    def __init__(self, text: str, *, rank: int | None = None, status: int = 1) -> None:
+        super().__init__(text)
+        self.rank, self.status = rank, status
+
+
 class ProofError(AutoparError, AssertionError):
     """A sharding rule claims what its op does not do: running it on pieces gives something else."""
 

@@ -55,6 +55,7 @@ __all__ = [
     "running_backward_of",
     "single_threaded_backward",
     "storage_of",
+    "store_of_processes",
     "strided_shard",
     "tensor_arguments",
     "tensor_results",
@@ -95,6 +96,11 @@ def node_of(tensor: torch.Tensor) -> fx.Node | None:
 def storage_of(tensor: torch.Tensor) -> int:
     """What tensors that share memory have in common, on meta too. Tried on 2.13."""
     return tensor.untyped_storage()._cdata
+
+
+def store_of_processes() -> torch.distributed.Store:
+    """The store of the default process group, however it was initialised. Tried on 2.13."""
+    return torch.distributed.distributed_c10d._get_default_store()
 
 
 def mutates(op: Any) -> bool:

@@ -15,7 +15,7 @@ import autopar
 Batch = dict[str, torch.Tensor]
 
 ROWS, LENGTH, VOCABULARY = 2, 128, 1000
-COLUMNS, COLUMN_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")
+BY_COLUMNS, BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")
 
 
 def llama() -> nn.Module:
@@ -140,8 +140,11 @@ def dtensor(model: nn.Module, ranks: int) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    plan = {f"model.layers.*.*.{name}": ColwiseParallel() for name in COLUMNS}
-    plan |= {f"model.layers.*.*.{name}": RowwiseParallel() for name in COLUMN_ROWS}
+    plan: dict[str, Any] = {}
+    for name, _ in model.named_modules():
+        kind = name.rpartition(".")[2]
+        if kind in BY_COLUMNS + BY_ROWS:
+            plan[name] = ColwiseParallel() if kind in BY_COLUMNS else RowwiseParallel()
     return parallelize_module(model, init_device_mesh("cpu", (ranks,)), plan)
 
 
@@ -183,10 +186,10 @@ def written_by_hand(model: nn.Module) -> tuple[nn.Module, dict[str, int]]:
     cut: dict[str, int] = {}
     for name, linear in model.named_modules():
         kind = name.rpartition(".")[2]
-        if kind in COLUMNS + COLUMN_ROWS:
-            dim = cut[f"{name}.weight"] = int(kind in COLUMN_ROWS)
+        if kind in BY_COLUMNS + BY_ROWS:
+            dim = cut[f"{name}.weight"] = int(kind in BY_ROWS)
             linear.weight = nn.Parameter(linear.weight.detach().chunk(ranks, dim)[rank].clone())
-        if kind in COLUMN_ROWS:
+        if kind in BY_ROWS:
             linear.register_forward_hook(lambda _, args, out: ReduceFromGroup.apply(out))
     for layer in model.model.layers:
         layer.mlp.register_forward_pre_hook(lambda _, args: (CopyToGroup.apply(args[0]),))

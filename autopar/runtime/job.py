@@ -59,6 +59,7 @@ def job_of(mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | None, tim
         device = torch.device(device_mesh.device_type, torch.get_device_module(device_mesh.device_type).current_device())
     groups = {axis: device_mesh.get_group(axis).group_name for axis in mesh.names}
     control = distributed.new_group(backend="gloo")
+    _watch(timeout)
     return Job(distributed.get_rank(), device_mesh, groups, device, control)
 
 
@@ -68,6 +69,21 @@ def _initialize(device: torch.device, timeout: float) -> None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     backend = "gloo" if device.type == "cpu" else None
     distributed.init_process_group(backend, timeout=datetime.timedelta(seconds=2 * timeout + 60))
+
+
+_watched: list[distributed.ProcessGroup] = []  # the world that is watched
+
+
+def _watch(timeout: float) -> None:
+    """One watch a world; the first model's time-out holds."""
+    world = distributed.group.WORLD
+    if world is None or world in _watched or distributed.get_world_size() == 1:
+        return
+    from autopar.runtime.launch import store_of_job
+    from autopar.runtime.watch import Watch
+
+    Watch(store_of_job(), distributed.get_rank(), distributed.get_world_size(), timeout=timeout).start()
+    _watched[:] = [world]
 
 
 def _check_size(mesh: Mesh, processes: int) -> None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from autopar.errors import AutoparError
+from autopar.errors import LaunchError
 from autopar.runtime.beat import Beat
 from autopar.runtime.holder import STORE_VARIABLE
 from autopar.runtime.verdict import last_seen
@@ -36,17 +36,6 @@ if TYPE_CHECKING:
 
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")  # that end the ranks before they end the launcher
 PATIENCE = 5  # seconds that ranks have to end after such a signal, until they are killed
-
-
-class LaunchError(AutoparError, RuntimeError):
-    """Processes could not be started, or one of them failed.
-
-    ``rank`` is the one to blame, ``None`` where it is none; ``status`` is the exit status for a command that passes it on.
-    """
-
-    def __init__(self, text: str, *, rank: int | None = None, status: int = 1) -> None:
-        super().__init__(text)
-        self.rank, self.status = rank, status
 
 
 def launch(

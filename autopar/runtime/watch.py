@@ -124,7 +124,7 @@ class Watch:
     def _guard(self) -> None:
         """Rank 0 that is stopped stops its store with it, and the other thread for ever waits there."""
         rounds, waited = -1, 0.0
-        while not self._over.wait(INTERVAL):
+        while not self._over.wait(INTERVAL) and not self._rank_0_ended():
             waited = waited + INTERVAL if rounds == self._rounds else 0.0
             rounds, first = self._rounds, self._others[0].beat
             if waited >= min(self._timeout, SILENCE) and first is not None and where().inside:

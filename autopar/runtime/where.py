@@ -18,7 +18,7 @@ from types import CodeType, FrameType, TracebackType
 from autopar.provenance import LINE, is_users
 
 # by id, since two code objects of the same text are equal; each goes with its code, since a step may be captured anew
-_registered: dict[int, tuple[weakref.ref[CodeType], dict[int, str]]] = {}
+_registered: dict[int, tuple[weakref.ref[CodeType], Mapping[int, str]]] = {}
 _ticks = 0
 
 
@@ -37,7 +37,7 @@ def register(code: CodeType, lines: Mapping[int, str]) -> None:
     A line without a text, such as the ``del`` after an op, belongs to the nearest one above that has one.
     """
     key = id(code)
-    _registered[key] = (weakref.ref(code, lambda _: _registered.pop(key, None)), dict(lines))
+    _registered[key] = (weakref.ref(code, lambda _: _registered.pop(key, None)), lines)
 
 
 def tick() -> None:

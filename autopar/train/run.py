@@ -14,7 +14,7 @@ from rich.console import Console
 
 import autopar
 from autopar.constraints import layouts_of
-from autopar.errors import AutoparError
+from autopar.errors import AutoparError, LaunchError
 from autopar.train.curve import Comparison
 from autopar.train.launched import launched
 from autopar.train.loop import train
@@ -49,7 +49,7 @@ def _follow(options: Options) -> int:
 
 def _start(checked: Checked) -> int:
     """The same command again, once for each rank."""
-    from autopar.runtime.launch import LaunchError, launch
+    from autopar.runtime.launch import launch
 
     options = replace(checked.options, device=checked.device.type)
     if not isinstance(checked.plan, str):  # what is wrong with it is told here, once
