@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from autopar.errors import CaptureError
+from autopar.inventory import Inventory
 from autopar.structure import Structure, flatten_with_path
 
 
@@ -68,7 +69,7 @@ class Signature:
         tensors: facts of the tensors among them.
         constants: the other arguments, with their types (1, 1.0 and True are equal in Python).
         state: the parameters and buffers: each name, facts, and the first name of the same tensor.
-        training: the training flag of each module.
+        training: the training flag of each module, as often as it has a name.
         modes: whether gradients are on, and the autocast state.
         names: of the tensors among the arguments, for people.
     """
@@ -82,8 +83,8 @@ class Signature:
     names: tuple[str, ...] = field(default=(), compare=False)
 
 
-def signature_of(model: torch.nn.Module, arguments: Arguments) -> Signature:
-    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+def signature_of(own: Inventory, arguments: Arguments) -> Signature:
+    named = [*own.all_parameters, *own.all_buffers]
     first: dict[int, str] = {}
     for name, tensor in named:
         first.setdefault(id(tensor), name)
@@ -92,7 +93,7 @@ def signature_of(model: torch.nn.Module, arguments: Arguments) -> Signature:
         tuple(map(_facts, arguments.tensors)),
         tuple((type(v), repr(v)) for v in arguments.flat if not isinstance(v, torch.Tensor)),
         tuple((name, _facts(tensor), first[id(tensor)]) for name, tensor in named),
-        tuple(module.training for module in model.modules()),
+        tuple(own.training),
         (torch.is_grad_enabled(), *((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))),
         tuple(arguments.names),
     )

@@ -8,6 +8,7 @@ import torch
 
 from autopar.capture import Captured
 from autopar.errors import PlanError
+from autopar.inventory import inventory
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
 from autopar.plan import Plan, resolve
@@ -21,7 +22,7 @@ def layouts_of(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, inputs: Ma
 
 
 def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured: Captured,
-                laid: Mapping[str, DistAttr]) -> tuple[dict[str, DistAttr], list[str]]:  # fmt: skip
+                laid: Mapping[str, DistAttr] | None = None) -> tuple[dict[str, DistAttr], list[str]]:  # fmt: skip
     """Node → DistAttr, of placeholders and of what modules return; and what was decided for the user.
 
     ``laid``: how some inputs lie, whatever the plan says.
@@ -41,7 +42,7 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
     returned = [(f"{path}()", name) for path, names in captured.modules.items() for name in names if name not in records]
     outputs = {call: types[name].shape for call, name in reversed(returned)}  # type: ignore[union-attr]
     found = resolve(plan, mesh, own, inputs, _aliases(model), outputs)
-    decided = {**found.attrs, **laid}
+    decided = {**found.attrs, **(laid or {})}
     attrs = {placeholder: decided[name] for placeholder, name in users.items() if name in decided}
     for call, name in returned:
         attr = found.attrs.get(call)
@@ -54,13 +55,14 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
 
 
 def _shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
-    named = [*model.named_parameters(), *model.named_buffers()]
-    return {name: tuple(tensor.shape) for name, tensor in named}
+    own = inventory(model)
+    return {name: tuple(tensor.shape) for name, tensor in (*own.parameters, *own.buffers)}
 
 
 def _aliases(model: torch.nn.Module) -> dict[str, str]:
     """The other names of parameters and buffers that have several → the one they are listed under."""
-    every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    own = inventory(model)
+    every = [*own.all_parameters, *own.all_buffers]
     first: dict[int, str] = {}
     for name, tensor in every:
         first.setdefault(id(tensor), name)

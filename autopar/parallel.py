@@ -14,6 +14,7 @@ from autopar.compiled import Compiled, Compiler, Seat
 from autopar.constraints import layouts_of
 from autopar.dtensor import placements_of
 from autopar.inputs import Given, given_call, piece_of
+from autopar.inventory import Inventory, Named, inventory
 from autopar.mesh import Mesh
 from autopar.plan import Plan
 from autopar.program import Program
@@ -25,7 +26,7 @@ from autopar.runtime.job import Job
 from autopar.runtime.process_step import ProcessStep
 from autopar.shards import for_everyone, for_model, is_dtensor, local_of, sharded
 from autopar.structure import part_at, take_over, unflatten
-from autopar.torch_private import is_transformed
+from autopar.torch_private import dtensor_like, is_transformed
 
 OUTPUTS = ("sharded", "global")
 Key = tuple[Signature, tuple[Any, ...]]
@@ -117,16 +118,13 @@ class Parallel(torch.nn.Module):
         Raises:
             RuntimeError: it was not, and ``recapture=False``.
         """
-        return self._captured(self._given(args, kwargs))
+        given = self._given(args, kwargs)
+        return self._captured(given, _key(given, inventory(self.module)))
 
     def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Given:
         return given_call(bind_arguments(self.module, args, kwargs), self._inputs, self.module, self._plan, self.mesh)
 
-    def _key(self, given: Given) -> Key:
-        return signature_of(self.module, given.arguments), given.facts
-
-    def _captured(self, given: Given, key: Key | None = None) -> Compiled:
-        key = key or self._key(given)
+    def _captured(self, given: Given, key: Key) -> Compiled:
         if key not in self._compiled:
             notes = self._about_recapture(key)
             args, kwargs = given.whole()
@@ -161,31 +159,33 @@ class Parallel(torch.nn.Module):
                 f"the mesh ({self.mesh}) needs {self.mesh.size} processes, and this one is alone; start them with "
                 f"torchrun --nproc-per-node {self.mesh.size} and call parallelize in each, or call .simulate(...) to run all ranks in this process"
             )
-        given = self._given(args, kwargs)
-        key = self._key(given)
-        if self._agreement is not None:
-            self._agreement.begin(f"call {_told(given)}")
-            if key not in self._compiled:
-                self._agreement.finish()
-        with ONE_AT_A_TIME:
+        with ONE_AT_A_TIME:  # while a thread captures, the model's tensors are lent
+            given, own = self._given(args, kwargs), inventory(self.module)
+            key = _key(given, own)
+            if self._agreement is not None:
+                self._agreement.begin(f"call {_told(given)}")
+                if key not in self._compiled:
+                    self._agreement.finish()
             compiled = self._captured(given, key)
         step = compiled.here
-        pieces, leaves, brought = self._pieces(given, step, seat.rank)
+        pieces, leaves, brought = self._pieces(given, own, step, seat.rank)
         types = step.interface.types
-        owners = () if self._job is None else list(self.module.parameters())  # a DTensor that is written does not mark its piece
+        owners = () if self._job is None else [tensor for _, tensor in own.parameters]  # a DTensor that is written does not mark its piece
         made = step(pieces, leaves, lambda name, piece: piece if name in brought else self._gradient(leaves[name], types[name], piece), owners)
         outputs = [self._returned(tensor, type) for tensor, (_, type) in zip(made, step.interface.returned, strict=True)]
         return _returned_like_the_model(compiled, outputs, args, kwargs)
 
-    def _pieces(self, given: Given, step: ProcessStep, rank: int) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], set[str]]:
+    def _pieces(self, given: Given, own: Inventory, step: ProcessStep, rank: int) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], set[str]]:
         """This rank's pieces of parameters, buffers and inputs, in the order of the placeholders; the user's tensors that
         receive gradients, by placeholder; and those placeholders whose pieces the ranks bring themselves."""
-        own = [*self._checked_parameters(), *self.module.named_buffers()]
-        pieces = [local_of(tensor) for _, tensor in own]
-        leaves = {name: tensor for name, (_, tensor) in zip(step.interface.given, own, strict=False) if tensor.requires_grad}
+        self._check_parameters(own.parameters)
+        state = [tensor for _, tensor in (*own.parameters, *own.buffers)]
+        with torch.no_grad():
+            pieces = [local_of(tensor) for tensor in state]
+        leaves = {name: tensor for name, tensor in zip(step.interface.given, state, strict=False) if tensor.requires_grad}
         brought = set()
         arguments = given.arguments
-        for name, user, tensor in zip(step.interface.given[len(own) :], arguments.names, arguments.tensors, strict=True):
+        for name, user, tensor in zip(step.interface.given[len(state) :], arguments.names, arguments.tensors, strict=True):
             pieces.append(piece_of(tensor, user, step.interface.types[name], rank, given))
             if tensor.requires_grad:
                 leaves[name] = tensor
@@ -193,19 +193,16 @@ class Parallel(torch.nn.Module):
                 brought.add(name)
         return pieces, leaves, brought
 
-    def _checked_parameters(self) -> list[tuple[str, torch.Tensor]]:
-        named = list(self.module.named_parameters())
+    def _check_parameters(self, named: Named) -> None:
         for name, tensor in named:
+            if tensor.is_meta:
+                raise ValueError(f"{name} is on the meta device and has no values; call to_empty(device=...) and initialise it")
             known = self._known.get(name)
             if tensor is known:
                 continue
             if known is None or (is_dtensor(known) and getattr(tensor, "placements", None) != known.placements):  # type: ignore[attr-defined]
                 raise ValueError(f"the parameter {name} was {'added' if known is None else 'replaced'} after parallelize; change the model first, then parallelize it")
             self._known[name] = tensor  # type: ignore[assignment]
-        for name, tensor in named:
-            if tensor.is_meta:
-                raise ValueError(f"{name} is on the meta device and has no values; call to_empty(device=...) and initialise it")
-        return named  # type: ignore[return-value]
 
     def _returned(self, piece: torch.Tensor, type: TensorType) -> torch.Tensor:
         if self._job is None or not type.shape or self._compiler.whole:
@@ -220,11 +217,12 @@ class Parallel(torch.nn.Module):
         """What a tensor of the user's receives: a DTensor one that lies as it does, a whole one a whole one."""
         if self._job is None:
             return piece
+        if is_dtensor(leaf):
+            return dtensor_like(piece, leaf)
         from torch.distributed.tensor import DTensor
 
-        placements = leaf.placements if is_dtensor(leaf) else placements_of(type.attr, self.mesh, type.shape)  # type: ignore[attr-defined]
-        made = DTensor.from_local(piece, self._job.device_mesh, placements, run_check=False, shape=leaf.shape, stride=leaf.stride())
-        return made if is_dtensor(leaf) else made.full_tensor()
+        placements = placements_of(type.attr, self.mesh, type.shape)
+        return DTensor.from_local(piece, self._job.device_mesh, placements, run_check=False, shape=leaf.shape, stride=leaf.stride()).full_tensor()
 
     def simulate(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model with all ranks in this process: its own signature, its own output structure, full tensors.
@@ -233,11 +231,10 @@ class Parallel(torch.nn.Module):
         """
         if self._job is not None:
             raise RuntimeError("the parameters of this model lie on processes; to simulate, call parallelize in a process that is alone")
-        with ONE_AT_A_TIME:  # while a thread captures, the model's tensors are lent
-            compiled = self._captured(self._given(args, kwargs))
-            state = [*self.module.named_parameters(), *self.module.named_buffers()]
-        arguments = bind_arguments(self.module, args, kwargs)
-        named = [*state, *zip(arguments.names, arguments.tensors, strict=True)]
+        with ONE_AT_A_TIME:
+            given, own = self._given(args, kwargs), inventory(self.module)
+            compiled = self._captured(given, _key(given, own))
+        named = [*own.parameters, *own.buffers, *zip(given.arguments.names, given.arguments.tensors, strict=True)]
         for name, tensor in named:
             if is_transformed(tensor):
                 raise ValueError(
@@ -256,8 +253,12 @@ class Parallel(torch.nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """The model's own. Full tensors, as of a model on one device, are cut; DTensors are re-laid."""
-        own = {**dict(self.module.named_parameters(remove_duplicate=False)), **dict(self.module.named_buffers(remove_duplicate=False))}
-        return self.module.load_state_dict(for_model(state_dict, own), *args, **kwargs)
+        own = inventory(self.module)
+        return self.module.load_state_dict(for_model(state_dict, dict([*own.all_parameters, *own.all_buffers])), *args, **kwargs)
+
+
+def _key(given: Given, own: Inventory) -> Key:
+    return signature_of(own, given.arguments), given.facts
 
 
 def _told(given: Given) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from autopar.dtensor import edge_of, placements_of
+from autopar.inventory import inventory
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
 from autopar.runtime.job import Job
@@ -21,9 +22,9 @@ def sharded(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh: Mesh, j
     Values are those of the first rank, as in DistributedDataParallel, so that ranks with other seeds agree. Buffers
     that the plan does not split stay plain tensors, whole on every rank. On meta nothing is sent, and the copy is on meta.
     """
-    named = [*model.named_parameters(), *model.named_buffers()]
+    own = inventory(model)
     replaced: dict[int, Any] = {}
-    for name, tensor in named:
+    for name, tensor in (*own.parameters, *own.buffers):
         attr = edge_of(attrs.get(name, DistAttr.replicated(tensor.dim())), mesh, tensor.shape, strided=True)
         placed = _placed(tensor, attr, mesh, job)
         if isinstance(tensor, torch.nn.Parameter):

@@ -43,6 +43,7 @@ __all__ = [
     "TorchDispatchMode",
     "autograd_sequence_number",
     "draws_random",
+    "dtensor_like",
     "get_proxy_mode",
     "is_strided_shard",
     "is_transformed",
@@ -101,6 +102,11 @@ def storage_of(tensor: torch.Tensor) -> int:
 def store_of_processes() -> torch.distributed.Store:
     """The store of the default process group, however it was initialised. Tried on 2.13."""
     return torch.distributed.distributed_c10d._get_default_store()
+
+
+def dtensor_like(piece: torch.Tensor, other: Any) -> torch.Tensor:
+    """A DTensor that lies as another does, of this rank's piece: ``from_local`` without its 0.1 ms. Tried on 2.13."""
+    return type(other)(piece, other._spec, requires_grad=False)
 
 
 def mutates(op: Any) -> bool:

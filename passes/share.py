@@ -11,6 +11,8 @@ from autopar import transfers
 from autopar.passes.manager import Pass
 from autopar.program import Program, map_operands, record_of
 
+REDUCTIONS = (transfers.all_reduce, transfers.reduce_scatter)
+
 
 @dataclass(frozen=True)
 class Share(Pass):
@@ -21,7 +23,8 @@ class Share(Pass):
         x_tp_1 : f32[32 64] = all_gather(x, 0, tp)              b : f32[32 8] = mm(x_tp, w)
         b : f32[32 8] = mm(x_tp_1, w)
 
-    Not across phases: what the forward gathered is gathered again in the backward, so that it need not be kept.
+    Not across phases: what the forward gathered is gathered again in the backward, so that it need not be kept. But what
+    the forward reduced is kept: it is no larger than the partial results that would be kept to be reduced again.
     """
 
     name: ClassVar[str] = "share"
@@ -36,7 +39,8 @@ class Share(Pass):
                 if node.target not in transfers.BY_FUNCTION:
                     continue
                 args = map_operands(node.args, lambda n: kept.get(n, n))
-                key = (node.target, _hashable(args), _hashable(node.kwargs), record_of(node).phase)
+                phase = "" if node.target in REDUCTIONS else record_of(node).phase
+                key = (node.target, _hashable(args), _hashable(node.kwargs), phase)
                 kept[node] = twin = first.setdefault(key, node)
                 if twin is not node:
                     edit.replace_all_uses(node, twin)

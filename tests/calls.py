@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -254,3 +256,23 @@ def cache() -> None:
         ours, theirs = parallel(ids), eager(ids)
         again, wanted = parallel(ids[:, :1], past_key_values=ours.past_key_values), eager(ids[:, :1], past_key_values=theirs.past_key_values)
     assert relative(whole(again.logits), wanted.logits) <= 1e-6
+
+
+def many_steps(count: int) -> tuple[int, int]:
+    """How many more tensors, and bytes of this process, there are after ``count`` steps than after a tenth of them."""
+    model = Block(256, 512)
+    parallel = autopar.parallelize(model, MESH, COLUMN_ROW)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=1e-3, momentum=0.9)
+    x = torch.randn(64, 256)
+    seen = []
+    for step in range(count):
+        loss = parallel(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step in (count // 10, count - 1):
+            gc.collect()
+            tensors = sum(isinstance(o, torch.Tensor) for o in gc.get_objects())
+            seen.append((tensors, int(Path("/proc/self/statm").read_text().split()[1]) * 4096))
+    (tensors, bytes_), (more, grown) = seen
+    return more - tensors, grown - bytes_

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from autopar.runtime.beat import DEAD, process_of
 from autopar.errors import LaunchError
+from autopar.runtime.beat import DEAD, process_of
 from autopar.runtime.launch import launch
 
 MIDDLE = "in mm(x, t)   model.py:42  self.down(x)   in module layers.0.mlp"

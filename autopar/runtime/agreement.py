@@ -24,8 +24,8 @@ class Agreement:
 
     def __init__(self, control: distributed.ProcessGroup) -> None:
         self._control = control
-        self._history = hashlib.blake2b(digest_size=8)
-        self._pending: tuple[distributed.Work, list[torch.Tensor], str] | None = None
+        self._history = hashlib.blake2b(digest_size=7)  # a number and its negative are int64
+        self._pending: tuple[distributed.Work, torch.Tensor, str] | None = None
 
     def add(self, event: str) -> None:
         """This rank does something that all do; compared with the next call."""
@@ -34,11 +34,11 @@ class Agreement:
     def begin(self, call: str) -> None:
         """This rank makes a call. ``finish`` compares."""
         self.add(call)
-        own = torch.frombuffer(bytearray(self._history.digest()), dtype=torch.int64)
-        every = list(torch.empty(self._control.size(), 1, dtype=torch.int64))
-        work = distributed.all_gather(every, own, self._control, async_op=True)
+        number = int.from_bytes(self._history.digest(), "little")
+        both = torch.tensor([number, -number])
+        work = distributed.all_reduce(both, distributed.ReduceOp.MAX, self._control, async_op=True)
         assert work is not None
-        self._pending = (work, every, call)
+        self._pending = (work, both, call)
 
     def finish(self) -> None:
         """Wait for the others' calls, unless that was done.
@@ -48,9 +48,10 @@ class Agreement:
         """
         if self._pending is None:
             return
-        (work, every, call), self._pending = self._pending, None
+        (work, both, call), self._pending = self._pending, None
         work.wait()
-        if len(set(torch.cat(every).tolist())) == 1:
+        largest, negated = both.tolist()
+        if largest == -negated:  # which is the smallest
             return
         calls: list[str] = [""] * self._control.size()
         distributed.all_gather_object(calls, call, self._control)

@@ -9,13 +9,15 @@
 
 The joint graph is split by phase: what the backward reads of the forward is what the forward hands over. A collective
 begins where its transfer stands and is waited for before its first reader. Arguments come in a list that the function
-empties, so that a tensor is freed after its last reader, as in eager.
+empties, so that a tensor is freed after its last reader, as in eager. Gradients that are reduced over one axis share
+collectives (``buckets``).
 """
 
 from __future__ import annotations
 
 import itertools
 import linecache
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +31,8 @@ from autopar.program import Program, map_operands, operands, record_of
 from autopar.record import TensorType
 from autopar.rules.registry import rule_of
 from autopar.runtime import where
-from autopar.runtime.collectives import Exchange, exchange, start_all_reduce, start_all_reduce_in_place
+from autopar.runtime.buckets import Buckets, finish_bucket, start_bucket
+from autopar.runtime.collectives import REDUCE, Exchange, exchange, start_all_reduce, start_all_reduce_in_place
 from autopar.runtime.simulate import ANY_STRIDES
 from autopar.text.printer import print_node
 from autopar.torch_private import BoxedCodeGen, OpOverload, returns_alias
@@ -51,12 +54,14 @@ class Lowered:
     graph: fx.Graph
 
 
-def lower(program: Program, groups: Mapping[str, str], gate: Callable[[], None] | None = None) -> dict[str, Lowered]:
+def lower(program: Program, groups: Mapping[str, str], gate: Callable[[], None] | None = None,
+          bytes: Mapping[str, int] | None = None) -> dict[str, Lowered]:  # fmt: skip
     """The phases of a rank's local program; linear in the graph.
 
     Args:
         groups: axis → the name of the rank's process group.
         gate: called before the first collective of the forward.
+        bytes: all-reduce → what it puts into a bucket; others are alone.
     """
     values: dict[str, list[fx.Node]] = {"forward": []}
     for node in program.nodes:
@@ -69,10 +74,12 @@ def lower(program: Program, groups: Mapping[str, str], gate: Callable[[], None] 
     }
     handed = _read_from_outside(values.get("backward", []), results["backward"])
     results["forward"] += [node for node in handed if record_of(node).phase == "forward" and node.op == "call_function"]
-    return {
-        phase: _Phase(program, groups, f"{phase} of rank {_rank(program)}", gate if phase == "forward" else None).run(nodes, list(dict.fromkeys(results[phase])))
-        for phase, nodes in values.items()
-    }
+    found = {}
+    for phase, nodes in values.items():
+        buckets = Buckets.of(program, nodes, bytes or {})
+        one = _Phase(program, groups, f"{phase} of rank {_rank(program)}", buckets, gate if phase == "forward" else None)
+        found[phase] = one.run(nodes, list(dict.fromkeys(results[phase])))
+    return found
 
 
 def _rank(program: Program) -> int:
@@ -88,11 +95,12 @@ def _read_from_outside(nodes: list[fx.Node], results: list[fx.Node]) -> list[fx.
 
 
 class _Phase:
-    def __init__(self, program: Program, groups: Mapping[str, str], title: str, gate: Callable[[], None] | None) -> None:
-        self.program, self.groups, self.title, self.gate = program, groups, title, gate
+    def __init__(self, program: Program, groups: Mapping[str, str], title: str, buckets: Buckets, gate: Callable[[], None] | None) -> None:
+        self.program, self.groups, self.title, self.buckets, self.gate = program, groups, title, buckets, gate
         self.graph = fx.Graph()
         self.values: dict[fx.Node, fx.Node] = {}
         self.started: dict[fx.Node, tuple[fx.Node, Exchange]] = {}  # collectives that nobody has waited for
+        self.shared: dict[fx.Node, list[fx.Node]] = {}  # a member of a bucket → all of them
         self.fresh: set[fx.Node] = set()  # values in memory of their own
         self.lines: dict[str, fx.Node] = {}  # what a name of the generated code stands for
 
@@ -101,16 +109,23 @@ class _Phase:
         takes = [*constants, *_read_from_outside(nodes, results)]
         for node in takes:
             self.values[node] = self.graph.placeholder(node.name)
+        taken = {node for due in self.buckets.due.values() for node in due}
         for node in nodes:
-            if node.op == "call_function":
+            if node.op == "call_function" and node not in taken:
                 self.node(node)
+            for reduced in self.buckets.due.get(node, ()):
+                self.bucket(self.buckets.add(reduced))
+        for members in self.buckets.rest():
+            self.bucket(members)
         self.graph.output([self.read(node) for node in results])
         self.graph.set_codegen(BoxedCodeGen())
         return Lowered(self.compile(), tuple(n.name for n in takes), tuple(n.name for n in results), self.graph)
 
     def read(self, node: fx.Node) -> fx.Node:
         """A value, after its collective has been waited for."""
-        if node in self.started:
+        if node in self.shared:
+            self.open(self.shared[node])
+        elif node in self.started:
             started, found = self.started.pop(node)
             self.values[node] = self.call(node, node.name, found.finish, (started, *found.finished))
         return self.values[node]
@@ -128,8 +143,17 @@ class _Phase:
         target = ANY_STRIDES.get(node.target, node.target)
         args, kwargs = map_operands(node.args, self.read), map_operands(dict(node.kwargs), self.read)
         self.values[node] = self.call(node, node.name, target, args, kwargs)
-        if isinstance(node.target, OpOverload) and not returns_alias(node.target) and not rule_of(node.target).view:
+        if self.is_fresh(node):
             self.fresh.add(node)
+
+    def is_fresh(self, node: fx.Node) -> bool:
+        """Whether nobody else reads the memory of a value: it is new, or it views what only it reads."""
+        if not isinstance(node.target, OpOverload):
+            return False
+        if not returns_alias(node.target) and not rule_of(node.target).view:
+            return True
+        values = operands(node)
+        return len(values) == 1 and values[0] in self.fresh and len(values[0].users) == 1
 
     def transfer(self, node: fx.Node, row: transfers.Transfer) -> None:
         given = transfers.arguments(node.target, node.args, node.kwargs)
@@ -153,6 +177,26 @@ class _Phase:
             self.gate = None
         self.started[node] = (self.call(node, f"{node.name}_start", start, (x, *found.started)), found)
         self.fresh.add(node)
+
+    def bucket(self, members: list[fx.Node]) -> None:
+        """Start the all-reduces of a bucket, as one."""
+        if len(members) == 1:
+            self.node(members[0])
+        if len(members) < 2:
+            return
+        pieces = [self.read(operands(node)[0]) for node in members]
+        given = transfers.arguments(members[0].target, members[0].args, members[0].kwargs)
+        started = self.call(members[0], f"{members[0].name}_bucket", start_bucket, (pieces, REDUCE[given.get("op", "sum")], self.groups[given["axis"]]))
+        self.values[members[0]] = started
+        self.shared |= dict.fromkeys(members, members)
+
+    def open(self, members: list[fx.Node]) -> None:
+        """Wait for a bucket, and take out what is in it."""
+        shapes = [tuple(record_of(node).type.shape) for node in members]  # type: ignore[union-attr]
+        pieces = self.call(members[0], f"{members[0].name}_pieces", finish_bucket, (self.values[members[0]], shapes))
+        for k, node in enumerate(members):
+            del self.shared[node]
+            self.values[node] = self.call(node, node.name, operator.getitem, (pieces, k))
 
     def local(self, node: fx.Node, given: Mapping[str, Any], at: Mapping[str, int]) -> fx.Node:
         """A transfer in which nothing is sent."""

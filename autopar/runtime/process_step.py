@@ -11,10 +11,10 @@ import torch
 from autopar.program import Program
 from autopar.runtime import where
 from autopar.runtime.agreement import Agreement
+from autopar.runtime.buckets import largest_pieces
 from autopar.runtime.interface import Interface
 from autopar.runtime.lower import Lowered, lower
 from autopar.runtime.modes import as_captured
-
 
 Gradient = Callable[[str, torch.Tensor], torch.Tensor]
 
@@ -51,6 +51,7 @@ class ProcessStep:
         self._constants = {
             name: constant.tensor.to(device) for name, constant in explicit.constants.items() if constant.tensor is not None
         }
+        self._bytes = largest_pieces(explicit)
         self._groups, self._agreement = groups, agreement
         self.tangents = frozenset(self.interface.tangents)
         scalars = frozenset(k for k in self.tangents if not self.interface.returned[k][1].shape)
@@ -59,7 +60,7 @@ class ProcessStep:
     @cached_property
     def phases(self) -> Mapping[str, Lowered]:
         """Made when they are run: most steps only ever run for fewer gradients."""
-        return lower(self._local, self._groups, None if self._agreement is None else self._agreement.finish)
+        return lower(self._local, self._groups, None if self._agreement is None else self._agreement.finish, self._bytes)
 
     def __call__(self, pieces: Sequence[torch.Tensor], leaves: Mapping[str, torch.Tensor], gradient: Gradient,
                  owners: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:  # fmt: skip

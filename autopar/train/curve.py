@@ -1,4 +1,4 @@
-"""Two curves of losses, compared step by step."""
+"""Two curves, of losses or of norms of gradients, compared step by step."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-TINY = 1e-30  # a loss of zero is compared with this
+TINY = 1e-30  # a value of zero is compared with this
 SHOWN = 9  # steps in the table, the worst one besides
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The losses on the mesh and those of the single device, of the same steps."""
+    """The values on the mesh and those of the single device, of the same steps."""
 
     parallel: Sequence[float]
     single: Sequence[float]
@@ -22,7 +22,7 @@ class Comparison:
             raise ValueError(f"{len(self.parallel)} and {len(self.single)} steps cannot be compared")
 
     def difference(self, step: int) -> float:
-        """Relative to the single device's loss; infinite when either is not finite."""
+        """Relative to the single device's value; infinite when either is not finite."""
         a, b = self.parallel[step], self.single[step]
         if not (math.isfinite(a) and math.isfinite(b)):
             return math.inf
@@ -38,7 +38,7 @@ class Comparison:
         return self.difference(self.worst)
 
     def within(self, tolerance: float) -> bool:
-        """Whether all losses are finite and none differs by more than ``tolerance``."""
+        """Whether all values are finite and none differs by more than ``tolerance``."""
         return self.largest <= tolerance < math.inf
 
     def steps(self) -> list[int]:

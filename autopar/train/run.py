@@ -17,7 +17,7 @@ from autopar.constraints import layouts_of
 from autopar.errors import AutoparError, LaunchError
 from autopar.train.curve import Comparison
 from autopar.train.launched import launched
-from autopar.train.loop import train
+from autopar.train.loop import Step, train
 from autopar.train.model import llama
 from autopar.train.options import Checked, Options, check
 from autopar.train.show import console_of, show_comparison, show_decisions, show_request, show_steps
@@ -80,23 +80,25 @@ def _train(checked: Checked) -> int:
     parallel = autopar.parallelize(model, checked.mesh, checked.plan, example=example, timeout=options.timeout)
     show_decisions(console, parallel.reports, parallel.transfers)
     call, owner = (parallel, parallel) if checked.processes else (parallel.simulate, model)
-    losses = _losses(checked, f"on {checked.mesh}", call, owner, console)
+    steps = _steps(checked, f"on {checked.mesh}", call, owner, console)
     if dist.is_initialized():
         dist.destroy_process_group()
     if not first:
         return EQUAL
     alone = _model(checked)
-    comparison = Comparison(losses, _losses(checked, "on a single device", alone, alone, console))
-    show_comparison(console, comparison, checked)
-    return EQUAL if comparison.within(checked.tolerance) else DIFFERENT
+    wanted = _steps(checked, "on a single device", alone, alone, console)
+    losses = Comparison([step.loss for step in steps], [step.loss for step in wanted])
+    norms = Comparison([step.norm for step in steps], [step.norm for step in wanted])
+    show_comparison(console, losses, norms, checked)
+    return EQUAL if losses.within(checked.tolerance) and norms.within(checked.tolerance) else DIFFERENT
 
 
-def _losses(checked: Checked, title: str, call: Callable[..., Any], owner: torch.nn.Module, console: Console) -> list[float]:
-    """The losses of all steps, seen while they are made."""
+def _steps(checked: Checked, title: str, call: Callable[..., Any], owner: torch.nn.Module, console: Console) -> list[Step]:
+    """All steps, seen while they are made."""
     o = checked.options
     batches = (_batch(checked, step) for step in range(o.steps))
     steps = train(call, owner.parameters(), batches, checked.lr)
-    return [step.loss for step in show_steps(console, title, steps, o.steps, o.batch * o.sequence)]
+    return list(show_steps(console, title, steps, o.steps, o.batch * o.sequence))
 
 
 def _model(checked: Checked, device: torch.device | None = None) -> torch.nn.Module:

@@ -93,21 +93,23 @@ def _rates(steps: Iterable[Step], tokens: int) -> Iterator[tuple[Step, float]]:
         yield step, tokens * max(1, step.number) / seconds
 
 
-def show_comparison(console: Console, comparison: Comparison, checked: Checked) -> None:
-    """The losses of some steps side by side, and the verdict."""
-    right = [Column(name, justify="right") for name in ("step", str(checked.mesh), "single device", "relative difference")]
-    table = Table(*right, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
-    for step in comparison.steps():
-        difference = f"{comparison.difference(step):.1e}" + (" ←" if step == comparison.worst else "  ")
-        table.add_row(str(step + 1), f"{comparison.parallel[step]:.6f}", f"{comparison.single[step]:.6f}", difference)
+def show_comparison(console: Console, losses: Comparison, norms: Comparison, checked: Checked) -> None:
+    """The losses of some steps side by side, how much they and the norms of the gradients differ, and the verdict."""
+    names = ("step", f"loss, {checked.mesh}", "loss, single device", "difference", "of gradient norms")
+    table = Table(*(Column(name, justify="right") for name in names), box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for step in sorted({*losses.steps(), norms.worst}):
+        marked = [f"{curve.difference(step):.1e}" + (" ←" if step == curve.worst else "  ") for curve in (losses, norms)]
+        table.add_row(str(step + 1), f"{losses.parallel[step]:.6f}", f"{losses.single[step]:.6f}", *marked)
     console.print()
     console.print(table)
-    equal = comparison.within(checked.tolerance)
-    if not math.isfinite(comparison.largest):
-        verdict = f"NOT finite: the loss of step {comparison.worst + 1}; try a smaller --lr"
+    equal = losses.within(checked.tolerance) and norms.within(checked.tolerance)
+    if not math.isfinite(losses.largest + norms.largest):
+        worst = losses.worst if not math.isfinite(losses.largest) else norms.worst
+        verdict = f"NOT finite: step {worst + 1}; try a smaller --lr"
     else:
         verdict = (
-            f"{'the same' if equal else 'NOT the same'} numbers: {len(comparison.single)} losses differ by "
-            f"{comparison.largest:.1e} at most (step {comparison.worst + 1}), the tolerance is {checked.tolerance:.0e}"
+            f"{'the same' if equal else 'NOT the same'} numbers: largest relative difference of {len(losses.single)} losses "
+            f"{losses.largest:.1e} (step {losses.worst + 1}), of the norms of their gradients {norms.largest:.1e} (step {norms.worst + 1}), "
+            f"the tolerance is {checked.tolerance:.0e}"
         )
     console.print(f"\n{verdict}", style="green" if equal else "bold red")

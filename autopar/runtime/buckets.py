@@ -1,0 +1,96 @@
+"""Buckets: gradients that are reduced over one axis share a collective.
+
+A collective of a small tensor costs as much as one of a large one, nearly. So those that only leave the step, as
+gradients do, are gathered as they are made, and a full bucket is reduced as one flat tensor while the backward goes on.
+The sizes are DistributedDataParallel's (Li et al., PyTorch Distributed, VLDB 2020): a small first bucket, which starts
+early, then large ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from autopar import transfers
+from autopar.layout import span
+from autopar.program import Program, operands, record_of
+from autopar.record import TensorType
+from autopar.torch_private import FUNCTIONAL
+
+FIRST, OTHERS = 2**20, 25 * 2**20  # bytes
+
+Key = tuple[str, str, torch.dtype]  # axis, op, dtype
+
+
+def largest_pieces(explicit: Program) -> dict[str, int]:
+    """Each all-reduce → the bytes of its largest piece: what fills a bucket must be the same number on every rank."""
+    found = {}
+    for node in explicit.nodes:
+        if node.target is transfers.all_reduce:
+            type = record_of(operands(node)[0]).type
+            assert isinstance(type, TensorType) and type.layout is not None
+            mesh = type.layout.mesh
+            first = dict.fromkeys(mesh.sizes, 0)
+            held = math.prod(span(size, axes, mesh, first)[1] for size, axes in type.attr.parts(type.shape))
+            found[node.name] = held * type.dtype.itemsize
+    return found
+
+
+@dataclass
+class Buckets:
+    """What a phase reduces together.
+
+    Attributes:
+        bytes: each all-reduce → what it puts into a bucket.
+        due: value → the all-reduces of it that go into one, when it has been made.
+    """
+
+    bytes: Mapping[str, int]
+    due: dict[fx.Node, list[fx.Node]]
+    _open: dict[Key, list[fx.Node]] = field(default_factory=dict)
+    _held: dict[Key, int] = field(default_factory=dict)
+    _limit: dict[Key, int] = field(default_factory=dict)
+
+    @staticmethod
+    def of(program: Program, nodes: Sequence[fx.Node], bytes: Mapping[str, int]) -> Buckets:
+        """For the all-reduces among a phase's nodes whose results nothing but the caller reads."""
+        own, output = set(nodes), program.output
+        due: dict[fx.Node, list[fx.Node]] = {}
+        for node in nodes:
+            if node.target is transfers.all_reduce and node.name in bytes and set(node.users) == {output}:
+                operand = operands(node)[0]
+                if operand in own:
+                    due.setdefault(operand, []).append(node)
+        return Buckets(bytes, due)
+
+    def add(self, node: fx.Node) -> list[fx.Node]:
+        """The members of the bucket that is full now, if one is."""
+        given, type = transfers.arguments(node.target, node.args, node.kwargs), record_of(node).type
+        assert isinstance(type, TensorType)
+        key = (given["axis"], given.get("op", "sum"), type.dtype)
+        self._open.setdefault(key, []).append(node)
+        self._held[key] = self._held.get(key, 0) + self.bytes[node.name]
+        if self._held[key] < self._limit.get(key, FIRST):
+            return []
+        self._limit[key], self._held[key] = OTHERS, 0
+        return self._open.pop(key)
+
+    def rest(self) -> list[list[fx.Node]]:
+        """The buckets that never filled."""
+        left = list(self._open.values())
+        self._open.clear()
+        return left
+
+
+def start_bucket(pieces: list[torch.Tensor], op: str, group: str) -> torch.Tensor:
+    return FUNCTIONAL.all_reduce_(torch.cat([piece.reshape(-1) for piece in pieces]), op, group)
+
+
+def finish_bucket(started: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """The members, as views of the one tensor."""
+    flat = FUNCTIONAL.wait_tensor(started)
+    return [piece.view(shape) for piece, shape in zip(flat.split([math.prod(shape) for shape in shapes]), shapes, strict=True)]
