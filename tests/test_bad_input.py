@@ -264,8 +264,8 @@ def test_calling_without_processes() -> None:
     with pytest.raises(RuntimeError) as caught:
         parallel(x)
     assert str(caught.value) == (
-        "this model runs on one process per rank, and no processes have been started; "
-        "call .simulate(...) with the same arguments to run all ranks in this process"
+        "the mesh (dp=2) needs 2 processes, and this one is alone; start them with torchrun --nproc-per-node 2 "
+        "and call parallelize in each, or call .simulate(...) to run all ranks in this process"
     )
 
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard, distr
 
 import autopar
 from autopar import Mesh, PlanError
-from autopar.dtensor import attr_of, device_mesh_of, mesh_of, placements_of
+from autopar.dtensor import attr_of, device_mesh_of, edge_of, mesh_of, placements_of
 from autopar.layout import DistAttr, Layout
 from autopar.record import TensorType
 from autopar.runtime.pieces import cut
@@ -76,7 +76,41 @@ def test_what_placements_cannot_say() -> None:
     with pytest.raises(ValueError, match="dim 0 is split over tp/dp; placements have axes in the order of the mesh, dp/tp"):
         placements_of(DistAttr.split(("tp", "dp")), MESH, (8,))
     with pytest.raises(ValueError, match="dim 0 is split in parts, which no placements say"):
-        placements_of(DistAttr((((3, ()), (4, ("tp",))),)), MESH, (12,))
+        placements_of(DistAttr((((3, ("dp",)), (4, ("tp",))),)), MESH, (12,))
+    with pytest.raises(ValueError, match="dim 0 is split in parts, which no placements say"):
+        placements_of(DistAttr((((3, ()), (5, ("tp",))),)), MESH, (15,))
+
+
+def test_equal_parts_that_are_split_evenly_have_a_placement() -> None:
+    """A fused qkv weight: torch's own, which optimizers and full_tensor know."""
+    attr = DistAttr((((3, ()), (4, ("tp",))),))
+    (whole, strided) = placements_of(attr, MESH, (12,))
+    assert whole == Replicate() and (strided.dim, strided.split_factor) == (0, 3)  # type: ignore[attr-defined]
+    assert attr_of((whole, strided), MESH, (12,)) == attr
+    with pytest.raises(ValueError, match="splits dim 0 of 10 unevenly; use Shard"):
+        attr_of((whole, strided), MESH, (10,))
+    with pytest.raises(ValueError, match="splits dim 0 and parts of it; use Shard for both"):
+        attr_of((Shard(0), strided), MESH, (12,))
+
+
+def test_the_nearest_that_placements_say() -> None:
+    """Of parameters at the edge of a program: dims that have no placement are whole."""
+    for attr, edge in {
+        DistAttr.split(("tp", "dp"), None): DistAttr.replicated(2),
+        DistAttr.split(("dp", "tp"), None, pending=()): DistAttr.split(("dp", "tp"), None),
+        DistAttr.split("dp", None, pending=["tp"]): DistAttr.split("dp", None),
+        DistAttr((((3, ()), (4, ("tp",))), ((None, ("dp",)),))): DistAttr((((3, ()), (4, ("tp",))), ((None, ("dp",)),))),
+        DistAttr((((3, ("tp",)), (4, ("dp",))), ((None, ()),))): DistAttr.replicated(2),
+    }.items():
+        assert edge_of(attr, MESH, (12, 8), strided=True) == edge
+    assert edge_of(DistAttr((((3, ()), (4, ("tp",))),)), MESH, (12,)) == DistAttr.replicated(1)
+
+
+def test_a_parameter_without_a_placement_is_relaid() -> None:
+    """It is whole at the edge, and split where it is used; the numbers are the same."""
+    model = Block().double()
+    plan = {"up.weight": (("tp", "dp"), None), "down.weight": ("(2/tp 4/dp)", None)}
+    check_equal(model, MESH, plan, (torch.randn(6, 8, dtype=torch.float64),))
 
 
 def test_a_plan_of_placements() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+import autopar
 from autopar.cli import app
 from autopar.runtime import launch as launcher
 from autopar.train import run as running
@@ -65,7 +66,24 @@ def test_simulated_ranks_and_a_single_device_have_the_same_losses(capsys: pytest
         assert float(difference) < 1e-5
     assert float(rows[-1][1]) < float(rows[0][1])
     assert re.search(r"^the same numbers: 4 losses differ by \S+ at most \(step \d\), the tolerance is 1e-04$", out, re.M)
+    assert re.search(r"^the norms of their gradients differ by \d\.\de-0[6-9] at most \(step \d\)$", out, re.M)
     assert max(map(len, out.splitlines())) <= 100
+
+
+def test_gradients_that_are_too_large_by_one_factor_fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """AdamW does the same with them, so the losses alone are the same."""
+
+    def simulate(self: autopar.Parallel, **batch: torch.Tensor) -> Any:
+        outputs = original(self, **batch)
+        outputs.loss.register_hook(lambda gradient: 2 * gradient)
+        return outputs
+
+    original = autopar.Parallel.simulate
+    monkeypatch.setattr(autopar.Parallel, "simulate", simulate)
+    assert command(*SHORT) == 1
+    out = capsys.readouterr().out
+    assert float(re.search(r"losses differ by (\S+) at most", out)[1]) < 1e-4  # type: ignore[index]
+    assert "the norms of their gradients differ by 1.0e+00 at most" in out
 
 
 def test_a_model_that_differs_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,7 +111,7 @@ def test_a_tolerance_of_zero_fails(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_losses_that_are_not_finite_fail(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(*SHORT, "--lr", "1e30") == 1
-    assert re.search(r"^NOT finite: the loss of step [23]; try a smaller --lr$", capsys.readouterr().out, re.M)
+    assert re.search(r"^NOT finite: step [23]; try a smaller --lr$", capsys.readouterr().out, re.M)
 
 
 @pytest.mark.parametrize("mesh", ["dp=1", "tp=2,dp=3"])

@@ -108,8 +108,8 @@ def show_comparison(console: Console, losses: Comparison, norms: Comparison, che
         verdict = f"NOT finite: step {worst + 1}; try a smaller --lr"
     else:
         verdict = (
-            f"{'the same' if equal else 'NOT the same'} numbers: largest relative difference of {len(losses.single)} losses "
-            f"{losses.largest:.1e} (step {losses.worst + 1}), of the norms of their gradients {norms.largest:.1e} (step {norms.worst + 1}), "
-            f"the tolerance is {checked.tolerance:.0e}"
+            f"{'the same' if equal else 'NOT the same'} numbers: {len(losses.single)} losses differ by {losses.largest:.1e} at most "
+            f"(step {losses.worst + 1}), the tolerance is {checked.tolerance:.0e}\n"
+            f"the norms of their gradients differ by {norms.largest:.1e} at most (step {norms.worst + 1})"
         )
     console.print(f"\n{verdict}", style="green" if equal else "bold red")
