@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import tempfile
 from pathlib import Path
@@ -214,7 +215,7 @@ def bad_calls() -> None:
     assert "outputs='mine' is none of" in refused(ValueError, lambda: autopar.parallelize(model, MESH, outputs="mine"))
     parallel = autopar.parallelize(model, MESH, COLUMN_ROW)
     for _ in range(2):  # captured or not
-        said = refused(RuntimeError, lambda: parallel(ids[: 4 - (rank == 2)], labels[: 4 - (rank == 2)]))
+        said = refused(RuntimeError, functools.partial(parallel, ids[: 4 - (rank == 2)], labels[: 4 - (rank == 2)]))
         assert "the ranks make different calls" in said and "rank 2: call (ids int64[3, 6], labels int64[3, 6])" in said, said
         assert "ranks 0 1 3: call (ids int64[4, 6], labels int64[4, 6])" in said
         parallel = autopar.parallelize(model, MESH, COLUMN_ROW)
@@ -276,3 +277,20 @@ def many_steps(count: int) -> tuple[int, int]:
             seen.append((tensors, int(Path("/proc/self/statm").read_text().split()[1]) * 4096))
     (tensors, bytes_), (more, grown) = seen
     return more - tensors, grown - bytes_
+
+
+def readme_loop(code: str) -> None:
+    """The loop that the README shows, for a Llama: its losses are the single-device loop's."""
+    torch.manual_seed(0)
+    model = llama(layers=2)
+    eager = copy.deepcopy(model)
+    scope: dict[str, Any] = {"autopar": autopar, "torch": torch, "model": model, "batches": [text(0), text(1), text(2)]}
+    exec(code, scope)
+    optimizer = torch.optim.AdamW(eager.parameters(), lr=1e-3)
+    for batch in scope["batches"]:
+        loss = eager(**batch).loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(eager.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert relative(scope["loss"], loss) <= 1e-6

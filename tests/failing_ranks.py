@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from autopar.runtime import where
 from autopar.runtime.launch import store_of_job
-from autopar.runtime.watch import INTERVAL, Watch
+from autopar.runtime.watch.watch import INTERVAL, Watch
 
 LIMIT = 30  # seconds until a job is given up
 AT_ONCE = 6  # jobs

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from autopar.errors import LaunchError
-from autopar.runtime.beat import DEAD, process_of
 from autopar.runtime.launch import launch
+from autopar.runtime.watch.beat import DEAD, process_of
 
 MIDDLE = "in mm(x, t)   model.py:42  self.down(x)   in module layers.0.mlp"
 RANKS = str(Path(__file__).with_name("failing_ranks.py"))

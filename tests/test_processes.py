@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import calls
 import loops
 import pytest
@@ -31,3 +34,8 @@ def test_calls(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_state_dicts(name: str) -> None:
     ranks(4).run(calls.state_dicts, name)
+
+
+def test_the_readmes_loop() -> None:
+    (code,) = re.findall(r"```py\n(.*?)```", (Path(__file__).parent.parent / "README.md").read_text(), re.DOTALL)
+    ranks(4).run(calls.readme_loop, code)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from autopar.runtime import where
-from autopar.runtime.beat import (
+from autopar.runtime.watch.beat import (
     ALIVE,
     CUT,
     DEAD,
@@ -32,7 +32,7 @@ from autopar.runtime.beat import (
     broke_off,
     process_of,
 )
-from autopar.runtime.verdict import GRACE, SILENCE, Followed, Seen, judge
+from autopar.runtime.watch.verdict import GRACE, SILENCE, Followed, Seen, judge
 from autopar.runtime.where import Place
 
 RANKS = 3

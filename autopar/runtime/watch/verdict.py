@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.runtime.beat import ALIVE, CUT, DEAD, ENDED, FAILED, RUNNING, STOPPED, UNKNOWN, Beat
+from autopar.runtime.watch.beat import ALIVE, CUT, DEAD, ENDED, FAILED, RUNNING, STOPPED, UNKNOWN, Beat
 from autopar.runtime.where import Place
 
 SILENCE = 20.0  # seconds without a beat, and without progress of any rank, until a rank that is not known to run is lost

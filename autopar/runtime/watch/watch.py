@@ -20,10 +20,10 @@ from types import TracebackType
 
 import torch.distributed as dist
 
-from autopar.runtime.beat import ALIVE, CUT, DEAD, ENDED, FAILED, STOPPED, UNKNOWN, Beat, broke_off, process_of
-from autopar.runtime.ending import leave, say
-from autopar.runtime.holder import Holder, is_launched
-from autopar.runtime.verdict import GRACE, SILENCE, Followed, Seen, Verdict, at, failed, judge, last_seen
+from autopar.runtime.watch.beat import ALIVE, CUT, DEAD, ENDED, FAILED, STOPPED, UNKNOWN, Beat, broke_off, process_of
+from autopar.runtime.watch.ending import leave, say
+from autopar.runtime.watch.holder import Holder, is_launched
+from autopar.runtime.watch.verdict import GRACE, SILENCE, Followed, Seen, Verdict, at, failed, judge, last_seen
 from autopar.runtime.where import Place, where, where_raised
 
 INTERVAL = 0.5  # seconds between beats
