@@ -179,12 +179,13 @@ class Parallel(torch.nn.Module):
         """This rank's pieces of parameters, buffers and inputs, in the order of the placeholders; the user's tensors that
         receive gradients, by placeholder; and those placeholders whose pieces the ranks bring themselves."""
         self._check_parameters(own.parameters)
+        arguments = given.arguments
+        _refuse_without_values([*own.parameters, *own.buffers, *zip(arguments.names, arguments.tensors, strict=True)])
         state = [tensor for _, tensor in (*own.parameters, *own.buffers)]
         with torch.no_grad():
             pieces = [local_of(tensor) for tensor in state]
         leaves = {name: tensor for name, tensor in zip(step.interface.given, state, strict=False) if tensor.requires_grad}
         brought = set()
-        arguments = given.arguments
         for name, user, tensor in zip(step.interface.given[len(state) :], arguments.names, arguments.tensors, strict=True):
             pieces.append(piece_of(tensor, user, step.interface.types[name], rank, given))
             if tensor.requires_grad:
@@ -195,8 +196,6 @@ class Parallel(torch.nn.Module):
 
     def _check_parameters(self, named: Named) -> None:
         for name, tensor in named:
-            if tensor.is_meta:
-                raise ValueError(f"{name} is on the meta device and has no values; call to_empty(device=...) and initialise it")
             known = self._known.get(name)
             if tensor is known:
                 continue
@@ -235,14 +234,7 @@ class Parallel(torch.nn.Module):
             given, own = self._given(args, kwargs), inventory(self.module)
             compiled = self._captured(given, _key(given, own))
         named = [*own.parameters, *own.buffers, *zip(given.arguments.names, given.arguments.tensors, strict=True)]
-        for name, tensor in named:
-            if is_transformed(tensor):
-                raise ValueError(
-                    f"{name} is inside a torch.func transform or carries a forward-mode tangent; "
-                    f"a captured step has gradients through backward() alone"
-                )
-            if tensor.is_meta:
-                raise ValueError(f"{name} is on the meta device and has no values to simulate with; to_empty() and init it")
+        _refuse_without_values(named)
         return _returned_like_the_model(compiled, compiled.simulated([tensor for _, tensor in named]), args, kwargs)
 
     # -- state dicts -----------------------------------------------------------------------------------------------
@@ -255,6 +247,17 @@ class Parallel(torch.nn.Module):
         """The model's own. Full tensors, as of a model on one device, are cut; DTensors are re-laid."""
         own = inventory(self.module)
         return self.module.load_state_dict(for_model(state_dict, dict([*own.all_parameters, *own.all_buffers])), *args, **kwargs)
+
+
+def _refuse_without_values(named: Named) -> None:
+    for name, tensor in named:
+        if is_transformed(tensor):
+            raise ValueError(
+                f"{name} is inside a torch.func transform or carries a forward-mode tangent; "
+                f"a captured step has gradients through backward() alone"
+            )
+        if tensor.is_meta:
+            raise ValueError(f"{name} is on the meta device and has no values; to_empty() and init it")
 
 
 def _key(given: Given, own: Inventory) -> Key:

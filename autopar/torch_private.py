@@ -40,6 +40,7 @@ __all__ = [
     "FakeTensorMode",
     "OpOverload",
     "OpOverloadPacket",
+    "StorageReference",
     "TorchDispatchMode",
     "autograd_sequence_number",
     "draws_random",
@@ -61,6 +62,7 @@ __all__ = [
     "tensor_arguments",
     "tensor_results",
     "writes_outside",
+    "written_arguments",
 ]  # fmt: skip
 
 
@@ -99,6 +101,26 @@ def storage_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+class StorageReference:
+    """Refers to a storage without keeping it; nothing else has its address meanwhile. Tried on 2.13."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self._address = storage._weak_ref()
+
+    def __del__(self) -> None:
+        torch.UntypedStorage._free_weak_ref(self._address)
+
+    def expired(self) -> bool:
+        return torch.UntypedStorage._expired(self._address)
+
+    def refers_to(self, storage: torch.UntypedStorage) -> bool:
+        return self._address == storage._cdata
+
+    def storage(self) -> torch.UntypedStorage:
+        """The storage, unless it has expired."""
+        return torch.UntypedStorage._new_with_weak_ptr(self._address)
+
+
 def store_of_processes() -> torch.distributed.Store:
     """The store of the default process group, however it was initialised. Tried on 2.13."""
     return torch.distributed.distributed_c10d._get_default_store()
@@ -122,6 +144,16 @@ def draws_random(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | Non
         return False  # what it is made of does, or not: dropout in evaluation
     given = {a.name: args[k] if k < len(args) else a.default_value for k, a in enumerate(op._schema.arguments)} | dict(kwargs or {})
     return given.get("dropout_p") != 0.0 and given.get("training") is not False and given.get("train") is not False
+
+
+def written_arguments(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors that a call writes to, by its schema. Tried on 2.13."""
+    found = []
+    for position, argument in enumerate(op._schema.arguments if mutates(op) else ()):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[position] if position < len(args) else kwargs.get(argument.name)
+            found += [tensor for tensor in pytree.tree_leaves(given) if isinstance(tensor, torch.Tensor)]
+    return found
 
 
 def writes_outside(op: Any, args: tuple[Any, ...]) -> bool:

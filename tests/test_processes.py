@@ -22,6 +22,13 @@ def test_ten_steps(name: str, sizes: dict[str, int]) -> None:
     ranks(count).run(loops.ten_steps, name, sizes)
 
 
+@pytest.mark.parametrize("sizes", [{"dp": 1}, {"dp": 1, "tp": 1}], ids=str)
+@pytest.mark.parametrize("name", loops.MODELS)
+def test_ten_steps_of_one_process(name: str, sizes: dict[str, int]) -> None:
+    """A mesh of one rank needs no process group."""
+    loops.ten_steps(name, sizes)
+
+
 CALLS = ["inputs_and_outputs", "inputs_with_gradients", "gradients_of_some_outputs", "frozen_and_tied", "first_ranks_values",
          "captured_again", "bad_calls", "sizes_of_one", "cache"]  # fmt: skip
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import datetime
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
@@ -15,6 +15,8 @@ from autopar.mesh import Mesh
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+    from autopar.runtime.watch import Watch
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
 
@@ -54,12 +56,44 @@ def job_of(mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | None, tim
         _check_size(mesh, int(os.environ["WORLD_SIZE"]))
         _initialize(device, timeout)
     _check_size(mesh, distributed.get_world_size())
+    if not _worlds or _worlds[0].group is not distributed.group.WORLD:
+        _worlds[:] = [_World(distributed.group.WORLD, _watched(timeout))]
+    key = (mesh, device.type, device_mesh)
+    if key not in _worlds[0].jobs:
+        _worlds[0].jobs[key] = _join(mesh, device, device_mesh)
+    return _worlds[0].jobs[key]
+
+
+@dataclass
+class _World:
+    """What was made in one initialisation of the processes: models on one mesh share its groups, each of which has threads
+    and sockets, and one watch, with the time-out of the first."""
+
+    group: distributed.ProcessGroup | None
+    watch: Watch | None
+    jobs: dict[Any, Job] = field(default_factory=dict)
+
+
+_worlds: list[_World] = []  # the present one
+
+
+def _watched(timeout: float) -> Watch | None:
+    if distributed.get_world_size() == 1:
+        return None
+    from autopar.runtime.launch import store_of_job
+    from autopar.runtime.watch import Watch
+
+    watch = Watch(store_of_job(), distributed.get_rank(), distributed.get_world_size(), timeout=timeout)
+    watch.start()
+    return watch
+
+
+def _join(mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | None) -> Job:
     device_mesh = device_mesh or device_mesh_of(mesh, device.type)
     if device_mesh.device_type != "cpu":
         device = torch.device(device_mesh.device_type, torch.get_device_module(device_mesh.device_type).current_device())
     groups = {axis: device_mesh.get_group(axis).group_name for axis in mesh.names}
     control = distributed.new_group(backend="gloo")
-    _watch(timeout)
     return Job(distributed.get_rank(), device_mesh, groups, device, control)
 
 
@@ -69,21 +103,6 @@ def _initialize(device: torch.device, timeout: float) -> None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     backend = "gloo" if device.type == "cpu" else None
     distributed.init_process_group(backend, timeout=datetime.timedelta(seconds=2 * timeout + 60))
-
-
-_watched: list[distributed.ProcessGroup] = []  # the world that is watched
-
-
-def _watch(timeout: float) -> None:
-    """One watch a world; the first model's time-out holds."""
-    world = distributed.group.WORLD
-    if world is None or world in _watched or distributed.get_world_size() == 1:
-        return
-    from autopar.runtime.launch import store_of_job
-    from autopar.runtime.watch import Watch
-
-    Watch(store_of_job(), distributed.get_rank(), distributed.get_world_size(), timeout=timeout).start()
-    _watched[:] = [world]
 
 
 def _check_size(mesh: Mesh, processes: int) -> None:
