@@ -34,13 +34,11 @@ class Seat:
     Attributes:
         rank: on the mesh.
         groups: axis → the name of its process group.
-        device: of its pieces.
         agreement: what the ranks have called; ``None`` for one rank.
     """
 
     rank: int
     groups: Mapping[str, str]
-    device: torch.device
     agreement: Agreement | None = None
 
 
@@ -69,7 +67,7 @@ class Compiled:
         assert self.seat is not None
         seat = self.seat
         return ProcessStep(self.program, self.local[seat.rank], lambda given: self.part(given).here,
-                           groups=seat.groups, device=seat.device, agreement=seat.agreement)  # fmt: skip
+                           groups=seat.groups, agreement=seat.agreement)  # fmt: skip
 
 
 @dataclass(frozen=True)

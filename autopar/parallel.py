@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +16,8 @@ from autopar.borrow import ONE_AT_A_TIME
 from autopar.compiled import Compiled, Compiler, Seat
 from autopar.constraints import layouts_of
 from autopar.dtensor import placements_of
+from autopar.initialize import Init, initialize
+from autopar.initialize.storage import device_for
 from autopar.inputs import Given, given_call, piece_of
 from autopar.inventory import Inventory, Named, inventory
 from autopar.mesh import Mesh
@@ -27,6 +32,7 @@ from autopar.runtime.process_step import ProcessStep
 from autopar.shards import for_everyone, for_model, is_dtensor, local_of, sharded
 from autopar.structure import part_at, take_over, unflatten
 from autopar.torch_private import dtensor_like, is_transformed
+from autopar.weights import load_weights
 
 OUTPUTS = ("sharded", "global")
 Key = tuple[Signature, tuple[Any, ...]]
@@ -48,23 +54,43 @@ class Parallel(torch.nn.Module):
 
     def __init__(self, model: torch.nn.Module, mesh: Mesh, plan: Plan | None = None, *, job: Job | None = None,
                  strict: bool = False, inputs: str = "global", outputs: str = "sharded", recapture: bool = True) -> None:  # fmt: skip
-        attrs = layouts_of(plan, model, mesh)
         super().__init__()
-        module = model if job is None else sharded(model, attrs, mesh, job)
-        self.__dict__ |= {"module": module, **{key: vars(module)[key] for key in ROOT}}  # not as a child: names stay
+        self._plan, self._job, self._inputs, self._recapture = plan, job, inputs, recapture
         self.mesh = mesh
-        self._plan, self._job = plan, job
-        self._inputs, self._recapture = inputs, recapture
-        self._agreement = None if job is None or mesh.size == 1 else Agreement(job.control)
+        agreement = None if job is None or mesh.size == 1 else Agreement(job.control)
         seat = None
-        if job is not None:
-            seat = Seat(job.rank, job.groups, job.device, self._agreement)
-        elif mesh.size == 1:
-            seat = Seat(mesh.ranks[0], {}, next((t.device for t in (*module.parameters(), *module.buffers())), torch.device("cpu")))
-        self._compiler = Compiler(module, mesh, plan, seat, strict, outputs == "global")
+        if job is not None or mesh.size == 1:
+            seat = Seat(mesh.ranks[0], {}) if job is None else Seat(job.rank, job.groups, agreement)
+        attrs = layouts_of(plan, model, mesh)
+        module = model if job is None else sharded(model, attrs, mesh, job)
+        self._over(module, Compiler(module, mesh, plan, seat, strict, outputs == "global"))
+
+    def _over(self, module: torch.nn.Module, compiler: Compiler) -> None:
+        """Nothing of it is captured."""
+        self.__dict__ |= {"module": module, **{key: vars(module)[key] for key in ROOT}}  # not as a child: names stay
+        self._compiler = compiler
         self._compiled: dict[Key, Compiled] = {}
         self._latest: Compiled | None = None
         self._known = dict(module.named_parameters())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Parallel:
+        """The same of a copy of the module, as for an average of its weights; all ranks copy alike."""
+        new = copy.copy(self)
+        memo[id(self)] = new
+        seat = self._compiler.seat
+        if seat is not None and seat.agreement is not None:
+            seat = replace(seat, agreement=Agreement(self._job.control))  # type: ignore[union-attr]
+        module = copy.deepcopy(self.module, memo)
+        new._over(module, replace(self._compiler, model=module, seat=seat))
+        return new
+
+    def __copy__(self) -> Parallel:
+        new = type(self).__new__(type(self))
+        new.__dict__ |= vars(self)
+        return new
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a model on a mesh lies on its processes and is not pickled; save its state_dict()")
 
     def __repr__(self) -> str:
         return f"Parallel({type(self.module).__name__} on {self.mesh})"
@@ -77,6 +103,10 @@ class Parallel(torch.nn.Module):
     def training(self, mode: bool) -> None:
         if "module" in self.__dict__:
             self.module.training = mode
+
+    @property
+    def _agreement(self) -> Agreement | None:
+        return self._compiler.seat and self._compiler.seat.agreement
 
     # -- what was captured -----------------------------------------------------------------------------------------
 
@@ -236,6 +266,19 @@ class Parallel(torch.nn.Module):
         named = [*own.parameters, *own.buffers, *zip(given.arguments.names, given.arguments.tensors, strict=True)]
         _refuse_without_values(named)
         return _returned_like_the_model(compiled, compiled.simulated([tensor for _, tensor in named]), args, kwargs)
+
+    # -- values ----------------------------------------------------------------------------------------------------
+
+    def initialize(self, init: Init | None = None, *, device: torch.device | str | None = None) -> None:
+        """Give a model on meta the values of a single device: those of ``to_empty``, then ``init``, from the first rank's
+        generator. ``init`` is a function of a module, as for ``apply``; ``None``: the model's ``init_weights()``, else each
+        module's ``reset_parameters()``. Parameters are new objects: make the optimizer afterwards. All ranks call it."""
+        initialize(self.module, init, device, self._job, self._agreement)
+
+    def load_weights(self, path: str | os.PathLike[str], *, strict: bool = True) -> Any:
+        """Read safetensors: a file, or a folder of ``save_pretrained``. Each rank reads its pieces. A model on meta gets
+        storage, and what no file holds its own initialisation. Returns and raises as ``load_state_dict``. All ranks call it."""
+        return load_weights(self.module, path, strict, self.mesh, self._job, self._agreement)
 
     # -- state dicts -----------------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from torch.fx.experimental.proxy_tensor import (  # public module, experimental 
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # 2.13: control flow on an unknown size
 from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen  # tried on 2.13: arguments in a list that is emptied
+from torch.nn.modules.module import _IncompatibleKeys as IncompatibleKeys  # tried on 2.13: what load_state_dict returns
 from torch.utils import _pytree as pytree  # tried on 2.13: flattens user structures, knows registered classes
 from torch.utils._python_dispatch import TorchDispatchMode  # tried on 2.13
 
@@ -38,6 +39,7 @@ __all__ = [
     "FUNCTIONAL",
     "BoxedCodeGen",
     "FakeTensorMode",
+    "IncompatibleKeys",
     "OpOverload",
     "OpOverloadPacket",
     "StorageReference",
@@ -127,7 +129,13 @@ def store_of_processes() -> torch.distributed.Store:
 
 
 def dtensor_like(piece: torch.Tensor, other: Any) -> torch.Tensor:
-    """A DTensor that lies as another does, of this rank's piece: ``from_local`` without its 0.1 ms. Tried on 2.13."""
+    """A DTensor that lies as another does, of this rank's piece: ``from_local`` without its 0.1 ms. Tried on 2.13.
+
+    The piece has the other's strides too: fused optimizers read both as they lie in memory.
+    """
+    local = other._local_tensor
+    if piece.stride() != local.stride():
+        piece = torch.empty_like(local).copy_(piece)
     return type(other)(piece, other._spec, requires_grad=False)
 
 

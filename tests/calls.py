@@ -294,3 +294,34 @@ def readme_loop(code: str) -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert relative(scope["loss"], loss) <= 1e-6
+
+
+class Turned(nn.Module):
+    """The gradient of its weight comes out transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 8, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight.t().contiguous() * x.mean()
+
+
+def fused_optimizer() -> None:
+    """Reads parameters and gradients as they lie in memory; copies of a model are models."""
+    torch.manual_seed(0)
+    model = Turned()
+    eager, x = copy.deepcopy(model), torch.randn(4, 6, dtype=torch.float64)
+    parallel = autopar.parallelize(model, Mesh(tp=4), {"weight": (None, "tp")})
+    average = torch.optim.swa_utils.AveragedModel(parallel)
+    wanted = torch.optim.swa_utils.AveragedModel(eager)
+    for run, mean in ((parallel, average), (eager, wanted)):
+        optimizer = torch.optim.AdamW(run.parameters(), lr=0.1, fused=True)
+        for _ in range(3):
+            whole(run(x)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            mean.update_parameters(run)
+    assert relative(whole(parallel.weight), eager.weight) <= TOLERANCE
+    assert relative(whole(average(x)), wanted(x)) <= TOLERANCE
+    assert "save its state_dict()" in refused(TypeError, lambda: torch.save(parallel, "/dev/null"))

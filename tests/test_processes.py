@@ -30,7 +30,8 @@ def test_ten_steps_of_one_process(name: str, sizes: dict[str, int]) -> None:
 
 
 CALLS = ["inputs_and_outputs", "inputs_with_gradients", "gradients_of_some_outputs", "frozen_and_tied", "first_ranks_values",
-         "captured_again", "bad_calls", "sizes_of_one", "cache"]  # fmt: skip
+         "captured_again", "bad_calls", "sizes_of_one", "cache",
+         "fused_optimizer"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -109,14 +109,16 @@ class _Phase:
         takes = [*constants, *_read_from_outside(nodes, results)]
         for node in takes:
             self.values[node] = self.graph.placeholder(node.name)
-        taken = {node for due in self.buckets.due.values() for node in due}
+        members = self.buckets.members
         for node in nodes:
-            if node.op == "call_function" and node not in taken:
+            if node.op == "call_function" and node not in members:
                 self.node(node)
+            elif node in self.buckets.runs:
+                self.bucket(self.buckets.runs[node])
             for reduced in self.buckets.due.get(node, ()):
                 self.bucket(self.buckets.add(reduced))
-        for members in self.buckets.rest():
-            self.bucket(members)
+        for rest in self.buckets.rest():
+            self.bucket(rest)
         self.graph.output([self.read(node) for node in results])
         self.graph.set_codegen(BoxedCodeGen())
         return Lowered(self.compile(), tuple(n.name for n in takes), tuple(n.name for n in results), self.graph)
@@ -172,11 +174,15 @@ class _Phase:
         if start is start_all_reduce and operand in self.fresh and len(operand.users) == 1:
             start = start_all_reduce_in_place
         x = self.read(operand)
+        self.open_gate()
+        self.started[node] = (self.call(node, f"{node.name}_start", start, (x, *found.started)), found)
+        self.fresh.add(node)
+
+    def open_gate(self) -> None:
+        """Before the first collective."""
         if self.gate is not None:
             self.graph.call_function(self.gate)
             self.gate = None
-        self.started[node] = (self.call(node, f"{node.name}_start", start, (x, *found.started)), found)
-        self.fresh.add(node)
 
     def bucket(self, members: list[fx.Node]) -> None:
         """Start the all-reduces of a bucket, as one."""
@@ -185,6 +191,7 @@ class _Phase:
         if len(members) < 2:
             return
         pieces = [self.read(operands(node)[0]) for node in members]
+        self.open_gate()
         given = transfers.arguments(members[0].target, members[0].args, members[0].kwargs)
         started = self.call(members[0], f"{members[0].name}_bucket", start_bucket, (pieces, REDUCE[given.get("op", "sum")], self.groups[given["axis"]]))
         self.values[members[0]] = started

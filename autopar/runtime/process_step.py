@@ -31,7 +31,6 @@ class ProcessStep:
         local: the program of this rank.
         specialize: gives the step for fewer gradients.
         groups: axis → the name of its process group.
-        device: of its pieces.
         agreement: what the ranks have called, compared before a step's first collective; ``None`` for one rank.
     """
 
@@ -42,14 +41,13 @@ class ProcessStep:
         specialize: Callable[[frozenset[int]], ProcessStep],
         *,
         groups: Mapping[str, str],
-        device: torch.device,
         agreement: Agreement | None,
     ) -> None:
         self.interface = Interface.of(explicit)
         self.specialize = specialize
         self._local = local
         self._constants = {
-            name: constant.tensor.to(device) for name, constant in explicit.constants.items() if constant.tensor is not None
+            name: constant.tensor for name, constant in explicit.constants.items() if constant.tensor is not None
         }
         self._bytes = largest_pieces(explicit)
         self._groups, self._agreement = groups, agreement

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import distributed
 
-from autopar.materialize import Slot, device_for, materialized
+from autopar.initialize.storage import Slot, device_for, materialized
+from autopar.initialize.writes import Writes
 from autopar.runtime.agreement import Agreement
 from autopar.runtime.job import Job
 from autopar.shards import is_dtensor, local_of
-from autopar.writes import Writes
 
 Init = Callable[[torch.nn.Module], Any]
 
@@ -30,11 +30,11 @@ def initialize(model: torch.nn.Module, init: Init | None, device: torch.device |
     where = device_for(model, job, device)
     agree(agreement, "initialize")
     with materialized(model, where, tied=False) as slots:
-        run_initialization(model, slots, init, where, job, agreement)
+        run_initialization(model, slots, init, where, job)
 
 
 def run_initialization(model: torch.nn.Module, slots: list[Slot], init: Init | None, device: torch.device, job: Job | None,
-                       agreement: Agreement | None, kept: Iterable[Slot] = ()) -> None:  # fmt: skip
+                       kept: Iterable[Slot] = ()) -> None:  # fmt: skip
     """Run an initialisation, ``None`` the model's own, on materialized slots; the ``kept`` hold their values already.
 
     Raises:
@@ -46,9 +46,7 @@ def run_initialization(model: torch.nn.Module, slots: list[Slot], init: Init | N
     with first_ranks_generator(job, device):
         with torch.no_grad(), writes:
             _run(model, init)
-        if agreement is not None:
-            state = bytes(_generators(device)[0].get_rng_state().tolist())
-            agree(agreement, f"initialize; afterwards the random generator is at {hashlib.sha256(state).hexdigest()[:8]}")
+        _check_draws(job, device)
     with torch.no_grad():
         for slot in slots:
             _settle(slot, writes, slot in have)
@@ -70,6 +68,20 @@ def _run(model: torch.nn.Module, init: Init | None) -> None:
         for module in model.modules():
             if callable(reset := getattr(module, "reset_parameters", None)):
                 reset()
+
+
+def _check_draws(job: Job | None, device: torch.device) -> None:
+    """Ranks that drew other numbers hold pieces of different values; ``RuntimeError``."""
+    if job is None:
+        return
+    state = b"".join(generator.get_rng_state().numpy().tobytes() for generator in _generators(device))
+    digests: list[bytes] = [b""] * job.control.size()
+    distributed.all_gather_object(digests, hashlib.sha256(state).digest(), job.control)
+    if other := [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]:
+        raise RuntimeError(
+            f"the initialisation draws other random numbers on rank{'s' * (len(other) > 1)} {' '.join(other)} than on rank 0; "
+            f"let init do the same on every rank"
+        )
 
 
 def _settle(slot: Slot, writes: Writes, kept: bool) -> None:

@@ -32,16 +32,21 @@ class CheckpointFiles:
         self.shapes: dict[str, tuple[int, ...]] = {}
 
     def __enter__(self) -> CheckpointFiles:
-        with self._opened:
-            for file, names in _files_of(self.path).items():
-                self._open(file, names)
-            self._opened = self._opened.pop_all()
         return self
 
     def __exit__(self, *raised: Any) -> None:
         self._slices.clear()
         self._files.clear()
         self._opened.close()
+
+    def open(self) -> None:
+        """Read the names and shapes.
+
+        Raises:
+            FileNotFoundError, ValueError, ImportError: what is not there, or is not safetensors.
+        """
+        for file, names in _files_of(self.path).items():
+            self._open(file, names)
 
     def _open(self, file: Path, names: list[str] | None) -> None:
         try:
