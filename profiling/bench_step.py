@@ -38,6 +38,8 @@ SAME = 1e-5  # loss and the norm of all gradients, relatively
 TINY = 300  # ops forward
 ONE = "one process"
 
+PROFILES_ITSELF = True
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])

@@ -35,7 +35,7 @@ def heading() -> str:
 
 def under(tool: str, module: object, options: argparse.Namespace) -> str:
     run = module.run  # type: ignore[attr-defined]
-    if tool == "time":
+    if tool == "time" or getattr(module, "PROFILES_ITSELF", False):  # its work is in other processes
         return run(options)
     if tool == "cprofile":
         profile = cProfile.Profile()

@@ -313,6 +313,12 @@ def test_the_place_in_a_job() -> None:
         launched({"RANK": "x", "WORLD_SIZE": "4"})
 
 
+def test_more_processes_than_the_machine_can_bear(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert command("--mesh", "dp=100000", "--device", "cpu") == 2
+    assert capsys.readouterr().err.startswith("autopar: --mesh dp=100000 needs 100000 processes, and this machine has 2 cores; --simulate runs")
+
+
 def test_jobs_that_do_not_fit() -> None:
     two = Launched(0, 2, 0, 2)
     told = (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import weights
-from models import COLUMN_ROW, Residual
+from models import Residual
 from processes import ranks
 from safetensors.torch import load_file, save_file
 from test_transformers import batch
@@ -17,7 +17,6 @@ from weights import MESHES, MODELS, Odd, Unsaid, on_meta, same, single
 
 import autopar
 from autopar import Mesh
-from autopar.dtensor import attr_of, placements_of
 from autopar.layout import DistAttr
 from autopar.weights import parts_of
 

@@ -7,6 +7,7 @@ import difflib
 import importlib.util
 import json
 import math
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,8 @@ class Options:
                 found += [f"--{name}", str(value)]
         return found
 
+
+PROCESSES_A_CORE = 8  # more are not started: they would only stop the machine
 
 LIMITS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (  # option, what holds, in words
     ("steps", lambda n: n >= 1, "at least 1"),
@@ -175,6 +178,12 @@ def _one_of(option: str, value: str, names: Iterable[str], more: str = "") -> st
 
 def _check_processes(options: Options, mesh: Mesh, launched: Launched | None) -> None:
     if launched is None:
+        cores = os.cpu_count() or 1
+        if not options.simulate and mesh.size > max(16, PROCESSES_A_CORE * cores):
+            raise Refused(
+                f"--mesh {options.mesh} needs {mesh.size} processes, and this machine has {cores} cores; "
+                f"--simulate runs all ranks in one process, and torchrun starts them on several machines"
+            )
         return
     if options.simulate:
         raise Refused("--simulate runs all ranks in this one process, but RANK and WORLD_SIZE are set; start it without torchrun")
