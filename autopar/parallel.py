@@ -17,7 +17,6 @@ from autopar.compiled import Compiled, Compiler, Seat
 from autopar.constraints import layouts_of
 from autopar.dtensor import placements_of
 from autopar.initialize import Init, initialize
-from autopar.initialize.storage import device_for
 from autopar.inputs import Given, given_call, piece_of
 from autopar.inventory import Inventory, Named, inventory
 from autopar.mesh import Mesh
@@ -26,7 +25,7 @@ from autopar.program import Program
 from autopar.record import TensorType
 from autopar.report.passes import Reports
 from autopar.report.transfers import Transfers, transfers_of
-from autopar.runtime.agreement import Agreement
+from autopar.runtime.agreement import Agreement, Brought
 from autopar.runtime.job import Job
 from autopar.runtime.process_step import ProcessStep
 from autopar.shards import for_everyone, for_model, is_dtensor, local_of, sharded
@@ -57,7 +56,7 @@ class Parallel(torch.nn.Module):
         super().__init__()
         self._plan, self._job, self._inputs, self._recapture = plan, job, inputs, recapture
         self.mesh = mesh
-        agreement = None if job is None or mesh.size == 1 else Agreement(job.control)
+        agreement = None if job is None or mesh.size == 1 else Agreement(job.control, mesh)
         seat = None
         if job is not None or mesh.size == 1:
             seat = Seat(mesh.ranks[0], {}) if job is None else Seat(job.rank, job.groups, agreement)
@@ -79,7 +78,7 @@ class Parallel(torch.nn.Module):
         memo[id(self)] = new
         seat = self._compiler.seat
         if seat is not None and seat.agreement is not None:
-            seat = replace(seat, agreement=Agreement(self._job.control))  # type: ignore[union-attr]
+            seat = replace(seat, agreement=Agreement(self._job.control, self.mesh))  # type: ignore[union-attr]
         module = copy.deepcopy(self.module, memo)
         new._over(module, replace(self._compiler, model=module, seat=seat))
         return new
@@ -192,13 +191,15 @@ class Parallel(torch.nn.Module):
         with ONE_AT_A_TIME:  # while a thread captures, the model's tensors are lent
             given, own = self._given(args, kwargs), inventory(self.module)
             key = _key(given, own)
-            if self._agreement is not None:
-                self._agreement.begin(f"call {_told(given)}")
-                if key not in self._compiled:
-                    self._agreement.finish()
+            if self._agreement is not None and key not in self._compiled:
+                self._agreement.begin(f"call {_told(given, key)}, for the first time")
+                self._agreement.finish()
             compiled = self._captured(given, key)
         step = compiled.here
         pieces, leaves, brought = self._pieces(given, own, step, seat.rank)
+        if self._agreement is not None:
+            call = _told(given, key)
+            self._agreement.begin(f"call {call}", _brought(given), call)
         types = step.interface.types
         owners = () if self._job is None else [tensor for _, tensor in own.parameters]  # a DTensor that is written does not mark its piece
         made = step(pieces, leaves, lambda name, piece: piece if name in brought else self._gradient(leaves[name], types[name], piece), owners)
@@ -289,7 +290,7 @@ class Parallel(torch.nn.Module):
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """The model's own. Full tensors, as of a model on one device, are cut; DTensors are re-laid."""
         own = inventory(self.module)
-        return self.module.load_state_dict(for_model(state_dict, dict([*own.all_parameters, *own.all_buffers])), *args, **kwargs)
+        return self.module.load_state_dict(for_model(state_dict, dict([*own.all_parameters, *own.all_buffers]), self._job), *args, **kwargs)
 
 
 def _refuse_without_values(named: Named) -> None:
@@ -307,9 +308,23 @@ def _key(given: Given, own: Inventory) -> Key:
     return signature_of(own, given.arguments), given.facts
 
 
-def _told(given: Given) -> str:
+def _told(given: Given, key: Key) -> str:
+    """A call in words, the same on every rank that makes it."""
+    arguments, (signature, _) = given.arguments, key
+    told = [f"{n} {str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for n, t in zip(arguments.names, arguments.tensors, strict=True)]
+    told += [value for _, value in signature.constants]
+    flags = signature.training
+    mode = "train" if all(flags) else "train in part" if any(flags) else "eval"
+    return f"({', '.join(told)}) in {mode}" + " without gradients" * (not signature.modes[0])
+
+
+def _brought(given: Given) -> list[Brought]:
+    """The tensors of a call as this rank has them: whole, where all have the same, or its piece."""
     arguments = given.arguments
-    return "(" + ", ".join(f"{n} {str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for n, t in zip(arguments.names, arguments.tensors, strict=True)) + ")"
+    return [
+        Brought(name, local_of(tensor), tuple(given.laid[name].axes) if name in given.laid else ())
+        for name, tensor in zip(arguments.names, arguments.tensors, strict=True)
+    ]
 
 
 def _returned_like_the_model(compiled: Compiled, tensors: list[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -68,18 +68,21 @@ def for_everyone(state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-def for_model(state: Mapping[str, Any], own: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """A state dict whose values lie as the model's do: full tensors, which every rank has, are cut; DTensors are re-laid."""
-    from torch.distributed.tensor import distribute_tensor
+def for_model(state: Mapping[str, Any], own: Mapping[str, torch.Tensor], job: Job | None) -> dict[str, Any]:
+    """A state dict whose values lie as the model's do: full tensors are those of the first rank, as in ``sharded``, of
+    which each rank gets its pieces; DTensors are re-laid."""
+    from torch.distributed.tensor import Replicate, distribute_tensor
 
     laid = dict(state)
     for name, value in state.items():
         here = own.get(name)
-        if here is None or not is_dtensor(here) or not isinstance(value, torch.Tensor) or value.shape != here.shape:
+        if job is None or here is None or not isinstance(value, torch.Tensor) or value.shape != here.shape:
             continue  # what does not fit, load_state_dict says
-        if is_dtensor(value) and value.device_mesh == here.device_mesh:  # type: ignore[attr-defined]
-            laid[name] = value.detach().redistribute(placements=here.placements)  # type: ignore[attr-defined]
-            continue
-        value = value.full_tensor() if is_dtensor(value) else value  # type: ignore[attr-defined]  # on another mesh
-        laid[name] = distribute_tensor(value.detach().to(here.device), here.device_mesh, here.placements, src_data_rank=None)  # type: ignore[attr-defined]
+        placements = here.placements if is_dtensor(here) else [Replicate()] * job.device_mesh.ndim  # type: ignore[attr-defined]
+        if is_dtensor(value) and value.device_mesh == job.device_mesh:  # type: ignore[attr-defined]
+            value = value.detach().redistribute(placements=placements)  # type: ignore[attr-defined]
+        else:
+            value = value.full_tensor() if is_dtensor(value) else value  # type: ignore[attr-defined]  # on another mesh
+            value = distribute_tensor(value.detach().to(here.device), job.device_mesh, placements)
+        laid[name] = value if is_dtensor(here) else value.to_local()
     return laid

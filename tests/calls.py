@@ -325,3 +325,84 @@ def fused_optimizer() -> None:
     assert relative(whole(parallel.weight), eager.weight) <= TOLERANCE
     assert relative(whole(average(x)), wanted(x)) <= TOLERANCE
     assert "save its state_dict()" in refused(TypeError, lambda: torch.save(parallel, "/dev/null"))
+
+
+class Two(nn.Module):
+    """Two outputs, the backwards of which have all-reduces of the same shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block().double()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.block(x)
+        return y.square().mean(), y.sin().mean()
+
+
+def values_that_differ() -> None:
+    """Ranks that bring other values of what is one: a batch, a piece, the gradient of a loss made outside."""
+    rank = distributed.get_rank()
+    torch.manual_seed(0)
+    model, x = Block().double(), torch.randn(8, 8, dtype=torch.float64)
+    other = x.flip(0) if rank == 2 else x
+    parallel = autopar.parallelize(model, MESH, COLUMN_ROW, outputs="global")
+    said = refused(RuntimeError, lambda: parallel(other))
+    assert "ranks 0 and 2 bring different values of x, which are one on the mesh\n  let all ranks have the same" in said
+    pieces = autopar.parallelize(model, MESH, COLUMN_ROW, inputs="local")
+    said = refused(RuntimeError, lambda: pieces(x[rank : rank + 1]))  # as a DistributedSampler over all ranks gives them
+    assert "ranks 0 and 1 bring different values of x, which are one on the mesh: both hold the piece at dp=0" in said
+    assert "a DistributedSampler takes num_replicas=2 and rank=mesh.coordinates(rank)['dp']" in said
+    pieces(x[MESH.coordinates(rank)["dp"] :][:1])
+    y = parallel(x)
+    said = refused(RuntimeError, (y.sum() if rank != 2 else y.square().sum()).backward)
+    assert "ranks 0 and 2 bring different values of the gradient of output 0" in said
+    parallel.zero_grad()
+    parallel(x).sum().backward()
+
+
+def backwards_that_differ() -> None:
+    rank = distributed.get_rank()
+    torch.manual_seed(0)
+    x = torch.randn(8, 8, dtype=torch.float64)
+    two = autopar.parallelize(Two(), MESH, COLUMN_ROW)
+    one, other = two(x)
+    said = refused(RuntimeError, (one if rank == 1 else other).backward)
+    assert "rank 1: backward of call 1 from its outputs 0" in said and "ranks 0 2 3: backward of call 1 from its outputs 1" in said
+    two = autopar.parallelize(Two(), MESH, COLUMN_ROW)
+    first, second = two(x)[0], two(x * 2)[0]
+    said = refused(RuntimeError, (first if rank != 3 else second).backward)
+    assert "rank 3: backward of call 2" in said
+
+
+def modes_that_differ() -> None:
+    """Captured before or not."""
+    rank = distributed.get_rank()
+    torch.manual_seed(0)
+    x = torch.randn(8, 8, dtype=torch.float64)
+    for known in (False, True):
+        parallel = autopar.parallelize(Block().double(), MESH, COLUMN_ROW)
+        parallel(x)
+        if known:
+            parallel.eval()(x)
+        parallel.train(rank != 1)
+        said = refused(RuntimeError, lambda: parallel(x))  # noqa: B023
+        assert "rank 1: call (x float64[8, 8]) in eval" in said and "ranks 0 2 3: call (x float64[8, 8]) in train" in said
+        parallel = autopar.parallelize(Block().double(), MESH, COLUMN_ROW)
+        parallel(x)
+        if known:
+            with torch.no_grad():
+                parallel(x)
+        with torch.set_grad_enabled(rank != 1):
+            said = refused(RuntimeError, lambda: parallel(x))  # noqa: B023
+        assert "rank 1: call (x float64[8, 8]) in train without gradients" in said
+
+
+def loaded_values_of_the_first_rank() -> None:
+    """As those of a model that is put on the mesh."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(), nn.BatchNorm1d(8))
+    parallel = autopar.parallelize(copy.deepcopy(model), MESH, {"*.up.weight": ("tp", None)})
+    scale = 1 + distributed.get_rank()
+    parallel.load_state_dict({name: value * scale for name, value in model.state_dict().items()})
+    for name, value in parallel.state_dict().items():
+        assert torch.equal(whole(value), model.state_dict()[name]), name

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from autopar.runtime.job import Job
 from autopar.shards import is_dtensor, local_of
-from autopar.torch_private import dtensor_like
 
 
 @dataclass(eq=False)
@@ -82,7 +82,10 @@ def materialized(model: torch.nn.Module, device: torch.device, *, tied: bool) ->
 def _empty(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     new: torch.Tensor = torch.empty_like(local_of(tensor), device=device)
     if is_dtensor(tensor):
-        new = dtensor_like(new, tensor)
+        from torch.distributed.tensor import DTensor
+
+        laid: Any = tensor
+        new = DTensor.from_local(new, laid.device_mesh, laid.placements, run_check=False, shape=laid.shape, stride=laid.stride())
     if isinstance(tensor, torch.nn.Parameter):
         new = torch.nn.Parameter(new, requires_grad=tensor.requires_grad)
     vars(new).update({key: value for key, value in vars(tensor).items() if key not in vars(new)})

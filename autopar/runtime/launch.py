@@ -124,7 +124,7 @@ def _failed(error: ChildFailedError, store: dist.Store) -> LaunchError:
     seen = ""
     if store.check([f"beat/{rank}"]):
         seen = f"; {last_seen(Beat.load(store.get(f'beat/{rank}')))}"
-    remedy = "\n  the kernel kills a process when memory runs out: see dmesg" if name == "SIGKILL" else ""
+    remedy = "\n  if memory ran out, the kernel killed it: see dmesg" if name == "SIGKILL" else ""
     return LaunchError(f"autopar: rank {rank} {how}{seen}{remedy}", rank=rank, status=status)
 
 

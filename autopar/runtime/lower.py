@@ -60,7 +60,7 @@ def lower(program: Program, groups: Mapping[str, str], gate: Callable[[], None] 
 
     Args:
         groups: axis → the name of the rank's process group.
-        gate: called before the first collective of the forward.
+        gate: called before the first collective of each phase.
         bytes: all-reduce → what it puts into a bucket; others are alone.
     """
     values: dict[str, list[fx.Node]] = {"forward": []}
@@ -77,7 +77,7 @@ def lower(program: Program, groups: Mapping[str, str], gate: Callable[[], None] 
     found = {}
     for phase, nodes in values.items():
         buckets = Buckets.of(program, nodes, bytes or {})
-        one = _Phase(program, groups, f"{phase} of rank {_rank(program)}", buckets, gate if phase == "forward" else None)
+        one = _Phase(program, groups, f"{phase} of rank {_rank(program)}", buckets, gate)
         found[phase] = one.run(nodes, list(dict.fromkeys(results[phase])))
     return found
 

@@ -10,7 +10,7 @@ import torch
 
 from autopar.program import Program
 from autopar.runtime import where
-from autopar.runtime.agreement import Agreement
+from autopar.runtime.agreement import Agreement, Brought
 from autopar.runtime.buckets import largest_pieces
 from autopar.runtime.interface import Interface
 from autopar.runtime.lower import Lowered, lower
@@ -54,6 +54,7 @@ class ProcessStep:
         self.tangents = frozenset(self.interface.tangents)
         scalars = frozenset(k for k in self.tangents if not self.interface.returned[k][1].shape)
         self.expected = scalars or self.tangents
+        self.calls = 0
 
     @cached_property
     def phases(self) -> Mapping[str, Lowered]:
@@ -95,6 +96,8 @@ class ProcessStep:
     def backward(self, saved: list[torch.Tensor], gradients: Mapping[int, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Placeholder → the piece of its gradient. ``saved`` is emptied on the way."""
         if "backward" not in self.phases:
+            if self._agreement is not None:
+                self._agreement.finish()
             return {}
         tangents = {name: gradients[k].contiguous() for k, name in self.interface.tangents.items()}
         last = self.phases["backward"]
@@ -103,7 +106,18 @@ class ProcessStep:
         saved.clear()
         del rest
         made = dict(zip(last.gives, self._run("backward", boxed), strict=True))
+        if self._agreement is not None:
+            self._agreement.finish()
         return {of: made[name] for of, (name, _) in self.interface.gradients.items()}
+
+    def _agree_on_backward(self, serial: int, found: Mapping[int, torch.Tensor]) -> None:
+        """All ranks go back through the same call, from the same outputs, with the same gradients."""
+        if self._agreement is None:
+            return
+        returned = self.interface.returned
+        brought = [Brought(f"the gradient of output {k}", found[k], tuple(returned[k][1].attr.axes)) for k in sorted(found)]
+        outputs = ", ".join(map(str, sorted(found)))
+        self._agreement.begin(f"backward of call {serial} from its outputs {outputs}", brought, f"backward from {outputs}")
 
     def _run(self, phase: str, boxed: list[Any]) -> list[torch.Tensor]:
         where.tick()
@@ -120,11 +134,13 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: ProcessStep, pieces: Sequence[torch.Tensor], names: tuple[str, ...],
                 gradient: Gradient, owners: Sequence[torch.Tensor], *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:  # fmt: skip
+        whole.calls += 1
         step = whole if whole.expected == whole.tangents else whole.specialize(whole.expected)
         before = {k: pieces[k].clone() for k, name in enumerate(step.interface.given) if name in step.interface.states}
         with as_captured():
             outputs, saved = step.forward(pieces)
         ctx.whole, ctx.step, ctx.names, ctx.gradient, ctx.kept = whole, step, names, gradient, len(saved)
+        ctx.serial = whole.calls
         ctx.save_for_backward(*saved, *(before.get(k, piece) for k, piece in enumerate(pieces)), *owners)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(o for k, o in enumerate(outputs) if k not in whole.tangents))
@@ -146,8 +162,7 @@ class _Step(torch.autograd.Function):
         if not found:
             return none
         step: ProcessStep = ctx.step
-        if step._agreement is not None:
-            step._agreement.add(f"backward of {sorted(found)}")
+        step._agree_on_backward(ctx.serial, found)
         with as_captured():
             if found.keys() != step.tangents:
                 given = frozenset(found)

@@ -92,7 +92,7 @@ def _users_line(stack: Iterator[tuple[CodeType, int]]) -> str:
     lines = [(code.co_filename, line) for code, line in stack]
     users = [(name, line) for name, line in lines if is_users(name)]
     own = [(name, line) for name, line in users if f"{os.sep}site-packages{os.sep}" not in name]
-    found = own or users or lines
+    found = own or users
     if not found:
         return "the end of the program"
     name, line = found[0]

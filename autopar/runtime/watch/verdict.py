@@ -127,7 +127,7 @@ def _lost(ranks: Sequence[int], seen: Mapping[int, Seen]) -> Verdict:
         parts.append(f"rank {rank} {how}; {last_seen(_beat(seen, rank))}")
     waiting = _by_doing(seen, [rank for rank, s in seen.items() if rank not in ranks and s.inside])
     parts += [_listed(waiting)] if waiting else []
-    remedy = "" if any(seen[rank].process == STOPPED for rank in ranks) else "\n  the kernel kills a process when memory runs out: see dmesg"
+    remedy = "" if any(seen[rank].process == STOPPED for rank in ranks) else "\n  if memory ran out, the kernel killed it: see dmesg"
     return Verdict(tuple(ranks), "autopar: " + "; ".join(parts) + remedy)
 
 

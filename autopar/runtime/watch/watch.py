@@ -187,7 +187,7 @@ class Watch:
         if os.getpid() != self._process.pid or self._thread is None or not self._thread.is_alive():
             self._usual_hook(kind, error, trace)
             return
-        line = traceback.format_exception_only(kind, error)[-1].strip().partition("\n")[0]
+        line = f"{kind.__name__}: {error}".strip().partition("\n")[0]  # without its notes
         self._unprinted = "" if kind is KeyboardInterrupt else "".join(traceback.format_exception(kind, error, trace))
         if not broke_off(error):
             self._print_own()
