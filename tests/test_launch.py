@@ -69,7 +69,7 @@ def test_ranks_share_the_cores(capfd: pytest.CaptureFixture[str], monkeypatch: p
     [
         ("sys.exit(7)", 7, "autopar: rank 1 exited with status 7"),
         ("os.kill(os.getpid(), 11)", 139, "autopar: rank 1 was killed by SIGSEGV"),
-        ("os.kill(os.getpid(), 9)", 137, "autopar: rank 1 was killed by SIGKILL\n  the kernel kills a process when memory runs out: see dmesg"),
+        ("os.kill(os.getpid(), 9)", 137, "autopar: rank 1 was killed by SIGKILL\n  if memory ran out, the kernel killed it: see dmesg"),
         ("raise ValueError('no')", 1, "autopar: rank 1 exited with status 1"),
     ],
     ids=["status", "crash", "kill", "exception"],
