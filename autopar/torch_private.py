@@ -135,7 +135,7 @@ def dtensor_like(piece: torch.Tensor, other: Any) -> torch.Tensor:
     """
     local = other._local_tensor
     if piece.stride() != local.stride():
-        piece = torch.empty_like(local).copy_(piece)
+        piece = torch.empty_strided(local.shape, local.stride(), dtype=piece.dtype, device=piece.device).copy_(piece)
     return type(other)(piece, other._spec, requires_grad=False)
 
 
