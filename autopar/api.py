@@ -69,6 +69,8 @@ def parallelize(
         raise ValueError(f"parallelize takes the whole mesh; this one is the stage {mesh.name!r}")
     _check_choice("inputs", inputs, INPUTS)
     _check_choice("outputs", outputs, OUTPUTS)
+    if not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise ValueError(f"timeout={timeout!r} is not a number of seconds above 0, after which processes without progress end")
     layouts_of(plan, model, mesh)  # refused before anything is sent
     job = job_of(mesh, _device(model, device_mesh), device_mesh, timeout)
     parallel = Parallel(model, mesh, plan, job=job, strict=strict, inputs=inputs, outputs=outputs, recapture=recapture)

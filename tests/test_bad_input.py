@@ -259,6 +259,12 @@ def test_the_plan_is_checked_before_a_capture() -> None:
         autopar.parallelize(Block(), Mesh(tp=2), {"up.weight": ("tq",)})
 
 
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), "60", None])
+def test_a_timeout_that_is_none(timeout: Any) -> None:
+    with pytest.raises(ValueError, match="is not a number of seconds above 0"):
+        autopar.parallelize(Block(), Mesh(dp=2), timeout=timeout)
+
+
 def test_calling_without_processes() -> None:
     parallel = autopar.parallelize(Block(), Mesh(dp=2), example=(x,))
     with pytest.raises(RuntimeError) as caught:
