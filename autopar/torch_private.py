@@ -118,8 +118,8 @@ class StorageReference:
     def refers_to(self, storage: torch.UntypedStorage) -> bool:
         return self._address == storage._cdata
 
-    def storage(self) -> torch.UntypedStorage:
-        """The storage, unless it has expired."""
+    def storage(self) -> torch.UntypedStorage | None:
+        """The storage; ``None`` if it has expired."""
         return torch.UntypedStorage._new_with_weak_ptr(self._address)
 
 

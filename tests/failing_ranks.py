@@ -145,8 +145,10 @@ def join(rank: int, ranks: int, store: dist.Store | None) -> None:
 if __name__ == "__main__" and "RANK" in os.environ:
     rank, ranks, timeout = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), 2.0
     join(rank, ranks, None)
+    watch = Watch(store_of_job(), rank, ranks, timeout=timeout)
+    watch.start()  # before the test, which may kill the launcher, learns that the ranks are there
     print(f"rank {rank} has the pid {os.getpid()}", flush=True)
-    train(sys.argv[1], Watch(store_of_job(), rank, ranks, timeout=timeout), rank, ranks, timeout)
+    train(sys.argv[1], watch, rank, ranks, timeout)
 elif __name__ == "__main__":
     gc.freeze()  # otherwise each rank spends seconds on its end
     job, rank = rank_of_a_job()

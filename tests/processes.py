@@ -41,7 +41,8 @@ class Ranks:
             try:
                 answers.append(pipe.recv())
             except EOFError:
-                answers.append(("failed", f"rank {rank} has ended"))
+                self.processes[rank].join(1)
+                answers.append(("failed", f"rank {rank} has ended, with the exit code {self.processes[rank].exitcode}"))
         if failed := [f"rank {rank}:\n{value}" for rank, (how, value) in enumerate(answers) if how == "failed"]:
             self.end()  # they may stand in different collectives
             raise AssertionError("\n".join(failed))

@@ -2,6 +2,8 @@
 
 An op on DTensors runs on whole plain tensors, and what it wrote is cut; so every rank draws the same random numbers as a
 single device does, and no rule of DTensor's is needed. A whole tensor is there for one op, or as long as a view of it is.
+When a view dies differs between ranks (a thread of the process group may hold the storage a moment longer), so whether an
+op communicates never depends on it.
 """
 
 from __future__ import annotations
@@ -62,12 +64,14 @@ class Writes(TorchDispatchMode):
         dtensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if is_dtensor(leaf)]
         if len(dtensors) == 1 and dtensors[0] is args[0] and self._runs_on_pieces(func, args, kwargs):
             func(local_of(args[0]), *args[1:], **kwargs)
+            if (viewed := self._viewed(args[0])) is not None:
+                func(viewed, *args[1:], **kwargs)
             return args[0]
         return self._run_on_wholes(func, args, kwargs, written, kept)
 
     def _runs_on_pieces(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         others = [leaf for leaf in pytree.tree_leaves((args[1:], kwargs)) if isinstance(leaf, torch.Tensor)]
-        return func.overloadpacket in EXACT and not others and _identity(args[0]) not in self._views
+        return func.overloadpacket in EXACT and not others
 
     def _run_on_wholes(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], written: list[torch.Tensor], kept: list[torch.Tensor]) -> Any:
         overwritten = {id(tensor) for tensor in written} if getattr(func, "overloadpacket", None) in OVERWRITES else set()
@@ -100,11 +104,22 @@ class Writes(TorchDispatchMode):
         local = local_of(tensor)
         if all(placement.is_replicate() for placement in tensor.placements):
             return local
-        if view := self._views.get(_identity(tensor)):
-            return _of_storage(view[0], tensor)
-        if values:
-            return tensor.detach().full_tensor().contiguous()
+        viewed = self._viewed(tensor)
+        gathered = tensor.detach().full_tensor() if values else None
+        if viewed is not None:
+            return viewed
+        if gathered is not None:
+            return gathered.contiguous()
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=local.device)
+
+    def _viewed(self, tensor: Any) -> torch.Tensor | None:
+        """The whole that views of this DTensor look at, if any is left."""
+        key = _identity(tensor)
+        storage = self._views[key][0].storage() if key in self._views else None
+        if storage is None:
+            self._views.pop(key, None)
+            return None
+        return _of_storage(storage, tensor)
 
     def _watch(self, tensor: Any, whole: torch.Tensor, result: torch.Tensor) -> None:
         """A view of a whole tensor leaves: what is written to it later belongs to the piece."""
@@ -145,6 +160,6 @@ def _identity(tensor: torch.Tensor) -> int:
     return storage_of(local_of(tensor))
 
 
-def _of_storage(reference: StorageReference, like: torch.Tensor) -> torch.Tensor:
+def _of_storage(storage: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
     stride = torch.empty(like.shape, device="meta").stride()
-    return torch.empty(0, dtype=like.dtype, device=local_of(like).device).set_(reference.storage(), 0, like.shape, stride)
+    return torch.empty(0, dtype=like.dtype, device=local_of(like).device).set_(storage, 0, like.shape, stride)
