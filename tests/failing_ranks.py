@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -67,6 +68,8 @@ def train(case: str, watch: Watch, rank: int, ranks: int, timeout: float) -> Non
             raise ValueError("outside")
         if here and case.startswith("early end"):
             return
+        if k == 2 and rank == 2 and "rank 2 leaves" in case:
+            threading.Timer(5 * INTERVAL, os._exit, [1]).start()  # between the stop and its discovery
         where.tick()
         forward(x, (lambda: in_step(case)) if here else (lambda: None), dist.all_reduce)
     if case == "rank 0 leaves first" and rank != 0:

@@ -69,6 +69,7 @@ CASES: dict[str, tuple[list[int], str | None]] = {
     "early end": ([1, 1, 0], f"rank 2 ended; ranks 0 1 wait {FIRST}"),
     "kill of rank 0": ([-9, 1, 1], f"rank 0, {HOLDS} was lost (killed or crashed); it was last seen {MIDDLE}; rank 1 was {LAST}"),
     "stop of rank 0": ([-9, 1, 1], f"rank 0, {HOLDS} was stopped (SIGSTOP); it was last seen {MIDDLE}; rank 1 was {LAST}"),
+    "stop, rank 2 leaves; of rank 0": ([-9, 1, 1], f"rank 0, {HOLDS} was stopped (SIGSTOP); it was last seen {MIDDLE}; rank 1 was {LAST}"),
     "early end of rank 0": ([0, 1, 1], f"rank 0, {HOLDS} ended; rank 1 was {FIRST}"),
     "rank 0 leaves first": ([0, 0, 0], None),
 }

@@ -127,7 +127,8 @@ class Watch:
         while not self._over.wait(INTERVAL) and not self._rank_0_ended():
             waited = waited + INTERVAL if rounds == self._rounds else 0.0
             rounds, first = self._rounds, self._others[0].beat
-            if waited >= min(self._timeout, SILENCE) and first is not None and where().inside:
+            needed = where().inside or self._failure is not None  # a failed rank waits for the lock of its beat
+            if waited >= min(self._timeout, SILENCE) and first is not None and needed:
                 state = first.process.state()
                 if state in (STOPPED, UNKNOWN):
                     self._store_is_gone("was stopped (SIGSTOP)" if state == STOPPED else "gives no sign of life")
