@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -14,10 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from autopar.errors import LaunchError
-from autopar.runtime.launch import launch
+from autopar.runtime.launch import _failed, launch
 from autopar.runtime.watch.beat import DEAD, process_of
+from autopar.runtime.watch.verdict import LOST
+from autopar.runtime.watch.watch import PREFIX
 
 MIDDLE = "in mm(x, t)   model.py:42  self.down(x)   in module layers.0.mlp"
 RANKS = str(Path(__file__).with_name("failing_ranks.py"))
@@ -125,6 +130,18 @@ def test_a_killed_rank_is_told_with_its_last_place(capfd: pytest.CaptureFixture[
         launch([sys.executable, RANKS, "kill"], 2)
     assert str(error.value).startswith(f"autopar: rank 1 was killed by SIGKILL; it was last seen {MIDDLE}")
     assert all_end(capfd.readouterr().out)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_launcher_knows_how_a_lost_rank_went(first: int) -> None:
+    """Whoever is noticed first: the rank that was killed, or one that left because of it."""
+    store = dist.HashStore()
+    dist.PrefixStore(PREFIX, store).set("done", json.dumps({"text": f"autopar: rank 1 {LOST}; it was last seen {MIDDLE}", "ranks": [1]}))
+    failures = {rank: ProcessFailure(rank, 100 + rank, exitcode, "/none") for rank, exitcode in ((0, 1), (1, -9))}
+    for rank, failure in failures.items():
+        failure.timestamp = int(rank != first)
+    told = _failed(ChildFailedError("train.py", failures), dist.PrefixStore(PREFIX, store))
+    assert (str(told), told.rank, told.status) == (f"autopar: rank 1 was killed by SIGKILL; it was last seen {MIDDLE}", 1, 137)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from autopar.errors import LaunchError
 from autopar.runtime.watch.beat import Beat
 from autopar.runtime.watch.holder import STORE_VARIABLE
-from autopar.runtime.watch.verdict import last_seen
+from autopar.runtime.watch.verdict import LOST, last_seen
 from autopar.runtime.watch.watch import PREFIX
 
 if TYPE_CHECKING:
@@ -115,12 +115,16 @@ def store_of_job() -> dist.Store:
 def _failed(error: ChildFailedError, store: dist.Store) -> LaunchError:
     """What the watch of the ranks found out; else which rank went first, and how."""
     rank, first = error.get_first_failure()
+    verdict = json.loads(store.get("done")) if store.check(["done"]) else None
+    if verdict is not None:
+        rank = verdict["ranks"][0]
+        first = error.failures.get(rank, first)
     status = first.exitcode if first.exitcode > 0 else 128 - first.exitcode
-    if store.check(["done"]):
-        verdict = json.loads(store.get("done"))
-        return LaunchError(verdict["text"], rank=verdict["ranks"][0], status=status)
     name = first.signal_name()
     how = f"was killed by {name}" if first.exitcode < 0 else f"exited with status {first.exitcode}"
+    if verdict is not None:  # of the other ranks, which did not see how it went
+        text = verdict["text"].replace(f"rank {rank} {LOST}", f"rank {rank} {how}") if first.exitcode < 0 else verdict["text"]
+        return LaunchError(text, rank=rank, status=status)
     seen = ""
     if store.check([f"beat/{rank}"]):
         seen = f"; {last_seen(Beat.load(store.get(f'beat/{rank}')))}"

@@ -15,6 +15,7 @@ SILENCE = 20.0  # seconds without a beat, and without progress of any rank, unti
 GRACE = 3.0  # how long a rank whose connection broke waits for the cause to be found
 HASTE = 1.5  # seconds without a beat that count once a connection broke
 
+LOST = "was lost (killed or crashed)"
 LONGER = "\n  if a rank may take that long (an evaluation, a checkpoint, a debugger), give a longer timeout="
 
 
@@ -119,7 +120,7 @@ def failed(rank: int, place: Place, error: str) -> Verdict:
 def _lost(ranks: Sequence[int], seen: Mapping[int, Seen]) -> Verdict:
     parts = []
     for rank in ranks:
-        how = "was lost (killed or crashed)"
+        how = LOST
         if seen[rank].process == STOPPED:
             how = "was stopped (SIGSTOP)"
         elif seen[rank].process != DEAD:

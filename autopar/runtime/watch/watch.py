@@ -23,7 +23,7 @@ import torch.distributed as dist
 from autopar.runtime.watch.beat import ALIVE, CUT, DEAD, ENDED, FAILED, STOPPED, UNKNOWN, Beat, broke_off, process_of
 from autopar.runtime.watch.ending import leave, say
 from autopar.runtime.watch.holder import Holder, is_launched
-from autopar.runtime.watch.verdict import GRACE, SILENCE, Followed, Seen, Verdict, at, failed, judge, last_seen
+from autopar.runtime.watch.verdict import GRACE, LOST, SILENCE, Followed, Seen, Verdict, at, failed, judge, last_seen
 from autopar.runtime.where import Place, where, where_raised
 
 INTERVAL = 0.5  # seconds between beats
@@ -268,7 +268,7 @@ class Watch:
             leave()
         self._store_is_gone("ended")
 
-    def _store_is_gone(self, how: str = "was lost (killed or crashed)") -> None:
+    def _store_is_gone(self, how: str = LOST) -> None:
         """No message can be agreed on: the lowest rank that is left tells the user."""
         place = where() if self._failure is None else self._failure[1]
         gone = {rank for rank, other in self._others.items() if other.process == DEAD or other.seen(0.0).is_in(ENDED)}
