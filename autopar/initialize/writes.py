@@ -105,7 +105,7 @@ class Writes(TorchDispatchMode):
         if all(placement.is_replicate() for placement in tensor.placements):
             return local
         viewed = self._viewed(tensor)
-        gathered = tensor.detach().full_tensor() if values else None
+        gathered = tensor.detach().full_tensor() if values else None  # on every rank, whether it has the view or not
         if viewed is not None:
             return viewed
         if gathered is not None:
