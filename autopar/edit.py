@@ -248,7 +248,7 @@ class Edit:
         if operand.layout is None and target not in (transfers.cast, transfers.wait):
             raise EditError(f"{call}: {args[0]} has no Layout; transfers work on placed values")
         try:
-            return row.infer(operand, given, self.program.stages)
+            return row.infer(operand, given, self.program.meshes)
         except KeyError as missing:
             raise EditError(f"{call}: the argument {missing} is missing") from None
         except ValueError as error:

@@ -116,6 +116,12 @@ class Program:
     def placeholders(self) -> list[fx.Node]:
         return list(self.graph.find_nodes(op="placeholder"))
 
+    @property
+    def meshes(self) -> dict[str | None, Mesh]:
+        """The mesh, whose name is ``None``, and the stages by name."""
+        whole: dict[str | None, Mesh] = {} if self.mesh is None else {None: self.mesh}
+        return whole | self.stages
+
     def at(self, coordinates: Mapping[str, int]) -> Program:
         """The same graph as the program of another rank of its class, one whose pieces have the same sizes."""
         return Program(self.graph, self.level, self.mesh, stages=self.stages, streams=self.streams,

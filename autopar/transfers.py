@@ -22,6 +22,7 @@ from autopar.mesh import Mesh
 from autopar.record import TensorType
 
 Parts = Sequence[Sequence[int]] | None
+Meshes = Mapping[str | None, Mesh]  # stages by name; the program's own mesh is ``None``
 
 
 def all_gather(x, dim: int, axis: str, parts: Parts = None, sizes: Sequence[int] | None = None):
@@ -85,12 +86,12 @@ class Transfer:
 
     Attributes:
         function: the FX target.
-        infer: ``(type, arguments, stages) → type``; raises ``LayoutMismatch``.
+        infer: ``(type, arguments, meshes) → type``; raises ``LayoutMismatch``.
         collective: whether ranks exchange data.
     """
 
     function: Callable[..., Any]
-    infer: Callable[[TensorType, Mapping[str, Any], Mapping[str, Mesh]], TensorType]
+    infer: Callable[[TensorType, Mapping[str, Any], Meshes], TensorType]
     collective: bool
 
     @property
@@ -169,10 +170,10 @@ def _pend(t: TensorType, axis: str) -> TensorType:
     return replace(t, layout=Layout(mesh, replace(t.attr, pending=pending).normalize(t.shape, mesh)))
 
 
-def _recv(t: TensorType, stage: str, stages: Mapping[str, Mesh]) -> TensorType:
-    if stage not in stages:
-        raise LayoutMismatch(f"there is no stage {stage!r}; stages are {', '.join(stages) or 'none'}")
-    return replace(t, layout=Layout(stages[stage], t.attr))
+def _recv(t: TensorType, stage: str | None, meshes: Meshes) -> TensorType:
+    if stage not in meshes:
+        raise LayoutMismatch(f"there is no stage {stage!r}; stages are {', '.join(filter(None, meshes)) or 'none'}")
+    return replace(t, layout=Layout(meshes[stage], t.attr))
 
 
 TRANSFERS: dict[str, Transfer] = {

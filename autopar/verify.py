@@ -220,7 +220,7 @@ class _Verifier:
         if not isinstance(source, TensorType):
             raise self.error(node, f"{row.name} takes one tensor and makes one", value)
         try:
-            want = row.infer(source, given, self.program.stages)
+            want = row.infer(source, given, self.program.meshes)
         except ValueError as error:
             raise self.error(node, str(error), value) from None
         if want != record.type:
