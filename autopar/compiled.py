@@ -33,12 +33,12 @@ class Seat:
 
     Attributes:
         rank: on the mesh.
-        groups: axis → the name of its process group.
+        groups: ranks, in ascending order → the name of their process group.
         agreement: what the ranks have called; ``None`` for one rank.
     """
 
     rank: int
-    groups: Mapping[str, str]
+    groups: Mapping[tuple[int, ...], str]
     agreement: Agreement | None = None
 
 

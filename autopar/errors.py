@@ -37,6 +37,10 @@ class SimulationError(AutoparError, RuntimeError):
     """The simulated ranks disagree or wait for each other for ever."""
 
 
+class ChannelError(AutoparError, RuntimeError):
+    """The ranks' collectives or messages do not fit together, or the ranks would wait for each other for ever."""
+
+
 class LaunchError(AutoparError, RuntimeError):
     """Processes could not be started, or one of them failed.
 

@@ -5,17 +5,20 @@
     y : f32[32/dp 256] = all_gather(h, 1, tp)              →      y : f32[16 256] = all_gather(h, 1, tp, sizes=[128, 128])
 
 Size arguments become the piece's, and transfers get explicit piece sizes. Ranks whose pieces have equal sizes share a
-program (a *class*); what differs between them, their coordinates, is an input of the runtime.
+program (a *class*); what differs between them, their coordinates, is an input of the runtime. A send and a recv
+become one exchange where the recv stands: all ranks of both stages meet exchanges in one order, that of the program.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
 
 from autopar import transfers
+from autopar.boxes import axes_between, messages
 from autopar.collector import collector_paused
 from autopar.layout import span
 from autopar.mesh import Mesh
@@ -26,21 +29,22 @@ from autopar.torch_private import OpOverload
 
 
 def rank_classes(program: Program) -> list[list[int]]:
-    """The ranks of the program's mesh, grouped by equal piece sizes; ``[[0, 1], [2, 3]]``."""
+    """The ranks of the program's mesh, grouped by the stages they lie on and by equal piece sizes; ``[[0, 1], [2, 3]]``."""
     mesh = _mesh(program)
-    splits: dict[tuple[int, tuple[str, ...]], None] = {}
+    splits: dict[tuple[Mesh, int, tuple[str, ...]], None] = {}
     for node in program.nodes:
         types = record_of(node).type
         for type in types if isinstance(types, tuple) else (types,):
-            if type is not None:
+            if type is not None and type.layout is not None:
                 for size, axes in type.attr.parts(type.shape):
                     for end in range(1, len(axes) + 1):
-                        splits[size, axes[:end]] = None
-    uneven = [(size, axes) for size, axes in splits if size % mesh.count(axes)]
-    classes: dict[tuple[int, ...], list[int]] = {}
+                        splits[type.layout.mesh, size, axes[:end]] = None
+    uneven = [(on, size, axes) for on, size, axes in splits if size % on.count(axes)]
+    stages = {name: frozenset(stage.ranks) for name, stage in program.stages.items()}
+    classes: dict[tuple[Any, ...], list[int]] = {}
     for rank in mesh.ranks:
-        at = mesh.coordinates(rank)
-        classes.setdefault(tuple(span(size, axes, mesh, at)[1] for size, axes in uneven), []).append(rank)
+        sizes = [span(size, axes, on, on.coordinates(rank))[1] if rank in on else -1 for on, size, axes in uneven]
+        classes.setdefault((*sizes, *(rank in ranks for ranks in stages.values())), []).append(rank)
     return list(classes.values())
 
 
@@ -62,10 +66,16 @@ class LocalPrograms(Mapping[int, Program]):
         at = _mesh(self._program).coordinates(rank)
         number = self._class_of[rank]
         if number not in self._made:
-            with collector_paused():
-                self._made[number] = localize(self._program, at)
-            self._check(self._made[number])
+            self._make()
         return self._made[number].at(at)
+
+    def _make(self) -> None:
+        """All classes: that no rank waits for ever is seen only when all are looked at."""
+        mesh = _mesh(self._program)
+        with collector_paused():
+            self._made = {k: localize(self._program, mesh.coordinates(ranks[0])) for k, ranks in enumerate(self._classes)}
+            for program in self._made.values():
+                self._check(program)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._class_of)
@@ -77,35 +87,106 @@ class LocalPrograms(Mapping[int, Program]):
 def localize(program: Program, coordinates: Mapping[str, int]) -> Program:
     """The program of the rank at ``coordinates``; linear in the graph.
 
+    Of a program with stages, what runs on those that the rank lies on, and its end of each exchange between stages.
+
     Raises:
-        ValueError: the program is not explicit, or spans stages.
+        ValueError: the program is not explicit.
     """
     if program.level != "explicit":
         raise ValueError(f"localize takes an explicit program, this one is {program.level}")
-    mesh = _mesh(program)
-    mesh.rank(coordinates)
-    graph = fx.Graph()
-    nodes: dict[fx.Node, fx.Node] = {}
-    for node in program.nodes:
-        record = record_of(node)
-        kind = _local_type(record.type, mesh, coordinates)
-        args, kwargs = node.args, dict(node.kwargs)
-        if node.target in transfers.BY_FUNCTION:
-            args, kwargs = _transfer(node, mesh, coordinates)
-        elif node.op == "call_function" and isinstance(node.target, OpOverload):
-            args = _sizes(node, kind)
-        new = make_node(graph, node.name, node.op, node.target,
-                        map_operands(args, nodes.__getitem__), map_operands(kwargs, nodes.__getitem__))  # fmt: skip
-        nodes[node] = new
-        set_record(new, Record(kind, (), record.phase, record.role, record.index, record.name, record.results,
-                               module=record.module, source=record.source))  # fmt: skip
-    return Program(graph, "local", mesh, coordinates=coordinates, tree=program.tree, constants=program.constants)
+    rank = _mesh(program).rank(coordinates)
+    return _Localizer(program, rank).run(coordinates)
 
 
 def _mesh(program: Program) -> Mesh:
-    if program.mesh is None or program.stages:
-        raise ValueError("localize takes a program on one mesh; programs with stages run as pipelines")
+    if program.mesh is None:
+        raise ValueError("localize takes a program on a mesh")
     return program.mesh
+
+
+class _Localizer:
+    def __init__(self, program: Program, rank: int) -> None:
+        self.program, self.rank = program, rank
+        self.graph = fx.Graph()
+        self.nodes: dict[fx.Node, fx.Node] = {}  # only what this rank has
+
+    def run(self, coordinates: Mapping[str, int]) -> Program:
+        for node in self.program.nodes:
+            self.node(node)
+        tree = self.program.tree
+        if (count := sum(r.kind == "return" for r in record_of(self.program.output).results)) != (left := self.returned):
+            tree = () if not left else ("(", *[", "] * (left - 1), ",)" if left == 1 else ")")
+            assert left < count
+        return Program(self.graph, "local", self.program.mesh, stages=self.program.stages, coordinates=coordinates,
+                       tree=tree, constants=self.program.constants)  # fmt: skip
+
+    def node(self, node: fx.Node) -> None:
+        record = record_of(node)
+        if node.op == "output":
+            self.output(node, record)
+            return
+        mesh = _mesh_of(record.type) or self.program.mesh
+        assert mesh is not None
+        if node.target is transfers.send:
+            if (operand := operands(node)[0]) in self.nodes:
+                self.nodes[node] = self.nodes[operand]  # handed over by each recv
+            return
+        if node.target is transfers.recv:
+            self.exchange(node, record, mesh)
+            return
+        if self.rank not in mesh:
+            return
+        at = mesh.coordinates(self.rank)
+        kind = _local_type(record.type, mesh, at)
+        args, kwargs = node.args, dict(node.kwargs)
+        if node.target in transfers.BY_FUNCTION:
+            args, kwargs = _transfer(node, mesh, at)
+            if mesh.name is not None and "axis" in transfers.arguments(node.target, args, kwargs):
+                kwargs["stage"] = mesh.name
+        elif node.op == "call_function" and isinstance(node.target, OpOverload):
+            args = _sizes(node, kind)
+        self.add(node, record, node.op, node.target, args, kwargs, kind)
+
+    def add(self, node: fx.Node, record: Record, op: str, target: Any, args: Any, kwargs: Any, kind: ValueType) -> None:
+        new = make_node(self.graph, node.name, op, target,
+                        map_operands(args, self.nodes.__getitem__), map_operands(kwargs, self.nodes.__getitem__))  # fmt: skip
+        self.nodes[node] = new
+        set_record(new, Record(kind, (), record.phase, record.role, record.index, record.name, record.results,
+                               module=record.module, source=record.source))  # fmt: skip
+
+    def output(self, node: fx.Node, record: Record) -> None:
+        """What of the results this rank has."""
+        here = [(value, result) for value, result in zip(operands(node), record.results, strict=True) if value in self.nodes]
+        self.returned = sum(result.kind == "return" for _, result in here)
+        args = node.args if len(here) == len(record.results) else (tuple(value for value, _ in here),)
+        self.add(node, replace(record, results=tuple(result for _, result in here)), "output", node.target, args, {}, None)
+
+    def exchange(self, node: fx.Node, record: Record, there: Mesh) -> None:
+        """A send where the rank lies on the value's own stage alone; else a recv, which sends too if it lies on both."""
+        (sent,) = operands(node)
+        source, result = record_of(sent).type, record.type
+        assert isinstance(source, TensorType) and source.layout is not None and isinstance(result, TensorType)
+        here = source.layout.mesh
+        if self.rank not in here and self.rank not in there:
+            return
+        target = transfers.recv if self.rank in there else transfers.send
+        mesh = there if target is transfers.recv else here
+        kwargs = {**_splits(result, "splits", "parts"), "shape": source.shape, **_splits(source, "source", "source_parts"), "home": here.name}
+        args = (sent if self.rank in here else None, there.name)
+        kind = _local_type(result if target is transfers.recv else source, mesh, mesh.coordinates(self.rank))
+        self.add(node, record, "call_function", target, args, kwargs, kind)
+        if target is transfers.send:
+            del self.nodes[node]  # what it becomes lies elsewhere
+
+
+def _mesh_of(type: ValueType) -> Mesh | None:
+    one = next((t for t in type if t is not None), None) if isinstance(type, tuple) else type
+    return None if one is None or one.layout is None else one.layout.mesh
+
+
+def _splits(type: TensorType, name: str, parts_name: str) -> dict[str, Any]:
+    splits, parts = transfers.flat_splits(type.attr, type.shape)
+    return {name: splits} if parts is None else {name: splits, parts_name: parts}
 
 
 def _local_type(type: ValueType, mesh: Mesh, at: Mapping[str, int]) -> ValueType:
@@ -130,10 +211,12 @@ def _transfer(node: fx.Node, mesh: Mesh, at: Mapping[str, int]) -> tuple[tuple[A
     """The transfer's arguments with explicit piece sizes, and the local sizes of parts where dims are merged."""
     given = transfers.arguments(node.target, node.args, node.kwargs)
     operand = operands(node)[0]
-    if not given.keys() & {"dim", "source"}:
+    source, result = record_of(operand).type, record_of(node).type
+    assert isinstance(source, TensorType) and isinstance(result, TensorType)
+    if node.target is transfers.redistribute:
+        return transfers.call(node.target, operand, _redistributed(source, result))
+    if given.get("dim", given.get("source")) is None:
         return node.args, dict(node.kwargs)
-    source = record_of(operand).type
-    assert isinstance(source, TensorType)
     parts, axis = given.get("parts"), given["axis"]
     splits = [axes for dim in transfers.split_parts(source.attr, source.shape, mesh, parts) for axes in dim]
     sizes = [n for dim in parts for n in dim] if parts else list(source.shape)
@@ -141,7 +224,7 @@ def _transfer(node: fx.Node, mesh: Mesh, at: Mapping[str, int]) -> tuple[tuple[A
     def pieces(place: int, *more: str) -> list[int]:
         return [span(sizes[place], (*splits[place], *more), mesh, {**at, axis: k})[1] for k in range(mesh.sizes[axis])]
 
-    if node.target is transfers.all_gather:
+    if node.target in (transfers.all_gather, transfers.pend):
         given["sizes"] = pieces(given["dim"])
     elif node.target in (transfers.slice, transfers.reduce_scatter):
         given["sizes"] = pieces(given["dim"], axis)
@@ -152,3 +235,14 @@ def _transfer(node: fx.Node, mesh: Mesh, at: Mapping[str, int]) -> tuple[tuple[A
         local = iter(span(n, axes, mesh, at)[1] for n, axes in zip(sizes, splits, strict=True))
         given["parts"] = tuple(tuple(next(local) for _ in dim) for dim in parts)
     return transfers.call(node.target, operand, given)
+
+
+def _redistributed(source: TensorType, result: TensorType) -> dict[str, Any]:
+    """Both ends of a redistribute, and the axes along which its ranks exchange."""
+    assert source.layout is not None and result.layout is not None
+    kept = tuple(axis for axis, _ in source.attr.pending)
+    sent = messages(source.layout, result.layout, source.shape, kept)
+    given: dict[str, Any] = {**_splits(result, "splits", "parts"), "axis": axes_between(sent, source.layout.mesh)}
+    if kept:
+        given["kept"] = kept
+    return {**given, "shape": source.shape, **_splits(source, "source", "source_parts")}

@@ -126,6 +126,9 @@ class Mesh:
         grid = itertools.product(*(range(size) for size in self.shape))
         return {rank: dict(zip(self.names, point, strict=True)) for rank, point in zip(self.ranks, grid, strict=True)}
 
+    def __contains__(self, rank: object) -> bool:
+        return rank in self._coordinates
+
     def coordinates(self, rank: int) -> dict[str, int]:
         """Axis name → index of ``rank``."""
         try:
@@ -145,10 +148,16 @@ class Mesh:
             position = position * size + index
         return self.ranks[position]
 
-    def group(self, rank: int, axis: str) -> tuple[int, ...]:
-        """The ranks that differ from ``rank`` only along ``axis``, in the order of that axis."""
+    def group(self, rank: int, axis: str | Sequence[str]) -> tuple[int, ...]:
+        """The ranks that differ from ``rank`` only along ``axis``, or along several, in row-major order of those axes."""
         here = self.coordinates(rank)
-        return tuple(self.rank({**here, axis: index}) for index in range(self.sizes[self.check_axis(axis)]))
+        axes = (axis,) if isinstance(axis, str) else tuple(axis)
+        points = itertools.product(*(range(self.sizes[self.check_axis(one)]) for one in axes))
+        return tuple(self.rank({**here, **dict(zip(axes, point, strict=True))}) for point in points)
+
+    def place(self, rank: int, axis: str | Sequence[str]) -> int:
+        """The position of ``rank`` in its group."""
+        return self.group(rank, axis).index(rank)
 
     def points(self) -> Iterator[dict[str, int]]:
         """The coordinates of all ranks, in the order of ``ranks``."""

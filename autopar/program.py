@@ -122,6 +122,16 @@ class Program:
         whole: dict[str | None, Mesh] = {} if self.mesh is None else {None: self.mesh}
         return whole | self.stages
 
+    @property
+    def rank(self) -> int:
+        """Whose program it is, at the levels ``local`` and ``scheduled``."""
+        assert self.mesh is not None and self.coordinates is not None
+        return self.mesh.rank(self.coordinates)
+
+    def coordinates_on(self, stage: str | None) -> dict[str, int]:
+        """Axis → index of that rank on a stage; ``None`` is the mesh."""
+        return dict(self.coordinates or {}) if stage is None else self.stages[stage].coordinates(self.rank)
+
     def at(self, coordinates: Mapping[str, int]) -> Program:
         """The same graph as the program of another rank of its class, one whose pieces have the same sizes."""
         return Program(self.graph, self.level, self.mesh, stages=self.stages, streams=self.streams,

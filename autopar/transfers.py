@@ -5,7 +5,8 @@ tensors it returns them unchanged (``cast`` changes the dtype), so an explicit p
 transfer does to the pieces is written in the runtime; what it does to Layouts is written here, in ``TRANSFERS``.
 
 ``dim`` counts parts: it is the dim where no dim is merged; ``parts`` gives the part sizes, dim by dim, where one is.
-The levels ``local`` and ``scheduled`` add explicit piece sizes (``sizes``), because pieces may be uneven.
+The levels ``local`` and ``scheduled`` add what a rank has to know of the others: piece sizes (``sizes``), because pieces
+may be uneven, or the Layouts at both ends (``Ends``); and the ``stage`` whose axes are meant, where it is not the mesh.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any
 
 import torch
 
-from autopar.layout import Axes, DistAttr, Layout, align, span
+from autopar.boxes import most_lacked
+from autopar.layout import Axes, DistAttr, Layout, align
 from autopar.mesh import Mesh
 from autopar.record import TensorType
 
@@ -25,34 +27,50 @@ Parts = Sequence[Sequence[int]] | None
 Meshes = Mapping[str | None, Mesh]  # stages by name; the program's own mesh is ``None``
 
 
-def all_gather(x, dim: int, axis: str, parts: Parts = None, sizes: Sequence[int] | None = None):
+def all_gather(x, dim: int, axis: str, parts: Parts = None, sizes: Sequence[int] | None = None, stage: str | None = None):
     """``[32/dp 64] → [32 64]``: concatenate the pieces along ``axis``, which is the minor-most split of ``dim``."""
     return x
 
 
-def slice(x, dim: int, axis: str, parts: Parts = None, sizes: Sequence[int] | None = None):
+def slice(x, dim: int, axis: str, parts: Parts = None, sizes: Sequence[int] | None = None, stage: str | None = None):
     """``[32 64] → [32/dp 64]``: keep the own piece; nothing is sent."""
     return x
 
 
-def all_reduce(x, axis: str, op: str = "sum"):
-    """``[32 64] +tp → [32 64]``: reduce the partial results along ``axis``."""
+def all_reduce(x, axis: str | Axes, op: str = "sum", stage: str | None = None):
+    """``[32 64] +tp → [32 64]``: reduce the partial results along ``axis``, or along several at once."""
     return x
 
 
-def reduce_scatter(x, dim: int, axis: str, op: str = "sum", parts: Parts = None, sizes: Sequence[int] | None = None):
+def reduce_scatter(x, dim: int, axis: str, op: str = "sum", parts: Parts = None, sizes: Sequence[int] | None = None,
+                   stage: str | None = None):  # fmt: skip
     """``[32 64] +tp → [32/tp 64]``: reduce, and keep the own piece."""
     return x
 
 
 def all_to_all(x, source: int, target: int, axis: str, parts: Parts = None,
-               sizes: Sequence[int] | None = None, new_sizes: Sequence[int] | None = None):  # fmt: skip
+               sizes: Sequence[int] | None = None, new_sizes: Sequence[int] | None = None, stage: str | None = None):  # fmt: skip
     """``[32/tp 64] → [32 64/tp]``: move the minor-most split over ``axis`` from one dim to another."""
     return x
 
 
-def pend(x, axis: str):
-    """``[32 64] → [32 64] +tp``: the first rank along ``axis`` keeps the value, the others hold zeros."""
+def redistribute(x, splits: Sequence[Axes], parts: Parts = None, kept: Axes = (), axis: Axes | None = None, shape: Sequence[int] | None = None,
+                 source: Sequence[Axes] | None = None, source_parts: Parts = None, stage: str | None = None):  # fmt: skip
+    """``[32/dp 64/tp] → [32/tp 64/dp]``: from any splits to any other in one exchange, of what each rank lacks alone.
+
+    ``splits`` are the axes of every part afterwards. What is pending stays so (over the axes ``kept``); ``axis`` are those
+    along which ranks exchange, ``source`` the splits before.
+    """
+    return x
+
+
+def pend(x, axis: str, op: str = "sum", dim: int | None = None, parts: Parts = None, sizes: Sequence[int] | None = None,
+         stage: str | None = None):  # fmt: skip
+    """``[32 64] → [32 64] +tp``: of a whole value, which the first rank along ``axis`` keeps; the others hold zeros.
+
+    ``[32/tp 64] → [32 64] +tp``: with ``dim``, of pieces; each rank holds its own among zeros. For another ``op`` the zeros
+    are what changes nothing: ones, infinities; where a value may be reduced with itself (max, min, avg), all keep it.
+    """
     return x
 
 
@@ -61,13 +79,21 @@ def cast(x, dtype: torch.dtype):
     return x.to(dtype)
 
 
-def send(x, stage: str):
-    """``[32 64] @s0 → [32 64] @s0``: hand the pieces to ``stage``; only a ``recv`` may use the result."""
+def send(x, stage: str | None, splits: Sequence[Axes] | None = None, parts: Parts = None, shape: Sequence[int] | None = None,
+         source: Sequence[Axes] | None = None, source_parts: Parts = None, home: str | None = None):  # fmt: skip
+    """``[32 64] @s0 → [32 64] @s0``: hand the pieces to ``stage`` (``None``: the whole mesh); only ``recv`` may use the result.
+
+    In a local program, the end of an exchange on a rank that lies on ``home`` alone.
+    """
     return x
 
 
-def recv(x, stage: str):
-    """``[32 64] @s0 → [32 64] @s1``: the pieces that were sent to ``stage``, lying there as they did before."""
+def recv(x, stage: str | None, splits: Sequence[Axes] | None = None, parts: Parts = None, shape: Sequence[int] | None = None,
+         source: Sequence[Axes] | None = None, source_parts: Parts = None, home: str | None = None):  # fmt: skip
+    """``[32 64] @s0 → [32 64] @s1``: what was sent to ``stage``, lying there as ``splits`` say, else as it did before.
+
+    In a local program, the whole exchange on a rank of ``stage``; ``x`` is ``None`` where the rank does not lie on ``home``.
+    """
     return x
 
 
@@ -129,9 +155,14 @@ def _dim_text(parts: Sequence[tuple[int, Axes]]) -> str:
     return " ".join("/".join([str(size), *axes]) for size, axes in parts)
 
 
+def axes_of(axis: str | Axes) -> Axes:
+    """The axes of a group: one, or several as one."""
+    return (axis,) if isinstance(axis, str) else tuple(axis)
+
+
 def _move(t: TensorType, parts: Parts, take: tuple[int, str] | None, give: tuple[int, str] | None,
-          reduced: tuple[str, str] | None = None) -> TensorType:  # fmt: skip
-    """Take the minor-most axis off one part, put it on another, drop a pending axis."""
+          reduced: tuple[str | Axes, str] | None = None) -> TensorType:  # fmt: skip
+    """Take the minor-most axis off one part, put it on another, drop pending axes."""
     assert t.layout is not None
     mesh, attr = t.layout.mesh, t.layout.attr
     axes = split_parts(attr, t.shape, mesh, parts)
@@ -142,11 +173,9 @@ def _move(t: TensorType, parts: Parts, take: tuple[int, str] | None, give: tuple
             if not 0 <= place[0] < len(flat):
                 raise LayoutMismatch(f"there is no dim {place[0]} in a value of {len(flat)}")
     pending = dict(attr.pending)
-    if reduced is not None:
-        axis, kind = reduced
-        mesh.check_axis(axis)
-        if pending.pop(axis, None) != kind:
-            raise LayoutMismatch(f"the value is not pending {kind} over {axis}")
+    for axis in () if reduced is None else axes_of(reduced[0]):
+        if pending.pop(mesh.check_axis(axis), None) != reduced[1]:  # type: ignore[index]
+            raise LayoutMismatch(f"the value is not pending {reduced[1]} over {axis}")  # type: ignore[index]
     if take is not None:
         d, k = flat[take[0]]
         if axes[d][k][-1:] != (take[1],):
@@ -161,19 +190,97 @@ def _move(t: TensorType, parts: Parts, take: tuple[int, str] | None, give: tuple
     return replace(t, layout=Layout(mesh, new))
 
 
-def _pend(t: TensorType, axis: str) -> TensorType:
+def _pend(t: TensorType, axis: str, op: str, dim: int | None, parts: Parts) -> TensorType:
     assert t.layout is not None
-    if t.layout.mesh.check_axis(axis) in t.attr.axes:
-        raise LayoutMismatch(f"the value already uses the axis {axis}")
-    pending = tuple(sorted((*t.attr.pending, (axis, "sum"))))
     mesh = t.layout.mesh
+    check_kind(op, t.dtype)
+    if dim is not None:
+        if op not in MERGES:
+            raise LayoutMismatch(f"only a pending {' or '.join(MERGES)} can be made of pieces, no {op}")
+        t = _move(t, parts, (dim, axis), None)
+        assert t.layout is not None
+    if mesh.check_axis(axis) in t.attr.axes:
+        raise LayoutMismatch(f"the value already uses the axis {axis}")
+    if others := {kind for _, kind in t.attr.pending} - {op}:
+        raise LayoutMismatch(f"the value is pending {others.pop()} already; reductions of two kinds do not commute")
+    pending = tuple(sorted((*t.attr.pending, (axis, op))))
     return replace(t, layout=Layout(mesh, replace(t.attr, pending=pending).normalize(t.shape, mesh)))
 
 
-def _recv(t: TensorType, stage: str | None, meshes: Meshes) -> TensorType:
+KINDS = ("sum", "avg", "max", "min", "prod")
+MERGES = ("sum", "max", "min", "prod")  # kinds with an element that changes nothing
+
+
+def check_kind(kind: str, dtype: torch.dtype) -> None:
+    """``LayoutMismatch`` for a reduction that there is not, or that the dtype does not have."""
+    if kind not in KINDS:
+        raise LayoutMismatch(f"there is no reduction {kind!r}; there are {', '.join(KINDS)}")
+    if kind == "avg" and not (dtype.is_floating_point or dtype.is_complex):
+        raise LayoutMismatch(f"an average of {dtype} is no {dtype}; only floating point is averaged")
+    if kind in ("max", "min") and dtype.is_complex:
+        raise LayoutMismatch(f"complex numbers have no {kind}")
+
+
+def _splits(shape: Sequence[int], splits: Sequence[Axes], parts: Parts, pending: tuple[tuple[str, str], ...], mesh: Mesh) -> Layout:
+    """The Layout that ``splits`` and ``parts`` say."""
+    counts = [1] * len(shape) if parts is None else list(map(len, parts))
+    if len(splits) != sum(counts) or len(counts) != len(shape):
+        raise LayoutMismatch(f"{len(splits)} splits are given for {sum(counts)} parts")
+    if parts is not None and any(math.prod(sizes) != n for sizes, n in zip(parts, shape, strict=True)):
+        raise LayoutMismatch(f"the parts {parts} do not make the shape {list(shape)}")
+    used = [mesh.check_axis(axis) for axes in splits for axis in axes] + [axis for axis, _ in pending]
+    if twice := next((axis for axis in used if used.count(axis) > 1), None):
+        raise LayoutMismatch(f"the axis {twice} would be used twice")
+    rest = iter(splits)
+    axes = [[tuple(next(rest)) for _ in range(n)] for n in counts]
+    return Layout(mesh, join_parts(axes, parts, pending, shape, mesh))
+
+
+def _redistribute(t: TensorType, a: Mapping[str, Any]) -> TensorType:
+    assert t.layout is not None
+    return replace(t, layout=_splits(t.shape, a["splits"], a.get("parts"), t.attr.pending, t.layout.mesh))
+
+
+def _send(t: TensorType, stage: str | None, meshes: Meshes) -> TensorType:
+    if t.attr.pending:
+        raise LayoutMismatch("a pending value is reduced before it is sent")
+    return t
+
+
+def _recv(t: TensorType, a: Mapping[str, Any], meshes: Meshes) -> TensorType:
+    stage = a["stage"]
     if stage not in meshes:
         raise LayoutMismatch(f"there is no stage {stage!r}; stages are {', '.join(filter(None, meshes)) or 'none'}")
-    return replace(t, layout=Layout(meshes[stage], t.attr))
+    mesh = meshes[stage]
+    if a.get("splits") is not None:
+        return replace(t, layout=_splits(t.shape, a["splits"], a.get("parts"), (), mesh))
+    for axis in t.attr.axes:
+        mesh.check_axis(axis)
+    return replace(t, layout=Layout(mesh, t.attr.normalize(t.shape, mesh)))
+
+
+def flat_splits(attr: DistAttr, shape: Sequence[int]) -> tuple[tuple[Axes, ...], tuple[tuple[int, ...], ...] | None]:
+    """A DistAttr as transfers are given it: the axes of every part, and the part sizes where a dim is merged."""
+    parts = part_sizes(attr, shape)
+    return tuple(axes for _, axes in attr.parts(shape)), parts if any(len(sizes) > 1 for sizes in parts) else None
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Both ends of an exchange: what a local program says of a redistribute, a send or a recv."""
+
+    shape: tuple[int, ...]
+    source: Layout
+    target: Layout
+
+    @staticmethod
+    def of(given: Mapping[str, Any], meshes: Meshes) -> Ends:
+        """From the arguments in a local program."""
+        shape = tuple(given["shape"])
+        there = meshes[given.get("stage")]
+        here = meshes[given["home"]] if "home" in given else there
+        source = _splits(shape, given["source"], given.get("source_parts"), (), here)
+        return Ends(shape, source, _splits(shape, given["splits"], given.get("parts"), (), there))
 
 
 TRANSFERS: dict[str, Transfer] = {
@@ -187,10 +294,11 @@ TRANSFERS: dict[str, Transfer] = {
                                                        (a["axis"], a.get("op", "sum"))), True),
         Transfer(all_to_all, lambda t, a, s: _move(t, a.get("parts"), (a["source"], a["axis"]),
                                                    (a["target"], a["axis"])), True),
-        Transfer(pend, lambda t, a, s: _pend(t, a["axis"]), False),
+        Transfer(redistribute, lambda t, a, s: _redistribute(t, a), True),
+        Transfer(pend, lambda t, a, s: _pend(t, a["axis"], a.get("op", "sum"), a.get("dim"), a.get("parts")), False),
         Transfer(cast, lambda t, a, s: replace(t, dtype=a["dtype"]), False),
-        Transfer(send, lambda t, a, s: t, True),
-        Transfer(recv, lambda t, a, s: _recv(t, a["stage"], s), True),
+        Transfer(send, lambda t, a, s: _send(t, a["stage"], s), True),
+        Transfer(recv, lambda t, a, s: _recv(t, a, s), True),
         Transfer(wait, lambda t, a, s: t, False),
     )
 }  # fmt: skip
@@ -199,6 +307,9 @@ BY_FUNCTION: dict[Callable[..., Any], Transfer] = {row.function: row for row in 
 
 _PARAMETERS = {
     row.function: row.function.__code__.co_varnames[1 : row.function.__code__.co_argcount] for row in TRANSFERS.values()
+}
+_REQUIRED = {
+    row.function: row.function.__code__.co_argcount - 1 - len(row.function.__defaults__ or ()) for row in TRANSFERS.values()
 }
 
 
@@ -209,33 +320,50 @@ def arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
 
 def call(function: Callable[..., Any], x: Any, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a transfer node: what a person would write by position, then the rest by name."""
-    first = [name for name in _PARAMETERS[function] if name in given and name not in _BY_NAME]
-    return (x, *(given[name] for name in first)), {name: value for name, value in given.items() if name in _BY_NAME}
-
-
-_BY_NAME = ("op", "parts", "sizes", "new_sizes")
+    names = _PARAMETERS[function][: _REQUIRED[function]]
+    return (x, *(given[name] for name in names if name in given)), {name: v for name, v in given.items() if name not in names}
 
 
 def suffix(given: Mapping[str, Any]) -> str:
-    """What a transfer adds to the name of the value it serves: its axis, its stage or its dtype."""
-    found = given.get("axis") or given.get("stage") or given.get("dtype")
-    return str(found).removeprefix("torch.") if found is not None else "wait"
-
-
-def received(function: Callable[..., Any], source: TensorType, given: Mapping[str, Any]) -> int:
-    """Bytes that the rank with the largest piece receives.
-
-    ``(p-1)/p`` of the larger side for a gather, a reduce-scatter or an all-to-all; twice that for an all-reduce (ring).
-    """
-    if function not in BY_FUNCTION or not BY_FUNCTION[function].collective or source.layout is None:
-        return 0
-    mesh = source.layout.mesh
-    first = dict.fromkeys(mesh.sizes, 0)
-    held = math.prod(span(size, axes, mesh, first)[1] for size, axes in source.attr.parts(source.shape))
-    elements = 0 if function is send else held
+    """What a transfer adds to the name of the value it serves: its axes, its stage or its dtype."""
+    if "splits" in given and "stage" not in given:
+        return "relaid"
     if "axis" in given:
-        p = mesh.sizes[given["axis"]]
-        elements = -(-held * (p - 1) * {all_gather: p, all_reduce: 2}.get(function, 1) // p)  # rounded up
+        return "_".join(axes_of(given["axis"]))
+    if "stage" in given:
+        return given["stage"] or "mesh"
+    return str(given["dtype"]).removeprefix("torch.") if "dtype" in given else "wait"
+
+
+def axes_along(function: Callable[..., Any], source: TensorType, given: Mapping[str, Any], result: TensorType) -> Axes:
+    """The axes that a transfer is about; those that stand elsewhere afterwards for a redistribute; none between stages."""
+    if "axis" in given:
+        return axes_of(given["axis"])
+    if function is not redistribute:
+        return ()
+    assert source.layout is not None
+    before, after = ({axis: (d, k, n) for d, dim in enumerate(t.attr.dims) for k, (_, axes) in enumerate(dim) for n, axis in enumerate(axes)}
+                     for t in (source, result))  # fmt: skip
+    return tuple(axis for axis in source.layout.mesh.names if before.get(axis) != after.get(axis))
+
+
+def received(function: Callable[..., Any], source: TensorType, given: Mapping[str, Any], result: TensorType) -> int:
+    """Bytes that the worst rank receives.
+
+    Ring figures for reductions: ``(p-1)/p`` of the operand for a reduce-scatter, of padded pieces where they are uneven,
+    and twice that for an all-reduce; else what the rank that lacks most has to get.
+    """
+    if function not in BY_FUNCTION or not BY_FUNCTION[function].collective or function is send or source.layout is None:
+        return 0
+    assert result.layout is not None
+    if function in (all_reduce, reduce_scatter):
+        mesh = source.layout.mesh
+        first = dict.fromkeys(mesh.sizes, 0)
+        held, left = (math.prod(t.attr.local_shape(t.shape, mesh, first)) for t in (source, result))
+        p = mesh.count(axes_of(given["axis"]))
+        elements = -(-2 * held * (p - 1) // p) if function is all_reduce else left * (p - 1)
+    else:
+        elements = most_lacked(source.layout, result.layout, source.shape)
     return elements * source.dtype.itemsize
 
 
@@ -247,16 +375,15 @@ def local_shape(function: Callable[..., Any], shape: Sequence[int], given: Mappi
     """
     parts = [list(dim) for dim in (given.get("parts") or [(n,) for n in shape])]
     flat = [(d, k) for d, dim in enumerate(parts) for k in range(len(dim))]
+    if function is pend and given.get("dim") is None:
+        return tuple(shape)
     sizes = given["sizes"]
-    if function is all_gather:
-        d, k = flat[given["dim"]]
+    d, k = flat[given["source"] if function is all_to_all else given["dim"]]
+    if function in (all_gather, pend, all_to_all):
         parts[d][k] = sum(sizes)
-    elif function in (slice, reduce_scatter):
-        d, k = flat[given["dim"]]
+    else:
         parts[d][k] = sizes[at[given["axis"]]]
-    elif function is all_to_all:
-        d, k = flat[given["source"]]
-        parts[d][k] = sum(sizes)
+    if function is all_to_all:
         d, k = flat[given["target"]]
         parts[d][k] = given["new_sizes"][at[given["axis"]]]
     return tuple(math.prod(dim) for dim in parts)

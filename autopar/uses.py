@@ -6,7 +6,6 @@ The output node reads every gradient, so that rebuilding it for each of them wou
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
@@ -15,12 +14,14 @@ from autopar.errors import EditError
 from autopar.program import map_operands, operands
 
 
-@dataclass
 class _Swaps:
     """What changes in one user: operands at positions, or all occurrences of operands."""
 
-    at: dict[int, tuple[fx.Node, fx.Node]] = field(default_factory=dict)
-    everywhere: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    __slots__ = ("at", "everywhere")
+
+    def __init__(self) -> None:
+        self.at: dict[int, tuple[fx.Node, fx.Node]] = {}
+        self.everywhere: dict[fx.Node, fx.Node] = {}
 
 
 class UseReplacements:
@@ -48,12 +49,15 @@ class UseReplacements:
         return index in swaps.at or bool(swaps.everywhere)
 
     def add(self, user: fx.Node, old: fx.Node, new: fx.Node, index: int | None) -> None:
-        swaps = self._users.setdefault(user, _Swaps())
+        swaps = self._users.get(user)
+        if swaps is None:
+            swaps = self._users[user] = _Swaps()
         if index is None:
             swaps.everywhere[old] = new
         else:
             swaps.at[index] = (old, new)
-        self._touched.update((old, new))
+        self._touched.add(old)
+        self._touched.add(new)
 
     def rebuilt(self) -> Iterator[tuple[fx.Node, Any, Any]]:
         """(user, args, kwargs) for each user; ``EditError`` where an operand to replace is not there."""
@@ -62,6 +66,10 @@ class UseReplacements:
 
 
 def _rebuild(user: fx.Node, swaps: _Swaps) -> tuple[Any, Any]:
+    """The new arguments; those that do not change are the same objects."""
+    args = _rebuild_flat(user.args, swaps)
+    if args is not None:
+        return args, user.kwargs
     position = -1
     missing: dict[tuple[fx.Node, int | None], None] = {(old, index): None for index, (old, _) in swaps.at.items()}
     missing.update({(old, None): None for old in swaps.everywhere})
@@ -75,9 +83,30 @@ def _rebuild(user: fx.Node, swaps: _Swaps) -> tuple[Any, Any]:
         missing.pop((old, None if operand in swaps.everywhere else position), None)
         return new
 
-    args, kwargs = map_operands(user.args, swap), map_operands(dict(user.kwargs), swap)
+    args = map_operands(user.args, swap)
+    kwargs = map_operands(dict(user.kwargs), swap) if user.kwargs else user.kwargs
     for old, index in missing:
         where = "" if index is None else f" as operand {index}"
         read = ", ".join(operand.name for operand in operands(user))
         raise EditError(f"{user.name} does not read {old.name}{where}; it reads {read}")
     return args, kwargs
+
+
+def _rebuild_flat(args: tuple[Any, ...], swaps: _Swaps) -> tuple[Any, ...] | None:
+    """The new arguments, in the plainest case: operands by position, each an argument; ``None`` in others."""
+    if swaps.everywhere:
+        return None
+    at, new, position, left = swaps.at, list(args), 0, len(swaps.at)
+    for k, arg in enumerate(args):
+        if isinstance(arg, fx.Node):
+            if position in at:
+                old, new[k] = at[position]
+                if old is not arg:
+                    return None
+                left -= 1
+                if not left:
+                    return tuple(new)
+            position += 1
+        elif isinstance(arg, (tuple, list, dict)):
+            return None
+    return None

@@ -21,7 +21,9 @@ PIECES: dict[Any, tuple[str, ...]] = {  # the arguments that list piece sizes, a
     transfers.slice: ("sizes",),
     transfers.reduce_scatter: ("sizes",),
     transfers.all_to_all: ("sizes", "new_sizes"),
+    transfers.pend: ("sizes",),
 }
+EXCHANGES = (transfers.redistribute, transfers.send, transfers.recv)
 
 
 def verify(program: Program, made_by: str = "") -> None:
@@ -248,37 +250,67 @@ class _Verifier:
         if node.target not in transfers.BY_FUNCTION:
             return
         given = transfers.arguments(node.target, node.args, node.kwargs)
+        if not operands(node) and not (node.target is transfers.recv and node.args[0] is None):
+            raise self.error(node, f"{transfers.BY_FUNCTION[node.target].name} takes one tensor")
+        if node.target in EXCHANGES:
+            self.check_exchange(node, record, given)
+            return
+        at: Mapping[str, int] = {}
         if "axis" in given:
-            assert self.program.mesh is not None  # by check_header
             try:
-                count = self.program.mesh.sizes[self.program.mesh.check_axis(given["axis"])]
+                mesh = self.program.meshes[given.get("stage")]
+                count = mesh.count(mesh.check_axis(axis) for axis in transfers.axes_of(given["axis"]))
+                at = self.program.coordinates_on(given.get("stage"))
+            except KeyError:
+                raise self.error(node, f"there is no stage {given['stage']}") from None
             except ValueError as error:
                 raise self.error(node, str(error)) from None
             for key in ("sizes", "new_sizes"):
                 if key in given and len(given[key]) != count:
                     raise self.error(node, f"{key} lists {len(given[key])} pieces, the axis {given['axis']} has {count}")
-        self.check_pieces(node, operands(node)[0], record, given)
+        self.check_pieces(node, operands(node)[0], record, given, at)
 
-    def check_pieces(self, node: fx.Node, value: fx.Node, record: Record, given: Mapping[str, Any]) -> None:
+    def check_pieces(self, node: fx.Node, value: fx.Node, record: Record, given: Mapping[str, Any], at: Mapping[str, int]) -> None:
         """The explicit piece sizes agree with the local shapes at both ends."""
         source = record_of(value).type
         if not isinstance(source, TensorType) or not isinstance(record.type, TensorType):
             raise self.error(node, f"{transfers.BY_FUNCTION[node.target].name} takes one tensor and makes one", value)
-        want, at = source.shape, self.program.coordinates
-        assert at is not None  # by check_header
-        for key in PIECES.get(node.target, ()):
-            if key not in given:
-                raise self.error(node, f"at the level {self.program.level} an argument {key} lists the pieces", value)
-        if node.target in PIECES:
-            parts = [n for dim in given.get("parts") or ((n,) for n in source.shape) for n in dim]
-            for place, size in _held(node.target, given, at):
-                if not 0 <= place < len(parts):
-                    raise self.error(node, f"there is no dim {place} in a value of {len(parts)}", value)
-                if parts[place] != size:
-                    raise self.error(node, f"its pieces fit an operand with {size} in dim {place}, {value} has {parts[place]}", value)
-            want = transfers.local_shape(node.target, source.shape, given, at)
+        want = source.shape
+        if node.target is not transfers.pend or given.get("dim") is not None:
+            for key in PIECES.get(node.target, ()):
+                if key not in given:
+                    raise self.error(node, f"at the level {self.program.level} an argument {key} lists the pieces", value)
+            if node.target in PIECES:
+                parts = [n for dim in given.get("parts") or ((n,) for n in source.shape) for n in dim]
+                for place, size in _held(node.target, given, at):
+                    if not 0 <= place < len(parts):
+                        raise self.error(node, f"there is no dim {place} in a value of {len(parts)}", value)
+                    if parts[place] != size:
+                        raise self.error(node, f"its pieces fit an operand with {size} in dim {place}, {value} has {parts[place]}", value)
+                want = transfers.local_shape(node.target, source.shape, given, at)
         if want != record.type.shape:
             raise self.error(node, f"its pieces make it {list(want)}", value)
+
+    def check_exchange(self, node: fx.Node, record: Record, given: Mapping[str, Any]) -> None:
+        """The Layouts at both ends agree with what this rank gives and gets."""
+        name, values, rank = transfers.BY_FUNCTION[node.target].name, operands(node), self.program.rank
+        for key in ("splits", "source", "shape", *(("axis",) if node.target is transfers.redistribute else ("home",))):
+            if key not in given:
+                raise self.error(node, f"at the level {self.program.level} an argument {key} tells the ends of the exchange", *values)
+        try:
+            ends = transfers.Ends.of(given, self.program.meshes)
+        except (KeyError, ValueError) as error:
+            raise self.error(node, f"the ends of the exchange: {error}", *values) from None
+        own = None if not values else record_of(values[0]).type
+        here, there = rank in ends.source.mesh, rank in ends.target.mesh
+        if here != bool(values) or (not there if node.target is not transfers.send else there or not here):
+            raise self.error(node, f"rank {rank} does not lie where {name} says", *values)
+        for type, layout, what in ((own, ends.source, "takes"), (record.type, ends.source if node.target is transfers.send else ends.target, "makes")):
+            if type is None:
+                continue
+            want = layout.attr.local_shape(ends.shape, layout.mesh, layout.mesh.coordinates(rank))
+            if not isinstance(type, TensorType) or type.shape != want:
+                raise self.error(node, f"rank {rank} {what} a piece of {list(want)} there, not {print_type(type)}", *values)
 
     def check_stream(self, node: fx.Node, record: Record) -> None:
         if record.stream is not None and record.stream not in self.program.streams:
@@ -322,7 +354,7 @@ class _Verifier:
 def _held(function: Any, given: Mapping[str, Any], at: Mapping[str, int]) -> list[tuple[int, int]]:
     """What the piece sizes say of the operand: (dim, size)."""
     mine = at[given["axis"]]
-    if function is transfers.all_gather:
+    if function in (transfers.all_gather, transfers.pend):
         return [(given["dim"], given["sizes"][mine])]
     if function is transfers.all_to_all:
         return [(given["source"], given["sizes"][mine]), (given["target"], sum(given["new_sizes"]))]

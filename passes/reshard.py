@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import fx
 
@@ -12,7 +12,8 @@ from autopar import transfers
 from autopar.edit import Value
 from autopar.passes.manager import Pass
 from autopar.program import Program, operands, record_of
-from autopar.record import Requirement, TensorType
+from autopar.record import Requirement, TensorType, ValueType
+from autopar.torch_private import inputs_of
 from autopar.transitions import transitions
 
 MODES = ("batched", "per-reshard", "sync")
@@ -41,21 +42,20 @@ class Reshard(Pass):
         if self.mode not in MODES:
             raise ValueError(f"no mode {self.mode!r}; modes are {', '.join(MODES)}")
         with program.edit(sync=self.mode == "sync") as edit:
-            for user, index, value, need, before, phase in list(uses_in_order(program)):
-                have = record_of(value).type
-                if need is None or not isinstance(have, TensorType) or (need.layout, need.dtype) == (have.layout, have.dtype):
-                    continue
+            for user, index, value, steps, before, phase in list(disagreements(program)):
                 moved: Value = value
-                for step in transitions(have, TensorType(have.shape, need.dtype, need.layout)):
-                    args, kwargs = transfers.call(step.function, moved, dict(step.arguments))
-                    moved = edit.insert(step.function, args, kwargs, before=before, phase=phase)
+                for function, args, kwargs, type in steps:
+                    moved = edit.insert(function, (moved, *args), kwargs, before=before, type=type, phase=phase)
                 edit.replace_use(user, value, moved, index=index)
                 if self.mode == "per-reshard":
                     edit.commit()
 
 
-def uses_in_order(program: Program) -> Iterator[tuple[fx.Node, int, fx.Node, Requirement | None, fx.Node, str]]:
-    """Every use: user, operand index, value, requirement, where its transfers go, and their phase.
+Call = tuple[Any, tuple[Any, ...], dict[str, Any], TensorType]  # function, arguments behind the value, result
+
+
+def disagreements(program: Program) -> Iterator[tuple[fx.Node, int, fx.Node, list[Call], fx.Node, str]]:
+    """Every use that needs what its value is not: user, operand index, value, its transfers, where they go, their phase.
 
     Results of the forward are re-laid where the forward ends, the others where the program ends.
     """
@@ -65,17 +65,66 @@ def uses_in_order(program: Program) -> Iterator[tuple[fx.Node, int, fx.Node, Req
         (k, value, need, result.kind != "grad" and record_of(value).phase == "forward")
         for k, (value, need, result) in enumerate(zip(operands(output), about.uses, about.results, strict=True))
     ]
+    find = _Known().calls
     end = first_after_forward(program)
     phase = "forward"
+    types: dict[fx.Node, ValueType] = {}
     for user in program.nodes:
         if user is end:
-            yield from ((output, k, value, need, end, "forward") for k, value, need, early in results if early)
-        if user.op == "call_function":
-            phase = record_of(user).phase
-            for k, (value, need) in enumerate(zip(operands(user), record_of(user).uses, strict=False)):
-                yield user, k, value, need, user, phase
+            for k, value, need, early in results:
+                if early and (calls := find(types[value], need)):
+                    yield output, k, value, calls, end, "forward"
+        record = record_of(user)
+        types[user] = record.type
+        if user.op != "call_function":
+            continue
+        phase = record.phase
+        if not (needs := record.uses):
+            continue
+        values = inputs_of(user)
+        if len(values) != len(needs):  # some operand is read twice
+            values = operands(user)
+        for k, (value, need) in enumerate(zip(values, needs, strict=False)):
+            if calls := find(types[value], need):
+                yield user, k, value, calls, user, phase
     phase = "backward" if phase == "forward" else phase  # of a backward that has no ops: its gradients are tangents
-    yield from ((output, k, value, need, output, phase) for k, value, need, early in results if not early)
+    for k, value, need, early in results:
+        if not early and (calls := find(types[value], need)):
+            yield output, k, value, calls, output, phase
+
+
+class _Known:
+    """The transfers of the disagreements met so far.
+
+    A model's layers disagree alike, and what a value is and what is needed are mostly the same objects: so these are
+    looked up by identity first, and only then compared.
+    """
+
+    def __init__(self) -> None:
+        self._alike: set[tuple[int, int]] = set()  # pairs of attributes that are equal
+        self._calls: dict[tuple[object, ...], list[Call]] = {}
+
+    def calls(self, have: ValueType, need: Requirement | None) -> list[Call]:
+        """Those from what a value is to what a use needs, ready to be inserted; none where they agree."""
+        if need is None or not isinstance(have, TensorType):
+            return []
+        mine, asked = have.layout or need.layout, need.layout
+        attrs = id(mine.attr), id(asked.attr)
+        if mine.mesh is asked.mesh and have.dtype is need.dtype and (mine.attr is asked.attr or attrs in self._alike):
+            return []
+        key = (*attrs, id(mine.mesh), id(asked.mesh), have.dtype, need.dtype, have.shape)
+        calls = self._calls.get(key)
+        if calls is None:
+            calls = self._calls[key] = list(self._new(have, need))
+            if not calls:
+                self._alike.add(attrs)
+        return calls
+
+    def _new(self, have: TensorType, need: Requirement) -> Iterator[Call]:
+        if (have.layout, have.dtype) != (need.layout, need.dtype):
+            for step in transitions(have, TensorType(have.shape, need.dtype, need.layout)):
+                (_, *args), kwargs = transfers.call(step.function, None, dict(step.arguments))
+                yield step.function, tuple(args), kwargs, step.type
 
 
 def first_after_forward(program: Program) -> fx.Node:

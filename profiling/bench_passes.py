@@ -15,6 +15,7 @@ from workloads import MESH, PLAN, mlp
 
 from autopar.capture import capture
 from autopar.collector import collector_paused
+from autopar.commit import Changes
 from autopar.constraints import constraints
 from autopar.edit import Edit
 from autopar.localize import localize
@@ -23,7 +24,7 @@ from autopar.passes.reshard import MODES
 from autopar.program import Program
 from autopar.verify import verify
 
-LINES = [Edit._commit, Edit._settle, Edit._do_insert, Reshard.run]
+LINES = [Reshard.run, Edit.insert, Changes.insert, Changes.settle]
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

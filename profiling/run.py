@@ -7,17 +7,16 @@ what it prints, with machine, versions and command, to ``results/NAME.txt``.
 from __future__ import annotations
 
 import argparse
-import cProfile
 import importlib
-import io
 import os
 import platform
-import pstats
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
+from profilers import calls_of, lines_of
 
 HERE = Path(__file__).parent
 
@@ -33,27 +32,14 @@ def heading() -> str:
     )
 
 
-def under(tool: str, module: object, options: argparse.Namespace) -> str:
-    run = module.run  # type: ignore[attr-defined]
-    if tool == "time" or getattr(module, "PROFILES_ITSELF", False):  # its work is in other processes
-        return run(options)
+def under(tool: str, module: Any, options: argparse.Namespace) -> str:
+    if tool == "time" or getattr(module, "PROFILES_ITSELF", False):  # in other processes, or a part of what it does
+        return module.run(options)
     if tool == "cprofile":
-        profile = cProfile.Profile()
-        printed = profile.runcall(run, options)
-        out = io.StringIO()
-        pstats.Stats(profile, stream=out).strip_dirs().sort_stats("tottime").print_stats(25)
-        return printed + out.getvalue()
-    try:
-        from line_profiler import LineProfiler
-    except ImportError:
-        raise SystemExit("--tool lines needs line_profiler: pip install -e '.[profile]'") from None
-    lines = LineProfiler()
-    for function in module.LINES:  # type: ignore[attr-defined]
-        lines.add_function(function)
-    printed = lines.runcall(run, options)
-    out = io.StringIO()
-    lines.print_stats(out, stripzeros=True)
-    return printed + out.getvalue()
+        printed, _, table = calls_of(lambda: module.run(options))
+    else:
+        printed, table = lines_of(lambda: module.run(options), module.LINES)
+    return printed + table
 
 
 def main() -> None:

@@ -6,9 +6,33 @@ import torch
 from torch import nn
 
 from autopar import Mesh
+from autopar.capture import capture
+from autopar.constraints import constraints
+from autopar.passes import PIPELINE, Place, Reshard, run_passes
+from autopar.program import Program
 
 MESH = Mesh(dp=2, tp=2)
 PLAN = {"*.up.weight": ("tp", None), "*.up.bias": ("tp",), "*.down.weight": (None, "tp")}
+
+LLAMA_PLAN = [
+    "megatron",  # and over dp what it leaves whole: parameters and gradients are split over both axes, as in ZeRO-3
+    {
+        "*.[qkv]_proj.weight": ("tp", "dp"),
+        "*.gate_proj.weight": ("tp", "dp"),
+        "*.up_proj.weight": ("tp", "dp"),
+        "*.o_proj.weight": ("dp", "tp"),
+        "*.down_proj.weight": ("dp", "tp"),
+        "*norm.weight": ("dp",),
+        "*.embed_tokens.weight": ("dp", None),
+        "*.lm_head.weight": ("dp", None),
+    },
+]
+LLAMA_TRANSFERS = {  # what reshard inserts: of the whole model, and more with each layer
+    "all_gather": (5, 18),
+    "reduce_scatter": (3, 9),
+    "all_reduce": (4, 6),
+    "slice": (0, 2),
+}
 
 
 class Layer(nn.Module):
@@ -38,3 +62,13 @@ def llama(layers: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     with torch.device("meta"):
         ids = torch.empty(4, 2048, dtype=torch.long)
         return LlamaForCausalLM(config), {"input_ids": ids, "labels": ids}
+
+
+def placed_llama(layers: int) -> Program:
+    """The program of ``llama`` on ``MESH`` under ``LLAMA_PLAN``, as reshard is given it."""
+    model, given = llama(layers)
+    captured = capture(model, (), given)
+    attrs, _ = constraints(LLAMA_PLAN, model, MESH, captured)
+    before = PIPELINE[: PIPELINE.index(Reshard)]
+    run_passes(captured.program, [step(MESH, attrs) if step is Place else step() for step in before])
+    return captured.program

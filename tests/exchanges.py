@@ -11,12 +11,13 @@ from torch import distributed
 from autopar.dtensor import device_mesh_of
 from autopar.mesh import Mesh
 from autopar.program import Program
+from autopar.runtime.job import groups_of
 from autopar.runtime.lower import lower
 
 
 @functools.cache
-def groups_of(mesh: Mesh) -> dict[str, str]:
-    return {axis: device_mesh_of(mesh).get_group(axis).group_name for axis in mesh.names}
+def groups(mesh: Mesh) -> dict[tuple[int, ...], str]:
+    return groups_of(mesh, device_mesh_of(mesh))
 
 
 def run_lowered(cases: Sequence[tuple[Sequence[str], Sequence[torch.Tensor]]]) -> list[torch.Tensor]:
@@ -25,7 +26,7 @@ def run_lowered(cases: Sequence[tuple[Sequence[str], Sequence[torch.Tensor]]]) -
     found = []
     for texts, pieces in cases:
         program = Program.parse(texts[rank])
-        forward = lower(program, groups_of(program.mesh))["forward"]
+        forward = lower(program, groups(program.mesh))["forward"]
         boxed = [pieces[rank]]
         (result,) = forward.run(boxed)
         assert not boxed, "the list has been emptied"
@@ -36,4 +37,6 @@ def run_lowered(cases: Sequence[tuple[Sequence[str], Sequence[torch.Tensor]]]) -
 def text_of_lowered(text: str, rank: int) -> str:
     """The generated code of the phases."""
     program = Program.parse(text)
-    return "\n".join(phase.graph.python_code("self").src for phase in lower(program, groups_of(program.mesh)).values())
+    if distributed.get_rank() != rank:
+        return ""
+    return "\n".join(phase.graph.python_code("self").src for phase in lower(program, groups(program.mesh)).values())

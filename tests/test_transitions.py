@@ -73,7 +73,7 @@ def run(source: TensorType, target: TensorType, pieces: dict[int, torch.Tensor])
         local.verify()
         assert Program.parse(str(local)) == local
         code[rank] = compile_phases(local).get("forward", [])
-    run_ranks(mesh, code, values)
+    run_ranks(program.meshes, code, values)
     name = program.output.args[0][0].name
     return {rank: held[name] for rank, held in values.items()}
 

@@ -75,11 +75,12 @@ def bytes_per_axis(program: Program) -> dict[str, int]:
 
 
 def priced(program: Program) -> Iterator[tuple[fx.Node, str, int]]:
-    """Each transfer with its axis and the bytes that the rank with the largest pieces receives."""
+    """Each transfer with its axes and the bytes that the worst rank receives."""
     for node in program.nodes:
         if node.target not in transfers.BY_FUNCTION:
             continue
         given = transfers.arguments(node.target, node.args, node.kwargs)
-        source = record_of(operands(node)[0]).type
-        if isinstance(source, TensorType) and source.layout is not None:
-            yield node, given.get("axis", ""), transfers.received(node.target, source, given)
+        source, result = record_of(operands(node)[0]).type, record_of(node).type
+        if isinstance(source, TensorType) and isinstance(result, TensorType) and source.layout is not None:
+            bytes = transfers.received(node.target, source, given, result)
+            yield node, "×".join(transfers.axes_along(node.target, source, given, result)), bytes

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
@@ -24,7 +25,7 @@ from autopar.torch_private import FUNCTIONAL
 FIRST, OTHERS = 2**20, 25 * 2**20  # bytes
 SMALL = 2**16  # bytes, up to which an all-reduce joins its neighbours
 
-Key = tuple[str, str, torch.dtype]  # axis, op, dtype
+Key = tuple[Any, str, torch.dtype]  # axis or axes, op, dtype
 
 
 def largest_pieces(explicit: Program) -> dict[str, int]:
@@ -65,7 +66,7 @@ class Buckets:
         due: dict[fx.Node, list[fx.Node]] = {}
         runs: list[list[fx.Node]] = [[]]
         for node in nodes:
-            alone = node.target is not transfers.all_reduce or node.name not in bytes
+            alone = node.target is not transfers.all_reduce or node.name not in bytes or node.kwargs.get("op") == "avg"
             operand = None if alone else operands(node)[0]
             if operand in own and set(node.users) == {output}:
                 due.setdefault(operand, []).append(node)  # type: ignore[arg-type]

@@ -16,13 +16,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import distributed
 
 from autopar import transfers
+from autopar.runtime.packing import Packing, Places, as_bytes, from_bytes, new_piece, size_of, take
 from autopar.torch_private import FUNCTIONAL
 
 Shape = Sequence[int]
 
-REDUCE = {"sum": "sum", "avg": "avg", "max": "max", "min": "min", "prod": "product"}  # ours → of torch.distributed
+REDUCE = {"sum": "sum", "avg": "sum", "max": "max", "min": "min", "prod": "product"}  # ours → of torch.distributed
+PADDING = 1.05  # how much more than the pieces an exchange of padded ones may send
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,11 @@ def start_all_reduce_in_place(x: torch.Tensor, op: str, group: str) -> torch.Ten
     return FUNCTIONAL.all_reduce_(x.contiguous(), op, group)
 
 
+def finish_average(started: torch.Tensor, count: int, finish: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
+    """Of a sum: not every backend has averages."""
+    return finish(started, *args) / count
+
+
 def start_all_gather(x: torch.Tensor, view: Shape, dim: int, sizes: Shape, group: str) -> torch.Tensor:
     piece = _padded(x.reshape(view), dim, max(sizes)).contiguous()
     return FUNCTIONAL.all_gather_into_tensor(piece.unsqueeze(0), len(sizes), group)
@@ -59,6 +67,57 @@ def finish_all_gather(started: torch.Tensor, shape: Shape, dim: int, sizes: Shap
     if dim == 0 and len(set(sizes)) == 1:
         return pieces.reshape(shape)
     return torch.cat([p.narrow(dim, 0, n) for p, n in zip(pieces.unbind(), sizes, strict=True)], dim).reshape(shape)
+
+
+def start_uneven_all_gather(x: torch.Tensor, ranks: int, received: Shape, group: str) -> torch.Tensor:
+    """Pieces that padding would make much larger: each rank sends its own to each other."""
+    flat = as_bytes(x)
+    return FUNCTIONAL.all_to_all_single(flat.repeat(ranks), list(received), [flat.numel()] * ranks, group)
+
+
+def finish_uneven_all_gather(started: torch.Tensor, shape: Shape, dim: int, received: Shape, pieces: Sequence[Shape], dtype: torch.dtype) -> torch.Tensor:
+    flat = wait(started).split(list(received))
+    return torch.cat([from_bytes(c, dtype).reshape(piece) for c, piece in zip(flat, pieces, strict=True)], dim).reshape(shape)
+
+
+def start_redistribute(x: torch.Tensor, sends: Sequence[Places | None], received: Shape, group: str) -> torch.Tensor:
+    """To each rank of the group the box that it lacks, and nothing to most."""
+    boxes = [x.new_empty(0) if places is None else take(x, places).reshape(-1) for places in sends]
+    flat = as_bytes(torch.cat(boxes))
+    width = x.element_size()
+    return FUNCTIONAL.all_to_all_single(flat, list(received), [box.numel() * width for box in boxes], group)
+
+
+def finish_redistribute(started: torch.Tensor, x: torch.Tensor, plan: Packing, received: Shape) -> torch.Tensor:
+    boxes = [from_bytes(box, x.dtype) for box in wait(started).split([n for n in received if n])]
+    return new_piece(plan, x.dtype, x.device, x, boxes)
+
+
+def relaid_here(x: torch.Tensor, plan: Packing) -> torch.Tensor:
+    """A redistribute in which nothing travels."""
+    return new_piece(plan, x.dtype, x.device, x, [])
+
+
+def exchange_between_stages(x: torch.Tensor | None, plan: Packing, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Send and receive point to point; all is under way at once. The own piece where the rank only sends.
+
+    Plain sends, which are waited for here: those of torch's functional collectives are never freed.
+    """
+    received = [torch.empty(size_of(places) * dtype.itemsize, dtype=torch.uint8, device=device) for _, places in plan.receives]
+    operations = []
+    for is_send, k in plan.order:
+        if is_send:
+            assert x is not None
+            other, places = plan.sends[k]
+            operations.append(distributed.P2POp(distributed.isend, as_bytes(take(x, places)), other))
+        else:
+            operations.append(distributed.P2POp(distributed.irecv, received[k], plan.receives[k][0]))
+    for work in distributed.batch_isend_irecv(operations) if operations else ():
+        work.wait()
+    if plan.shape is None:
+        assert x is not None
+        return x
+    return new_piece(plan, dtype, device, x, [from_bytes(box, dtype) for box in received])
 
 
 def start_reduce_scatter(x: torch.Tensor, view: Shape, dim: int, sizes: Shape, op: str, group: str) -> torch.Tensor:
@@ -108,7 +167,7 @@ def exchange(function: Callable[..., Any], given: Mapping[str, Any], piece: Shap
     Args:
         function, given: the transfer and its arguments by name, with explicit sizes, as in a local program.
         piece, result: the shapes of operand and result on this rank.
-        own: this rank's index along the axis.
+        own: this rank's index in the group.
         group: the name of the process group.
     """
     view = tuple(n for dim in given["parts"] for n in dim) if given.get("parts") else tuple(piece)
@@ -118,6 +177,12 @@ def exchange(function: Callable[..., Any], given: Mapping[str, Any], piece: Shap
     if function is transfers.all_reduce:
         return Exchange(start_all_reduce, (op, group), wait)
     if function is transfers.all_gather:
+        assert dim is not None
+        if max(sizes) * len(sizes) > PADDING * sum(sizes):
+            pieces = tuple(tuple(size if d == dim else n for d, n in enumerate(view)) for size in sizes)
+            received = tuple(math.prod(piece) * dtype.itemsize for piece in pieces)
+            return Exchange(start_uneven_all_gather, (len(sizes), received, group), finish_uneven_all_gather,
+                            (shape, dim, received, pieces, dtype))  # fmt: skip
         return Exchange(start_all_gather, (view, dim, sizes, group), finish_all_gather, (shape, dim, sizes))
     if function is transfers.reduce_scatter:
         return Exchange(start_reduce_scatter, (view, dim, sizes, op, group), finish_reduce_scatter, (shape, dim, sizes[own]))
@@ -128,3 +193,18 @@ def exchange(function: Callable[..., Any], given: Mapping[str, Any], piece: Shap
     received = tuple(math.prod(piece) for piece in pieces)
     return Exchange(start_all_to_all, (view, target, new_sizes, received, group), finish_all_to_all,
                     (shape, source, pieces, dtype.is_complex))  # fmt: skip
+
+
+def averaged(found: Exchange, count: int) -> Exchange:
+    """The exchange of a sum, as that of an average."""
+    return Exchange(found.start, found.started, finish_average, (count, found.finish, *found.finished))
+
+
+def redistribution(plan: Packing, ranks: Sequence[int], dtype: torch.dtype, group: str) -> Exchange:
+    """A redistribute among ``ranks``, in the order of the process group. ``finish`` takes the old piece too."""
+    sends, gets = dict(plan.sends), dict(plan.receives)
+    received = tuple(size_of(gets[rank]) * dtype.itemsize if rank in gets else 0 for rank in ranks)
+    by_rank = sorted(plan.receives, key=lambda one: ranks.index(one[0]))
+    plan = plan._replace(receives=tuple(by_rank))
+    return Exchange(start_redistribute, (tuple(sends.get(rank) for rank in ranks), received, group), finish_redistribute,
+                    (plan, received))  # fmt: skip

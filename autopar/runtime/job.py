@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -28,14 +29,14 @@ class Job:
     Attributes:
         rank: of this process, on the mesh and in the world.
         device_mesh: torch's mesh of the same ranks and names, with a process group for each axis.
-        groups: axis → the name of this rank's group.
+        groups: ranks, in ascending order → the name of their group, for each axis, and several as one.
         device: where this rank's pieces lie.
         control: a gloo group of all ranks, for what is said beside the step.
     """
 
     rank: int
     device_mesh: DeviceMesh
-    groups: dict[str, str]
+    groups: dict[tuple[int, ...], str]
     device: torch.device
     control: distributed.ProcessGroup
 
@@ -92,9 +93,32 @@ def _join(mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | None) -> J
     device_mesh = device_mesh or device_mesh_of(mesh, device.type)
     if device_mesh.device_type != "cpu":
         device = torch.device(device_mesh.device_type, torch.get_device_module(device_mesh.device_type).current_device())
-    groups = {axis: device_mesh.get_group(axis).group_name for axis in mesh.names}
     control = distributed.new_group(backend="gloo")
-    return Job(distributed.get_rank(), device_mesh, groups, device, control)
+    return Job(distributed.get_rank(), device_mesh, groups_of(mesh, device_mesh), device, control)
+
+
+def groups_of(mesh: Mesh, device_mesh: DeviceMesh) -> dict[tuple[int, ...], str]:
+    """The groups of this rank along each axis, and along several as one. All ranks make all groups, in one order.
+
+    Raises:
+        ValueError: ranks along an axis are not ascending, as they are in a process group.
+    """
+    rank = distributed.get_rank()
+    axes = [axis for axis, size in mesh.axes if size > 1]
+    found = {}
+    for axis in axes:
+        ranks = mesh.group(rank, axis)
+        if list(ranks) != sorted(ranks):
+            raise ValueError(f"{mesh!r} has the ranks {list(ranks)} along {axis}; number them in ascending order along every axis")
+        found[ranks] = device_mesh.get_group(axis).group_name
+    joint = [some for n in range(2, len(axes)) for some in itertools.combinations(axes, n)]
+    for some in joint:
+        for ranks in sorted({tuple(sorted(mesh.group(one, some))) for one in mesh.ranks}):
+            group = distributed.new_group(list(ranks), use_local_synchronization=False)
+            if rank in ranks:
+                found[ranks] = group.group_name
+    found[tuple(sorted(mesh.ranks))] = distributed.group.WORLD.group_name  # type: ignore[union-attr]
+    return found
 
 
 def _initialize(device: torch.device, timeout: float) -> None:

@@ -19,7 +19,7 @@ import itertools
 import linecache
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,10 +32,24 @@ from autopar.record import TensorType
 from autopar.rules.registry import rule_of
 from autopar.runtime import where
 from autopar.runtime.buckets import Buckets, finish_bucket, start_bucket
-from autopar.runtime.collectives import REDUCE, Exchange, exchange, start_all_reduce, start_all_reduce_in_place
+from autopar.runtime.collectives import (
+    REDUCE,
+    Exchange,
+    averaged,
+    exchange,
+    exchange_between_stages,
+    redistribution,
+    relaid_here,
+    start_all_reduce,
+    start_all_reduce_in_place,
+)
+from autopar.runtime.effects import pending_piece
+from autopar.runtime.packing import packing
 from autopar.runtime.simulate import ANY_STRIDES
 from autopar.text.printer import print_node
 from autopar.torch_private import BoxedCodeGen, OpOverload, returns_alias
+
+Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -54,14 +68,15 @@ class Lowered:
     graph: fx.Graph
 
 
-def lower(program: Program, groups: Mapping[str, str], gate: Callable[[], None] | None = None,
-          bytes: Mapping[str, int] | None = None) -> dict[str, Lowered]:  # fmt: skip
+def lower(program: Program, groups: Mapping[Ranks, str], gate: Callable[[], None] | None = None,
+          bytes: Mapping[str, int] | None = None, device: torch.device | None = None) -> dict[str, Lowered]:  # fmt: skip
     """The phases of a rank's local program; linear in the graph.
 
     Args:
-        groups: axis → the name of the rank's process group.
+        groups: ranks, in ascending order → the name of their process group.
         gate: called before the first collective of each phase.
         bytes: all-reduce → what it puts into a bucket; others are alone.
+        device: where what comes from another stage is put; CPU when left out.
     """
     values: dict[str, list[fx.Node]] = {"forward": []}
     for node in program.nodes:
@@ -77,14 +92,9 @@ def lower(program: Program, groups: Mapping[str, str], gate: Callable[[], None] 
     found = {}
     for phase, nodes in values.items():
         buckets = Buckets.of(program, nodes, bytes or {})
-        one = _Phase(program, groups, f"{phase} of rank {_rank(program)}", buckets, gate)
+        one = _Phase(program, groups, f"{phase} of rank {program.rank}", buckets, gate, device or torch.device("cpu"))
         found[phase] = one.run(nodes, list(dict.fromkeys(results[phase])))
     return found
-
-
-def _rank(program: Program) -> int:
-    assert program.mesh is not None and program.coordinates is not None
-    return program.mesh.rank(program.coordinates)
 
 
 def _read_from_outside(nodes: list[fx.Node], results: list[fx.Node]) -> list[fx.Node]:
@@ -95,8 +105,9 @@ def _read_from_outside(nodes: list[fx.Node], results: list[fx.Node]) -> list[fx.
 
 
 class _Phase:
-    def __init__(self, program: Program, groups: Mapping[str, str], title: str, buckets: Buckets, gate: Callable[[], None] | None) -> None:
-        self.program, self.groups, self.title, self.buckets, self.gate = program, groups, title, buckets, gate
+    def __init__(self, program: Program, groups: Mapping[Ranks, str], title: str, buckets: Buckets,
+                 gate: Callable[[], None] | None, device: torch.device) -> None:  # fmt: skip
+        self.program, self.groups, self.title, self.buckets, self.gate, self.device = program, groups, title, buckets, gate, device
         self.graph = fx.Graph()
         self.values: dict[fx.Node, fx.Node] = {}
         self.started: dict[fx.Node, tuple[fx.Node, Exchange]] = {}  # collectives that nobody has waited for
@@ -159,24 +170,50 @@ class _Phase:
 
     def transfer(self, node: fx.Node, row: transfers.Transfer) -> None:
         given = transfers.arguments(node.target, node.args, node.kwargs)
-        (operand,) = operands(node)
-        source, result = record_of(operand).type, record_of(node).type
-        assert isinstance(source, TensorType) and isinstance(result, TensorType)
-        at = self.program.coordinates or {}
-        if not row.collective:
+        if row.function in (transfers.send, transfers.recv):
+            self.values[node] = self.between_stages(node, given)
+            return
+        at = self.program.coordinates_on(given.get("stage"))
+        if not row.collective or not given["axis"]:
             self.values[node] = self.local(node, given, at)
             return
-        if row.function in (transfers.send, transfers.recv):
-            raise SimulationError(f"{row.name} needs a pipeline runtime")
-        axis = given["axis"]
-        found = exchange(row.function, given, source.shape, result.shape, source.dtype, at[axis], self.groups[axis])
+        (operand,) = operands(node)
+        ranks, group = self.group(given)
+        x = self.read(operand)
+        found = self.exchange(node, given, ranks, group)
         start = found.start
         if start is start_all_reduce and operand in self.fresh and len(operand.users) == 1:
             start = start_all_reduce_in_place
-        x = self.read(operand)
+        if node.target is transfers.redistribute:
+            found = replace(found, finished=(x, *found.finished))
         self.open_gate()
         self.started[node] = (self.call(node, f"{node.name}_start", start, (x, *found.started)), found)
         self.fresh.add(node)
+
+    def group(self, given: Mapping[str, Any]) -> tuple[Ranks, str]:
+        """The ranks of a collective, in the order of its axes, and their process group, whose order is ascending."""
+        ranks = self.program.meshes[given.get("stage")].group(self.program.rank, given["axis"])
+        return ranks, self.groups[tuple(sorted(ranks))]
+
+    def exchange(self, node: fx.Node, given: Mapping[str, Any], ranks: Ranks, group: str) -> Exchange:
+        source, result = record_of(operands(node)[0]).type, record_of(node).type
+        assert isinstance(source, TensorType) and isinstance(result, TensorType)
+        if node.target is transfers.redistribute:
+            plan = packing(transfers.Ends.of(given, self.program.meshes), self.program.rank, given.get("kept", ()))
+            return redistribution(plan, sorted(ranks), source.dtype, group)
+        if node.target is not transfers.all_reduce and list(ranks) != sorted(ranks):
+            raise SimulationError(f"the ranks {ranks} of a group are not in ascending order along {given['axis']}; number the mesh so")
+        found = exchange(node.target, given, source.shape, result.shape, source.dtype, ranks.index(self.program.rank), group)  # type: ignore[arg-type]
+        return averaged(found, len(ranks)) if given.get("op") == "avg" else found
+
+    def between_stages(self, node: fx.Node, given: Mapping[str, Any]) -> fx.Node:
+        """A send, or a recv: waited for where it stands."""
+        type = record_of(node).type
+        assert isinstance(type, TensorType)
+        plan = packing(transfers.Ends.of(given, self.program.meshes), self.program.rank)
+        values = [self.read(value) for value in operands(node)]
+        self.open_gate()
+        return self.call(node, node.name, exchange_between_stages, (values[0] if values else None, plan, type.dtype, self.device))
 
     def open_gate(self) -> None:
         """Before the first collective."""
@@ -193,7 +230,7 @@ class _Phase:
         pieces = [self.read(operands(node)[0]) for node in members]
         self.open_gate()
         given = transfers.arguments(members[0].target, members[0].args, members[0].kwargs)
-        started = self.call(members[0], f"{members[0].name}_bucket", start_bucket, (pieces, REDUCE[given.get("op", "sum")], self.groups[given["axis"]]))
+        started = self.call(members[0], f"{members[0].name}_bucket", start_bucket, (pieces, REDUCE[given.get("op", "sum")], self.group(given)[1]))
         self.values[members[0]] = started
         self.shared |= dict.fromkeys(members, members)
 
@@ -214,7 +251,10 @@ class _Phase:
         if node.target is transfers.wait:
             return x
         if node.target is transfers.pend:
-            return x if at[given["axis"]] == 0 else self.call(node, node.name, torch.zeros_like, (x,))
+            return self.call(node, node.name, pending_piece, (x, given, at))
+        if node.target is transfers.redistribute:
+            plan = packing(transfers.Ends.of(given, self.program.meshes), self.program.rank, given.get("kept", ()))
+            return self.call(node, node.name, relaid_here, (x, plan))
         source = record_of(operands(node)[0]).type
         view = tuple(n for dim in given["parts"] for n in dim) if given.get("parts") else source.shape  # type: ignore[union-attr]
         sizes, index = given["sizes"], at[given["axis"]]

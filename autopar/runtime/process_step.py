@@ -30,7 +30,7 @@ class ProcessStep:
         explicit: the program with Layouts.
         local: the program of this rank.
         specialize: gives the step for fewer gradients.
-        groups: axis → the name of its process group.
+        groups: ranks, in ascending order → the name of their process group.
         agreement: what the ranks have called, compared before a step's first collective; ``None`` for one rank.
     """
 
@@ -40,7 +40,7 @@ class ProcessStep:
         local: Program,
         specialize: Callable[[frozenset[int]], ProcessStep],
         *,
-        groups: Mapping[str, str],
+        groups: Mapping[tuple[int, ...], str],
         agreement: Agreement | None,
     ) -> None:
         self.interface = Interface.of(explicit)

@@ -7,7 +7,7 @@ other for ever are reported with what each waits for.
 
 from __future__ import annotations
 
-import functools
+from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +17,10 @@ from torch import fx
 
 from autopar import transfers
 from autopar.errors import SimulationError
-from autopar.mesh import Mesh
 from autopar.program import Program, record_of
+from autopar.runtime.effects import COLLECTIVE, LOCAL, Here
+from autopar.runtime.packing import Packing, new_piece, packing, take
+from autopar.transfers import Meshes
 
 Values = dict[str, Any]
 
@@ -32,7 +34,11 @@ class Instruction:
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    axis: str | None  # of a collective
+    axis: Any = None  # of a collective, a name or several; of an exchange between stages, ``BETWEEN``
+    stage: str | None = None  # on whose mesh the axes lie
+
+
+BETWEEN = "between stages"
 
 
 # a piece may have other strides than the whole value had at capture
@@ -66,17 +72,18 @@ def _instruction(program: Program, node: fx.Node) -> Instruction:
         constant = program.constants[str(node.target)]
         if constant.tensor is None:
             raise SimulationError(f"the constant {node.name} was read from a dump by its hash; its values are not known")
-        return Instruction(node.name, node, constant.tensor.clone, (), {}, None)
+        return Instruction(node.name, node, constant.tensor.clone, (), {})
     args, kwargs = (fx.map_arg(a, lambda n: _Name(n.name)) for a in (node.args, dict(node.kwargs)))
     row = transfers.BY_FUNCTION.get(node.target)
     if row is None:
-        return Instruction(node.name, node, ANY_STRIDES.get(node.target, node.target), args, kwargs, None)  # type: ignore[arg-type]
+        return Instruction(node.name, node, ANY_STRIDES.get(node.target, node.target), args, kwargs)  # type: ignore[arg-type]
     given = transfers.arguments(node.target, args, kwargs)
-    if not row.collective:
-        return Instruction(node.name, node, LOCAL[node.target], (args[0],), {"given": given}, None)
-    if node.target not in COLLECTIVE:
-        raise SimulationError(f"{row.name} needs a pipeline runtime; the simulator runs collectives")
-    return Instruction(node.name, node, COLLECTIVE[node.target], (args[0],), {"given": given}, given["axis"])
+    if node.target in (transfers.send, transfers.recv):
+        type = record_of(node).type
+        return Instruction(node.name, node, node.target, (args[0],), {"given": given, "dtype": type.dtype}, BETWEEN)  # type: ignore[union-attr]
+    if row.collective and given["axis"]:
+        return Instruction(node.name, node, COLLECTIVE[node.target], (args[0],), {"given": given}, given["axis"], given.get("stage"))
+    return Instruction(node.name, node, LOCAL[node.target], (args[0],), {"given": given}, None, given.get("stage"))
 
 
 def _load(value: Any, values: Values) -> Any:
@@ -87,47 +94,58 @@ def _load(value: Any, values: Values) -> Any:
     return value
 
 
-def run_rank(code: Sequence[Instruction], values: Values, at: Mapping[str, int]) -> Generator[Arrival, Any, None]:
-    """Run instructions on one rank's values; stops at each collective and is resumed with its result."""
+def run_rank(code: Sequence[Instruction], values: Values, meshes: Meshes, rank: int) -> Generator[Arrival, Any, None]:
+    """Run instructions on one rank's values; stops at each exchange and is resumed with its result."""
     for step in code:
         if step.axis is not None:
             values[step.name] = yield Arrival(step, _load(step.args[0], values))
         elif "given" in step.kwargs:
-            values[step.name] = step.function(_load(step.args[0], values), step.kwargs["given"], at)
+            here = Here(meshes, rank, meshes[step.stage].coordinates(rank))
+            values[step.name] = step.function(_load(step.args[0], values), step.kwargs["given"], here)
         else:
             args = [_load(a, values) for a in step.args]
             kwargs = {key: _load(v, values) for key, v in step.kwargs.items()} if step.kwargs else {}
             values[step.name] = step.function(*args, **kwargs)
 
 
-def run_ranks(mesh: Mesh, code: Mapping[int, Sequence[Instruction]], values: Mapping[int, Values]) -> None:
+def run_ranks(meshes: Meshes, code: Mapping[int, Sequence[Instruction]], values: Mapping[int, Values]) -> None:
     """Run all ranks to the end; ``values`` receives what each computed.
+
+    Args:
+        meshes: the whole mesh, whose name is ``None``, and the stages.
 
     Raises:
         SimulationError: ranks of one group meet in different collectives, or wait for ever.
     """
-    running = {rank: run_rank(code[rank], values[rank], mesh.coordinates(rank)) for rank in mesh.ranks}
+    ranks = meshes[None].ranks
+    running = {rank: run_rank(code[rank], values[rank], meshes, rank) for rank in ranks}
     waiting: dict[int, Arrival] = {}
-    ready: dict[int, Any] = dict.fromkeys(mesh.ranks)
+    ready: dict[int, Any] = dict.fromkeys(ranks)
+    mail: dict[tuple[int, int], deque[tuple[str, torch.Tensor]]] = {}
     while running:
         for rank, result in ready.items():
             try:
                 waiting[rank] = running[rank].send(result)
             except StopIteration:
                 del running[rank]
-        ready = _meet(mesh, waiting)
+                continue
+            if waiting[rank].instruction.axis is BETWEEN:
+                _post(meshes, rank, waiting[rank], mail)
+        ready = _meet(meshes, waiting) | _deliver(meshes, waiting, mail)
         if running and not ready:
-            raise SimulationError("the ranks wait for each other for ever:\n" + _waits(mesh, waiting, running))
+            raise SimulationError("the ranks wait for each other for ever:\n" + _waits(meshes, waiting, running))
+    if left := [(pair, queue[0][0]) for pair, queue in mail.items() if queue]:
+        (sender, receiver), name = left[0]
+        raise SimulationError(f"rank {receiver} never receives {name}, which rank {sender} has sent to it")
 
 
-def _meet(mesh: Mesh, waiting: dict[int, Arrival]) -> dict[int, Any]:
+def _meet(meshes: Meshes, waiting: dict[int, Arrival]) -> dict[int, Any]:
     """Carry out every collective whose group is complete."""
     ready: dict[int, Any] = {}
     for rank in list(waiting):
-        if rank not in waiting:
+        if rank not in waiting or waiting[rank].instruction.axis is BETWEEN:
             continue
-        axis = waiting[rank].instruction.axis
-        assert axis is not None
+        axis, mesh = waiting[rank].instruction.axis, meshes[waiting[rank].instruction.stage]
         group = mesh.group(rank, axis)
         if not all(member in waiting and waiting[member].instruction.axis == axis for member in group):
             continue
@@ -141,98 +159,58 @@ def _meet(mesh: Mesh, waiting: dict[int, Arrival]) -> dict[int, Any]:
                     f"    rank {group[0]}: {first.name} = {first.node.format_node()}\n"
                     f"    rank {member}: {other.name} = {other.node.format_node()}"
                 )
-        results = first.function([a.operand for a in arrivals], [a.instruction.kwargs["given"] for a in arrivals])
+        there = [Here(meshes, member, mesh.coordinates(member)) for member in group]
+        results = first.function([a.operand for a in arrivals], [a.instruction.kwargs["given"] for a in arrivals], there)
         ready.update(zip(group, results, strict=True))
     return ready
 
 
-def _waits(mesh: Mesh, waiting: Mapping[int, Arrival], running: Mapping[int, Any]) -> str:
+def _packing(meshes: Meshes, rank: int, step: Instruction) -> Packing:
+    return packing(transfers.Ends.of(step.kwargs["given"], meshes), rank)
+
+
+def _post(meshes: Meshes, rank: int, arrival: Arrival, mail: dict[tuple[int, int], deque[tuple[str, torch.Tensor]]]) -> None:
+    """Send what a rank has to send in an exchange between stages."""
+    step = arrival.instruction
+    for receiver, places in _packing(meshes, rank, step).sends:
+        mail.setdefault((rank, receiver), deque()).append((step.name, take(arrival.operand, places)))
+
+
+def _deliver(meshes: Meshes, waiting: dict[int, Arrival], mail: dict[tuple[int, int], deque[tuple[str, torch.Tensor]]]) -> dict[int, Any]:
+    """End the exchanges between stages for which all has come."""
+    ready: dict[int, Any] = {}
+    for rank, arrival in list(waiting.items()):
+        step = arrival.instruction
+        if step.axis is not BETWEEN:
+            continue
+        plan = _packing(meshes, rank, step)
+        if not all(mail.get((sender, rank)) for sender, _ in plan.receives):
+            continue
+        boxes = []
+        for sender, _ in plan.receives:
+            name, box = mail[sender, rank].popleft()
+            if name != step.name:
+                raise SimulationError(f"rank {rank} receives in {step.name} what rank {sender} has sent in {name}")
+            boxes.append(box)
+        del waiting[rank]
+        if step.function is transfers.send:
+            ready[rank] = arrival.operand
+        else:
+            device = arrival.operand.device if arrival.operand is not None else torch.device("cpu")
+            ready[rank] = new_piece(plan, step.kwargs["dtype"], device, arrival.operand, boxes)
+    return ready
+
+
+def _waits(meshes: Meshes, waiting: Mapping[int, Arrival], running: Mapping[int, Any]) -> str:
     lines = []
-    for rank in mesh.ranks:
+    for rank in meshes[None].ranks:
         if rank in waiting:
             step = waiting[rank].instruction
-            lines.append(f"    rank {rank} waits in {step.name} for ranks {', '.join(map(str, mesh.group(rank, step.axis or '')))}")
+            if step.axis is BETWEEN:
+                others = [sender for sender, _ in _packing(meshes, rank, step).receives]
+            else:
+                others = list(meshes[step.stage].group(rank, step.axis))
+            lines.append(f"    rank {rank} waits in {step.name} for ranks {', '.join(map(str, others))}")
         elif rank not in running:
             lines.append(f"    rank {rank} has ended")
     return "\n".join(lines)
-
-
-# -- what transfers do to pieces ---------------------------------------------------------------------------------
-
-Given = Mapping[str, Any]
-
-_REDUCE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "sum": torch.add,
-    "max": torch.maximum,
-    "min": torch.minimum,
-    "prod": torch.mul,
-}
-
-
-def _in_parts(x: torch.Tensor, given: Given) -> torch.Tensor:
-    parts = given.get("parts")
-    return x if parts is None else x.reshape([n for dim in parts for n in dim])
-
-
-def _result(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    return x.reshape(list(shape)).contiguous()
-
-
-def _local_shape(function: Any, x: torch.Tensor, given: Given, at: Mapping[str, int]) -> tuple[int, ...]:
-    return transfers.local_shape(function, x.shape, given, at)
-
-
-def _slice(x: torch.Tensor, given: Given, at: Mapping[str, int]) -> torch.Tensor:
-    sizes, index = given["sizes"], at[given["axis"]]
-    piece = _in_parts(x, given).narrow(given["dim"], sum(sizes[:index]), sizes[index])
-    return _result(piece, _local_shape(transfers.slice, x, given, at))
-
-
-def _pend(x: torch.Tensor, given: Given, at: Mapping[str, int]) -> torch.Tensor:
-    return x if at[given["axis"]] == 0 else torch.zeros_like(x)
-
-
-def _all_gather(xs: list[torch.Tensor], givens: list[Given]) -> list[torch.Tensor]:
-    whole = torch.cat([_in_parts(x, g) for x, g in zip(xs, givens, strict=True)], dim=givens[0]["dim"])
-    return [_result(whole, _local_shape(transfers.all_gather, xs[0], givens[0], {}))] * len(xs)
-
-
-def _reduced(xs: list[torch.Tensor], givens: list[Given]) -> torch.Tensor:
-    op = givens[0].get("op", "sum")
-    if op == "avg":
-        return functools.reduce(torch.add, xs) / len(xs)
-    return functools.reduce(_REDUCE[op], xs)
-
-
-def _all_reduce(xs: list[torch.Tensor], givens: list[Given]) -> list[torch.Tensor]:
-    return [_reduced(xs, givens)] * len(xs)
-
-
-def _reduce_scatter(xs: list[torch.Tensor], givens: list[Given]) -> list[torch.Tensor]:
-    given = givens[0]
-    pieces = _in_parts(_reduced(xs, givens), given).split(list(given["sizes"]), dim=given["dim"])
-    shapes = [_local_shape(transfers.reduce_scatter, xs[0], given, {given["axis"]: k}) for k in range(len(xs))]
-    return [_result(piece, shape) for piece, shape in zip(pieces, shapes, strict=True)]
-
-
-def _all_to_all(xs: list[torch.Tensor], givens: list[Given]) -> list[torch.Tensor]:
-    given = givens[0]
-    rows = [_in_parts(x, g).split(list(given["new_sizes"]), dim=given["target"]) for x, g in zip(xs, givens, strict=True)]
-    columns = [torch.cat(column, dim=given["source"]) for column in zip(*rows, strict=True)]
-    shapes = [_local_shape(transfers.all_to_all, xs[0], given, {given["axis"]: k}) for k in range(len(xs))]
-    return [_result(column, shape) for column, shape in zip(columns, shapes, strict=True)]
-
-
-LOCAL: dict[Any, Callable[..., torch.Tensor]] = {
-    transfers.slice: _slice,
-    transfers.pend: _pend,
-    transfers.cast: lambda x, given, at: x.to(given["dtype"]),
-    transfers.wait: lambda x, given, at: x,
-}
-
-COLLECTIVE: dict[Any, Callable[..., list[torch.Tensor]]] = {
-    transfers.all_gather: _all_gather,
-    transfers.all_reduce: _all_reduce,
-    transfers.reduce_scatter: _reduce_scatter,
-    transfers.all_to_all: _all_to_all,
-}

@@ -33,7 +33,7 @@ class SimulatedStep:
     ) -> None:
         self.specialize = specialize
         self.interface = Interface.of(explicit)
-        self.mesh = self.interface.mesh
+        self.mesh, self.meshes = self.interface.mesh, explicit.meshes
         self._local = local
 
     @cached_property
@@ -76,7 +76,7 @@ class SimulatedStep:
     def run(self, phase: str, values: dict[int, Values]) -> None:
         code: dict[int, Sequence[Instruction]] = {rank: phases.get(phase, ()) for rank, phases in self.code.items()}
         with as_captured():
-            run_ranks(self.mesh, code, values)
+            run_ranks(self.meshes, code, values)
 
     def join(self, values: Mapping[int, Values], name: str, type: Any) -> torch.Tensor:
         return join({rank: own[name] for rank, own in values.items()}, type, name)

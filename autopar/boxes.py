@@ -1,0 +1,216 @@
+"""Boxes: which elements of a value each rank holds, and what has to travel from one Layout to another.
+
+A piece is a product of index sets, one for each dim; each set is a few *runs* of indices, ``(start, stop)``: one for a
+plain dim, more where a part behind the first of a merged dim is split. What a rank lacks is the difference of two such
+products, so bytes are counted dim by dim, for all ranks at once. Both Layouts may lie on one mesh or on two.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from autopar.layout import Dim, Layout, span
+from autopar.mesh import Mesh
+
+Runs = tuple[tuple[int, int], ...]  # sorted, disjoint, not empty: (start, stop)
+
+
+# -- index sets ---------------------------------------------------------------------------------------------------
+
+
+def runs_of(dim: Dim, size: int, mesh: Mesh, at: Mapping[str, int]) -> Runs:
+    """The indices of a dim that the rank at ``at`` holds, in the order in which they lie in its piece."""
+    return _runs(tuple((size if n is None else n, *span(size if n is None else n, axes, mesh, at)) for n, axes in dim))
+
+
+@lru_cache(maxsize=65536)
+def _runs(parts: tuple[tuple[int, int, int], ...]) -> Runs:
+    """Of parts (size, start, length), major first."""
+    runs: list[tuple[int, int]] = [(0, 1)]
+    inner = 1
+    for size, start, length in reversed(parts):
+        if length == 0 or not runs:
+            return ()
+        if runs == [(0, inner)]:
+            runs = [(start * inner, (start + length) * inner)]
+        else:
+            runs = [(a + k * inner, b + k * inner) for k in range(start, start + length) for a, b in runs]
+            merged = [runs[0]]
+            for a, b in runs[1:]:
+                merged[-1:] = [(merged[-1][0], b)] if merged[-1][1] == a else [merged[-1], (a, b)]
+            runs = merged
+        inner *= size
+    return tuple(runs) if inner else ()
+
+
+def count(runs: Runs) -> int:
+    return sum(b - a for a, b in runs)
+
+
+@lru_cache(maxsize=65536)
+def overlap(one: Runs, other: Runs) -> Runs:
+    """The indices in both."""
+    found, i, j = [], 0, 0
+    while i < len(one) and j < len(other):
+        a, b = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+        if a < b:
+            found.append((a, b))
+        if one[i][1] < other[j][1]:
+            i += 1
+        else:
+            j += 1
+    return tuple(found)
+
+
+def within(part: Runs, whole: Runs) -> Runs:
+    """Where the indices ``part`` lie among ``whole``, which holds them all: positions, as runs."""
+    found: list[tuple[int, int]] = []
+    before, rest = 0, iter(whole)
+    a, b = next(rest, (0, 0))
+    for start, stop in part:
+        while stop > b:
+            before += b - a
+            a, b = next(rest)
+        first, last = before + start - a, before + stop - a
+        found[-1:] = [(found[-1][0], last)] if found and found[-1][1] == first else [*found[-1:], (first, last)]
+    return tuple(found)
+
+
+Box = tuple[Runs, ...]  # one set of indices for each dim
+
+
+def box_of(layout: Layout, shape: Sequence[int], rank: int) -> Box:
+    """What ``rank`` holds; its mesh knows it."""
+    at = layout.mesh.coordinates(rank)
+    return tuple(runs_of(dim, n, layout.mesh, at) for n, dim in zip(shape, layout.attr.dims, strict=True))
+
+
+def volume(box: Box) -> int:
+    return math.prod(count(runs) for runs in box)
+
+
+# -- counting -----------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=65536)
+def most_lacked(source: Layout, target: Layout, shape: tuple[int, ...]) -> int:
+    """Elements that the worst rank needs and does not hold: no transfers can bring it less.
+
+    What is pending stays so on both sides; on one mesh that is not counted, because all its coordinates are alike.
+    """
+    if source.mesh != target.mesh:
+        return max(
+            volume(need) - (0 if have is None else math.prod(count(overlap(a, b)) for a, b in zip(have, need, strict=True)))
+            for rank in target.mesh.ranks
+            for need in (box_of(target, shape, rank),)
+            for have in (box_of(source, shape, rank) if rank in source.mesh.ranks else None,)
+        )
+    mesh = source.mesh
+    needed = held = 1
+    for n, have, want in zip(shape, source.attr.dims, target.attr.dims, strict=True):
+        more, both = _sizes(have, want, n, mesh)
+        needed, held = needed * more, held * both
+    return int(np.max(needed - held))
+
+
+def _sizes(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
+    """Of one dim, for every point of the mesh: how many indices the target has, and how many both have."""
+    if len(have) == len(want) == 1:
+        a, n = _spans(size, have[0][1], mesh)
+        b, m = _spans(size, want[0][1], mesh)
+        return m, np.maximum(np.minimum(a + n, b + m) - np.maximum(a, b), 0)
+    used = {axis for dim in (have, want) for _, axes in dim for axis in axes}
+    grid = [range(p) if axis in used else range(1) for axis, p in mesh.axes]
+    pairs = []
+    for point in itertools.product(*grid):
+        at = dict(zip(mesh.names, point, strict=True))
+        wanted = runs_of(want, size, mesh, at)
+        pairs.append((count(wanted), count(overlap(runs_of(have, size, mesh, at), wanted))))
+    found = np.array(pairs, dtype=np.int64).reshape(*map(len, grid), 2)
+    return found[..., 0], found[..., 1]
+
+
+def _spans(size: int, axes: Sequence[str], mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
+    """``layout.span`` for all coordinates: start and length, with one dimension for each axis of the mesh."""
+    start, length = np.zeros((1,) * len(mesh.axes), dtype=np.int64), np.full((1,) * len(mesh.axes), size, dtype=np.int64)
+    for axis in axes:
+        p = mesh.sizes[axis]
+        index = np.arange(p).reshape([p if name == axis else 1 for name in mesh.names])
+        step = -(-length // p)
+        offset = np.minimum(index * step, length)
+        start, length = start + offset, np.minimum(step, length - offset)
+    return start, length
+
+
+# -- messages -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one rank sends to another: a box of the value."""
+
+    sender: int
+    receiver: int
+    box: Box
+
+    @cached_property
+    def elements(self) -> int:
+        return volume(self.box)
+
+
+@lru_cache(maxsize=4096)
+def messages(source: Layout, target: Layout, shape: tuple[int, ...], kept: tuple[str, ...] = ()) -> tuple[Message, ...]:
+    """What travels: to each rank what it needs and lacks, each box once, from one of the ranks that hold it.
+
+    Where several hold it, the one that has least to send so far does, then the nearest; so replicas share the work. In
+    one order for all ranks, (receiver, sender): ranks that send and receive in that order, one message after the other,
+    finish even where a send waits for its receive.
+
+    Args:
+        kept: axes over which the value is pending; messages stay within one coordinate of each.
+    """
+    holders: dict[tuple[tuple[int, ...], Box], list[int]] = {}
+    for rank in source.mesh.ranks:
+        box = box_of(source, shape, rank)
+        if volume(box):
+            holders.setdefault((_point(source.mesh, rank, kept), box), []).append(rank)
+    # dim by dim, the index sets that occur and those who have them: only boxes that overlap are looked at
+    wanted: dict[tuple[tuple[int, ...], Box], list[tuple[int, Box]]] = {}
+    own = {rank: box for (_, box), ranks in holders.items() for rank in ranks}
+    sets = [dict.fromkeys(box[d] for _, box in holders) for d in range(len(shape))]
+    for rank in target.mesh.ranks:
+        need, where = box_of(target, shape, rank), _point(target.mesh, rank, kept)
+        if not volume(need):
+            continue
+        found = [[(part, both) for part in sets[d] if (both := overlap(part, need[d]))] for d in range(len(shape))]
+        for pieces in itertools.product(*found):
+            box = tuple(part for part, _ in pieces)
+            if own.get(rank) != box and (where, box) in holders:
+                wanted.setdefault((where, box), []).append((rank, tuple(both for _, both in pieces)))
+    sent = []
+    for key, needs in wanted.items():
+        load = dict.fromkeys(holders[key], 0)
+        for rank, box in sorted(needs, key=lambda need: -volume(need[1])):
+            sender = min(load, key=lambda holder: (load[holder], abs(holder - rank), holder))
+            load[sender] += volume(box)
+            sent.append(Message(sender, rank, box))
+    return tuple(sorted(sent, key=lambda message: (message.receiver, message.sender)))
+
+
+def _point(mesh: Mesh, rank: int, axes: Sequence[str]) -> tuple[int, ...]:
+    at = mesh.coordinates(rank)
+    return tuple(at[axis] for axis in axes)
+
+
+def axes_between(sent: Sequence[Message], mesh: Mesh) -> tuple[str, ...]:
+    """The axes of one mesh along which messages travel, in mesh order."""
+    points = {rank: mesh.coordinates(rank) for rank in mesh.ranks}
+    return tuple(
+        axis for axis in mesh.names if any(points[one.sender][axis] != points[one.receiver][axis] for one in sent)
+    )

@@ -1,0 +1,261 @@
+"""Commits: what an edit has staged, carried out on the graph, and the metadata brought up to date.
+
+Operations are replayed in the order they were staged, O(inserted); then one linear walk (``settle``) checks that every
+value is made before it is read, carries changed types to those who follow them, and gives names. It is the same walk
+however much was staged, so that it pays to stage much.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+
+from autopar import transfers
+from autopar.errors import EditError
+from autopar.program import Program, element_type, is_getitem, record_of, set_record
+from autopar.record import Record, Requirement, TensorType, ValueType
+from autopar.text.printer import print_type
+from autopar.text.tokens import can_name, legal_name
+from autopar.torch_private import inputs_of, insert_call, rename, set_arguments
+from autopar.uses import UseReplacements
+
+FOLLOWERS = frozenset({operator.getitem, *transfers.BY_FUNCTION})  # ops whose type follows from their operand's
+
+
+class Staged:
+    """A value that an edit will insert; it may be used in later operations of the same edit like a node."""
+
+    __slots__ = ("args", "before", "edit", "hint", "kwargs", "node", "phase", "target", "type", "uses")
+
+    def __init__(self, edit: Any, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], type: ValueType,
+                 before: Value, phase: str | None, uses: tuple[Requirement | None, ...], hint: str | None) -> None:  # fmt: skip
+        self.edit, self.target, self.args, self.kwargs, self.type = edit, target, args, kwargs, type
+        self.before, self.phase, self.uses, self.hint = before, phase, uses, hint
+        self.node: fx.Node | None = None
+
+    def __repr__(self) -> str:
+        return self.node.name if self.node is not None else f"<staged {getattr(self.target, '__name__', self.target)}>"
+
+
+Value = fx.Node | Staged
+
+_HOLDERS = (Staged, tuple, list, dict)  # arguments that are, or may have in them, staged values
+
+
+class Changes:
+    """What one edit changes in a program's graph, over all of its commits; all of it can be undone."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._counts = replace(program.counts)
+        self._undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+        self._uses = UseReplacements()
+        self._stale: set[fx.Node] = set()  # nodes whose own type the next walk looks at
+        self._changed: set[fx.Node] = set()  # nodes whose readers it looks at
+        self._tails: dict[fx.Node, tuple[str, bool]] = {}  # inserted nodes: what they are named after, and whether behind their value
+        self._named: list[fx.Node] = []  # those that have their names, in graph order
+        self._repeats: dict[str, int] = {}  # how often each of these names was taken
+
+    # -- operations ----------------------------------------------------------------------------------------------
+
+    def insert(self, staged: Staged) -> None:
+        before = _node(staged.before)
+        args = tuple([_resolve(arg) if isinstance(arg, _HOLDERS) else arg for arg in staged.args])
+        kwargs = _resolve(staged.kwargs) if staged.kwargs else staged.kwargs
+        target = staged.target
+        tail = self._tail(staged)
+        base = _base(args, tail)
+        staged.node = node = insert_call(before, base if can_name(base) else f"{base}_1", target, args, kwargs)
+        self._undo.append((self.program.graph.erase_node, (node,)))
+        self._tails[node] = tail
+        served = args[0] if args and isinstance(args[0], fx.Node) else next(iter(inputs_of(node)), None)
+        there = record_of(before)
+        about = there if served is None or not record_of(served).source else record_of(served)
+        set_record(node, Record(staged.type, staged.uses, staged.phase or there.phase, module=about.module, source=about.source))
+        if staged.type is None:
+            self._stale.add(node)
+        self.program.counts.inserted += 1
+
+    def replace_use(self, user: Value, old: Value, new: Value, index: int | None) -> None:
+        node, before, after = _node(user), _node(old), _node(new)
+        if self._uses.depends_on(node, before, index):
+            self._replace_uses()
+        self._uses.add(node, before, after, index)
+
+    def replace_all_uses(self, old: Value, new: Value) -> None:
+        before, after = _node(old), _node(new)
+        if self._uses.touches(before):
+            self._replace_uses()
+        for user in list(before.users):
+            if user is not after:
+                self.replace_use(user, before, after, None)
+
+    def annotate(self, node: fx.Node, record: Record) -> None:
+        self._stale.add(node)
+        self._set(node, record)
+
+    def remove(self, values: Iterable[Value]) -> None:
+        """Erase nodes that nothing but each other reads."""
+        doomed = set(map(_node, values))
+        for node in doomed:
+            if alive := [user.name for user in node.users if user not in doomed]:
+                raise EditError(f"cannot erase {node.name}: {', '.join(alive)} still read it; replace those uses first")
+        for node in sorted(doomed, reverse=True):
+            self.program.graph.erase_node(node)
+        self.program.counts.removed += len(doomed)
+
+    def undo(self) -> None:
+        for function, arguments in reversed(self._undo):
+            function(*arguments)
+        self._undo.clear()
+        vars(self.program.counts).update(vars(self._counts))
+
+    def _replace_uses(self) -> None:
+        for node, args, kwargs in self._uses.rebuilt():
+            self._undo.append((set_arguments, (node, node.args, node.kwargs)))
+            set_arguments(node, args, kwargs)
+            if node.target in FOLLOWERS:
+                self._stale.add(node)
+            if node in self._tails:  # it is named after what it reads
+                self._forget_names()
+        self._uses.clear()
+
+    def _set(self, node: fx.Node, record: Record) -> None:
+        old = record_of(node)
+        self._undo.append((set_record, (node, old)))
+        set_record(node, record)
+        self.program.counts.record_updates += 1
+        if record.type != old.type:
+            self._changed.add(node)
+
+    # -- the walk ------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """The linear walk: order, names, and the types that follow from changed ones."""
+        self._replace_uses()
+        tails, stale, changed = self._tails, self._stale, self._changed
+        retype = bool(stale or changed)
+        order = list(self.program.graph.nodes)
+        mine: list[fx.Node] = []
+        taken: set[str] = set()
+        seen: set[fx.Node] = set()
+        made, see, take = seen.issuperset, seen.add, taken.add
+        for node, read in zip(order, map(inputs_of, order), strict=True):
+            if not made(read):
+                late = next(operand for operand in read if operand not in seen)
+                raise EditError(f"{self._called(node)} would read {self._called(late)} before it is made; insert it earlier")
+            see(node)
+            if node in tails:
+                mine.append(node)
+            else:
+                take(node.name)
+            if retype and (node in stale or not changed.isdisjoint(read)):
+                self._follow(node)
+        self.program.counts.node_visits += len(order)
+        stale.clear()
+        changed.clear()
+        self._name(mine, taken)
+
+    def _follow(self, node: fx.Node) -> None:
+        """Transfers and getitems take their type from their operand; other ops keep theirs."""
+        if node.target not in FOLLOWERS:
+            return
+        record = record_of(node)
+        source = node.all_input_nodes[0]
+        read = record_of(source).type
+        if is_getitem(node):
+            if not isinstance(read, tuple) or not 0 <= node.args[1] < len(read):  # type: ignore[operator]
+                raise EditError(f"{node.name} reads element {node.args[1]} of {source.name}, which has no such element")
+            new = element_type(node)
+        elif isinstance(read, TensorType) and read.layout is None and self.program.coordinates is not None:
+            return  # of one rank: its sizes are written in its arguments
+        else:
+            new = transferred(self.program, node.target, node.args, node.kwargs, _type)
+        if new != record.type:
+            self._set(node, replace(record, type=new))
+
+    # -- names ---------------------------------------------------------------------------------------------------
+
+    def _tail(self, staged: Staged) -> tuple[str, bool]:
+        """What a node is named after: its value and the tail, or the tail alone."""
+        if staged.hint is None and staged.target in transfers.BY_FUNCTION:
+            return transfers.suffix(transfers.arguments(staged.target, staged.args, staged.kwargs)), True
+        return staged.hint or getattr(staged.target, "__name__", "value").partition(".")[0], False
+
+    def _name(self, mine: list[fx.Node], taken: set[str]) -> None:
+        """Names in graph order, whatever order the edit was made in: value + axis, then ``_1``, ``_2``, …."""
+        if mine[: len(self._named)] != self._named:
+            self._forget_names()
+        taken.update(node.name for node in self._named)
+        for node in mine[len(self._named) :]:
+            name = base = _base(node.args, self._tails[node])
+            while name in taken or not can_name(name):
+                self._repeats[base] = self._repeats.get(base, 0) + 1
+                name = f"{base}_{self._repeats[base]}"
+            taken.add(name)
+            if node.name != name:
+                rename(node, name)  # FX refuses a name that it knows from before; see make_node
+                node.name = name
+        self._named = mine
+
+    def _called(self, node: fx.Node) -> str:
+        """A node's name in errors; what it calls where it has none yet but FX's."""
+        return node.name if node not in self._tails or node in self._named else getattr(node.target, "__name__", node.name)
+
+    def _forget_names(self) -> None:
+        self._named, self._repeats = [], {}
+
+
+def transferred(program: Program, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
+                type_of: Callable[[Any], ValueType]) -> ValueType:  # fmt: skip
+    """The type of a transfer's result; ``EditError`` where it does not apply, or the target is none."""
+    row = transfers.BY_FUNCTION.get(target)
+    if row is None:
+        raise EditError(f"insert({getattr(target, '__name__', target)}) needs type=…: only transfers know their own type")
+    given, operand = transfers.arguments(target, args, kwargs), type_of(args[0])
+    try:
+        if not isinstance(operand, TensorType):
+            raise ValueError(f"{args[0]} is several tensors; transfer its elements")
+        if operand.layout is None and target not in (transfers.cast, transfers.wait):
+            raise ValueError(f"{args[0]} has no Layout; transfers work on placed values")
+        try:
+            return row.infer(operand, given, program.meshes)
+        except KeyError as missing:
+            raise ValueError(f"the argument {missing} is missing") from None
+        except ValueError as error:
+            raise ValueError(f"{error}; {args[0]} is {print_type(operand)}") from None
+    except ValueError as error:
+        raise EditError(f"{row.name}({', '.join(map(str, (args[0], *given.values())))}): {error}") from None
+
+
+def _type(node: fx.Node) -> ValueType:
+    return record_of(node).type
+
+
+def _base(args: Sequence[Any], tail: tuple[str, bool]) -> str:
+    text, behind = tail
+    if behind:
+        text = f"{args[0].name}_{text}"
+    return text if text.isascii() and text.isidentifier() else legal_name(text)
+
+
+def _node(value: Value) -> fx.Node:
+    if isinstance(value, Staged):
+        assert value.node is not None  # staged before it was used, and made in that order
+        return value.node
+    return value
+
+
+def _resolve(value: Any) -> Any:
+    """``value`` with the nodes of staged values."""
+    if isinstance(value, Staged):
+        return _node(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)([_resolve(v) for v in value])
+    if isinstance(value, dict):
+        return {key: _resolve(v) for key, v in value.items()}
+    return value

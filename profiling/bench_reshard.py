@@ -1,0 +1,198 @@
+"""Reshard on Llama-2-7B cut to some layers: with one commit, one a reshard and one an operation.
+
+The setting of PaddlePaddle #60022, as far as it exists here: 12 layers, dims full, sequence 2048, forward and backward;
+on dp=2 tp=2, Megatron over tp, parameters and gradients split over dp as well. The pass alone is timed, with what it
+asks for (the transitions), and not the capture. Of several runs the fastest counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from profilers import calls_of, lines_of
+from stacks import below, sample, speedscope
+from workloads import LLAMA_PLAN, LLAMA_TRANSFERS, MESH, llama, placed_llama
+
+import autopar
+from autopar import transfers
+from autopar.collector import collector_paused
+from autopar.commit import Changes
+from autopar.edit import Edit
+from autopar.passes import Reshard
+from autopar.passes.reshard import MODES, disagreements
+from autopar.program import Counts, Program
+
+PROFILES_ITSELF = True  # the pass, and not the capture before it
+LINES = [Reshard.run, disagreements, Edit.insert, Changes.insert, Changes.settle]
+REPEAT = 15
+ENOUGH = 3.0  # seconds, after which a run is not repeated
+
+
+@dataclass
+class Run:
+    """One mode on one number of layers."""
+
+    seconds: float
+    counts: Counts
+    text: str
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--layers", type=int, nargs="+", default=[12])
+    parser.add_argument("--mode", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--outside", action="store_true", help="the same edits, metadata kept by Inductor's FakeTensorUpdater")
+    parser.add_argument("--whole", action="store_true", help="reshard's share of a call of parallelize")
+
+
+def once(placed: Program, mode: str) -> Run:
+    program = placed.copy()
+    before = replace(program.counts)
+    with collector_paused():  # as the passes run
+        start = time.perf_counter()
+        Reshard(mode).run(program)
+        seconds = time.perf_counter() - start
+    assert before == Counts()
+    program.level = Reshard.gives
+    return Run(seconds, program.counts, str(program))
+
+
+def measure(placed: Program, mode: str) -> Run:
+    runs = [once(placed, mode)]
+    while len(runs) < REPEAT and sum(run.seconds for run in runs) < ENOUGH:
+        runs.append(once(placed, mode))
+    return min(runs, key=lambda run: run.seconds)
+
+
+def inserted(placed: Program) -> Counter[str]:
+    """The transfers that reshard inserts, by kind."""
+    program = placed.copy()
+    Reshard().run(program)
+    return Counter(node.target.__name__ for node in program.nodes if node.target in transfers.BY_FUNCTION)
+
+
+def check(layers: int, kinds: Counter[str], runs: dict[str, Run]) -> None:
+    """As many transfers as there should be, and the same bytes from every mode."""
+    assert kinds == {kind: whole + each * layers for kind, (whole, each) in LLAMA_TRANSFERS.items() if whole + each}, kinds
+    assert len({run.text for run in runs.values()}) == 1, "the modes print different programs"
+    for mode, run in runs.items():
+        assert run.counts.inserted == kinds.total()
+        assert run.counts.commits == 1 or mode != "batched"
+
+
+def table(layers: int, placed: Program, kinds: Counter[str], runs: dict[str, Run]) -> str:
+    def row(what: str, values: list[float], form: str) -> str:
+        return f"{what:24}" + "".join(f"{value:14{form}}" for value in values)
+
+    every = list(runs.values())
+    fastest = min(run.seconds for run in every)
+    return "\n".join([
+        f"{layers} layers: {len(placed.graph.nodes)} nodes, {kinds.total()} inserted ({', '.join(f'{n} {kind}' for kind, n in kinds.most_common())})",
+        f"{'':24}" + "".join(f"{mode:>14}" for mode in runs),
+        row("milliseconds", [run.seconds * 1e3 for run in every], ".1f"),
+        row("times the fastest", [run.seconds / fastest for run in every], ".1f"),
+        row("commits", [run.counts.commits for run in every], "d"),
+        row("records updated", [run.counts.record_updates for run in every], "d"),
+        row("nodes visited", [run.counts.node_visits for run in every], "d"),
+        row("µs per inserted op", [run.seconds * 1e6 / run.counts.inserted for run in every], ".1f"),
+        row("µs per node visited", [run.seconds * 1e6 / run.counts.node_visits for run in every], ".2f"),
+    ]) + "\n"  # fmt: skip
+
+
+def exponents(rows: dict[int, dict[str, Run]]) -> str:
+    """That of seconds over inserted ops; 1 is linear."""
+    said = []
+    for mode in next(iter(rows.values())):
+        runs = [row[mode] for row in rows.values()]
+        slope = np.polyfit(np.log([run.counts.inserted for run in runs]), np.log([run.seconds for run in runs]), 1)[0]
+        said.append(f"{mode} {slope:.2f}")
+    return f"exponent of seconds over inserted ops, {', '.join(map(str, rows))} layers: {', '.join(said)}\n"
+
+
+def tables(tool: str, placed: Program, modes: list[str]) -> str:
+    """The profiler's tables of the pass alone."""
+    said = []
+    for mode in modes:
+        program = placed.copy()
+        with collector_paused():
+            if tool == "cprofile":
+                printed = calls_of(lambda mode=mode, program=program: Reshard(mode).run(program))[2]
+            else:
+                printed = lines_of(lambda mode=mode, program=program: Reshard(mode).run(program), LINES)[1]
+        said.append(f"{mode}, under {tool}\n{printed}")
+    return "\n".join(said)
+
+
+def flames(placed: Program, runs: dict[str, Run]) -> str:
+    """A speedscope file: where each mode spends its time."""
+    profiles = {}
+    for mode, run in runs.items():
+        stacks: Counter[Any] = Counter()
+        for program in [placed.copy() for _ in range(max(1, min(100, int(2 / run.seconds))))]:
+            with collector_paused():
+                stacks += sample(lambda mode=mode, program=program: Reshard(mode).run(program))
+        profiles[mode] = below(stacks, Reshard.run.__code__), run.seconds * 1e3
+    return speedscope(profiles)
+
+
+def whole(layers: int) -> str:
+    """The share of reshard in a call of ``parallelize``: by the clock, and under cProfile."""
+    model, given = llama(layers)
+
+    def call() -> Any:
+        return autopar.parallelize(model, MESH, LLAMA_PLAN, example=given)
+
+    call()
+    start = time.perf_counter()
+    parallel = call()
+    seconds = time.perf_counter() - start
+    ms = parallel.reports[Reshard.name].ms
+    _, stats, _ = calls_of(call)
+    spent = {(Path(file).name, name): row[3] for (file, _, name), row in stats.stats.items()}  # type: ignore[attr-defined]
+    part = spent["reshard.py", "run"]
+    return (
+        f"parallelize with an example, {layers} layers: {seconds:.2f} s, of which reshard {ms:.1f} ms, {ms / seconds / 10:.2f} %\n"
+        f"  under cProfile {stats.total_tt:.2f} s, of which reshard {part * 1e3:.0f} ms, {part / stats.total_tt * 100:.2f} %\n"  # type: ignore[attr-defined]
+    )
+
+
+def run(options: argparse.Namespace) -> str:
+    said = []
+    rows: dict[int, dict[str, Run]] = {}
+    for layers in options.layers:
+        placed = placed_llama(layers)
+        cold = once(placed, options.mode[0])
+        kinds = inserted(placed)
+        rows[layers] = runs = {mode: measure(placed, mode) for mode in options.mode}
+        check(layers, kinds, runs)
+        said.append(table(layers, placed, kinds, runs))
+        if len(rows) == 1:
+            said.append(f"the first run of the process, {options.mode[0]}: {cold.seconds * 1e3:.1f} ms\n")
+            first = placed
+    least, *_ = options.layers
+    if len(rows) > 1:
+        said.append(exponents(rows))
+    if options.outside:
+        from fake_updates import compare
+
+        said.append(compare(first))
+    if options.whole:
+        said.append(whole(least))
+    if options.tool != "time":
+        said.append(tables(options.tool, first, options.mode))
+    folder = Path(__file__).parent / "results" if options.record else Path(tempfile.mkdtemp(prefix="reshard-"))
+    folder.mkdir(exist_ok=True)
+    (folder / "reshard.speedscope.json").write_text(flames(first, rows[least]))
+    if len(rows) > 1:
+        from plot_reshard import plot
+
+        plot({mode: [(row[mode].counts.inserted, row[mode].seconds) for row in rows.values()] for mode in options.mode}, folder / "reshard.png")
+    shown = "profiling/results" if options.record else folder
+    said.append(f"{shown}/reshard.speedscope.json: where the time goes, sampled, {least} layers; drop it on speedscope.app\n")
+    return f"{MESH}, Megatron over tp, parameters and gradients split over dp\n\n" + "\n".join(said)
