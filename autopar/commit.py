@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from torch import fx
@@ -67,7 +68,7 @@ class Changes:
         args = tuple([_resolve(arg) if isinstance(arg, _HOLDERS) else arg for arg in staged.args])
         kwargs = _resolve(staged.kwargs) if staged.kwargs else staged.kwargs
         target = staged.target
-        tail = self._tail(staged)
+        tail = _tail(staged)
         base = _base(args, tail)
         staged.node = node = insert_call(before, base if can_name(base) else f"{base}_1", target, args, kwargs)
         self._undo.append((self.program.graph.erase_node, (node,)))
@@ -180,19 +181,17 @@ class Changes:
 
     # -- names ---------------------------------------------------------------------------------------------------
 
-    def _tail(self, staged: Staged) -> tuple[str, bool]:
-        """What a node is named after: its value and the tail, or the tail alone."""
-        if staged.hint is None and staged.target in transfers.BY_FUNCTION:
-            return transfers.suffix(transfers.arguments(staged.target, staged.args, staged.kwargs)), True
-        return staged.hint or getattr(staged.target, "__name__", "value").partition(".")[0], False
-
     def _name(self, mine: list[fx.Node], taken: set[str]) -> None:
         """Names in graph order, whatever order the edit was made in: value + axis, then ``_1``, ``_2``, …."""
         if mine[: len(self._named)] != self._named:
             self._forget_names()
         taken.update(node.name for node in self._named)
         for node in mine[len(self._named) :]:
-            name = base = _base(node.args, self._tails[node])
+            tail, behind = self._tails[node]
+            if behind and node.name not in taken and node.name == f"{node.args[0].name}_{tail}":
+                taken.add(node.name)  # as it was named when it was inserted
+                continue
+            name = base = _base(node.args, (tail, behind))
             while name in taken or not can_name(name):
                 self._repeats[base] = self._repeats.get(base, 0) + 1
                 name = f"{base}_{self._repeats[base]}"
@@ -234,6 +233,21 @@ def transferred(program: Program, target: Any, args: Sequence[Any], kwargs: Mapp
 
 def _type(node: fx.Node) -> ValueType:
     return record_of(node).type
+
+
+def _tail(staged: Staged) -> tuple[str, bool]:
+    """What a node is named after: its value and the tail, or the tail alone."""
+    if staged.hint is None and staged.target in transfers.BY_FUNCTION:
+        try:
+            return _suffix(staged.target, staged.args[1:], tuple(staged.kwargs.items())), True
+        except TypeError:  # lists among the arguments
+            return transfers.suffix(transfers.arguments(staged.target, staged.args, staged.kwargs)), True
+    return staged.hint or getattr(staged.target, "__name__", "value").partition(".")[0], False
+
+
+@lru_cache(maxsize=4096)
+def _suffix(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> str:
+    return transfers.suffix(transfers.arguments(target, (None, *args), dict(kwargs)))
 
 
 def _base(args: Sequence[Any], tail: tuple[str, bool]) -> str:

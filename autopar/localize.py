@@ -19,6 +19,7 @@ from torch import fx
 
 from autopar import transfers
 from autopar.boxes import axes_between, messages
+from autopar.channels import check_programs
 from autopar.collector import collector_paused
 from autopar.layout import span
 from autopar.mesh import Mesh
@@ -53,6 +54,9 @@ class LocalPrograms(Mapping[int, Program]):
 
     Args:
         check: what each is given to when it has been made.
+
+    Raises:
+        ChannelError: when they are made, if ranks would meet in different collectives, or wait for ever.
     """
 
     def __init__(self, program: Program, check: Callable[[Program], None]) -> None:
@@ -76,6 +80,7 @@ class LocalPrograms(Mapping[int, Program]):
             self._made = {k: localize(self._program, mesh.coordinates(ranks[0])) for k, ranks in enumerate(self._classes)}
             for program in self._made.values():
                 self._check(program)
+            check_programs({rank: self._made[k].at(mesh.coordinates(rank)) for rank, k in self._class_of.items()})
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._class_of)

@@ -121,8 +121,9 @@ class Parallel(torch.nn.Module):
 
     @property
     def transfers(self) -> Transfers:
-        """What was inserted where, and the bytes it moves; prints as a table. ``RuntimeError`` before a capture."""
-        return transfers_of(self.program)
+        """What was inserted where, and the bytes it moves; prints as a table, ``.lines`` as one with a line for each.
+        ``RuntimeError`` before a capture."""
+        return transfers_of(self.program, "cpu" if self._job is None else self._job.device)
 
     @property
     def captures(self) -> int:

@@ -4,12 +4,13 @@
 """
 
 from autopar.passes.defer import Defer
+from autopar.passes.fold import Fold
 from autopar.passes.follow import Follow
 from autopar.passes.manager import Pass, run_passes
 from autopar.passes.place import Place
 from autopar.passes.reshard import Reshard
 from autopar.passes.share import Share
 
-PIPELINE: tuple[type[Pass], ...] = (Place, Follow, Defer, Reshard, Share)
+PIPELINE: tuple[type[Pass], ...] = (Place, Follow, Defer, Reshard, Fold, Share)
 
-__all__ = ["PIPELINE", "Defer", "Follow", "Pass", "Place", "Reshard", "Share", "run_passes"]
+__all__ = ["PIPELINE", "Defer", "Fold", "Follow", "Pass", "Place", "Reshard", "Share", "run_passes"]

@@ -52,6 +52,7 @@ class Reshard(Pass):
 
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any], TensorType]  # function, arguments behind the value, result
+_NONE: list[Call] = []
 
 
 def disagreements(program: Program) -> Iterator[tuple[fx.Node, int, fx.Node, list[Call], fx.Node, str]]:
@@ -107,16 +108,21 @@ class _Known:
     def calls(self, have: ValueType, need: Requirement | None) -> list[Call]:
         """Those from what a value is to what a use needs, ready to be inserted; none where they agree."""
         if need is None or not isinstance(have, TensorType):
-            return []
-        mine, asked = have.layout or need.layout, need.layout
+            return _NONE
+        mine, asked = have.layout, need.layout
+        if mine is None:
+            return [*self._new(have, need)]  # refused
+        same = mine.mesh is asked.mesh and have.dtype is need.dtype
+        if same and mine.attr is asked.attr:
+            return _NONE
         attrs = id(mine.attr), id(asked.attr)
-        if mine.mesh is asked.mesh and have.dtype is need.dtype and (mine.attr is asked.attr or attrs in self._alike):
-            return []
-        key = (*attrs, id(mine.mesh), id(asked.mesh), have.dtype, need.dtype, have.shape)
+        if same and attrs in self._alike:
+            return _NONE
+        key = (attrs, id(mine.mesh), id(asked.mesh), have.dtype, need.dtype, have.shape)
         calls = self._calls.get(key)
         if calls is None:
-            calls = self._calls[key] = list(self._new(have, need))
-            if not calls:
+            calls = self._calls[key] = [*self._new(have, need)]
+            if mine.attr == asked.attr:
                 self._alike.add(attrs)
         return calls
 

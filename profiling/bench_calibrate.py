@@ -1,7 +1,7 @@
 """How long collectives take on this machine, the fits, and with --write a machine description that prices are made of.
 
 Gloo processes with one thread each. Each operation runs at each size, operations in turn, in rounds; one call's time is
-that of its slowest rank (of a message, half a round trip), and a size's time the lower quartile over all calls, because
+that of its slowest rank (of a message, half a round trip), and a size's time the lower decile over all calls, because
 what else runs on the machine only adds to them. Bytes are those that ``autopar.cost`` means: the whole operand or result
 on one rank. The smallest size is one number a rank.
 """
@@ -15,7 +15,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +38,7 @@ PROFILES_ITSELF = True
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
     parser.add_argument("--write", type=Path, metavar="FILE", help="a machine description, for autopar.machine.Machine.load")
     parser.add_argument("--device", default="cpu", help="what the written machine is called")
 
@@ -79,15 +80,15 @@ def seconds(call: Callable[[], object], repeats: int) -> list[float]:
 
 
 def usual(times: list[float]) -> float:
-    return statistics.quantiles(times, n=4)[0]
+    return statistics.quantiles(times, n=10, method="inclusive")[0]
 
 
-def work(rank: int, ranks: int, folder: str, rounds: int) -> None:
+def work(rank: int, ranks: int, folder: str, rounds: int, sizes: Sequence[int]) -> None:
     """What one process does. The first one writes its findings into ``folder``."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     found: dict[str, dict[int, list[float]]] = {}
-    for size in SIZES:
+    for size in sizes:
         ready = calls(size, rank, ranks)
         repeats = 20 if size < 1 << 20 else 5 if size < 8 << 20 else 2
         for round in range(rounds + 1):
@@ -114,23 +115,25 @@ def work(rank: int, ranks: int, folder: str, rounds: int) -> None:
 
 
 def fitted(operation: str, ranks: int, times: list[tuple[int, float]]) -> Measured:
-    """The floor and the line that lie nearest, relatively: least squares, for every split of the sizes into small and large."""
+    """The floor and the line that lie nearest, relatively, of all splits of the sizes into small and large.
+
+    The floor is the median of the small; the line is the least squares of the large. Nearest is in the sum of absolute
+    logarithms, so that one size that was disturbed does not choose the split.
+    """
     bytes, taken = np.array(times, dtype=float).T
     best: tuple[float, Measured] | None = None
     for small in range(len(times) - 1):
         n, t = bytes[small:], taken[small:]
         (fixed, slope), *_ = np.linalg.lstsq(np.stack([1 / t, n / t], axis=1), np.ones_like(t), rcond=None)
-        if fixed < 0:
+        if fixed < 0 or slope <= 0:  # what was disturbed may fall; a price does not
             fixed, slope = 0.0, float(np.sum(n / t) / np.sum((n / t) ** 2))
-        if slope <= 0:
-            continue
-        floor = float(np.exp(np.mean(np.log(taken[:small])))) if small else float(fixed)
+        floor = float(np.median(taken[:small])) if small else float(fixed)
         latency = min(float(fixed), floor)  # times tell latency + half/bandwidth alone
         one = Measured(operation, ranks, floor, latency, float(1 / slope), float((fixed - latency) / slope))
-        error = float(np.sum(np.log(one.seconds(bytes) / taken) ** 2))
+        error = float(np.sum(np.abs(np.log(one.seconds(bytes) / taken))))
         if best is None or error < best[0]:
             best = error, one
-    assert best is not None, "the largest size takes longer than none"
+    assert best is not None, "there are two sizes"
     return best[1]
 
 
@@ -149,9 +152,11 @@ def described(name: str, ranks: int, fits: list[Measured], own: list[float], pro
 def run(options: argparse.Namespace) -> str:
     if options.ranks < 2:
         raise SystemExit("--ranks: one rank exchanges nothing; give 2 or more")
+    if options.rounds < 2 or len(set(options.sizes)) < 2:
+        raise SystemExit("--rounds, --sizes: a fit needs two of each, or more")
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(work, (options.ranks, folder, options.rounds), nprocs=options.ranks)
+        multiprocessing.spawn(work, (options.ranks, folder, options.rounds, options.sizes), nprocs=options.ranks)
         found = json.loads(Path(folder, "found.json").read_text())
     times: dict[str, list[tuple[int, float]]] = found["times"]
     fits = [fitted(operation, options.ranks, rows) for operation, rows in times.items()]
@@ -163,7 +168,7 @@ def run(options: argparse.Namespace) -> str:
     table.add_column("bytes, about", justify="right")
     for operation in times:
         table.add_column(f"{operation}\nus, fit, ratio", justify="right")
-    for k, size in enumerate(SIZES):
+    for k, size in enumerate(options.sizes):
         cells = []
         for fit in fits:
             bytes, taken = times[fit.operation][k]

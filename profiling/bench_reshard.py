@@ -181,18 +181,20 @@ def run(options: argparse.Namespace) -> str:
     if options.outside:
         from fake_updates import compare
 
-        said.append(compare(first))
+        said.append(compare(first, least))
     if options.whole:
         said.append(whole(least))
     if options.tool != "time":
         said.append(tables(options.tool, first, options.mode))
-    folder = Path(__file__).parent / "results" if options.record else Path(tempfile.mkdtemp(prefix="reshard-"))
+    folder = Path(__file__).parent / "results" if options.record else Path(tempfile.gettempdir()) / "autopar"
     folder.mkdir(exist_ok=True)
+    shown = folder.name if options.record else folder
     (folder / "reshard.speedscope.json").write_text(flames(first, rows[least]))
     if len(rows) > 1:
         from plot_reshard import plot
 
-        plot({mode: [(row[mode].counts.inserted, row[mode].seconds) for row in rows.values()] for mode in options.mode}, folder / "reshard.png")
-    shown = "profiling/results" if options.record else folder
+        points = {mode: [(row[mode].counts.inserted, row[mode].seconds) for row in rows.values()] for mode in options.mode}
+        plot(points, options.layers, folder / "reshard.png")
+        said.append(f"{shown}/reshard.png: seconds over inserted ops\n")
     said.append(f"{shown}/reshard.speedscope.json: where the time goes, sampled, {least} layers; drop it on speedscope.app\n")
     return f"{MESH}, Megatron over tp, parameters and gradients split over dp\n\n" + "\n".join(said)

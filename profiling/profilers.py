@@ -6,6 +6,7 @@ import cProfile
 import io
 import pstats
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 
@@ -31,4 +32,4 @@ def lines_of(function: Callable[[], Any], inside: Iterable[Callable[..., Any]]) 
     result = lines.runcall(function)
     out = io.StringIO()
     lines.print_stats(out, stripzeros=True)
-    return result, out.getvalue()
+    return result, out.getvalue().replace(f"{Path(__file__).parent.parent}/", "")

@@ -16,12 +16,21 @@ from autopar.runtime.pieces import cut
 
 NAMES = ("dp", "tp", "cp")
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)
+UNREDUCED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64)  # no CPU adds these
 
 
 @st.composite
-def meshes(draw: st.DrawFn, *, max_axes: int = 3, max_size: int = 4, max_ranks: int = 16) -> Mesh:
+def meshes(draw: st.DrawFn, *, max_axes: int = 3, max_size: int = 4, max_ranks: int = 16, permuted: bool = False) -> Mesh:
     sizes = draw(st.lists(st.integers(1, max_size), min_size=1, max_size=max_axes).filter(lambda s: math.prod(s) <= max_ranks))
-    return Mesh(dict(zip(draw(st.permutations(NAMES)), sizes, strict=False)))
+    names = draw(st.permutations(NAMES))
+    ranks = draw(st.permutations(range(math.prod(sizes)))) if permuted and draw(st.booleans()) else None
+    return Mesh(dict(zip(names, sizes, strict=False)), ranks=ranks)
+
+
+def kinds(dtype: torch.dtype) -> tuple[str, ...]:
+    """Every kind of reduction that a dtype has."""
+    ordered = () if dtype.is_complex else ("max", "min")
+    return ("sum", "prod", *ordered, *(("avg",) if dtype.is_floating_point or dtype.is_complex else ()))
 
 
 def shapes(max_dims: int = 3, *, min_size: int = 0) -> st.SearchStrategy[tuple[int, ...]]:

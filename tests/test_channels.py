@@ -502,7 +502,7 @@ def test_localized_programs_finish(name: str, monkeypatch: pytest.MonkeyPatch) -
     programs = local_programs(name)
     check_programs(programs)
     check({rank: tasks_of(program) for rank, program in programs.items()})
-    monkeypatch.setattr(channels, "_tasks", lambda *arguments: pytest.fail("equal sequences need no tasks"))
+    monkeypatch.setattr(channels.programs, "_tasks", lambda *arguments: pytest.fail("equal sequences need no tasks"))
     check_programs(one_each(programs))
 
 
@@ -627,33 +627,46 @@ def test_equal_sequences_on_other_meshes_are_not_alike() -> None:
         check_programs({0: Program.parse(turned.format("0 1")), 1: Program.parse(turned.format("1 0"))})
 
 
-PIPELINE = """\
-program local on pp=2 at pp={}
-  x : f32[4] = input
+EXCHANGES = """program explicit on rank=3
+stage a on dp=2
+stage b on tp=2 ranks 1 2
+  x : f32[4/dp] @a = input
+  y : f32[4/tp] @b = input
 forward:
-  y : f32[4] = all_reduce(x, pp)
-  {} : f32[4] = {}(x, {})
-  return y
+  x_b : f32[4/dp] @a = send(x, b)
+  x_b_b : f32[4/tp] @b = recv(x_b, b, splits=((tp,),))
+  y_a : f32[4/tp] @b = send(y, a)
+  y_a_a : f32[4/dp] @a = recv(y_a, a, splits=((dp,),))
+  return (x_b_b, y_a_a)
 """
 
 
-def test_messages_come_from_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:
-    programs = {0: Program.parse(PIPELINE.format(0, "h", "send", "s1")), 1: Program.parse(PIPELINE.format(1, "g", "recv", "s1"))}
-    with pytest.raises(ChannelError, match=r"messages of this transfer are not known, .*:\n  h : f32\[4\] = send\(x, s1\)"):
-        check_programs(programs)
-
-    def messages(program: Program, node: object) -> Group:
-        at = program.coordinates["pp"]  # type: ignore[index]
-        return Group((Send("h", 1),) if at == 0 else (Receive("h" if node.name == "g" else "?", 0),))  # type: ignore[attr-defined]
-
-    monkeypatch.setattr(channels, "_messages", messages)
-    assert tasks_of(programs[0]) == [Collective("y", "all_reduce", (0, 1)), Group((Send("h", 1),))]
+def test_exchanges_between_stages_are_messages() -> None:
+    """Rank 1 lies on both: it sends and receives in one go."""
+    programs = dict(LocalPrograms(Program.parse(EXCHANGES), lambda made: made.verify()))
+    assert tasks_of(programs[0]) == [Group((Send("x_b_b", 1, 8),)), Group((Receive("y_a_a", 1, 8),))]
+    assert tasks_of(programs[1]) == [Group((Receive("x_b_b", 0, 8), Send("x_b_b", 2, 8))), Group((Send("y_a_a", 0, 8), Receive("y_a_a", 2, 8)))]
     check_programs(programs)
-    with pytest.raises(ChannelError, match=r"rank 0: send h to 1\n      h : f32\[4\] = send\(x, s1\)\n  rank 1: receive \? from 0\n"):
-        check_programs({**programs, 1: Program.parse(PIPELINE.format(1, "z", "recv", "s1"))})
-    alike = {rank: programs[0].at({"pp": rank}) for rank in (0, 1)}
-    with pytest.raises(ChannelError, match=r"rank 1: receive \? from 0"):  # one graph, but messages are each rank's own
-        check_programs(alike)
+
+
+def test_exchanges_in_another_order_on_one_rank() -> None:
+    programs = dict(LocalPrograms(Program.parse(EXCHANGES), lambda made: made.verify()))
+    lines = str(programs[1]).splitlines(keepends=True)
+    first = next(k for k, line in enumerate(lines) if "recv" in line)
+    lines[first : first + 2] = lines[first + 1], lines[first]
+    broken = {**programs, 1: Program.parse("".join(lines))}
+    with pytest.raises(ChannelError) as caught:
+        check_programs(broken)
+    assert str(caught.value) == ORDERED_OTHERWISE
+
+
+ORDERED_OTHERWISE = """\
+ranks wait for each other for ever on asynchronous channels (only receives wait):
+  rank 1 waits for rank 2 in receive y_a_a from 2
+      y_a_a : f32[2] = recv(y, a, splits=((dp,),), shape=(4,), source=((tp,),), home=b)
+  rank 2 waits for rank 1 in receive x_b_b from 1
+      x_b_b : f32[2] = recv(None, b, splits=((tp,),), shape=(4,), source=((dp,),), home=a)
+send earlier what another rank waits for"""
 
 
 # -- groups ----------------------------------------------------------------------------------------------------------
@@ -686,8 +699,8 @@ def test_64_ranks_that_share_a_graph_take_one_walk(monkeypatch: pytest.MonkeyPat
     lines = [f"  v{i} : f32[4] = all_reduce(x, {'dp' if i % 2 else 'tp'})\n" for i in range(200)]
     text = f"program local on dp=8 tp=8 at dp=0 tp=0\n  x : f32[4] = input\nforward:\n{''.join(lines)}  return v0\n"
     program = Program.parse(text)
-    walks, walk = [], channels._walk
-    monkeypatch.setattr(channels, "_walk", lambda program: walks.append(program) or walk(program))
+    walks, walk = [], channels.programs._walk
+    monkeypatch.setattr(channels.programs, "_walk", lambda program: walks.append(program) or walk(program))
     check_programs({rank: program.at(mesh.coordinates(rank)) for rank in mesh.ranks})
     assert len(walks) == 1
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from autopar.machine import MEASURABLE, Link, Machine, Measured, known, machine, machine_of
 from autopar.record import DTYPES
+
+sys.path.append(str(Path(__file__).parent.parent / "profiling"))
+import bench_calibrate
 
 ALL = tuple(dict.fromkeys(known().values()))
 
@@ -142,6 +148,7 @@ BAD: list[tuple[tuple[str | int, ...], Any, str]] = [
     (("machines", 0, "inside", "bandwidth"), 0, "machines[0].inside.bandwidth: a number > 0 is wanted, not 0"),
     (("machines", 0, "memory", "bandwidth"), "fast", "machines[0].memory.bandwidth: a number > 0 is wanted, not 'fast'"),
     (("machines", 0, "memory", "bandwidth"), float("nan"), "machines[0].memory.bandwidth: a number > 0 is wanted, not nan"),
+    (("machines", 0, "memory", "bandwidth"), float("inf"), "machines[0].memory.bandwidth: a number > 0 is wanted, not inf"),
     (("machines", 0, "memory", "size"), 1, "machines[0].memory.size: there is no such field; there are latency, bandwidth"),
     (("machines", 0, "peak", "f33"), 1e12, f"machines[0].peak.f33: there is no such field; there are {', '.join(DTYPES)}"),
     (("machines", 0, "peak", "f32"), True, "machines[0].peak.f32: a number > 0 is wanted, not True"),
@@ -209,3 +216,40 @@ def test_what_cannot_be_written_is_not(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         replace(MINE, inside=Link(float("inf"), 1.0)).save(tmp_path / "mine.json")
     assert not (tmp_path / "mine.json").exists()
+
+
+# -- calibrate ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("floor", "fixed", "bandwidth"), [(3e-4, 1e-4, 1e9), (1e-3, 0.0, 5e8), (0.0, 3e-4, 2e9)])
+@pytest.mark.parametrize("disturbed", [None, 1, 3])
+def test_a_fit_finds_what_made_the_times(floor: float, fixed: float, bandwidth: float, disturbed: int | None) -> None:
+    """Nearly so where there is no floor to be seen; and though one small size took eight times as long."""
+    n = np.array(bench_calibrate.SIZES)
+    true = np.maximum(floor, fixed + n / bandwidth)
+    times = [(bytes, t * (8 if k == disturbed else 1)) for k, (bytes, t) in enumerate(zip(n.tolist(), true.tolist(), strict=True))]
+    fit = bench_calibrate.fitted("all_gather", 4, times)
+    assert (fit.operation, fit.ranks) == ("all_gather", 4)
+    assert fit.seconds(n) == pytest.approx(true, rel=1e-2)
+    assert fit.bandwidth == pytest.approx(bandwidth, rel=1e-6)
+    assert min(fit.floor, fit.latency, fit.half) >= 0 and fit.latency <= fit.floor
+
+
+def test_a_fit_does_not_fall_where_times_do() -> None:
+    fit = bench_calibrate.fitted("send", 2, [(4, 4e-3), (4096, 3e-3), (1 << 20, 2e-3)])
+    assert fit.bandwidth > 0 and fit.half >= 0 and fit.floor > 0
+    assert fit.seconds(0) <= fit.seconds(4096) <= fit.seconds(1 << 30)
+    assert 2e-3 <= fit.seconds(4096) <= 4e-3
+
+
+def test_calibrate_writes_a_machine(tmp_path: Path) -> None:
+    """Of any figures: what is measured is what runs here, now."""
+    parser = argparse.ArgumentParser()
+    bench_calibrate.arguments(parser)
+    path = tmp_path / "mine.json"
+    printed = bench_calibrate.run(parser.parse_args(["--rounds", "2", "--sizes", "4", "4096", "1048576", "--write", str(path)]))
+    one = Machine.load(path)
+    assert machine_of("cpu", also=[one]) is one and one.note == "outside is not measured"
+    assert tuple(fit.operation for fit in one.measured) == MEASURABLE and {fit.ranks for fit in one.measured} == {2}
+    for text in (*MEASURABLE, "1,048,576", "GB/s", "GFLOP/s, one thread"):
+        assert text in printed

@@ -20,18 +20,22 @@ SOURCES = [path for path in SOURCES if (ROOT / "autopar" / "passes") not in path
 ORDER: tuple[tuple[str, ...], ...] = (
     ("mesh", "notation", "errors", "torch_private", "collector"),
     ("layout", "structure", "inventory"),
+    ("boxes",),
     ("dtensor",),
     ("record",),
-    ("program", "transfers"),
-    ("text", "uses"),
+    ("program", "transfers", "machine"),
+    ("text", "uses", "bound"),
+    ("commit",),
     ("edit",),
     ("rules", "transitions"),
-    ("verify", "choice"),
+    ("verify", "choice", "channels", "cost"),
     ("decompose_batch_norm",),
     ("report", "provenance", "decompositions", "spec", "arguments", "borrow", "specialize"),
     ("presets",),
     ("plan",),
-    ("capture", "localize", "runtime", "passes"),
+    ("localize",),
+    ("capture", "runtime", "passes"),
+    ("relay",),
     ("constraints", "shards"),
     ("inputs", "compiled", "initialize"),
     ("weights",),
@@ -151,6 +155,7 @@ def test_a_built_wheel_holds_the_passes(tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     assert sorted(p.name for p in (tmp_path / "site").iterdir() if not p.name.endswith(".dist-info")) == ["autopar"]
     assert (tmp_path / "site" / "autopar" / "text" / "GRAMMAR.md").is_file()
+    assert (tmp_path / "site" / "autopar" / "machines.json").is_file()
     code = "import autopar, autopar.passes.reshard, sys; print(autopar.__file__)"
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path / "site")},
                          check=True, capture_output=True, text=True)  # fmt: skip

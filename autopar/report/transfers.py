@@ -6,15 +6,19 @@ import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
+import torch
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 from torch import fx
 
 from autopar import transfers
+from autopar.machine import Machine, machine_of
 from autopar.program import Program, operands, record_of
 from autopar.record import TensorType
+from autopar.report.lines import TransferLines, lines_of
 
 LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")  # the number of a layer in a module path
 
@@ -43,6 +47,14 @@ class TransferRow:
 class Transfers(tuple[TransferRow, ...]):
     """The rows, in the order of their first transfers; prints as a table."""
 
+    _program: Program
+    _machine: Machine
+
+    @cached_property
+    def lines(self) -> TransferLines:
+        """A line for each transfer: value, user, Layouts, bytes, bytes / bound, price, the user's line."""
+        return lines_of(self._program, self._machine)
+
     def __str__(self) -> str:
         right = (Column(name, justify="right") for name in ("times", "bytes"))
         table = Table("transfer", "axis", "phase", *right, "module", Column("line", no_wrap=True, overflow="ellipsis", max_width=60))
@@ -54,15 +66,17 @@ class Transfers(tuple[TransferRow, ...]):
         return out.getvalue()
 
 
-def transfers_of(program: Program) -> Transfers:
-    """The transfers of an explicit program; linear."""
+def transfers_of(program: Program, device: torch.device | str = "cpu") -> Transfers:
+    """The transfers of an explicit program, priced for a device when they are asked for line by line; linear."""
     found: dict[tuple[str, ...], tuple[int, int]] = {}
     for node, axis, received in priced(program):
         record = record_of(node)
         key = (transfers.BY_FUNCTION[node.target].name, axis, record.phase, LAYER.sub("*", record.module), record.source)
         times, total = found.get(key, (0, 0))
         found[key] = (times + 1, total + received)
-    return Transfers(TransferRow(*key, times, total) for key, (times, total) in found.items())
+    rows = Transfers(TransferRow(*key, times, total) for key, (times, total) in found.items())
+    rows._program, rows._machine = program, machine_of(device)
+    return rows
 
 
 def bytes_per_axis(program: Program) -> dict[str, int]:

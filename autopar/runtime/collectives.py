@@ -30,12 +30,16 @@ PADDING = 1.05  # how much more than the pieces an exchange of padded ones may s
 
 @dataclass(frozen=True)
 class Exchange:
-    """What a transfer comes to on one rank: two functions, with their arguments after the tensor."""
+    """What a transfer comes to on one rank: two functions, with their arguments after the tensor.
+
+    What comes is divided by ``divisor``: an average is a sum, for not every backend has averages.
+    """
 
     start: Callable[..., torch.Tensor]
     started: tuple[Any, ...]
     finish: Callable[..., torch.Tensor]
     finished: tuple[Any, ...] = ()
+    divisor: int = 1
 
 
 def wait(started: torch.Tensor) -> torch.Tensor:
@@ -50,11 +54,6 @@ def start_all_reduce(x: torch.Tensor, op: str, group: str) -> torch.Tensor:
 def start_all_reduce_in_place(x: torch.Tensor, op: str, group: str) -> torch.Tensor:
     """For an operand that nobody reads again: there is no second buffer."""
     return FUNCTIONAL.all_reduce_(x.contiguous(), op, group)
-
-
-def finish_average(started: torch.Tensor, count: int, finish: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
-    """Of a sum: not every backend has averages."""
-    return finish(started, *args) / count
 
 
 def start_all_gather(x: torch.Tensor, view: Shape, dim: int, sizes: Shape, group: str) -> torch.Tensor:
@@ -193,11 +192,6 @@ def exchange(function: Callable[..., Any], given: Mapping[str, Any], piece: Shap
     received = tuple(math.prod(piece) for piece in pieces)
     return Exchange(start_all_to_all, (view, target, new_sizes, received, group), finish_all_to_all,
                     (shape, source, pieces, dtype.is_complex))  # fmt: skip
-
-
-def averaged(found: Exchange, count: int) -> Exchange:
-    """The exchange of a sum, as that of an average."""
-    return Exchange(found.start, found.started, finish_average, (count, found.finish, *found.finished))
 
 
 def redistribution(plan: Packing, ranks: Sequence[int], dtype: torch.dtype, group: str) -> Exchange:

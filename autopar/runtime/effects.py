@@ -56,6 +56,8 @@ def neutral(op: str, dtype: torch.dtype) -> Any:
     """What changes nothing in a reduction."""
     if op in ("sum", "prod"):
         return op == "prod"
+    if dtype == torch.float8_e4m3fn:  # which has no infinity
+        return torch.finfo(dtype).min if op == "max" else torch.finfo(dtype).max
     if dtype.is_floating_point:
         return -math.inf if op == "max" else math.inf
     if dtype == torch.bool:

@@ -35,7 +35,6 @@ from autopar.runtime.buckets import Buckets, finish_bucket, start_bucket
 from autopar.runtime.collectives import (
     REDUCE,
     Exchange,
-    averaged,
     exchange,
     exchange_between_stages,
     redistribution,
@@ -140,7 +139,10 @@ class _Phase:
             self.open(self.shared[node])
         elif node in self.started:
             started, found = self.started.pop(node)
-            self.values[node] = self.call(node, node.name, found.finish, (started, *found.finished))
+            name = node.name if found.divisor == 1 else f"{node.name}_sum"
+            self.values[node] = self.call(node, name, found.finish, (started, *found.finished))
+            if found.divisor > 1:
+                self.values[node] = self.call(node, node.name, operator.truediv, (self.values[node], found.divisor))
         return self.values[node]
 
     def call(self, node: fx.Node, name: str, target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> fx.Node:
@@ -204,7 +206,7 @@ class _Phase:
         if node.target is not transfers.all_reduce and list(ranks) != sorted(ranks):
             raise SimulationError(f"the ranks {ranks} of a group are not in ascending order along {given['axis']}; number the mesh so")
         found = exchange(node.target, given, source.shape, result.shape, source.dtype, ranks.index(self.program.rank), group)  # type: ignore[arg-type]
-        return averaged(found, len(ranks)) if given.get("op") == "avg" else found
+        return replace(found, divisor=len(ranks)) if given.get("op") == "avg" else found
 
     def between_stages(self, node: fx.Node, given: Mapping[str, Any]) -> fx.Node:
         """A send, or a recv: waited for where it stands."""

@@ -1,0 +1,148 @@
+"""The communication of local programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from autopar import transfers
+from autopar.boxes import messages
+from autopar.channels.check import check_tasks
+from autopar.channels.tasks import ALL, Channels, Collective, Group, Ranks, Receive, Send, Task
+from autopar.errors import ChannelError
+from autopar.program import Program, record_of
+from autopar.record import PHASES, TensorType
+from autopar.text.printer import print_node
+
+Axis = str | tuple[str, ...]
+Place = tuple[str | None, Axis]  # a stage, and one or more of its axes
+
+
+@dataclass(frozen=True, slots=True)
+class _Communication:
+    """A communicating node; equal ones are the same collective. ``node`` is there where it is messages instead."""
+
+    value: str
+    op: str
+    place: Place
+    node: fx.Node | None = None
+
+
+def check_programs(programs: Mapping[int, Program], channels: Iterable[Channels] = ALL) -> None:
+    """Check the local programs of all ranks, given by rank; linear, and one walk where ranks share a graph.
+
+    Raises:
+        ChannelError: as ``check``, with the lines of the programs; or a program is not that of its rank.
+    """
+    given = dict(programs)
+    for rank, program in given.items():
+        if (found := _rank_of(program)) != rank:
+            raise ChannelError(f"the program given as that of rank {rank} is at {program.coordinates}, which is rank {found}")
+    walks = {id(program.graph): walk for program, walk in _by_graph(given.values())}
+    if given and not _alike(given, list(walks.values())):
+        made: dict[Any, Collective] = {}
+        tasks = {rank: _tasks(program, walks[id(program.graph)], made) for rank, program in given.items()}
+        check_tasks(tasks, channels, lambda rank, value: _quoted(given[rank], value))
+
+
+def tasks_of(program: Program) -> list[Task]:
+    """What the rank of a local program communicates, phase by phase, in the order of the graph."""
+    return _tasks(program, _walk(program), {})
+
+
+def creation_order(programs: Iterable[Program]) -> list[Ranks]:
+    """The groups that the local programs need, in the one order in which all ranks must create them.
+
+    It depends on the graphs alone and not on whose programs these are: a rank may ask with its own where all share a
+    graph. Groups of one rank are left out.
+    """
+    groups: set[Ranks] = set()
+    for program, walk in _by_graph(programs):
+        for stage, axis in {one.place for one in walk if one.node is None}:
+            mesh = program.meshes[stage]
+            groups.update(mesh.group(rank, axis) for rank in mesh.ranks)
+    return sorted(group for group in groups if len(group) > 1)
+
+
+def _messages(program: Program, node: fx.Node) -> Group:
+    """The messages of a ``send`` or ``recv`` on the program's rank, in the one order that all ranks keep."""
+    ends = transfers.Ends.of(transfers.arguments(node.target, node.args, node.kwargs), program.meshes)  # type: ignore[arg-type]
+    rank, type = program.rank, record_of(node).type
+    assert isinstance(type, TensorType)
+    width = type.dtype.itemsize
+    return Group(tuple(
+        Send(node.name, one.receiver, one.elements * width) if one.sender == rank else Receive(node.name, one.sender, one.elements * width)
+        for one in messages(ends.source, ends.target, ends.shape) if rank in (one.sender, one.receiver)
+    ))  # fmt: skip
+
+
+def _by_graph(programs: Iterable[Program]) -> list[tuple[Program, list[_Communication]]]:
+    """One program of each graph, and its communicating nodes."""
+    one_each = {id(program.graph): program for program in programs}
+    return [(program, _walk(program)) for program in one_each.values()]
+
+
+def _walk(program: Program) -> list[_Communication]:
+    phases: dict[str, list[_Communication]] = {phase: [] for phase in PHASES}
+    for node in program.nodes:
+        row = transfers.BY_FUNCTION.get(node.target)  # type: ignore[arg-type]
+        if row is not None and row.collective:
+            given = transfers.arguments(row.function, node.args, node.kwargs)
+            axis = given.get("axis")
+            place = given.get("stage"), axis if isinstance(axis, str) else tuple(axis or ())
+            found = _Communication(node.name, row.name, place, node if axis is None else None)
+            phases[record_of(node).phase].append(found)
+    return [one for phase in phases.values() for one in phase]
+
+
+def _alike(programs: Mapping[int, Program], walks: Sequence[Sequence[_Communication]]) -> bool:
+    """Whether all ranks run the same collectives and nothing else, each on a mesh of all ranks: then they finish."""
+    first, *others = walks
+    meshes, *more = [program.meshes for program in programs.values()]
+    return (
+        all(one == first for one in others)
+        and all(one == meshes for one in more)
+        and not any(one.node for one in first)
+        and all(stage in meshes and programs.keys() == set(meshes[stage].ranks) for stage in {one.place[0] for one in first})
+    )
+
+
+def _tasks(program: Program, walk: Sequence[_Communication], made: dict[Any, Collective]) -> list[Task]:
+    """``made`` shares equal collectives between ranks, so that they compare fast."""
+    rank, groups, tasks = _rank_of(program), {}, []
+    for one in walk:
+        if one.node is not None:
+            tasks.append(_messages(program, one.node))
+            continue
+        if (ranks := groups.get(one.place)) is None:
+            ranks = groups[one.place] = _group(program, rank, one)
+        key = one.value, one.op, ranks
+        if key not in made:
+            made[key] = Collective(*key)
+        tasks.append(made[key])
+    return tasks
+
+
+def _group(program: Program, rank: int, one: _Communication) -> Ranks:
+    stage, axis = one.place
+    try:
+        return program.meshes[stage].group(rank, axis)
+    except (KeyError, ValueError) as error:
+        why = f"there is no stage {stage!r}" if isinstance(error, KeyError) else str(error)
+        raise ChannelError(f"rank {rank} cannot take part in a collective:\n  {_quoted(program, one.value)}\n{why}") from None
+
+
+def _rank_of(program: Program) -> int:
+    if program.coordinates is None or program.mesh is None:
+        raise ChannelError(f"channels are checked in the local programs of all ranks; this one is {program.level}")
+    return program.mesh.rank(program.coordinates)
+
+
+def _quoted(program: Program, value: str) -> str:
+    try:
+        return print_node(program, program.node(value)).strip()
+    except KeyError:
+        return ""

@@ -1,0 +1,102 @@
+"""What ranks communicate, and the channels on which they do it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+Ranks = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """An op that all ``ranks``, in the order of their group, run together."""
+
+    value: str
+    op: str
+    ranks: Ranks
+
+    def __str__(self) -> str:
+        return f"{self.value} = {self.op} of {some_ranks(self.ranks)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A message; ``bytes`` are compared where both ends give them."""
+
+    value: str
+    to: int
+    bytes: int | None = None
+
+    def __str__(self) -> str:
+        return f"send {self.value} to {self.to}"
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """The other end of a ``Send``."""
+
+    value: str
+    source: int
+    bytes: int | None = None
+
+    def __str__(self) -> str:
+        return f"receive {self.value} from {self.source}"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Messages that are posted together and have finished when all have: ``batch_isend_irecv``."""
+
+    tasks: tuple[Send | Receive, ...]
+
+
+Task = Collective | Send | Receive | Group
+Step = tuple[Collective | Send | Receive, ...]  # what a rank posts at once
+
+
+@dataclass(frozen=True)
+class Channels:
+    """When a message is done.
+
+    Attributes:
+        capacity: a send to a rank waits while so many are unreceived there; 0: until it is received, ``None``: never.
+        together: the messages of a group are posted together, and not one after the other.
+        about: what a send waits for, in words.
+        remedy: what to do where ranks wait for ever.
+    """
+
+    name: str
+    capacity: int | None
+    together: bool
+    about: str
+    remedy: str
+
+    @property
+    def strictness(self) -> tuple[float, bool]:
+        return -math.inf if self.capacity is None else -self.capacity, not self.together
+
+    def looser(self, other: Channels) -> bool:
+        """Whether all that finishes on ``other`` finishes here: more room and earlier posts hold nobody up."""
+        return all(a <= b for a, b in zip(self.strictness, other.strictness, strict=True))
+
+
+def buffered(k: int) -> Channels:
+    """Channels that hold ``k`` messages of each ordered pair of ranks."""
+    if k < 1:
+        raise ValueError(f"buffered({k}) holds no message; without buffers channels are GROUPED or BLOCKING")
+    return Channels(f"{k}-buffered", k, True, f"a send waits while {k} before it are unreceived",
+                    f"receive earlier, or make room for more than {k}")  # fmt: skip
+
+
+ASYNCHRONOUS = Channels("asynchronous", None, True, "only receives wait", "send earlier what another rank waits for")
+GROUPED = Channels("grouped", 0, True, "both ends of a message wait for each other, and all of a group are posted together",
+                   "put messages that cross into one group, on each rank")  # fmt: skip
+BLOCKING = Channels("blocking", 0, False, "both ends of a message wait for each other, and a rank does one after the other",
+                    "put the messages of all ranks into one order, or group those that cross and post groups together")  # fmt: skip
+ALL = (ASYNCHRONOUS, buffered(1), GROUPED, BLOCKING)
+
+
+def some_ranks(ranks: Ranks) -> str:
+    shown = " ".join(map(str, ranks)) if len(ranks) <= 8 else f"{ranks[0]} {ranks[1]} … {ranks[-1]} ({len(ranks)} in all)"
+    return f"ranks {shown}"

@@ -1,0 +1,107 @@
+"""The report of every single transfer: what it serves, what it moves, what it costs, and whose line asked for it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+from torch import fx
+
+from autopar import transfers
+from autopar.bound import least_bytes
+from autopar.cost import step_price
+from autopar.machine import Machine
+from autopar.program import Program, operands, record_of
+from autopar.record import TensorType
+from autopar.text.printer import print_type
+
+
+@dataclass(frozen=True)
+class TransferLine:
+    """One transfer.
+
+    Attributes:
+        name, transfer: of the inserted node, and of its function.
+        value, users: what it was inserted for: the value that is re-laid, and who reads it afterwards.
+        before, after: types, as the program prints them.
+        bytes: what the worst rank receives.
+        ratio: at the last transfer of a way, bytes of the whole way / the least that any could bring; else ``None``.
+        seconds: its price on the machine.
+        phase, module, source: where it is, and the user's line.
+    """
+
+    name: str
+    transfer: str
+    value: str
+    users: tuple[str, ...]
+    before: str
+    after: str
+    bytes: int
+    ratio: float | None
+    seconds: float
+    phase: str
+    module: str
+    source: str
+
+
+class TransferLines(tuple[TransferLine, ...]):
+    """The lines, in the order of the program; prints as a table.
+
+    Attributes:
+        machine: whose prices they have.
+    """
+
+    machine: Machine
+
+    def __str__(self) -> str:
+        right = (Column(name, justify="right", no_wrap=True) for name in ("bytes", "/ bound", "µs"))
+        table = Table("value", "user", "from", "to", "by", *right, Column("line", no_wrap=True, overflow="ellipsis", max_width=48))
+        for line in self:
+            users = line.users[0] if line.users else "–"
+            users += f" and {len(line.users) - 1} more" if len(line.users) > 1 else ""
+            ratio = "" if line.ratio is None else f"{line.ratio:.2f}"
+            texts = (line.value, users, line.before, line.after, line.transfer)  # no markup: types have brackets
+            numbers = (f"{line.bytes:,}", ratio, f"{line.seconds * 1e6:,.1f}")
+            table.add_row(*map(Text, texts), *numbers, Text(line.source))
+        out = io.StringIO()
+        Console(file=out, width=200).print(table)
+        note = f" ({self.machine.note})" if self.machine.note else ""
+        return f"{out.getvalue()}prices are those of {self.machine.name}{note}\n"
+
+
+def lines_of(program: Program, machine: Machine) -> TransferLines:
+    """A line for each transfer of an explicit program."""
+    found = TransferLines(_lines(program, machine))
+    found.machine = machine
+    return found
+
+
+def _lines(program: Program, machine: Machine) -> Iterator[TransferLine]:
+    ways: dict[fx.Node, tuple[fx.Node, int]] = {}  # transfer → the value it serves, and the bytes so far
+    for node in program.nodes:
+        if node.target not in transfers.BY_FUNCTION:
+            continue
+        operand, record = operands(node)[0], record_of(node)
+        source, result = record_of(operand).type, record.type
+        if not isinstance(source, TensorType) or not isinstance(result, TensorType) or source.layout is None:
+            continue
+        given = transfers.arguments(node.target, node.args, node.kwargs)
+        received = transfers.received(node.target, source, given, result)
+        value, before = ways.get(operand, (operand, 0))
+        ways[node] = value, before + received
+        users = tuple(user.name for user in node.users if user.target not in transfers.BY_FUNCTION)
+        yield TransferLine(
+            node.name, transfers.BY_FUNCTION[node.target].name, value.name, users, print_type(source), print_type(result), received,
+            _ratio(record_of(value).type, result, before + received) if users else None,
+            step_price(node.target, source, given, result, machine), record.phase, record.module, record.source,
+        )  # fmt: skip
+
+
+def _ratio(source: object, result: TensorType, paid: int) -> float:
+    assert isinstance(source, TensorType)
+    least = least_bytes(source, result)
+    return paid / least if least else 1.0 if not paid else float("inf")

@@ -1,0 +1,79 @@
+"""Fold: what several transfers in a row do is done by the fewest bytes that lead there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import fx
+
+from autopar import transfers
+from autopar.edit import Value
+from autopar.errors import TransitionError
+from autopar.passes.manager import Pass
+from autopar.program import Program, operands, record_of
+from autopar.record import TensorType
+from autopar.transitions import transitions
+
+FOLDED = frozenset(transfers.BY_FUNCTION) - {transfers.cast, transfers.send, transfers.recv, transfers.wait}
+
+
+@dataclass(frozen=True)
+class Fold(Pass):
+    """Replace a chain of transfers by the way from its first value to its last type, where that is shorter.
+
+        x_dp : f32[8 4] = all_gather(x, 0, dp)
+        x_dp_dp : f32[8 4/dp] = slice(x_dp, 1, dp)            →      x_dp_1 : f32[8 4/dp] = all_to_all(x, 0, 1, dp)
+        y : f32[8 4/dp] = relu(x_dp_dp)                              y : f32[8 4/dp] = relu(x_dp_1)
+
+    A gather and a slice of the same axis, a transfer and its inverse, a transition of a transition: each that programs of
+    other makers bring, for one transition has none. Bytes are counted for the transfers that nothing else reads. Not
+    across phases, nor casts, which round.
+    """
+
+    name: ClassVar[str] = "fold"
+    takes: ClassVar[str] = "explicit"
+    gives: ClassVar[str] = "explicit"
+
+    def run(self, program: Program) -> None:
+        chains: dict[fx.Node, list[fx.Node]] = {}  # a transfer → those of its phase that led to it, and itself
+        with program.edit() as edit:
+            for node in program.nodes:
+                if node.target in FOLDED:
+                    (operand,) = operands(node)
+                    before = chains.get(operand, [])
+                    chains[node] = [*(before if record_of(operand).phase == record_of(node).phase else []), node]
+            for node, chain in chains.items():
+                if len(chain) < 2 or all(user in chains and chains[user][:-1] == chain for user in node.users):
+                    continue  # nothing, or the chain goes on
+                own = _owned(chain)
+                (value,) = operands(chain[0])
+                have, want = record_of(value).type, record_of(node).type
+                assert isinstance(have, TensorType) and isinstance(want, TensorType)
+                try:
+                    steps = transitions(have, want)
+                except TransitionError:  # a max that was reduced, and held as a sum
+                    continue
+                if (sum(step.bytes for step in steps), len(steps)) >= (sum(map(_received, own)), len(own)):
+                    continue
+                moved: Value = value
+                for step in steps:
+                    args, kwargs = transfers.call(step.function, moved, dict(step.arguments))
+                    moved = edit.insert(step.function, args, kwargs, before=node, phase=record_of(node).phase)
+                edit.replace_all_uses(node, moved)
+                for one in own:
+                    edit.erase(one)
+
+
+def _owned(chain: list[fx.Node]) -> list[fx.Node]:
+    """The end of a chain that nothing else reads."""
+    start = len(chain) - 1
+    while start and len(chain[start - 1].users) == 1:
+        start -= 1
+    return chain[start:]
+
+
+def _received(node: fx.Node) -> int:
+    source, result = record_of(operands(node)[0]).type, record_of(node).type
+    assert isinstance(source, TensorType) and isinstance(result, TensorType)
+    return transfers.received(node.target, source, transfers.arguments(node.target, node.args, node.kwargs), result)
