@@ -16,8 +16,7 @@ import timeit
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
-from types import ModuleType
+from itertools import combinations, groupby
 from typing import Any
 from unittest import mock
 
@@ -95,8 +94,7 @@ class Pair:
 
     @property
     def reduces(self) -> bool:
-        source, target = (dict(end.attr.pending) for end in self.ends)
-        return bool(source.keys() - target.keys())
+        return bool(self.ends[0].attr.pending)
 
     def __str__(self) -> str:
         return " → ".join(print_dims(self.shape, end.attr) + print_pending(end.attr) for end in self.ends)
@@ -108,28 +106,38 @@ def pairs(given: tuple[Mesh, tuple[int, ...], str]) -> list[Pair]:
 
 
 def bound(pair: Pair) -> float:
-    """MiB that the worst rank receives at least, as the heading says; of a small value that is split alike."""
-    grid, small = pair.mesh, (64,) * len(pair.shape)
-    axes = [{axis for axis, _ in end.attr.pending} for end in pair.ends]
-    reduced, new, kept = axes[0] - axes[1], axes[1] - axes[0], axes[0] & axes[1]
-    value = math.prod(small)
-    copies, ranks = (math.prod(grid.sizes[axis] for axis in some) for some in (reduced, set(grid.names) - kept))
-    sums = value / ranks if reduced else math.inf  # of what it holds, what a rank can hold reduced without receiving more
-    groups: dict[tuple[int, ...], list[tuple[np.ndarray, np.ndarray]]] = {}
+    """MiB that the worst rank receives at least, as the heading says; an axis that stays pending may be reduced and made anew."""
+    before, after = ({axis for axis, _ in end.attr.pending} for end in pair.ends)
+    both = sorted(before & after)
+    kept = [set(some) for count in range(len(both) + 1) for some in combinations(both, count)]
+    held, wanted = (masks(pair.mesh, end.attr, (64,) * len(pair.shape)) for end in pair.ends)  # small, and split alike
+    worst = min(_bound(pair.mesh, held, wanted, before - some, after - some, some) for some in kept)
+    return worst * math.prod(pair.shape) * 4 / MIB
+
+
+def masks(grid: Mesh, attr: DistAttr, shape: tuple[int, ...]) -> dict[int, np.ndarray]:
+    """For every rank, which elements it holds."""
+    found = {}
+    for rank in grid.ranks:
+        found[rank] = np.zeros(shape, dtype=bool)
+        found[rank][tuple(slice(a, a + n) for a, n in attr.local_parts(shape, grid, grid.coordinates(rank)))] = True
+    return found
+
+
+def _bound(grid: Mesh, held: dict[int, np.ndarray], wanted: dict[int, np.ndarray], reduced: set[str], new: set[str], kept: set[str]) -> float:
+    """As a part of the value."""
+    value = held[grid.ranks[0]].size
+    ranks = grid.count(tuple(set(grid.names) - kept))
+    share = value / ranks if reduced else math.inf  # of the sums, which a rank holds before it receives any
+    groups: dict[tuple[int, ...], list[int]] = {}  # of ranks whose results are addends: together they need an element once
     for rank in grid.ranks:
         at = grid.coordinates(rank)
-        masks = []
-        for end in pair.ends:
-            mask = np.zeros(small, dtype=bool)
-            mask[tuple(slice(start, start + size) for start, size in end.attr.local_parts(small, grid, at))] = True
-            masks.append(mask)
-        groups.setdefault(tuple(at[axis] for axis in grid.names if axis not in new), []).append((masks[0], masks[1]))
+        groups.setdefault(tuple(at[axis] for axis in grid.names if axis not in new), []).append(rank)
     worst = 0.0
-    for group in groups.values():  # ranks whose results are added up: together they need every element once
-        held = np.logical_or.reduce([have for have, _ in group])
-        want = group[0][1]
-        worst = max(worst, (want.sum() - min(len(group) * sums, (held & want).sum())) / len(group))
-    return (value * (copies - 1) / ranks + worst) * math.prod(pair.shape) / value * 4 / MIB
+    for group in groups.values():
+        want, have = wanted[group[0]], np.logical_or.reduce([held[rank] for rank in group])
+        worst = max(worst, (want.sum() - min(len(group) * share, (have & want).sum())) / len(group))
+    return (grid.count(tuple(reduced)) - 1) / ranks + worst / value
 
 
 # -- plans -------------------------------------------------------------------------------------------------------------
@@ -220,15 +228,11 @@ class Peer:
 # -- times -------------------------------------------------------------------------------------------------------------
 
 
-def caches() -> Iterator[Any]:
-    for module in (transitions, boxes, layout, transfers, mesh):
-        assert isinstance(module, ModuleType)
-        yield from (one for one in vars(module).values() if hasattr(one, "cache_clear"))
-
-
 def forget() -> None:
-    for one in caches():
-        one.cache_clear()
+    for module in (transitions, boxes, layout, transfers, mesh):
+        for one in vars(module).values():
+            if hasattr(one, "cache_clear"):
+                one.cache_clear()
     _redistribute.clear_redistribute_planner_cache()
     _redistribute._gen_transform_infos.cache_clear()
 
@@ -255,111 +259,112 @@ def again(function: Callable[[], Any], repeat: int) -> float:
 
 # -- what is printed ---------------------------------------------------------------------------------------------------
 
+HEADING = """MiB: what the worst rank receives. The bound: what it needs and does not hold; for reductions, what a ring receives
+that first leaves each rank an equal share of the sums, (addends - 1) / ranks of the value, and then what it needs and
+has no sum of. A ratio is MiB over the bound; the aim is {aim}. µs: the plan's price on {machine}.
+DTensor's steps: G all_gather, A all_to_all, c slice, R all_reduce, S reduce_scatter, p pend; as on GPUs, 8 a node, without
+flattened meshes. Another order of axes than the mesh's (8192/tp/dp) it has in its private specs alone.
+
+"""
+COLUMNS = ("from → to", "bound", "ours", "MiB", "ratio", "µs", "DTensor", "MiB", "ratio", "µs", "min-cost", "MiB", "ratio", "µs")
+DEFAULT, LEAST = "DTensor", "DTensor, min-cost"
+
 
 def run(options: argparse.Namespace) -> str:
     logging.getLogger(_redistribute.__name__).setLevel(logging.ERROR)  # that a flattened mesh would help
     on = machine.machine(options.machine)
-    ratios: dict[bool, list[tuple[float, str]]] = {False: [], True: []}
+    found: list[Row] = []
     times: dict[str, list[tuple[float, str]]] = {}
-    flattened: list[str] = []
-    beaten: list[str] = []
     out = io.StringIO()
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=PLANE[0].size)
     try:
         for given in (PLANE, SPACE):
             peer, flat = Peer(given[0]), Peer(given[0], flattened=True)
-            table = table_of(given)
-            reduces = False
+            rows = []
             for pair in pairs(given):
-                if pair.reduces != reduces:
-                    table.add_section()
-                    reduces = pair.reduces
-                least, mine = bound(pair), ours(pair, on)
-                ratios[reduces].append((over(mine.mib, least), str(pair)))
-                row = [str(pair), f"{least:.1f}", told(mine.names), f"{mine.mib:.1f}", ratio(mine.mib, least), f"{mine.seconds * 1e6:.0f}"]
-                for name, graph in (("DTensor", False), ("DTensor, min-cost", True)):
-                    theirs = peer.plan(pair, graph, on)
-                    row += cells(theirs, peer.plan(pair, graph, on, cpu=True), least)
-                    joint = flat.plan(pair, graph, on)
-                    if theirs and joint and joint.mib != theirs.mib:
-                        flattened.append(f"{pair}: {name} {joint.mib:.1f}")
-                    for what, a, b in () if theirs is None else (("MiB", mine.mib, theirs.mib), ("µs", mine.seconds * 1e6, theirs.seconds * 1e6)):
-                        if a > b * 1.001:
-                            beaten.append(f"{pair}: {name}, {b:.1f} {what}, ours {a:.1f}")
-                table.add_row(*row)
+                graphs = {DEFAULT: False, LEAST: True}
+                plans = {f"{name}{there}": some.plan(pair, graph, on, cpu=there == ON_CPU) for name, graph in graphs.items()
+                         for there, some in (("", peer), (ON_CPU, peer), (FLAT, flat))}  # fmt: skip
+                rows.append(Row(pair, bound(pair), {"ours": ours(pair, on), **plans}))
                 for name, seconds in timed(pair, peer, options.repeat):
                     times.setdefault(name, []).append((seconds, str(pair)))
-            Console(file=out, width=158).print(table)
+            Console(file=out, width=160).print(table_of(given, rows), "")
+            found += rows
     finally:
         distributed.destroy_process_group()
-    return HEADING.format(machine=on.name, aim=AIM) + out.getvalue() + summary(ratios, times, flattened, beaten)
+    shown = "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+    return "\n".join([HEADING.format(machine=on.name, aim=AIM) + shown, *of_bytes(found), *of_times(times)]) + "\n"
 
 
-HEADING = """MiB: what the worst rank receives. The bound: what it needs and does not hold; for reductions, what a ring receives
-that first leaves each rank an equal share of the sums, of (addends - 1) / ranks of the value, and then what it needs
-and has no sum of. A ratio is MiB over the bound; the aim is {aim}. µs: the plan's price on {machine}.
-DTensor's steps: G all_gather, A all_to_all, c slice, R all_reduce, S reduce_scatter, p pend; on meshes of GPUs.
-On meshes of CPUs it gathers and slices for every A: "on CPU". Its plans take 8 GPUs a node. It sees another order of
-axes than the mesh's (8192/tp/dp) in its private specs alone.
-
-"""
+ON_CPU, FLAT = ", on CPUs", ", flattened meshes"
 
 
-def table_of(given: tuple[Mesh, tuple[int, ...], str]) -> Table:
+@dataclass(frozen=True)
+class Row:
+    pair: Pair
+    bound: float
+    plans: dict[str, Plan | None]
+
+    def ratio(self, name: str) -> float:
+        plan = self.plans[name]
+        return math.nan if plan is None else plan.mib / self.bound if self.bound else math.inf if plan.mib else 1.0
+
+
+def table_of(given: tuple[Mesh, tuple[int, ...], str], rows: list[Row]) -> Table:
     table = Table(box=None, pad_edge=False, title=f"f32[{' '.join(map(str, given[1]))}] on {given[0]}", title_justify="left", title_style="")
-    for column in ("from → to", "bound", "ours", "MiB", "ratio", "µs", "DTensor", "MiB", "ratio", "µs", "on CPU",
-                   "min-cost", "MiB", "ratio", "µs", "on CPU"):  # fmt: skip
-        table.add_column(column, justify="left" if column in ("from → to", "ours", "DTensor", "min-cost") else "right", no_wrap=column != "ours")
+    for column in COLUMNS:
+        left = column in ("from → to", "ours", "DTensor", "min-cost")
+        table.add_column(column, justify="left" if left else "right", no_wrap=column != "ours")
+    for row in rows:
+        cells = [str(row.pair), f"{row.bound:.1f}"]
+        for name in ("ours", DEFAULT, LEAST):
+            plan = row.plans[name]
+            if plan is None:
+                cells += ["refused", "", "", ""]
+            else:
+                steps = told(plan.names) if name == "ours" else "".join(LETTERS[one] for one in plan.names)
+                cells += [steps, f"{plan.mib:.1f}", f"{row.ratio(name):.2f}", f"{plan.seconds * 1e6:.0f}"]
+        table.add_row(*cells)
     return table
-
-
-def over(mib: float, least: float) -> float:
-    return mib / least if least else 1.0 if mib == 0 else math.inf
-
-
-def ratio(mib: float, least: float) -> str:
-    return f"{over(mib, least):.2f}"
 
 
 def told(names: list[str]) -> str:
     """``2 all_gather, slice``."""
     runs = [(name, len(list(same))) for name, same in groupby(names)]
-    return ", ".join(name if count == 1 else f"{count} {name}" for name, count in runs) or "nothing"
+    return ", ".join(name if count == 1 else f"{count} {name}" for name, count in runs)
 
 
-def cells(plan: Plan | None, cpu: Plan | None, least: float) -> list[str]:
-    if plan is None or cpu is None:
-        return ["refused", "", "", "", ""]
-    letters = "".join(LETTERS[name] for name in plan.names)
-    return [letters, f"{plan.mib:.1f}", ratio(plan.mib, least), f"{plan.seconds * 1e6:.0f}", "" if cpu.mib == plan.mib else f"{cpu.mib:.1f}"]
-
-
-def timed(pair: Pair, peer: Peer, repeat: int) -> Iterator[tuple[str, float]]:
-    source, target = pair.ends
-    specs = peer.specs(pair)
-    for name, function, kept in (
-        ("ours", lambda: transitions.transitions(source, target), lambda: transitions.transitions(source, target)),
-        ("DTensor", lambda: peer.infos(specs, False), lambda: peer.infos(specs, False, cached=True)),
-        ("DTensor, min-cost", lambda: peer.infos(specs, True), lambda: peer.infos(specs, True, cached=True)),
-    ):
-        yield f"{name}, new", new(function, repeat)
-        yield f"{name}, again", again(kept, repeat)
-
-
-def summary(ratios: dict[bool, list[tuple[float, str]]], times: dict[str, list[tuple[float, str]]],
-            flattened: list[str], beaten: list[str]) -> str:  # fmt: skip
+def of_bytes(rows: list[Row]) -> list[str]:
     lines = [""]
-    for reduces, found in ratios.items():
-        worst, where = max(found)
-        above = sum(one > AIM for one, _ in found)
-        met = "met" if not above else f"missed by {above} of {len(found)}"
-        lines.append(f"{'reductions' if reduces else 're-layouts'}: worst ratio {worst:.2f} ({where}); the aim is {AIM}: {met}")
-    lines.append(f"\nplanning, µs, the fastest of some runs{'':12}{'median':>10}{'worst':>12}")
+    for what, some in (("re-layouts", [row for row in rows if not row.pair.reduces]), ("of pending values", [row for row in rows if row.pair.reduces])):
+        worst, above = max(some, key=lambda row: row.ratio("ours")), sum(row.ratio("ours") > AIM for row in some)
+        said = f"missed by {above} of {len(some)}" if above else "met"
+        lines.append(f"{what}: the worst ratio is {worst.ratio('ours'):.2f} ({worst.pair}); the aim is {AIM}: {said}")
+    lines.append(f"\n{'ratio to the bound, where it is not 0':44}{'median':>10}{'worst':>10}{'refused':>10}{'fewer MiB':>12}{'lower price':>12}   than ours")
+    for name in rows[0].plans:
+        ratios = [row.ratio(name) for row in rows if row.bound and row.plans[name]]
+        both = [(plan, mine) for row in rows if (plan := row.plans[name]) and (mine := row.plans["ours"])]
+        counts = (len(rows) - len(both), *(sum(getattr(plan, what) < 0.999 * getattr(mine, what) for plan, mine in both) for what in ("mib", "seconds")))
+        lines.append(f"{name:44}{statistics.median(ratios):10.2f}{max(ratios):10.2f}{counts[0]:10}{counts[1]:12}{counts[2]:12}")
+    return lines
+
+
+def of_times(times: dict[str, list[tuple[float, str]]]) -> list[str]:
+    lines = [f"\n{'planning, µs, the fastest of some runs':44}{'median':>10}{'worst':>10}"]
     for name, found in times.items():
         worst, where = max(found)
         aim = {"ours, new": NEW, "ours, again": AGAIN}.get(name)
         said = "" if aim is None else f"; the aim is {aim * 1e6:.0f}: {'met' if worst <= aim else 'missed'}"
-        lines.append(f"{name:50}{statistics.median(one for one, _ in found) * 1e6:10.1f}{worst * 1e6:12.1f}   {where}{said}")
-    lines += ["\nMiB if the user has made flattened meshes of neighbouring axes, where they are others:", *flattened]
-    lines += ["\nwhere DTensor's plan is better:", *(beaten or ["nowhere"])]
-    return "\n".join(lines) + "\n"
+        lines.append(f"{name:44}{statistics.median(one for one, _ in found) * 1e6:10.1f}{worst * 1e6:10.1f}   {where}{said}")
+    return lines
+
+
+def timed(pair: Pair, peer: Peer, repeat: int) -> Iterator[tuple[str, float]]:
+    specs = peer.specs(pair)
+    for name, plan in (
+        ("ours", lambda cached: transitions.transitions(*pair.ends)),
+        (DEFAULT, lambda cached: peer.infos(specs, False, cached=cached)),
+        (LEAST, lambda cached: peer.infos(specs, True, cached=cached)),
+    ):
+        yield f"{name}, new", new(lambda plan=plan: plan(False), repeat)
+        yield f"{name}, again", again(lambda plan=plan: plan(True), repeat)
