@@ -155,10 +155,6 @@ class Mesh:
         points = itertools.product(*(range(self.sizes[self.check_axis(one)]) for one in axes))
         return tuple(self.rank({**here, **dict(zip(axes, point, strict=True))}) for point in points)
 
-    def place(self, rank: int, axis: str | Sequence[str]) -> int:
-        """The position of ``rank`` in its group."""
-        return self.group(rank, axis).index(rank)
-
     def points(self) -> Iterator[dict[str, int]]:
         """The coordinates of all ranks, in the order of ``ranks``."""
         return iter(self._coordinates.values())
