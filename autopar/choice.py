@@ -96,6 +96,8 @@ def cheapest(
             continue
         needs, gives = bound.place(strategy, mesh)
         lost = paid = changed = 0
+        if any(dict(home.pending).get(axis, kind) != kind for need, home in zip(needs, homes, strict=True) for axis, kind in need.pending):
+            continue  # no transfers make addends of the candidates for a maximum
         for need, home, size, dtype, stays in zip(needs, homes, bound.operand_shapes, dtypes, staying, strict=True):
             if need != home:
                 lost += sum(place_of(axis, need) != place_of(axis, home) for axis in stays if place_of(axis, home))

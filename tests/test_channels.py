@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar import channels
+from autopar import channels, localize
 from autopar.channels import (
     ALL,
     ASYNCHRONOUS,
@@ -667,6 +667,16 @@ ranks wait for each other for ever on asynchronous channels (only receives wait)
   rank 2 waits for rank 1 in receive x_b_b from 1
       x_b_b : f32[2] = recv(None, b, splits=((tp,),), shape=(4,), source=((dp,),), home=a)
 send earlier what another rank waits for"""
+
+
+def test_local_programs_are_checked_when_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All classes together, though one rank was asked for."""
+    checked: list[list[int]] = []
+    monkeypatch.setattr(localize, "check_programs", lambda programs: checked.append(sorted(programs)))
+    local = LocalPrograms(Program.parse(EXCHANGES), lambda made: made.verify())
+    assert not checked
+    _ = local[2]
+    assert checked == [[0, 1, 2]]
 
 
 # -- groups ----------------------------------------------------------------------------------------------------------

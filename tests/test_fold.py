@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -28,7 +30,7 @@ def chain(types: list[TensorType]) -> Program:
     x, output = program.node("x"), program.output
     with program.edit() as edit:
         value = x
-        for here, there in zip(types, types[1:], strict=False):
+        for here, there in itertools.pairwise(types):
             for step in transitions(here, there):
                 args, kwargs = transfers.call(step.function, value, dict(step.arguments))
                 value = edit.insert(step.function, args, kwargs, before=output)
