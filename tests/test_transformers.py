@@ -124,7 +124,7 @@ def test_the_transfers_of_a_block(model: Any, preset: str, block: dict[str, tupl
         parallel = autopar.parallelize(model(layers=layers), Mesh(dp=2, tp=2), preset, example=batch())
         found: dict[str, list[int]] = {}
         for row in parallel.transfers:
-            if row.axis == "tp" and row.transfer not in ("slice", "pend"):
+            if "tp" in row.axis.split("×") and row.transfer not in ("slice", "pend"):
                 found.setdefault(row.transfer, [0, 0])[row.phase == "backward"] += row.times
         counts.append(found)
     one, four = counts

@@ -212,7 +212,7 @@ def _joined(pieces: Mapping[int, torch.Tensor], type: TensorType) -> torch.Tenso
             raise SimulationError(f"rank {rank} has {piece.dtype} {list(piece.shape)}, not {type.dtype} {list(shape)}")
     values = list(pieces.values())
     for _, kind in type.attr.pending:
-        values = COLLECTIVE[transfers.all_reduce](values, [{"op": kind}] * len(values))
+        values = COLLECTIVE[transfers.all_reduce](values, [{"op": kind}] * len(values), [])
     reduced = replace(type, layout=Layout(mesh, type.attr.without_pending()))
     return join(dict(zip(pieces, values, strict=True)), reduced, "it")
 
