@@ -60,6 +60,8 @@ class Changes:
         self._tails: dict[fx.Node, tuple[str, bool]] = {}  # inserted nodes: what they are named after, and whether behind their value
         self._named: list[fx.Node] = []  # those that have their names, in graph order
         self._repeats: dict[str, int] = {}  # how often each of these names was taken
+        self._guessed: dict[str, int] = {}  # how often one was given for the time being, right where edits come in graph order
+        self._erase = program.graph.erase_node
 
     # -- operations ----------------------------------------------------------------------------------------------
 
@@ -67,11 +69,11 @@ class Changes:
         before = _node(staged.before)
         args = tuple([_resolve(arg) if isinstance(arg, _HOLDERS) else arg for arg in staged.args])
         kwargs = _resolve(staged.kwargs) if staged.kwargs else staged.kwargs
-        target = staged.target
         tail = _tail(staged)
         base = _base(args, tail)
-        staged.node = node = insert_call(before, base if can_name(base) else f"{base}_1", target, args, kwargs)
-        self._undo.append((self.program.graph.erase_node, (node,)))
+        times = self._guessed[base] = self._guessed.get(base, -1 if can_name(base) else 0) + 1
+        staged.node = node = insert_call(before, f"{base}_{times}" if times else base, staged.target, args, kwargs)
+        self._undo.append((self._erase, (node,)))
         self._tails[node] = tail
         served = args[0] if args and isinstance(args[0], fx.Node) else next(iter(inputs_of(node)), None)
         there = record_of(before)
@@ -106,7 +108,7 @@ class Changes:
             if alive := [user.name for user in node.users if user not in doomed]:
                 raise EditError(f"cannot erase {node.name}: {', '.join(alive)} still read it; replace those uses first")
         for node in sorted(doomed, reverse=True):
-            self.program.graph.erase_node(node)
+            self._erase(node)
         self.program.counts.removed += len(doomed)
 
     def undo(self) -> None:

@@ -94,7 +94,7 @@ def single_threaded_backward() -> Iterator[None]:
 def insert_call(before: fx.Node, name: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> fx.Node:
     """``Graph.call_function`` in front of a node, with this name or, where it was used before, with a number behind it.
 
-    Without what takes half of its time: an insertion point, and looks at the arguments for symbolic numbers. Tried on 2.13.
+    Without what takes half of its time: an insertion point, looks at the arguments for symbolic numbers, hooks. Tried on 2.13.
     """
     graph = before.graph
     names = graph._graph_namespace
@@ -106,8 +106,6 @@ def insert_call(before: fx.Node, name: str, target: Any, args: tuple[Any, ...], 
     before.prepend(node)
     graph._find_nodes_lookup_table.insert(node)
     graph._len += 1
-    for hook in getattr(graph.owning_module, "_create_node_hooks", None) or ():
-        hook(node)
     return node
 
 

@@ -67,17 +67,18 @@ def disagreements(program: Program) -> Iterator[tuple[fx.Node, int, fx.Node, lis
         for k, (value, need, result) in enumerate(zip(operands(output), about.uses, about.results, strict=True))
     ]
     find = _Known().calls
-    end = first_after_forward(program)
-    phase = "forward"
+    phase, ended = "forward", False
     types: dict[fx.Node, ValueType] = {}
     for user in program.nodes:
-        if user is end:
-            for k, value, need, early in results:
-                if early and (calls := find(types[value], need)):
-                    yield output, k, value, calls, end, "forward"
         record = record_of(user)
         types[user] = record.type
-        if user.op != "call_function":
+        called = user.op == "call_function"
+        if not ended and (user is output or (called and record.phase != "forward")):
+            ended = True
+            for k, value, need, early in results:
+                if early and (calls := find(types[value], need)):
+                    yield output, k, value, calls, user, "forward"
+        if not called:
             continue
         phase = record.phase
         if not (needs := record.uses):
@@ -86,7 +87,13 @@ def disagreements(program: Program) -> Iterator[tuple[fx.Node, int, fx.Node, lis
         if len(values) != len(needs):  # some operand is read twice
             values = operands(user)
         for k, (value, need) in enumerate(zip(values, needs, strict=False)):
-            if calls := find(types[value], need):
+            have = types[value]
+            if need is None or (
+                have.__class__ is TensorType and have.dtype is need.dtype and have.layout is not None
+                and have.layout.attr is need.layout.attr and have.layout.mesh is need.layout.mesh
+            ):  # fmt: skip
+                continue  # most uses agree plainly, and are not worth a call
+            if calls := find(have, need):
                 yield user, k, value, calls, user, phase
     phase = "backward" if phase == "forward" else phase  # of a backward that has no ops: its gradients are tangents
     for k, value, need, early in results:
@@ -131,9 +138,3 @@ class _Known:
             for step in transitions(have, TensorType(have.shape, need.dtype, need.layout)):
                 (_, *args), kwargs = transfers.call(step.function, None, dict(step.arguments))
                 yield step.function, tuple(args), kwargs, step.type
-
-
-def first_after_forward(program: Program) -> fx.Node:
-    """The first op behind the forward, before which returned values are re-laid; the output where there is none."""
-    return next(n for n in program.nodes if n.op == "output" or (n.op == "call_function" and record_of(n).phase != "forward"))
-
