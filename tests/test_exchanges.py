@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import ranks
 from strategies import DTYPES, attrs, shapes
-from test_transitions import addends, explicit_program, run
+from transition_runs import addends, explicit_program, run
 
 from autopar.layout import DistAttr, Layout
 from autopar.localize import localize
