@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import distributed
@@ -20,17 +22,41 @@ def groups(mesh: Mesh) -> dict[tuple[int, ...], str]:
     return groups_of(mesh, device_mesh_of(mesh))
 
 
-def run_lowered(cases: Sequence[tuple[Sequence[str], Sequence[torch.Tensor]]]) -> list[torch.Tensor]:
+@functools.cache
+def every_group(count: int) -> dict[tuple[int, ...], str]:
+    """A group of any ranks, for meshes that are stages; all ranks make all, in one order."""
+    found = {}
+    for size in range(2, count + 1):
+        for ranks in itertools.combinations(range(count), size):
+            group = distributed.new_group(list(ranks))
+            if distributed.get_rank() in ranks:
+                found[ranks] = group.group_name
+    return found
+
+
+def run_lowered(cases: Sequence[tuple[Sequence[str], Sequence[torch.Tensor | None]]]) -> list[torch.Tensor | None]:
     """For each case, given as the text and the piece of each rank: what this rank holds in the end."""
     rank = distributed.get_rank()
-    found = []
+    found: list[torch.Tensor | None] = []
     for texts, pieces in cases:
-        program = Program.parse(texts[rank])
-        forward = lower(program, groups(program.mesh))["forward"]
-        boxed = [pieces[rank]]
-        (result,) = forward.run(boxed)
+        program, piece = Program.parse(texts[rank]), pieces[rank]
+        forward = lower(program, every_group(len(pieces)) if program.stages else groups(program.mesh))["forward"]
+        boxed = [] if piece is None else [piece]
+        found += forward.run(boxed) or [None]
         assert not boxed, "the list has been emptied"
-        found.append(result)
+    return found
+
+
+def redistributed_by_dtensor(cases: Sequence[tuple[Sequence[torch.Tensor], tuple[int, ...], Any, Any]], mesh: Mesh) -> list[torch.Tensor]:
+    """For each case, given as the pieces of all ranks, the global shape, and placements before and after."""
+    from torch.distributed.tensor import DTensor
+
+    device_mesh, rank = device_mesh_of(mesh), distributed.get_rank()
+    found = []
+    for pieces, shape, before, after in cases:
+        strides = torch.empty(shape, device="meta").stride()
+        value = DTensor.from_local(pieces[rank], device_mesh, before, shape=torch.Size(shape), stride=strides, run_check=False)
+        found.append(value.redistribute(placements=after).to_local().contiguous())
     return found
 
 

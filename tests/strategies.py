@@ -33,6 +33,19 @@ def kinds(dtype: torch.dtype) -> tuple[str, ...]:
     return ("sum", "prod", *ordered, *(("avg",) if dtype.is_floating_point or dtype.is_complex else ()))
 
 
+@st.composite
+def worlds(draw: st.DrawFn, max_ranks: int = 6, *, permuted: bool = True) -> tuple[Mesh, Mesh]:
+    """Two meshes of some of the ranks below ``max_ranks``: equal, of different shape, disjoint, overlapping, one in the other."""
+    found = []
+    for name in ("s0", "s1"):
+        axes = draw(meshes(max_ranks=max_ranks, max_size=max_ranks)).axes
+        ranks = draw(st.permutations(range(max_ranks)))[: math.prod(size for _, size in axes)]
+        found.append(Mesh(dict(axes), ranks=ranks if permuted and draw(st.booleans()) else sorted(ranks), name=name))
+    if draw(st.integers(0, 4)) == 0:
+        found[1] = Mesh(dict(found[0].axes), ranks=found[0].ranks, name="s1")
+    return found[0], found[1]
+
+
 def shapes(max_dims: int = 3, *, min_size: int = 0) -> st.SearchStrategy[tuple[int, ...]]:
     """Sizes with many divisors, primes, one and zero."""
     sizes = [n for n in (4, 6, 12, 1, 2, 3, 5, 7, 8, 0) if n >= min_size]

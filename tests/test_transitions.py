@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from strategies import UNREDUCED, attrs, kinds, meshes, shapes
 from transition_runs import check, explicit_program, normal, read, run
 
-from autopar import transfers
+from autopar import boxes, transfers
+from autopar import transitions as planning
 from autopar.errors import TransitionError
 from autopar.layout import Layout
 from autopar.localize import localize
@@ -82,12 +83,21 @@ def test_types_follow_from_the_transfers(data: st.DataObject) -> None:
 # -- cases by name -------------------------------------------------------------------------------------------------
 
 CASES = {  # name: (source, target, transfers, bytes)
-    "S(0)R to RS(0)": ("f32[8/dp 8]", "f32[8/tp 8]", "all_to_all slice all_gather | all_gather slice", 128),
+    "S(0)R to RS(0)": ("f32[8/dp 8]", "f32[8/tp 8]", "all_gather slice", 128),
     "swap S(0)S(1)": ("f32[8/dp 8/tp]", "f32[8/tp 8/dp]", "redistribute", 64),
     "P to S": ("f32[8 8] +tp", "f32[8 8/tp]", "reduce_scatter", 128),
     "P to R": ("f32[8 8] +tp", "f32[8 8]", "all_reduce", 256),
     "max P to R": ("f32[8 8] +max:tp", "f32[8 8]", "all_reduce", 256),
+    "P P to R": ("f32[8 8] +dp +tp", "f32[8 8]", "all_reduce", 384),
+    "P P to P R": ("f32[8 8] +dp +tp", "f32[8 8] +dp", "all_reduce", 256),
+    "P P to S": ("f32[8 8] +dp +tp", "f32[8/dp/tp 8]", "reduce_scatter reduce_scatter", 192),
+    "P S(0) to S(0) R": ("f32[8/tp 8] +dp", "f32[8/dp 8]", "reduce_scatter redistribute", 64 + 128),
+    "avg P to S": ("f32[8 8] +avg:tp", "f32[8/tp 8]", "reduce_scatter", 128),
     "R to P": ("f32[8 8]", "f32[8 8] +tp", "pend", 0),
+    "R to max P": ("f32[8 8]", "f32[8 8] +max:tp", "pend", 0),
+    "S to max P": ("f32[8/dp 8]", "f32[8 8] +max:dp", "pend", 0),
+    "S to avg P": ("f32[8/dp 8]", "f32[8 8] +avg:dp", "all_gather pend", 128),
+    "P to the other P": ("f32[8 8] +max:tp", "f32[8 8] +max:dp", "slice all_reduce pend", 128),
     "S to R": ("f32[8/dp 8]", "f32[8 8]", "all_gather", 128),
     "R to S": ("f32[8 8]", "f32[8 8/dp]", "slice", 0),
     "S(0) to S(1)": ("f32[8/dp 8]", "f32[8 8/dp]", "all_to_all", 64),
@@ -107,7 +117,7 @@ def test_cases_by_name(name: str) -> None:
     source, target = read(before, "dp=2 tp=2"), read(after, "dp=2 tp=2")
     check(source, target)
     steps = transitions(source, target)
-    assert " ".join(step.function.__name__ for step in steps) in wanted.split(" | ")
+    assert " ".join(step.function.__name__ for step in steps) == wanted
     assert cost(source, target) == paid
 
 
@@ -156,9 +166,9 @@ def test_an_average_is_reduced_too() -> None:
 
 
 def test_a_max_may_be_reduced_and_held_as_a_sum_over_another_axis() -> None:
-    source, target = read("f32[4] +max:dp", "dp=2 tp=2"), read("f32[4] +tp", "dp=2 tp=2")
-    check(source, target)
-    assert [step.function for step in transitions(source, target)] == [transfers.slice, transfers.all_reduce, transfers.pend]
+    source, target = read("f32[4/tp] +max:dp", "dp=2 tp=2"), read("f32[4/dp] +tp", "dp=2 tp=2")
+    check(source, target, torch.tensor([[-3.0, 1, 2, 5], [0] * 4, [-4.0, 3, -2, 4], [0] * 4])[[0, 0, 2, 2]])
+    assert {step.function for step in transitions(source, target)} >= {transfers.reduce_scatter, transfers.pend}
 
 
 def test_axes_of_one_leave_no_trace() -> None:
@@ -174,18 +184,30 @@ def test_axes_of_one_leave_no_trace() -> None:
     ("before", "after", "why"),
     [
         ("f32[4] +dp", "f32[4] +max:dp",
-         "no transfers lead from f32[4] +dp to f32[4] +max:dp: over dp the ranks hold addends (pending sum), and would have "
-         "to hold candidates for the largest (pending max); reduce the value over dp first"),
-        ("f32[4] +max:dp", "f32[4] +dp",
-         "over dp the ranks hold candidates for the largest (pending max), and would have to hold addends (pending sum)"),
-        ("f32[4] +avg:dp", "f32[4] +prod:dp",
-         "over dp the ranks hold values to be averaged (pending avg), and would have to hold factors (pending prod)"),
-        ("i64[4]", "i64[4] +avg:dp", "an average of torch.int64 is no torch.int64; only floating point is averaged"),
+         "over dp the ranks hold addends (pending sum), and would have to hold candidates for the largest (pending max); "
+         "reduce the value over dp first"),
+        ("f32[4] +max:dp", "f32[4/tp] +dp",
+         "over dp the ranks hold candidates for the largest (pending max), and would have to hold addends (pending sum); "
+         "reduce the value over dp first"),
+        ("f32[4] +min:tp", "bf16[4] +prod:tp",
+         "over tp the ranks hold candidates for the smallest (pending min), and would have to hold factors (pending prod); "
+         "reduce the value over tp first"),
+        ("f32[4] +avg:tp", "f32[4] +tp",
+         "over tp the ranks hold values to be averaged (pending avg), and would have to hold addends (pending sum); "
+         "reduce the value over tp first"),
+        ("f32[4] +dp", "f32[4] +dp +max:tp",
+         "f32[4] +dp +max:tp is pending max and sum at once, and these do not commute; reduce one first"),
+        ("f32[4] +dp +max:tp", "f32[4]",
+         "f32[4] +dp +max:tp is pending max and sum at once, and these do not commute; reduce one first"),
+        ("i32[4/dp]", "i32[4] +avg:dp", "an average of torch.int32 is no torch.int32; only floating point is averaged"),
+        ("bool[4] +avg:dp", "f32[4]", "an average of torch.bool is no torch.bool; only floating point is averaged"),
         ("c64[4]", "c64[4] +max:dp", "complex numbers have no max"),
+        ("c64[4] +min:dp", "c64[4]", "complex numbers have no min"),
+        ("f32[4]", "f32[4] +xor:dp", "there is no reduction 'xor'; there are sum, avg, max, min, prod"),
     ],
 )  # fmt: skip
 def test_refusals_name_both_and_say_why(before: str, after: str, why: str) -> None:
-    with pytest.raises(TransitionError, match=re.escape(why)):
+    with pytest.raises(TransitionError, match=f"^{re.escape(f'no transfers lead from {before} to {after}: {why}')}$"):
         transitions(read(before, "dp=2 tp=2"), read(after, "dp=2 tp=2"))
 
 
@@ -200,6 +222,17 @@ def test_refusals_name_both_and_say_why(before: str, after: str, why: str) -> No
         ("f32[4/dp 4]", transfers.slice, {"dim": 1, "axis": "dp"}, "the value already uses the axis dp"),
         ("f32[4] +dp", transfers.slice, {"dim": 0, "axis": "dp"}, "the value already uses the axis dp"),
         ("f32[4] +dp", transfers.pend, {"axis": "dp"}, "the value already uses the axis dp"),
+        ("f32[4/dp]", transfers.pend, {"axis": "dp"}, "the value already uses the axis dp"),
+        ("f32[4/dp]", transfers.pend, {"axis": "tp", "dim": 0}, "dim 0 is not split over tp last"),
+        ("f32[4/dp]", transfers.pend, {"axis": "dp", "dim": 0, "op": "avg"}, "only a pending sum or max or min or prod can be made of pieces, no avg"),
+        ("f32[4] +dp", transfers.pend, {"axis": "tp", "op": "max"}, "the value is pending sum already; reductions of two kinds do not commute"),
+        ("i64[4]", transfers.pend, {"axis": "tp", "op": "avg"}, "an average of torch.int64 is no torch.int64"),
+        ("f32[4/dp 4]", transfers.redistribute, {"splits": (("dp",),)}, "1 splits are given for 2 parts"),
+        ("f32[4/dp 4]", transfers.redistribute, {"splits": (("dp",), ("dp",))}, "the axis dp would be used twice"),
+        ("f32[4] +dp", transfers.redistribute, {"splits": (("dp",),)}, "the axis dp would be used twice"),
+        ("f32[4]", transfers.redistribute, {"splits": (("dp",), ()), "parts": ((2, 3),)}, "the parts ((2, 3),) do not make the shape [4]"),
+        ("f32[4] +dp", transfers.send, {"stage": None}, "a pending value is reduced before it is sent"),
+        ("f32[4]", transfers.recv, {"stage": "s9"}, "there is no stage 's9'; stages are none"),
         ("f32[4]", transfers.slice, {"dim": 1, "axis": "dp"}, "there is no dim 1 in a value of 1"),
         ("f32[(5/dp 2)]", transfers.all_gather, {"dim": 0, "axis": "dp"}, "dim 5/dp 2 is not split as parts of [10]"),
     ],
@@ -209,13 +242,16 @@ def test_transfers_that_do_not_apply(before: str, function: Any, arguments: dict
         transfers.BY_FUNCTION[function].infer(read(before, "dp=2 tp=2"), arguments, {})
 
 
-def test_values_keep_their_shape_and_cross_meshes() -> None:
+def test_values_keep_their_shape_and_are_placed() -> None:
     whole = read("f32[4]", "dp=2")
-    assert [step.function for step in transitions(whole, read("f32[4]", "dp=4"))] == [transfers.send, transfers.recv]
     with pytest.raises(TransitionError, match=re.escape("a transition keeps the shape; (4,) is not (2, 2)")):
         transitions(whole, read("f32[2 2]", "dp=2"))
-    with pytest.raises(TransitionError, match="one of these has no Layout"):
-        transitions(whole, replace(whole, layout=None))
+    for pair in ((whole, replace(whole, layout=None)), (replace(whole, layout=None), whole)):
+        with pytest.raises(TransitionError, match="one of these has no Layout"):
+            transitions(*pair)
+
+
+# -- planning ------------------------------------------------------------------------------------------------------
 
 
 def test_a_repeated_pair_is_found_once() -> None:
@@ -225,3 +261,27 @@ def test_a_repeated_pair_is_found_once() -> None:
     assert transitions(replace(source), replace(target)) is first
     assert cost(source, target) == sum(step.bytes for step in first)
     assert _transitions.cache_info().misses == misses
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "most"),
+    [
+        ("f32[{n}/dp 64/tp]", "f32[{n}/tp 64/dp]", 3),
+        ("f32[{n} 64] +cp", "f32[{n}/dp 64/tp]", 4),
+        ("f32[{n} 64] +cp +dp +tp", "f32[{n} 64]", 2),
+        ("f32[{n} 64/cp]", "f32[{n} 64] +cp +dp +tp", 13),
+        ("f32[{n} 8 8 8 8] +cp +dp +tp", "bf16[{n} 8 8 8 8] +cp +dp +tp", 26),
+    ],
+)
+def test_planning_a_new_pair_is_little_work(before: str, after: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted, not timed: Layouts inferred and lacks computed, of a size that no other test has planned for."""
+    source, target = (read(text.format(n=8 * 1009), "cp=4 dp=8 tp=8") for text in (before, after))
+    calls = []
+    monkeypatch.setattr(planning, "most_lacked", lambda *args: calls.append(args) or boxes.most_lacked(*args))
+    for function, row in transfers.BY_FUNCTION.items():
+        counted = replace(row, infer=lambda *args, infer=row.infer: calls.append(args) or infer(*args))
+        monkeypatch.setitem(transfers.BY_FUNCTION, function, counted)
+    _transitions.cache_clear()
+    planning._exchange.cache_clear()
+    transitions(source, target)
+    assert 0 < len(calls) <= most, len(calls)

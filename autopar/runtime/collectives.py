@@ -25,6 +25,10 @@ from autopar.torch_private import FUNCTIONAL
 Shape = Sequence[int]
 
 REDUCE = {"sum": "sum", "avg": "sum", "max": "max", "min": "min", "prod": "product"}  # ours → of torch.distributed
+CARRIERS = {  # dtypes that no backend moves → others of their width, for what is only copied
+    torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8, torch.int16: torch.float16,
+    torch.uint16: torch.float16, torch.uint32: torch.int32, torch.uint64: torch.int64,
+}  # fmt: skip
 PADDING = 1.05  # how much more than the pieces an exchange of padded ones may send
 
 
@@ -58,11 +62,11 @@ def start_all_reduce_in_place(x: torch.Tensor, op: str, group: str) -> torch.Ten
 
 def start_all_gather(x: torch.Tensor, view: Shape, dim: int, sizes: Shape, group: str) -> torch.Tensor:
     piece = _padded(x.reshape(view), dim, max(sizes)).contiguous()
-    return FUNCTIONAL.all_gather_into_tensor(piece.unsqueeze(0), len(sizes), group)
+    return FUNCTIONAL.all_gather_into_tensor(carried(piece).unsqueeze(0), len(sizes), group)
 
 
-def finish_all_gather(started: torch.Tensor, shape: Shape, dim: int, sizes: Shape) -> torch.Tensor:
-    pieces = wait(started)  # [ranks, *piece]
+def finish_all_gather(started: torch.Tensor, shape: Shape, dim: int, sizes: Shape, dtype: torch.dtype) -> torch.Tensor:
+    pieces = wait(started).view(dtype)  # [ranks, *piece]
     if dim == 0 and len(set(sizes)) == 1:
         return pieces.reshape(shape)
     return torch.cat([p.narrow(dim, 0, n) for p, n in zip(pieces.unbind(), sizes, strict=True)], dim).reshape(shape)
@@ -138,15 +142,20 @@ def start_all_to_all(x: torch.Tensor, view: Shape, target: int, new_sizes: Shape
     sent = [piece.numel() for piece in pieces]
     flat = torch.cat(pieces)
     if not x.is_complex():  # which no backend exchanges
-        return FUNCTIONAL.all_to_all_single(flat, list(received), sent, group)
+        return FUNCTIONAL.all_to_all_single(carried(flat), list(received), sent, group)
     return FUNCTIONAL.all_to_all_single(torch.view_as_real(flat), list(received), sent, group)
 
 
-def finish_all_to_all(started: torch.Tensor, shape: Shape, source: int, pieces: Sequence[Shape], complex: bool) -> torch.Tensor:
+def finish_all_to_all(started: torch.Tensor, shape: Shape, source: int, pieces: Sequence[Shape], dtype: torch.dtype) -> torch.Tensor:
     flat = wait(started)
-    flat = torch.view_as_complex(flat) if complex else flat
+    flat = torch.view_as_complex(flat) if dtype.is_complex else flat.view(dtype)
     columns = flat.split([math.prod(piece) for piece in pieces])
     return torch.cat([c.reshape(piece) for c, piece in zip(columns, pieces, strict=True)], source).reshape(shape)
+
+
+def carried(x: torch.Tensor) -> torch.Tensor:
+    """The same bits, of the same shape, in a dtype that backends move."""
+    return x.view(CARRIERS.get(x.dtype, x.dtype))
 
 
 def _padded(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
@@ -182,7 +191,7 @@ def exchange(function: Callable[..., Any], given: Mapping[str, Any], piece: Shap
             received = tuple(math.prod(piece) * dtype.itemsize for piece in pieces)
             return Exchange(start_uneven_all_gather, (len(sizes), received, group), finish_uneven_all_gather,
                             (shape, dim, received, pieces, dtype))  # fmt: skip
-        return Exchange(start_all_gather, (view, dim, sizes, group), finish_all_gather, (shape, dim, sizes))
+        return Exchange(start_all_gather, (view, dim, sizes, group), finish_all_gather, (shape, dim, sizes, dtype))
     if function is transfers.reduce_scatter:
         return Exchange(start_reduce_scatter, (view, dim, sizes, op, group), finish_reduce_scatter, (shape, dim, sizes[own]))
     assert function is transfers.all_to_all, function
@@ -191,7 +200,7 @@ def exchange(function: Callable[..., Any], given: Mapping[str, Any], piece: Shap
     pieces = tuple(tuple({**mine, source: size}.get(d, n) for d, n in enumerate(view)) for size in sizes)
     received = tuple(math.prod(piece) for piece in pieces)
     return Exchange(start_all_to_all, (view, target, new_sizes, received, group), finish_all_to_all,
-                    (shape, source, pieces, dtype.is_complex))  # fmt: skip
+                    (shape, source, pieces, dtype))  # fmt: skip
 
 
 def redistribution(plan: Packing, ranks: Sequence[int], dtype: torch.dtype, group: str) -> Exchange:
