@@ -1,8 +1,9 @@
 """The least that any transfers can bring the worst rank: what sequences of them are measured by.
 
-Between splits it is what a rank needs and does not hold. A reduction over p ranks adds ``(p-1)/p`` of what each holds, the
+Between splits it is what a rank needs and does not hold. For a reduction over p ranks, ``(p-1)/p`` of what each holds, the
 bound of a reduce-scatter (Patarasuk and Yuan, *Bandwidth optimal all-reduce algorithms*, JPDC 2009), after which each has
-``1/p`` of it, at best all in its new piece: for an all-reduce that makes the ``2 (p-1)/p`` of a ring.
+``1/p`` of it, at best all in its new piece: for an all-reduce that makes the ``2 (p-1)/p`` of a ring. Where r groups of ranks
+hold the same, each need reduce no more than ``1/r`` of it. What stays pending is not reduced.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ def least_bytes(source: TensorType, target: TensorType) -> int:
     p = here.mesh.count(axis for axis in held if axis not in kept)
     narrow = min(source.dtype.itemsize, target.dtype.itemsize)
     largest = max((volume(box_of(here, source.shape, rank)) for rank in here.mesh.ranks), default=0)
-    reduced = Fraction(largest * (p - 1), p) * source.dtype.itemsize
+    shares = p if p == 1 else here.mesh.size // here.mesh.count(axis for axis in here.attr.axes if axis in kept or axis not in held)
+    reduced = Fraction(largest * (p - 1), shares) * source.dtype.itemsize
     new = [axis for axis in wanted if axis not in kept]
-    lacked = min(_lacked(here, split, source.shape, p) for split in _ends(there, target.shape, new))
+    lacked = min(_lacked(here, split, source.shape, shares) for split in _ends(there, target.shape, new))
     return math.ceil((reduced + lacked * narrow) / narrow) * narrow  # whole elements
 
 
@@ -50,8 +52,8 @@ def _ends(layout: Layout, shape: tuple[int, ...], new: list[str]) -> list[Layout
     return found
 
 
-def _lacked(here: Layout, there: Layout, shape: tuple[int, ...], p: int) -> Fraction:
-    """Elements that the worst rank lacks, when each has ``1/p`` of what it held, all of it in its new piece if it can be."""
+def _lacked(here: Layout, there: Layout, shape: tuple[int, ...], shares: int) -> Fraction:
+    """Elements that the worst rank lacks, when each has one of ``shares`` of what it held, in its new piece if it can be."""
     worst = Fraction(0)
     for rank in there.mesh.ranks:
         need = box_of(there, shape, rank)
@@ -60,5 +62,5 @@ def _lacked(here: Layout, there: Layout, shape: tuple[int, ...], p: int) -> Frac
             continue
         have = box_of(here, shape, rank)
         both = math.prod(count(overlap(a, b)) for a, b in zip(need, have, strict=True))
-        worst = max(worst, volume(need) - min(Fraction(both), Fraction(volume(have), p)))
+        worst = max(worst, volume(need) - min(Fraction(both), Fraction(volume(have), shares)))
     return worst

@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from autopar.layout import Dim, Layout, span
+from autopar.layout import Axes, Dim, Layout, in_common, span
 from autopar.mesh import Mesh
 
 Runs = tuple[tuple[int, int], ...]  # sorted, disjoint, not empty: (start, stop)
@@ -41,10 +41,6 @@ def _runs(parts: tuple[tuple[int, int, int], ...]) -> Runs:
             runs = [(start * inner, (start + length) * inner)]
         else:
             runs = [(a + k * inner, b + k * inner) for k in range(start, start + length) for a, b in runs]
-            merged = [runs[0]]
-            for a, b in runs[1:]:
-                merged[-1:] = [(merged[-1][0], b)] if merged[-1][1] == a else [merged[-1], (a, b)]
-            runs = merged
         inner *= size
     return tuple(runs) if inner else ()
 
@@ -119,12 +115,24 @@ def most_lacked(source: Layout, target: Layout, shape: tuple[int, ...]) -> int:
     return int(np.max(needed - held))
 
 
-def _sizes(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
+def _sizes(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.ndarray | int, np.ndarray | int]:
     """Of one dim, for every point of the mesh: how many indices the target has, and how many both have."""
-    if len(have) == len(want) == 1:
-        a, n = _spans(size, have[0][1], mesh)
-        b, m = _spans(size, want[0][1], mesh)
-        return m, np.maximum(np.minimum(a + n, b + m) - np.maximum(a, b), 0)
+    seen = ((size, have[0][1], want[0][1]),) if len(have) == len(want) == 1 else in_common(have, want, size, mesh)
+    if seen is None:
+        return _counted(have, want, size, mesh)
+    needed: np.ndarray | int = 1
+    held: np.ndarray | int = 1
+    for n, own, wanted in seen:
+        if own or wanted:
+            (a, p), (b, q) = _spans(n, own, mesh), _spans(n, wanted, mesh)
+            needed, held = needed * q, held * np.maximum(np.minimum(a + p, b + q) - np.maximum(a, b), 0)
+        else:
+            needed, held = needed * n, held * n
+    return needed, held
+
+
+def _counted(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
+    """``_sizes`` of dims that are made of no common parts, point by point."""
     used = {axis for dim in (have, want) for _, axes in dim for axis in axes}
     grid = [range(p) if axis in used else range(1) for axis, p in mesh.axes]
     pairs = []
@@ -136,7 +144,8 @@ def _sizes(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.ndarray, np.
     return found[..., 0], found[..., 1]
 
 
-def _spans(size: int, axes: Sequence[str], mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
+@lru_cache(maxsize=4096)
+def _spans(size: int, axes: Axes, mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
     """``layout.span`` for all coordinates: start and length, with one dimension for each axis of the mesh."""
     start, length = np.zeros((1,) * len(mesh.axes), dtype=np.int64), np.full((1,) * len(mesh.axes), size, dtype=np.int64)
     for axis in axes:

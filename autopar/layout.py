@@ -7,7 +7,9 @@ by axis, major first: with uneven sizes the first pieces are the larger ones and
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
@@ -158,6 +160,11 @@ def finest(parts: Sequence[tuple[int, Axes]], mesh: Mesh) -> list[tuple[int, Axe
     Attributes with the same finest parts lie alike, and the reverse, but for parts of size one that are split (such
     axes only empty the ranks behind the first; they stay where they are written) and dims without elements.
     """
+    return list(_finest(tuple(parts), mesh))
+
+
+@lru_cache(maxsize=65536)
+def _finest(parts: tuple[tuple[int, Axes], ...], mesh: Mesh) -> tuple[tuple[int, Axes], ...]:
     fine: list[tuple[int, Axes]] = []
     for size, axes in parts:
         rest = tuple(axis for axis in axes if mesh.sizes[axis] > 1)
@@ -173,7 +180,7 @@ def finest(parts: Sequence[tuple[int, Axes]], mesh: Mesh) -> list[tuple[int, Axe
             fine[-1] = (fine[-1][0] * size, ())
         elif size != 1 or rest:
             fine.append((size, rest))
-    return fine
+    return tuple(fine)
 
 
 def merge(left: tuple[int, Axes], right: tuple[int, Axes], mesh: Mesh) -> tuple[int, Axes] | None:
@@ -236,3 +243,24 @@ def align(parts: Sequence[tuple[int, Axes]], sizes: Sequence[int], mesh: Mesh) -
     out = [tuple(axis for _, axes in group for axis in axes) for group in groups]
     same = all(finest(group, mesh) == finest([one], mesh) for group, one in zip(groups, zip(sizes, out, strict=True), strict=True))
     return out if same else None
+
+
+def sized(dim: Dim, size: int) -> list[tuple[int, Axes]]:
+    """A dim's parts; one that stands for all of it has the dim's size."""
+    return [(size if part is None else part, axes) for part, axes in dim]
+
+
+@lru_cache(maxsize=65536)
+def in_common(dim: Dim, other: Dim, size: int, mesh: Mesh) -> tuple[tuple[int, Axes, Axes], ...] | None:
+    """The finest parts of which both are made: their sizes, and their axes in each; ``None`` where there are none.
+
+    ``(2/dp 6)`` and ``(4/tp 3)`` are both made of ``2 2 3`` when tp=2: ``(2, dp, tp), (2, (), ()), (3, (), ())``.
+    """
+    own, wanted = sized(dim, size), sized(other, size)
+    ends = {end for parts in (own, wanted) for end in itertools.accumulate((n for n, _ in finest(parts, mesh)), operator.mul)}
+    steps = [divmod(b, a) for a, b in itertools.pairwise((1, *sorted(ends - {0, 1})))]
+    if not steps or any(rest for _, rest in steps):
+        return None
+    sizes = [n for n, _ in steps]
+    here, there = align(own, sizes, mesh), align(wanted, sizes, mesh)
+    return None if here is None or there is None else tuple(zip(sizes, here, there, strict=True))

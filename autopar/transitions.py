@@ -9,7 +9,7 @@ pending value is reduced on the way, and of what splits a pending one is made. R
 from __future__ import annotations
 
 import itertools
-import operator
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,13 +20,14 @@ import torch
 from autopar import transfers
 from autopar.boxes import most_lacked
 from autopar.errors import TransitionError
-from autopar.layout import Axes, Dim, DistAttr, Layout, align, finest
+from autopar.layout import Axes, Dim, DistAttr, Layout, align, in_common, sized
 from autopar.mesh import Mesh
 from autopar.record import TensorType
 from autopar.text.printer import print_type
 
 Move = tuple[Any, dict[str, Any]]  # a transfer and its arguments after the operand
 MANY = 16  # choices of places, above which several axes take the same one
+STARTED = 2**20  # bytes that a link moves while an exchange starts: what one that replicas are borrowed for has to save
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ class _Way:
     type: TensorType
     steps: tuple[Step, ...] = ()
     bytes: int = 0
+    extra: int = 0  # that it has to save
 
     def then(self, *moves: Move, meshes: transfers.Meshes = {}) -> _Way:  # noqa: B006
         way = self
@@ -130,7 +132,7 @@ class _Way:
             if type == way.type and function is not transfers.send:
                 continue
             paid = transfers.received(function, way.type, given, type)
-            way = _Way(type, (*way.steps, Step(function, tuple(given.items()), type, paid)), way.bytes + paid)
+            way = _Way(type, (*way.steps, Step(function, tuple(given.items()), type, paid)), way.bytes + paid, way.extra)
         return way
 
 
@@ -142,17 +144,24 @@ def _cheapest(start: TensorType, goal: TensorType) -> tuple[Step, ...]:
     kept = {axis: kind for axis, kind in goal.attr.pending if same and linear and axis in held}
     new = [(axis, kind) for axis, kind in goal.attr.pending if axis not in kept]
     best: tuple[tuple[int, int], _Way, TensorType, list[Move]] | None = None
-    for before, last in _made_pending(goal, new):
-        for reduced in _reduced(start, before, [axis for axis in held if axis not in kept]):
-            lacked = most_lacked(reduced.type.layout, before.layout, goal.shape)  # type: ignore[arg-type]
-            paid = reduced.bytes + lacked * min(start.dtype.itemsize, goal.dtype.itemsize)
-            key = paid, len(reduced.steps) + len(last) + (lacked > 0)
-            if best is None or key < best[0]:
-                best = key, reduced, before, last
-            if not lacked:
-                break  # whatever else it is reduced to, a gather would have to follow, which brings as much
+    axes = [axis for axis in held if axis not in kept]
+    free = _free(start, axes)
+    itemsize = min(start.dtype.itemsize, goal.dtype.itemsize)
+    least = _least(start, axes, -(-_largest(goal) // goal.layout.mesh.count(axis for axis, _ in new)), itemsize)  # type: ignore[union-attr]
+    for before, last in _made_pending(start, goal, new):
+        for way in _begun(start, free):
+            for reduced in _reduced(way, before, axes):
+                lacked = most_lacked(reduced.type.layout, before.layout, goal.shape)  # type: ignore[arg-type]
+                paid = reduced.bytes + reduced.extra + lacked * itemsize
+                key = paid, len(reduced.steps) + len(last) + (lacked > 0)
+                if best is None or key < best[0]:
+                    best = key, reduced, before, last
+                if not lacked:
+                    break  # whatever else it is reduced to, a gather would have to follow, which brings as much
+            if not free or best[0][0] <= STARTED + _least(start, axes, _largest(before), itemsize):  # type: ignore[index]
+                break
         assert best is not None
-        if not best[0][0]:
+        if best[0][0] <= least:
             break
     _, reduced, before, last = best  # type: ignore[misc]
     return _relaid(reduced, before).then(*last).steps
@@ -163,64 +172,124 @@ def _widens(a: torch.dtype, b: torch.dtype) -> bool:
     return a.is_floating_point and b.is_floating_point and a.itemsize < b.itemsize
 
 
-def _made_pending(goal: TensorType, new: list[tuple[str, str]]) -> Iterator[tuple[TensorType, list[Move]]]:
-    """What the goal can be made of, with the transfers that make it so: whole over its new pending axes, or split."""
+def _made_pending(start: TensorType, goal: TensorType, new: list[tuple[str, str]]) -> Iterator[tuple[TensorType, list[Move]]]:
+    """What the goal can be made of, with the transfers that make it so: whole over its new pending axes, or split.
+
+    A split comes behind some splits that the goal has there; the rest of those are cut afterwards. First as the value is.
+    """
     mesh, attr = goal.layout.mesh, goal.attr  # type: ignore[union-attr]
     rest = DistAttr(attr.dims, tuple(pair for pair in attr.pending if pair not in new))
     sizes = transfers.part_sizes(attr, goal.shape)
-    places = [None, *range(sum(map(len, sizes)))] if all(kind in transfers.MERGES for _, kind in new) else [None]
-    for chosen in itertools.product(places, repeat=len(new)) if len(places) ** len(new) <= MANY else ([k] * len(new) for k in places):
-        axes = [list(axes) for _, axes in attr.parts(goal.shape)]
+    splits = [axes for _, axes in attr.parts(goal.shape)]
+    choices: Iterator[list[tuple[int, int] | None]] = iter([[None] * len(new)])
+    if new and all(kind in transfers.MERGES for _, kind in new):
+        own = _own_places(start, goal, [axis for axis, _ in new], splits)
+        new = sorted(new, key=lambda pair: list(own).index(pair[0]))
+        places = [None, *((k, len(axes)) for k, axes in enumerate(splits)), *((k, j) for k, axes in enumerate(splits) for j in range(len(axes)))]
+        every = ([places[number] for number in numbers] for numbers in _places(len(places), len(new)))
+        choices = itertools.chain([list(own.values())] if any(own.values()) else [], every)
+    for chosen in choices:
+        prefix = [min((place[1] for place in chosen if place and place[0] == k), default=len(axes)) for k, axes in enumerate(splits)]
+        axes = [list(own[:j]) for own, j in zip(splits, prefix, strict=True)]
         last: list[Move] = []
         for (axis, kind), place in zip(new, chosen, strict=True):
             given: dict[str, Any] = {"axis": axis, **_op(kind)}
             if place is not None:
-                axes[place].append(axis)
-                given |= {"dim": place, **_parts(sizes)}
+                axes[place[0]].append(axis)
+                given |= {"dim": place[0], **_parts(sizes)}
             last.insert(0, (transfers.pend, given))
+        last += [(transfers.slice, {"dim": k, "axis": axis, **_parts(sizes)}) for k, j in enumerate(prefix) for axis in splits[k][j:]]
         flat = iter(axes)
         dims = tuple(tuple((size, tuple(next(flat))) for size in dim) for dim in sizes)
         before = replace(goal, layout=Layout(mesh, replace(rest, dims=dims).normalize(goal.shape, mesh)))
         yield before, last
 
 
-def _reduced(start: TensorType, goal: TensorType, axes: list[str]) -> Iterator[_Way]:
+def _own_places(start: TensorType, goal: TensorType, new: list[str], splits: list[Axes]) -> dict[str, tuple[int, int] | None]:
+    """Where the value is split over axes that become pending, and behind how many splits of the goal; major first."""
+    found: dict[str, tuple[int, int] | None] = {}
+    if start.layout.mesh == goal.layout.mesh and transfers.part_sizes(start.attr, start.shape) == transfers.part_sizes(goal.attr, goal.shape):  # type: ignore[union-attr]
+        for k, ((_, axes), wanted) in enumerate(zip(start.attr.parts(start.shape), splits, strict=True)):
+            for i, axis in enumerate(axes):
+                if axis in new:
+                    before = tuple(other for other in axes[:i] if other not in new)
+                    found[axis] = (k, len(before) if before == wanted[: len(before)] else 0)
+    return found | {axis: None for axis in new if axis not in found}
+
+
+def _free(start: TensorType, axes: list[str]) -> list[str]:
+    """Axes whose replicas a reduction over ``axes`` may borrow: those within the outermost, where links are no slower."""
+    mesh = start.layout.mesh  # type: ignore[union-attr]
+    outermost = min((mesh.names.index(axis) for axis in axes), default=len(mesh.names))
+    return [axis for axis in mesh.names[outermost:] if mesh.sizes[axis] > 1 and axis not in start.attr.axes]
+
+
+def _begun(start: TensorType, free: list[str]) -> Iterator[_Way]:
+    """What is reduced: the value as it is, or a piece of it, cut at any one place for all free axes."""
+    yield _Way(start)
+    parts = transfers.part_sizes(start.attr, start.shape)
+    for place in range(sum(map(len, parts))):
+        yield _Way(start, extra=STARTED).then(*((transfers.slice, {"dim": place, "axis": axis, **_parts(parts)}) for axis in free))
+
+
+def _least(start: TensorType, axes: list[str], wanted: int, itemsize: int) -> int:
+    """Bytes at least, to reduce a value and leave each rank so many elements: a ring's, and what others have summed."""
+    mesh = start.layout.mesh  # type: ignore[union-attr]
+    replicated = [axis for axis in mesh.names if axis not in start.attr.axes]
+    share = -(-_largest(start) // mesh.count((*axes, *replicated) if axes else ()))
+    return (share * (mesh.count(axes) - 1) + max(0, wanted - share)) * itemsize
+
+
+def _largest(type: TensorType) -> int:
+    """Elements of the first piece, than which none is larger."""
+    mesh = type.layout.mesh  # type: ignore[union-attr]
+    return math.prod(type.attr.local_shape(type.shape, mesh, dict.fromkeys(mesh.sizes, 0)))
+
+
+def _reduced(way: _Way, goal: TensorType, axes: list[str]) -> Iterator[_Way]:
     """Ways to reduce a value over ``axes``: to splits that the goal has, the others at once or to splits of their own."""
-    here = _Way(start)
     if not axes:
-        yield here
+        yield way
         return
-    kinds = dict(start.attr.pending)
-    op = _op(kinds[axes[0]])
-    left = list(axes)
-    if goal.layout.mesh == start.layout.mesh:  # type: ignore[union-attr]
-        view = next(_views(start, goal), None)
-        if view is not None:
-            parts, own, wanted = view
-            while (move := _onward(own, wanted, parts, left, op, start)) is not None:
-                here = here.then(move)
+    op = _op(dict(way.type.attr.pending)[axes[0]])
+    here, left = _ended(way, goal, axes, op)
     parts = transfers.part_sizes(here.type.attr, here.type.shape)
     yield here.then(*([(transfers.all_reduce, {"axis": left[0] if len(left) == 1 else tuple(left), **op})] if left else []))
-    places = range(sum(map(len, parts)))
-    choices = itertools.product(places, repeat=len(left)) if len(places) ** len(left) <= MANY else ([k] * len(left) for k in places)
-    for chosen in choices if left else ():
+    for chosen in _places(sum(map(len, parts)), len(left)) if left else ():
         yield here.then(*((transfers.reduce_scatter, {"dim": place, "axis": axis, **op, **_parts(parts)})
                           for place, axis in zip(chosen, left, strict=True)))  # fmt: skip
 
 
-def _onward(own: list[Axes], wanted: list[Axes], parts: Any, left: list[str], op: dict[str, Any], start: TensorType) -> Move | None:
-    """The next split of the goal that costs nothing, or that a reduction can end in; ``own`` and ``left`` are brought up to it."""
-    used = {axis for axes in own for axis in axes} | {axis for axis, _ in start.attr.pending}
-    for function, ready in ((transfers.slice, lambda axis: axis not in used), (transfers.reduce_scatter, left.__contains__)):
-        for place, (have, want) in enumerate(zip(own, wanted, strict=True)):
-            if len(have) < len(want) and have == want[: len(have)] and ready(want[len(have)]):
-                axis = want[len(have)]
-                own[place] = (*have, axis)
-                if function is transfers.slice:
-                    return function, {"dim": place, "axis": axis, **_parts(parts)}
-                left.remove(axis)
-                return function, {"dim": place, "axis": axis, **op, **_parts(parts)}
-    return None
+def _places(count: int, axes: int) -> Iterator[tuple[int, ...]]:
+    """A place for each axis; if there are too many such choices, one place for all."""
+    return itertools.product(range(count), repeat=axes) if count**axes <= MANY else ((k,) * axes for k in range(count))
+
+
+def _ended(way: _Way, goal: TensorType, axes: list[str], op: dict[str, Any]) -> tuple[_Way, list[str]]:
+    """Slices and reduce-scatters to splits of the goal, as far as they go; and what is still to be reduced.
+
+    The innermost axis is reduced first: the others, over slower links, have less left.
+    """
+    views = list(_views(way.type, goal)) if goal.layout.mesh == way.type.layout.mesh else []  # type: ignore[union-attr]
+    if not views:
+        return way, axes
+    view = views[-1] if any(len(want) > 1 for want in views[0][2]) else views[0]  # in which each axis is met on its own
+    parts, own, wanted = view
+    mesh, left = goal.layout.mesh, list(axes)  # type: ignore[union-attr]
+    moves: list[Move] = []
+    while True:
+        used = {axis for axes in own for axis in axes} | {axis for axis, _ in way.type.attr.pending}
+        steps = [(place, want[len(have)]) for place, (have, want) in enumerate(zip(own, wanted, strict=True))
+                 if len(have) < len(want) and have == want[: len(have)]]  # fmt: skip
+        slices = [(place, axis) for place, axis in steps if axis not in used]
+        ends = [(place, axis) for place, axis in steps if axis in left]
+        if not slices and not ends:
+            return way.then(*moves), left
+        place, axis = slices[0] if slices else max(ends, key=lambda end: mesh.names.index(end[1]))
+        own[place] = (*own[place], axis)
+        moves.append((transfers.slice if slices else transfers.reduce_scatter, {"dim": place, "axis": axis, **({} if slices else op), **_parts(parts)}))
+        if not slices:
+            left.remove(axis)
 
 
 def _op(kind: str) -> dict[str, Any]:
@@ -267,11 +336,10 @@ def _exchange(here: TensorType, goal: TensorType) -> tuple[Move, ...]:
     chains = []
     for parts, own, wanted in _views(here, goal):
         moves = _chain(own, wanted, _parts(parts))
-        if moves is not None:
+        exchanges = [function for function, _ in moves or () if transfers.BY_FUNCTION[function].collective]
+        if moves is not None and (len(exchanges) < 2 or set(exchanges) == {transfers.all_gather}):
             way = _Way(here).then(*moves)
-            exchanges = [step.function for step in way.steps if transfers.BY_FUNCTION[step.function].collective]
-            simple = len(exchanges) < 2 or set(exchanges) == {transfers.all_gather}
-            if way.type == goal and way.bytes <= least and simple:
+            if way.type == goal and way.bytes <= least:
                 chains.append(tuple((step.function, dict(step.arguments)) for step in way.steps))
     if chains:
         return min(chains, key=len)
@@ -329,27 +397,13 @@ def _views(here: TensorType, goal: TensorType) -> Iterator[View]:
 
 @lru_cache(maxsize=65536)
 def _views_of(dim: Dim, want: Dim, size: int, mesh: Mesh) -> list[tuple[tuple[int, ...], list[Axes], list[Axes]]]:
-    own, wanted = _sized(dim, size), _sized(want, size)
-    smallest = [_sizes(finest(parts, mesh)) for parts in (own, wanted)]
-    found = []
-    for sizes in dict.fromkeys((_sizes(wanted), _sizes(own), _common(*smallest))):
-        if sizes:
-            here, there = align(own, sizes, mesh), align(wanted, sizes, mesh)
-            if here is not None and there is not None:
-                found.append((sizes, here, there))
-    return found
-
-
-def _common(*sides: tuple[int, ...]) -> tuple[int, ...]:
-    """Parts that both sides are made of: ``(2 6)`` and ``(4 3)`` are of ``(2 2 3)``; ``()`` where there are none."""
-    ends = sorted({end for sizes in sides for end in itertools.accumulate(sizes, operator.mul)} - {0, 1})
-    steps = [divmod(b, a) for a, b in itertools.pairwise((1, *ends))]
-    return () if any(rest for _, rest in steps) else tuple(size for size, _ in steps)
-
-
-def _sized(dim: Dim, size: int) -> list[tuple[int, Axes]]:
-    return [(size if part is None else part, axes) for part, axes in dim]
-
-
-def _sizes(parts: Sequence[tuple[int, Axes]]) -> tuple[int, ...]:
-    return tuple(size for size, _ in parts)
+    own, wanted = sized(dim, size), sized(want, size)
+    found = {}
+    for sizes in (tuple(n for n, _ in parts) for parts in (wanted, own)):
+        here, there = align(own, sizes, mesh), align(wanted, sizes, mesh)
+        if here is not None and there is not None:
+            found[sizes] = (sizes, here, there)
+    if (seen := in_common(dim, want, size, mesh)) is not None:
+        sizes, here, there = (list(column) for column in zip(*seen, strict=True))
+        found[tuple(sizes)] = (tuple(sizes), here, there)
+    return list(found.values())

@@ -54,9 +54,10 @@ def tasks_of(program: Program) -> list[Task]:
 
 
 def creation_order(programs: Iterable[Program]) -> list[Ranks]:
-    """The groups that the local programs need, in the one order in which all ranks must create them.
+    """The groups that the local programs need, in one order, in which all ranks may create them.
 
-    It depends on the graphs alone and not on whose programs these are: a rank may ask with its own where all share a
+    A job makes every group of its mesh beforehand; stages are meshes of their own, whose groups follow from the
+    programs. The order depends on the graphs alone and not on whose programs these are: a rank may ask with its own where all share a
     graph. Groups of one rank are left out.
     """
     groups: set[Ranks] = set()
