@@ -27,6 +27,9 @@ from autopar.uses import UseReplacements
 FOLLOWERS = frozenset({operator.getitem, *transfers.BY_FUNCTION})  # ops whose type follows from their operand's
 
 
+NAME = operator.attrgetter("name")
+
+
 class Staged:
     """A value that an edit will insert; it may be used in later operations of the same edit like a node."""
 
@@ -140,28 +143,23 @@ class Changes:
     def settle(self) -> None:
         """The linear walk: order, names, and the types that follow from changed ones."""
         self._replace_uses()
-        tails, stale, changed = self._tails, self._stale, self._changed
+        stale, changed = self._stale, self._changed
         retype = bool(stale or changed)
         order = list(self.program.graph.nodes)
-        mine: list[fx.Node] = []
-        taken: set[str] = set()
         seen: set[fx.Node] = set()
-        made, see, take = seen.issuperset, seen.add, taken.add
+        made, see = seen.issuperset, seen.add
         for node, read in zip(order, map(inputs_of, order), strict=True):
             if not made(read):
                 late = next(operand for operand in read if operand not in seen)
                 raise EditError(f"{self._called(node)} would read {self._called(late)} before it is made; insert it earlier")
             see(node)
-            if node in tails:
-                mine.append(node)
-            else:
-                take(node.name)
             if retype and (node in stale or not changed.isdisjoint(read)):
                 self._follow(node)
         self.program.counts.node_visits += len(order)
         stale.clear()
         changed.clear()
-        self._name(mine, taken)
+        mine = list(filter(self._tails.__contains__, order))
+        self._name(mine, set(map(NAME, order)).difference(map(NAME, mine)))
 
     def _follow(self, node: fx.Node) -> None:
         """Transfers and getitems take their type from their operand; other ops keep theirs."""

@@ -193,13 +193,14 @@ class Edit:
             raise EditError("this edit is over; begin another one with program.edit()")
         graph = self.program.graph
         for value in values:
-            node = value.node if isinstance(value, Staged) else value
-            if isinstance(node, fx.Node):
+            kind = value.__class__  # of which there are no subclasses
+            node = value.node if kind is Staged else value
+            if node.__class__ is fx.Node:
                 if node.graph is not graph:
                     raise EditError(f"{node.name} belongs to another program; take the node from this one, as in program.node({node.name!r})")
                 if is_erased(node):
                     raise EditError(f"{node.name} has been erased from the program")
-            elif isinstance(value, Staged):
+            elif kind is Staged:
                 if value.edit is not self:
                     raise EditError(f"{value} is not part of this edit")
             elif isinstance(value, (tuple, list)):

@@ -107,6 +107,12 @@ class Layout:
         return hash((self.mesh._hash, self.attr._hash))
 
 
+@lru_cache(maxsize=65536)
+def layout_of(mesh: Mesh, attr: DistAttr) -> Layout:
+    """The same object for the same Layout: a program has few, and its passes compare many."""
+    return Layout(mesh, attr)
+
+
 def chunk(size: int, count: int, index: int) -> tuple[int, int]:
     """(start, size) of piece ``index`` of ``torch.chunk`` into ``count``; trailing pieces may be empty."""
     step = -(-size // count)

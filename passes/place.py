@@ -12,7 +12,7 @@ from torch import fx
 from autopar.choice import Aim, cheapest, opened, place_of
 from autopar.dtensor import edge_of
 from autopar.errors import RuleError, at_line
-from autopar.layout import DistAttr, Layout
+from autopar.layout import DistAttr, Layout, layout_of
 from autopar.mesh import Mesh
 from autopar.passes.manager import Pass
 from autopar.program import Program, is_getitem, operands, record_of
@@ -111,12 +111,12 @@ class _Completion:
         attr = self.constraints.get(node.name, type.attr).normalize(type.shape, self.mesh)
         if record.role == "input":
             self.data_axes.update(attr.axes)
-            return replace(type, layout=Layout(self.mesh, attr))
+            return replace(type, layout=layout_of(self.mesh, attr))
         self.parameters.add(node)
         home = edge_of(attr, self.mesh, type.shape, strided=True)
         if home != attr:
-            self.seen[node] = replace(type, layout=Layout(self.mesh, attr))
-        return replace(type, layout=Layout(self.mesh, home))
+            self.seen[node] = replace(type, layout=layout_of(self.mesh, attr))
+        return replace(type, layout=layout_of(self.mesh, home))
 
     def constrain(self, node: fx.Node, record: Record) -> None:
         own = record.type.layout if isinstance(record.type, TensorType) else None
@@ -129,7 +129,7 @@ class _Completion:
         aim, type = self.aims.get(node), self.types[node]
         if aim is not None and not aim.firm and isinstance(type, TensorType):
             attr = aim.given(type.attr).normalize(type.shape, self.mesh)
-            self.seen[node] = replace(type, layout=Layout(self.mesh, attr))
+            self.seen[node] = replace(type, layout=layout_of(self.mesh, attr))
 
     def settle(self, node: fx.Node) -> None:
         """A pending value that all its users need reduced, and one of them split, is reduced to that split for all."""
@@ -164,7 +164,7 @@ class _Completion:
             assert index is not None
             value = self.read(returned[index])
             assert isinstance(value, TensorType)
-            self.types[node] = replace(value, layout=Layout(self.mesh, self.at_edge(value)))
+            self.types[node] = replace(value, layout=layout_of(self.mesh, self.at_edge(value)))
 
     def at_edge(self, type: TensorType) -> DistAttr:
         return DistAttr.replicated(len(type.shape)) if self.whole else edge_of(type.attr, self.mesh, type.shape)
@@ -178,7 +178,7 @@ class _Completion:
             assert isinstance(type, TensorType)
             home = homes.get(result.of)
             attr = home.attr if isinstance(home, TensorType) else self.at_edge(type)
-            needs.append(Requirement(Layout(self.mesh, attr), type.dtype))
+            needs.append(Requirement(layout_of(self.mesh, attr), type.dtype))
         return tuple(needs)
 
     def choose(self, node: fx.Node, record: Record) -> tuple[ValueType, tuple[Requirement | None, ...]]:
@@ -194,12 +194,12 @@ class _Completion:
         homes = tuple(v.attr for v in values)  # type: ignore[union-attr]
         dtypes = tuple(v.dtype for v in values)  # type: ignore[union-attr]
         needs, gives = cheapest(bound, homes, dtypes, staying, self.mesh, self.aims.get(node))
-        uses = tuple(Requirement(Layout(self.mesh, a), dtype) for a, dtype in zip(needs, dtypes, strict=True))
+        uses = tuple(Requirement(layout_of(self.mesh, a), dtype) for a, dtype in zip(needs, dtypes, strict=True))
         return self.laid(record.type, gives), uses
 
     def laid(self, type: ValueType, attrs: tuple[DistAttr | None, ...]) -> ValueType:
         placed = tuple(
-            None if one is None or attr is None else replace(one, layout=Layout(self.mesh, attr))
+            None if one is None or attr is None else replace(one, layout=layout_of(self.mesh, attr))
             for one, attr in zip(type if isinstance(type, tuple) else (type,), attrs, strict=True)
         )
         return placed if isinstance(type, tuple) else placed[0]

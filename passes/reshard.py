@@ -80,18 +80,12 @@ def disagreements(program: Program) -> Iterator[tuple[fx.Node, int, fx.Node, lis
                     yield output, k, value, calls, user, "forward"
         if not called:
             continue
-        phase = record.phase
-        if not (needs := record.uses):
-            continue
-        values = inputs_of(user)
+        phase, needs, values = record.phase, record.uses, inputs_of(user)
         if len(values) != len(needs):  # some operand is read twice
             values = operands(user)
         for k, (value, need) in enumerate(zip(values, needs, strict=False)):
             have = types[value]
-            if need is None or (
-                have.__class__ is TensorType and have.dtype is need.dtype and have.layout is not None
-                and have.layout.attr is need.layout.attr and have.layout.mesh is need.layout.mesh
-            ):  # fmt: skip
+            if need is None or (have.__class__ is TensorType and have.layout is need.layout and have.dtype is need.dtype):
                 continue  # most uses agree plainly, and are not worth a call
             if calls := find(have, need):
                 yield user, k, value, calls, user, phase
