@@ -56,7 +56,7 @@ class Changes:
     def __init__(self, program: Program) -> None:
         self.program = program
         self._counts = replace(program.counts)
-        self._undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+        self._undo: list[tuple[Any, ...]] = []  # (function, *arguments)
         self._uses = UseReplacements()
         self._stale: set[fx.Node] = set()  # nodes whose own type the next walk looks at
         self._changed: set[fx.Node] = set()  # nodes whose readers it looks at
@@ -76,7 +76,7 @@ class Changes:
         base = _base(args, tail)
         times = self._guessed[base] = self._guessed.get(base, -1 if can_name(base) else 0) + 1
         staged.node = node = insert_call(before, f"{base}_{times}" if times else base, staged.target, args, kwargs)
-        self._undo.append((self._erase, (node,)))
+        self._undo.append((self._erase, node))
         self._tails[node] = tail
         served = args[0] if args and isinstance(args[0], fx.Node) else next(iter(inputs_of(node)), None)
         there = record_of(before)
@@ -115,14 +115,14 @@ class Changes:
         self.program.counts.removed += len(doomed)
 
     def undo(self) -> None:
-        for function, arguments in reversed(self._undo):
+        for function, *arguments in reversed(self._undo):
             function(*arguments)
         self._undo.clear()
         vars(self.program.counts).update(vars(self._counts))
 
     def _replace_uses(self) -> None:
         for node, args, kwargs in self._uses.rebuilt():
-            self._undo.append((set_arguments, (node, node.args, node.kwargs)))
+            self._undo.append((set_arguments, node, node.args, node.kwargs))
             set_arguments(node, args, kwargs)
             if node.target in FOLLOWERS:
                 self._stale.add(node)
@@ -132,7 +132,7 @@ class Changes:
 
     def _set(self, node: fx.Node, record: Record) -> None:
         old = record_of(node)
-        self._undo.append((set_record, (node, old)))
+        self._undo.append((set_record, node, old))
         set_record(node, record)
         self.program.counts.record_updates += 1
         if record.type != old.type:

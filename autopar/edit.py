@@ -36,7 +36,9 @@ class Edit:
         self.program = program
         self.sync = sync
         self._changes = Changes(program)
-        self._staged: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self._staged: list[tuple[Any, ...]] = []  # (function, *arguments)
+        self._insert, self._replace = self._changes.insert, self._changes.replace_use
+        self._graph = program.graph
         self._erased: list[Value] = []
         self._records: dict[fx.Node, Record] = {}  # staged annotations
         self._retypes = False  # whether what is staged may change the type of an existing transfer
@@ -88,7 +90,7 @@ class Edit:
                 if not self._retypes or target not in transfers.BY_FUNCTION:
                     raise  # otherwise the commit decides, which knows the changed types
         staged = Staged(self, target, tuple(args), kwargs, type, before, phase, tuple(uses), name)
-        self._stage(self._changes.insert, staged)
+        self._stage(self._insert, staged)
         return staged
 
     def slice(self, x: Value, dim: int, axis: str, *, before: Value, parts: Any = None, phase: str | None = None) -> Staged:
@@ -141,7 +143,7 @@ class Edit:
         self._check((user, old, new))
         if getattr(user, "target", None) in FOLLOWERS:
             self._retypes |= self._type(old) != self._type(new)
-        self._stage(self._changes.replace_use, user, old, new, index)
+        self._stage(self._replace, user, old, new, index)
 
     def replace_all_uses(self, old: Value, new: Value) -> None:
         """Make every user of ``old`` but ``new`` itself read ``new``."""
@@ -179,7 +181,7 @@ class Edit:
     # -- staging -------------------------------------------------------------------------------------------------
 
     def _stage(self, function: Callable[..., None], *arguments: Any) -> None:
-        self._staged.append((function, arguments))
+        self._staged.append((function, *arguments))
         if self.sync:
             self.commit()
 
@@ -191,7 +193,7 @@ class Edit:
         """Refuse values that no commit could carry out; other arguments pass."""
         if self._over:
             raise EditError("this edit is over; begin another one with program.edit()")
-        graph = self.program.graph
+        graph = self._graph
         for value in values:
             kind = value.__class__  # of which there are no subclasses
             node = value.node if kind is Staged else value
@@ -212,7 +214,7 @@ class Edit:
 
     def _commit(self, *, erase: bool) -> None:
         try:
-            for function, arguments in self._staged:
+            for function, *arguments in self._staged:
                 function(*arguments)
             self._changes.settle()
             if erase:

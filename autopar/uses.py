@@ -21,7 +21,7 @@ class _Swaps:
 
     def __init__(self) -> None:
         self.at: dict[int, tuple[fx.Node, fx.Node]] = {}
-        self.everywhere: dict[fx.Node, fx.Node] = {}
+        self.everywhere: dict[fx.Node, fx.Node] | None = None
 
 
 class UseReplacements:
@@ -45,7 +45,8 @@ class UseReplacements:
         if swaps is None:
             return False
         if index is None:
-            return bool(swaps.at) or old in swaps.everywhere or old in swaps.everywhere.values()
+            everywhere = swaps.everywhere or {}
+            return bool(swaps.at) or old in everywhere or old in everywhere.values()
         return index in swaps.at or bool(swaps.everywhere)
 
     def add(self, user: fx.Node, old: fx.Node, new: fx.Node, index: int | None) -> None:
@@ -53,6 +54,7 @@ class UseReplacements:
         if swaps is None:
             swaps = self._users[user] = _Swaps()
         if index is None:
+            swaps.everywhere = swaps.everywhere or {}
             swaps.everywhere[old] = new
         else:
             swaps.at[index] = (old, new)
@@ -72,15 +74,16 @@ def _rebuild(user: fx.Node, swaps: _Swaps) -> tuple[Any, Any]:
         return args, user.kwargs
     position = -1
     missing: dict[tuple[fx.Node, int | None], None] = {(old, index): None for index, (old, _) in swaps.at.items()}
-    missing.update({(old, None): None for old in swaps.everywhere})
+    everywhere = swaps.everywhere or {}
+    missing.update({(old, None): None for old in everywhere})
 
     def swap(operand: fx.Node) -> fx.Node:
         nonlocal position
         position += 1
-        old, new = swaps.at.get(position, (operand, swaps.everywhere.get(operand)))
+        old, new = swaps.at.get(position, (operand, everywhere.get(operand)))
         if new is None or operand is not old:
             return operand
-        missing.pop((old, None if operand in swaps.everywhere else position), None)
+        missing.pop((old, None if operand in everywhere else position), None)
         return new
 
     args = map_operands(user.args, swap)

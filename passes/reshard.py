@@ -42,7 +42,8 @@ class Reshard(Pass):
         if self.mode not in MODES:
             raise ValueError(f"no mode {self.mode!r}; modes are {', '.join(MODES)}")
         with program.edit(sync=self.mode == "sync") as edit:
-            for user, index, value, steps, before, phase in list(disagreements(program)):
+            found = disagreements(program)
+            for user, index, value, steps, before, phase in found if self.mode == "batched" else list(found):
                 moved: Value = value
                 for function, args, kwargs, type in steps:
                     moved = edit.insert(function, (moved, *args), kwargs, before=before, type=type, phase=phase)
