@@ -27,6 +27,7 @@ from autopar.text.printer import print_type
 
 Move = tuple[Any, dict[str, Any]]  # a transfer and its arguments after the operand
 MANY = 16  # choices of places, above which several axes take the same one
+REDUCTIONS = (transfers.all_reduce, transfers.reduce_scatter)
 STARTED = 2**20  # bytes that a link moves while an exchange starts: what one that replicas are borrowed for has to save
 
 
@@ -143,7 +144,7 @@ def _cheapest(start: TensorType, goal: TensorType) -> tuple[Step, ...]:
     held = dict(start.attr.pending)
     kept = {axis: kind for axis, kind in goal.attr.pending if same and linear and axis in held}
     new = [(axis, kind) for axis, kind in goal.attr.pending if axis not in kept]
-    best: tuple[tuple[int, int], _Way, TensorType, list[Move]] | None = None
+    best: tuple[tuple[int, int, int], _Way, TensorType, list[Move]] | None = None
     axes = [axis for axis in held if axis not in kept]
     free = _free(start, axes)
     itemsize = min(start.dtype.itemsize, goal.dtype.itemsize)
@@ -153,7 +154,7 @@ def _cheapest(start: TensorType, goal: TensorType) -> tuple[Step, ...]:
             for reduced in _reduced(way, before, axes):
                 lacked = most_lacked(reduced.type.layout, before.layout, goal.shape)  # type: ignore[arg-type]
                 paid = reduced.bytes + reduced.extra + lacked * itemsize
-                key = paid, len(reduced.steps) + len(last) + (lacked > 0)
+                key = paid, _far(reduced, axes), len(reduced.steps) + len(last) + (lacked > 0)
                 if best is None or key < best[0]:
                     best = key, reduced, before, last
                 if not lacked:
@@ -253,11 +254,42 @@ def _reduced(way: _Way, goal: TensorType, axes: list[str]) -> Iterator[_Way]:
         return
     op = _op(dict(way.type.attr.pending)[axes[0]])
     here, left = _ended(way, goal, axes, op)
+    inner, place = _within(way.type, goal, axes, left)
+    if inner and place is not None:
+        given = {"dim": place, **op, **_parts(transfers.part_sizes(way.type.attr, way.type.shape))}
+        yield from _reduced(way.then(*((transfers.reduce_scatter, {**given, "axis": axis}) for axis in reversed(inner))), goal,
+                            [axis for axis in axes if axis not in inner])  # fmt: skip
     parts = transfers.part_sizes(here.type.attr, here.type.shape)
     yield here.then(*([(transfers.all_reduce, {"axis": left[0] if len(left) == 1 else tuple(left), **op})] if left else []))
     for chosen in _places(sum(map(len, parts)), len(left)) if left else ():
         yield here.then(*((transfers.reduce_scatter, {"dim": place, "axis": axis, **op, **_parts(parts)})
-                          for place, axis in zip(chosen, left, strict=True)))  # fmt: skip
+                          for place, axis in zip(chosen, reversed(left), strict=True)))  # fmt: skip
+
+
+def _within(type: TensorType, goal: TensorType, axes: list[str], left: list[str]) -> tuple[list[str], int | None]:
+    """Axes that the goal has no split for, within one for which it has; and the first part that nothing splits."""
+    order = type.layout.mesh.names.index  # type: ignore[union-attr]
+    outermost = min((order(axis) for axis in axes if axis not in left), default=len(type.layout.mesh.names))  # type: ignore[union-attr]
+    inner = [axis for axis in left if order(axis) > outermost]
+    parts = [t.attr.parts(t.shape) for t in (type, goal)] if inner else []
+    if not parts or len({len(each) for each in parts}) > 1:
+        return inner, None
+    return inner, next((k for k, ((_, own), (_, wanted)) in enumerate(zip(*parts, strict=True)) if not own and not wanted), None)
+
+
+def _far(way: _Way, axes: list[str]) -> int:
+    """Bytes that a way reduces over the outermost axis, whose links may be slow, in whole ``STARTED``.
+
+    Half of an all-reduce is a gather, and those of other ways are not counted either.
+    """
+    mesh = way.type.layout.mesh  # type: ignore[union-attr]
+    outermost = min(axes, key=mesh.names.index, default="")
+    total = 0
+    for step in way.steps:
+        over = transfers.axes_of(dict(step.arguments)["axis"]) if step.function in REDUCTIONS else ()
+        if outermost in over:
+            total += step.bytes // (mesh.count(set(over) - {outermost}) * (2 if step.function is transfers.all_reduce else 1))
+    return total // STARTED
 
 
 def _places(count: int, axes: int) -> Iterator[tuple[int, ...]]:
