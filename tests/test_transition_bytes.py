@@ -15,12 +15,11 @@ from strategies import attrs, meshes, shapes
 from transition_runs import check, normal, read
 
 from autopar import transfers
-from autopar import transitions as planning
 from autopar.layout import Layout
 from autopar.mesh import Mesh
 from autopar.record import TensorType
 from autopar.text.printer import print_type
-from autopar.transitions import cost, transitions
+from autopar.transitions import cost, plan, reductions, transitions
 
 MESHES = [Mesh(a=2, b=2), Mesh(a=2, b=3), Mesh(a=4, b=2), Mesh(a=2, b=2, c=2)]
 
@@ -29,10 +28,10 @@ MESHES = [Mesh(a=2, b=2), Mesh(a=2, b=3), Mesh(a=4, b=2), Mesh(a=2, b=2, c=2)]
 def free_starts() -> Iterator[None]:
     """An exchange costs nothing but its bytes, so replicas are borrowed of small values too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "STARTED", 1)
-        planning._transitions.cache_clear()
+        patch.setattr(reductions, "STARTED", 1)
+        plan._transitions.cache_clear()
         yield
-    planning._transitions.cache_clear()
+    plan._transitions.cache_clear()
 
 
 def moves(here: TensorType, goal: TensorType) -> Iterator[tuple[Any, dict[str, Any]]]:

@@ -14,13 +14,12 @@ from strategies import UNREDUCED, attrs, kinds, meshes, shapes
 from transition_runs import check, explicit_program, normal, read, run
 
 from autopar import boxes, transfers
-from autopar import transitions as planning
 from autopar.errors import TransitionError
 from autopar.layout import Layout
 from autopar.localize import localize
 from autopar.mesh import Mesh
 from autopar.record import DTYPES, TensorType
-from autopar.transitions import _transitions, cost, transitions
+from autopar.transitions import cost, plan, relayouts, transitions
 
 # -- any two Layouts ---------------------------------------------------------------------------------------------
 
@@ -257,10 +256,10 @@ def test_values_keep_their_shape_and_are_placed() -> None:
 def test_a_repeated_pair_is_found_once() -> None:
     source, target = read("f32[24/dp 7]", "dp=2 tp=2"), read("f32[24 7] +tp", "dp=2 tp=2")
     first = transitions(source, target)
-    misses = _transitions.cache_info().misses
+    misses = plan._transitions.cache_info().misses
     assert transitions(replace(source), replace(target)) is first
     assert cost(source, target) == sum(step.bytes for step in first)
-    assert _transitions.cache_info().misses == misses
+    assert plan._transitions.cache_info().misses == misses
 
 
 @pytest.mark.parametrize(
@@ -277,11 +276,11 @@ def test_planning_a_new_pair_is_little_work(before: str, after: str, most: int, 
     """Counted, not timed: Layouts inferred and lacks computed, of a size that no other test has planned for."""
     source, target = (read(text.format(n=8 * 1009), "cp=4 dp=8 tp=8") for text in (before, after))
     calls = []
-    monkeypatch.setattr(planning, "most_lacked", lambda *args: calls.append(args) or boxes.most_lacked(*args))
+    monkeypatch.setattr(plan, "most_lacked", lambda *args: calls.append(args) or boxes.most_lacked(*args))
     for function, row in transfers.BY_FUNCTION.items():
         counted = replace(row, infer=lambda *args, infer=row.infer: calls.append(args) or infer(*args))
         monkeypatch.setitem(transfers.BY_FUNCTION, function, counted)
-    _transitions.cache_clear()
-    planning._exchange.cache_clear()
+    plan._transitions.cache_clear()
+    relayouts._exchange.cache_clear()
     transitions(source, target)
     assert 0 < len(calls) <= most, len(calls)

@@ -1,0 +1,129 @@
+"""The plan of a transition: what is refused, and the cheapest of what can be chosen; cached by content."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+
+from autopar import transfers
+from autopar.boxes import most_lacked
+from autopar.errors import TransitionError
+from autopar.layout import Layout
+from autopar.record import TensorType
+from autopar.text.printer import print_type
+from autopar.transitions import reductions
+from autopar.transitions.pending import made_pending
+from autopar.transitions.reductions import begun, far_bytes, free_axes, largest, least_reduced, reduced_ways
+from autopar.transitions.relayouts import relaid
+from autopar.transitions.way import Move, Step, Way
+
+
+def transitions(source: TensorType, target: TensorType) -> tuple[Step, ...]:
+    """The transfers that turn ``source`` into ``target``, a value of the same shape; ``()`` when they are equal.
+
+    Types in between, and the last, are in normal form. A pending value is never narrowed: it is reduced first.
+
+    Raises:
+        TransitionError: the shapes differ, one has no Layout, or a kind of pending would become another.
+    """
+    if source.shape != target.shape:
+        raise TransitionError(f"a transition keeps the shape; {source.shape} is not {target.shape}")
+    return _transitions(source, target)
+
+
+def cost(source: TensorType, target: TensorType) -> int:
+    """Bytes the worst rank receives."""
+    return sum(step.bytes for step in transitions(source, target))
+
+
+@lru_cache(maxsize=65536)
+def _transitions(source: TensorType, target: TensorType) -> tuple[Step, ...]:
+    if source.layout is None or target.layout is None:
+        raise TransitionError("a transition leads between placed values; one of these has no Layout")
+    start, goal = _normal(source), _normal(target)
+    if start == goal:
+        return ()
+    _refuse(start, goal)
+    steps = _cheapest(start, goal)
+    assert steps[-1].type == goal, (steps[-1].type, goal)
+    return steps
+
+
+def _normal(type: TensorType) -> TensorType:
+    assert type.layout is not None
+    mesh = type.layout.mesh
+    return replace(type, layout=Layout(mesh, type.attr.normalize(type.shape, mesh)))
+
+
+# -- refusals -----------------------------------------------------------------------------------------------------
+
+
+def _refuse(start: TensorType, goal: TensorType) -> None:
+    """What has no meaning: two kinds at once, a kind that becomes another, a kind that the dtype has not."""
+
+    def no(why: str) -> TransitionError:
+        return TransitionError(f"no transfers lead from {print_type(start)} to {print_type(goal)}: {why}")
+
+    for type in (start, goal):
+        kinds = sorted({kind for _, kind in type.attr.pending})
+        if len(kinds) > 1:
+            raise no(f"{print_type(type)} is pending {' and '.join(kinds)} at once, and these do not commute; reduce one first")
+        for kind in kinds:
+            try:
+                transfers.check_kind(kind, type.dtype)
+            except transfers.LayoutMismatch as error:
+                raise no(str(error)) from None
+    if start.layout.mesh != goal.layout.mesh:  # type: ignore[union-attr]
+        return
+    held = dict(start.attr.pending)
+    for axis, kind in goal.attr.pending:
+        if held.get(axis, kind) != kind:
+            raise no(
+                f"over {axis} the ranks hold {PARTIAL[held[axis]]} (pending {held[axis]}), and would have to hold "
+                f"{PARTIAL[kind]} (pending {kind}); reduce the value over {axis} first"
+            )
+
+
+PARTIAL = {"sum": "addends", "avg": "values to be averaged", "max": "candidates for the largest",
+           "min": "candidates for the smallest", "prod": "factors"}  # fmt: skip
+
+
+# -- what is chosen -----------------------------------------------------------------------------------------------
+
+
+def _cheapest(start: TensorType, goal: TensorType) -> tuple[Step, ...]:
+    casts = start.dtype != goal.dtype
+    linear = not casts or _widens(start.dtype, goal.dtype)  # a cast that a pending value may pass
+    same = start.layout.mesh == goal.layout.mesh  # type: ignore[union-attr]
+    held = dict(start.attr.pending)
+    kept = {axis: kind for axis, kind in goal.attr.pending if same and linear and axis in held}
+    new = [(axis, kind) for axis, kind in goal.attr.pending if axis not in kept]
+    best: tuple[tuple[int, int, int], Way, TensorType, list[Move]] | None = None
+    axes = [axis for axis in start.layout.mesh.names if axis in held and axis not in kept]  # type: ignore[union-attr]
+    free = free_axes(start, axes)
+    itemsize = min(start.dtype.itemsize, goal.dtype.itemsize)
+    least = least_reduced(start, axes, -(-largest(goal) // goal.layout.mesh.count(axis for axis, _ in new)), itemsize)  # type: ignore[union-attr]
+    for before, last in made_pending(start, goal, new):
+        for way in begun(start, free):
+            for reduced in reduced_ways(way, before, axes):
+                lacked = most_lacked(reduced.type.layout, before.layout, goal.shape)  # type: ignore[arg-type]
+                paid = reduced.bytes + reduced.extra + lacked * itemsize
+                key = paid, far_bytes(reduced, axes), len(reduced.steps) + len(last) + (lacked > 0)
+                if best is None or key < best[0]:
+                    best = key, reduced, before, last
+                if not lacked:
+                    break  # whatever else it is reduced to, a gather would have to follow, which brings as much
+            if not free or best[0][0] <= reductions.STARTED + least_reduced(start, axes, largest(before), itemsize):  # type: ignore[index]
+                break
+        assert best is not None
+        if best[0][0] <= least:
+            break
+    _, reduced, before, last = best  # type: ignore[misc]
+    return relaid(reduced, before).then(*last).steps
+
+
+def _widens(a: torch.dtype, b: torch.dtype) -> bool:
+    """Every value of ``a`` is one of ``b``, and sums of them come out alike."""
+    return a.is_floating_point and b.is_floating_point and a.itemsize < b.itemsize

@@ -1,0 +1,60 @@
+"""Ways: transfers one after the other, with what they lead to and what they bring the worst rank."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autopar import transfers
+from autopar.record import TensorType
+
+Move = tuple[Any, dict[str, Any]]  # a transfer and its arguments after the operand
+MANY = 16  # choices of places, above which several axes take the same one
+
+
+@dataclass(frozen=True)
+class Step:
+    """One transfer of a sequence: its function, its arguments after the operand, what it leads to, and what it moves.
+
+    ``bytes`` are those that the worst rank receives.
+    """
+
+    function: Any
+    arguments: tuple[tuple[str, Any], ...]
+    type: TensorType
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Way:
+    """Transfers from a type on, with what the worst rank receives; and what they have to save to be taken."""
+
+    type: TensorType
+    steps: tuple[Step, ...] = ()
+    bytes: int = 0
+    extra: int = 0
+
+    def then(self, *moves: Move, meshes: transfers.Meshes = {}) -> Way:  # noqa: B006
+        way = self
+        for function, given in moves:
+            type = transfers.BY_FUNCTION[function].infer(way.type, given, meshes)
+            if type == way.type and function is not transfers.send:
+                continue
+            paid = transfers.received(function, way.type, given, type)
+            way = Way(type, (*way.steps, Step(function, tuple(given.items()), type, paid)), way.bytes + paid, way.extra)
+        return way
+
+
+def places_for(count: int, axes: int) -> Iterator[tuple[int, ...]]:
+    """A place for each axis; if there are too many such choices, one place for all."""
+    return itertools.product(range(count), repeat=axes) if count**axes <= MANY else ((k,) * axes for k in range(count))
+
+
+def op_argument(kind: str) -> dict[str, Any]:
+    return {} if kind == "sum" else {"op": kind}
+
+
+def parts_argument(sizes: Sequence[Sequence[int]]) -> dict[str, Any]:
+    return {"parts": sizes} if any(len(dim) > 1 for dim in sizes) else {}
