@@ -243,6 +243,8 @@ def align(parts: Sequence[tuple[int, Axes]], sizes: Sequence[int], mesh: Mesh) -
 
     ``align([(512, ("dp",))], [4, 128])`` is ``[("dp",), ()]`` when dp divides 4.
     """
+    if len(parts) == len(sizes) and all(part == size for (part, _), size in zip(parts, sizes, strict=True)):
+        return [axes for _, axes in parts]
     groups = regroup(parts, sizes, mesh)
     if groups is None:
         return None

@@ -12,7 +12,7 @@ from torch import fx
 from autopar.choice import Aim, cheapest, opened, place_of
 from autopar.dtensor import edge_of
 from autopar.errors import RuleError, at_line
-from autopar.layout import DistAttr, Layout, layout_of
+from autopar.layout import DistAttr, layout_of
 from autopar.mesh import Mesh
 from autopar.passes.manager import Pass
 from autopar.program import Program, is_getitem, operands, record_of

@@ -121,6 +121,8 @@ BORROWED = {  # on a=8 b=8: (from, to): transfers, MiB
     ("8192 8192] +a", "8192/b 8192]"): ("slice all_reduce", 56),
     ("8192 8192] +b", "8192 8192]"): ("all_reduce", 448),  # links along a may be slower
     ("8192 8192] +a +b", "8192/a/b 8192]"): ("reduce_scatter reduce_scatter", 252),
+    ("8192 8192] +a +b", "8192/a 8192]"): ("reduce_scatter reduce_scatter all_gather", 280),  # little is left for a
+    ("512 512] +a +b", "512/a 512]"): ("reduce_scatter all_reduce", 1.09375),
     ("512 512] +a", "512 512]"): ("all_reduce", 1.75),  # not worth two more exchanges
 }
 
