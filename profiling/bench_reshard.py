@@ -32,8 +32,8 @@ from autopar.program import Counts, Program
 
 PROFILES_ITSELF = True  # the pass, and not the capture before it
 LINES = [Reshard.run, disagreements, Edit.insert, Changes.insert, Changes.settle]
-REPEAT = 15
-ENOUGH = 3.0  # seconds, after which a run is not repeated
+REPEAT = 25
+ENOUGH = 4.0  # seconds, after which a run is not repeated
 
 
 @dataclass

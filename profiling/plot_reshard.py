@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-LOOKS = {
-    "sync": ("a commit an operation", "#b5402f", "s"),
-    "per-reshard": ("a commit a reshard", "#c98a1b", "^"),
-    "batched": ("one commit", "#1f6f8b", "o"),
+LOOKS = {  # how it is called, color, marker, and how far above it its figures stand
+    "sync": ("a commit an operation", "#b5402f", "s", 8),
+    "per-reshard": ("a commit a reshard", "#c98a1b", "^", -15),
+    "batched": ("one commit", "#1f6f8b", "o", 8),
 }
 
 
@@ -23,14 +23,14 @@ def plot(points: dict[str, list[tuple[int, float]]], layers: list[int], path: Pa
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7.2, 4.6), dpi=120)
-    for mode, (what, color, marker) in LOOKS.items():
+    for mode, (what, color, marker, above) in LOOKS.items():
         if mode not in points:
             continue
         inserted, seconds = map(np.array, zip(*points[mode], strict=True))
         slope = np.polyfit(np.log(inserted), np.log(seconds), 1)[0]
         axes.plot(inserted, seconds, color=color, marker=marker, label=f"{what}: exponent {slope:.2f}")
         for x, y in ((inserted[0], seconds[0]), (inserted[-1], seconds[-1])):
-            axes.annotate(_time(y), (x, y), textcoords="offset points", xytext=(0, 8), ha="center", fontsize=8, color=color)
+            axes.annotate(_time(y), (x, y), textcoords="offset points", xytext=(0, above), ha="center", fontsize=8, color=color)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.margins(x=0.08, y=0.12)
