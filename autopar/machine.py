@@ -153,7 +153,9 @@ def _name_of(device: torch.device | str) -> str:
         found = torch.device(device)
     except (RuntimeError, TypeError):
         return str(device)
-    if found.type == "cuda" and (found.index or 0) < torch.cuda.device_count():
+    if isinstance(device, str) and ":" in device and device.rpartition(":")[2] != str(found.index):
+        return device  # an index that torch wraps around
+    if found.type == "cuda" and 0 <= (found.index or 0) < torch.cuda.device_count():
         return torch.cuda.get_device_name(found)
     return found.type if found.type == "cpu" else str(found)
 

@@ -122,10 +122,27 @@ class Relay:
     # -- on simulated ranks ----------------------------------------------------------------------------------------
 
     def simulate(self, pieces: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Rank → piece of the target, of the pieces of the source; attached to autograd."""
+        """Rank → piece of the target, of the pieces of the source; attached to autograd.
+
+        Raises:
+            ValueError: a piece is missing, or is not of the shape or dtype that the rank has.
+        """
         ranks = tuple(self.source.layout.mesh.ranks)  # type: ignore[union-attr]
+        if sorted(pieces) != sorted(ranks):
+            raise ValueError(f"pieces are given of the ranks {sorted(pieces)}; {print_type(self.source)} lies on {sorted(ranks)}")
+        for rank in ranks:
+            self._check(rank, pieces[rank])
         found = _Simulated.apply(self, *(pieces[rank] for rank in ranks))  # type: ignore[no-untyped-call]
         return dict(zip(self.target.layout.mesh.ranks, found, strict=True))  # type: ignore[union-attr]
+
+    def _check(self, rank: int, piece: torch.Tensor) -> None:
+        mesh = self.source.layout.mesh  # type: ignore[union-attr]
+        shape = self.source.attr.local_shape(self.source.shape, mesh, mesh.coordinates(rank))
+        if (tuple(piece.shape), piece.dtype) != (shape, self.source.dtype):
+            raise ValueError(
+                f"rank {rank} has a piece {list(shape)}, {self.source.dtype} of {print_type(self.source)}, and was given "
+                f"{list(piece.shape)}, {piece.dtype}"
+            )
 
     def _run(self, pieces: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         code: dict[int, list[Instruction]] = {}
@@ -170,7 +187,16 @@ class RelayOnRank:
         return self.relay.backward.on(self.rank, self.groups, self.device)
 
     def __call__(self, piece: torch.Tensor | None) -> torch.Tensor | None:
-        """The rank's piece of the target; ``None`` in and out where it lies on the other mesh alone."""
+        """The rank's piece of the target; ``None`` in and out where it lies on the other mesh alone.
+
+        Raises:
+            ValueError: the piece is not of the shape or dtype that the rank has, or there should be none.
+        """
+        if (piece is None) == (self.rank in self.relay.source.layout.mesh.ranks):  # type: ignore[union-attr]
+            where = f"{print_type(self.relay.source)} lies on {sorted(self.relay.source.layout.mesh.ranks)}"  # type: ignore[union-attr]
+            raise ValueError(f"rank {self.rank} was given {'no piece' if piece is None else 'a piece'}; {where}")
+        if piece is not None:
+            self.relay._check(self.rank, piece)
         if self.relay.source.layout.mesh == self.relay.target.layout.mesh:  # type: ignore[union-attr]
             return _OnRank.apply(self, piece)  # type: ignore[no-untyped-call]
         return self._run(piece)

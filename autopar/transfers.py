@@ -211,6 +211,17 @@ KINDS = ("sum", "avg", "max", "min", "prod")
 MERGES = ("sum", "max", "min", "prod")  # kinds with an element that changes nothing
 
 
+REDUCED_AS = {  # dtypes that torch or a backend does not reduce → those in which it is done
+    torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64,
+    torch.float8_e4m3fn: torch.float32, torch.float8_e5m2: torch.float32,
+}  # fmt: skip
+
+
+def reduced_as(kind: str, dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which values are reduced; wider where an average, whose sum comes first, would leave the range."""
+    return torch.float32 if kind == "avg" and dtype is torch.float16 else REDUCED_AS.get(dtype, dtype)
+
+
 def check_kind(kind: str, dtype: torch.dtype) -> None:
     """``LayoutMismatch`` for a reduction that there is not, or that the dtype does not have."""
     if kind not in KINDS:
@@ -219,6 +230,8 @@ def check_kind(kind: str, dtype: torch.dtype) -> None:
         raise LayoutMismatch(f"an average of {dtype} is no {dtype}; only floating point is averaged")
     if kind in ("max", "min") and dtype.is_complex:
         raise LayoutMismatch(f"complex numbers have no {kind}")
+    if kind in ("max", "min") and dtype is torch.uint64:
+        raise LayoutMismatch(f"torch finds no {kind} of {dtype}; cast the value first")
 
 
 def _splits(shape: Sequence[int], splits: Sequence[Axes], parts: Parts, pending: tuple[tuple[str, str], ...], mesh: Mesh) -> Layout:

@@ -1,4 +1,4 @@
-"""Follow: a view lies as those who read it ask, so that the transfers come before it."""
+"""Follow: a view or a cast lies as those who read it ask, so that the transfers come before it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from autopar.passes.manager import Pass
 from autopar.program import Program, is_getitem, operands, record_of
 from autopar.record import Record, Requirement, TensorType
 from autopar.rules.binding import bind_node
+from autopar.rules.pointwise import CASTS
 from autopar.transitions import cost
 
 
 @dataclass(frozen=True)
 class Follow(Pass):
-    """Where all uses of a view need another Layout than it has, the view gets it, and asks for it in turn.
+    """Where all uses of a view or a cast need another Layout than it has, it gets that, and asks for it in turn.
 
         y : f32[8/tp 4] = …                                        y : f32[8/tp 4] = …
         t : f32[4 8/tp] = t(y)                              →      t : f32[4 8] = t(y as [8 4])
         a : f32[4 4] = mm(t as [4 8], b)                           a : f32[4 4] = mm(t, b)
         c : f32[8 2] = mm(y as [8 4], d)                           c : f32[8 2] = mm(y as [8 4], d)
 
-    Two transfers of two views of one value become one transfer of the value. Never where more bytes would move, nor
-    across phases (what the forward keeps for the backward stays split), nor for a pending value, which waits through
-    views. Backwards and linear, so that chains of views follow as one.
+    Two transfers of two views of one value become one transfer of the value; the gradient of a parameter that was cast is
+    reduced to the parameter's pieces before it is cast back. Never where more bytes would move, nor across phases (what
+    the forward keeps for the backward stays split), nor for a pending value, which waits through views. Backwards and
+    linear, so that chains follow as one.
     """
 
     name: ClassVar[str] = "follow"
@@ -45,14 +47,15 @@ class Follow(Pass):
 
 
 def _followed(node: fx.Node, changed: dict[fx.Node, Record]) -> Record | None:
-    """The record of a view that lies as its readers ask; ``None`` where it stays."""
+    """The record of a view or a cast that lies as its readers ask; ``None`` where it stays."""
     record = record_of(node)
     have = record.type
-    if len(record.uses) != 1 or not isinstance(have, TensorType) or have.attr.pending or not bind_node(node).rule.view:
+    casts = node.target in CASTS
+    if len(record.uses) != 1 or not isinstance(have, TensorType) or have.attr.pending or not (casts or bind_node(node).rule.view):
         return None
-    if any(user.op == "output" for user in node.users):
+    if any(user.op == "output" and not (casts and _is_gradient(node, user)) for user in node.users):
         return None
-    wanted = {(need, about.phase == record.phase)
+    wanted = {(need, about.phase == record.phase or user.op == "output")
               for user in node.users for about in (changed.get(user) or record_of(user),)
               for value, need in zip(operands(user), about.uses, strict=True) if value is node}  # fmt: skip
     if len(wanted) != 1:
@@ -68,6 +71,14 @@ def _followed(node: fx.Node, changed: dict[fx.Node, Record]) -> Record | None:
         return None
     before = Requirement(replace(need.layout, attr=asked), source.dtype)
     new = replace(have, layout=need.layout)
-    if cost(source, replace(source, layout=before.layout)) > cost(have, new):
+    now = record.uses[0]
+    paid = cost(have, new) + (0 if now is None else cost(source, replace(source, layout=now.layout)))
+    if cost(source, replace(source, layout=before.layout)) > paid:
         return None
     return replace(record, type=new, uses=(before,))
+
+
+def _is_gradient(value: fx.Node, output: fx.Node) -> bool:
+    """Whether all that the program gives of a value is gradients."""
+    given = zip(operands(output), record_of(output).results, strict=True)
+    return all(result.kind == "grad" for one, result in given if one is value)

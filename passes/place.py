@@ -18,6 +18,7 @@ from autopar.passes.manager import Pass
 from autopar.program import Program, is_getitem, operands, record_of
 from autopar.record import Record, Requirement, TensorType, ValueType
 from autopar.rules.binding import bind_node
+from autopar.rules.pointwise import CASTS
 from autopar.rules.registry import rule_of
 
 
@@ -209,7 +210,7 @@ ADDITIONS = {torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor}
 
 
 def gradient_aims(program: Program, types: Mapping[fx.Node, ValueType], axes: frozenset[str], mesh: Mesh) -> dict[fx.Node, Aim]:
-    """Over ``axes``, on which parameters stay, a gradient is made where its parameter is: through views and additions."""
+    """Over ``axes``, on which parameters stay, a gradient is made where its parameter is: through views, additions and casts."""
     aims: dict[fx.Node, Aim] = {}
     homes = {node.name: type for node, type in types.items() if node.op == "placeholder"}
     output = program.output
@@ -224,6 +225,8 @@ def gradient_aims(program: Program, types: Mapping[fx.Node, ValueType], axes: fr
         if node.target in ADDITIONS:
             same = [value for value in operands(node) if record_of(value).type == record_of(node).type]
             aims |= {value: aims[node] for value in same if value not in aims}
+        elif node.target in CASTS:
+            aims.setdefault(operands(node)[0], aims[node])
         elif bound.rule.view and len(bound.results) == len(bound.operands) == 1:
             attr = bound.before(aims[node].attr, mesh)
             if attr is not None and attr.axes:

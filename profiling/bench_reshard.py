@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from profilers import calls_of, lines_of
+from plot_reshard import plot
+from profilers import calls_of, lines_of, positive
 from stacks import below, sample, speedscope
 from workloads import LLAMA_PLAN, LLAMA_TRANSFERS, MESH, llama, placed_llama
 
@@ -46,7 +47,7 @@ class Run:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--layers", type=int, nargs="+", default=[12])
+    parser.add_argument("--layers", type=positive, nargs="+", default=[12])
     parser.add_argument("--mode", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--outside", action="store_true", help="the same edits, metadata kept by Inductor's FakeTensorUpdater")
     parser.add_argument("--whole", action="store_true", help="reshard's share of a call of parallelize")
@@ -164,6 +165,12 @@ def whole(layers: int) -> str:
 
 
 def run(options: argparse.Namespace) -> str:
+    folder = Path(__file__).parent / "results" if options.record else Path(tempfile.gettempdir()) / "autopar"
+    try:  # before minutes of measuring
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise SystemExit(f"no place for the plot and the stacks: {error}") from None
+    shown = folder.name if options.record else folder
     said = []
     rows: dict[int, dict[str, Run]] = {}
     for layers in options.layers:
@@ -187,15 +194,9 @@ def run(options: argparse.Namespace) -> str:
         said.append(whole(least))
     if options.tool != "time":
         said.append(tables(options.tool, first, options.mode))
-    folder = Path(__file__).parent / "results" if options.record else Path(tempfile.gettempdir()) / "autopar"
-    folder.mkdir(exist_ok=True)
-    shown = folder.name if options.record else folder
     (folder / "reshard.speedscope.json").write_text(flames(first, rows[least]))
-    if len(rows) > 1:
-        from plot_reshard import plot
-
-        points = {mode: [(row[mode].counts.inserted, row[mode].seconds) for row in rows.values()] for mode in options.mode}
-        plot(points, options.layers, folder / "reshard.png")
-        said.append(f"{shown}/reshard.png: seconds over inserted ops\n")
+    points = {mode: [(row[mode].counts.inserted, row[mode].seconds) for row in rows.values()] for mode in options.mode}
+    plot(points, list(rows), folder / "reshard.png")
+    said.append(f"{shown}/reshard.png: seconds over inserted ops\n")
     said.append(f"{shown}/reshard.speedscope.json: where the time goes, sampled, {least} layers; drop it on speedscope.app\n")
     return f"{MESH}, Megatron over tp, parameters and gradients split over dp\n\n" + "\n".join(said)

@@ -21,6 +21,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from profilers import positive
 from rich.console import Console
 from rich.table import Table
 from torch import distributed
@@ -63,7 +64,7 @@ DEFAULT, LEAST = "DTensor", "DTensor, min-cost"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--machine", default="NVIDIA H100 80GB HBM3", help="whose prices are told")
-    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--repeat", type=positive, default=5)
 
 
 # -- pairs -------------------------------------------------------------------------------------------------------------
@@ -233,7 +234,10 @@ def ratio(row: Row, name: str) -> float:
 
 def run(options: argparse.Namespace) -> str:
     logging.getLogger(_redistribute.__name__).setLevel(logging.ERROR)  # that a flattened mesh would help
-    on = machine.machine(options.machine)
+    try:
+        on = machine.machine(options.machine)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
     found: list[Row] = []
     times: dict[str, list[tuple[float, str]]] = {}
     joint = ["", "DTensor, MiB where they are fewer with flattened meshes of neighbouring axes, which the user makes:"]

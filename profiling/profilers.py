@@ -1,13 +1,22 @@
-"""The profilers' tables: cProfile, and line_profiler on given functions."""
+"""What benchmarks share: the profilers' tables, cProfile and line_profiler on given functions, and the counts they take."""
 
 from __future__ import annotations
 
+import argparse
 import cProfile
 import io
 import pstats
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+
+def positive(text: str) -> int:
+    """A number of layers, of times: for ``argparse``."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
+    return number
 
 
 def calls_of(function: Callable[[], Any], rows: int = 25) -> tuple[Any, pstats.Stats, str]:

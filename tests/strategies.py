@@ -16,7 +16,7 @@ from autopar.runtime.pieces import cut
 
 NAMES = ("dp", "tp", "cp")
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)
-UNREDUCED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64)  # no CPU adds these
+UNREDUCED = (torch.float8_e4m3fn, torch.float8_e5m2)  # small whole numbers are not exact in these
 
 
 @st.composite
@@ -29,7 +29,7 @@ def meshes(draw: st.DrawFn, *, max_axes: int = 3, max_size: int = 4, max_ranks: 
 
 def kinds(dtype: torch.dtype) -> tuple[str, ...]:
     """Every kind of reduction that a dtype has."""
-    ordered = () if dtype.is_complex else ("max", "min")
+    ordered = () if dtype.is_complex or dtype is torch.uint64 else ("max", "min")
     return ("sum", "prod", *ordered, *(("avg",) if dtype.is_floating_point or dtype.is_complex else ()))
 
 

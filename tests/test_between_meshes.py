@@ -148,3 +148,12 @@ def test_another_kind_over_an_axis_of_the_same_name_elsewhere() -> None:
     stages = {"s0": "dp=2", "s1": "dp=2 ranks 2 3"}
     source, target = (read(text, "w=4", **stages) for text in ("f32[4] +max:dp @s0", "f32[4] +dp @s1"))
     check(source, target, world=Mesh(w=4))
+
+
+def test_a_reduction_ends_in_splits_where_that_is_less() -> None:
+    stages = {"s0": "dp=4", "s1": "x=4"}
+    for after in ("f32[8 8/x] @s1", "f32[8 8] +x @s1"):
+        source, target = (read(text, "w=4", **stages) for text in ("f32[8 8] +dp @s0", after))
+        check(source, target, world=Mesh(w=4))
+        assert [step.function.__name__ for step in transitions(source, target)][:1] == ["reduce_scatter"]
+        assert cost(source, target) == 3 * 16 * 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import exchanges
 import pytest
@@ -20,13 +21,14 @@ from autopar.localize import localize
 from autopar.mesh import Mesh
 from autopar.record import DTYPES as DTYPES_BY_NAME
 from autopar.record import TensorType
+from autopar.runtime.collectives import carried
 
 MESHES = {
     2: [Mesh(dp=2), Mesh(dp=2, tp=1)],
     3: [Mesh(tp=3)],
     4: [Mesh(dp=2, tp=2), Mesh(tp=4), Mesh(dp=4), Mesh(tp=2, dp=2, ranks=[0, 2, 1, 3])],
 }
-REDUCED = [*DTYPES, torch.float16, torch.complex64, torch.int8]  # by gloo
+REDUCED = [*DTYPES, torch.float16, torch.complex64, torch.int8, torch.int16, torch.uint16, torch.uint32, torch.uint64]
 Case = tuple[tuple[list[str], list[torch.Tensor | None]], list[torch.Tensor | None]]
 
 
@@ -53,10 +55,10 @@ def check(cases: list[Case]) -> None:
 
 
 def kinds(dtype: torch.dtype) -> tuple[str, ...]:
-    """Of reduction, that gloo has."""
+    """Of reduction, that gloo has or that is done in another dtype."""
     if dtype not in REDUCED:
         return ()
-    return {torch.bool: ("max", "min"), torch.complex64: ("sum", "avg")}.get(dtype, ("sum", "max", "min", "prod", *(("avg",) if dtype.is_floating_point else ())))
+    return {torch.bool: ("max", "min"), torch.complex64: ("sum", "avg"), torch.uint64: ("sum", "prod")}.get(dtype, ("sum", "max", "min", "prod", *(("avg",) if dtype.is_floating_point else ())))
 
 
 @st.composite
@@ -146,3 +148,22 @@ def test_started_where_they_stand_and_waited_for_at_first_use() -> None:
     ops = [op.rpartition("_")[0] if op.startswith("autopar") and op[-1].isdigit() else op for op in ops]
     found = [op.replace("autopar_runtime_collectives_", "").replace("torch.ops.aten.", "") for op in ops if "(" not in op and ("autopar" in op or "aten" in op)]
     assert found == ["relu.default", "start_all_reduce", "mm.default", "wait", "relu.default", "start_all_reduce_in_place", "wait", "mm.default"], text
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_narrow_floats_are_reduced_in_wider_ones(dtype: torch.dtype) -> None:
+    """Eight and seven halves are exact in them; 0.5 + 7.5 + 0.5 + 7.5 added two at a time is not."""
+    source, target = (replace(read(f"f32[4{split}]{pending}", "tp=4"), dtype=dtype) for split, pending in (("", " +tp"), ("/tp", "")))
+    check([case(source, target, torch.tensor([[0.5] * 4, [1.5] * 4, [2.0] * 4, [4.0] * 4]).to(dtype))])
+
+
+def test_an_average_stays_in_range_where_the_sum_does_not() -> None:
+    source, target = read("f16[3] +avg:tp", "tp=4"), read("f16[3]", "tp=4")
+    given_, wanted = case(source, target, torch.full((4, 3), 60000.0, dtype=torch.float16))
+    assert all(torch.equal(piece, torch.full((3,), 60000.0, dtype=torch.float16)) for piece in wanted)
+    check([(given_, wanted)])
+
+
+def test_conjugate_views_are_carried_as_what_they_show() -> None:
+    x = torch.complex(torch.ones(3), torch.arange(3.0)).conj()
+    assert torch.equal(carried(x).resolve_conj(), x) and not carried(x).is_conj()

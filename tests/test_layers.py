@@ -289,3 +289,22 @@ def test_decompositions_of_halves_lose_no_more_than_torch(dtype: torch.dtype) ->
     ]
     for have, wanted in pairs:
         torch.testing.assert_close(have, wanted, rtol=torch.finfo(dtype).eps, atol=0)
+
+
+class HalfPrecision(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16, bias=False), nn.Linear(16, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.down(torch.relu(self.up(x))).float()
+
+
+def test_gradients_of_cast_parameters_are_reduced_to_their_pieces() -> None:
+    """Before they are cast back, in the narrower dtype; no rank ever holds one whole."""
+    parallel = autopar.parallelize(HalfPrecision(), Mesh(dp=4), {"*.weight": ("dp", None)}, example=(torch.randn(16, 8),))
+    backward = [line for line in parallel.transfers.lines if line.phase == "backward"]
+    assert [(line.transfer, line.before.partition("[")[0]) for line in backward if "all_reduce" in line.transfer] == []
+    reduced = [line.before for line in backward if line.transfer == "reduce_scatter"]
+    assert {"bf16[8 16] +dp", "bf16[16 8] +dp"} <= set(reduced)

@@ -85,7 +85,7 @@ def test_no_machine_of_that_name() -> None:
 # -- devices -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("device", ["NVIDIA A100", "NVIDIA A100-SXM4-160GB", "TPU v9", "cuda:99", "meta", "mps", "", torch.device("meta")])
+@pytest.mark.parametrize("device", ["NVIDIA A100", "NVIDIA A100-SXM4-160GB", "TPU v9", "cuda:99", "cuda:128", "cuda:255", "meta", "mps", "", torch.device("meta")])
 def test_an_unknown_device_is_generic_and_named(device: torch.device | str) -> None:
     found = machine_of(device)
     assert found.name == "generic" and found.kind == "any"

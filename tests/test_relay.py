@@ -200,3 +200,23 @@ def test_in_the_joint_graph(data: st.DataObject) -> None:
     weights = torch.randn(shape, dtype=torch.float64)
     assert torch.allclose(ours, wanted)
     assert torch.allclose(torch.autograd.grad(ours, x, weights)[0], torch.autograd.grad(wanted, x, weights)[0])
+
+
+@pytest.mark.parametrize("after", ["f32[4/dp 4]", "f32[4 4] +dp", "f32[4/dp 4/tp]", "f32[4/tp 4]"])
+def test_pieces_that_a_rank_does_not_have_are_refused(after: str) -> None:
+    relay = Relay(relays.read("f32[4/dp 4]"), relays.read(after))
+    pieces = {rank: torch.zeros(2, 4) for rank in range(4)}
+    relay.simulate(pieces)
+    for wrong, said in [
+        ({**pieces, 1: torch.zeros(4, 4)}, "rank 1 has a piece [2, 4], torch.float32 of f32[4/dp 4], and was given [4, 4], torch.float32"),
+        ({**pieces, 2: torch.zeros(2, 4, dtype=torch.float64)}, "rank 2 has a piece [2, 4], torch.float32 of f32[4/dp 4], and was given [2, 4], torch.float64"),
+        ({rank: pieces[rank] for rank in range(3)}, "pieces are given of the ranks [0, 1, 2]; f32[4/dp 4] lies on [0, 1, 2, 3]"),
+        ({**pieces, 4: pieces[0]}, "pieces are given of the ranks [0, 1, 2, 3, 4]; f32[4/dp 4] lies on [0, 1, 2, 3]"),
+    ]:
+        with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+            relay.simulate(wrong)
+    here = relay.on(0, {})
+    with pytest.raises(ValueError, match=re.escape("rank 0 has a piece [2, 4]")):
+        here(torch.zeros(4, 2))
+    with pytest.raises(ValueError, match=re.escape("rank 0 was given no piece; f32[4/dp 4] lies on [0, 1, 2, 3]")):
+        here(None)

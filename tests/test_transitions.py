@@ -15,7 +15,7 @@ from transition_runs import check, explicit_program, normal, read, run
 
 from autopar import boxes, transfers
 from autopar.errors import TransitionError
-from autopar.layout import Layout
+from autopar.layout import DistAttr, Layout
 from autopar.localize import localize
 from autopar.mesh import Mesh
 from autopar.record import DTYPES, TensorType
@@ -202,6 +202,7 @@ def test_axes_of_one_leave_no_trace() -> None:
         ("bool[4] +avg:dp", "f32[4]", "an average of torch.bool is no torch.bool; only floating point is averaged"),
         ("c64[4]", "c64[4] +max:dp", "complex numbers have no max"),
         ("c64[4] +min:dp", "c64[4]", "complex numbers have no min"),
+        ("u64[4] +max:dp", "u64[4]", "torch finds no max of torch.uint64; cast the value first"),
         ("f32[4]", "f32[4] +xor:dp", "there is no reduction 'xor'; there are sum, avg, max, min, prod"),
     ],
 )  # fmt: skip
@@ -239,6 +240,30 @@ def test_refusals_name_both_and_say_why(before: str, after: str, why: str) -> No
 def test_transfers_that_do_not_apply(before: str, function: Any, arguments: dict[str, Any], why: str) -> None:
     with pytest.raises(transfers.LayoutMismatch, match=re.escape(why)):
         transfers.BY_FUNCTION[function].infer(read(before, "dp=2 tp=2"), arguments, {})
+
+
+@pytest.mark.parametrize(
+    ("shape", "attr", "why"),
+    [
+        ((4,), DistAttr.split("zz"), "f32[4/zz] names the axis zz; the mesh has dp, tp"),
+        ((4,), DistAttr.split(("dp", "dp")), "f32[4/dp/dp] uses the axis dp twice"),
+        ((4,), DistAttr.split("dp", pending=["dp"]), "f32[4/dp] +dp uses the axis dp twice"),
+        ((-4,), DistAttr.split(None), "a value has no shape [-4]"),
+        ((12,), DistAttr((((5, ("dp",)), (2, ())),)), "the parts of f32[(5/dp 2)] do not make a dim of 12"),
+        ((4,), DistAttr.split(None, pending={"dp": "xor"}), "there is no reduction 'xor'; there are sum, avg, max, min, prod"),
+        ((4,), DistAttr.split(None, pending={"dp": "max", "tp": "sum"}), "f32[4] +max:dp +tp is pending max and sum at once, and these do not commute; reduce one first"),
+    ],
+)  # fmt: skip
+def test_what_nothing_lies_as_is_refused_even_where_both_ends_are_alike(shape: tuple[int, ...], attr: DistAttr, why: str) -> None:
+    type = TensorType(shape, torch.float32, Layout(Mesh(dp=2, tp=2), attr))
+    with pytest.raises(TransitionError, match=f": {re.escape(why)}$"):
+        transitions(type, type)
+
+
+def test_a_layout_has_as_many_dims_as_its_value() -> None:
+    type = TensorType((4,), torch.float32, Layout(Mesh(dp=2), DistAttr.split("dp", None)))
+    with pytest.raises(TransitionError, match=r"^a Layout of 2 dims is given to a value of 1$"):
+        transitions(type, type)
 
 
 def test_values_keep_their_shape_and_are_placed() -> None:

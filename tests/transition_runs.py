@@ -114,7 +114,7 @@ def addends(type: TensorType, values: torch.Tensor) -> tuple[torch.Tensor, Piece
     chosen = {tuple(at[axis] for axis, _ in pending): value for at, value in zip(mesh.points(), values, strict=True)}
     kinds = {kind for _, kind in pending} or {"sum"}
     assert len(kinds) == 1, "which of two kinds is reduced first would matter"
-    whole = REDUCE[kinds.pop()](list(chosen.values())) if len(chosen) > 1 else next(iter(chosen.values()))
+    whole = REDUCE[kinds.pop()]([wide(value) for value in chosen.values()]).to(values.dtype) if len(chosen) > 1 else next(iter(chosen.values()))
     held = replace(type, layout=Layout(mesh, type.attr.without_pending()))
     return whole, {
         rank: cut(chosen[tuple(mesh.coordinates(rank)[axis] for axis, _ in pending)], held, mesh.coordinates(rank))

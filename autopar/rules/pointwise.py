@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from autopar.rules.registry import rule
+from autopar.rules.registry import overload, rule
 
 rule("... -> ...", "neg clone alias detach", linear="0")
 rule("... -> ...", "mul.Scalar div.Scalar", linear="0")
@@ -51,5 +51,7 @@ def _widens(x, *, dtype=None, **_) -> str:
     """A cast is linear when no value is rounded: a narrowing one does not commute with the sum."""
     return "0" if dtype is None or torch.promote_types(x.dtype, dtype) == dtype else ""
 
+
+CASTS = frozenset({overload("_to_copy")})
 
 rule("... -> ...", "_to_copy", linear=_widens)

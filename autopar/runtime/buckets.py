@@ -42,6 +42,10 @@ def largest_pieces(explicit: Program) -> dict[str, int]:
     return found
 
 
+def _is_widened(node: fx.Node) -> bool:
+    return record_of(node).type.dtype in transfers.REDUCED_AS  # type: ignore[union-attr]
+
+
 @dataclass
 class Buckets:
     """What a phase reduces together.
@@ -66,7 +70,7 @@ class Buckets:
         due: dict[fx.Node, list[fx.Node]] = {}
         runs: list[list[fx.Node]] = [[]]
         for node in nodes:
-            alone = node.target is not transfers.all_reduce or node.name not in bytes or node.kwargs.get("op") == "avg"
+            alone = node.target is not transfers.all_reduce or node.name not in bytes or node.kwargs.get("op") == "avg" or _is_widened(node)
             operand = None if alone else operands(node)[0]
             if operand in own and set(node.users) == {output}:
                 due.setdefault(operand, []).append(node)  # type: ignore[arg-type]

@@ -36,7 +36,8 @@ PADDING = 1.05  # how much more than the pieces an exchange of padded ones may s
 class Exchange:
     """What a transfer comes to on one rank: two functions, with their arguments after the tensor.
 
-    What comes is divided by ``divisor``: an average is a sum, for not every backend has averages.
+    What comes is divided by ``divisor``: an average is a sum, for not every backend has averages. What goes is cast to
+    ``wide`` first, and what comes is cast back, where there is one.
     """
 
     start: Callable[..., torch.Tensor]
@@ -44,6 +45,7 @@ class Exchange:
     finish: Callable[..., torch.Tensor]
     finished: tuple[Any, ...] = ()
     divisor: int = 1
+    wide: torch.dtype | None = None
 
 
 def wait(started: torch.Tensor) -> torch.Tensor:
@@ -155,7 +157,7 @@ def finish_all_to_all(started: torch.Tensor, shape: Shape, source: int, pieces: 
 
 def carried(x: torch.Tensor) -> torch.Tensor:
     """The same bits, of the same shape, in a dtype that backends move."""
-    return x.view(CARRIERS.get(x.dtype, x.dtype))
+    return x.resolve_conj().view(CARRIERS.get(x.dtype, x.dtype))
 
 
 def _padded(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:

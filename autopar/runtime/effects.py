@@ -88,10 +88,11 @@ def _all_gather(xs: list[torch.Tensor], givens: list[Given], there: list[Here]) 
 
 
 def _reduced(xs: list[torch.Tensor], givens: list[Given]) -> torch.Tensor:
-    op = givens[0].get("op", "sum")
+    op, dtype = givens[0].get("op", "sum"), xs[0].dtype
+    xs = [x.to(transfers.reduced_as(op, dtype)) for x in xs]
     if op == "avg":
-        return functools.reduce(torch.add, xs) / len(xs)
-    return functools.reduce(_REDUCE[op], xs)
+        return (functools.reduce(torch.add, xs) / len(xs)).to(dtype)
+    return functools.reduce(_REDUCE[op], xs).to(dtype)
 
 
 def _all_reduce(xs: list[torch.Tensor], givens: list[Given], there: list[Here]) -> list[torch.Tensor]:

@@ -139,10 +139,12 @@ class _Phase:
             self.open(self.shared[node])
         elif node in self.started:
             started, found = self.started.pop(node)
-            name = node.name if found.divisor == 1 else f"{node.name}_sum"
-            self.values[node] = self.call(node, name, found.finish, (started, *found.finished))
-            if found.divisor > 1:
-                self.values[node] = self.call(node, node.name, operator.truediv, (self.values[node], found.divisor))
+            last: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [(found.finish, (started, *found.finished))]
+            last += [(operator.truediv, (found.divisor,))] if found.divisor > 1 else []
+            last += [(torch.Tensor.to, (record_of(node).type.dtype,))] if found.wide else []  # type: ignore[union-attr]
+            for left, (function, args) in zip(range(len(last))[::-1], last, strict=True):
+                args = args if function is found.finish else (self.values[node], *args)
+                self.values[node] = self.call(node, node.name + "_sum" * left, function, args)
         return self.values[node]
 
     def call(self, node: fx.Node, name: str, target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> fx.Node:
@@ -183,6 +185,8 @@ class _Phase:
         ranks, group = self.group(given)
         x = self.read(operand)
         found = self.exchange(node, given, ranks, group)
+        if found.wide:
+            x = self.call(node, f"{node.name}_operand", torch.Tensor.to, (x, found.wide))
         start = found.start
         if start is start_all_reduce and operand in self.fresh and len(operand.users) == 1:
             start = start_all_reduce_in_place
@@ -206,7 +210,11 @@ class _Phase:
         if node.target is not transfers.all_reduce and list(ranks) != sorted(ranks):
             raise SimulationError(f"the ranks {ranks} of a group are not in ascending order along {given['axis']}; number the mesh so")
         found = exchange(node.target, given, source.shape, result.shape, source.dtype, ranks.index(self.program.rank), group)  # type: ignore[arg-type]
-        return replace(found, divisor=len(ranks)) if given.get("op") == "avg" else found
+        if node.target not in (transfers.all_reduce, transfers.reduce_scatter):
+            return found
+        kind = given.get("op", "sum")
+        wide = transfers.reduced_as(kind, source.dtype)
+        return replace(found, divisor=len(ranks) if kind == "avg" else 1, wide=None if wide == source.dtype else wide)
 
     def between_stages(self, node: fx.Node, given: Mapping[str, Any]) -> fx.Node:
         """A send, or a recv: waited for where it stands."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import lru_cache
 
@@ -42,10 +43,15 @@ def cost(source: TensorType, target: TensorType) -> int:
 def _transitions(source: TensorType, target: TensorType) -> tuple[Step, ...]:
     if source.layout is None or target.layout is None:
         raise TransitionError("a transition leads between placed values; one of these has no Layout")
+    for type in (source, target):
+        if len(type.attr.dims) != len(type.shape):
+            raise TransitionError(f"a Layout of {len(type.attr.dims)} dims is given to a value of {len(type.shape)}")
+        if (why := _malformed(type)) is not None:
+            raise _refused(source, target, why)
     start, goal = _normal(source), _normal(target)
+    _check_kinds(start, goal)
     if start == goal:
         return ()
-    _refuse(start, goal)
     steps = _cheapest(start, goal)
     assert steps[-1].type == goal, (steps[-1].type, goal)
     return steps
@@ -60,30 +66,48 @@ def _normal(type: TensorType) -> TensorType:
 # -- refusals -----------------------------------------------------------------------------------------------------
 
 
-def _refuse(start: TensorType, goal: TensorType) -> None:
+def _refused(start: TensorType, goal: TensorType, why: str) -> TransitionError:
+    return TransitionError(f"no transfers lead from {print_type(start)} to {print_type(goal)}: {why}")
+
+
+def _malformed(type: TensorType) -> str | None:
+    """Why nothing lies so."""
+    assert type.layout is not None
+    mesh, dims, axes = type.layout.mesh, type.attr.dims, type.attr.axes
+    if any(n < 0 for n in type.shape):
+        return f"a value has no shape {list(type.shape)}"
+    for n, dim in zip(type.shape, dims, strict=True):
+        if len(dim) > 1 and math.prod(size for size, _ in dim if size is not None) != n:
+            return f"the parts of {print_type(type)} do not make a dim of {n}"
+    for axis in axes:
+        if axis not in mesh.sizes:
+            return f"{print_type(type)} names the axis {axis}; the mesh has {', '.join(mesh.names)}"
+        if axes.count(axis) > 1:
+            return f"{print_type(type)} uses the axis {axis} twice"
+    return None
+
+
+def _check_kinds(start: TensorType, goal: TensorType) -> None:
     """What has no meaning: two kinds at once, a kind that becomes another, a kind that the dtype has not."""
-
-    def no(why: str) -> TransitionError:
-        return TransitionError(f"no transfers lead from {print_type(start)} to {print_type(goal)}: {why}")
-
     for type in (start, goal):
         kinds = sorted({kind for _, kind in type.attr.pending})
         if len(kinds) > 1:
-            raise no(f"{print_type(type)} is pending {' and '.join(kinds)} at once, and these do not commute; reduce one first")
+            why = f"{print_type(type)} is pending {' and '.join(kinds)} at once, and these do not commute; reduce one first"
+            raise _refused(start, goal, why)
         for kind in kinds:
             try:
                 transfers.check_kind(kind, type.dtype)
             except transfers.LayoutMismatch as error:
-                raise no(str(error)) from None
+                raise _refused(start, goal, str(error)) from None
     if start.layout.mesh != goal.layout.mesh:  # type: ignore[union-attr]
         return
     held = dict(start.attr.pending)
     for axis, kind in goal.attr.pending:
         if held.get(axis, kind) != kind:
-            raise no(
+            raise _refused(start, goal, (
                 f"over {axis} the ranks hold {PARTIAL[held[axis]]} (pending {held[axis]}), and would have to hold "
                 f"{PARTIAL[kind]} (pending {kind}); reduce the value over {axis} first"
-            )
+            ))  # fmt: skip
 
 
 PARTIAL = {"sum": "addends", "avg": "values to be averaged", "max": "candidates for the largest",
@@ -113,7 +137,7 @@ def _cheapest(start: TensorType, goal: TensorType) -> tuple[Step, ...]:
                 key = paid, far_bytes(reduced, axes), len(reduced.steps) + len(last) + (lacked > 0)
                 if best is None or key < best[0]:
                     best = key, reduced, before, last
-                if not lacked:
+                if same and not lacked:
                     break  # whatever else it is reduced to, a gather would have to follow, which brings as much
             if not free or best[0][0] <= reductions.STARTED + least_reduced(start, axes, largest(before), itemsize):  # type: ignore[index]
                 break
