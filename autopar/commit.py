@@ -60,6 +60,7 @@ class Changes:
         self._uses = UseReplacements()
         self._stale: set[fx.Node] = set()  # nodes whose own type the next walk looks at
         self._changed: set[fx.Node] = set()  # nodes whose readers it looks at
+        self._reread: list[fx.Node] = []  # nodes that read something which the next walk has not seen there
         self._tails: dict[fx.Node, tuple[str, bool]] = {}  # inserted nodes: what they are named after, and whether behind their value
         self._named: list[fx.Node] = []  # those that have their names, in graph order
         self._repeats: dict[str, int] = {}  # how often each of these names was taken
@@ -78,6 +79,7 @@ class Changes:
         staged.node = node = insert_call(before, f"{base}_{times}" if times else base, staged.target, args, kwargs)
         self._undo.append((self._erase, node))
         self._tails[node] = tail
+        self._reread.append(node)
         served = args[0] if args and isinstance(args[0], fx.Node) else next(iter(inputs_of(node)), None)
         there = record_of(before)
         about = there if served is None or not record_of(served).source else record_of(served)
@@ -124,6 +126,7 @@ class Changes:
         for node, args, kwargs in self._uses.rebuilt():
             self._undo.append((set_arguments, node, node.args, node.kwargs))
             set_arguments(node, args, kwargs)
+            self._reread.append(node)
             if node.target in FOLLOWERS:
                 self._stale.add(node)
             if node in self._tails:  # it is named after what it reads
@@ -141,25 +144,33 @@ class Changes:
     # -- the walk ------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """The linear walk: order, names, and the types that follow from changed ones."""
+        """The linear walk: order, names, and the types that follow from changed ones.
+
+        Nodes stay where they are, so that a value can only be made too late for one that was inserted or reads anew.
+        """
         self._replace_uses()
-        stale, changed = self._stale, self._changed
-        retype = bool(stale or changed)
         order = list(self.program.graph.nodes)
-        seen: set[fx.Node] = set()
-        made, see = seen.issuperset, seen.add
-        for node, read in zip(order, map(inputs_of, order), strict=True):
-            if not made(read):
-                late = next(operand for operand in read if operand not in seen)
-                raise EditError(f"{self._called(node)} would read {self._called(late)} before it is made; insert it earlier")
-            see(node)
-            if retype and (node in stale or not changed.isdisjoint(read)):
-                self._follow(node)
+        place = dict(zip(order, range(len(order)), strict=True))
+        for node in self._reread:
+            here = place[node]
+            for operand in inputs_of(node):
+                if place[operand] >= here:
+                    raise EditError(f"{self._called(node)} would read {self._called(operand)} before it is made; insert it earlier")
+        self._reread.clear()
+        if self._stale or self._changed:
+            self._retype(order)
         self.program.counts.node_visits += len(order)
-        stale.clear()
-        changed.clear()
         mine = list(filter(self._tails.__contains__, order))
         self._name(mine, set(map(NAME, order)).difference(map(NAME, mine)))
+
+    def _retype(self, order: list[fx.Node]) -> None:
+        """Carry changed types to those who follow them."""
+        stale, changed = self._stale, self._changed
+        for node in order:
+            if node in stale or not changed.isdisjoint(inputs_of(node)):
+                self._follow(node)
+        stale.clear()
+        changed.clear()
 
     def _follow(self, node: fx.Node) -> None:
         """Transfers and getitems take their type from their operand; other ops keep theirs."""

@@ -14,6 +14,7 @@ from strategies import UNREDUCED, attrs, holdings, kinds, meshes, shapes, worlds
 from transition_runs import check, explicit_program, read
 
 from autopar import transfers
+from autopar.boxes import messages
 from autopar.errors import TransitionError
 from autopar.layout import Layout
 from autopar.localize import localize, rank_classes
@@ -83,6 +84,25 @@ def test_only_what_a_rank_lacks_is_sent_to_it(data: st.DataObject) -> None:
     assert sum(step.bytes for step in transitions(source, target)) == cost(source, target)
     if source.layout.mesh != target.layout.mesh:
         assert cost(source, target) == 4 * max(lacks.values())
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "sent"),
+    [
+        ("i8[3 524289] @s0", "i8[3 524289] @s1", {0: 1, 1: 1, 2: 1, 3: 1}),
+        ("i8[1048577/a] @s0", "i8[1048577] @s1", {0: 1, 1: 1, 2: 1, 3: 1}),
+        ("i8[(3 349526/a)] @s0", "i8[1048578] @s1", {0: 1, 1: 1, 2: 1, 3: 1}),
+        ("i8[(3 2621440/a)] @s0", "i8[(5/d 1572864)] @s2", {0: 1, 1: 2, 2: 1, 3: 1}),
+        ("i8[1572867] @s0", "i8[1572867/d] @s2", {0: 1, 1: 1, 2: 1, 3: 1}),
+        ("i8[524287] @s0", "i8[524287] @s1", {3: 1}),
+    ],
+)
+def test_large_boxes_are_divided_among_replicas(source: str, target: str, sent: dict[int, int]) -> None:
+    """As many messages of each rank; the parts are put together in the order of the value."""
+    stages = {"s0": "a=2 b=2", "s1": "c=1 ranks 4", "s2": "d=2 ranks 4 5"}
+    ends = [read(text, "w=6", **stages) for text in (source, target)]
+    check(*ends, world=WORLD)
+    assert Counter(one.sender for one in messages(ends[0].layout, ends[1].layout, ends[0].shape)) == sent
 
 
 def test_a_rank_has_its_end_of_the_exchange() -> None:

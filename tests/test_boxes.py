@@ -7,6 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import attrs, holdings, meshes, shapes, worlds
@@ -222,6 +223,66 @@ def test_replicas_send_equal_shares() -> None:
     assert Counter(one.sender for one in sent) == dict.fromkeys(range(4), 2)
     pieces = Layout(target.mesh, DistAttr.split("d"))
     assert Counter(one.sender for one in messages(source, pieces, (16,))) == dict.fromkeys(range(4), 2)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_between_meshes_replicas_send_equal_shares(data: st.DataObject) -> None:
+    """To a row of the divided box: whatever the number of those who need it, and however much each of them needs."""
+    here, there = data.draw(worlds())
+    shape = data.draw(shapes())
+    source, target = a_layout(data.draw, here, shape), a_layout(data.draw, there, shape)
+    sent, own, needs = messages(source, target, shape, least=1), held(source, shape), held(target, shape)
+    check_messages(sent, own, needs, shape)
+    if source.mesh == target.mesh:
+        return
+    load, replicas = loads((one.sender, one) for one in sent), defaultdict(list)
+    for rank, numbers in own.items():
+        replicas[tuple(numbers)].append(rank)
+    for numbers, ranks in replicas.items():
+        lacked = {rank: len(set(need) & set(numbers) - set(own.get(rank, ()))) for rank, need in needs.items()}
+        boxes = {rank: tuple(map(overlap, box_of(source, shape, ranks[0]), box_of(target, shape, rank))) for rank, n in lacked.items() if n}
+        row = max((volume(box) / max(map(count, box), default=1) for box in boxes.values()), default=0)
+        assert all(abs(load[rank] - sum(lacked.values()) / len(ranks)) <= row for rank in ranks)
+
+
+def test_a_lone_receiver_is_served_by_all_replicas() -> None:
+    source = Layout(Mesh({"r": 3}, name="s0"), DistAttr.replicated(2))
+    target = Layout(Mesh({"one": 1}, ranks=[5], name="s1"), DistAttr.replicated(2))
+    sent = messages(source, target, (2, 9), least=1)
+    assert [(one.sender, one.receiver, one.box) for one in sent] == [(r, 5, (((0, 2),), ((3 * r, 3 * r + 3),))) for r in range(3)]
+
+
+def test_two_receivers_are_served_by_three_in_four_parts() -> None:
+    """Cut once each: two thirds and one third, one third and two thirds."""
+    source = Layout(Mesh({"r": 3}, name="s0"), DistAttr.replicated(1))
+    target = Layout(Mesh({"d": 2}, ranks=[4, 5], name="s1"), DistAttr.split("d"))
+    sent = messages(source, target, (12,), least=1)
+    assert [(one.sender, one.receiver, one.box[0]) for one in sent] == [(0, 4, ((0, 4),)), (1, 4, ((4, 6),)), (1, 5, ((6, 8),)), (2, 5, ((8, 12),))]
+
+
+def test_a_box_of_several_runs_is_divided_among_them() -> None:
+    source = Layout(Mesh({"t": 2, "r": 2}, name="s0"), DistAttr((((3, ()), (4, ("t",))),)))
+    target = Layout(Mesh({"one": 1}, ranks=[7], name="s1"), DistAttr.replicated(1))
+    sent = messages(source, target, (12,), least=1)
+    assert [one.box[0] for one in sent] == [((0, 2), (4, 5)), ((5, 6), (8, 10)), ((2, 4), (6, 7)), ((7, 8), (10, 12))]
+
+
+@pytest.mark.parametrize(("size", "parts"), [(1, [1]), (9, [9]), (10, [5, 5]), (11, [6, 5]), (14, [7, 7]), (15, [5, 5, 5]), (17, [6, 5, 6]), (20, [5, 5, 5, 5])])
+def test_no_part_is_smaller_than_is_worth_a_message(size: int, parts: list[int]) -> None:
+    source = Layout(Mesh({"r": 4}, name="s0"), DistAttr.replicated(1))
+    target = Layout(Mesh({"one": 1}, ranks=[5], name="s1"), DistAttr.replicated(1))
+    assert [one.elements for one in messages(source, target, (size,), least=5)] == parts
+    assert len({one.sender for one in messages(source, target, (size,), least=5)}) == len(parts)
+
+
+def test_on_one_mesh_boxes_stay_whole_and_come_along_few_axes() -> None:
+    """Rows 0-3 lie on all four of ``r``; two of the others need half of them each, and get it along ``dp`` alone."""
+    mesh = Mesh(dp=2, r=4)
+    source, target = Layout(mesh, DistAttr.split("dp")), Layout(mesh, DistAttr.split("r"))
+    sent = messages(source, target, (8,), least=1)
+    assert [(one.sender, one.receiver, one.elements) for one in sent] == [(6, 2, 2), (7, 3, 2), (0, 4, 2), (1, 5, 2)]
+    assert axes_between(sent, mesh) == ("dp",)
 
 
 def test_the_share_of_a_replica_is_counted_in_elements() -> None:

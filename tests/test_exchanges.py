@@ -15,6 +15,7 @@ from processes import ranks
 from strategies import DTYPES, attrs, shapes, worlds
 from transition_runs import addends, equal, explicit_program, read, run
 
+from autopar.boxes import messages
 from autopar.dtensor import placements_of
 from autopar.layout import DistAttr, Layout
 from autopar.localize import localize
@@ -87,6 +88,14 @@ def test_as_the_simulator(count: int, data: st.DataObject) -> None:
 @given(st.data())
 def test_between_stages_as_the_simulator(count: int, data: st.DataObject) -> None:
     check(data.draw(st.lists(cases(count, True), max_size=12)))
+
+
+def test_a_divided_box_comes_together_from_two_senders() -> None:
+    stages = {"s0": "a=2", "s1": "c=1 ranks 2"}
+    source, target = (read(text, "w=4", **stages) for text in ("i32[(3 262145) 2] @s0", "i32[786435 2] @s1"))
+    sent = messages(source.layout, target.layout, source.shape)
+    assert [one.sender for one in sent] == [0, 1]
+    check([case(source, target, torch.arange(2 * 2 * 786435, dtype=torch.int32).reshape(2, 786435, 2) % 7919, Mesh(w=4))])
 
 
 TRANSITIONS = list(itertools.permutations(["[8/dp 4/tp]", "[8/tp 4/dp]", "[8/dp/tp 4]", "[8 4/tp]", "[8/dp 4]", "[8 4]"], 2))
