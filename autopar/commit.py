@@ -1,7 +1,7 @@
 """Commits: what an edit has staged, carried out on the graph, and the metadata brought up to date.
 
-Operations are replayed in the order they were staged, O(inserted); then one linear walk (``settle``) checks that every
-value is made before it is read, carries changed types to those who follow them, and gives names. It is the same walk
+Operations are replayed in the order they were staged, O(inserted), and what they make read is looked at: it must be made
+before. Then one linear walk (``settle``) carries changed types to those who follow them, and gives names. It is the same walk
 however much was staged, so that it pays to stage much.
 """
 
@@ -21,13 +21,11 @@ from autopar.program import Program, element_type, is_getitem, record_of, set_re
 from autopar.record import Record, Requirement, TensorType, ValueType
 from autopar.text.printer import print_type
 from autopar.text.tokens import can_name, legal_name
-from autopar.torch_private import inputs_of, insert_call, rename, set_arguments
+from autopar.torch_private import call_inserter, inputs_of, rename, set_arguments
 from autopar.uses import UseReplacements
 
+NARROW = 8  # operands: a user that has no more is given its new arguments as soon as another one is spoken of
 FOLLOWERS = frozenset({operator.getitem, *transfers.BY_FUNCTION})  # ops whose type follows from their operand's
-
-
-NAME = operator.attrgetter("name")
 
 
 class Staged:
@@ -55,44 +53,61 @@ class Changes:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self._counts = replace(program.counts)
+        self._counted, self._counts = program.counts, replace(program.counts)
         self._undo: list[tuple[Any, ...]] = []  # (function, *arguments)
         self._uses = UseReplacements()
         self._stale: set[fx.Node] = set()  # nodes whose own type the next walk looks at
         self._changed: set[fx.Node] = set()  # nodes whose readers it looks at
-        self._reread: list[fx.Node] = []  # nodes that read something which the next walk has not seen there
+        self._narrow: fx.Node | None = None  # the last user in the batch, if it has few operands
         self._tails: dict[fx.Node, tuple[str, bool]] = {}  # inserted nodes: what they are named after, and whether behind their value
         self._named: list[fx.Node] = []  # those that have their names, in graph order
         self._repeats: dict[str, int] = {}  # how often each of these names was taken
         self._guessed: dict[str, int] = {}  # how often one was given for the time being, right where edits come in graph order
-        self._erase = program.graph.erase_node
+        self._erase, self._call = program.graph.erase_node, call_inserter(program.graph)
 
     # -- operations ----------------------------------------------------------------------------------------------
 
     def insert(self, staged: Staged) -> None:
-        before = _node(staged.before)
-        args = tuple([_resolve(arg) if isinstance(arg, _HOLDERS) else arg for arg in staged.args])
-        kwargs = _resolve(staged.kwargs) if staged.kwargs else staged.kwargs
+        before, args, kwargs = staged.before, staged.args, staged.kwargs
+        if before.__class__ is Staged:
+            before = _node(before)
+        for arg in args:
+            if isinstance(arg, _HOLDERS):
+                args = _resolve(args)
+                break
+        if kwargs:
+            kwargs = _resolve(kwargs)
         tail = _tail(staged)
         base = _base(args, tail)
         times = self._guessed[base] = self._guessed.get(base, -1 if can_name(base) else 0) + 1
-        staged.node = node = insert_call(before, f"{base}_{times}" if times else base, staged.target, args, kwargs)
+        staged.node = node = self._call(before, f"{base}_{times}" if times else base, staged.target, args, kwargs)
         self._undo.append((self._erase, node))
         self._tails[node] = tail
-        self._reread.append(node)
-        served = args[0] if args and isinstance(args[0], fx.Node) else next(iter(inputs_of(node)), None)
-        there = record_of(before)
-        about = there if served is None or not record_of(served).source else record_of(served)
-        set_record(node, Record(staged.type, staged.uses, staged.phase or there.phase, module=about.module, source=about.source))
+        self._check_order(node)
+        about, phase = None, staged.phase
+        for operand in inputs_of(node):
+            about = record_of(operand)
+            break
+        if phase is None or about is None or not about.source:
+            there = record_of(before)
+            phase = phase or there.phase
+            if about is None or not about.source:
+                about = there
+        set_record(node, Record(staged.type, staged.uses, phase, module=about.module, source=about.source))
         if staged.type is None:
             self._stale.add(node)
-        self.program.counts.inserted += 1
+        self._counted.inserted += 1
 
     def replace_use(self, user: Value, old: Value, new: Value, index: int | None) -> None:
         node, before, after = _node(user), _node(old), _node(new)
+        if self._narrow is not None and self._narrow is not node:  # near what it reads in memory, and soon forgotten
+            self._set_arguments(self._narrow, *self._uses.take(self._narrow))
+            self._narrow = None
         if self._uses.depends_on(node, before, index):
             self._replace_uses()
         self._uses.add(node, before, after, index)
+        if len(inputs_of(node)) <= NARROW:
+            self._narrow = node
 
     def replace_all_uses(self, old: Value, new: Value) -> None:
         before, after = _node(old), _node(new)
@@ -124,14 +139,24 @@ class Changes:
 
     def _replace_uses(self) -> None:
         for node, args, kwargs in self._uses.rebuilt():
-            self._undo.append((set_arguments, node, node.args, node.kwargs))
-            set_arguments(node, args, kwargs)
-            self._reread.append(node)
-            if node.target in FOLLOWERS:
-                self._stale.add(node)
-            if node in self._tails:  # it is named after what it reads
-                self._forget_names()
+            self._set_arguments(node, args, kwargs)
         self._uses.clear()
+        self._narrow = None
+
+    def _set_arguments(self, node: fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._undo.append((set_arguments, node, node.args, node.kwargs))
+        set_arguments(node, args, kwargs)
+        self._check_order(node)
+        if node.target in FOLLOWERS:
+            self._stale.add(node)
+        if node in self._tails:  # it is named after what it reads
+            self._forget_names()
+
+    def _check_order(self, node: fx.Node) -> None:
+        """Nodes stay where they are, so that a value can be made too late only for one that is new or reads anew."""
+        for operand in inputs_of(node):
+            if not operand < node:
+                raise EditError(f"{self._called(node)} would read {self._called(operand)} before it is made; insert it earlier")
 
     def _set(self, node: fx.Node, record: Record) -> None:
         old = record_of(node)
@@ -144,24 +169,13 @@ class Changes:
     # -- the walk ------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """The linear walk: order, names, and the types that follow from changed ones.
-
-        Nodes stay where they are, so that a value can only be made too late for one that was inserted or reads anew.
-        """
+        """The linear walk: names, and the types that follow from changed ones."""
         self._replace_uses()
         order = list(self.program.graph.nodes)
-        place = dict(zip(order, range(len(order)), strict=True))
-        for node in self._reread:
-            here = place[node]
-            for operand in inputs_of(node):
-                if place[operand] >= here:
-                    raise EditError(f"{self._called(node)} would read {self._called(operand)} before it is made; insert it earlier")
-        self._reread.clear()
         if self._stale or self._changed:
             self._retype(order)
         self.program.counts.node_visits += len(order)
-        mine = list(filter(self._tails.__contains__, order))
-        self._name(mine, set(map(NAME, order)).difference(map(NAME, mine)))
+        self._name(order)
 
     def _retype(self, order: list[fx.Node]) -> None:
         """Carry changed types to those who follow them."""
@@ -188,25 +202,31 @@ class Changes:
         else:
             new = transferred(self.program, node.target, node.args, node.kwargs, _type)
         if new != record.type:
-            self._set(node, replace(record, type=new))
+            self._set(node, record._replace(type=new))
 
     # -- names ---------------------------------------------------------------------------------------------------
 
-    def _name(self, mine: list[fx.Node], taken: set[str]) -> None:
-        """Names in graph order, whatever order the edit was made in: value + axis, then ``_1``, ``_2``, …."""
+    def _name(self, order: list[fx.Node]) -> None:
+        """Names in graph order, whatever order the edit was made in: value + axis, then ``_1``, ``_2``, ….
+
+        FX gives no name twice, so that only names given here can clash; those of other nodes are looked at where a
+        node has another name than it should have.
+        """
+        mine = list(filter(self._tails.__contains__, order))
         if mine[: len(self._named)] != self._named:
             self._forget_names()
-        taken.update(node.name for node in self._named)
+        given, others = {node.name for node in self._named}, set[str]()
         for node in mine[len(self._named) :]:
             tail, behind = self._tails[node]
-            if behind and node.name not in taken and node.name == f"{node.args[0].name}_{tail}":
-                taken.add(node.name)  # as it was named when it was inserted
+            if behind and node.name not in given and node.name == f"{node.args[0].name}_{tail}":
+                given.add(node.name)  # as it was named when it was inserted
                 continue
+            others = others or {node.name for node in order if node not in self._tails}
             name = base = _base(node.args, (tail, behind))
-            while name in taken or not can_name(name):
+            while name in given or name in others or not can_name(name):
                 self._repeats[base] = self._repeats.get(base, 0) + 1
                 name = f"{base}_{self._repeats[base]}"
-            taken.add(name)
+            given.add(name)
             if node.name != name:
                 rename(node, name)  # FX refuses a name that it knows from before; see make_node
                 node.name = name

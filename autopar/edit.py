@@ -36,7 +36,7 @@ class Edit:
         self.program = program
         self.sync = sync
         self._changes = Changes(program)
-        self._staged: list[tuple[Any, ...]] = []  # (function, *arguments)
+        self._staged: list[tuple[Callable[..., None], tuple[Any, ...]]] = []  # functions and their arguments
         self._insert, self._replace = self._changes.insert, self._changes.replace_use
         self._graph = program.graph
         self._erased: list[Value] = []
@@ -167,7 +167,7 @@ class Edit:
         if isinstance(node, Staged):
             raise EditError(f"annotate takes a node of the program; insert was told all that is known of {node}")
         old = self._records.get(node) or record_of(node)
-        new = replace(old, **changes)
+        new = old._replace(**changes)
         if new != old:
             self._records[node] = new
             self._retypes |= new.type != old.type
@@ -181,7 +181,7 @@ class Edit:
     # -- staging -------------------------------------------------------------------------------------------------
 
     def _stage(self, function: Callable[..., None], *arguments: Any) -> None:
-        self._staged.append((function, *arguments))
+        self._staged.append((function, arguments))
         if self.sync:
             self.commit()
 
@@ -196,6 +196,8 @@ class Edit:
         graph = self._graph
         for value in values:
             kind = value.__class__  # of which there are no subclasses
+            if kind is int or kind is str:
+                continue
             node = value.node if kind is Staged else value
             if node.__class__ is fx.Node:
                 if node.graph is not graph:
@@ -214,7 +216,7 @@ class Edit:
 
     def _commit(self, *, erase: bool) -> None:
         try:
-            for function, *arguments in self._staged:
+            for function, arguments in self._staged:
                 function(*arguments)
             self._changes.settle()
             if erase:

@@ -12,7 +12,6 @@ become one exchange where the recv stands: all ranks of both stages meet exchang
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch import fx
@@ -164,7 +163,7 @@ class _Localizer:
         here = [(value, result) for value, result in zip(operands(node), record.results, strict=True) if value in self.nodes]
         self.returned = sum(result.kind == "return" for _, result in here)
         args = node.args if len(here) == len(record.results) else (tuple(value for value, _ in here),)
-        self.add(node, replace(record, results=tuple(result for _, result in here)), "output", node.target, args, {}, None)
+        self.add(node, record._replace(results=tuple(result for _, result in here)), "output", node.target, args, {}, None)
 
     def exchange(self, node: fx.Node, record: Record, there: Mesh) -> None:
         """A send where the rank lies on the value's own stage alone; else a recv, which sends too if it lies on both."""

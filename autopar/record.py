@@ -6,10 +6,13 @@ Records are replaced and never mutated, because FX's own passes copy ``node.meta
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
-from autopar.layout import DistAttr, Layout
+from autopar.layout import DistAttr, Layout, layout_of
+from autopar.mesh import Mesh
 
 DTYPES: dict[str, torch.dtype] = {
     "f64": torch.float64,
@@ -65,6 +68,12 @@ class Requirement:
     dtype: torch.dtype
 
 
+@lru_cache(maxsize=65536)
+def requirement_of(mesh: Mesh, attr: DistAttr, dtype: torch.dtype) -> Requirement:
+    """The same object for the same requirement: a program has thousands of operands, and few kinds of them."""
+    return Requirement(layout_of(mesh, attr), dtype)
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """What one argument of the output node is: a ``return``, the ``grad`` or the next ``state`` of a placeholder."""
@@ -73,9 +82,8 @@ class Result:
     of: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """All that is known of one node.
+class Record(NamedTuple):
+    """All that is known of one node; a tuple, because every inserted op needs one.
 
     Attributes:
         type: the value's type; a tuple for ops with several results, ``None`` for the output node.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -46,11 +46,11 @@ __all__ = [
     "StorageReference",
     "TorchDispatchMode",
     "autograd_sequence_number",
+    "call_inserter",
     "draws_random",
     "dtensor_like",
     "get_proxy_mode",
     "inputs_of",
-    "insert_call",
     "is_erased",
     "is_strided_shard",
     "is_transformed",
@@ -91,22 +91,26 @@ def single_threaded_backward() -> Iterator[None]:
         yield
 
 
-def insert_call(before: fx.Node, name: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> fx.Node:
+def call_inserter(graph: fx.Graph) -> Callable[[fx.Node, str, Any, tuple[Any, ...], Mapping[str, Any]], fx.Node]:
     """``Graph.call_function`` in front of a node, with this name or, where it was used before, with a number behind it.
 
     Without what takes half of its time: an insertion point, looks at the arguments for symbolic numbers, hooks. Tried on 2.13.
     """
-    graph = before.graph
     names = graph._graph_namespace
-    if name in names._used_names:
-        name = names.create_name(name, None)
-    node = fx.Node(graph, name, "call_function", target, args, kwargs)  # type: ignore[arg-type]
-    names._used_names.add(name)
-    names._obj_to_name[node] = name
-    before.prepend(node)
-    graph._find_nodes_lookup_table.insert(node)
-    graph._len += 1
-    return node
+    used, named, tabled = names._used_names, names._obj_to_name, graph._find_nodes_lookup_table.insert
+
+    def insert(before: fx.Node, name: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> fx.Node:
+        if name in used:
+            name = names.create_name(name, None)
+        node = fx.Node(graph, name, "call_function", target, args, kwargs)  # type: ignore[arg-type]
+        used.add(name)
+        named[node] = name
+        before._prepend(node)
+        tabled(node)
+        graph._len += 1
+        return node
+
+    return insert
 
 
 def set_arguments(node: fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

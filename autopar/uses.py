@@ -66,6 +66,10 @@ class UseReplacements:
         for user, swaps in self._users.items():
             yield user, *_rebuild(user, swaps)
 
+    def take(self, user: fx.Node) -> tuple[Any, Any]:
+        """(args, kwargs) of one user, which leaves the batch; ``EditError`` as above."""
+        return _rebuild(user, self._users.pop(user))
+
 
 def _rebuild(user: fx.Node, swaps: _Swaps) -> tuple[Any, Any]:
     """The new arguments; those that do not change are the same objects."""

@@ -75,7 +75,7 @@ def _followed(node: fx.Node, changed: dict[fx.Node, Record]) -> Record | None:
     paid = cost(have, new) + (0 if now is None else cost(source, replace(source, layout=now.layout)))
     if cost(source, replace(source, layout=before.layout)) > paid:
         return None
-    return replace(record, type=new, uses=(before,))
+    return record._replace(type=new, uses=(before,))
 
 
 def _is_gradient(value: fx.Node, output: fx.Node) -> bool:

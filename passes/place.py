@@ -16,7 +16,7 @@ from autopar.layout import DistAttr, layout_of
 from autopar.mesh import Mesh
 from autopar.passes.manager import Pass
 from autopar.program import Program, is_getitem, operands, record_of
-from autopar.record import Record, Requirement, TensorType, ValueType
+from autopar.record import Record, Requirement, TensorType, ValueType, requirement_of
 from autopar.rules.binding import bind_node
 from autopar.rules.pointwise import CASTS
 from autopar.rules.registry import rule_of
@@ -179,7 +179,7 @@ class _Completion:
             assert isinstance(type, TensorType)
             home = homes.get(result.of)
             attr = home.attr if isinstance(home, TensorType) else self.at_edge(type)
-            needs.append(Requirement(layout_of(self.mesh, attr), type.dtype))
+            needs.append(requirement_of(self.mesh, attr, type.dtype))
         return tuple(needs)
 
     def choose(self, node: fx.Node, record: Record) -> tuple[ValueType, tuple[Requirement | None, ...]]:
@@ -195,7 +195,7 @@ class _Completion:
         homes = tuple(v.attr for v in values)  # type: ignore[union-attr]
         dtypes = tuple(v.dtype for v in values)  # type: ignore[union-attr]
         needs, gives = cheapest(bound, homes, dtypes, staying, self.mesh, self.aims.get(node))
-        uses = tuple(Requirement(layout_of(self.mesh, a), dtype) for a, dtype in zip(needs, dtypes, strict=True))
+        uses = tuple(requirement_of(self.mesh, a, dtype) for a, dtype in zip(needs, dtypes, strict=True))
         return self.laid(record.type, gives), uses
 
     def laid(self, type: ValueType, attrs: tuple[DistAttr | None, ...]) -> ValueType:

@@ -69,30 +69,32 @@ def disagreements(program: Program) -> Iterator[tuple[fx.Node, int, fx.Node, lis
     ]
     find = _Known().calls
     phase, ended = "forward", False
-    types: dict[fx.Node, ValueType] = {}
     for user in program.nodes:
+        if user.op != "call_function" and user is not output:
+            continue
         record = record_of(user)
-        types[user] = record.type
-        called = user.op == "call_function"
-        if not ended and (user is output or (called and record.phase != "forward")):
+        if not ended and (user is output or record.phase != "forward"):
             ended = True
             for k, value, need, early in results:
-                if early and (calls := find(types[value], need)):
+                if early and (calls := find(record_of(value).type, need)):
                     yield output, k, value, calls, user, "forward"
-        if not called:
-            continue
+        if user is output:
+            break
         phase, needs, values = record.phase, record.uses, inputs_of(user)
-        if len(values) != len(needs):  # some operand is read twice
-            values = operands(user)
-        for k, (value, need) in enumerate(zip(values, needs, strict=False)):
-            have = types[value]
-            if need is None or (have.__class__ is TensorType and have.layout is need.layout and have.dtype is need.dtype):
+        if len(values) != len(needs):  # some operand is read twice, or it is a transfer and takes what it is given
+            values = operands(user)[: len(needs)]
+        for k, value in enumerate(values):
+            need = needs[k]
+            if need is None:
+                continue
+            have = record_of(value).type
+            if have.__class__ is TensorType and have.layout is need.layout and have.dtype is need.dtype:
                 continue  # most uses agree plainly, and are not worth a call
             if calls := find(have, need):
                 yield user, k, value, calls, user, phase
     phase = "backward" if phase == "forward" else phase  # of a backward that has no ops: its gradients are tangents
     for k, value, need, early in results:
-        if not early and (calls := find(types[value], need)):
+        if not early and (calls := find(record_of(value).type, need)):
             yield output, k, value, calls, output, phase
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from autopar.layout import DistAttr, Layout
 from autopar.program import Program, record_of, set_record
 
@@ -34,7 +32,7 @@ def base() -> Program:
     program = Program.parse(TEXT)
     for number, node in enumerate(program.nodes):
         if node.op == "call_function":
-            set_record(node, replace(record_of(node), module="block", source=f"model.py:{number}  {node.name}"))
+            set_record(node, record_of(node)._replace(module="block", source=f"model.py:{number}  {node.name}"))
     return program
 
 

@@ -42,7 +42,7 @@ def with_layouts(program: Program, make: dict[Layout, Layout] | None) -> Program
     for node in program.nodes:
         record = record_of(node)
         type = other(record.type) if isinstance(record.type, TensorType) else record.type
-        set_record(node, replace(record, type=type, uses=tuple(need and other(need) for need in record.uses)))
+        set_record(node, record._replace(type=type, uses=tuple(need and other(need) for need in record.uses)))
     return program
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from dense_program import DENSE
 from hypothesis import given, settings
@@ -37,7 +35,7 @@ def test_any_single_change_is_seen(program: Program, data: st.DataObject) -> Non
     }
     what = data.draw(st.sampled_from([*fields, "args", "kwargs", "tree", "streams", "level", "mesh", "at", "stage", "name_", "comment"]))
     if what in fields:
-        set_record(node, replace(record, **{what: fields[what]}))
+        set_record(node, record._replace(**{what: fields[what]}))
     elif what == "args":
         node.args = (*node.args, 1)
     elif what == "kwargs":
@@ -57,7 +55,7 @@ def test_any_single_change_is_seen(program: Program, data: st.DataObject) -> Non
     elif what == "name_":
         node.name = "another"
     else:
-        set_record(node, replace(record, module="another", source="another"))
+        set_record(node, record._replace(module="another", source="another"))
     assert (changed == program) == (what == "comment")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from verified_programs import LOCAL, MLP, PLACED, SCHEDULED, STATES, complaint
 
@@ -23,7 +21,7 @@ forward:
   return relu
 """)
     relu = program.node("relu")
-    set_record(relu, replace(record_of(relu), source="model.py:41  self.act(self.up(x))"))
+    set_record(relu, record_of(relu)._replace(source="model.py:41  self.act(self.up(x))"))
     assert complaint(program, "reshard") == """\
 reshard left relu inconsistent
     mm : f32[32/dp 64] +tp = mm(x, up)

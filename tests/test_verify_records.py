@@ -21,7 +21,7 @@ def mlp() -> Program:
 
 def change(program: Program, name: str, **fields: object) -> Program:
     node = program.node(name)
-    set_record(node, replace(record_of(node), **fields))
+    set_record(node, record_of(node)._replace(**fields))
     return program
 
 

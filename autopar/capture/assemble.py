@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -142,7 +142,7 @@ class _Assembly:
                     f"the step writes the buffer {name}, which shares its memory with another parameter or buffer\n"
                     f"  give each its own memory, with clone()"
                 )
-            set_record(node, replace(record, role="state"))
+            set_record(node, record._replace(role="state"))
         return [(node, found[node]) for node in placeholders if node in found]
 
     def _written_wrongly(self, target: fx.Node, value: fx.Node) -> CaptureError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch import fx
@@ -75,7 +74,7 @@ def forward_first(graph: fx.Graph, results: Sequence[Result], values: Sequence[f
             continue
         record = record_of(node)
         if node in needed or record.phase == "forward":
-            set_record(node, replace(record, phase="forward"))
+            set_record(node, record._replace(phase="forward"))
             if first is not None:
                 first.prepend(node)
         else:
