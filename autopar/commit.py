@@ -45,6 +45,7 @@ class Staged:
 
 Value = fx.Node | Staged
 
+NONE: dict[str, Any] = {}  # the keyword arguments of those that have none; FX makes its own of them
 _HOLDERS = (Staged, tuple, list, dict)  # arguments that are, or may have in them, staged values
 
 
@@ -81,7 +82,6 @@ class Changes:
         base = _base(args, tail)
         times = self._guessed[base] = self._guessed.get(base, -1 if can_name(base) else 0) + 1
         staged.node = node = self._call(before, f"{base}_{times}" if times else base, staged.target, args, kwargs)
-        self._undo.append((self._erase, node))
         self._tails[node] = tail
         self._check_order(node)
         about, phase = None, staged.phase
@@ -135,6 +135,9 @@ class Changes:
         for function, *arguments in reversed(self._undo):
             function(*arguments)
         self._undo.clear()
+        for node in reversed(self._tails):  # nothing else reads them any more
+            self._erase(node)
+        self._tails.clear()
         vars(self.program.counts).update(vars(self._counts))
 
     def _replace_uses(self) -> None:
@@ -270,15 +273,15 @@ def _tail(staged: Staged) -> tuple[str, bool]:
     """What a node is named after: its value and the tail, or the tail alone."""
     if staged.hint is None and staged.target in transfers.BY_FUNCTION:
         try:
-            return _suffix(staged.target, staged.args[1:], tuple(staged.kwargs.items())), True
+            return _suffix(staged.target, staged.args[1:], tuple(staged.kwargs.items()) if staged.kwargs else ())
         except TypeError:  # lists among the arguments
             return transfers.suffix(transfers.arguments(staged.target, staged.args, staged.kwargs)), True
     return staged.hint or getattr(staged.target, "__name__", "value").partition(".")[0], False
 
 
 @lru_cache(maxsize=4096)
-def _suffix(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> str:
-    return transfers.suffix(transfers.arguments(target, (None, *args), dict(kwargs)))
+def _suffix(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[str, bool]:
+    return transfers.suffix(transfers.arguments(target, (None, *args), dict(kwargs))), True
 
 
 def _base(args: Sequence[Any], tail: tuple[str, bool]) -> str:

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from autopar import transfers
-from autopar.commit import FOLLOWERS, Changes, Staged, Value, transferred
+from autopar.commit import FOLLOWERS, NONE, Changes, Staged, Value, transferred
 from autopar.errors import EditError
 from autopar.program import Program, record_of
 from autopar.record import Record, Requirement, TensorType, ValueType
@@ -82,7 +82,7 @@ class Edit:
         self._check((before, *args, *kwargs.values()) if kwargs else (before, *args))
         if name is not None and not can_name(name):
             raise EditError(f"{name!r} cannot name a value: Python, FX or the program's text has a meaning for it")
-        kwargs = dict(kwargs or {})
+        kwargs = dict(kwargs) if kwargs else NONE
         if type is None:
             try:
                 type = transferred(self.program, target, args, kwargs, self._type)
@@ -216,7 +216,10 @@ class Edit:
 
     def _commit(self, *, erase: bool) -> None:
         try:
-            for function, arguments in self._staged:
+            staged = self._staged
+            staged.reverse()
+            while staged:
+                function, arguments = staged.pop()
                 function(*arguments)
             self._changes.settle()
             if erase:

@@ -65,11 +65,14 @@ def once(placed: Program, mode: str, printed: bool = True) -> Run:
     return Run(seconds, program.counts, str(program) if printed else "")
 
 
-def measure(placed: Program, mode: str) -> Run:
-    runs = [once(placed, mode)]
-    while len(runs) < REPEAT and sum(run.seconds for run in runs) < ENOUGH:
-        runs.append(once(placed, mode, printed=False))
-    return replace(min(runs, key=lambda run: run.seconds), text=runs[0].text)
+def measure(programs: dict[int, Program], mode: str) -> dict[int, Run]:
+    """All sizes in turn, so that a slow minute of the machine is one of all of them."""
+    runs = {layers: [once(placed, mode)] for layers, placed in programs.items()}
+    for _ in range(REPEAT - 1):
+        for layers, placed in programs.items():
+            if sum(run.seconds for run in runs[layers]) < ENOUGH:
+                runs[layers].append(once(placed, mode, printed=False))
+    return {layers: replace(min(each, key=lambda run: run.seconds), text=each[0].text) for layers, each in runs.items()}
 
 
 def inserted(placed: Program) -> Counter[str]:
@@ -172,18 +175,19 @@ def run(options: argparse.Namespace) -> str:
         raise SystemExit(f"no place for the plot and the stacks: {error}") from None
     shown = folder.name if options.record else folder
     said = []
-    rows: dict[int, dict[str, Run]] = {}
-    for layers in options.layers:
-        placed = placed_llama(layers)
-        cold = once(placed, options.mode[0])
-        kinds = inserted(placed)
-        rows[layers] = runs = {mode: measure(placed, mode) for mode in options.mode}
-        check(layers, kinds, runs)
-        said.append(table(layers, placed, kinds, runs))
-        if len(rows) == 1:
-            said.append(f"the first run of the process, {options.mode[0]}: {cold.seconds * 1e3:.1f} ms\n")
-            first = placed
     least, *_ = options.layers
+    programs = {least: placed_llama(least)}
+    first = programs[least]
+    cold = once(first, options.mode[0])
+    programs |= {layers: placed_llama(layers) for layers in options.layers if layers != least}
+    measured = {mode: measure(programs, mode) for mode in options.mode}
+    rows = {layers: {mode: runs[layers] for mode, runs in measured.items()} for layers in programs}
+    for layers, placed in programs.items():
+        kinds = inserted(placed)
+        check(layers, kinds, rows[layers])
+        said.append(table(layers, placed, kinds, rows[layers]))
+        if layers == least:
+            said.append(f"the first run of the process, {options.mode[0]}: {cold.seconds * 1e3:.1f} ms\n")
     if len(rows) > 1:
         said.append(exponents(rows))
     if options.outside:

@@ -134,6 +134,21 @@ def test_replicas_are_borrowed_where_it_pays(before: str, after: str) -> None:
     assert (names, cost(source, target) / 2**20) == BORROWED[before, after]
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "wanted"),
+    [
+        ("f64[4] +dp", "f64[(1/dp 4)]", "all_reduce slice"),  # the first of three ranks gets all: 64 bytes scattered, 43 all-reduced
+        ("f64[9] +dp", "f64[9/dp]", "reduce_scatter"),
+        ("f64[8] +dp", "f64[8/dp]", "reduce_scatter"),
+        ("f64[1 4] +max:dp", "f64[1/dp 4]", "all_reduce slice"),
+    ],
+)
+def test_where_scattering_would_pad_much_all_is_reduced(before: str, after: str, wanted: str) -> None:
+    source, target = read(before, "dp=3"), read(after, "dp=3")
+    check(source, target)
+    assert " ".join(step.function.__name__ for step in transitions(source, target)) == wanted
+
+
 def test_the_innermost_axis_is_reduced_first() -> None:
     """Slower links carry what is left."""
     for after in ("8192/a 8192/b]", "8192/a/b 8192]"):

@@ -16,7 +16,15 @@ from autopar.record import TensorType
 from autopar.text.printer import print_type
 from autopar.transitions import reductions
 from autopar.transitions.pending import made_pending
-from autopar.transitions.reductions import begun, far_bytes, free_axes, largest, least_reduced, reduced_ways
+from autopar.transitions.reductions import (
+    begun,
+    far_bytes,
+    free_axes,
+    largest,
+    least_reduced,
+    reduced_evenly,
+    reduced_ways,
+)
 from autopar.transitions.relayouts import relaid
 from autopar.transitions.way import Move, Step, Way
 
@@ -137,8 +145,8 @@ def _cheapest(start: TensorType, goal: TensorType) -> tuple[Step, ...]:
                 key = paid, far_bytes(reduced, axes), len(reduced.steps) + len(last) + (lacked > 0)
                 if best is None or key < best[0]:
                     best = key, reduced, before, last
-                if same and not lacked:
-                    break  # whatever else it is reduced to, a gather would have to follow, which brings as much
+                if same and not lacked and reduced.bytes <= reductions.PADDED * reduced_evenly(way, axes, largest(before), start.dtype.itemsize):
+                    break  # whatever else it is reduced to, a gather would have to follow, which brings about as much
             if not free or best[0][0] <= reductions.STARTED + least_reduced(start, axes, largest(before), itemsize):  # type: ignore[index]
                 break
         assert best is not None

@@ -16,6 +16,7 @@ from autopar.transitions.relayouts import views
 from autopar.transitions.way import Move, Way, op_argument, parts_argument, places_for
 
 REDUCTIONS = (transfers.all_reduce, transfers.reduce_scatter)
+PADDED = 1.05  # a reduction to uneven pieces brings padding; where that is more than this, an all-reduce is considered
 STARTED = 2**20  # bytes that a link moves while an exchange starts: what one that replicas are borrowed for has to save
 
 
@@ -42,6 +43,13 @@ def least_reduced(start: TensorType, axes: list[str], wanted: int, itemsize: int
     return (share * (mesh.count(axes) - 1) + max(0, wanted - share)) * itemsize
 
 
+def reduced_evenly(way: Way, axes: list[str], wanted: int, itemsize: int) -> int:
+    """As ``least_reduced``, from where a way has led and without its replicas; and the bytes so far."""
+    count = way.type.layout.mesh.count(axes)  # type: ignore[union-attr]
+    share = -(-largest(way.type) // count)
+    return way.bytes + (share * (count - 1) + max(0, wanted - share)) * itemsize
+
+
 def largest(type: TensorType) -> int:
     """Elements of the first piece, than which none is larger."""
     mesh = type.layout.mesh  # type: ignore[union-attr]
@@ -61,10 +69,19 @@ def reduced_ways(way: Way, goal: TensorType, axes: list[str]) -> Iterator[Way]:
         yield from reduced_ways(way.then(*((transfers.reduce_scatter, {**given, "axis": axis}) for axis in reversed(inner))), goal,
                             [axis for axis in axes if axis not in inner])  # fmt: skip
     parts = transfers.part_sizes(here.type.attr, here.type.shape)
-    yield here.then(*([(transfers.all_reduce, {"axis": left[0] if len(left) == 1 else tuple(left), **op})] if left else []))
+    yield here.then(*([_all_reduced(left, op)] if left else []))
     for chosen in places_for(sum(map(len, parts)), len(left)) if left else ():
         yield here.then(*((transfers.reduce_scatter, {"dim": place, "axis": axis, **op, **parts_argument(parts)})
                           for place, axis in zip(chosen, reversed(left), strict=True)))  # fmt: skip
+    if len(left) < len(axes):
+        sliced, _ = _ended(way, goal, [], op)
+        even = reduced_evenly(sliced, [axis for axis in axes if axis not in left], 0, way.type.dtype.itemsize)
+        if here.bytes > PADDED * even:
+            yield sliced.then(_all_reduced(axes, op))
+
+
+def _all_reduced(axes: list[str], op: dict[str, Any]) -> Move:
+    return transfers.all_reduce, {"axis": axes[0] if len(axes) == 1 else tuple(axes), **op}
 
 
 def _within(type: TensorType, goal: TensorType, axes: list[str], left: list[str]) -> tuple[list[str], int | None]:
