@@ -249,6 +249,8 @@ def transferred(program: Program, target: Any, args: Sequence[Any], kwargs: Mapp
     row = transfers.BY_FUNCTION.get(target)
     if row is None:
         raise EditError(f"insert({getattr(target, '__name__', target)}) needs type=…: only transfers know their own type")
+    if not args or not isinstance(args[0], Value):
+        raise EditError(f"{row.name} is given {args[0] if args else 'nothing'}, and needs a value of the program")
     given, operand = transfers.arguments(target, args, kwargs), type_of(args[0])
     try:
         if not isinstance(operand, TensorType):
@@ -259,6 +261,8 @@ def transferred(program: Program, target: Any, args: Sequence[Any], kwargs: Mapp
             return row.infer(operand, given, program.meshes)
         except KeyError as missing:
             raise ValueError(f"the argument {missing} is missing") from None
+        except (TypeError, IndexError, AttributeError) as error:
+            raise ValueError(f"the arguments are of another kind than it takes ({error})") from None
         except ValueError as error:
             raise ValueError(f"{error}; {args[0]} is {print_type(operand)}") from None
     except ValueError as error:

@@ -219,6 +219,9 @@ def step_price(function: Callable[..., Any], source: TensorType, given: Mapping[
         elements, count, far = _busiest(source, result, machine.ranks_per_node)
         name = name if count <= 2 else "redistribute"  # what comes from several ranks is several messages
         return _cached_price(name, elements * source.dtype.itemsize, count, machine, shape=(1, count) if far else (count, 1))
+    if name in ("all_reduce", "reduce_scatter"):
+        wider = transfers.reduced_as(given.get("op", "sum"), source.dtype).itemsize // source.dtype.itemsize
+        before, after = before * wider, after * wider
     mesh, axes = source.layout.mesh, transfers.axes_of(given["axis"])
     count = mesh.count(axes)
     size = {"all_gather": count * before, "reduce_scatter": count * after, "slice": 2 * after, "pend": after}.get(name, max(before, after))

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from autopar.boxes import most_lacked
+from autopar.errors import AutoparError
 from autopar.layout import Axes, DistAttr, Layout, align
 from autopar.mesh import Mesh
 from autopar.record import TensorType
@@ -102,7 +103,7 @@ def wait(x):
     return x
 
 
-class LayoutMismatch(ValueError):
+class LayoutMismatch(AutoparError, ValueError):
     """A transfer does not apply to the Layout it is given."""
 
 
@@ -133,6 +134,8 @@ def part_sizes(attr: DistAttr, shape: Sequence[int]) -> tuple[tuple[int, ...], .
 def split_parts(attr: DistAttr, shape: Sequence[int], mesh: Mesh, parts: Parts) -> list[list[Axes]]:
     """The axes of every part, dim by dim, when the value is seen as ``parts`` (plain dims when ``None``)."""
     sizes = [(n,) for n in shape] if parts is None else parts
+    if len(sizes) != len(shape):
+        raise LayoutMismatch(f"parts of {len(sizes)} dims are given for a value of {len(shape)}")
     out: list[list[Axes]] = []
     for n, dim, wanted in zip(shape, attr.dims, sizes, strict=True):
         own = [(n if size is None else size, axes) for size, axes in dim]
@@ -172,6 +175,8 @@ def _move(t: TensorType, parts: Parts, take: tuple[int, str] | None, give: tuple
             mesh.check_axis(place[1])
             if not 0 <= place[0] < len(flat):
                 raise LayoutMismatch(f"there is no dim {place[0]} in a value of {len(flat)}")
+    if reduced is not None and not axes_of(reduced[0]):
+        raise LayoutMismatch("a reduction is over one axis or several, and none is given")
     pending = dict(attr.pending)
     for axis in () if reduced is None else axes_of(reduced[0]):
         if pending.pop(mesh.check_axis(axis), None) != reduced[1]:  # type: ignore[index]
@@ -254,17 +259,27 @@ def _redistribute(t: TensorType, a: Mapping[str, Any]) -> TensorType:
     return replace(t, layout=_splits(t.shape, a["splits"], a.get("parts"), t.attr.pending, t.layout.mesh))
 
 
+def _cast(t: TensorType, dtype: Any) -> TensorType:
+    if not isinstance(dtype, torch.dtype):
+        raise LayoutMismatch(f"{dtype!r} is no torch.dtype")
+    return replace(t, dtype=dtype)
+
+
 def _send(t: TensorType, stage: str | None, meshes: Meshes) -> TensorType:
     if t.attr.pending:
         raise LayoutMismatch("a pending value is reduced before it is sent")
+    _check_stage(stage, meshes)
     return t
 
 
-def _recv(t: TensorType, a: Mapping[str, Any], meshes: Meshes) -> TensorType:
-    stage = a["stage"]
+def _check_stage(stage: str | None, meshes: Meshes) -> str | None:
     if stage not in meshes:
         raise LayoutMismatch(f"there is no stage {stage!r}; stages are {', '.join(filter(None, meshes)) or 'none'}")
-    mesh = meshes[stage]
+    return stage
+
+
+def _recv(t: TensorType, a: Mapping[str, Any], meshes: Meshes) -> TensorType:
+    mesh = meshes[_check_stage(a["stage"], meshes)]
     if a.get("splits") is not None:
         return replace(t, layout=_splits(t.shape, a["splits"], a.get("parts"), (), mesh))
     for axis in t.attr.axes:
@@ -309,7 +324,7 @@ TRANSFERS: dict[str, Transfer] = {
                                                    (a["target"], a["axis"])), True),
         Transfer(redistribute, lambda t, a, s: _redistribute(t, a), True),
         Transfer(pend, lambda t, a, s: _pend(t, a["axis"], a.get("op", "sum"), a.get("dim"), a.get("parts")), False),
-        Transfer(cast, lambda t, a, s: replace(t, dtype=a["dtype"]), False),
+        Transfer(cast, lambda t, a, s: _cast(t, a["dtype"]), False),
         Transfer(send, lambda t, a, s: _send(t, a["stage"], s), True),
         Transfer(recv, lambda t, a, s: _recv(t, a, s), True),
         Transfer(wait, lambda t, a, s: t, False),
@@ -364,7 +379,7 @@ def received(function: Callable[..., Any], source: TensorType, given: Mapping[st
     """Bytes that the worst rank receives.
 
     Ring figures for reductions: ``(p-1)/p`` of the operand for a reduce-scatter, of padded pieces where they are uneven,
-    and twice that for an all-reduce; else what the rank that lacks most has to get.
+    and twice that for an all-reduce, in the dtype in which it is done; else what the rank that lacks most has to get.
     """
     if function not in BY_FUNCTION or not BY_FUNCTION[function].collective or function is send or source.layout is None:
         return 0
@@ -375,9 +390,8 @@ def received(function: Callable[..., Any], source: TensorType, given: Mapping[st
         held, left = (math.prod(t.attr.local_shape(t.shape, mesh, first)) for t in (source, result))
         p = mesh.count(axes_of(given["axis"]))
         elements = -(-2 * held * (p - 1) // p) if function is all_reduce else left * (p - 1)
-    else:
-        elements = most_lacked(source.layout, result.layout, source.shape)
-    return elements * source.dtype.itemsize
+        return elements * reduced_as(given.get("op", "sum"), source.dtype).itemsize
+    return most_lacked(source.layout, result.layout, source.shape) * source.dtype.itemsize
 
 
 def local_shape(function: Callable[..., Any], shape: Sequence[int], given: Mapping[str, Any],

@@ -273,6 +273,9 @@ def test_the_price_of_a_transfer_on_a_mesh() -> None:
     assert paid(transfers.pend, value(mesh, "dp", None), axis="tp") == price("pend", whole / 2, 2, PLAIN)
     assert paid(transfers.cast, value(mesh, "dp", None), dtype=torch.bfloat16) == price("cast", whole / 2 * 1.5, 1, PLAIN)
     assert paid(transfers.wait, value(mesh, "dp", None)) == 0
+    narrow = replace(value(mesh, None, None, pending=["tp"]), dtype=torch.int16)  # reduced as int32
+    assert paid(transfers.all_reduce, narrow, axis="tp") == price("all_reduce", whole, 2, PLAIN)
+    assert paid(transfers.reduce_scatter, narrow, dim=0, axis="tp") == price("reduce_scatter", whole, 2, PLAIN)
     swapped = paid(transfers.redistribute, value(mesh, "dp", "tp"), splits=(("tp",), ("dp",)))
     assert swapped == price("redistribute", whole / 4, 2, PLAIN)  # two ranks keep what they have, two exchange all
 

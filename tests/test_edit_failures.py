@@ -167,6 +167,24 @@ REFUSED: dict[str, tuple[Operation, str]] = {
         lambda e, n: e.insert(transfers.slice, (n("x"), 0), before=n("add")),
         "slice(x, 0): the argument 'axis' is missing",
     ),
+    "no such stage to send to": (
+        lambda e, n: e.send(n("x"), "s2", before=n("add")),
+        "send(x, s2): there is no stage 's2'; stages are s1; x is f32[8/dp 4]",
+    ),
+    "an argument of another kind": (
+        lambda e, n: e.slice(n("x"), "1", "tp", before=n("add")),
+        "slice(x, 1, tp): the arguments are of another kind than it takes ('<=' not supported between instances of 'int' and 'str')",
+    ),
+    "parts of another number of dims": (
+        lambda e, n: e.slice(n("x"), 1, "tp", parts=((8,),), before=n("add")),
+        "slice(x, 1, tp, ((8,),)): parts of 1 dims are given for a value of 2; x is f32[8/dp 4]",
+    ),
+    "a reduction over nothing": (
+        lambda e, n: e.all_reduce(n("g"), [], before=n("add")),
+        "all_reduce(g, []): a reduction is over one axis or several, and none is given; g is f32[8 4] +tp",
+    ),
+    "no dtype": (lambda e, n: e.cast(n("x"), "f32", before=n("add")), "cast(x, f32): 'f32' is no torch.dtype; x is f32[8/dp 4]"),
+    "no value": (lambda e, n: e.slice(None, 0, "tp", before=n("add")), "slice is given None, and needs a value of the program"),
     "several tensors": (
         lambda e, n: e.slice(n("ln"), 0, "tp", before=n("mm")),
         "slice(ln, 0, tp): ln is several tensors; transfer its elements",

@@ -287,6 +287,12 @@ def test_a_repeated_pair_is_found_once() -> None:
     assert plan._transitions.cache_info().misses == misses
 
 
+@pytest.mark.parametrize(("dtype", "width"), [("i16", 4), ("u32", 8), ("f8e4m3", 4), ("i8", 1), ("f32", 4)])
+def test_a_reduction_is_counted_in_the_dtype_in_which_it_is_done(dtype: str, width: int) -> None:
+    (step,) = transitions(read(f"{dtype}[8 6] +dp", "dp=2"), read(f"{dtype}[8/dp 6]", "dp=2"))
+    assert step.bytes == 4 * 6 * width
+
+
 @pytest.mark.parametrize(
     ("before", "after", "most"),
     [
