@@ -194,7 +194,9 @@ class Changes:
         if node.target not in FOLLOWERS:
             return
         record = record_of(node)
-        source = node.all_input_nodes[0]
+        source = next(iter(inputs_of(node)), None)
+        if source is None:
+            return  # a recv on a rank that has nothing to send
         read = record_of(source).type
         if is_getitem(node):
             if not isinstance(read, tuple) or not 0 <= node.args[1] < len(read):  # type: ignore[operator]

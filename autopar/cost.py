@@ -25,10 +25,10 @@ import sympy
 from sympy.codegen.cfunctions import log2
 
 from autopar import transfers
-from autopar.boxes import messages
 from autopar.layout import Axes
 from autopar.machine import Machine, Measured
 from autopar.mesh import Mesh
+from autopar.messages import messages
 from autopar.record import TensorType
 
 n, p, k, m = sympy.symbols("n p k m", positive=True)

@@ -141,6 +141,8 @@ class Edit:
     def replace_use(self, user: Value, old: Value, new: Value, *, index: int | None = None) -> None:
         """Make ``user`` read ``new`` where it read ``old``: at every occurrence, or at operand ``index`` alone."""
         self._check((user, old, new))
+        if not isinstance(new, Value):
+            raise EditError(f"{user} cannot read {new!r}, which is no value of the program")
         if getattr(user, "target", None) in FOLLOWERS:
             self._retypes |= self._type(old) != self._type(new)
         self._stage(self._replace, user, old, new, index)
@@ -209,6 +211,8 @@ class Edit:
                     raise EditError(f"{value} is not part of this edit")
             elif isinstance(value, (tuple, list)):
                 self._check(value)
+            elif isinstance(value, dict):
+                self._check(value.values())
 
     def _type(self, value: Value) -> ValueType:
         node = value.node if isinstance(value, Staged) else value

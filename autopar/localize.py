@@ -17,11 +17,11 @@ from typing import Any
 from torch import fx
 
 from autopar import transfers
-from autopar.boxes import axes_between, messages
 from autopar.channels import check_programs
 from autopar.collector import collector_paused
 from autopar.layout import span
 from autopar.mesh import Mesh
+from autopar.messages import axes_between, messages
 from autopar.program import Program, make_node, map_operands, operands, record_of, set_record
 from autopar.record import Record, TensorType, ValueType
 from autopar.rules.registry import rule_of

@@ -17,9 +17,10 @@ from autopar.program import map_operands, operands
 class _Swaps:
     """What changes in one user: operands at positions, or all occurrences of operands."""
 
-    __slots__ = ("at", "everywhere")
+    __slots__ = ("at", "everywhere", "new")
 
     def __init__(self) -> None:
+        self.new: set[fx.Node] = set()  # what is read instead of those everywhere
         self.at: dict[int, tuple[fx.Node, fx.Node]] = {}
         self.everywhere: dict[fx.Node, fx.Node] | None = None
 
@@ -45,8 +46,7 @@ class UseReplacements:
         if swaps is None:
             return False
         if index is None:
-            everywhere = swaps.everywhere or {}
-            return bool(swaps.at) or old in everywhere or old in everywhere.values()
+            return bool(swaps.at) or old in (swaps.everywhere or {}) or old in swaps.new
         return index in swaps.at or bool(swaps.everywhere)
 
     def add(self, user: fx.Node, old: fx.Node, new: fx.Node, index: int | None) -> None:
@@ -56,6 +56,7 @@ class UseReplacements:
         if index is None:
             swaps.everywhere = swaps.everywhere or {}
             swaps.everywhere[old] = new
+            swaps.new.add(new)
         else:
             swaps.at[index] = (old, new)
         self._touched.add(old)

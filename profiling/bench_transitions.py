@@ -32,7 +32,7 @@ from torch.distributed.tensor._collective_utils import MeshTopoInfo
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from autopar import boxes, cost, dtensor, layout, machine, mesh, transfers, transitions
+from autopar import boxes, cost, dtensor, layout, machine, mesh, messages, transfers, transitions
 from autopar.layout import DistAttr, Layout
 from autopar.mesh import Mesh
 from autopar.record import TensorType
@@ -192,7 +192,7 @@ class Peer:
 
 def forget() -> None:
     """Clears the caches of both planners."""
-    for one in (one for module in (planning, relayouts, boxes, layout, transfers, mesh) for one in vars(module).values()):
+    for one in (one for module in (planning, relayouts, boxes, messages, layout, transfers, mesh) for one in vars(module).values()):
         getattr(one, "cache_clear", int)()
     _redistribute.clear_redistribute_planner_cache()
     _redistribute._gen_transform_infos.cache_clear()

@@ -14,11 +14,11 @@ from strategies import UNREDUCED, attrs, holdings, kinds, meshes, shapes, worlds
 from transition_runs import check, explicit_program, read
 
 from autopar import transfers
-from autopar.boxes import messages
 from autopar.errors import TransitionError
 from autopar.layout import Layout
 from autopar.localize import localize, rank_classes
 from autopar.mesh import Mesh
+from autopar.messages import messages
 from autopar.program import Program, operands
 from autopar.record import DTYPES, TensorType
 from autopar.runtime.packing import packing, size_of

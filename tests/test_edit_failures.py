@@ -184,6 +184,8 @@ REFUSED: dict[str, tuple[Operation, str]] = {
         "all_reduce(g, []): a reduction is over one axis or several, and none is given; g is f32[8 4] +tp",
     ),
     "no dtype": (lambda e, n: e.cast(n("x"), "f32", before=n("add")), "cast(x, f32): 'f32' is no torch.dtype; x is f32[8/dp 4]"),
+    "no arguments": (lambda e, n: e.insert(transfers.slice, (), before=n("add")), "slice is given nothing, and needs a value of the program"),
+    "nothing to read": (lambda e, n: e.replace_use(n("add"), n("x"), None), "add cannot read None, which is no value of the program"),
     "no value": (lambda e, n: e.slice(None, 0, "tp", before=n("add")), "slice is given None, and needs a value of the program"),
     "several tensors": (
         lambda e, n: e.slice(n("ln"), 0, "tp", before=n("mm")),

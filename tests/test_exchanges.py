@@ -15,11 +15,11 @@ from processes import ranks
 from strategies import DTYPES, attrs, shapes, worlds
 from transition_runs import addends, equal, explicit_program, read, run
 
-from autopar.boxes import messages
 from autopar.dtensor import placements_of
 from autopar.layout import DistAttr, Layout
 from autopar.localize import localize
 from autopar.mesh import Mesh
+from autopar.messages import messages
 from autopar.record import DTYPES as DTYPES_BY_NAME
 from autopar.record import TensorType
 from autopar.runtime.collectives import carried

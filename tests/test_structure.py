@@ -21,6 +21,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("mesh", "notation", "errors", "torch_private", "collector"),
     ("layout", "structure", "inventory"),
     ("boxes",),
+    ("messages",),
     ("dtensor",),
     ("record",),
     ("program", "transfers", "machine"),

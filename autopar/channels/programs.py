@@ -9,10 +9,10 @@ from typing import Any
 from torch import fx
 
 from autopar import transfers
-from autopar.boxes import messages
 from autopar.channels.check import check_tasks
 from autopar.channels.tasks import ALL, Channels, Collective, Group, Ranks, Receive, Send, Task
 from autopar.errors import ChannelError
+from autopar.messages import messages
 from autopar.program import Program, record_of
 from autopar.record import PHASES, TensorType
 from autopar.text.printer import print_node

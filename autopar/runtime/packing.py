@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from autopar.boxes import Box, Message, Runs, box_of, count, messages, overlap, volume, within
+from autopar.boxes import Box, Runs, box_of, count, overlap, volume, within
+from autopar.messages import Message, messages
 from autopar.transfers import Ends
 
 Places = tuple[Runs, ...]  # positions in a piece, dim by dim
