@@ -5,7 +5,7 @@
         edit.replace_use(user, x, y)
 
 Nothing above touches the graph: operations are *staged*, and leaving the block materialises them and commits once. A
-commit brings all metadata up to date in O(inserted) plus one linear walk: order and users are checked, inserted nodes
+commit brings all metadata up to date in O(inserted) plus one linear walk: what is read anew must be made before, inserted nodes
 get their records and names, changed types are carried to the transfers that read them. It does not recompile, and runs
 no fake tensors. An exception leaves the program exactly as it was, with the same node objects.
 """

@@ -68,10 +68,10 @@ def messages(
     sent: list[Message] = []
     points = {rank: _point(source.mesh, rank, source.mesh.names) for rank in source.mesh.ranks} if source.mesh == target.mesh else {}
     for key, needs in wanted.items():
-        whole = list(_whole(holders[key], needs, points))
+        chosen = list(_whole(holders[key], needs, points))
         if source.mesh != target.mesh and any(volume(box) >= 2 * least for _, box in needs):
-            whole = min(whole, list(_in_shares(holders[key], sorted(needs), least)), key=_most_sent)
-        sent += whole
+            chosen = min(chosen, list(_in_shares(holders[key], sorted(needs), least)), key=_most_sent)
+        sent += chosen
     return tuple(sorted(sent, key=lambda message: (message.receiver, message.sender)))
 
 

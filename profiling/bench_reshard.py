@@ -33,6 +33,7 @@ from autopar.program import Counts, Program
 
 PROFILES_ITSELF = True  # the pass, and not the capture before it
 LINES = [Reshard.run, disagreements, Edit.insert, Changes.insert, Changes.settle]
+HEAD = f"{MESH}, Megatron over tp, parameters and gradients split over dp\n\n"
 REPEAT = 25
 ENOUGH = 4.0  # seconds, after which a run is not repeated
 
@@ -196,11 +197,12 @@ def run(options: argparse.Namespace) -> str:
         said.append(compare(first, least))
     if options.whole:
         said.append(whole(least))
-    if options.tool != "time":
+    if options.tool != "time":  # the pictures are those of the runs that are timed
         said.append(tables(options.tool, first, options.mode))
+        return HEAD + "\n".join(said)
     (folder / "reshard.speedscope.json").write_text(flames(first, rows[least]))
     points = {mode: [(row[mode].counts.inserted, row[mode].seconds) for row in rows.values()] for mode in options.mode}
     plot(points, list(rows), folder / "reshard.png")
     said.append(f"{shown}/reshard.png: seconds over inserted ops\n")
     said.append(f"{shown}/reshard.speedscope.json: where the time goes, sampled, {least} layers; drop it on speedscope.app\n")
-    return f"{MESH}, Megatron over tp, parameters and gradients split over dp\n\n" + "\n".join(said)
+    return HEAD + "\n".join(said)
