@@ -274,6 +274,14 @@ def test_no_part_is_smaller_than_is_worth_a_message(size: int, parts: list[int])
     assert len({one.sender for one in messages(source, target, (size,), least=5)}) == len(parts)
 
 
+def test_a_small_rest_is_not_cut_off() -> None:
+    """Twelve and eight, of two ranks: equal shares would cut two from the twelve."""
+    source = Layout(Mesh({"r": 2}, name="s0"), DistAttr.replicated(1))
+    target = Layout(Mesh({"d": 2}, ranks=[4, 5], name="s1"), DistAttr((((5, ("d",)), (4, ())),)))
+    assert [one.elements for one in messages(source, target, (20,), least=5)] == [12, 8]
+    assert [(one.sender, one.elements) for one in messages(source, target, (20,), least=2)] == [(0, 10), (1, 2), (1, 8)]
+
+
 def test_on_one_mesh_boxes_stay_whole_and_come_along_few_axes() -> None:
     """Rows 0-3 lie on all four of ``r``; two of the others need half of them each, and get it along ``dp`` alone."""
     mesh = Mesh(dp=2, r=4)
