@@ -33,6 +33,23 @@ def test_an_operand_is_replaced_only_where_it_stands() -> None:
     assert list(node("mul").args) == [node("g_tp"), node("g_tp")]
 
 
+@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize("index", [None, 0])
+def test_what_was_replaced_may_be_replaced_again(sync: bool, index: int | None) -> None:
+    """At once, and after another user was spoken of."""
+    program = base()
+    node = program.node
+    with program.edit(sync=sync) as edit:
+        edit.replace_use(node("add"), node("relu"), node("x"), index=index)
+        edit.replace_use(node("add"), node("x"), node("x_dp"), index=index)
+        edit.replace_use(node("mul"), node("g_tp"), node("x_dp"))
+        edit.replace_use(node("add"), node("x_dp"), node("x_dp_tp"), index=index)
+        edit.replace_use(node("mul"), node("x_dp"), node("y"))
+    second = node("relu") if index == 0 else node("x_dp_tp")
+    assert list(node("add").args) == [node("x_dp_tp"), second]
+    assert list(node("mul").args) == [node("y"), node("y")]
+
+
 def test_what_has_no_layout_cannot_be_transferred() -> None:
     program = Program.parse("program traced on dp=2\n  x : f32[8] = input\nforward:\n  y : f32[8] = relu(x)\n  return y\n")
     with pytest.raises(EditError, match=r"^slice\(x, 0, dp\): x has no Layout; transfers work on placed values$"), program.edit() as edit:
