@@ -5,9 +5,9 @@
         edit.replace_use(user, x, y)
 
 Nothing above touches the graph: operations are *staged*, and leaving the block materialises them and commits once. A
-commit brings all metadata up to date in O(inserted) plus one linear walk: what is read anew must be made before, inserted nodes
-get their records and names, changed types are carried to the transfers that read them. It does not recompile, and runs
-no fake tensors. An exception leaves the program exactly as it was, with the same node objects.
+commit brings all metadata up to date in O(inserted) plus one linear walk: what is read anew must be made before it is
+read, inserted nodes get their records and names, changed types are carried to the transfers that read them. It does not
+recompile, and runs no fake tensors. An exception leaves the program exactly as it was, with the same node objects.
 """
 
 from __future__ import annotations
@@ -168,6 +168,8 @@ class Edit:
         self._check((node,))
         if isinstance(node, Staged):
             raise EditError(f"annotate takes a node of the program; insert was told all that is known of {node}")
+        if unknown := sorted(changes.keys() - set(Record._fields)):
+            raise TypeError(f"a record has no {', '.join(unknown)}; it has {', '.join(Record._fields)}")
         old = self._records.get(node) or record_of(node)
         new = old._replace(**changes)
         if new != old:

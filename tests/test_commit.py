@@ -50,6 +50,13 @@ def test_what_was_replaced_may_be_replaced_again(sync: bool, index: int | None) 
     assert list(node("mul").args) == [node("y"), node("y")]
 
 
+def test_a_record_has_only_its_fields() -> None:
+    program = base()
+    with pytest.raises(TypeError, match=r"^a record has no colour; it has type, uses, phase, role, "), program.edit() as edit:
+        edit.annotate(program.node("add"), phase="backward", colour="red")
+    assert str(program) == TEXT
+
+
 def test_what_has_no_layout_cannot_be_transferred() -> None:
     program = Program.parse("program traced on dp=2\n  x : f32[8] = input\nforward:\n  y : f32[8] = relu(x)\n  return y\n")
     with pytest.raises(EditError, match=r"^slice\(x, 0, dp\): x has no Layout; transfers work on placed values$"), program.edit() as edit:
