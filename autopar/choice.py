@@ -21,6 +21,8 @@ from autopar.transitions import cost
 
 OPEN: Dim = ((None, (UNDECIDED,)),)
 
+Opened = tuple[tuple[str, int], ...]  # factors that may be split for once, where they have at least so many elements
+
 
 @dataclass(frozen=True)
 class Aim:
@@ -71,11 +73,13 @@ def cheapest(
     staying: tuple[frozenset[str], ...],
     mesh: Mesh,
     aim: Aim | None = None,
+    opened: Opened = (),
 ) -> tuple[tuple[DistAttr, ...], tuple[DistAttr | None, ...]]:
     """The best strategy for operands that lie as ``homes``: what it asks of them, and how the results then lie.
 
     Args:
         staying: for each operand, the axes on which it should stay as it is.
+        opened: factors that may be split, although the op needs them whole.
     """
     held = [
         {f: dim for row in bound.factor_splits(dims, shape, home, mesh) if row for f, dim in row.items()}
@@ -88,7 +92,8 @@ def cheapest(
         held.append({f: dim for row in bound.factor_splits(first, shape, settled, mesh) if row for f, dim in row.items()})  # type: ignore[arg-type]
     named = {axis for home in homes for axis in home.axes} | {axis for row in held for dim in row.values() for axis in axes_of(dim)}
     axes = [axis for axis in mesh.names if axis in named]
-    options = [_options(bound, homes, held, axis) for axis in axes]
+    whole = bound.whole - {factor for factor, least in opened if bound.sizes.get(factor, 0) >= least}
+    options = [_options(bound, whole, homes, held, axis) for axis in axes]
     best = None
     for combination in itertools.product(*options):
         strategy = _strategy(dict(zip(axes, combination, strict=True)), held, mesh)
@@ -115,12 +120,12 @@ def cheapest(
 Option = tuple[str, object] | None
 
 
-def _options(bound: Bound, homes: tuple[DistAttr, ...], held: Sequence[Mapping[str, Dim]], axis: str) -> list[Option]:
+def _options(bound: Bound, whole: frozenset[str], homes: tuple[DistAttr, ...], held: Sequence[Mapping[str, Dim]], axis: str) -> list[Option]:
     """What an axis may do: split a factor that a value has split over it, pass a pending sum, or nothing."""
     found: dict[Option, None] = {}
     for row in held:
         for factor, dim in row.items():
-            if axis in axes_of(dim) and factor not in bound.whole:
+            if axis in axes_of(dim) and factor not in whole:
                 found[("split", factor)] = None
     for index, alternative in enumerate(bound.linear):
         waits = bound.rule.view or len(alternative) > 1

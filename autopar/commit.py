@@ -31,12 +31,13 @@ FOLLOWERS = frozenset({operator.getitem, *transfers.BY_FUNCTION})  # ops whose t
 class Staged:
     """A value that an edit will insert; it may be used in later operations of the same edit like a node."""
 
-    __slots__ = ("args", "before", "edit", "hint", "kwargs", "node", "phase", "target", "type", "uses")
+    __slots__ = ("about", "args", "before", "edit", "hint", "kwargs", "node", "phase", "target", "type", "uses")
 
     def __init__(self, edit: Any, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], type: ValueType,
-                 before: Value, phase: str | None, uses: tuple[Requirement | None, ...], hint: str | None) -> None:  # fmt: skip
+                 before: Value, phase: str | None, uses: tuple[Requirement | None, ...], hint: str | None, about: fx.Node | None = None) -> None:  # fmt: skip
         self.edit, self.target, self.args, self.kwargs, self.type = edit, target, args, kwargs, type
         self.before, self.phase, self.uses, self.hint = before, phase, uses, hint
+        self.about = about
         self.node: fx.Node | None = None
 
     def __repr__(self) -> str:
@@ -84,8 +85,8 @@ class Changes:
         staged.node = node = self._call(before, f"{base}_{times}" if times else base, staged.target, args, kwargs)
         self._tails[node] = tail
         self._check_order(node)
-        about, phase = None, staged.phase
-        for operand in inputs_of(node):
+        about, phase = None if staged.about is None else record_of(staged.about), staged.phase
+        for operand in inputs_of(node) if about is None else ():
             about = record_of(operand)
             break
         if phase is None or about is None or not about.source:

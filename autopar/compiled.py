@@ -15,7 +15,7 @@ from autopar.constraints import constraints
 from autopar.layout import DistAttr
 from autopar.localize import LocalPrograms
 from autopar.mesh import Mesh
-from autopar.passes import PIPELINE, Pass, Place, run_passes
+from autopar.passes import PIPELINE, Expand, Pass, Place, run_passes
 from autopar.plan import Plan
 from autopar.program import Program
 from autopar.report.passes import PassReport, Reports
@@ -105,7 +105,8 @@ class Compiler:
     def _placed(self, captured: Captured, program: Program, attrs: Mapping[str, DistAttr], reports: list[PassReport]) -> Compiled:
         """Everything after capture."""
         traced = program.copy() if len(captured.differentiable) > 1 else program
-        options: dict[type[Pass], Any] = {Place: (self.mesh, attrs, self.strict, self.whole)}
+        asked = (self.mesh, attrs, self.strict, self.whole)
+        options: dict[type[Pass], Any] = {Place: asked, Expand: (*asked, captured.device)}
         reports += run_passes(program, [step(*options.get(step, ())) for step in PIPELINE])
         start = time.perf_counter()
         local = LocalPrograms(program, lambda made: verify(made, "localize"))

@@ -67,6 +67,7 @@ class Edit:
         phase: str | None = None,
         uses: Iterable[Requirement | None] = (),
         name: str | None = None,
+        about: fx.Node | None = None,
     ) -> Staged:
         """Stage ``target(*args, **kwargs)`` in front of ``before``.
 
@@ -75,6 +76,7 @@ class Edit:
             phase: that of ``before`` when left out.
             uses: the requirements of the operands, for ops that are not transfers.
             name: what to name it after; transfers are named after their value and axis.
+            about: whose module and line it has; else its first operand's.
 
         Raises:
             EditError: the transfer does not apply, a node is not the program's, or the name is taken by the grammar.
@@ -89,7 +91,7 @@ class Edit:
             except EditError:
                 if not self._retypes or target not in transfers.BY_FUNCTION:
                     raise  # otherwise the commit decides, which knows the changed types
-        staged = Staged(self, target, tuple(args), kwargs, type, before, phase, tuple(uses), name)
+        staged = Staged(self, target, tuple(args), kwargs, type, before, phase, tuple(uses), name, about)
         self._stage(self._insert, staged)
         return staged
 

@@ -43,6 +43,8 @@ LAYERS: tuple[tuple[str, str, str], ...] = (  # of whom, kind, the names
     ("T5", "column", "SelfAttention.q SelfAttention.k SelfAttention.v EncDecAttention.q EncDecAttention.k EncDecAttention.v"),
     ("T5", "column", "DenseReluDense.wi DenseReluDense.wi_0 DenseReluDense.wi_1"),
     ("T5", "row", "SelfAttention.o EncDecAttention.o DenseReluDense.wo"),
+    ("all: the vocabulary", "column", "embed_tokens wte word_embeddings shared embed_in"),
+    ("all: the head", "column", "lm_head embed_out predictions.decoder"),
     ("torch.nn.TransformerEncoderLayer", "column", "linear1"),
     ("torch.nn.TransformerEncoderLayer", "row", "linear2"),
 )

@@ -35,8 +35,14 @@ DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, Gua
 
 FUNCTIONAL = torch.ops._c10d_functional  # tried on 2.13: collectives that return a tensor to be waited for
 
+FLASH_FOR_CPU = (  # tried on 2.13: attention on CPU, and its backward
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+)
+
 __all__ = [
     "DATA_DEPENDENT",
+    "FLASH_FOR_CPU",
     "FUNCTIONAL",
     "BoxedCodeGen",
     "FakeTensorMode",
@@ -45,6 +51,7 @@ __all__ = [
     "OpOverloadPacket",
     "StorageReference",
     "TorchDispatchMode",
+    "assert_without_sync",
     "autograd_sequence_number",
     "call_inserter",
     "draws_random",
@@ -173,6 +180,11 @@ def dtensor_like(piece: torch.Tensor, other: Any) -> torch.Tensor:
     if piece.stride() != local.stride():
         piece = torch.empty_strided(local.shape, local.stride(), dtype=piece.dtype, device=piece.device).copy_(piece)
     return type(other)(piece, other._spec, requires_grad=False)
+
+
+def assert_without_sync(condition: torch.Tensor, message: str) -> None:
+    """An error where a tensor is false, without waiting for the device. Tried on 2.13."""
+    torch._assert_async(condition, message)
 
 
 def mutates(op: Any) -> bool:

@@ -1,15 +1,21 @@
 """Sharding rules: what every op allows, one line an op. Importing this package loads the tables."""
 
+from autopar import held  # noqa: F401  # registers ops that have rules
 from autopar.rules import (  # noqa: F401
     attention,
     convolution,
     embedding,
     factories,
+    foreach,
+    fourier,
+    linalg,
     loss,
     matmul,
     normalization,
     pointwise,
+    recurrent,
     reduction,
+    selection,
     views,
 )
 from autopar.rules.binding import Bound, Strategy, bind

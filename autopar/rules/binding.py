@@ -135,6 +135,16 @@ class Bound:
         needs, gives = self.place(Strategy(tuple(sorted(split.items()))), mesh)
         return needs[0] if gives[0] == closed else None
 
+    def splits(self, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], mesh: Mesh) -> dict[str, Dim]:
+        """How each factor is split, of operands and results that lie so."""
+        rows = [*zip(self.operands, self.operand_shapes, needs, strict=True), *zip(self.results, self.result_shapes, gives, strict=True)]
+        found: dict[str, Dim] = {}
+        for dims, shape, attr in rows:
+            if dims is not None and shape is not None and attr is not None:
+                for row in self.factor_splits(dims, shape, attr, mesh):
+                    found |= row or {}
+        return found
+
     def check(self, mesh: Mesh, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], names: Sequence[str]) -> str | None:
         """Why these Layouts are not one of the rule's strategies; ``None`` when they are. Layers repeat, so that is kept."""
         key = (mesh, tuple(needs), tuple(gives))
@@ -216,16 +226,16 @@ def bind_node(node: fx.Node, *, strict: bool = False) -> Bound:
     """
     result = record_of(node).type
     results = result if isinstance(result, tuple) else (result,)
-    args = tuple(map(_type_of, node.args))
-    kwargs = {key: _type_of(value) for key, value in node.kwargs.items()}
+    args = tuple(map(typed, node.args))
+    kwargs = {key: typed(value) for key, value in node.kwargs.items()}
     return bind(node.target, args, kwargs, results, None if strict else rule_of(node.target))
 
 
-def _type_of(value: Any) -> Any:
+def typed(value: Any) -> Any:
     if isinstance(value, fx.Node):
         return record_of(value).type
     if isinstance(value, (tuple, list)):
-        return tuple(_type_of(v) for v in value)
+        return tuple(typed(v) for v in value)
     return value
 
 

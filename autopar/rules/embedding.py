@@ -9,6 +9,8 @@ import torch
 from autopar.rules.registry import rule
 
 rule("v! d, ... -> ... d", "embedding", linear="0")
+rule("v d, ..., v -> ... d", "autopar::look_up", linear="0")
+rule("... d, ..., v -> v d", "autopar::look_up_backward", linear="0")
 
 
 def _embedding_backward(gradient, index, count: int, padding: int, by_frequency: bool) -> str:
@@ -41,6 +43,18 @@ def _index_add(x, dim: int, index, source, **_) -> str:
     return f"{whole}, i, {chosen} -> {whole}"
 
 
+def _gather_held(x, dim: int, index, held, size: int) -> str:
+    whole, chosen = _along(x, dim)
+    return f"{whole.replace('!', '')}, {chosen}, v -> {chosen}"
+
+
+def _scatter_held(source, dim: int, index, held, size: int) -> str:
+    whole, chosen = _along(source, dim)
+    return f"{chosen}, {chosen}, v -> {whole.replace('!', '')}"
+
+
+rule(_gather_held, "autopar::gather_held", linear="0")
+rule(_scatter_held, "autopar::scatter_held", linear="0")
 rule(_index_select, "index_select", linear="0")
 rule(_index_add, "index_add", linear="0+2")
 

@@ -1,0 +1,234 @@
+"""Completion: from a few constraints to a Layout for every value and every use, greedily, in graph order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import fx
+
+from autopar.choice import Aim, Opened, cheapest, opened, place_of
+from autopar.dtensor import edge_of
+from autopar.errors import RuleError, at_line
+from autopar.expansions import opened_factors
+from autopar.layout import DistAttr, layout_of
+from autopar.mesh import Mesh
+from autopar.program import Program, is_getitem, operands, record_of
+from autopar.record import Record, Requirement, TensorType, ValueType, requirement_of
+from autopar.rules.binding import axes_of, bind_node
+from autopar.rules.pointwise import CASTS
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a completion starts from.
+
+    Attributes:
+        mesh: the mesh.
+        constraints: node → DistAttr; a Layout that a node of the traced program already has is one too. Other
+            placeholders are replicated. What an op makes lies so for all who read it; dims with ``?`` lie as they will.
+        strict: refuse ops without a rule; else they run on whole operands on every rank.
+        whole: returned values are gathered.
+    """
+
+    mesh: Mesh
+    constraints: Mapping[str, DistAttr] = field(default_factory=dict)
+    strict: bool = False
+    whole: bool = False
+
+
+class Completion:
+    """One walk over a traced program.
+
+    Attributes:
+        types, uses: of each node, what it makes and what it asks of its operands.
+        split: ops that would be split along a factor that they need whole, as a walk with ``expanding`` may.
+    """
+
+    def __init__(self, program: Program, wanted: Wanted, *, expanding: bool = False) -> None:
+        self.program, self.mesh, self.constraints = program, wanted.mesh, wanted.constraints
+        self.strict, self.whole, self.expanding = wanted.strict, wanted.whole, expanding
+        self.split: list[fx.Node] = []
+        self.types: dict[fx.Node, ValueType] = {}
+        self.seen: dict[fx.Node, TensorType] = {}  # constrained values, as those who read them have them
+        self.parameters: set[fx.Node] = set()  # and what is computed from them alone
+        self.data_axes: set[str] = set()  # those that split an input
+        self.uses: dict[fx.Node, tuple[Requirement | None, ...]] = {}
+        self.aims: dict[fx.Node, Aim] = {}
+
+    def run(self) -> None:
+        tangents = [node for node in self.program.placeholders if record_of(node).role == "tangent"]
+        for node in self.program.nodes:
+            record = record_of(node)
+            begun = node.op == "call_function" and record.phase != "forward"
+            if tangents and (begun or node.op == "output"):
+                self.place_tangents(tangents)
+                self.aims |= gradient_aims(self.program, self.types, frozenset(self.mesh.names) - self.data_axes, self.mesh)
+                tangents = []
+            if node in tangents:
+                continue
+            if node.op == "output":
+                self.types[node] = None
+                self.uses[node] = self.edges(node, record)
+            elif node.op == "placeholder" or node.op == "get_attr":
+                self.types[node] = self.given(node, record)
+            else:
+                self.constrain(node, record)
+                if is_getitem(node):
+                    self.types[node] = self.types[node.args[0]][node.args[1]]  # type: ignore[index]
+                    self.uses[node] = (None,)
+                else:
+                    self.types[node], self.uses[node] = self.choose(node, record)
+                    if self.is_split(node):
+                        self.split.append(node)
+                    if (values := operands(node)) and self.parameters.issuperset(values):
+                        self.parameters.add(node)
+                self.see(node)
+                self.settle(node)
+
+    def given(self, node: fx.Node, record: Record) -> TensorType:
+        type = record.type
+        assert isinstance(type, TensorType)
+        attr = self.constraints.get(node.name, type.attr).normalize(type.shape, self.mesh)
+        if record.role == "input":
+            self.data_axes.update(attr.axes)
+            return replace(type, layout=layout_of(self.mesh, attr))
+        self.parameters.add(node)
+        home = edge_of(attr, self.mesh, type.shape, strided=True)
+        if home != attr:
+            self.seen[node] = replace(type, layout=layout_of(self.mesh, attr))
+        return replace(type, layout=layout_of(self.mesh, home))
+
+    def constrain(self, node: fx.Node, record: Record) -> None:
+        own = record.type.layout if isinstance(record.type, TensorType) else None
+        attr = self.constraints.get(node.name, own and own.attr)
+        if attr is not None:
+            self.aims[node] = Aim(attr)
+
+    def see(self, node: fx.Node) -> None:
+        """Who reads a constrained value reads it as the constraint says; the transfers follow from that."""
+        aim, type = self.aims.get(node), self.types[node]
+        if aim is not None and not aim.firm and isinstance(type, TensorType):
+            attr = aim.given(type.attr).normalize(type.shape, self.mesh)
+            self.seen[node] = replace(type, layout=layout_of(self.mesh, attr))
+
+    def settle(self, node: fx.Node) -> None:
+        """A pending value that all its users need reduced, and one of them split, is reduced to that split for all."""
+        type = self.types[node]
+        if node in self.seen or not isinstance(type, TensorType) or not type.attr.pending:
+            return
+        split = None
+        for user in node.users:
+            if user.op == "output" or is_getitem(user):
+                return
+            values = operands(user)
+            if not all(value in self.types for value in values):
+                return
+            _, needs = self.choose(user, record_of(user))
+            for value, need in zip(values, needs, strict=True):
+                if value is node and need is not None:
+                    if set(need.layout.attr.pending) & set(type.attr.pending):
+                        return
+                    if any(place_of(axis, need.layout.attr) for axis, _ in type.attr.pending):
+                        split = split or need.layout
+        if split is not None:
+            self.seen[node] = replace(type, layout=split)
+
+    def read(self, node: fx.Node) -> ValueType:
+        return self.seen.get(node) or self.types[node]
+
+    def place_tangents(self, tangents: list[fx.Node]) -> None:
+        output = self.program.output
+        returned = [v for v, r in zip(operands(output), record_of(output).results, strict=True) if r.kind == "return"]
+        for node in tangents:
+            index = record_of(node).index
+            assert index is not None
+            value = self.read(returned[index])
+            assert isinstance(value, TensorType)
+            self.types[node] = replace(value, layout=layout_of(self.mesh, self.at_edge(value)))
+
+    def at_edge(self, type: TensorType) -> DistAttr:
+        return DistAttr.replicated(len(type.shape)) if self.whole else edge_of(type.attr, self.mesh, type.shape)
+
+    def edges(self, node: fx.Node, record: Record) -> tuple[Requirement | None, ...]:
+        """Returned values are reduced and lie as DTensor can say; gradients and states lie as what they belong to."""
+        homes = {p.name: self.types[p] for p in self.program.placeholders if p in self.types}
+        needs = []
+        for value, result in zip(operands(node), record.results, strict=True):
+            type = self.read(value)
+            assert isinstance(type, TensorType)
+            home = homes.get(result.of)
+            attr = home.attr if isinstance(home, TensorType) else self.at_edge(type)
+            needs.append(requirement_of(self.mesh, attr, type.dtype))
+        return tuple(needs)
+
+    def choose(self, node: fx.Node, record: Record) -> tuple[ValueType, tuple[Requirement | None, ...]]:
+        try:
+            bound = bind_node(node, strict=self.strict)
+        except RuleError as error:
+            raise RuleError(f"{node.name}: {error}{where(record)}") from None
+        operand_nodes = operands(node)
+        data = frozenset(self.data_axes)
+        others = frozenset(self.mesh.names) - data
+        staying = tuple(others if value in self.parameters else data for value in operand_nodes)
+        values = [self.read(value) for value in operand_nodes]
+        homes = tuple(v.attr for v in values)  # type: ignore[union-attr]
+        dtypes = tuple(v.dtype for v in values)  # type: ignore[union-attr]
+        needs, gives = cheapest(bound, homes, dtypes, staying, self.mesh, self.aims.get(node), self.opened(node))
+        uses = tuple(requirement_of(self.mesh, a, dtype) for a, dtype in zip(needs, dtypes, strict=True))
+        return self.laid(record.type, gives), uses
+
+    def opened(self, node: fx.Node) -> Opened:
+        """The factors that must be whole, unless the op is expanded; with the fewest elements they should have."""
+        return opened_factors(node) if self.expanding else ()
+
+    def is_split(self, node: fx.Node) -> bool:
+        """Whether an op is split along such a factor."""
+        if not (factors := self.opened(node)):
+            return False
+        type = self.types[node]
+        needs = [use.layout.attr for use in self.uses[node] if use is not None]
+        gives = [None if one is None else one.attr for one in (type if isinstance(type, tuple) else (type,))]
+        split = bind_node(node).splits(needs, gives, self.mesh)
+        return any(axes_of(split.get(factor, ())) for factor, _ in factors)
+
+    def laid(self, type: ValueType, attrs: tuple[DistAttr | None, ...]) -> ValueType:
+        placed = tuple(
+            None if one is None or attr is None else replace(one, layout=layout_of(self.mesh, attr))
+            for one, attr in zip(type if isinstance(type, tuple) else (type,), attrs, strict=True)
+        )
+        return placed if isinstance(type, tuple) else placed[0]
+
+
+ADDITIONS = {torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor}
+
+
+def gradient_aims(program: Program, types: Mapping[fx.Node, ValueType], axes: frozenset[str], mesh: Mesh) -> dict[fx.Node, Aim]:
+    """Over ``axes``, on which parameters stay, a gradient is made where its parameter is: through views, additions and casts."""
+    aims: dict[fx.Node, Aim] = {}
+    homes = {node.name: type for node, type in types.items() if node.op == "placeholder"}
+    output = program.output
+    for value, result in zip(operands(output), record_of(output).results, strict=True):
+        home = homes.get(result.of) if result.kind == "grad" else None
+        if isinstance(home, TensorType) and axes.intersection(home.attr.axes):
+            aims[value] = Aim(opened(home.attr, axes), firm=True)
+    for node in reversed(program.graph.nodes):
+        if node not in aims or node.op != "call_function" or is_getitem(node):
+            continue
+        bound = bind_node(node)
+        if node.target in ADDITIONS:
+            same = [value for value in operands(node) if record_of(value).type == record_of(node).type]
+            aims |= {value: aims[node] for value in same if value not in aims}
+        elif node.target in CASTS:
+            aims.setdefault(operands(node)[0], aims[node])
+        elif bound.rule.view and len(bound.results) == len(bound.operands) == 1:
+            attr = bound.before(aims[node].attr, mesh)
+            if attr is not None and attr.axes:
+                aims.setdefault(operands(node)[0], Aim(opened(attr, axes), firm=True))
+    return aims
+
+
+def where(record: Record) -> str:
+    """The user's line and module, on a line of its own."""
+    return f"\n{at_line(record.source, record.module)}" if record.source else ""

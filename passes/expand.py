@@ -1,0 +1,117 @@
+"""Expand: an op that would be split along a dim that it needs whole becomes ops that need not."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from autopar.commit import Value
+from autopar.completion import Completion, Wanted
+from autopar.edit import Edit
+from autopar.expansions import EXPANSIONS
+from autopar.layout import DistAttr, Layout, layout_of
+from autopar.mesh import Mesh
+from autopar.passes.manager import Pass
+from autopar.program import Program, operands, record_of
+from autopar.record import TensorType
+from autopar.rules.binding import typed
+from autopar.subgraph import Ref, subgraph
+
+
+@dataclass(frozen=True)
+class Expand(Pass):
+    """Write softmax, cross-entropy, look-ups and causal attention with ops that come apart, where their dim is split.
+
+        table : f32[100/tp 64] = param                         table : f32[100/tp 64] = param
+        y : f32[4 64] = embedding(table, ids)             →    places : i64[100] = arange(100)
+                                                               y : f32[4 64] = autopar::look_up(table, ids, places, 100)
+
+    Which they are, a completion of the constraints says in which such ops may be split: a trial, whose Layouts are not kept.
+
+    Attributes:
+        mesh, constraints, strict, whole: those of ``place``.
+        device: where factories make their tensors.
+    """
+
+    name: ClassVar[str] = "expand"
+    takes: ClassVar[str] = "traced"
+    gives: ClassVar[str] = "traced"
+
+    mesh: Mesh | None = None
+    constraints: Mapping[str, DistAttr] = field(default_factory=dict)
+    strict: bool = False
+    whole: bool = False
+    device: torch.device = torch.device("cpu")
+
+    def run(self, program: Program) -> list[str]:
+        mesh = self.mesh or program.mesh
+        if mesh is None:
+            raise ValueError("expand needs a mesh: Expand(mesh=Mesh(dp=2))")
+        program.mesh = mesh
+        if not any(node.target in EXPANSIONS for node in program.nodes):
+            return []
+        trial = Completion(program, Wanted(mesh, self.constraints, self.strict, self.whole), expanding=True)
+        trial.run()
+        if trial.split:
+            new: dict[fx.Node, Value] = {}
+            with program.edit() as edit:
+                for node in trial.split:
+                    self.expand(edit, node, mesh, new)
+        return []
+
+    def expand(self, edit: Edit, node: fx.Node, mesh: Mesh, new: dict[fx.Node, Value]) -> None:
+        """Put an op's expansion in its place; ``new`` has what replaces what. A constraint on a value goes with it."""
+        args, kwargs = [typed(a) for a in node.args], {key: typed(value) for key, value in node.kwargs.items()}
+        found = subgraph(EXPANSIONS[node.target].function, args, kwargs, self.device)
+        given = [new.get(operand, operand) for operand in operands(node)]
+        made: list[Value] = []
+
+        def value(ref: Ref) -> Value:
+            if ref.step < 0:
+                return given[-ref.step - 1]
+            if ref.part is None:
+                return made[ref.step]
+            types = found.steps[ref.step].type
+            assert isinstance(types, tuple)
+            return edit.insert(operator.getitem, (made[ref.step], ref.part), before=node, type=types[ref.part], about=node)
+
+        for k, step in enumerate(found.steps):
+            type = step.type
+            if found.results == (Ref(k),) and (layout := self.layout(node, mesh)) is not None:
+                assert isinstance(type, TensorType)
+                type = replace(type, layout=layout)
+            made.append(edit.insert(step.target, _filled(step.args, value), _filled(dict(step.kwargs), value), before=node, type=type, about=node))
+        parts = {0: node} if len(found.results) == 1 and not is_tuple(node) else {int(user.args[1]): user for user in node.users}  # type: ignore[call-overload]
+        for part, old in parts.items():
+            ref = found.results[part]
+            assert ref is not None
+            new[old] = value(ref)
+            edit.replace_all_uses(old, new[old])
+        for old in dict.fromkeys([*parts.values(), node]):
+            edit.erase(old)
+
+    def layout(self, node: fx.Node, mesh: Mesh) -> Layout | None:
+        type = record_of(node).type
+        own = type.layout if isinstance(type, TensorType) else None
+        attr = self.constraints.get(node.name)
+        return own if attr is None else layout_of(mesh, attr)
+
+
+def is_tuple(node: fx.Node) -> bool:
+    return isinstance(record_of(node).type, tuple)
+
+
+def _filled(value: Any, of: Callable[[Ref], Value]) -> Any:
+    """Arguments with the values that stand for their references."""
+    if isinstance(value, Ref):
+        return of(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)(_filled(one, of) for one in value)
+    if isinstance(value, dict):
+        return {key: _filled(one, of) for key, one in value.items()}
+    return value
