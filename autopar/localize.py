@@ -24,6 +24,7 @@ from autopar.mesh import Mesh
 from autopar.messages import axes_between, messages
 from autopar.program import Program, make_node, map_operands, operands, record_of, set_record
 from autopar.record import Record, TensorType, ValueType
+from autopar.rules.binding import bind_node
 from autopar.rules.registry import rule_of
 from autopar.torch_private import OpOverload
 
@@ -148,7 +149,7 @@ class _Localizer:
             if mesh.name is not None and "axis" in transfers.arguments(node.target, args, kwargs):
                 kwargs["stage"] = mesh.name
         elif node.op == "call_function" and isinstance(node.target, OpOverload):
-            args = _sizes(node, kind)
+            args = _sizes(node, record, kind, mesh, at)
         self.add(node, record, node.op, node.target, args, kwargs, kind)
 
     def add(self, node: fx.Node, record: Record, op: str, target: Any, args: Any, kwargs: Any, kind: ValueType) -> None:
@@ -201,14 +202,23 @@ def _local_type(type: ValueType, mesh: Mesh, at: Mapping[str, int]) -> ValueType
     return TensorType(type.attr.local_shape(type.shape, mesh, at), type.dtype)
 
 
-def _sizes(node: fx.Node, kind: ValueType) -> tuple[Any, ...]:
-    """Size arguments of the op, as its rule names them, in the shape of the local result."""
+def _sizes(node: fx.Node, record: Record, kind: ValueType, mesh: Mesh, at: Mapping[str, int]) -> tuple[Any, ...]:
+    """Size arguments of the op, as its rule names them: those of the local result and of its factors."""
     rule = rule_of(node.target)
     if not rule.sizes:
         return node.args
     result = kind[0] if isinstance(kind, tuple) else kind
     assert isinstance(result, TensorType)
-    return rule.resized(node.args, result.shape)
+    factors = _factors(node, record, mesh, at) if rule.counts_factors else {}
+    return rule.resized(node.args, result.shape, factors)
+
+
+def _factors(node: fx.Node, record: Record, mesh: Mesh, at: Mapping[str, int]) -> dict[str, int]:
+    """How long each factor of the op is on the rank at ``at``."""
+    bound = bind_node(node)
+    types = record.type if isinstance(record.type, tuple) else (record.type,)
+    needs = [record_of(value).type.attr for value in operands(node)]  # type: ignore[union-attr]
+    return bound.local_sizes(bound.splits(needs, [None if type is None else type.attr for type in types], mesh), mesh, at)
 
 
 def _transfer(node: fx.Node, mesh: Mesh, at: Mapping[str, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:

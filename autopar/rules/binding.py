@@ -145,6 +145,10 @@ class Bound:
                     found |= row or {}
         return found
 
+    def local_sizes(self, split: Mapping[str, Dim], mesh: Mesh, at: Mapping[str, int]) -> dict[str, int]:
+        """How long each factor is on the rank at ``at``."""
+        return {f: DistAttr((split.get(f, WHOLE),)).local_shape([size], mesh, at)[0] for f, size in self.sizes.items()}
+
     def check(self, mesh: Mesh, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], names: Sequence[str]) -> str | None:
         """Why these Layouts are not one of the rule's strategies; ``None`` when they are. Layers repeat, so that is kept."""
         key = (mesh, tuple(needs), tuple(gives))

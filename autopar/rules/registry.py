@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,8 +29,8 @@ class Rule:
             ``None``: nothing comes apart, of an op without a rule.
         linear: the operands through which a pending sum may pass: alternatives, each one or several jointly;
             or a function of the arguments that returns them in the notation ``"0, 1+2"``.
-        sizes: arguments that are sizes of the result: position → ``"*"`` for its whole shape, one of its dims, or a
-            function of the arguments and its shape.
+        sizes: arguments that are sizes: position → ``"*"`` for the whole shape of the (first) result, one of its dims,
+            factors whose sizes are multiplied (``"g c"``), or a function of the arguments and the result's shape.
         view: the op only regroups or reorders elements, so a pending value may wait through it at no cost.
         empty: the op takes pieces without elements; a maximum does not, and some kernels end the process.
     """
@@ -41,11 +42,19 @@ class Rule:
     view: bool = False
     empty: bool = True
 
-    def resized(self, args: Sequence[Any], shape: Sequence[int]) -> tuple[Any, ...]:
-        """The op's arguments for a first result of ``shape``: those that are sizes of it say so."""
+    @property
+    def counts_factors(self) -> bool:
+        """Whether sizes of factors are among the arguments."""
+        return any(isinstance(what, str) and what != "*" for what in self.sizes.values())
+
+    def resized(self, args: Sequence[Any], shape: Sequence[int], factors: Mapping[str, int]) -> tuple[Any, ...]:
+        """The op's arguments for a first result of ``shape`` and factors of these sizes."""
         new = list(args)
         for position, what in self.sizes.items():
-            new[position] = what(args, shape) if callable(what) else list(shape) if what == "*" else shape[what]  # type: ignore[index]
+            if isinstance(what, str):
+                new[position] = list(shape) if what == "*" else math.prod(factors[factor] for factor in what.split())
+            else:
+                new[position] = what(args, shape) if callable(what) else shape[what]
         return tuple(new)
 
 

@@ -148,7 +148,7 @@ class _Call:
     def _show(self, claim: str, strategy: Strategy, mesh: Mesh) -> None:
         needs, gives = self.bound.place(strategy, mesh)
         try:
-            ranks = self._run_ranks(needs, gives, mesh)
+            ranks = self._run_ranks(needs, gives, dict(strategy.split), mesh)
         except Exception as error:  # whatever the op raises on pieces, the claim is wrong
             raise self._wrong(claim, f"on pieces it raises {type(error).__name__}: {error}") from error
         for position, (want, attr) in enumerate(zip(self.results, gives, strict=True)):
@@ -162,7 +162,7 @@ class _Call:
             if (far := difference(have, want)) > (TOLERANCE if want.is_floating_point() or want.is_complex() else 0):
                 raise self._wrong(claim, f"result {position} differs by {far:.3g} of its largest value")
 
-    def _run_ranks(self, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], mesh: Mesh) -> dict[int, tuple[Any, ...]]:
+    def _run_ranks(self, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], split: Mapping[str, Dim], mesh: Mesh) -> dict[int, tuple[Any, ...]]:
         cuts = [self._pieces(tensor, attr, mesh) for tensor, attr in zip(self.operands, needs, strict=True)]
         found = {}
         for rank in mesh.ranks:
@@ -170,7 +170,8 @@ class _Call:
             args, kwargs = pytree.tree_map_only(torch.Tensor, lambda _: next(mine), (self.args, self.kwargs))  # noqa: B023
             first = self.results[0]
             if first is not None and gives[0] is not None:
-                args = self.bound.rule.resized(args, gives[0].local_shape(first.shape, mesh, mesh.coordinates(rank)))
+                at = mesh.coordinates(rank)
+                args = self.bound.rule.resized(args, gives[0].local_shape(first.shape, mesh, at), self.bound.local_sizes(split, mesh, at))
             found[rank] = self._run(args, kwargs)
         return found
 
