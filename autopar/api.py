@@ -14,6 +14,7 @@ from autopar.mesh import Mesh
 from autopar.parallel import OUTPUTS, Parallel
 from autopar.plan import Plan
 from autopar.runtime.job import job_of
+from autopar.runtime.seeds import RANDOM
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -28,6 +29,7 @@ def parallelize(
     inputs: str = "global",
     outputs: str = "sharded",
     recapture: bool = True,
+    random: str = "parallel",
     strict: bool = False,
     timeout: float = 60.0,
 ) -> Parallel:
@@ -48,6 +50,9 @@ def parallelize(
         outputs: ``"sharded"``, tensors come back as DTensors, scalars as plain tensors; or ``"global"``, all as plain
             tensors, whole on every rank.
         recapture: capture calls with other shapes or dtypes than before anew; else they are refused.
+        random: how dropout and other random ops draw. ``"parallel"``: ranks with different pieces draw different numbers, those
+            with the same pieces the same; ``torch.manual_seed`` before a call makes them again, on this mesh. ``"single"``:
+            the numbers that a single device would draw; each rank draws all of them, so it is for comparisons.
         strict: refuse ops that have no sharding rule. Else each rank computes all of such an op, and the report says so.
         timeout: seconds without progress after which all processes end, with a message that names the rank and the op.
 
@@ -69,11 +74,12 @@ def parallelize(
         raise ValueError(f"parallelize takes the whole mesh; this one is the stage {mesh.name!r}")
     _check_choice("inputs", inputs, INPUTS)
     _check_choice("outputs", outputs, OUTPUTS)
+    _check_choice("random", random, RANDOM)
     if not isinstance(timeout, (int, float)) or not timeout > 0:
         raise ValueError(f"timeout={timeout!r} is not a number of seconds above 0, after which processes without progress end")
     layouts_of(plan, model, mesh)  # refused before anything is sent
     job = job_of(mesh, _device(model, device_mesh), device_mesh, timeout)
-    parallel = Parallel(model, mesh, plan, job=job, strict=strict, inputs=inputs, outputs=outputs, recapture=recapture)
+    parallel = Parallel(model, mesh, plan, job=job, strict=strict, inputs=inputs, outputs=outputs, recapture=recapture, random=random)
     if example is not None:
         args, kwargs = _example(example)
         parallel.capture(*args, **kwargs)

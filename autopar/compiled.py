@@ -78,6 +78,7 @@ class Compiler:
         seat: this process, where it runs steps itself; then only its own local program is made.
         strict: refuse ops that have no sharding rule.
         whole: returned values are gathered.
+        random: that of ``parallelize``.
     """
 
     model: torch.nn.Module
@@ -86,6 +87,7 @@ class Compiler:
     seat: Seat | None
     strict: bool = False
     whole: bool = False
+    random: str = "parallel"
 
     def compile(self, args: Sequence[Any], kwargs: Mapping[str, Any], laid: Mapping[str, DistAttr], notes: Sequence[str] = ()) -> Compiled:
         """Capture a call and place it.
@@ -95,7 +97,7 @@ class Compiler:
             notes: what else the report should say.
         """
         start = time.perf_counter()
-        captured = capture(self.model, args, kwargs)
+        captured = capture(self.model, args, kwargs, self.random)
         captured_ms = (time.perf_counter() - start) * 1e3
         attrs, decided = constraints(self.plan, self.model, self.mesh, captured, laid)
         verify(captured.program, "capture")

@@ -35,7 +35,7 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
     users = {
         placeholder: placeholder if r.role == "input" and r.name in own else r.name or placeholder
         for placeholder, r in records.items()
-        if r.role != "tangent"
+        if r.role not in ("tangent", "seed")
     }
     inputs = {users[p]: r.type.shape for p, r in records.items() if r.role == "input"}  # type: ignore[union-attr]
     types = {node.name: record_of(node).type for node in captured.program.nodes}
@@ -49,7 +49,7 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
         if attr is not None and (types[name].shape != outputs[call] or attrs.setdefault(name, attr) != attr):  # type: ignore[union-attr]
             raise PlanError(
                 f"what the plan says of {call} does not fit all that it returns, or another module that returns the same: "
-                f"{name} : {print_type(types[name])}"
+                f"{name} : {print_type(types[name])}; leave {call} out of the plan, or name another module around what it returns"
             )
     return attrs, found.notes
 
@@ -60,10 +60,18 @@ def _shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def _aliases(model: torch.nn.Module) -> dict[str, str]:
-    """The other names of parameters and buffers that have several → the one they are listed under."""
+    """The other names of parameters and buffers → the one they are listed under: where they have several, and the names
+    in which each module is followed by its class."""
     own = inventory(model)
     every = [*own.all_parameters, *own.all_buffers]
     first: dict[int, str] = {}
     for name, tensor in every:
         first.setdefault(id(tensor), name)
-    return {name: first[id(tensor)] for name, tensor in every if first[id(tensor)] != name}
+    other = {name: first[id(tensor)] for name, tensor in every if first[id(tensor)] != name}
+    classes = {path: type(module).__name__ for path, module in model.named_modules(remove_duplicate=False)}
+    for name, tensor in every:
+        *modules, last = name.split(".")
+        paths = [".".join(modules[: k + 1]) for k in range(len(modules))]
+        if paths:
+            other[".".join([*(f"{module}:{classes[path]}" for module, path in zip(modules, paths, strict=True)), last])] = first[id(tensor)]
+    return other

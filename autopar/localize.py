@@ -19,6 +19,7 @@ from torch import fx
 from autopar import transfers
 from autopar.channels import check_programs
 from autopar.collector import collector_paused
+from autopar.drawn import is_drawn
 from autopar.layout import span
 from autopar.mesh import Mesh
 from autopar.messages import axes_between, messages
@@ -114,6 +115,8 @@ class _Localizer:
         self.program, self.rank = program, rank
         self.graph = fx.Graph()
         self.nodes: dict[fx.Node, fx.Node] = {}  # only what this rank has
+        self.names = {node.name for node in program.nodes}
+        self.seeds: dict[tuple[str, ...], fx.Node] = {}  # axes → the seed of a piece along them
 
     def run(self, coordinates: Mapping[str, int]) -> Program:
         for node in self.program.nodes:
@@ -150,7 +153,28 @@ class _Localizer:
                 kwargs["stage"] = mesh.name
         elif node.op == "call_function" and isinstance(node.target, OpOverload):
             args = _sizes(node, record, kind, mesh, at)
+        if is_drawn(node.target):
+            self.drawn(node, record, args, kwargs, kind)
+        else:
+            self.add(node, record, node.op, node.target, args, kwargs, kind)
+
+    def drawn(self, node: fx.Node, record: Record, args: Any, kwargs: Any, kind: ValueType) -> None:
+        """A random op whose result is split draws from a seed of the piece's own."""
+        seed = node.kwargs["seed"]
+        assert isinstance(seed, fx.Node)
+        of_all = self.nodes[seed]
+        if axes := _split_over(record.type) if not record_of(of_all).type.shape else ():  # type: ignore[union-attr]
+            if axes not in self.seeds:
+                name = "_".join([seed.name, *axes])
+                while name in self.names:
+                    name += "_"
+                self.names.add(name)
+                new = make_node(self.graph, name, "call_function", transfers.fold_in, (of_all, axes if len(axes) > 1 else axes[0]), {})
+                set_record(new, Record(record_of(of_all).type, phase=record.phase, module=record.module, source=record.source))
+                self.seeds[axes] = new
+            self.nodes[seed] = self.seeds[axes]
         self.add(node, record, node.op, node.target, args, kwargs, kind)
+        self.nodes[seed] = of_all
 
     def add(self, node: fx.Node, record: Record, op: str, target: Any, args: Any, kwargs: Any, kind: ValueType) -> None:
         new = make_node(self.graph, node.name, op, target,
@@ -184,6 +208,14 @@ class _Localizer:
             del self.nodes[node]  # what it becomes lies elsewhere
 
 
+def _split_over(type: ValueType) -> tuple[str, ...]:
+    """The axes that split the first result."""
+    first = type[0] if isinstance(type, tuple) else type
+    assert isinstance(first, TensorType)
+    split = {axis for dim in first.attr.dims for _, axes in dim for axis in axes}
+    return tuple(axis for axis in (first.layout.mesh.names if first.layout else ()) if axis in split)
+
+
 def _mesh_of(type: ValueType) -> Mesh | None:
     one = next((t for t in type if t is not None), None) if isinstance(type, tuple) else type
     return None if one is None or one.layout is None else one.layout.mesh
@@ -207,8 +239,7 @@ def _sizes(node: fx.Node, record: Record, kind: ValueType, mesh: Mesh, at: Mappi
     rule = rule_of(node.target)
     if not rule.sizes:
         return node.args
-    result = kind[0] if isinstance(kind, tuple) else kind
-    assert isinstance(result, TensorType)
+    result = next(one for one in (kind if isinstance(kind, tuple) else (kind,)) if isinstance(one, TensorType))  # some may be absent
     factors = _factors(node, record, mesh, at) if rule.counts_factors else {}
     return rule.resized(node.args, result.shape, factors)
 

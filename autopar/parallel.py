@@ -28,6 +28,7 @@ from autopar.report.transfers import Transfers, transfers_of
 from autopar.runtime.agreement import Agreement, Brought
 from autopar.runtime.job import Job
 from autopar.runtime.process_step import ProcessStep
+from autopar.runtime.seeds import step_seed
 from autopar.shards import for_everyone, for_model, is_dtensor, local_of, sharded
 from autopar.structure import part_at, take_over, unflatten
 from autopar.torch_private import dtensor_like, is_transformed
@@ -52,7 +53,8 @@ class Parallel(torch.nn.Module):
     """
 
     def __init__(self, model: torch.nn.Module, mesh: Mesh, plan: Plan | None = None, *, job: Job | None = None,
-                 strict: bool = False, inputs: str = "global", outputs: str = "sharded", recapture: bool = True) -> None:  # fmt: skip
+                 strict: bool = False, inputs: str = "global", outputs: str = "sharded", recapture: bool = True,
+                 random: str = "parallel") -> None:  # fmt: skip
         super().__init__()
         self._plan, self._job, self._inputs, self._recapture = plan, job, inputs, recapture
         self.mesh = mesh
@@ -62,7 +64,7 @@ class Parallel(torch.nn.Module):
             seat = Seat(mesh.ranks[0], {}) if job is None else Seat(job.rank, job.groups, agreement)
         attrs = layouts_of(plan, model, mesh)
         module = model if job is None else sharded(model, attrs, mesh, job)
-        self._over(module, Compiler(module, mesh, plan, seat, strict, outputs == "global"))
+        self._over(module, Compiler(module, mesh, plan, seat, strict, outputs == "global", random))
 
     def _over(self, module: torch.nn.Module, compiler: Compiler) -> None:
         """Nothing of it is captured."""
@@ -198,6 +200,7 @@ class Parallel(torch.nn.Module):
             compiled = self._captured(given, key)
         step = compiled.here
         pieces, leaves, brought = self._pieces(given, own, step, seat.rank)
+        pieces += self._seed(compiled)
         if self._agreement is not None:
             call = _told(given, key)
             self._agreement.begin(f"call {call}", _brought(given), call)
@@ -218,7 +221,8 @@ class Parallel(torch.nn.Module):
             pieces = [local_of(tensor) for tensor in state]
         leaves = {name: tensor for name, tensor in zip(step.interface.given, state, strict=False) if tensor.requires_grad}
         brought = set()
-        for name, user, tensor in zip(step.interface.given[len(state) :], arguments.names, arguments.tensors, strict=True):
+        names = step.interface.given[len(state) : len(state) + len(arguments.names)]
+        for name, user, tensor in zip(names, arguments.names, arguments.tensors, strict=True):
             pieces.append(piece_of(tensor, user, step.interface.types[name], rank, given))
             if tensor.requires_grad:
                 leaves[name] = tensor
@@ -267,7 +271,11 @@ class Parallel(torch.nn.Module):
             compiled = self._captured(given, _key(given, own))
         named = [*own.parameters, *own.buffers, *zip(given.arguments.names, given.arguments.tensors, strict=True)]
         _refuse_without_values(named)
-        return _returned_like_the_model(compiled, compiled.simulated([tensor for _, tensor in named]), args, kwargs)
+        return _returned_like_the_model(compiled, compiled.simulated([*(tensor for _, tensor in named), *self._seed(compiled)]), args, kwargs)
+
+    def _seed(self, compiled: Compiled) -> list[torch.Tensor]:
+        job, captured = self._job, compiled.captured
+        return step_seed(captured.draws, self._compiler.random, captured.device, None if job is None else job.control)
 
     # -- values ----------------------------------------------------------------------------------------------------
 

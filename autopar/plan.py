@@ -2,8 +2,8 @@
 
 ``{"*.up.weight": ("tp", None), "*.down.weight": (None, "tp")}``. A glob is matched against ``"." + name``, so that
 ``*.up.weight`` finds a top-level ``up`` too, and against the name itself. Names are those of parameters, buffers and
-inputs; with ``()`` at the end, of modules, for what they return: ``"*.embed()"``. What may be said of a value is in
-``autopar.spec``. A plan is also the name of a preset, or a list of both, where the later has the last word.
+inputs; with ``()`` at the end, of modules, for what they return: ``"*.embed()"``. The name of a module may be followed by
+its class: ``"*.c_fc:Conv1D.weight"``. What may be said of a value is in ``autopar.spec``. A plan is also the name of a preset, or a list of both, where the later has the last word.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def resolve(
         parameters: name → shape, parameters and buffers.
         inputs: name → shape of the tensor inputs; ``None`` when they are not known yet (globs that match no
             parameter are then left for later).
-        aliases: other names of a tensor → the name it is listed under. A glob may match any of them; the result has the
-            listed one.
+        aliases: other names of a tensor → the name it is listed under, also names with the classes of modules. A glob may
+            match any of them; the result has the listed one.
         outputs: ``module()`` → shape of what it returns.
         calls: whether these are known; else globs over them are left for later.
 
     Raises:
         PlanError: what is not a plan, an unknown preset or axis, a glob without a match, an axis used twice, a dim that
-            is not there, two globs of one mapping that split one value differently.
+            is not there, two globs of one mapping that split one value differently (in a preset the later one counts).
     """
     found = Constraints()
     named_input = False
@@ -88,14 +88,15 @@ def resolve(
             named_input |= any(listed in (inputs or {}) for listed in matches)
             for listed, here in matches.items():
                 try:
-                    attr = attr_of(what, spec, here[0], shapes[listed], mesh)
+                    attr = attr_of(what, spec, listed if ":" in here[0] else here[0], shapes[listed], mesh)
                 except PlanError as error:
                     if not layer.preset:
                         raise
                     misfits.setdefault(glob, f"of the preset {layer.preset}, {glob!r} does not fit {here[0]}, which stays as it is: {error}")
                     continue
-                if attrs.setdefault(listed, attr) != attr:
+                if attrs.get(listed, attr) != attr and not layer.preset:
                     raise _contradiction(layer.globs, *chosen[listed], glob, here)
+                attrs[listed] = attr
                 chosen[listed] = (glob, here)
         if layer.preset and inputs is not None:
             found.notes += [*_about(layer, attrs), *misfits.values()]
@@ -159,14 +160,17 @@ def _contradiction(globs: Mapping[str, Spec], before: str, there: list[str], glo
 
 
 def _matches(glob: str, name: str) -> bool:
-    if glob.endswith("()") != name.endswith("()"):
+    if glob.endswith("()") != name.endswith("()") or (":" in glob) != (":" in name):
         return False
+    if ":" in glob:  # a module without a class may be of any
+        *modules, parameter = glob.split(".")
+        glob = ".".join([part if ":" in part or not part.strip("*") else f"{part}:*" for part in modules] + [parameter])
     return fnmatch.fnmatchcase("." + name, glob) or fnmatch.fnmatchcase(name, glob)
 
 
 def _no_match(glob: str, names: list[str]) -> str:
     calls = glob.endswith("()")
-    names = [name for name in names if name.endswith("()") == calls]
+    names = [name for name in names if name.endswith("()") == calls and (":" in name) == (":" in glob)]
     near = difflib.get_close_matches(glob.lstrip("*."), names, n=3, cutoff=0.3) or names[:3]
     what = "module that is called and returns one tensor" if calls else "parameter or input"
     return f"the plan's glob {glob!r} matches no {what}; near it: {', '.join(near) or 'the model has none'}"

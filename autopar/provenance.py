@@ -7,16 +7,18 @@ that is running and the user's innermost line; in backward, what the forward op 
 from __future__ import annotations
 
 import contextlib
+import functools
 import linecache
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
+from autopar.drawn import FUNCTIONAL, Streams
 from autopar.errors import CaptureError, at_line
 from autopar.torch_private import (
     DATA_DEPENDENT,
@@ -24,6 +26,8 @@ from autopar.torch_private import (
     autograd_sequence_number,
     draws_random,
     get_proxy_mode,
+    is_random_composite,
+    mutates,
     node_of,
     running_backward_of,
     writes_outside,
@@ -81,6 +85,7 @@ class Recorder(TorchDispatchMode):
         self.current = Origin()
         self.refused: CaptureError | None = None  # kept, for a model that catches it
         self.dependent: tuple[Origin, Exception] | None = None  # where the values of tensors were asked for
+        self.streams: Streams | None = None  # of the trace that is running
         self.phase = "forward"  # told, not found out: a capture may itself run inside a backward
 
     @contextlib.contextmanager
@@ -119,11 +124,16 @@ class Recorder(TorchDispatchMode):
                 f"  make it a buffer of the module, with register_buffer"
             )
             raise self.refused
+        draw = func
         if draws_random(func, args, kwargs):
-            self._refuse_random(func)
-            raise self.refused  # type: ignore[misc]
+            self._check_random(func, kwargs or {})
+            assert self.streams is not None
+            draw = functools.partial(self._draw, func)
+        elif is_random_composite(func):  # comes whole under inference_mode
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
         try:
-            result = func(*args, **(kwargs or {}))
+            result = draw(*args, **(kwargs or {}))
         except DATA_DEPENDENT as error:
             self.dependent = self.dependent or (self.current, error)
             raise
@@ -132,12 +142,23 @@ class Recorder(TorchDispatchMode):
             self._note(mode.tracer.graph)
         return result
 
-    def _refuse_random(self, op: Any) -> None:
-        self.refused = self.refused or CaptureError(
-            f"{op.__name__} draws random numbers, which have no sharding rule yet\n"
-            f"{at_line(self.current.source, self.current.module)}\n"
-            f"  set the dropout probability to 0, call model.eval(), or pass the random tensor in"
-        )
+    def _draw(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+        assert self.streams is not None
+        return self.streams.draw(op, args, kwargs)
+
+    def _check_random(self, op: Any, kwargs: Mapping[str, Any]) -> None:
+        """Refuse random ops whose numbers cannot be told to be those of a stream."""
+        name = op.name().removeprefix("aten::")
+        if kwargs.get("generator") is not None:
+            why, remedy = "draws from a generator of the model's own", "draw without generator=, after torch.manual_seed; or pass the random tensor in"
+        elif "attention" in name or "rnn" in name:
+            why, remedy = "draws its dropout inside one kernel", "set its dropout to 0, or choose torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
+        elif mutates(op) and name not in FUNCTIONAL:
+            why, remedy = "draws random numbers into its argument", "use the op that returns a new tensor"
+        else:
+            return
+        self.refused = self.refused or CaptureError(f"{op.__name__} {why}\n{at_line(self.current.source, self.current.module)}\n  {remedy}")
+        raise self.refused
 
     def observe(self) -> None:
         """Find out where the op that is being called comes from."""
@@ -156,8 +177,6 @@ class Recorder(TorchDispatchMode):
                 break
             newest = newest or node
             self.origins[node] = self.current
-            if draws_random(node.target, node.args, node.kwargs):  # part of an op that came whole, as under inference_mode
-                self._refuse_random(node.target)
         self.newest = newest or self.newest
 
 

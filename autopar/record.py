@@ -36,7 +36,7 @@ DTYPES: dict[str, torch.dtype] = {
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 PHASES = ("forward", "backward", "update")
-ROLES = ("input", "param", "buffer", "tangent", "state")
+ROLES = ("input", "param", "buffer", "tangent", "seed", "state")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Record(NamedTuple):
         uses: one requirement for each operand occurrence, in argument order (``None`` for a tuple operand);
             empty for transfers, which take what they are given, and at levels without requirements.
         phase: ``forward``, ``backward`` or ``update``.
-        role: of placeholders, one of ``input param buffer tangent state``.
+        role: of placeholders, one of ``input param buffer tangent seed state``.
         index: of tangents, the position of their value among those returned.
         name: of placeholders, the user's name (``up.weight``) where it is not the node's.
         results: of the output node, what each argument is.

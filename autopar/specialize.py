@@ -8,7 +8,8 @@
 
 Every op of a backward is linear in the tangents. What depends on absent ones alone is absent, and a sum is its other
 operand; so a gradient that nothing reaches is ``None``, as in eager, and not zero: an optimizer with weight decay would
-change a parameter whose gradient is zero. Linear in the graph.
+change a parameter whose gradient is zero. Where a gradient depends on no tangent (of ``copysign`` it is zero, whatever
+comes), it is there if the forward leads from what it is of to a value whose tangent is given. Linear in the graph.
 """
 
 from __future__ import annotations
@@ -90,10 +91,12 @@ class _Specialized:
 
     def output(self, node: fx.Node) -> None:
         record = record_of(node)
+        returned = [value for value, result in zip(operands(node), record.results, strict=True) if result.kind == "return"]
+        leading = _names_behind([returned[index] for index in self.given])
         kept: list[tuple[fx.Node, Result]] = [
             (self.nodes[value], result)
             for value, result in zip(operands(node), record.results, strict=True)
-            if value not in self.absent
+            if value not in self.absent and (result.kind != "grad" or value in self.from_tangents or result.of in leading)
         ]
         new = self.graph.output(tuple(value for value, _ in kept))
         set_record(new, Record(None, results=tuple(result for _, result in kept)))
@@ -103,3 +106,15 @@ class _Specialized:
         for node in reversed(self.graph.nodes):
             if node.op == "call_function" and not node.users:
                 self.graph.erase_node(node)
+
+
+def _names_behind(values: list[fx.Node]) -> set[str]:
+    """The names of all that these values are made of."""
+    found: set[fx.Node] = set()
+    open_ = list(values)
+    while open_:
+        node = open_.pop()
+        if node not in found:
+            found.add(node)
+            open_ += node.all_input_nodes
+    return {node.name for node in found}

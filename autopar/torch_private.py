@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,16 +54,22 @@ __all__ = [
     "assert_without_sync",
     "autograd_sequence_number",
     "call_inserter",
+    "default_generator",
     "draws_random",
     "dtensor_like",
+    "functional_name",
     "get_proxy_mode",
     "inputs_of",
+    "is_composite",
     "is_erased",
+    "is_random_composite",
+    "is_seeded",
     "is_strided_shard",
     "is_transformed",
     "make_fx",
     "mutates",
     "node_of",
+    "operator_schema",
     "pytree",
     "rename",
     "returns_alias",
@@ -75,6 +81,9 @@ __all__ = [
     "strided_shard",
     "tensor_arguments",
     "tensor_results",
+    "with_defaults",
+    "torch_decompositions",
+    "without_modes",
     "writes_outside",
     "written_arguments",
 ]  # fmt: skip
@@ -196,10 +205,68 @@ def draws_random(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | Non
     """Whether a call draws random numbers: not where its dropout is 0, or off. Tried on 2.13."""
     if not isinstance(op, OpOverload) or torch.Tag.nondeterministic_seeded not in op.tags:
         return False
-    if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
+    if is_composite(op):
         return False  # what it is made of does, or not: dropout in evaluation
     given = {a.name: args[k] if k < len(args) else a.default_value for k, a in enumerate(op._schema.arguments)} | dict(kwargs or {})
     return given.get("dropout_p") != 0.0 and given.get("training") is not False and given.get("train") is not False
+
+
+def is_composite(op: Any) -> bool:
+    """Whether an overload is made of others, that autograd sees. Tried on 2.13."""
+    return isinstance(op, OpOverload) and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+
+
+def is_random_composite(op: Any) -> bool:
+    """Whether an overload is made of others, of which some draw random numbers. Tried on 2.13."""
+    return isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags and is_composite(op)
+
+
+def operator_schema(op: OpOverload) -> str:
+    """``(Tensor self, float p=0.5, *, Tensor seed, int stream) -> Tensor``, of a random op: without its generator. Tried on 2.13."""
+    given, _, returned = str(op._schema).partition("(")[2].rpartition(") -> ")
+    kept = [one.strip() for one in given.split(", ") if "Generator" not in one]
+    star = [] if "*" in kept else ["*"]
+    return f"({', '.join([*kept, *star, 'Tensor seed', 'int stream'])}) -> {returned}"
+
+
+def with_defaults(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call, with those that can stand by position there, also where they were left out. Tried on 2.13."""
+    given, rest = list(args), dict(kwargs)
+    for argument in op._schema.arguments[len(args) :]:
+        if not argument.kwarg_only:
+            given.append(rest.pop(argument.name, argument.default_value))
+    return given, rest
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """The generator from which ops on a device draw. Tried on 2.13; public, but for where CUDA keeps its own."""
+    if device.type == "cpu":
+        return torch.default_generator
+    return getattr(torch, device.type).default_generators[device.index or 0]
+
+
+def is_seeded(op: OpOverload) -> bool:
+    """Whether an overload draws random numbers, unless an argument says no. Tried on 2.13."""
+    return torch.Tag.nondeterministic_seeded in op.tags
+
+
+def torch_decompositions() -> Mapping[Any, Callable[..., Any]]:
+    """Overload → how torch takes it apart; those of autograd's backward ops too. Tried on 2.13."""
+    from torch._decomp import global_decomposition_table
+
+    return global_decomposition_table["post_autograd"]
+
+
+def without_modes() -> contextlib.AbstractContextManager[Any]:
+    """No dispatch mode is active: a trace that is running sees nothing of what is done inside. Tried on 2.13."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
+def functional_name(op: OpOverload) -> tuple[str, str]:
+    """The packet and the overload of what an op that writes in place does: ``("add", "Tensor")`` of ``add_.Tensor``. Tried on 2.13."""
+    return op._opname.removesuffix("_"), op._overloadname
 
 
 def written_arguments(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:

@@ -98,6 +98,11 @@ def recv(x, stage: str | None, splits: Sequence[Axes] | None = None, parts: Part
     return x
 
 
+def fold_in(x, axis: str | Axes, stage: str | None = None):
+    """A seed → one of its own for each piece along ``axis``; in local programs alone."""
+    return x
+
+
 def wait(x):
     """``started → usable``: block the own stream until the started collective has finished."""
     return x
@@ -327,6 +332,7 @@ TRANSFERS: dict[str, Transfer] = {
         Transfer(cast, lambda t, a, s: _cast(t, a["dtype"]), False),
         Transfer(send, lambda t, a, s: _send(t, a["stage"], s), True),
         Transfer(recv, lambda t, a, s: _recv(t, a, s), True),
+        Transfer(fold_in, lambda t, a, s: t, False),
         Transfer(wait, lambda t, a, s: t, False),
     )
 }  # fmt: skip

@@ -35,7 +35,7 @@ class Expand(Pass):
 
     Attributes:
         mesh, constraints, strict, whole: those of ``place``.
-        device: where factories make their tensors.
+        device: where factories make their tensors; ``None``: on CPU.
     """
 
     name: ClassVar[str] = "expand"
@@ -46,7 +46,7 @@ class Expand(Pass):
     constraints: Mapping[str, DistAttr] = field(default_factory=dict)
     strict: bool = False
     whole: bool = False
-    device: torch.device = torch.device("cpu")
+    device: torch.device | None = None
 
     def run(self, program: Program) -> list[str]:
         mesh = self.mesh or program.mesh
@@ -67,7 +67,7 @@ class Expand(Pass):
     def expand(self, edit: Edit, node: fx.Node, mesh: Mesh, new: dict[fx.Node, Value]) -> None:
         """Put an op's expansion in its place; ``new`` has what replaces what. A constraint on a value goes with it."""
         args, kwargs = [typed(a) for a in node.args], {key: typed(value) for key, value in node.kwargs.items()}
-        found = subgraph(EXPANSIONS[node.target].function, args, kwargs, self.device)
+        found = subgraph(EXPANSIONS[node.target].function, args, kwargs, self.device or torch.device("cpu"))
         given = [new.get(operand, operand) for operand in operands(node)]
         made: list[Value] = []
 

@@ -49,6 +49,12 @@ def B(*shape: int) -> Operand:
     return Operand(shape, lambda s, g: torch.rand(s, generator=g) < 0.5)
 
 
+def K(values: list[Any], dtype: torch.dtype | None = None) -> Operand:
+    """These very values."""
+    given = torch.tensor(values, dtype=dtype)
+    return Operand(tuple(given.shape), lambda s, g: given.double() if given.is_floating_point() else given.clone())
+
+
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -176,6 +182,9 @@ def resampled_backward(ndim: int, *corners: bool) -> list[Call]:
 
 
 RESAMPLED = {"upsample_linear1d": 1, "upsample_bilinear2d": 2, "upsample_bicubic2d": 2, "upsample_trilinear3d": 3}
+NEAREST = [f"upsample_nearest{n}d" for n in (1, 2, 3)] + [f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)]
+VECTORS = [*((op, resampled(int(op[-2]))) for op in NEAREST), *((op, resampled(n, False)) for op, n in RESAMPLED.items()),
+           *((op, resampled(2, False)) for op in ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"))]  # fmt: skip
 PADS = [(1, [(4, 5, 6), (3, 4)], [2, 1]), (2, PLANES, [1, 2, 2, 0]), (3, SPACES, [1, 0, 1, 2, 0, 1])]
 GROUP_NORMS: list[tuple[tuple[int, ...], int, bool]] = [((4, 6, 3), 2, True), ((3, 4, 3, 2), 4, True), ((5, 4, 3, 2), 1, False)]
 
@@ -406,6 +415,52 @@ CALLS: list[tuple[str, list[Call]]] = [
     ("arange", [call(5)]),
     ("arange.start", [call(2, 7)]),
     ("arange.start_step", [call(0, 9, 2)]),
+    ("linspace", [call(0, 1, 5)]),
+    ("logspace", [call(0, 1, 5)]),
+    ("linspace.Tensor_Tensor logspace.Tensor_Tensor", [call(F(), F(), 5)]),
+    ("linspace.Tensor_Scalar logspace.Tensor_Scalar", [call(F(), 1, 5)]),
+    ("linspace.Scalar_Tensor logspace.Scalar_Tensor", [call(1, F(), 5)]),
+    ("eye", [call(4)]),
+    ("eye.m", [call(4, 3)]),
+    ("tril_indices triu_indices", [call(4, 3)]),
+    # seldom ones, of which torch's samples have none, or too few
+    ("positive conj_physical square _neg_view", unary(F)),
+    ("fmod.Scalar clamp_max xlogy.Scalar_Other special_xlog1py.other_scalar", unary(F, 3.0)),
+    ("xlogy.Scalar_Self special_xlog1py.self_scalar special_zeta.self_scalar", [call(2.0, P(4, 5)), call(3.0, P(6))]),
+    ("special_zeta.other_scalar", [call(P(4, 5), 2.0)]),
+    ("remainder.Scalar_Tensor", [call(7, F(4, 5))]),
+    ("div.Scalar_mode", [call(F(4, 5), 0.7, rounding_mode="floor"), call(F(4, 5), 0.7, rounding_mode="trunc")]),
+    ("floor_divide.Scalar", unary(F, 0.7)),
+    ("bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar", unary(I, 5)),
+    ("bitwise_left_shift.Tensor_Scalar bitwise_right_shift.Tensor_Scalar isin.Tensor_Scalar", unary(I, 2)),
+    ("bitwise_and.Scalar_Tensor bitwise_or.Scalar_Tensor bitwise_xor.Scalar_Tensor", [call(5, I(4, 5))]),
+    ("_foreach_copy", [call([F(4, 5), F(6), F()], [F(4, 5), F(6), F()])]),
+    ("_foreach_pow.ScalarAndTensor", [call(2.0, [F(4, 5), F(6), F()])]),
+    ("_cdist_forward", [call(F(4, 5), F(3, 5), p, None) for p in (1.0, 2.0, 3.0)] + [call(F(2, 4, 5), F(2, 3, 5), 2.0, None)]),
+    ("_grouped_mm", [call(W(3, 4, 24), W(3, 24, 48)), call(W(4, 24), W(2, 24, 48), K([1, 4], torch.int32))]),
+    ("_grouped_mm", [call(W(2, 4, 24), W(24, 8), K([4, 8], torch.int32)), call(W(24, 8), W(8, 24), K([2, 8], torch.int32))]),
+    ("histc", [call(F(4, 5), 4, -2.0, 2.0), call(F(4, 5), 4), call(F(6), 3, 0, 1)]),
+    ("_fused_rms_norm", [call(F(4, 6), [6], F(6), 1e-5), call(F(3, 4, 6), [4, 6], None, 1e-5), call(F(6), [6], F(6), 1e-5)]),
+    ("_weight_norm_interface", [call(F(4, 5), F(4, 1)), call(F(4, 3, 5), F(1, 1, 5), 2), call(F(6, 2, 3), F(6, 1, 1), 0)]),
+    ("_weight_norm_interface_backward", [call(F(4, 5), F(4, 5), F(4, 1), P(4, 1), 0), call(F(4, 3, 5), F(4, 3, 5), F(1, 1, 5), P(1, 1, 5), 2)]),
+    ("native_group_norm_backward", [call(*group_norm_backward(*GROUP_NORMS[0])[0][:-1], mask) for mask in ([False, True, True], [True, False, False])]),
+    ("max_unpool2d", [call(F(4, 3, 3), K([[[0, 4, 2], [7, 4, 11], [2, 15, 0]]] * 4), [4, 5]), call(F(1, 2, 2, 3), K([[[[0, 4, 2], [4, 9, 0]]] * 2]), [4, 5])]),
+    *((f"{op}.vec", [call(*args, None) for args, _ in calls]) for op, calls in VECTORS),
+    ("_upsample_bilinear2d_aa _upsample_bicubic2d_aa", resampled(2, False)),
+    ("_upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward", resampled_backward(2, False)),
+    ("native_channel_shuffle", [call(F(4, 6, 3, 2), 3), call(F(3, 8, 5), 2)]),
+    ("bucketize.Tensor", [call(F(4, 5), K([-1.0, 0.0, 0.5, 1.0])), call(F(), K([-1.0, 1.0]))]),
+    ("bucketize.Scalar", [call(0.3, K([-1.0, 0.0, 0.5, 1.0]))]),
+    ("searchsorted.Scalar", [call(K([-1.0, 0.0, 0.5, 1.0]), 0.3)]),
+    ("isin.Tensor_Tensor", [call(I(4, 5), I(3)), call(I(6), I(2, 2))]),
+    ("_embedding_bag _embedding_bag_forward_only", [call(F(6, 5), I(7, below=6), K([0, 3, 4]), False, mode, False, w) for mode, w in ((0, None), (0, F(7)), (1, None), (2, None))]),
+    ("_embedding_bag_backward", [call(F(3, 5), I(7, below=6), K([0, 3, 4]), K([0, 0, 0, 1, 2, 2, 2]), K([3, 1, 3]), K([0, 0, 0]), 6, False, 0, False, w, -1) for w in (None, F(7))]),
+    ("_embedding_bag_backward", [call(F(3, 5), I(7, below=6), K([0, 3, 4]), K([0, 0, 0, 1, 2, 2, 2]), K([3, 1, 3]), I(3, 5, below=6), 6, False, 2, False, None, -1)]),
+    ("_embedding_bag_per_sample_weights_backward", [call(F(3, 5), F(6, 5), I(7, below=6), K([0, 3, 4]), K([0, 0, 0, 1, 2, 2, 2]), 0, -1)]),
+    ("squeeze_copy.dims", [call(F(2, 1, 3, 1), [1, 3]), call(F(3, 1, 5), [0, 1])]),
+    ("slice_copy.Tensor", [call(F(4, 5), 1, 1, 4), call(F(4, 5), 0, 2)]),
+    ("select_copy.int", [call(F(4, 5), 1, 2), call(F(4, 5), 0, -1)]),
+    ("unsafe_split_with_sizes", [call(F(4, 6), [2, 2, 2], 1), call(F(4, 5), [2, 3], 1)]),
 ]  # fmt: skip
 
 TABLE: dict[str, list[Call]] = {}

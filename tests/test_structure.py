@@ -19,7 +19,7 @@ SOURCES = [path for path in SOURCES if (ROOT / "autopar" / "passes") not in path
 # each part may import only from rows above its own, or from its own row where that is marked
 ORDER: tuple[tuple[str, ...], ...] = (
     ("mesh", "notation", "errors", "torch_private", "collector"),
-    ("layout", "structure", "inventory"),
+    ("layout", "structure", "inventory", "held", "drawn"),
     ("boxes",),
     ("messages",),
     ("dtensor",),
@@ -32,6 +32,8 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("verify", "choice", "channels", "cost"),
     ("decompose_batch_norm",),
     ("report", "provenance", "decompositions", "spec", "arguments", "borrow", "specialize"),
+    ("subgraph", "expansions"),
+    ("completion",),
     ("presets",),
     ("plan",),
     ("localize",),

@@ -25,15 +25,17 @@ def capture(
     model: torch.nn.Module,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
+    random: str = "parallel",
 ) -> Captured:
     """Trace ``model(*args, **kwargs)`` and its backward.
 
     Outputs that require gradients get one tangent each. Under ``torch.no_grad()`` there is no backward. The model and
-    the arguments are only read: whatever forward does to the model is undone. One capture runs at a time.
+    the arguments are only read: whatever forward does to the model is undone. One capture runs at a time. ``random`` is that of
+    ``parallelize``.
 
     Raises:
-        CaptureError: control flow on the values of tensors, random ops, an argument that cannot be flattened, a tensor
+        CaptureError: control flow on the values of tensors, a random op whose numbers cannot be those of a stream, an argument that cannot be flattened, a tensor
             that forward writes or keeps where it cannot be followed.
     """
     with ONE_AT_A_TIME, collector_paused():
-        return assemble(Tracer(model, bind_arguments(model, args, kwargs or {})).run())
+        return assemble(Tracer(model, bind_arguments(model, args, kwargs or {})).run(), random)

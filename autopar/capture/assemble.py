@@ -12,6 +12,7 @@ from torch import fx
 
 from autopar.capture.graph import forward_first, merge_views, simplify, sweep, unfake
 from autopar.capture.trace import Tracer
+from autopar.drawn import REJECTING, Draw
 from autopar.errors import CaptureError, at_line
 from autopar.program import Constant, Program, is_getitem, record_of, set_record
 from autopar.provenance import Origin
@@ -19,7 +20,7 @@ from autopar.record import Record, Result, TensorType, ValueType
 from autopar.structure import Structure
 from autopar.text.parser import RESERVED
 from autopar.text.tree import tree_fragments
-from autopar.torch_private import rename, storage_of
+from autopar.torch_private import default_generator, rename, storage_of
 
 
 @dataclass
@@ -32,6 +33,7 @@ class Captured:
         outputs: how many tensor outputs there are; ``differentiable`` are the positions that have a tangent.
         device: of the first tensor of the call that is not on meta.
         notes: what a person should know of this capture.
+        draws: what a single device draws, by stream; the program has a placeholder ``seed`` if there are any.
         extended: arguments that forward extends and returns, as a cache: each position, and the way to it in the outputs.
         modules: module path → the names of the values that its calls returned, of modules that return one tensor.
     """
@@ -44,16 +46,17 @@ class Captured:
     device: torch.device
     notes: tuple[str, ...]
     modules: dict[str, tuple[str, ...]]
+    draws: tuple[Draw, ...] = ()
     extended: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
-def assemble(traced: Tracer) -> Captured:
-    """The program of a trace.
+def assemble(traced: Tracer, random: str = "parallel") -> Captured:
+    """The program of a trace; with ``random="single"`` its seed is a table of a single device's generator states.
 
     Raises:
         CaptureError: the step writes where the caller would see it, reads tensors it was not given.
     """
-    return _Assembly(traced).run()
+    return _Assembly(traced).run(random)
 
 
 class _Assembly:
@@ -61,11 +64,11 @@ class _Assembly:
         self.traced = traced
         self.origins = traced.recorder.origins
 
-    def run(self) -> Captured:
+    def run(self, random: str) -> Captured:
         traced = self.traced
         graph = traced.module.graph
         replaced = simplify(graph) | merge_views(graph, self.origins)
-        placeholders = list(graph.find_nodes(op="placeholder"))
+        *placeholders, seed = graph.find_nodes(op="placeholder")
         names = [*traced.parameters, *traced.buffers, *traced.arguments.names]
         roles = ["param"] * len(traced.parameters) + ["buffer"] * len(traced.buffers) + ["input"] * len(traced.arguments.names)
         output = next(iter(reversed(graph.nodes)))
@@ -81,6 +84,10 @@ class _Assembly:
         labels = _output_names(traced.spec, paths)
         for node, k in zip(placeholders[len(names) :], traced.differentiable, strict=True):
             self._introduce(node, f"d_{labels[k]}", "tangent", k)
+        if traced.draws:
+            self._introduce_seed(seed, random)
+        else:
+            graph.erase_node(seed)
         results = [Result("return") for _ in outputs]
         values = list(outputs)
         for k, gradient in zip(traced.differentiated, gradients, strict=True):
@@ -103,7 +110,7 @@ class _Assembly:
         graph.owning_module = None
         modules = self._modules(graph, replaced)
         return Captured(program, traced.spec, traced.leaves, len(outputs), traced.differentiable, traced.device,
-                        traced.notes(), modules, tuple(traced.extended))  # fmt: skip
+                        traced.notes(), modules, traced.draws, tuple(traced.extended))  # fmt: skip
 
     def _modules(self, graph: fx.Graph, replaced: Mapping[fx.Node, fx.Node]) -> dict[str, tuple[str, ...]]:
         """Module path → the values that its calls returned, as far as the program still has them."""
@@ -165,6 +172,17 @@ class _Assembly:
         rename(node, wanted + "_" * (wanted in RESERVED))
         node.target = node.name
         set_record(node, Record(_type(node), role=role, index=index, name="" if role == "tangent" or name == node.name else name))
+
+    def _introduce_seed(self, node: fx.Node, random: str) -> None:
+        self._introduce(node, "seed", "seed")
+        if random == "single":
+            if rejecting := next((draw.op for draw in self.traced.draws if draw.op.__name__.partition(".")[0] in REJECTING), None):
+                raise CaptureError(
+                    f"{rejecting.__name__} takes as many random numbers as its values ask for, so what a single device draws after it "
+                    f"cannot be told\n  leave random=\"parallel\""
+                )
+            shape = (len(self.traced.draws), default_generator(self.traced.device).get_state().numel())
+            set_record(node, record_of(node)._replace(type=TensorType(shape, torch.uint8)))
 
     def _describe(self, program: Program, node: fx.Node) -> None:
         origin = self.origins.get(node)

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import fx
 
-from autopar.decompositions import IDENTITIES, SYNONYMS, TRANSPOSE, VIEWS
+from autopar.decompositions import COPY, IDENTITIES, SYNONYMS, TRANSPOSE, VIEWS, ZEROS
+from autopar.drawn import SHAPED
 from autopar.program import record_of, set_record
 from autopar.provenance import Origin
 from autopar.record import Result
@@ -15,7 +16,8 @@ from autopar.torch_private import rename
 
 
 def simplify(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Identities go, synonyms get one name, a transpose of a transpose is the value itself, a constant is read once.
+    """Identities go, synonyms get one name, a transpose of a transpose is the value itself, a constant is read once; what a
+    random op only takes the shape of is not made.
 
     Returns what takes the place of the nodes that go.
     """
@@ -29,11 +31,21 @@ def simplify(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
         elif node.target in SYNONYMS:
             node.target = SYNONYMS[node.target]
             rename(node, node.target.__name__.partition(".")[0])
+        elif node.target is COPY and _alike(node, node.args[1]):  # type: ignore[arg-type]
+            replaced[node] = node.args[1]  # type: ignore[assignment]
+        elif node.target in SHAPED and node.args[0].target is ZEROS and _alike(node.args[0], node.args[0].args[0]):  # type: ignore[union-attr,arg-type]
+            node.replace_input_with(node.args[0], node.args[0].args[0])  # type: ignore[arg-type,union-attr]
         elif node.target is TRANSPOSE and node.args[0].target is TRANSPOSE:  # type: ignore[union-attr]
             replaced[node] = node.args[0].args[0]  # type: ignore[union-attr]
         if node in replaced:
             node.replace_all_uses_with(replaced[node])
     return {old: new for old, new in replaced.items() if old is not new}
+
+
+def _alike(a: fx.Node, b: fx.Node) -> bool:
+    """Whether two values have one shape, dtype and device."""
+    one, other = a.meta["val"], b.meta["val"]
+    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
 
 
 def merge_views(graph: fx.Graph, origins: Mapping[fx.Node, Origin]) -> dict[fx.Node, fx.Node]:
@@ -61,8 +73,13 @@ def sweep(graph: fx.Graph) -> None:
 
 def forward_first(graph: fx.Graph, results: Sequence[Result], values: Sequence[fx.Node]) -> None:
     """What returned values and states are made of comes before the backward: functionalizing may make views late."""
+    of_tangents: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "call_function" and any(v in of_tangents or is_tangent(v) for v in node.all_input_nodes):
+            of_tangents.add(node)
     needed: set[fx.Node] = set()
     open_ = [value for value, result in zip(values, results, strict=True) if result.kind != "grad"]
+    open_ += [n for n in graph.nodes if n.op == "call_function" and n not in of_tangents and record_of(n).phase == "forward"]
     while open_:
         node = open_.pop()
         if node.op in ("call_function", "get_attr") and node not in needed:
@@ -73,12 +90,19 @@ def forward_first(graph: fx.Graph, results: Sequence[Result], values: Sequence[f
         if node.op not in ("call_function", "get_attr"):
             continue
         record = record_of(node)
-        if node in needed or record.phase == "forward":
+        if node in of_tangents:
+            set_record(node, record._replace(phase="backward"))
+            first = first or node
+        elif node in needed or record.phase == "forward":
             set_record(node, record._replace(phase="forward"))
             if first is not None:
                 first.prepend(node)
         else:
             first = first or node
+
+
+def is_tangent(node: fx.Node) -> bool:
+    return node.op == "placeholder" and record_of(node).role == "tangent"
 
 
 def unfake(graph: fx.Graph) -> None:

@@ -11,7 +11,8 @@ from torch import fx
 
 from autopar.arguments import Arguments
 from autopar.borrow import Borrower
-from autopar.decompositions import DECOMPOSITIONS
+from autopar.decompose_unknown import decomposition_table
+from autopar.drawn import Streams
 from autopar.errors import CaptureError, at_line
 from autopar.provenance import Recorder, Replay
 from autopar.structure import Structure, flatten, is_cache, unflatten, way_to
@@ -23,9 +24,10 @@ class Tracer:
 
     Attributes:
         parameters, buffers: of the model, by name; ``arguments`` of the call.
-        module: the graph: its placeholders are these three and the tangents; its result is one flat list, of what the
+        module: the graph: its placeholders are these three, the tangents and the seed; its result is one flat list, of what the
             model returns, of the gradients of ``differentiated`` placeholders, of the next values of ``reassigned`` buffers.
         recorder: where the nodes come from.
+        draws: what a single device draws, by stream; the last placeholder is the seed.
         spec, leaves, returned: the structure of the outputs, those that are no tensors, and the number of the others.
         differentiable: the positions of outputs that have a tangent.
         extended: the arguments that forward extends and returns: each position, and the way to it in the outputs.
@@ -46,10 +48,13 @@ class Tracer:
         given = [*self.parameters.values(), *self.buffers.values(), *self.arguments.tensors]
         self.device = _device(given)
         fakes = [self._fake(t) for t in given]
-        tangents = self._probe(fakes)
-        self.module = self._trace(fakes, tangents)
+        seed = self._fake(torch.empty((), dtype=torch.int64))
+        tangents = self._probe(fakes, seed)
+        self.module = self._trace(fakes, tangents, seed)
+        assert self.recorder.streams is not None
+        self.draws = tuple(self.recorder.streams.draws)
         if any(mutates(node.target) for node in self.module.graph.nodes):
-            self.module = self._functionalize(self.module, [*fakes, *tangents])
+            self.module = self._functionalize(self.module, [*fakes, *tangents, seed])
         return self
 
     def notes(self) -> tuple[str, ...]:
@@ -65,10 +70,11 @@ class Tracer:
         return fake.requires_grad_(tensor.requires_grad and self.grad)
 
     @contextlib.contextmanager
-    def _lent(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    def _lent(self, tensors: Sequence[torch.Tensor], seed: torch.Tensor) -> Iterator[None]:
         """The model on stand-ins, over the backward too: what it recomputes reads them again."""
         own = [*self.parameters.values(), *self.buffers.values()]
-        with self.borrower.borrowed(dict(zip(own, tensors, strict=False))), self._explained(), self.recorder.modules():
+        self.recorder.streams = streams = Streams(seed)
+        with streams.numbering(), self.borrower.borrowed(dict(zip(own, tensors, strict=False))), self._explained(), self.recorder.modules():
             yield
 
     def _written(self) -> list[torch.Tensor]:
@@ -144,21 +150,21 @@ class Tracer:
         if hasattr(error, "add_note") and not isinstance(error, CaptureError):
             error.add_note(f"while autopar captured the step, at\n{at_line(origin.source, origin.module)}")
 
-    def _probe(self, fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _probe(self, fakes: Sequence[torch.Tensor], seed: torch.Tensor) -> list[torch.Tensor]:
         """One forward on fakes, to learn which outputs have a tangent, and of what shape."""
-        with self.mode, self._lent(fakes):
+        with self.mode, self._lent(fakes, seed):
             outputs = self._call(fakes)
         self.differentiable = tuple(k for k, o in enumerate(outputs) if self.grad and o.requires_grad)
         like = [outputs[k] for k in self.differentiable]
         with self.mode:  # contiguous, as those that the runtime cuts
             return [torch.empty(o.shape, dtype=o.dtype, device=o.device) for o in like]
 
-    def _trace(self, fakes: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]) -> fx.GraphModule:
+    def _trace(self, fakes: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], seed: torch.Tensor) -> fx.GraphModule:
         self.differentiated = [k for k, t in enumerate(fakes) if t.requires_grad] if tangents else []
 
-        def joint(fakes: list[torch.Tensor], tangents: list[torch.Tensor]) -> Any:
+        def joint(fakes: list[torch.Tensor], tangents: list[torch.Tensor], seed: torch.Tensor) -> Any:
             gradients: Sequence[torch.Tensor | None] = ()
-            with self._lent(fakes):
+            with self._lent(fakes, seed):
                 outputs = self._call(fakes)
                 if tangents:
                     self.recorder.phase = "backward"
@@ -169,7 +175,7 @@ class Tracer:
             return [*outputs, *gradients, *self._written()]
 
         with self.mode:
-            return make_fx(joint, decomposition_table=DECOMPOSITIONS)(list(fakes), list(tangents))
+            return make_fx(joint, decomposition_table=decomposition_table())(list(fakes), list(tangents), seed)
 
     def _functionalize(self, graph: fx.GraphModule, fakes: Sequence[torch.Tensor]) -> fx.GraphModule:
         """Trace the captured graph again, without its writes; a write into an argument stays, as one ``copy_``."""
@@ -179,7 +185,7 @@ class Tracer:
         detached = [fake.detach() for fake in fakes]
         with self.mode, torch.no_grad():
             replayed = torch.func.functionalize(replay.run, remove="mutations")
-            again = make_fx(replayed, decomposition_table=DECOMPOSITIONS)(*detached)
+            again = make_fx(replayed, decomposition_table=decomposition_table())(*detached)
         replay.follow(returned)
         return again
 

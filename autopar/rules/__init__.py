@@ -13,6 +13,7 @@ from autopar.rules import (  # noqa: F401
     matmul,
     normalization,
     pointwise,
+    random,
     recurrent,
     reduction,
     selection,

@@ -45,6 +45,7 @@ class Bound:
         kind: how results that lack a split factor are pending.
         linear: the alternatives, in positions of ``operands``.
         carried: factor → operands that must be pending when it is split (the bias of ``addmm`` when ``k`` is).
+        why: of an op without a rule, why none was found.
     """
 
     rule: Rule
@@ -56,6 +57,7 @@ class Bound:
     result_shapes: tuple[tuple[int, ...] | None, ...]
     linear: tuple[tuple[int, ...], ...]
     carried: dict[str, frozenset[int]]
+    why: str = ""
     _placements: dict[tuple[Strategy, Mesh], Any] = field(default_factory=dict, repr=False)
     _sound: set[Any] = field(default_factory=set, repr=False)
 
@@ -223,7 +225,8 @@ _BOUND: dict[Any, Bound] = {}
 
 
 def bind_node(node: fx.Node, *, strict: bool = False) -> Bound:
-    """The bound rule of a node, from the records of its operands and its own; without a rule, all is whole.
+    """The bound rule of a node, from the records of its operands and its own; without a rule, the one that is found
+    by running the op (``runtime.discover``), or all is whole.
 
     Raises:
         RuleError: the rule does not fit the call; or there is none, and ``strict``.
@@ -275,6 +278,12 @@ def slots(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
 
 def _bind(rule: Rule, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[TensorType | None]) -> Bound:
     given = slots(op, args, kwargs)
+    why = ""
+    if rule.pattern is None:
+        from autopar.runtime.discover import discover  # it runs ops on pieces, which are placed with what is here
+
+        finding = discover(rule, op, args, kwargs, results)
+        rule, why = finding.rule or rule, finding.why
     said = rule.pattern(*args, **kwargs) if callable(rule.pattern) else rule.pattern or _all_whole(given, results)
     text, sizes = said if isinstance(said, tuple) else (said, {})
     pattern = parse_pattern(text)
@@ -304,7 +313,7 @@ def _bind(rule: Rule, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], r
         if all(slot in there for slot in alternative)
     )
     return Bound(rule, pattern, sizes, operands, outs, operand_shapes, result_shapes, alternatives,
-                 _carried(operands, outs, alternatives))  # fmt: skip
+                 _carried(operands, outs, alternatives), why)  # fmt: skip
 
 
 def _all_whole(operands: Sequence[Any], results: Sequence[TensorType | None]) -> str:

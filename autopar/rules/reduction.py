@@ -1,58 +1,40 @@
-"""Reductions over dims. A split dim that is summed leaves the result pending."""
+"""Reductions over dims. A split dim that is summed leaves the result pending; where parts do not add up, it stays whole."""
 
 from __future__ import annotations
 
+from autopar.rules.dims import all_whole, along, names, tensor
 from autopar.rules.registry import rule
 
+# parts add up, by the reduction itself
+rule(along("open -> kept", 1, keep=2), "sum sum.dim_IntList", linear="0")
+rule(along("open -> kept", 1, keep=2), "nansum count_nonzero count_nonzero.dim_IntList")
+rule(along("open -> kept by max", 1, keep=2), "amax max", empty=False)
+rule(along("open -> kept by min", 1, keep=2), "amin min", empty=False)
+rule(along("open -> kept by max", 1, keep=2), "any any.dim any.dims")
+rule(along("open -> kept by min", 1, keep=2), "all all.dim all.dims")
+rule(along("open -> kept by prod", 1, keep=2), "prod prod.dim_int")
 
-def _reduce(by: str = "sum"):
-    def bound(x, dims=None, keepdim: bool = False, **_) -> str:
-        ndim = len(x.shape)
-        gone = {d % ndim for d in ([dims] if isinstance(dims, int) else dims or range(ndim))} if ndim else set()
-        old = [f"d{k}" for k in range(ndim)]
-        new = ["1" if k in gone else d for k, d in enumerate(old) if keepdim or k not in gone]
-        return f"{' '.join(old) or '()'} -> {' '.join(new) or '()'}" + ("" if by == "sum" else f" by {by}")
-
-    return bound
-
-
-rule(_reduce(), "sum sum.dim_IntList", linear="0")
-rule(_reduce(), "count_nonzero count_nonzero.dim_IntList")
-rule(_reduce("max"), "amax max", empty=False)
-rule(_reduce("min"), "amin min", empty=False)
-rule(_reduce("max"), "any any.dim")
-rule(_reduce("min"), "all all.dim")
-rule(_reduce("prod"), "prod prod.dim_int")
-
-
-def _whole(x, dims=None, keepdim: bool = False, *, results: int = 1) -> str:
-    """Reductions whose parts do not add up: what is reduced stays whole."""
-    ndim = len(x.shape)
-    gone = {d % ndim for d in ([dims] if isinstance(dims, int) else dims or range(ndim))} if ndim else set()
-    old = [f"d{k}" + "!" * (k in gone) for k in range(ndim)]
-    new = ["1" if k in gone else d for k, d in enumerate(old) if keepdim or k not in gone]
-    return f"{' '.join(old) or '()'} -> {', '.join([' '.join(new) or '()'] * results)}"
+# what is reduced stays whole
+rule(along("whole -> kept", 1, keep=2), "argmax argmin logsumexp")
+rule(along("whole -> kept", 2, keep=3), "linalg_vector_norm")
+rule(along("whole -> kept, kept", 1, keep=2), "max.dim min.dim median.dim nanmedian.dim", empty=False)
+rule(along("whole -> kept, kept", 1, default=-1, keep=2), "mode", empty=False)
+rule(along("whole -> kept, kept", 2, default=-1, keep=3), "kthvalue", empty=False)
+rule(along("whole -> kept, kept", "dim", keep="keepdim"), "aminmax", empty=False)
+rule(lambda x: all_whole(x, results="()"), "median nanmedian", empty=False)
+rule(lambda x: all_whole(x, results="()"), "trace", linear="0")
+rule(lambda x, y, p=2: all_whole(x, y, results="()"), "dist")
 
 
-rule(_whole, "argmax argmin logsumexp")
-rule(lambda x, order=2, *rest, **_: _whole(x, *rest), "linalg_vector_norm")
-rule(lambda x, *rest: _whole(x, *rest, results=2), "max.dim min.dim")
+def _binned(x, bins: int = 100, low: float = 0, high: float = 0) -> str:
+    """Counts add up; without bounds, they are those of all values."""
+    return f"{tensor(names(len(x.shape)))} -> bins!" if low != high else all_whole(x, results="bins!")
 
 
-def _ordered(position: int):
-    """One dim is looked at as a whole, and some or all of it comes back, with its indices."""
+rule(_binned, "histc")
 
-    def bound(x, *args, **_) -> str:
-        dims = [f"d{k}" for k in range(len(x.shape))]
-        new = list(dims)
-        if dims:
-            dim = args[position - 1] if len(args) >= position else -1
-            dims[dim], new[dim] = "whole!", "kept!"
-        one = " ".join(new) or "()"
-        return f"{' '.join(dims) or '()'} -> {one}, {one}"
-
-    return bound
-
-
-rule(_ordered(1), "sort")
-rule(_ordered(2), "topk")
+# one dim is looked at as a whole, and some or all of it comes back, with its indices
+rule(along("whole -> part, part", 1, default=-1), "sort")
+rule(along("whole -> part, part", "dim", default=-1), "sort.stable")
+rule(along("whole -> part, part", 2, default=-1), "topk")
+rule(along("whole -> whole, whole", 1), "cummax cummin")

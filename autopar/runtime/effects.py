@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from autopar import transfers
+from autopar.drawn import folded
+from autopar.mesh import Mesh
 from autopar.runtime.packing import new_piece, packing, take
 from autopar.transfers import Meshes
 
@@ -127,10 +129,19 @@ def _redistribute(xs: list[torch.Tensor], givens: list[Given], there: list[Here]
     ]
 
 
+def own_seed(seed: torch.Tensor, given: Given, at: Mapping[str, int], mesh: Mesh) -> torch.Tensor:
+    """The seed of the ranks at these coordinates along the axes, which others share that differ along other axes."""
+    place = 0
+    for axis in transfers.axes_of(given["axis"]):
+        place = place * mesh.sizes[axis] + at[axis]
+    return folded(seed, place)
+
+
 LOCAL: dict[Any, Callable[..., torch.Tensor]] = {
     transfers.slice: _slice,
     transfers.pend: _pend,
     transfers.cast: lambda x, given, here: x.to(given["dtype"]),
+    transfers.fold_in: lambda x, given, here: own_seed(x, given, here.at, here.meshes[given.get("stage")]),
     transfers.wait: lambda x, given, here: x,
     transfers.redistribute: lambda x, given, here: _redistribute([x], [given], [here])[0],  # where nothing travels
 }

@@ -42,7 +42,7 @@ from autopar.runtime.collectives import (
     start_all_reduce,
     start_all_reduce_in_place,
 )
-from autopar.runtime.effects import pending_piece
+from autopar.runtime.effects import own_seed, pending_piece
 from autopar.runtime.packing import packing
 from autopar.runtime.simulate import ANY_STRIDES
 from autopar.text.printer import print_node
@@ -260,6 +260,8 @@ class _Phase:
             return self.call(node, node.name, torch.Tensor.to, (x, given["dtype"]))
         if node.target is transfers.wait:
             return x
+        if node.target is transfers.fold_in:
+            return self.call(node, node.name, own_seed, (x, given, at, self.program.meshes[given.get("stage")]))
         if node.target is transfers.pend:
             return self.call(node, node.name, pending_piece, (x, given, at))
         if node.target is transfers.redistribute:

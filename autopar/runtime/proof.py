@@ -168,10 +168,10 @@ class _Call:
         for rank in mesh.ranks:
             mine = iter([pieces[rank] for pieces in cuts])
             args, kwargs = pytree.tree_map_only(torch.Tensor, lambda _: next(mine), (self.args, self.kwargs))  # noqa: B023
-            first = self.results[0]
-            if first is not None and gives[0] is not None:
-                at = mesh.coordinates(rank)
-                args = self.bound.rule.resized(args, gives[0].local_shape(first.shape, mesh, at), self.bound.local_sizes(split, mesh, at))
+            at = mesh.coordinates(rank)
+            shapes = (attr.local_shape(result.shape, mesh, at) for result, attr in zip(self.results, gives, strict=True)
+                      if result is not None and attr is not None)  # fmt: skip
+            args = self.bound.rule.resized(args, next(shapes), self.bound.local_sizes(split, mesh, at))
             found[rank] = self._run(args, kwargs)
         return found
 

@@ -1,0 +1,169 @@
+"""Random ops as functions of a seed: each has a twin in the namespace ``drawn``, with two more arguments.
+
+    y = bernoulli(x, 0.9)       →       y = drawn::bernoulli.p(x, 0.9, seed=seed, stream=3)
+
+``stream`` numbers the random ops of a step, in the order in which a single device draws. What is drawn depends on the two
+alone, so reordering, recomputing or merging ops cannot change a number. ``seed`` is one number, from which each stream takes
+a generator of its own; ranks with different pieces have different seeds (``folded``). Or it is a table with the state of the
+device's generator for each stream: then the numbers are those of a single device, if the op runs on whole operands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autopar.torch_private import OpOverload, default_generator, operator_schema, pytree, with_defaults
+
+LIBRARY = torch.library.Library("drawn", "DEF")
+
+FUNCTIONAL = {  # ops that fill a tensor → those that make one like it
+    "bernoulli_.float": "bernoulli.p", "bernoulli_.Tensor": "bernoulli.Tensor", "uniform_": "uniform", "normal_": "normal_functional",
+    "exponential_": "exponential", "random_": "random", "random_.from": "random.from", "random_.to": "random.to",
+    "cauchy_": "cauchy", "geometric_": "geometric", "log_normal_": "log_normal",
+}  # fmt: skip
+
+# how many numbers these take depends on the values they are given, so that a single device's cannot be told in advance
+REJECTING = frozenset({"poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "rrelu_with_noise_functional"})
+
+
+
+def functional_form(name: str) -> OpOverload:
+    packet, _, overload = FUNCTIONAL[name].partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+_TWINS: dict[OpOverload, OpOverload] = {}
+_SOURCES: dict[OpOverload, OpOverload] = {}
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One stream: the call that a single device makes there, tensors as shapes and dtypes."""
+
+    op: OpOverload
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Like:
+    """A tensor that is not there."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def twin_of(op: OpOverload) -> OpOverload:
+    """The op of a seed and a stream that draws what ``op`` draws."""
+    if op not in _TWINS:
+        space, _, name = op.name().partition("::")
+        name = name if space == "aten" else f"{space}__{name}"
+        LIBRARY.define(name + operator_schema(op))
+        packet, _, overload = name.partition(".")
+
+        def draw(*args: Any, seed: torch.Tensor, stream: int, **kwargs: Any) -> Any:
+            device = _device(args, kwargs)
+            generator = default_generator(device)
+            before = generator.get_state()
+            try:
+                if seed.dim():
+                    generator.set_state(seed[stream].clone())  # what has an offset in memory ends the process
+                else:
+                    generator.manual_seed(mixed(int(seed), stream))
+                return op(*args, **kwargs)
+            finally:
+                generator.set_state(before)
+
+        def fake(*args: Any, seed: torch.Tensor, stream: int, **kwargs: Any) -> Any:
+            return op(*args, **kwargs)
+
+        LIBRARY.impl(name, draw, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"drawn::{name}", fake, lib=LIBRARY)
+        _TWINS[op] = getattr(getattr(torch.ops.drawn, packet), overload or "default")
+        _SOURCES[_TWINS[op]] = op
+    return _TWINS[op]
+
+
+def is_drawn(op: Any) -> bool:
+    """Whether an op is such a twin."""
+    return op in _SOURCES
+
+
+def _device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
+    tensor = next((leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)), None)
+    return torch.device(kwargs.get("device") or "cpu") if tensor is None else tensor.device
+
+
+def mixed(seed: int, number: int) -> int:
+    """Another seed for each number: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014)."""
+    z = (seed + 0x9E3779B97F4A7C15 * (number + 1)) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return (z ^ (z >> 31)) & 0x7FFFFFFFFFFFFFFF
+
+
+def folded(seed: torch.Tensor, place: int) -> torch.Tensor:
+    """The seed of the ranks whose pieces are at ``place``."""
+    return torch.tensor(mixed(int(seed), place), dtype=torch.int64)
+
+
+def single_device_states(draws: Sequence[Draw], device: torch.device) -> torch.Tensor:
+    """The state of the device's generator before each draw; afterwards it has made them all."""
+    generator = default_generator(device)
+    states = []
+    for draw in draws:
+        states.append(generator.get_state())
+        args, kwargs = pytree.tree_map_only(Like, lambda like: torch.ones(like.shape, dtype=like.dtype, device=device), (draw.args, dict(draw.kwargs)))
+        draw.op(*args, **kwargs)
+    return torch.stack(states)
+
+
+_MARK = 0x61757470617200  # seeds that no model sets
+
+
+# twins that take nothing but the shape of their first operand
+SHAPED = frozenset(twin_of(functional_form(name)) for name in FUNCTIONAL if name != "bernoulli_.Tensor")
+
+
+class Streams:
+    """Numbers the random ops of one trace in the order in which a single device meets them.
+
+    A number belongs to a state of the global generator. An op that is met again in the same state, because an activation
+    checkpoint has put it back for its recomputation, is the same stream, and draws the same numbers.
+    """
+
+    def __init__(self, seed: torch.Tensor) -> None:
+        self.seed = seed
+        self.draws: list[Draw] = []
+        self._numbers: dict[int, int] = {}  # by the seed of the global generator, which is another one after each draw
+
+    @contextlib.contextmanager
+    def numbering(self) -> Iterator[None]:
+        """The global generator is put back afterwards: a capture draws nothing."""
+        before = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(_MARK)
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(before)
+
+    def draw(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call the twin of a random op, and write where the op would."""
+        name = op.name().removeprefix("aten::")
+        if name in FUNCTIONAL:
+            return args[0].copy_(self._draw(functional_form(name), *with_defaults(op, args, kwargs)))
+        return self._draw(op, args, kwargs)
+
+    def _draw(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        kwargs = {key: value for key, value in kwargs.items() if key != "generator"}
+        number = self._numbers.setdefault(torch.default_generator.initial_seed(), len(self._numbers))
+        torch.default_generator.manual_seed(_MARK + number + 1)
+        if number == len(self.draws):
+            like = pytree.tree_map_only(torch.Tensor, lambda t: Like(tuple(t.shape), t.dtype), (tuple(args), kwargs))
+            self.draws.append(Draw(op, *like))
+        return twin_of(op)(*args, **kwargs, seed=self.seed, stream=number)

@@ -1,0 +1,35 @@
+"""The seed of a step with random ops: drawn from torch's global generator, so that ``torch.manual_seed`` makes it again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import distributed
+
+from autopar.drawn import Draw, single_device_states
+from autopar.torch_private import default_generator
+
+RANDOM = ("parallel", "single")
+
+
+def step_seed(draws: Sequence[Draw], random: str, device: torch.device, control: distributed.ProcessGroup | None) -> list[torch.Tensor]:
+    """What the placeholder ``seed`` is given, if the step has one: the same on all ranks, from the first rank's generator.
+
+    Args:
+        random: ``"parallel"``: one number. ``"single"``: the generator's states, which has then drawn as on a single device.
+        control: a group of all ranks; ``None`` in a process that is alone.
+    """
+    if not draws:
+        return []
+    if random == "single":
+        generator = default_generator(device)
+        generator.set_state(_of_first(generator.get_state(), control))
+        return [single_device_states(draws, device)]
+    return [_of_first(torch.randint(2**63 - 1, (), dtype=torch.int64), control)]
+
+
+def _of_first(tensor: torch.Tensor, control: distributed.ProcessGroup | None) -> torch.Tensor:
+    if control is not None:
+        distributed.broadcast(tensor, group=control, group_src=0)
+    return tensor

@@ -1,0 +1,106 @@
+"""Random models on random meshes under random plans equal one device, or are refused with the reason; and what such cases found.
+
+Here a few, the same each time; ``python profiling/run.py fuzz`` runs thousands.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from model_cases import FAILED, Case, check, shown_on_failure, smallest
+from random_lines import FAMILIES
+from random_models import Models, random_case
+
+from autopar import transfers
+from autopar.runtime import effects
+
+AGREE = ("equal", "sensitive", "refused")
+
+
+@settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.randoms(use_true_random=False))
+def test_random_models_equal_one_device_or_are_refused(r: random.Random) -> None:
+    case = random_case(r)
+    with shown_on_failure(case):
+        outcome = check(case)
+        assume(outcome.kind != "invalid")
+        assert outcome.kind in AGREE, f"{outcome.reason}\n{outcome.text}"
+
+
+# -- what the fuzzer found -----------------------------------------------------------------------------------------
+
+FOUND: dict[str, Case] = {
+    "a gradient that no tangent reaches is zero only where the loss depends on it": Case(
+        ("v = torch.copysign(a, b)", "w = c * 2"), "(v, w)", {"a": "real(3, grad=True)", "b": "real(3, grad=True)", "c": "real(3, grad=True)"}, {"dp": 2}, {}, given=(1,)),
+    "the same where the loss is of it": Case(
+        ("v = torch.copysign(a, b)", "w = c * 2"), "(v, w)", {"a": "real(3, grad=True)", "b": "real(3, grad=True)", "c": "real(3, grad=True)"}, {"dp": 2}, {}, given=(0,)),
+    "repeated beside a split dim of size one": Case(("v = a.tile((2,))",), "v", {"a": "real(1, 1, 2)"}, {"dp": 2}, {}),
+    "as_strided": Case(("v = a.as_strided(a.shape, a.stride())",), "v", {"a": "real(3, 3, 4, grad=True)"}, {"dp": 2}, {}),
+    "a view of a view, in place": Case(("v = a.reshape(-1).clone()", "v.unsqueeze(0).mul_(3)"), "v", {"a": "real(3, grad=True)"}, {"dp": 2}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FOUND.values(), ids=FOUND)
+def test_found_by_the_fuzzer(case: Case) -> None:
+    with shown_on_failure(case):
+        outcome = check(case)
+        assert outcome.kind == "equal", f"{outcome.reason}\n{outcome.text}"
+
+
+REFUSED: dict[str, tuple[Case, str]] = {
+    "a layer that is called with several shapes": (
+        Case(("v = self.l(a)", "w = self.l(b)"), "(v, w)", {"a": "real(3, 4)", "b": "real(5, 4)"}, {"tp": 2}, {"*.l()": (None, "tp")}, ("self.l = nn.Linear(4, 4)",)),
+        r"what the plan says of l\(\) does not fit all that it returns.*; leave l\(\) out of the plan"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "said"), REFUSED.values(), ids=REFUSED)
+def test_refusals_found_by_the_fuzzer(case: Case, said: str) -> None:
+    outcome = check(case)
+    assert outcome.kind == "refused" and re.search(said, outcome.text), outcome
+
+
+# -- the fuzzer itself ---------------------------------------------------------------------------------------------
+
+
+def _unreduced(xs: list[torch.Tensor], givens: Any, there: Any) -> list[torch.Tensor]:
+    return [xs[0]] * len(xs)
+
+
+def test_a_lost_all_reduce_is_caught_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all-reduces that return the first rank's addend cases fail; the smallest is a few lines on one axis."""
+    monkeypatch.setitem(effects.COLLECTIVE, transfers.all_reduce, _unreduced)
+    cases = (random_case(random.Random(seed)) for seed in range(40))
+    failed = next(case for case in cases if check(case).reason.startswith("other numbers"))
+    small = smallest(failed, seconds=8)
+    assert check(small).kind == FAILED and len(small.lines) <= 3 and len(small.mesh) == 1, small.script()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_case_is_made_again_from_its_text(seed: int) -> None:
+    """A seed gives one case, and the case's literal is it."""
+    case = random_case(random.Random(seed))
+    assert random_case(random.Random(seed)) == case
+    assert eval(case.literal()) == case
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_template_can_be_a_line(family: str) -> None:
+    """Each template can be filled and run, so that none is passed over for ever."""
+    r = random.Random(0)
+    never = set(FAMILIES[family][1])
+    for _ in range(60):
+        models = Models(r)
+        for dims in (1, 2, 3, 4, 3):
+            models.input(f"real({', '.join(str(r.choice((2, 3, 4))) for _ in range(dims))})")
+        for template in sorted(never):
+            filled = models.filled(template)
+            if filled is not None and models.add(filled.replace("{v}", "v9") if "{v}" in filled else f"v9 = {filled}", "v9"):
+                never.discard(template)
+    assert not never
