@@ -12,7 +12,7 @@ from autopar.choice import Aim, Opened, cheapest, opened, place_of
 from autopar.dtensor import edge_of
 from autopar.errors import RuleError, at_line
 from autopar.expansions import opened_factors
-from autopar.layout import DistAttr, layout_of
+from autopar.layout import Dim, DistAttr, layout_of
 from autopar.mesh import Mesh
 from autopar.program import Program, is_getitem, operands, record_of
 from autopar.record import Record, Requirement, TensorType, ValueType, requirement_of
@@ -43,13 +43,13 @@ class Completion:
 
     Attributes:
         types, uses: of each node, what it makes and what it asks of its operands.
-        split: ops that would be split along a factor that they need whole, as a walk with ``expanding`` may.
+        split: ops that would be split along a factor that they need whole, as a walk with ``expanding`` may; and how.
     """
 
     def __init__(self, program: Program, wanted: Wanted, *, expanding: bool = False) -> None:
         self.program, self.mesh, self.constraints = program, wanted.mesh, wanted.constraints
         self.strict, self.whole, self.expanding = wanted.strict, wanted.whole, expanding
-        self.split: list[fx.Node] = []
+        self.split: dict[fx.Node, Dim] = {}
         self.types: dict[fx.Node, ValueType] = {}
         self.seen: dict[fx.Node, TensorType] = {}  # constrained values, as those who read them have them
         self.parameters: set[fx.Node] = set()  # and what is computed from them alone
@@ -80,8 +80,8 @@ class Completion:
                     self.uses[node] = (None,)
                 else:
                     self.types[node], self.uses[node] = self.choose(node, record)
-                    if self.is_split(node):
-                        self.split.append(node)
+                    if (dim := self.split_along(node)) is not None:
+                        self.split[node] = dim
                     if (values := operands(node)) and self.parameters.issuperset(values):
                         self.parameters.add(node)
                 self.see(node)
@@ -183,15 +183,15 @@ class Completion:
         """The factors that must be whole, unless the op is expanded; with the fewest elements they should have."""
         return opened_factors(node) if self.expanding else ()
 
-    def is_split(self, node: fx.Node) -> bool:
-        """Whether an op is split along such a factor."""
+    def split_along(self, node: fx.Node) -> Dim | None:
+        """How an op is split along such a factor; ``None`` where it is not."""
         if not (factors := self.opened(node)):
-            return False
+            return None
         type = self.types[node]
         needs = [use.layout.attr for use in self.uses[node] if use is not None]
         gives = [None if one is None else one.attr for one in (type if isinstance(type, tuple) else (type,))]
         split = bind_node(node).splits(needs, gives, self.mesh)
-        return any(axes_of(split.get(factor, ())) for factor, _ in factors)
+        return next((split[factor] for factor, _ in factors if axes_of(split.get(factor, ()))), None)
 
     def laid(self, type: ValueType, attrs: tuple[DistAttr | None, ...]) -> ValueType:
         placed = tuple(

@@ -14,6 +14,7 @@ import torch
 
 from autopar.decompose_batch_norm import BATCH_NORM
 from autopar.decompose_batch_norm import wide as _wide
+from autopar.decompose_lists import LISTS
 
 aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for a loss's reduction
@@ -224,6 +225,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.convolution_backward.default: convolution_backward,
     aten.native_group_norm_backward.default: native_group_norm_backward,
     **BATCH_NORM,
+    **LISTS,
     aten.split.Tensor: split,
     aten.unsafe_split.Tensor: split,
     aten.squeeze.default: squeeze,

@@ -11,7 +11,7 @@ few numbers a row in the place of all classes (Shoeybi et al., arXiv:1909.08053,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import fx
 from autopar import held
 from autopar.decompose_batch_norm import wide
 from autopar.decompositions import SUM
-from autopar.rules.binding import typed
+from autopar.rules.binding import Bound, bind_node, typed
 from autopar.rules.registry import overload
 
 aten = torch.ops.aten
@@ -33,15 +33,24 @@ class Expansion:
 
     Attributes:
         function: what the op is, in other ops.
-        factor: of the op's rule, that then need not be whole.
+        dim: which dim, of its arguments, then need not be whole.
+        operand: whose dim that is; -1: the result's.
         least: the fewest elements of it; below, gathering them is as good.
         applies: whether a call, with its arguments by position, can be expanded.
     """
 
     function: Callable[..., Any]
-    factor: str
+    dim: Callable[..., int]
+    operand: int = 0
     least: int = 1
     applies: Callable[..., bool] = lambda *args, **kwargs: True
+
+    def opened(self, bound: Bound, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+        """The factor of that dim, with ``least``; none where the call cannot be expanded."""
+        dims = bound.results[0] if self.operand < 0 else bound.operands[self.operand]
+        if not dims or not self.applies(*args, **kwargs):
+            return ()
+        return tuple((factor, self.least) for factor in dims[self.dim(*args, **kwargs)])
 
 
 def _like(y, dtype):
@@ -147,23 +156,35 @@ def _is_causal(position):
     return lambda *args, attn_mask=None, **_: len(args) > position and args[position] is True and attn_mask is None
 
 
+def _argument(position):
+    return lambda *args, **_: args[position]
+
+
+def _fixed(dim):
+    return lambda *args, **_: dim
+
+
+def _classes(position):
+    return lambda *args, **_: min(len(args[position].shape) - 1, 1)
+
+
 EXPANSIONS: dict[Any, Expansion] = {
     overload(op): Expansion(*row)
     for op, *row in (
-        ("_softmax", softmax, "whole", 8),
-        ("_log_softmax", log_softmax, "whole", 8),
-        ("_softmax_backward_data", softmax_backward, "whole", 8),
-        ("_log_softmax_backward_data", log_softmax_backward, "whole", 8),
-        ("embedding", embedding, "v"),
-        ("embedding_dense_backward", embedding_backward, "v", 1, lambda *args: not args[4]),
-        ("gather", gather, "v", 8, _of_all_others),
-        ("scatter_add", scatter_add, "v", 8, _of_all_others),
-        ("nll_loss_forward", nll_loss, "c"),
-        ("nll_loss2d_forward", nll_loss, "c"),
-        ("nll_loss_backward", nll_loss_backward, "c"),
-        ("nll_loss2d_backward", nll_loss_backward, "c"),
-        ("_scaled_dot_product_flash_attention_for_cpu", causal_attention, "s", 1, _is_causal(4)),
-        ("_scaled_dot_product_flash_attention_for_cpu_backward", causal_attention_backward, "s", 1, _is_causal(7)),
+        ("_softmax", softmax, _argument(1), 0, 8),
+        ("_log_softmax", log_softmax, _argument(1), 0, 8),
+        ("_softmax_backward_data", softmax_backward, _argument(2), 0, 8),
+        ("_log_softmax_backward_data", log_softmax_backward, _argument(2), 0, 8),
+        ("embedding", embedding, _fixed(0)),
+        ("embedding_dense_backward", embedding_backward, _fixed(0), -1, 1, lambda *args: not args[4]),
+        ("gather", gather, _argument(1), 0, 8, _of_all_others),
+        ("scatter_add", scatter_add, _argument(1), 0, 8, _of_all_others),
+        ("nll_loss_forward", nll_loss, _classes(0)),
+        ("nll_loss2d_forward", nll_loss, _classes(0)),
+        ("nll_loss_backward", nll_loss_backward, _classes(1), 1),
+        ("nll_loss2d_backward", nll_loss_backward, _classes(1), 1),
+        ("_scaled_dot_product_flash_attention_for_cpu", causal_attention, _fixed(2), 0, 1, _is_causal(4)),
+        ("_scaled_dot_product_flash_attention_for_cpu_backward", causal_attention_backward, _fixed(2), 1, 1, _is_causal(7)),
     )
 }
 
@@ -171,6 +192,7 @@ EXPANSIONS: dict[Any, Expansion] = {
 def opened_factors(node: fx.Node) -> tuple[tuple[str, int], ...]:
     """The factor that a node's op would not need whole if it were expanded, with the fewest elements it should have."""
     row = EXPANSIONS.get(node.target)
-    if row is None or not row.applies(*map(typed, node.args), **{key: typed(value) for key, value in node.kwargs.items()}):
+    if row is None:
         return ()
-    return ((row.factor, row.least),)
+    args, kwargs = [typed(a) for a in node.args], {key: typed(value) for key, value in node.kwargs.items()}
+    return row.opened(bind_node(node), args, kwargs)

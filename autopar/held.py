@@ -34,7 +34,7 @@ def _own(index: torch.Tensor, held: torch.Tensor, size: int) -> tuple[torch.Tens
     index = index.to(held.dtype).contiguous()
     assert_without_sync(((index >= 0) & (index < size)).all(), f"index out of range: a dim of size {size} is looked up")
     own = torch.searchsorted(held, index).clamp_(max=held.numel() - 1)
-    return own, held[own] == index
+    return own, held.take(own) == index
 
 
 @_op("look_up(Tensor table, Tensor index, Tensor held, int size) -> Tensor")

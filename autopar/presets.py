@@ -104,6 +104,8 @@ OF_HEADS: Plan = {  # parameters with a dim for the heads
     **{f"*.self_attn.{name}": ("tp", None) for name in ("pos_bias_u", "pos_bias_v")},  # wav2vec 2.0
     **{f"*.attention.{name}": ("tp",) for name in ("time_decay", "time_first")},  # RWKV
     "*.self_attn.sinks": ("tp",),  # GPT-OSS
+    "*.relative_position_bias_table": (None, "tp"),  # Swin, BEiT
+    "*.self.logit_scale": ("tp", None, None), "*.continuous_position_bias_mlp.2.weight": ("tp", None),  # Swin v2
 }  # fmt: skip
 
 MEGATRON: Plan = {

@@ -22,6 +22,8 @@ from autopar.record import TensorType
 from autopar.rules.binding import typed
 from autopar.subgraph import Ref, subgraph
 
+ARANGE = torch.ops.aten.arange.default
+
 
 @dataclass(frozen=True)
 class Expand(Pass):
@@ -60,12 +62,17 @@ class Expand(Pass):
         if trial.split:
             new: dict[fx.Node, Value] = {}
             with program.edit() as edit:
-                for node in trial.split:
-                    self.expand(edit, node, mesh, new)
+                for node, dim in trial.split.items():
+                    self.expand(edit, node, layout_of(mesh, DistAttr((dim,))), new)
         return []
 
-    def expand(self, edit: Edit, node: fx.Node, mesh: Mesh, new: dict[fx.Node, Value]) -> None:
-        """Put an op's expansion in its place; ``new`` has what replaces what. A constraint on a value goes with it."""
+    def expand(self, edit: Edit, node: fx.Node, split: Layout, new: dict[fx.Node, Value]) -> None:
+        """Put an op's expansion in its place.
+
+        Args:
+            split: of what numbers the places along the dim, so that those who are told them know which they hold.
+            new: what replaces what. A constraint on a value goes with it.
+        """
         args, kwargs = [typed(a) for a in node.args], {key: typed(value) for key, value in node.kwargs.items()}
         found = subgraph(EXPANSIONS[node.target].function, args, kwargs, self.device or torch.device("cpu"))
         given = [new.get(operand, operand) for operand in operands(node)]
@@ -82,7 +89,10 @@ class Expand(Pass):
 
         for k, step in enumerate(found.steps):
             type = step.type
-            if found.results == (Ref(k),) and (layout := self.layout(node, mesh)) is not None:
+            if step.target is ARANGE:
+                assert isinstance(type, TensorType)
+                type = replace(type, layout=split)
+            if found.results == (Ref(k),) and (layout := self.layout(node, split.mesh)) is not None:
                 assert isinstance(type, TensorType)
                 type = replace(type, layout=layout)
             made.append(edit.insert(step.target, _filled(step.args, value), _filled(dict(step.kwargs), value), before=node, type=type, about=node))

@@ -81,7 +81,7 @@ def _deep(value: Any, layers: int) -> Any:
     return layers + value.more if isinstance(value, Depth) else value
 
 
-DROPPED = ("dropout", "pdrop", "drop_path", "drop_rate", "layerdrop")
+DROPPED = ("dropout", "pdrop", "drop_path", "drop_rate", "layerdrop", "jitter_noise")
 
 
 def set_dropout(config: Any, probability: float) -> None:
@@ -185,8 +185,8 @@ def sound(rows: int = ROWS) -> Batch:
     return {"input_values": torch.randn(rows, 64, dtype=torch.float64), "labels": torch.randint(3, (rows,))}
 
 
-def audio(model: str, config: Mapping[str, Any] = AUDIO, **more: Any) -> Architecture:
-    return Architecture(model, {**config, **more}, sound, ())
+def audio(model: str, config: Mapping[str, Any] = AUDIO, block: tuple[int, int] | None = (2, 2), **more: Any) -> Architecture:
+    return Architecture(model, {**config, **more}, sound, (), block)
 
 
 DECODERS = {
@@ -196,21 +196,21 @@ DECODERS = {
     "mistral": decoder("MistralForCausalLM", sliding_window=4),
     "ministral": decoder("MinistralForCausalLM", sliding_window=4),
     "qwen2": decoder("Qwen2ForCausalLM"),
-    "qwen3": decoder("Qwen3ForCausalLM"),
+    "qwen3": decoder("Qwen3ForCausalLM", block=(2, 4)),
     "gemma": decoder("GemmaForCausalLM"),
     "gemma2": decoder("Gemma2ForCausalLM", query_pre_attn_scalar=4),
-    "gemma3": decoder("Gemma3ForCausalLM", query_pre_attn_scalar=4, sliding_window=4),
+    "gemma3": decoder("Gemma3ForCausalLM", query_pre_attn_scalar=4, sliding_window=4, block=(2, 4)),
     "phi": decoder("PhiForCausalLM", CAUSAL, (1, 1), partial_rotary_factor=0.5),
     "phi3": decoder("Phi3ForCausalLM", num_key_value_heads=4),
     "opt": decoder("OPTForCausalLM", CAUSAL, ffn_dim=24, word_embed_proj_dim=16),
     "bloom": decoder("BloomForCausalLM", CAUSAL, n_layer=DEPTH, n_head=4),
     "falcon": decoder("FalconForCausalLM", CAUSAL, (1, 1), alibi=False, multi_query=True, parallel_attn=True, new_decoder_architecture=False),
-    "falcon grouped": decoder("FalconForCausalLM", CAUSAL, (1, 1), alibi=False, new_decoder_architecture=True, num_kv_heads=2),
+    "falcon grouped": decoder("FalconForCausalLM", CAUSAL, (1, 2), alibi=False, new_decoder_architecture=True, num_kv_heads=2),
     "gpt2": decoder("GPT2LMHeadModel", GPT),
     "gpt2 eager": decoder("GPT2LMHeadModel", GPT, attn_implementation="eager"),
     "gptj": decoder("GPTJForCausalLM", GPT, (1, 1), rotary_dim=4),
     "gpt neo": decoder("GPTNeoForCausalLM", CAUSAL, num_layers=DEPTH, num_heads=4, attention_types=[[["global"], DEPTH]]),
-    "gpt neox": decoder("GPTNeoXForCausalLM", CAUSAL, (1, 1)),
+    "gpt neox": decoder("GPTNeoXForCausalLM", CAUSAL, (1, 2)),
     "gpt bigcode": decoder("GPTBigCodeForCausalLM", GPT),
     "gpt oss": decoder("GptOssForCausalLM", EXPERTS, sliding_window=4),
     "openai gpt": decoder("OpenAIGPTLMHeadModel", GPT),
@@ -218,8 +218,8 @@ DECODERS = {
     "mpt": decoder("MptForCausalLM", {"d_model": 16, "n_heads": 4, "n_layers": DEPTH, "expansion_ratio": 2, "max_seq_len": 32, "vocab_size": VOCABULARY, "use_cache": False}),
     "stablelm": decoder("StableLmForCausalLM"),
     "olmo": decoder("OlmoForCausalLM"),
-    "olmo2": decoder("Olmo2ForCausalLM"),
-    "olmo3": decoder("Olmo3ForCausalLM", sliding_window=4),
+    "olmo2": decoder("Olmo2ForCausalLM", block=(4, 4)),
+    "olmo3": decoder("Olmo3ForCausalLM", sliding_window=4, block=(4, 4)),
     "cohere": decoder("CohereForCausalLM", block=(1, 1)),
     "cohere2": decoder("Cohere2ForCausalLM", block=(1, 1), sliding_window=4),
     "granite": decoder("GraniteForCausalLM"),
@@ -228,13 +228,13 @@ DECODERS = {
     "smollm3": decoder("SmolLM3ForCausalLM"),
     "starcoder2": decoder("Starcoder2ForCausalLM"),
     "nemotron": decoder("NemotronForCausalLM"),
-    "persimmon": decoder("PersimmonForCausalLM", CAUSAL),
+    "persimmon": decoder("PersimmonForCausalLM", CAUSAL, block=(2, 6)),
     "helium": decoder("HeliumForCausalLM"),
     "arcee": decoder("ArceeForCausalLM"),
     "ernie4.5": decoder("Ernie4_5ForCausalLM"),
-    "exaone4": decoder("Exaone4ForCausalLM", sliding_window=4, sliding_window_pattern=1),
+    "exaone4": decoder("Exaone4ForCausalLM", sliding_window=4, sliding_window_pattern=1, block=(2, 4)),
     "seed oss": decoder("SeedOssForCausalLM"),
-    "apertus": decoder("ApertusForCausalLM"),
+    "apertus": decoder("ApertusForCausalLM", block=(2, 6)),
     "diffllama": decoder("DiffLlamaForCausalLM"),
     "modernbert decoder": decoder("ModernBertDecoderForCausalLM", CAUSAL, local_attention=4),
     "biogpt": decoder("BioGptForCausalLM", CAUSAL),
@@ -242,7 +242,7 @@ DECODERS = {
     "ctrl": decoder("CTRLLMHeadModel", GPT, dff=24),
     "bart decoder": decoder("BartForCausalLM", PAIR),
     "doge": decoder("DogeForCausalLM", CAUSAL),
-    "bitnet": decoder("BitNetForCausalLM"),
+    "bitnet": decoder("BitNetForCausalLM", block=(4, 4)),
     "nanochat": decoder("NanoChatForCausalLM", GROUPED),
 }
 
@@ -250,14 +250,14 @@ MIXTURES = {
     "mixtral": decoder("MixtralForCausalLM", EXPERTS),
     "mixtral balanced": decoder("MixtralForCausalLM", EXPERTS, output_router_logits=True),
     "qwen2 moe": decoder("Qwen2MoeForCausalLM", EXPERTS, shared_expert_intermediate_size=8),
-    "qwen3 moe": decoder("Qwen3MoeForCausalLM", EXPERTS),
-    "olmoe": decoder("OlmoeForCausalLM", EXPERTS),
+    "qwen3 moe": decoder("Qwen3MoeForCausalLM", EXPERTS, block=(2, 4)),
+    "olmoe": decoder("OlmoeForCausalLM", EXPERTS, block=(4, 4)),
     "phimoe": decoder("PhimoeForCausalLM", EXPERTS),
     "granite moe": decoder("GraniteMoeForCausalLM", EXPERTS),
     "deepseek v2": decoder("DeepseekV2ForCausalLM", EXPERTS, kv_lora_rank=4, q_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=4, n_routed_experts=4, n_group=1,
-                           topk_group=1, topk_method="greedy", n_shared_experts=1, first_k_dense_replace=0, num_key_value_heads=4),
+                           topk_group=1, topk_method="greedy", n_shared_experts=1, first_k_dense_replace=0, num_key_value_heads=4, block=(2, 4)),
     "deepseek v3": decoder("DeepseekV3ForCausalLM", EXPERTS, kv_lora_rank=4, q_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=4, n_routed_experts=4, n_group=2,
-                           topk_group=1, n_shared_experts=1, first_k_dense_replace=0, num_key_value_heads=4),
+                           topk_group=1, n_shared_experts=1, first_k_dense_replace=0, num_key_value_heads=4, block=(2, 4)),
     "glm4 moe": decoder("Glm4MoeForCausalLM", EXPERTS, n_routed_experts=4, n_group=1, topk_group=1, n_shared_experts=1, first_k_dense_replace=0),
     "ernie4.5 moe": decoder("Ernie4_5_MoeForCausalLM", EXPERTS, moe_num_experts=4, moe_k=2, moe_num_shared_experts=1, moe_layer_start_index=0),
     "llama4": decoder("Llama4ForCausalLM", EXPERTS, intermediate_size_mlp=24, attention_chunk_size=4, interleave_moe_layer_step=1),
@@ -265,12 +265,12 @@ MIXTURES = {
                     "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4}, "ffn_config": {"ffn_hidden_size": 8, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 16}}),
     "switch": pair("SwitchTransformersForConditionalGeneration", T5, num_experts=4, expert_capacity=32, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1),
     "minimax": decoder("MiniMaxForCausalLM", EXPERTS),
-    "hunyuan moe": decoder("HunYuanMoEV1ForCausalLM", EXPERTS, moe_topk=2),
+    "hunyuan moe": decoder("HunYuanMoEV1ForCausalLM", EXPERTS, moe_topk=2, block=(2, 4)),
     "lfm2": decoder("Lfm2ForCausalLM", CAUSAL, None, num_key_value_heads=2, block_ff_dim=24, block_multiple_of=8, full_attn_idxs=[0], layer_types=None),
     "aria text": decoder("AriaTextForCausalLM", EXPERTS, moe_num_experts=4, moe_topk=2, moe_num_shared_experts=1),
     "jetmoe": decoder("JetMoeForCausalLM", EXPERTS, kv_channels=4, num_key_value_heads=2),
-    "dots1": decoder("Dots1ForCausalLM", EXPERTS, n_routed_experts=4, n_group=1, topk_group=1, n_shared_experts=1, first_k_dense_replace=0),
-    "flex olmo": decoder("FlexOlmoForCausalLM", EXPERTS),
+    "dots1": decoder("Dots1ForCausalLM", EXPERTS, n_routed_experts=4, n_group=1, topk_group=1, n_shared_experts=1, first_k_dense_replace=0, block=(2, 4)),
+    "flex olmo": decoder("FlexOlmoForCausalLM", EXPERTS, block=(4, 4)),
 }
 
 STATE_SPACES = {
@@ -315,7 +315,6 @@ ENCODERS = {
     "fnet": Architecture("FNetForMaskedLM", TEXT, unmasked, ("input_ids", "labels"), None),
     "funnel": encoder("FunnelForMaskedLM", {"d_model": 16, "n_head": 4, "d_head": 4, "d_inner": 24, "block_sizes": [1, 1], "num_decoder_layers": 1, "vocab_size": VOCABULARY}, None),
     "roformer": encoder("RoFormerForMaskedLM", embedding_size=16),
-    "nystromformer": Architecture("NystromformerForMaskedLM", TEXT | {"num_landmarks": 4, "segment_means_seq_len": LENGTH}, unmasked),
     "convbert": encoder("ConvBertForMaskedLM", embedding_size=16, head_ratio=2, conv_kernel_size=3, num_groups=1),
     "xlnet": encoder("XLNetLMHeadModel", {"d_model": 16, "n_layer": DEPTH, "n_head": 4, "d_inner": 24, "vocab_size": VOCABULARY, "use_mems_train": False}),
     "xlm": encoder("XLMWithLMHeadModel", {"emb_dim": 16, "n_layers": DEPTH, "n_heads": 4, "vocab_size": VOCABULARY, "max_position_embeddings": 32, "pad_index": 0}),
@@ -331,7 +330,7 @@ ENCODERS = {
     "canine": Architecture("CanineForSequenceClassification", TEXT | {"num_hash_buckets": 16, "num_hash_functions": 2, "downsampling_rate": 2, "local_transformer_stride": 4,
                            "num_labels": 3}, classes, ()),
     "layoutlm": encoder("LayoutLMForMaskedLM"),
-    "lilt": Architecture("LiltForSequenceClassification", TEXT | {"hidden_size": 24, "channel_shrink_ratio": 2, "num_labels": 3}, classes, ()),
+    "lilt": Architecture("LiltForSequenceClassification", TEXT | {"hidden_size": 24, "channel_shrink_ratio": 2, "num_labels": 3}, classes, (), block=(4, 4)),
     "ibert": encoder("IBertForMaskedLM"),
     "mra": encoder("MraForMaskedLM"),
     "yoso": encoder("YosoForMaskedLM", use_expectation=True),
@@ -354,7 +353,7 @@ PAIRS = {
     "bart": pair("BartForConditionalGeneration"),
     "mbart": pair("MBartForConditionalGeneration"),
     "pegasus": pair("PegasusForConditionalGeneration"),
-    "pegasus x": pair("PegasusXForConditionalGeneration", block_size=4, num_global_tokens=2, stagger_local_blocks=False),
+    "pegasus x": pair("PegasusXForConditionalGeneration", block_size=4, num_global_tokens=2, stagger_local_blocks=False, block=(7, 7)),
     "marian": pair("MarianMTModel"),
     "m2m": pair("M2M100ForConditionalGeneration"),
     "blenderbot": pair("BlenderbotForConditionalGeneration"),
@@ -362,7 +361,7 @@ PAIRS = {
     "led": pair("LEDForConditionalGeneration", attention_window=4, max_encoder_position_embeddings=32, max_decoder_position_embeddings=32),
     "plbart": pair("PLBartForConditionalGeneration"),
     "mvp": pair("MvpForConditionalGeneration"),
-    "fsmt": pair("FSMTForConditionalGeneration", src_vocab_size=VOCABULARY, tgt_vocab_size=VOCABULARY, langs=["a", "b"]),
+    "fsmt": Architecture("FSMTForConditionalGeneration", PAIR | {"src_vocab_size": VOCABULARY, "tgt_vocab_size": VOCABULARY, "langs": ["a", "b"]}, unmasked, ("input_ids", "labels"), (5, 5)),
     "prophetnet": pair("ProphetNetForConditionalGeneration", {"hidden_size": 16, "num_encoder_layers": DEPTH, "num_decoder_layers": DEPTH, "num_encoder_attention_heads": 4,
                        "num_decoder_attention_heads": 4, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "vocab_size": VOCABULARY, "max_position_embeddings": 32, "ngram": 2,
                        "num_buckets": 8, "relative_max_distance": 16, "use_cache": False, "decoder_start_token_id": 0}),
@@ -385,7 +384,7 @@ VISIONS = {
     "beit": vision("BeitForImageClassification", use_relative_position_bias=True, use_mask_token=False),
     "dinov2": vision("Dinov2ForImageClassification", mlp_ratio=2),
     "dinov2 registers": vision("Dinov2WithRegistersForImageClassification", mlp_ratio=2, num_register_tokens=2),
-    "dinov3": Architecture("DINOv3ViTModel", VISION | {"num_register_tokens": 2}, pixels),
+    "dinov3": Architecture("DINOv3ViTModel", VISION | {"num_register_tokens": 2, "pos_embed_rescale": None}, pixels),
     "ijepa": vision("IJepaForImageClassification"),
     "vit msn": vision("ViTMSNForImageClassification"),
     "vit mae": Architecture("ViTMAEForPreTraining", VISION | {"decoder_hidden_size": 16, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 4, "decoder_intermediate_size": 24},
@@ -410,7 +409,7 @@ VISIONS = {
     "efficientnet": vision("EfficientNetForImageClassification", {"image_size": 64, "width_coefficient": 0.25, "depth_coefficient": 0.3, "hidden_dim": 320, "num_labels": 3}, None),
     "mobilevit": vision("MobileViTForImageClassification", {"image_size": 32, "hidden_sizes": [8, 12, 16], "neck_hidden_sizes": [4, 4, 4, 4, 4, 4, 8], "num_attention_heads": 4, "num_labels": 3}, None),
     "segformer": Architecture("SegformerForSemanticSegmentation", {"num_encoder_blocks": 2, "depths": [DEPTH, DEPTH], "sr_ratios": [2, 1], "hidden_sizes": [8, 16], "patch_sizes": [3, 3],
-                              "strides": [2, 2], "num_attention_heads": [1, 2], "mlp_ratios": [2, 2], "decoder_hidden_size": 8, "num_labels": 3},
+                              "strides": [2, 2], "num_attention_heads": [2, 4], "mlp_ratios": [2, 2], "decoder_hidden_size": 8, "num_labels": 3},
                               lambda: {**pixels(), "labels": torch.randint(3, (ROWS, SIDE, SIDE))}, (), (4, 4)),
     "poolformer": vision("PoolFormerForImageClassification", {"depths": [DEPTH, DEPTH], "hidden_sizes": [8, 16], "num_encoder_blocks": 2, "patch_sizes": [3, 3], "strides": [2, 2],
                          "padding": [1, 1], "mlp_ratio": 2.0, "num_labels": 3}, None),
@@ -425,10 +424,10 @@ VISIONS = {
     "swiftformer": vision("SwiftFormerForImageClassification", {"image_size": 32, "depths": [DEPTH] * 4, "embed_dims": [8, 8, 16, 16], "num_labels": 3}, None),
     "hiera": vision("HieraForImageClassification", {"image_size": [SIDE, SIDE], "patch_size": [3, 3], "patch_stride": [2, 2], "patch_padding": [1, 1], "embed_dim": 8, "depths": [DEPTH, DEPTH],
                     "num_heads": [2, 4], "query_stride": [2, 2], "num_query_pool": 1, "masked_unit_size": [2, 2], "masked_unit_attention": [True, False], "mlp_ratio": 2.0, "num_labels": 3}, (4, 4)),
-    "imagegpt": Architecture("ImageGPTForCausalImageModeling", {k: v for k, v in GPT.items() if k not in ("pad_token_id", "bos_token_id", "eos_token_id")}, lambda: {"input_ids": _ids(), "labels": _ids()}, ("input_ids", "labels")),
-    "dpt": Architecture("DPTForDepthEstimation", VISION | {"num_hidden_layers": DEPTH + 3, "backbone_out_indices": [0, 1, 2, 3], "neck_hidden_sizes": [8, 8, 8, 8], "fusion_hidden_size": 8, "reassemble_factors": [4, 2, 1, 0.5],
+    "imagegpt": Architecture("ImageGPTForCausalImageModeling", {k: v for k, v in GPT.items() if k not in ("pad_token_id", "bos_token_id", "eos_token_id")}, lambda: {"input_ids": _ids().clamp_max(22), "labels": _ids().clamp_max(22)}, ("input_ids", "labels")),
+    "dpt": Architecture("DPTForDepthEstimation", VISION | {"num_hidden_layers": DEPTH + 3, "backbone_out_indices": [0, 1, 2, DEPTH + 2], "neck_hidden_sizes": [8, 8, 8, 8], "fusion_hidden_size": 8, "reassemble_factors": [4, 2, 1, 0.5],
                         "is_hybrid": False}, pixels),
-    "sam vision": Architecture("SamVisionModel", VISION | {"output_channels": 8, "window_size": 2, "global_attn_indexes": [], "num_pos_feats": 4}, pixels),
+    "sam vision": Architecture("SamVisionModel", VISION | {"output_channels": 8, "window_size": 2, "global_attn_indexes": [], "num_pos_feats": 4}, pixels, block=(2, 4)),
     "mgp": Architecture("MgpstrForSceneTextRecognition", {"image_size": [SIDE, SIDE], "patch_size": 4, "hidden_size": 16, "num_hidden_layers": DEPTH, "num_attention_heads": 4, "mlp_ratio": 2.0,
                         "num_character_labels": 5, "num_bpe_labels": 5, "num_wordpiece_labels": 5, "max_token_length": 4}, pixels),
 }
@@ -441,9 +440,9 @@ AUDIOS = {
     "unispeech": audio("UniSpeechForSequenceClassification"),
     "sew": audio("SEWForSequenceClassification", squeeze_factor=1),
     "data2vec audio": audio("Data2VecAudioForSequenceClassification"),
-    "wav2vec2 conformer": audio("Wav2Vec2ConformerForSequenceClassification", conv_depthwise_kernel_size=3),
+    "wav2vec2 conformer": audio("Wav2Vec2ConformerForSequenceClassification", conv_depthwise_kernel_size=3, block=(3, 3)),
     "wav2vec2 bert": Architecture("Wav2Vec2BertForSequenceClassification", AUDIO | {"feature_projection_input_dim": 8, "conv_depthwise_kernel_size": 3, "position_embeddings_type": "relative"},
-                                  lambda: {"input_features": torch.randn(ROWS, 16, 8, dtype=torch.float64), "labels": torch.randint(3, (ROWS,))}),
+                                  lambda: {"input_features": torch.randn(ROWS, 16, 8, dtype=torch.float64), "labels": torch.randint(3, (ROWS,))}, block=(3, 3)),
     "ast": Architecture("ASTForAudioClassification", VISION | {"num_mel_bins": 8, "max_length": 16, "frequency_stride": 4, "time_stride": 4},
                         lambda: {"input_values": torch.randn(ROWS, 16, 8, dtype=torch.float64), "labels": torch.randint(3, (ROWS,))}),
     "encodec": Architecture("EncodecModel", {"num_filters": 4, "hidden_size": 8, "codebook_size": 8, "num_lstm_layers": 1}, lambda: {"input_values": torch.randn(ROWS, 1, 640, dtype=torch.float64)}, (), None),

@@ -58,6 +58,21 @@ def truth(*shape):
 def shaped(low, high, *shape):
     return low + (high - low) * torch.rand(shape, dtype=torch.float64)
 
+
+def turned(*shape, grad=False):  # not contiguous
+    return real(*shape).transpose(0, -1).contiguous().transpose(0, -1).requires_grad_(grad)
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3 * 0.1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 0.3 * ctx.saved_tensors[0] ** 2 * gradient
+
 """
 
 
@@ -71,6 +86,7 @@ class Case:
         inputs: name → the expression that makes it.
         init: lines of ``__init__``.
         keywords: the inputs passed by keyword.
+        loss: ``"weights"``, each element of the outputs has its own; or ``"sum"``, so that gradients arrive expanded.
         given: the positions of outputs that the loss is of; all where it is ``None``.
         options: of ``parallelize``.
         shapes: value → an input that could stand in its place, for making the case smaller.
@@ -86,6 +102,7 @@ class Case:
     training: bool = True
     grad: bool = True
     calls: int = 1
+    loss: str = "weights"
     given: tuple[int, ...] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     shapes: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
@@ -156,12 +173,15 @@ class Made:
         return tuple(made.values()), keywords
 
 
-def loss_of(leaves: Sequence[Any], given: Sequence[int] | None) -> torch.Tensor | None:
-    """A scalar that the given outputs take part in, each element with its own weight."""
+def loss_of(leaves: Sequence[Any], given: Sequence[int] | None, kind: str = "weights") -> torch.Tensor | None:
+    """A scalar that the given outputs take part in."""
     terms = []
     for position, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad and (given is None or position in given):
             flat = (torch.view_as_real(leaf) if leaf.is_complex() else leaf).double().reshape(-1)
+            if kind == "sum":
+                terms.append((leaf.real if leaf.is_complex() else leaf).sum().double())
+                continue
             terms.append((flat * torch.linspace(0.5, 1.5, flat.numel(), dtype=torch.float64)).square().sum())
     return sum(terms[1:], terms[0]) if terms else None
 
@@ -181,7 +201,7 @@ def numbers(made: Made, model: torch.nn.Module, call: Callable[..., Any], noise:
             tensor = isinstance(leaf, torch.Tensor)
             found[f"output {position} of call {k}"] = leaf.detach().clone() if tensor else leaf
             found[f"requires_grad of output {position} of call {k}"] = tensor and leaf.requires_grad and made.case.grad  # else an argument itself
-        loss = loss_of(leaves, made.case.given) if made.case.grad else None
+        loss = loss_of(leaves, made.case.given, made.case.loss) if made.case.grad else None
         if loss is not None:
             loss.backward()
         found |= {f"the gradient of input {position} of call {k}": t.grad for position, t in enumerate(tensors) if t.is_leaf}
@@ -316,7 +336,7 @@ def smaller(case: Case) -> Iterator[Case]:
     names = re.findall(r"\b[a-z]+\d+\b|\b[a-z]\b", case.result)
     if len(names) > 1 or case.result not in names:
         yield from (replace(case, result=name, given=None) for name in dict.fromkeys(names))
-    for change in ({"calls": 1}, {"grad": True}, {"training": True}, {"given": None}, {"options": {}}, {"keywords": ()}):
+    for change in ({"calls": 1}, {"loss": "weights"}, {"grad": True}, {"training": True}, {"given": None}, {"options": {}}, {"keywords": ()}):
         (key, value), = change.items()
         if getattr(case, key) != value:
             yield replace(case, **change)

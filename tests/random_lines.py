@@ -21,7 +21,7 @@ UNARY = """
     F.hardswish({x}) | F.selu({x}) | F.celu({x}) | F.softsign({x}) | F.logsigmoid({x}) | F.threshold({x}, 0.1, 0.2) | F.relu6({x}) | F.hardshrink({x}) | {x}.exp2() * 0.1
     torch.sinc({x}) | {x}.sigmoid().logit() | ({x}.abs() + 0.5).lgamma() | ({x}.abs() + 1).digamma() | ({x}.abs() + 0.5) ** 0.5 | ({x}.abs() + 0.5) ** -1.5 | 2 ** {x}.tanh()
     torch.ones_like({x}) * {x} | {x}.new_full((1,), 3.0) * {x} | torch.zeros_like({x}) + {x} | {x} * {x}.size(-1) if {x}.ndim else {x} | {x}.real | {x}.remainder(0.7) | {x}.ceil()
-    checkpoint(lambda t: torch.tanh(t) * t, {x}, use_reentrant=False) | torch.full_like({x}, {c}) - {x} | {x}.pow(3) * 0.1 | {x}.sinh() * 0.1 | {x}.log1p() if (1 < 0) else {x}
+    checkpoint(lambda t: torch.tanh(t) * t, {x}, use_reentrant=False) | torch.full_like({x}, {c}) - {x} | {x}.pow(3) * 0.1 | {x}.sinh() * 0.1 | Cube.apply({x}) | torch.vmap(torch.tanh)({x1})
 """
 
 BINARY = """
@@ -73,7 +73,7 @@ VIEW = """
     {x1}.scatter({d}, {x1}.argsort({d}), {x1} * 2) | {x1}.scatter_add({d}, torch.zeros_like({x1}, dtype=torch.long), {x1}) | {x1}.index_fill({d}, {i}, {c}) | {x1}.as_strided({x1}.shape, {x1}.stride()) if {x1}.is_contiguous() else {x1}
     {x1}.masked_scatter({m}, {x1}.flatten().repeat(8)) if {m}.shape == {x1}.shape else {x1} | {x1}.slice_scatter({x1}[:1] * 2, 0, 0, 1) | {x1}.select_scatter({x1}.select({d}, {at}) + 1, {d}, {at}) | {x2}.swapaxes(0, -1) | {x2}.unflatten(0, (1, -1))
     F.one_hot({x1}.argmax({d}), {n}).double() | {x1}.scatter_reduce({d}, torch.zeros_like({x1}, dtype=torch.long), {x1}, "amax") | torch.meshgrid({x1}.flatten()[:3], {x1}.flatten()[:2], indexing="ij")[0] | torch.cat([{x1}, {x1}.narrow({d}, 0, 1)], {d})
-    {x1}[{i0}, ...].sum(0) | {x2}[{i0}][:, {i1}] | {x2}[{i0}[0], {i1}[0]] | {x1}.new_zeros({x1}.shape).index_put(({i0},), {x1}[{i0}]) | {x2}[torch.arange({x2}.shape[0]), torch.arange({x2}.shape[0]) % {x2}.shape[1]] | F.fold(F.unfold({e4}, 1), {e4}.shape[-2:], 1)
+    {x1}[{i0}, ...].sum(0) | {x2}[{i0}][:, {i1}] | {x2}[{i0}, 0] | {x1}.new_zeros({x1}.shape).index_put(({i0},), {x1}[{i0}]) | {x2}[torch.arange({x2}.shape[0]), torch.arange({x2}.shape[0]) % {x2}.shape[1]] | F.fold(F.unfold({e4}, 1), {e4}.shape[-2:], 1)
     torch.view_as_real(torch.complex({x}, {x} + 1)) | torch.complex({x}, {x} * 2).abs() | torch.fft.rfft({x1}, dim={d}).abs() | torch.view_as_real(torch.fft.fft({x1}, dim={d})) | (torch.complex({x}, {x}) * torch.complex({x}, -{x})).real | torch.polar({x}.abs() + 1, {x}).imag
     {x1}.masked_select({m}).sum() | torch.searchsorted(torch.linspace(-2, 2, 5, dtype=torch.float64), {x}.contiguous()).double() + {x} | torch.bucketize({x}, torch.tensor([-1.0, 0, 1])).double() | {x1}.diagonal_scatter({x1}.diagonal() * 2) if {x1}.ndim == 2 else {x1}
     F.interpolate({e3}, scale_factor=2) | F.avg_pool1d({e3}, 1) | F.max_pool1d({e3}, {e3}.shape[-1]) | F.adaptive_avg_pool1d({e3}, 2) | F.avg_pool2d({e4}, (1, {e4}.shape[-1])) | F.max_pool2d({e4}, 1) | F.pad({e3}, (1, 0), mode="replicate") | F.pixel_shuffle({e4}.repeat(1, 4, 1, 1), 2)

@@ -30,6 +30,7 @@ class Models:
     Attributes:
         reals, masks, whole: the names of values of each kind, oldest first; ``env`` has what they hold.
         bounds: name of a tensor of whole numbers → what they are below.
+        named: the tensors among the inputs → what plans call them; ``numbers``: the inputs that are no tensors.
         returned: submodule → what it returned, and the shape of that.
     """
 
@@ -41,6 +42,8 @@ class Models:
         self.init: list[str] = []
         self.lines: list[str] = []
         self.inputs: dict[str, str] = {}
+        self.named: dict[str, str] = {}
+        self.numbers: list[str] = []
         self.shapes: dict[str, str] = {}
         self.reals: list[str] = []
         self.masks: list[str] = []
@@ -105,7 +108,14 @@ class Models:
         name = self.name("abcdefghijk"[min(len(self.inputs), 10)])
         self.env[name] = eval(text, self.env)
         self.inputs[name] = text
-        self.take(name, bound)
+        if isinstance(self.env[name], float):
+            self.numbers.append(name)
+        elif isinstance(self.env[name], dict):
+            self.reals += [f'{name}["x"]', f'{name}["y"][0]']
+            self.named |= {f'{name}["x"]': f"{name}_x", f'{name}["y"][0]': f"{name}_y_0"}
+        else:
+            self.take(name, bound)
+            self.named[name] = name
         return name
 
     def take(self, name: str, bound: int = 0) -> None:
@@ -159,7 +169,7 @@ class Models:
 
     def filled(self, template: str) -> str | None:
         """A template with its slots filled; ``None`` where nothing fits one."""
-        found: dict[str, Any] = {"v": "{v}", "c": self.r.choice(["0.5", "-1.0", "2.0", "0.0"]), "k": self.chance(50)}
+        found: dict[str, Any] = {"v": "{v}", "c": self.r.choice(["0.5", "-1.0", "2.0", "0.0", *self.numbers]), "k": self.chance(50)}
         main = next((slot for slot in SLOT.findall(template) if re.fullmatch(r"x\d?|e\d", slot)), None)
         assert main is not None, template
         least, exact = (int(main[1:] or 0), False) if main[0] == "x" else (int(main[1:]), True)
@@ -210,7 +220,7 @@ class Models:
         if self.chance(50):
             names = [*names, *(name for name in unread if name not in names)][-6:]
         if self.chance(8):
-            names.append(self.r.choice([*self.inputs, *self.reals]))
+            names.append(self.r.choice([*self.named, *self.reals]))
         if len(names) == 1 and self.chance(70):
             return names[0], 1
         shown = ", ".join(names)
@@ -230,6 +240,11 @@ class Models:
 
     def spec(self, shape: Sequence[int], axes: Sequence[str], percent: int) -> tuple[Any, ...]:
         """How a value of this shape is split."""
+        if self.chance(5):
+            from torch.distributed.tensor import Replicate, Shard
+
+            dims = self.r.sample(range(len(shape)), len(shape)) + [None] * len(axes)
+            return tuple(Replicate() if d is None or self.chance(40) else Shard(d) for d, _ in zip(dims, axes, strict=False))
         free, spec = list(axes), []
         for size in shape:
             taken = self.r.sample(free, min(len(free), self.r.choice([1, 1, 1, 2]))) if free and self.chance(percent) else []
@@ -264,9 +279,9 @@ class Models:
         for name, buffer in self.owner.named_buffers():
             if self.chance(25):
                 plan[name] = self.spec(buffer.shape, axes, percent)
-        for name in self.inputs if self.chance(75) else ():
+        for expression, name in self.named.items() if self.chance(75) else ():
             if self.chance(70):
-                plan[name] = self.spec(self.env[name].shape, axes, percent)
+                plan[name] = self.spec(self.shape(expression), axes, percent)
         read = self.read()
         for name, (value, shape) in self.returned.items():
             if value in read and self.chance(35):
@@ -282,7 +297,9 @@ class Models:
         for _ in range(self.r.choice([0, 0, 1, 1, 2])):
             shape = ", ".join(str(self.r.choice(self.sizes)) for _ in range(self.r.choice([2, 3, 1])))
             bound = self.r.choice(self.sizes)
-            text, bound = self.r.choice([(f"real({shape}, grad=True)", 0), (f"real({shape})", 0), (f"truth({shape})", 0), (f"whole(0, {bound}, {shape})", bound)])
+            text, bound = self.r.choice([(f"real({shape}, grad=True)", 0), (f"real({shape})", 0), (f"truth({shape})", 0), (f"whole(0, {bound}, {shape})", bound),
+                                        (f"turned({shape}, grad=True)", 0), ("0.7", 0), (f'dict(x=real({shape}, grad=True), y=[real({shape})])', 0)])  # fmt: skip
+
             self.input(text, bound)
         if self.chance(4):
             self.input(f"real({self.r.choice(['0, ', '2, 0, '])}{self.sizes[0]})")
@@ -303,7 +320,8 @@ class Models:
         keywords = tuple(names[self.r.randrange(len(names) + 1) :]) if self.chance(15) else ()
         given = tuple(sorted(self.r.sample(range(count), self.r.randrange(1, count + 1)))) if count > 1 and self.chance(40) else None
         return Case(tuple(self.lines), self.result, self.inputs, mesh, self.plan(list(mesh)), tuple(self.init), keywords,
-                    training=not self.chance(8), grad=not self.chance(5), calls=2 if self.chance(8) else 1, given=given,
+                    training=not self.chance(8), grad=not self.chance(5), calls=2 if self.chance(8) else 1,
+                    loss="sum" if self.chance(20) else "weights", given=given,
                     options=options, shapes=self.shapes)  # fmt: skip
 
 

@@ -6,7 +6,6 @@ from autopar.rules import (  # noqa: F401
     convolution,
     embedding,
     factories,
-    foreach,
     fourier,
     linalg,
     loss,

@@ -56,3 +56,8 @@ rule(_attention("o, q, k, v, o, column, (), (), mask, (), () -> q, k, v", 1, 14,
 OTHER = "_scaled_dot_product_fused_attention_overrideable"
 rule(_attention("q, k, v, mask -> o, row, (), (), (), (), (), (), none! by max", 0, 5, 3), OTHER, empty=False)
 rule(_attention("o, q, k, v, mask, o, row, (), (), (), () -> q, k, v, mask", 1, 13, 4), f"{OTHER}_backward", linear="0", empty=False)
+
+# told the places of its queries, a causal attention comes apart along them (``autopar.held``)
+rule(lambda q, k, *_: _text("q, k, v, s -> o, row", _factors(q, k, False, None)), "autopar::causal_attention", empty=False)
+rule(lambda o, q, k, *_: _text("o, q, k, v, o, row, s -> q, k, v", _factors(q, k, False, None)),
+     "autopar::causal_attention_backward", linear="0", empty=False)  # fmt: skip

@@ -62,7 +62,7 @@ def along(sides: str, dim: int | str, *, default: Any = None, keep: int | str | 
     def pattern(*args: Any, **kwargs: Any) -> str:
         count = ndim(args[of])
         dims = argument(args, kwargs, dim, default)
-        named = chosen(None if keep is not None and dims == [] or dims == () else dims, count)
+        named = chosen(None if (keep is not None and dims == []) or dims == () else dims, count)
         words = {
             "open": names(count),
             "whole": [f"d{k}" + "!" * (k in named) for k in range(count)],
@@ -98,9 +98,9 @@ def broadcasting(*shapes: Sequence[int], prefix: str = "d") -> tuple[list[str], 
     return dims, [broadcast(shape, dims, full) for shape in shapes]
 
 
-def every(count: int, start: int = 0) -> str:
+def every(count: int) -> str:
     """``0+1+2``: operands through which a sum passes jointly."""
-    return "+".join(map(str, range(start, start + count)))
+    return "+".join(map(str, range(count)))
 
 
 def elements(x: Any, dim: int, index: Any) -> tuple[str, str]:

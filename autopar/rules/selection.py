@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.rules.dims import all_whole, along, elements, ndim, tensor, wholes
+from autopar.rules.dims import all_whole, along, elements, names, ndim, tensor, wholes
 from autopar.rules.registry import rule
 
 # places along one dim are written; later elements overwrite earlier ones
@@ -28,12 +28,27 @@ rule(lambda x, *rest: all_whole(x, *rest[:2], results=tensor(f"a{k}!" for k in r
 rule(lambda x, mask, source: all_whole(x, mask, source, results=wholes(max(ndim(x), ndim(mask))) or "()"), "masked_scatter", linear="0+2")
 rule(lambda gradient, mask, sizes: all_whole(gradient, mask, results=wholes(len(sizes)) or "()"), "masked_scatter_backward", linear="0")
 
-# the place of each value in a sorted row
-rule("..., bounds! -> ...", "bucketize.Tensor")
-rule("bounds! -> ()", "bucketize.Scalar")
-rule(lambda rows, *_, **__: "s!, ..., s! -> ..." if ndim(rows) == 1 else "... s!, ... v, ... s! -> ... v", "searchsorted.Tensor")
-rule("s!, s! -> ()", "searchsorted.Scalar")
-rule(lambda x, among, **_: f"..., {wholes(ndim(among)) or '()'} -> ...", "isin.Tensor_Tensor")
+# the place of each value in a sorted row is the number of those before it: counts add up, unless an order is given
+rule("..., bounds -> ...", "bucketize.Tensor")
+rule("bounds -> ()", "bucketize.Scalar")
+
+
+def _searched(rows, *_, sorter=None, **__) -> str:
+    """One row for all values, or a row for each row of them."""
+    s = "s" if sorter is None else "s!"
+    return f"{s}, ..., {s} -> ..." if ndim(rows) == 1 else f"... {s}, ... v, ... {s} -> ... v"
+
+
+rule(_searched, "searchsorted.Tensor")
+rule(lambda rows, *_, sorter=None, **__: "s, s -> ()" if sorter is None else "s!, s! -> ()", "searchsorted.Scalar")
+
+
+def _is_in(x, among, *, invert: bool = False, **_) -> str:
+    """It is among all where it is among some."""
+    return f"..., {tensor(names(ndim(among)))} -> ... by {'min' if invert else 'max'}"
+
+
+rule(_is_in, "isin.Tensor_Tensor")
 rule("... -> ...", "isin.Tensor_Scalar")
 
 

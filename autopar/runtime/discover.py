@@ -26,13 +26,14 @@ from autopar.record import TensorType
 from autopar.rules.binding import bind, slots
 from autopar.rules.registry import Rule
 from autopar.runtime.factors import Dim, Factor, pattern_of
-from autopar.runtime.proof import prove
-from autopar.runtime.sandbox import SandboxError, isolated
+from autopar.runtime.proof import TOLERANCE, difference, prove
+from autopar.runtime.sandbox import CrashError, SandboxError, isolated
 from autopar.runtime.scaled import FILLS, Arguments, Scale, drawn, scales
 from autopar.torch_private import OpOverload, is_seeded, mutates, pytree, without_modes
 
 GUESSES = 48  # that are put to the test for one call
 SHARED = 16  # ways to sum over dims of one size
+WAYS = 4  # to complete a guess with dims of other operands
 KINDS = ("sum", "max", "min")
 
 Influence = Mapping[Dim, Sequence[Sequence[int] | None]]
@@ -109,8 +110,10 @@ def _found(search: _Search) -> Found:
     for search.together in (False, True):
         try:
             return isolated(lambda: _searched(search))
-        except SandboxError as error:
+        except CrashError as error:
             why = str(error)
+        except SandboxError as error:
+            return "", "", str(error)
     return "", "", why
 
 
@@ -154,14 +157,15 @@ class _Search:
         self.calls = self._calls(scale, ways[-1])
         self._check_values()
         influence = {dim: self._influence(dim) for dim in self._dims()}
-        kept = [factor for factor in self._carried_over(influence) if self._holds([factor])]
+        guesses = (next((factor for factor in self._completed(factor) if self._holds([factor])), None) for factor in self._carried_over(influence))
+        kept = [factor for factor in guesses if factor is not None]
         kind, summed = "sum", list(self._summed(influence, kept, "sum"))
         if not summed and all(len(factor.results) == self._count() for factor in kept):  # nothing is pending yet
             for other in KINDS[1:]:
                 if not summed and (summed := list(self._summed(influence, kept, other))):
                     kind = other
         kept += summed
-        linear = ", ".join(one for one in self._sums() if kept and self._holds(kept, kind, linear=one))
+        linear = ", ".join(one for one in self._sums() if kept and self._adds(one) and self._holds(kept, kind, linear=one))
         for more in dict.fromkeys((linear, "")):
             if kept and self._holds(kept, kind, more, self.calls):
                 return self._rule(kept, kind, more)
@@ -239,13 +243,15 @@ class _Search:
 
     def _influence(self, dim: Dim) -> list[list[int] | None]:
         """For each result, the dims along which a slice of an operand changes that slice alone; ``None`` where it changes nothing."""
-        args, kwargs = self.calls[0]
-        operand = slots(self.op, args, kwargs)[dim[0]]
         confined: list[set[int] | None] = [None] * len(self.results)
-        for index in (1, operand.shape[dim[1]] - 2):
+        for call, index in itertools.product(self.calls[: len(FILLS)], (1, -2)):
+            operand = slots(self.op, *call)[dim[0]]
+            if operand.shape != slots(self.op, *self.calls[0])[dim[0]].shape:
+                continue
+            index %= operand.shape[dim[1]]
             other = _with_other_slice(operand, dim[1], index)
-            changed = self._run(pytree.tree_map(lambda leaf: other if leaf is operand else leaf, (args, kwargs)))  # noqa: B023
-            for position, (before, after) in enumerate(zip(self.first, changed, strict=True)):
+            changed = self._run(pytree.tree_map(lambda leaf: other if leaf is operand else leaf, call))  # noqa: B023
+            for position, (before, after) in enumerate(zip(self._run(call), changed, strict=True)):
                 shape = self.results[position]
                 if before is None or after is None or shape is None or before.shape != after.shape:
                     continue
@@ -270,7 +276,16 @@ class _Search:
                 group = groups.setdefault(tuple(there), [])
                 if slot not in {other for other, _ in group}:
                     group.append((slot, d))
-        return [Factor(tuple(dims), there) for there, dims in groups.items() if self._fits(dims)]
+        return [Factor(tuple(dims), there) for there, dims in groups.items()]
+
+    def _completed(self, factor: Factor) -> Iterator[Factor]:
+        """A guess, and with dims of the other operands, as what a gradient of a weight is summed over."""
+        size, slots_there = self._size(factor.operands[0]), {slot for slot, _ in factor.operands}
+        others = [[dim for dim in self._dims() if dim[0] == slot and self._size(dim) == size]
+                  for slot in range(len(self.shapes)) if slot not in slots_there]  # fmt: skip
+        for more in [(), *itertools.islice(itertools.product(*filter(None, others)), WAYS)]:
+            if self._fits(group := (*factor.operands, *more)) and (more or not self.together):
+                yield Factor(group, factor.results)
 
     def _fits(self, group: Sequence[Dim]) -> bool:
         """Whether pieces along these dims may be tried."""
@@ -288,6 +303,18 @@ class _Search:
                 if group and not taken & set(group) and self._fits(group) and self._holds([factor := Factor(group)], kind):
                     taken |= set(group)
                     yield factor
+
+    def _adds(self, one: str) -> bool:
+        """Whether what an op makes of two addends sums up to what it makes of their sum, also where they are no whole numbers."""
+        call, random = self.calls[0], torch.Generator().manual_seed(1)
+        given = slots(self.op, *call)
+        shares = {id(given[int(slot)]): torch.randn(given[int(slot)].shape, generator=random, dtype=torch.float64) for slot in one.split("+")}
+        first, second = (
+            self._run(pytree.tree_map(lambda leaf: part(leaf, shares[id(leaf)]) if id(leaf) in shares else leaf, call))  # noqa: B023
+            for part in (lambda x, share: share, torch.sub)
+        )
+        rows = zip(self._run(call), first, second, strict=True)
+        return all(whole is None or difference(a + b, whole) < TOLERANCE for whole, a, b in rows)  # type: ignore[operator]
 
     def _sums(self) -> list[str]:
         """The operands through which a pending sum may pass: each, and all of them."""
@@ -332,7 +359,7 @@ def _with_other_slice(operand: torch.Tensor, dim: int, index: int) -> torch.Tens
     if operand.dtype == torch.bool:
         place.logical_not_()
     elif operand.is_floating_point() or operand.is_complex():
-        place.copy_(place.flip(0) * 0.7 + 0.1 if place.dim() else place * 0.7 + 0.1)
+        place.copy_(1 - 0.9 * (place.flip(0) if place.dim() else place))
     else:
         place.copy_(torch.where(place > 0, place - 1, place + 1))
     return found

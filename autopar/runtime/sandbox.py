@@ -27,13 +27,17 @@ class SandboxError(Exception):
     """A sandbox ended without a result; says how."""
 
 
+class CrashError(SandboxError):
+    """It was ended by what ran in it."""
+
+
 def isolated(function: Callable[[], Any]) -> Any:
     """What a function returns, which must be plain data. It sees all that is here and changes nothing of it.
 
     The process is a fork with one thread, as a worker of a ``DataLoader`` is; nothing in it may use an accelerator.
 
     Raises:
-        SandboxError: the process was ended by a signal, did not end, or cannot be made on this system.
+        SandboxError: the process did not end, or cannot be made on this system; ``CrashError``, it ended by itself.
     """
     if sys.platform != "linux":
         raise SandboxError("ops are run in a sandbox on Linux alone")
@@ -57,7 +61,7 @@ def isolated(function: Callable[[], Any]) -> Any:
         raise SandboxError(f"running it on pieces did not end in {SECONDS} seconds")
     if not data:
         code = os.waitstatus_to_exitcode(status)
-        raise SandboxError(f"running it on pieces ended the process{f' ({signal.Signals(-code).name})' if code < 0 else ''}")
+        raise CrashError(f"running it on pieces ended the process{f' ({signal.Signals(-code).name})' if code < 0 else ''}")
     return pickle.loads(data)
 
 
