@@ -15,6 +15,7 @@ import torch
 from autopar.decompose_batch_norm import BATCH_NORM
 from autopar.decompose_batch_norm import wide as _wide
 from autopar.decompose_lists import LISTS
+from autopar.decompose_strides import STRIDES
 
 aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for a loss's reduction
@@ -157,14 +158,6 @@ def convolution_backward(gradient, x, weight, bias_sizes, *rest):
     return dx, dw, aten.sum.dim_IntList(gradient, [0, *range(2, x.dim())])
 
 
-def native_group_norm_backward(gradient, x, *rest):
-    """The gradient of ``x`` is always taken: the sizes among the arguments are read off it."""
-    *how, (of_x, *others) = rest
-    if of_x:
-        return NotImplemented
-    return None, *aten.native_group_norm_backward.default(gradient, x, *how, [True, *others])[1:]
-
-
 def _reduce(x, reduction):
     if reduction == SUM:
         return aten.sum.default(x)
@@ -223,9 +216,9 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.mse_loss.default: mse_loss,
     aten.mse_loss_backward.default: mse_loss_backward,
     aten.convolution_backward.default: convolution_backward,
-    aten.native_group_norm_backward.default: native_group_norm_backward,
     **BATCH_NORM,
     **LISTS,
+    **STRIDES,
     aten.split.Tensor: split,
     aten.unsafe_split.Tensor: split,
     aten.squeeze.default: squeeze,
@@ -240,6 +233,9 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.empty.memory_format: _empty,
     aten.empty_like.default: _empty_like,
     aten.new_empty_strided.default: lambda x, size, stride, **options: _full(0)(x, size, **options),
+    aten.empty_strided.default: lambda size, stride, **options: _empty(size, **options),
+    aten.empty_permuted.default: lambda size, order, **options: _empty(size, **options),
+    aten.dist.default: lambda x, y, order=2: aten.linalg_vector_norm.default(aten.sub.Tensor(x, y), order),
 }
 for op in (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default):
     DECOMPOSITIONS[op] = _nll_loss_forward(op)

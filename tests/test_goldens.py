@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from autopar.localize import localize
-from autopar.passes import PIPELINE, Defer, Fold, Follow, Place, Reshard, Share, run_passes
+from autopar.passes import PIPELINE, Defer, Expand, Fold, Follow, Lift, Place, Reshard, Share, run_passes
 from autopar.program import Program
 from autopar.verify import verify
 
 GOLDEN = Path(__file__).parent / "golden"
-PASSES = {"place": (Place,), "follow": (Follow,), "defer": (Defer,), "reshard": (Reshard,), "fold": (Fold,), "share": (Share,), "whole": PIPELINE}
+PASSES = {"expand": (Expand,), "lift": (Lift,), "place": (Place,), "follow": (Follow,), "defer": (Defer,), "reshard": (Reshard,), "fold": (Fold,), "share": (Share,), "whole": PIPELINE}
 CASES = sorted(path for folder in (*PASSES, "localize") for path in (GOLDEN / folder).glob("*.txt"))
 
 

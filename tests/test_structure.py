@@ -30,7 +30,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("edit",),
     ("rules", "transitions"),
     ("verify", "choice", "channels", "cost"),
-    ("decompose_batch_norm", "decompose_lists"),
+    ("decompose_batch_norm", "decompose_lists", "decompose_strides"),
     ("report", "provenance", "decompositions", "spec", "arguments", "borrow", "specialize"),
     ("subgraph", "expansions"),
     ("completion",),

@@ -23,7 +23,6 @@ rule(along("whole -> kept, kept", 2, default=-1, keep=3), "kthvalue", empty=Fals
 rule(along("whole -> kept, kept", "dim", keep="keepdim"), "aminmax", empty=False)
 rule(lambda x: all_whole(x, results="()"), "median nanmedian", empty=False)
 rule(lambda x: all_whole(x, results="()"), "trace", linear="0")
-rule(lambda x, y, p=2: all_whole(x, y, results="()"), "dist")
 
 
 def _binned(x, bins: int = 100, low: float = 0, high: float = 0) -> str:
