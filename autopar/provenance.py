@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import linecache
+import operator
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -211,4 +212,7 @@ class _Interpreter(fx.Interpreter):
         value = super().run_node(n)
         if self.replay.newest is not before:
             self.replay.made[n] = self.replay.newest
+        elif n.target is operator.getitem and (last := self.replay.made.get(n.args[0])) is not None:  # made with its op
+            made = last.args[0] if last.target is operator.getitem else last
+            self.replay.made[n] = next((user for user in made.users if user.target is operator.getitem and user.args[1] == n.args[1]), None)
         return value

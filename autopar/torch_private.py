@@ -82,6 +82,7 @@ __all__ = [
     "tensor_arguments",
     "tensor_results",
     "torch_decompositions",
+    "value_checks_replaced",
     "with_defaults",
     "without_modes",
     "writes_outside",
@@ -105,6 +106,26 @@ def single_threaded_backward() -> Iterator[None]:
     """Backward on the calling thread, where the tracing modes are active. Public; here beside its reason."""
     with torch.autograd.set_multithreading_enabled(False):
         yield
+
+
+@contextlib.contextmanager
+def value_checks_replaced(by: Callable[[], None]) -> Iterator[None]:
+    """Where torch would look at a tensor's values and do nothing but raise, ``by`` is called: in ``torch._check_tensor_all``,
+    and where a distribution is made, which then checks nothing later either. Tried on 2.13."""
+    kind = torch.distributions.Distribution
+    kept = torch._check_tensor_all, torch._check_tensor_all_with, kind.__init__
+
+    def make(self: Any, batch_shape: Any = torch.Size(), event_shape: Any = torch.Size(), validate_args: bool | None = None) -> None:
+        if self._validate_args if validate_args is None else validate_args:
+            by()
+        kept[2](self, batch_shape, event_shape, validate_args=False)
+
+    torch._check_tensor_all = torch._check_tensor_all_with = lambda *args, **kwargs: by()
+    kind.__init__ = make  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch._check_tensor_all, torch._check_tensor_all_with, kind.__init__ = kept  # type: ignore[method-assign]
 
 
 def call_inserter(graph: fx.Graph) -> Callable[[fx.Node, str, Any, tuple[Any, ...], Mapping[str, Any]], fx.Node]:

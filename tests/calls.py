@@ -16,6 +16,7 @@ from test_equality import loss_of, relative
 from test_transformers import gpt2, llama
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.utils.checkpoint import checkpoint
 
 import autopar
 from autopar import Mesh
@@ -43,6 +44,47 @@ def language() -> tuple[nn.Module, nn.Module, torch.Tensor, torch.Tensor]:
     labels[0] = -100
     labels[1, 1:] = -100
     return model, copy.deepcopy(model), ids, labels
+
+
+class Dropped(nn.Module):
+    """Random ops of both phases, on split and on whole values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = nn.functional.dropout(torch.relu(self.up(x)), 0.3)
+        h = checkpoint(lambda h: nn.functional.dropout(self.down(h), 0.3), h, use_reentrant=False)
+        return h + torch.rand(8, dtype=h.dtype)
+
+
+def randomness() -> None:
+    """Ranks that are seeded differently draw as the first does; each call anew."""
+    rank = distributed.get_rank()
+    plan = {"up.weight": ("tp", None), "up.bias": ("tp",), "down.weight": (None, "tp")}
+    model, x = Dropped().double(), torch.randn(6, 8, dtype=torch.float64)
+    eager = copy.deepcopy(model)
+    single = autopar.parallelize(model, MESH, plan, random="single", outputs="global")
+    for seed in (3, 4):
+        torch.manual_seed(seed)
+        wanted = eager(x)
+        torch.manual_seed(seed + 100 * rank)
+        found = single(x)
+        assert relative(found, wanted) <= TOLERANCE
+        wanted.square().sum().backward()
+        found.square().sum().backward()
+        same_gradients(single, eager)
+    parallel = autopar.parallelize(model, MESH, plan, outputs="global")
+    made = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed + 100 * rank)
+        made.append(parallel(x))
+    alike = torch.stack([y.detach() for y in made])
+    every = [torch.empty_like(alike) for _ in range(4)]
+    distributed.all_gather(every, alike)
+    assert all(torch.equal(one, every[0]) for one in every)
+    assert torch.equal(made[0], made[1]) and not torch.equal(made[1], made[2])
 
 
 def same_gradients(ours: nn.Module, theirs: nn.Module) -> None:

@@ -1,6 +1,7 @@
 """Calls of ATen ops that torch's own samples make, forward and backward: real tensors, small ones, some a kind.
 
-The samples are those of ``torch.testing``'s private database of ops; tried on 2.13. Nothing else reads it.
+The samples are those of ``torch.testing``'s private database of ops; tried on 2.13. Nothing else reads it. What capture
+takes apart is taken apart here too: the calls that come out of it are kept, and its results are compared with the op's.
 """
 
 from __future__ import annotations
@@ -8,31 +9,87 @@ from __future__ import annotations
 import functools
 import warnings
 from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from rule_calls import Call
 
-from autopar.torch_private import OpOverload, TorchDispatchMode, pytree
+from autopar.decompose_batch_norm import BATCH_NORM
+from autopar.decompositions import DECOMPOSITIONS
+from autopar.errors import CaptureError
+from autopar.runtime.proof import difference
+from autopar.torch_private import OpOverload, TorchDispatchMode, mutates, pytree
 
 KINDS = (torch.float64, torch.complex128, torch.int64, torch.bool)  # of a sample's inputs: the first that the op takes
 LARGEST = 500  # elements of one tensor
 CALLS = 6  # of one overload, with different shapes or arguments
-SAMPLES, OF_LISTS = 40, 4  # of one entry of the database; of one for lists of tensors, which are many
+APART = 40  # calls of one overload that are taken apart
+SAMPLES, OF_LISTS = 40, 3  # of one entry of the database; of one for lists of tensors, which are many
+FREE = ("aten::log_sigmoid_forward",)  # its second result is for its own backward alone, which is another one here
+
+
+@dataclass
+class Samples:
+    """What was seen.
+
+    Attributes:
+        calls: of each overload, by what tells them apart.
+        apart: the overloads that were taken apart, and on how many calls.
+        wrong: where that gave something else than the op.
+    """
+
+    calls: dict[OpOverload, dict[str, Call]] = field(default_factory=lambda: defaultdict(dict))
+    apart: dict[OpOverload, int] = field(default_factory=lambda: defaultdict(int))
+    wrong: list[str] = field(default_factory=list)
+
+    def of(self, op: OpOverload) -> list[Call]:
+        """Some calls; those with elements first."""
+        return sorted(self.calls.get(op, {}).values(), key=_empty)[:CALLS]
 
 
 class _Recorder(TorchDispatchMode):
     """Keeps calls with copies of their tensors, as they are before the call."""
 
-    def __init__(self, calls: dict[OpOverload, dict[str, Call]]) -> None:
+    def __init__(self, samples: Samples) -> None:
         super().__init__()
-        self.calls = calls
+        self.samples = samples
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        kept = self.calls[func]
+        kwargs = kwargs or {}
+        if func in DECOMPOSITIONS and func not in BATCH_NORM and (apart := self._apart(func, args, kwargs)) is not None:
+            return apart
+        kept = self.samples.calls[func]
         if len(kept) < 2 * CALLS and (key := _key(args, kwargs)) is not None and key not in kept:
-            kept[key] = pytree.tree_map_only(torch.Tensor, lambda x: x.detach().clone(), (args, kwargs or {}))
-        return func(*args, **(kwargs or {}))
+            kept[key] = pytree.tree_map_only(torch.Tensor, lambda x: x.detach().clone(), (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _apart(self, op: Any, args: Any, kwargs: Any) -> Any:
+        """The op's own results, where it is taken apart; what it comes apart into is recorded."""
+        if mutates(op) or self.samples.apart[op] >= APART or _key(args, kwargs) is None:
+            return None
+        try:
+            with self:
+                have = DECOMPOSITIONS[op](*args, **kwargs)
+        except CaptureError:
+            return None  # refused
+        if have is NotImplemented:
+            return None
+        want = op(*args, **kwargs)
+        self.samples.apart[op] += 1
+        if op.name() not in FREE and "empty" not in op.name() and (why := _differ(have, want)):
+            self.samples.wrong.append(f"{op.name()} of {_key(args, kwargs)}: {why}")
+        return want
+
+
+def _differ(have: Any, want: Any) -> str:
+    for k, (a, b) in enumerate(zip(pytree.tree_leaves(have), pytree.tree_leaves(want), strict=True)):
+        if isinstance(b, torch.Tensor):
+            if (a.shape, a.dtype) != (b.shape, b.dtype):
+                return f"result {k} is {a.dtype} {list(a.shape)}, not {b.dtype} {list(b.shape)}"
+            if (far := difference(a.detach(), b.detach())) > 1e-10:
+                return f"result {k} differs by {far:.3g}"
+    return ""
 
 
 def _key(args: Any, kwargs: Any) -> str | None:
@@ -53,9 +110,9 @@ def _entries() -> list[tuple[Any, int]]:
     return [*((entry, SAMPLES) for entry in database.op_db), *((entry, OF_LISTS) for entry in of_lists)]
 
 
-def _run(entry: Any, sample: Any, calls: dict[OpOverload, dict[str, Call]]) -> None:
+def _run(entry: Any, sample: Any, samples: Samples) -> None:
     given = [x for x in pytree.tree_leaves((sample.input, sample.args, sample.kwargs)) if isinstance(x, torch.Tensor)]
-    with _Recorder(calls):
+    with _Recorder(samples):
         results = pytree.tree_leaves(entry.op(sample.input, *sample.args, **sample.kwargs))
         outputs = [x for x in results if isinstance(x, torch.Tensor) and x.requires_grad]
         inputs = [x for x in given if x.requires_grad]
@@ -64,9 +121,9 @@ def _run(entry: Any, sample: Any, calls: dict[OpOverload, dict[str, Call]]) -> N
 
 
 @functools.cache
-def sampled() -> dict[OpOverload, list[Call]]:
-    """Some calls of every overload that is reached; those with elements first. The same ones in every run."""
-    calls: dict[OpOverload, dict[str, Call]] = defaultdict(dict)
+def sampled() -> Samples:
+    """Some calls of every overload that is reached. The same ones in every run."""
+    samples = Samples()
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         for entry, count in _entries():
@@ -77,10 +134,10 @@ def sampled() -> dict[OpOverload, list[Call]]:
             differentiable = entry.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
             for _, sample in zip(range(count), entry.sample_inputs("cpu", dtype, requires_grad=differentiable), strict=False):
                 try:
-                    _run(entry, sample, calls)
+                    _run(entry, sample, samples)
                 except Exception:  # whatever torch raises
                     continue  # not on CPU, or not differentiable so; what it called until then counts
-    return {op: sorted(kept.values(), key=_empty)[:CALLS] for op, kept in calls.items()}
+    return samples
 
 
 def _empty(call: Call) -> bool:

@@ -107,7 +107,8 @@ OPS: list[tuple[str, Callable[..., Any], tuple[Any, ...], dict[str, Any], str, s
     ("looked_up(Tensor w, Tensor i) -> Tensor", lambda w, i: w[i], (T(1000, 64), T(4, 128, dtype=INDEX)), {}, "a! b, c d -> c d b", "0"),
     ("furthest(Tensor x, Tensor p) -> Tensor", lambda x, p: x * p[..., None] / p.max(), (X, T(64, 128, dtype=INDEX)), {},
      "a! b! c, a! b! -> a! b! c", "0"),
-    ("if_any(Tensor x, Tensor m) -> Tensor", lambda x, m: torch.where(m.any(), x, -x), (T(64, 32), T(64, 32, dtype=torch.bool)), {}, "", ""),
+    ("if_any(Tensor x, Tensor m) -> Tensor", lambda x, m: torch.where(m.any(), x, -x), (T(64, 32), T(64, 32, dtype=torch.bool)), {},
+     "a b, c! d! -> a b", "0"),
     ("causal(Tensor q, Tensor k, Tensor v) -> Tensor", lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True),
      (T(8, 4, 32, 16),) * 3, {}, "... c! d!, ... c! d!, ... c! e -> ... c! e", "2"),
     ("gradients(Tensor g, Tensor x, Tensor w) -> (Tensor, Tensor)", lambda g, x, w: (g @ w, g.T @ x), (T(32, 64), T(32, 128), T(64, 128)), {},
@@ -118,10 +119,7 @@ OPS: list[tuple[str, Callable[..., Any], tuple[Any, ...], dict[str, Any], str, s
 @pytest.mark.parametrize(("schema", "compute", "args", "kwargs", "pattern", "linear"), OPS, ids=[row[0].partition("(")[0] for row in OPS])
 def test_what_is_found(schema: str, compute: Callable[..., Any], args: Any, kwargs: Any, pattern: str, linear: str) -> None:
     op = define(schema, compute)
-    if pattern:
-        assert rule_found(op, *args, **kwargs) == (pattern, linear)
-    else:
-        assert found(op, *args, **kwargs) == Finding(None, "it comes apart along no dim")
+    assert rule_found(op, *args, **kwargs) == (pattern, linear)
 
 
 def test_a_bias_is_counted_once() -> None:
@@ -195,8 +193,8 @@ def test_a_kernel_runs_in_a_sandbox() -> None:
 
 def test_a_threshold_that_no_call_reaches_is_not_seen() -> None:
     """The limit that is documented: sizes and values beyond those that are tried."""
-    far = define("far(Tensor x) -> Tensor", lambda x: x if x.abs().max() < 1e9 else x / x.abs().max())
-    near = define("near(Tensor x) -> Tensor", lambda x: x if x.abs().max() < 1e3 else x / x.abs().max())
+    far = define("far(Tensor x) -> Tensor", lambda x: torch.where(x.abs().max() < 1e9, x, x / x.abs().max()))
+    near = define("near(Tensor x) -> Tensor", lambda x: torch.where(x.abs().max() < 1e3, x, x / x.abs().max()))
     assert rule_found(far, X) == ("... -> ...", "0")
     assert found(near, X).rule is None
 
@@ -205,14 +203,15 @@ def test_dims_that_are_equal_by_chance() -> None:
     """What is found where two sizes are equal is not used where they are not."""
     op = define("aligned(Tensor x, Tensor w) -> Tensor", lambda x, w: x + w if x.shape[0] == w.shape[0] else x - w[:1])
     assert rule_found(op, T(64), T(64))[0] == "..., ... -> ..."
-    assert rule_found(op, T(64), T(32))[0] == "a, b! -> a"
+    assert rule_found(op, T(64), T(40))[0] == "a, b! -> a"
+    assert found(op, T(64), T(32)).rule is None  # over two ranks they would be equal
 
 
 def test_calls_that_look_alike_when_small_share_what_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     op = define("shared(Tensor x) -> Tensor", lambda x: x.softmax(-1))
-    first = found(op, T(512, 1024, 64))
+    first = found(op, T(521, 1031, 67))
     monkeypatch.setattr(module, "isolated", lambda _: pytest.fail("it is searched for again"))
-    assert first.rule is not None and found(op, T(256, 2048, 32)).rule == first.rule
+    assert first.rule is not None and found(op, T(257, 2053, 37)).rule == first.rule
 
 
 def test_a_whole_guess_is_never_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,10 +233,10 @@ def test_what_is_found_of_known_ops_is_true(name: str) -> None:
     """On the tables' own calls, whose sizes and values are others than those that were tried."""
     op = overload(name)
     some = 0
-    for spec in TABLE[name][:4]:
+    for spec in TABLE[name][:9]:
         args, kwargs = made(spec, name)
         results = op(*args, **kwargs)
-        types = [T(*one.shape, dtype=one.dtype) for one in (results if isinstance(results, tuple) else (results,))]
+        types = [one if one is None else T(*one.shape, dtype=one.dtype) for one in (results if isinstance(results, tuple) else (results,))]
         given = pytree.tree_map_only(torch.Tensor, lambda one: T(*one.shape, dtype=one.dtype), (args, kwargs))
         finding = discover(Rule(name, None), op, *given, types)
         if finding.rule is not None:
@@ -299,52 +298,54 @@ class Apply(nn.Module):
         super().__init__()
         self.function = function
 
-    def forward(self, *args: torch.Tensor) -> Any:
-        return self.function(*args)
+    def forward(self, x: torch.Tensor, *others: torch.Tensor) -> Any:
+        return self.function(x, *others)
 
 
 def ops_of(program: Program) -> set[str]:
     return {str(node.target.name()) for node in program.nodes if node.op == "call_function" and not is_getitem(node)}  # type: ignore[union-attr]
 
 
-APART: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "selu": functional.selu,
+APART: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # op → what calls it
+    "celu": functional.celu,
     "addr": lambda x: torch.addr(x, x[:, 0], x[0]),
     "logaddexp2": lambda x: torch.logaddexp2(x, 2 * x),
     "nansum": lambda x: torch.nansum(x, 1),
-    "pairwise_distance": lambda x: functional.pairwise_distance(x, x * 2),
-    "entr": lambda x: torch.special.entr(x.abs()),
-    "in place": lambda x: functional.selu_(x * 2),
+    "special_entr": lambda x: torch.special.entr(x.abs()),
+    "hardswish": lambda x: functional.hardswish(x * 2, inplace=True),
 }
 
 
-@pytest.mark.parametrize("function", APART.values(), ids=APART)
+@pytest.mark.parametrize(("op", "function"), APART.items(), ids=APART)
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_what_torch_can_take_apart_has_rules(function: Callable[..., Any], mode: Any) -> None:
+def test_what_torch_can_take_apart_has_rules(op: str, function: Callable[..., Any], mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(RULES, overload(op), raising=False)
     with mode():
         x = torch.linspace(-1.5, 2, 24, dtype=torch.float64).reshape(4, 6).requires_grad_(mode is torch.enable_grad)
         program = capture(Apply(function), (x,)).program
         assert all(overload(op) in RULES for op in ops_of(program)), ops_of(program)
 
 
-def test_what_torch_takes_apart_is_equal() -> None:
+def test_what_torch_takes_apart_is_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_rule(monkeypatch, "logaddexp2", "celu")
     x = torch.linspace(-1.5, 2, 24, dtype=torch.float64).reshape(4, 6).requires_grad_()
-    parallel = check_equal(Apply(lambda x: (functional.selu(x), torch.logaddexp2(x, x * x))), MESH, {"*.args.0": ("dp", None)}, (x,))
+    parallel = check_equal(Apply(lambda x: (functional.celu(x), torch.logaddexp2(x, x * x))), MESH, {"*.x": ("dp", None)}, (x,))
     assert not parallel.reports["place"].notes
 
 
 def without_rule(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     for name in names:
-        monkeypatch.delitem(RULES, overload(name))
+        monkeypatch.delitem(RULES, overload(name), raising=False)
 
 
 def test_an_op_whose_parts_have_no_rule_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_rule(monkeypatch, "logaddexp2")
     x = torch.randn(4, 6)
     assert "aten::logaddexp2" not in ops_of(capture(Apply(lambda x: torch.logaddexp2(x, 2 * x)), (x,)).program)
     without_rule(monkeypatch, "log2")
     x = torch.randn(5, 6)
     assert "aten::logaddexp2" in ops_of(capture(Apply(lambda x: torch.logaddexp2(x, 2 * x)), (x,)).program)
-    register_rule("... -> ...", "aten::log2")  # known to be what lacked
+    monkeypatch.setitem(RULES, overload("log2"), Rule("log2", "... -> ..."))  # known to be what lacked
     assert "aten::logaddexp2" not in ops_of(capture(Apply(lambda x: torch.logaddexp2(x, 2 * x)), (x,)).program)
 
 
@@ -428,8 +429,7 @@ def test_a_program_with_such_ops_parses_back() -> None:
     assert again.text() == parallel.program.text()
 
 
-def test_one_line_registers_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autopar.rules.registry.RULES", dict(RULES)) if False else None
+def test_one_line_registers_what_was_found() -> None:
     before = dict(RULES)
     model, x = Gated(), torch.randn(8, 16)
     try:
@@ -456,7 +456,7 @@ def test_strict_takes_registered_rules_alone() -> None:
 def test_what_is_computed_whole_is_reported_with_its_cost() -> None:
     op = define("whitened(Tensor x) -> Tensor", lambda x: x / x.abs().max())
     x = torch.randn(8, 16, dtype=torch.float64)
-    parallel = check_equal(Apply(lambda x, w: op((x * w).detach()) + op((x - w).detach()) + x * w), MESH, {"*.args.0": ("dp", "tp")},
+    parallel = check_equal(Apply(lambda x, w: op((x * w).detach()) + op((x - w).detach()) + x * w), MESH, {"*.x": ("dp", "tp")},
                            (x, torch.randn(16, dtype=torch.float64).requires_grad_()))  # fmt: skip
     (note,) = parallel.reports["place"].notes
     assert re.fullmatch(

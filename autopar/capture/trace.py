@@ -11,6 +11,9 @@ from torch import fx
 
 from autopar.arguments import Arguments
 from autopar.borrow import Borrower
+from autopar.capture.caches import caches_forgotten
+from autopar.capture.checks import Beside
+from autopar.decompose_strides import STRIDES
 from autopar.decompose_unknown import decomposition_table
 from autopar.drawn import Streams
 from autopar.errors import CaptureError, at_line
@@ -41,6 +44,7 @@ class Tracer:
         self.buffers = dict(model.named_buffers())
         self.recorder = Recorder(model)
         self.borrower = Borrower(model)
+        self.beside = Beside()
         self.grad = torch.is_grad_enabled()
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -53,15 +57,14 @@ class Tracer:
         self.module = self._trace(fakes, tangents, seed)
         assert self.recorder.streams is not None
         self.draws = tuple(self.recorder.streams.draws)
-        if any(mutates(node.target) for node in self.module.graph.nodes):
+        if any(mutates(node.target) or node.target in STRIDES for node in self.module.graph.nodes):
             self.module = self._functionalize(self.module, [*fakes, *tangents, seed])
         return self
 
     def notes(self) -> tuple[str, ...]:
         """What a person should know: what forward changed that is not changed now."""
-        if not self.borrower.changed:
-            return ()
-        return (f"forward changes {', '.join(self.borrower.changed)}; the captured step keeps the values of the first call",)
+        changed = f"forward changes {', '.join(self.borrower.changed)}; the captured step keeps the values of the first call"
+        return (*[changed] * bool(self.borrower.changed), *self.beside.notes())
 
     def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
         device = self.device if tensor.is_meta else tensor.device
@@ -74,7 +77,8 @@ class Tracer:
         """The model on stand-ins, over the backward too: what it recomputes reads them again."""
         own = [*self.parameters.values(), *self.buffers.values()]
         self.recorder.streams = streams = Streams(seed)
-        with streams.numbering(), self.borrower.borrowed(dict(zip(own, tensors, strict=False))), self._explained(), self.recorder.modules():
+        lent = self.borrower.borrowed(dict(zip(own, tensors, strict=False)))
+        with streams.numbering(), lent, caches_forgotten(self.model), self.beside.watched(), self._explained(), self.recorder.modules():
             yield
 
     def _written(self) -> list[torch.Tensor]:
@@ -172,10 +176,13 @@ class Tracer:
                     differentiable = [outputs[k] for k in self.differentiable]
                     with single_threaded_backward():
                         gradients = torch.autograd.grad(differentiable, wanted, tangents, allow_unused=True)
+                    gradients = [_with_own(leaf, gradient) for leaf, gradient in zip(wanted, gradients, strict=True)]
             return [*outputs, *gradients, *self._written()]
 
+        # as_strided stays the view that it is, as long as ops write into views
+        table = {op: how for op, how in decomposition_table().items() if op not in STRIDES}
         with self.mode:
-            return make_fx(joint, decomposition_table=decomposition_table())(list(fakes), list(tangents), seed)
+            return make_fx(joint, decomposition_table=table)(list(fakes), list(tangents), seed)
 
     def _functionalize(self, graph: fx.GraphModule, fakes: Sequence[torch.Tensor]) -> fx.GraphModule:
         """Trace the captured graph again, without its writes; a write into an argument stays, as one ``copy_``."""
@@ -188,6 +195,12 @@ class Tracer:
             again = make_fx(replayed, decomposition_table=decomposition_table())(*detached)
         replay.follow(returned)
         return again
+
+
+def _with_own(leaf: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """With what a backward of the model's own, inside of an ``autograd.Function``, has put into ``.grad``."""
+    own, leaf.grad = leaf.grad, None
+    return gradient if own is None else own if gradient is None else gradient + own
 
 
 def _device(tensors: Sequence[torch.Tensor]) -> torch.device:

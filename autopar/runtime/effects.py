@@ -129,19 +129,19 @@ def _redistribute(xs: list[torch.Tensor], givens: list[Given], there: list[Here]
     ]
 
 
-def own_seed(seed: torch.Tensor, given: Given, at: Mapping[str, int], mesh: Mesh) -> torch.Tensor:
-    """The seed of the ranks at these coordinates along the axes, which others share that differ along other axes."""
+def place_along(given: Given, at: Mapping[str, int], mesh: Mesh) -> int:
+    """The number of a rank's piece along the axes of a transfer; ranks that differ only along others have one."""
     place = 0
     for axis in transfers.axes_of(given["axis"]):
         place = place * mesh.sizes[axis] + at[axis]
-    return folded(seed, place)
+    return place
 
 
 LOCAL: dict[Any, Callable[..., torch.Tensor]] = {
     transfers.slice: _slice,
     transfers.pend: _pend,
     transfers.cast: lambda x, given, here: x.to(given["dtype"]),
-    transfers.fold_in: lambda x, given, here: own_seed(x, given, here.at, here.meshes[given.get("stage")]),
+    transfers.fold_in: lambda x, given, here: folded(x, place_along(given, here.at, here.meshes[given.get("stage")])),
     transfers.wait: lambda x, given, here: x,
     transfers.redistribute: lambda x, given, here: _redistribute([x], [given], [here])[0],  # where nothing travels
 }

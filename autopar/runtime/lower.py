@@ -26,6 +26,7 @@ import torch
 from torch import fx
 
 from autopar import transfers
+from autopar.drawn import folded
 from autopar.errors import SimulationError, at_line
 from autopar.program import Program, map_operands, operands, record_of
 from autopar.record import TensorType
@@ -42,7 +43,7 @@ from autopar.runtime.collectives import (
     start_all_reduce,
     start_all_reduce_in_place,
 )
-from autopar.runtime.effects import own_seed, pending_piece
+from autopar.runtime.effects import pending_piece, place_along
 from autopar.runtime.packing import packing
 from autopar.runtime.simulate import ANY_STRIDES
 from autopar.text.printer import print_node
@@ -261,7 +262,7 @@ class _Phase:
         if node.target is transfers.wait:
             return x
         if node.target is transfers.fold_in:
-            return self.call(node, node.name, own_seed, (x, given, at, self.program.meshes[given.get("stage")]))
+            return self.call(node, node.name, folded, (x, place_along(given, at, self.program.meshes[given.get("stage")])))
         if node.target is transfers.pend:
             return self.call(node, node.name, pending_piece, (x, given, at))
         if node.target is transfers.redistribute:
