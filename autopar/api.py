@@ -53,7 +53,8 @@ def parallelize(
         random: how dropout and other random ops draw. ``"parallel"``: ranks with different pieces draw different numbers, those
             with the same pieces the same; ``torch.manual_seed`` before a call makes them again, on this mesh. ``"single"``:
             the numbers that a single device would draw; each rank draws all of them, so it is for comparisons.
-        strict: refuse ops that have no sharding rule. Else each rank computes all of such an op, and the report says so.
+        strict: refuse ops that have no sharding rule. Else one is looked for by running the op on small pieces, and where none
+            is found each rank computes all of it; the report says so.
         timeout: seconds without progress after which all processes end, with a message that names the rank and the op.
 
     On the processes of a job (``torchrun``, or an initialised process group) all ranks call ``parallelize`` and then the

@@ -7,6 +7,7 @@ asks, to move the fewest bytes, to lie as any other aim asks, to change the fewe
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -128,11 +129,17 @@ def _options(bound: Bound, whole: frozenset[str], homes: tuple[DistAttr, ...], h
             if axis in axes_of(dim) and factor not in whole:
                 found[("split", factor)] = None
     for index, alternative in enumerate(bound.linear):
-        waits = bound.rule.view or len(alternative) > 1
+        waits = bound.rule.view or len(alternative) > 1 or _shrinks(bound)
         if waits and all((axis, "sum") in homes[position].pending for position in alternative):
             found[("pass", index)] = None
     found[None] = None
     return list(found)
+
+
+def _shrinks(bound: Bound) -> bool:
+    """Whether an op of one operand makes something smaller of it: what is pending then waits, and less is reduced."""
+    shape = bound.result_shapes[0]
+    return len(bound.operand_shapes) == 1 and shape is not None and math.prod(shape) < math.prod(bound.operand_shapes[0])
 
 
 def _strategy(chosen: Mapping[str, Option], held: Sequence[Mapping[str, Dim]], mesh: Mesh) -> Strategy:

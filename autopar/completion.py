@@ -12,7 +12,7 @@ from autopar.choice import Aim, Opened, cheapest, opened, place_of
 from autopar.dtensor import edge_of
 from autopar.errors import RuleError, at_line
 from autopar.expansions import opened_factors
-from autopar.layout import Dim, DistAttr, layout_of
+from autopar.layout import Dim, DistAttr, Layout, layout_of
 from autopar.mesh import Mesh
 from autopar.program import Program, is_getitem, operands, record_of
 from autopar.record import Record, Requirement, TensorType, ValueType, requirement_of
@@ -114,26 +114,43 @@ class Completion:
             self.seen[node] = replace(type, layout=layout_of(self.mesh, attr))
 
     def settle(self, node: fx.Node) -> None:
-        """A pending value that all its users need reduced, and one of them split, is reduced to that split for all."""
+        """A pending value is reduced to a split, for all who read it: that of an operand of its shape that was gathered for its
+        op (the gradient of keys lies as the keys did), or one that some reader needs, where all need it reduced."""
         type = self.types[node]
         if node in self.seen or not isinstance(type, TensorType) or not type.attr.pending:
             return
+        split = self.gathered_alike(node, type) or self.needed_split(node, type)
+        if split is not None:
+            self.seen[node] = replace(type, layout=split)
+
+    def gathered_alike(self, node: fx.Node, type: TensorType) -> Layout | None:
+        op = node.args[0] if is_getitem(node) else node
+        assert isinstance(op, fx.Node)
+        pending = {axis for axis, _ in type.attr.pending}
+        for value, need in zip(operands(op), self.uses[op], strict=True):
+            home = self.read(value)
+            if need is not None and isinstance(home, TensorType) and home.shape == type.shape and not home.attr.pending:
+                given_up = pending.intersection(home.attr.axes) - set(need.layout.attr.axes)
+                if given_up == pending and type.attr.without_pending() == need.layout.attr:
+                    return home.layout
+        return None
+
+    def needed_split(self, node: fx.Node, type: TensorType) -> Layout | None:
         split = None
         for user in node.users:
             if user.op == "output" or is_getitem(user):
-                return
+                return None
             values = operands(user)
             if not all(value in self.types for value in values):
-                return
+                return None
             _, needs = self.choose(user, record_of(user))
             for value, need in zip(values, needs, strict=True):
                 if value is node and need is not None:
                     if set(need.layout.attr.pending) & set(type.attr.pending):
-                        return
+                        return None
                     if any(place_of(axis, need.layout.attr) for axis, _ in type.attr.pending):
                         split = split or need.layout
-        if split is not None:
-            self.seen[node] = replace(type, layout=split)
+        return split
 
     def read(self, node: fx.Node) -> ValueType:
         return self.seen.get(node) or self.types[node]

@@ -111,9 +111,10 @@ def single_threaded_backward() -> Iterator[None]:
 @contextlib.contextmanager
 def value_checks_replaced(by: Callable[[], None]) -> Iterator[None]:
     """Where torch would look at a tensor's values and do nothing but raise, ``by`` is called: in ``torch._check_tensor_all``,
-    and where a distribution is made, which then checks nothing later either. Tried on 2.13."""
-    kind = torch.distributions.Distribution
-    kept = torch._check_tensor_all, torch._check_tensor_all_with, kind.__init__
+    and where a distribution is made, which then checks nothing later either. And ``nn.Transformer`` does not look whether
+    a mask is causal, where it is not told: that is for speed alone. Tried on 2.13."""
+    kind, transformer = torch.distributions.Distribution, torch.nn.modules.transformer
+    kept = torch._check_tensor_all, torch._check_tensor_all_with, kind.__init__, transformer._detect_is_causal_mask
 
     def make(self: Any, batch_shape: Any = torch.Size(), event_shape: Any = torch.Size(), validate_args: bool | None = None) -> None:
         if self._validate_args if validate_args is None else validate_args:
@@ -122,10 +123,11 @@ def value_checks_replaced(by: Callable[[], None]) -> Iterator[None]:
 
     torch._check_tensor_all = torch._check_tensor_all_with = lambda *args, **kwargs: by()
     kind.__init__ = make  # type: ignore[method-assign]
+    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
     try:
         yield
     finally:
-        torch._check_tensor_all, torch._check_tensor_all_with, kind.__init__ = kept  # type: ignore[method-assign]
+        torch._check_tensor_all, torch._check_tensor_all_with, kind.__init__, transformer._detect_is_causal_mask = kept  # type: ignore[method-assign]
 
 
 def call_inserter(graph: fx.Graph) -> Callable[[fx.Node, str, Any, tuple[Any, ...], Mapping[str, Any]], fx.Node]:
@@ -273,14 +275,14 @@ def is_seeded(op: OpOverload) -> bool:
 
 def torch_decompositions() -> Mapping[Any, Callable[..., Any]]:
     """Overload → how torch takes it apart; those of autograd's backward ops too. Tried on 2.13."""
-    from torch._decomp import global_decomposition_table
+    from torch._decomp import global_decomposition_table  # late: it loads all of torch's references
 
     return global_decomposition_table["post_autograd"]
 
 
 def without_modes() -> contextlib.AbstractContextManager[Any]:
     """No dispatch mode is active: a trace that is running sees nothing of what is done inside. Tried on 2.13."""
-    from torch.utils._python_dispatch import _disable_current_modes
+    from torch.utils._python_dispatch import _disable_current_modes  # a context
 
     return _disable_current_modes()
 

@@ -22,8 +22,8 @@ class Lift(Pass):
         a : f32[8 2] = mm(v as [8 4], b)                           a : f32[8 2] = mm(v as [8 4], b)
         c : f32[4 2] = mm(t as [4 8], d)                           c : f32[4 2] = mm(t, d)
 
-    Two reductions of the same numbers become one. A view that is read by a sum of pending values stays pending. Within a
-    phase; linear in the graph.
+    Two reductions of the same numbers become one. A view that is read by a sum of pending values stays pending. What else
+    makes one value of one and lets a sum pass, as the sum over a dim, counts as a view. Within a phase; linear in the graph.
     """
 
     name: ClassVar[str] = "lift"
@@ -53,7 +53,10 @@ def _is_pending_view(node: fx.Node) -> bool:
     own = record_of(node).type
     if node.op != "call_function" or is_getitem(node) or not isinstance(own, TensorType) or not own.attr.pending:
         return False
-    return len(operands(node)) == 1 and record_of(operands(node)[0]).phase == record_of(node).phase and bind_node(node).rule.view
+    if len(operands(node)) != 1 or record_of(operands(node)[0]).phase != record_of(node).phase:
+        return False
+    (need,), bound = record_of(node).uses, bind_node(node)
+    return bool(bound.linear) and need is not None and need.layout.attr.pending == own.attr.pending
 
 
 def _reduced(node: fx.Node) -> TensorType:

@@ -20,8 +20,9 @@ from profilers import positive
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 
-from model_cases import FAILED, Case, Outcome, check, smallest
+from model_cases import FAILED, Case, Outcome, check
 from random_models import random_case
+from smaller_cases import smallest
 
 LINES = [check, random_case]
 

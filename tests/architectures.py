@@ -69,6 +69,8 @@ class Architecture:
         for module in model.modules():
             if isinstance(module, nn.modules.dropout._DropoutNd):
                 module.p = dropout
+            elif isinstance(getattr(module, "dropout", None), float):  # as of nn.MultiheadAttention
+                module.dropout = dropout
         return model.double().train()
 
 
@@ -523,4 +525,22 @@ SERIES = {
                                                   "timesteps": torch.arange(4).expand(ROWS, 4).clone(), "attention_mask": torch.ones(ROWS, 4)}, (), (2, 2)),
 }
 
-ARCHITECTURES = DECODERS | MIXTURES | STATE_SPACES | ENCODERS | PAIRS | VISIONS | AUDIOS | MULTIMODAL | SERIES
+def _real(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+PLAIN = {
+    "nn.Transformer": Architecture("Translator", {"layers": DEPTH}, lambda: {"source": text()["input_ids"], "target": _ids()}, (), (5, 5)),
+    "lstm": Architecture("Recurrent", {"kind": "LSTM", "layers": DEPTH}, lambda: {"ids": _ids()}, (), None),
+    "lstm both ways": Architecture("Recurrent", {"kind": "LSTM", "layers": DEPTH, "both": True}, lambda: {"ids": _ids()}, (), None),
+    "gru": Architecture("Recurrent", {"kind": "GRU", "layers": DEPTH}, lambda: {"ids": _ids()}, (), None),
+    "unet": Architecture("UNet", {}, lambda: {"image": _real(ROWS, 3, 8, 8), "labels": torch.randint(3, (ROWS, 8, 8))}, (), None),
+    "denoiser": Architecture("Denoiser", {}, lambda: {"noisy": _real(ROWS, 3, 4, 4), "step": torch.randint(100, (ROWS,)), "noise": _real(ROWS, 3, 4, 4)}, (), None),
+    "dcgan": Architecture("Generative", {}, lambda: {"latent": _real(ROWS, 6), "real": _real(ROWS, 3, 8, 8)}, (), None),
+    "mlp mixer": Architecture("Mixer", {"layers": DEPTH}, lambda: {"image": _real(ROWS, 3, SIDE, SIDE), "labels": torch.randint(3, (ROWS,))}, (), None),
+    "dlrm": Architecture("Clicks", {}, lambda: {"dense": _real(ROWS, 5), "categories": torch.randint(10, (ROWS, 3, 2)), "clicked": torch.rand(ROWS, dtype=torch.float64)}, (), None),
+    "gcn": Architecture("GraphConvolution", {}, lambda: {"nodes": _real(12, 5), "edges": torch.randint(12, (2, 30)), "labels": torch.randint(3, (12,))}, (), None),
+    "vae": Architecture("Autoencoder", {}, lambda: {"x": _real(ROWS, 12), "noise": _real(ROWS, 4)}, (), None),
+}
+
+ARCHITECTURES = PLAIN | DECODERS | MIXTURES | STATE_SPACES | ENCODERS | PAIRS | VISIONS | AUDIOS | MULTIMODAL | SERIES

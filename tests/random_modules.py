@@ -178,7 +178,7 @@ def embedding(m: Models) -> None:
 
 
 def loss(m: Models) -> None:
-    x = m.real(lambda v: v.ndim >= 2 and 0 < v.shape[-1] and v.numel() > 0)
+    x = m.real(lambda v: v.ndim >= 2 and v.shape[-1] > 0 and v.numel() > 0)
     if x is None:
         return
     shape = m.shape(x)

@@ -398,7 +398,7 @@ CALLS: list[tuple[str, list[Call]]] = [
     ("cat", [call([F(4, 5), F(4, 3)], 1), call([F(4, 5), F(2, 5), F(1, 5)]), call([F(5), F(2)]), call([F(2, 3, 4), F(2, 3, 4)], -1), call([F(4, 5)], 1)]),
     ("stack", [call([F(4, 5), F(4, 5)], k) for k in (0, 1, 2, -1)] + [call([F(), F(), F()]), call([F(3, 4)], 1)]),
     ("split_with_sizes", [call(F(4, 6), [2, 2, 2], 1), call(F(6), [3, 3]), call(F(2, 6, 3), [3, 3], -2), call(F(4, 5), [5], 1), call(F(4, 5), [2, 3], 1), call(F(4, 5), [1, 3]), call(F(2, 6, 3), [1, 2, 3], -2)]),
-    ("unbind.int", [call(F(4, 5), 1), call(F(4, 5)), call(F(2, 3, 4), -2), call(F(3))]),
+    ("unbind.int unbind_copy.int", [call(F(4, 5), 1), call(F(4, 5)), call(F(2, 3, 4), -2), call(F(3))]),
     ("repeat", [call(F(4, 5), [1, 2]), call(F(4, 5), [3, 2]), call(F(5), [2, 3]), call(F(4, 1), [1, 3]), call(F(), [3]), call(F(2, 3, 4), [2, 1, 2])]),
     ("flip", [call(F(4, 5), [1]), call(F(4, 5), [0, -1]), call(F(6), [0]), call(F(2, 3, 4), [-2])]),
     ("roll", [call(F(4, 5), [1], [1]), call(F(4, 5), [2]), call(F(2, 3, 4), [1, -1], [0, -1]), call(F(6), [2], [0])]),
@@ -423,6 +423,7 @@ CALLS: list[tuple[str, list[Call]]] = [
     ("eye", [call(4)]),
     ("eye.m", [call(4, 3)]),
     ("tril_indices triu_indices", [call(4, 3)]),
+    ("rot90", [call(F(4, 5)), call(F(2, 3, 4), 2, [0, 2]), call(F(2, 3, 4), -1, [1, 2]), call(F(4, 5), 4)]),
     # seldom ones, of which torch's samples have none, or too few
     ("positive conj_physical square _neg_view", unary(F)),
     ("fmod.Scalar clamp_max xlogy.Scalar_Other special_xlog1py.other_scalar", unary(F, 3.0)),

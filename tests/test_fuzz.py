@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
-from model_cases import FAILED, Case, check, shown_on_failure, smallest
+from model_cases import FAILED, Case, check
 from random_lines import FAMILIES
 from random_models import Models, random_case
+from smaller_cases import smallest
+from torch.distributed.tensor import Replicate, Shard  # noqa: F401  what literals say
 
 from autopar import transfers
 from autopar.runtime import effects
@@ -23,14 +25,21 @@ from autopar.runtime import effects
 AGREE = ("equal", "sensitive", "refused")
 
 
-@settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+def agrees(case: Case, kinds: tuple[str, ...]) -> bool:
+    """Whether a case ends so; otherwise all of it is printed."""
+    outcome = check(case)
+    if outcome.kind not in kinds:
+        print(case.literal(), case.script(), outcome.reason, outcome.text, sep="\n\n")
+    return outcome.kind in kinds
+
+
+@settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 @given(st.randoms(use_true_random=False))
 def test_random_models_equal_one_device_or_are_refused(r: random.Random) -> None:
     case = random_case(r)
-    with shown_on_failure(case):
-        outcome = check(case)
-        assume(outcome.kind != "invalid")
-        assert outcome.kind in AGREE, f"{outcome.reason}\n{outcome.text}"
+    outcome = check(case)
+    assume(outcome.kind != "invalid")
+    assert outcome.kind in AGREE or agrees(smallest(case, seconds=20), AGREE)
 
 
 # -- what the fuzzer found -----------------------------------------------------------------------------------------
@@ -42,15 +51,18 @@ FOUND: dict[str, Case] = {
         ("v = torch.copysign(a, b)", "w = c * 2"), "(v, w)", {"a": "real(3, grad=True)", "b": "real(3, grad=True)", "c": "real(3, grad=True)"}, {"dp": 2}, {}, given=(0,)),
     "repeated beside a split dim of size one": Case(("v = a.tile((2,))",), "v", {"a": "real(1, 1, 2)"}, {"dp": 2}, {}),
     "as_strided": Case(("v = a.as_strided(a.shape, a.stride())",), "v", {"a": "real(3, 3, 4, grad=True)"}, {"dp": 2}, {}),
+    "a view that needs more of a pending value than its sum": Case(
+        ("v = F.linear(self.p, self.w, self.b)", "u = v.abs()", "w = v.view(3, 2)"), "(u, w)", {"a": "real(3)"}, {"dp": 2, "cp": 2}, {"w": (None, "cp"), "b": ("dp",)},
+        ("self.p = nn.Parameter(torch.randn(2, 4))", "self.w = nn.Parameter(torch.randn(3, 4))", "self.b = nn.Parameter(torch.randn(3))")),
+    "a plan for what a norm returns, beside a write": Case(
+        ("w = b.clone()", "w.add_(1)", "v = self.l(a)"), "(v, w)", {"a": "real(4, 4)", "b": "real(3)"}, {"tp": 2}, {"*.l()": (None, "tp")}, ("self.l = nn.LayerNorm(4)",)),
     "a view of a view, in place": Case(("v = a.reshape(-1).clone()", "v.unsqueeze(0).mul_(3)"), "v", {"a": "real(3, grad=True)"}, {"dp": 2}, {}),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", FOUND.values(), ids=FOUND)
 def test_found_by_the_fuzzer(case: Case) -> None:
-    with shown_on_failure(case):
-        outcome = check(case)
-        assert outcome.kind == "equal", f"{outcome.reason}\n{outcome.text}"
+    assert agrees(case, ("equal",))
 
 
 REFUSED: dict[str, tuple[Case, str]] = {

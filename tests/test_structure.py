@@ -34,7 +34,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("report", "provenance", "decompositions", "spec", "arguments", "borrow", "specialize"),
     ("subgraph", "expansions"),
     ("completion",),
-    ("presets",),
+    ("presets", "decompose_unknown"),
     ("plan",),
     ("localize",),
     ("capture", "runtime", "passes"),

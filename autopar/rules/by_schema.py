@@ -1,3 +1,9 @@
 """Ops whose kernels are on accelerators alone: their rules are written by the schema, and were not run on pieces."""
 
-BY_SCHEMA = frozenset(["_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward", "_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward", "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward", "_scaled_dot_product_fused_attention_overrideable", "_scaled_dot_product_fused_attention_overrideable_backward", "_fused_rms_norm_backward", "_thnn_fused_lstm_cell", "_thnn_fused_lstm_cell_backward_impl"])  # fmt: skip
+BY_SCHEMA = frozenset({
+    "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward",
+    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward",
+    "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward",
+    "_scaled_dot_product_fused_attention_overrideable", "_scaled_dot_product_fused_attention_overrideable_backward",
+    "_fused_rms_norm_backward", "_thnn_fused_lstm_cell", "_thnn_fused_lstm_cell_backward_impl",
+})  # fmt: skip

@@ -4,40 +4,12 @@ from __future__ import annotations
 
 import math
 
+from autopar.rules import forms as to
 from autopar.rules.dims import names, tensor, wholes
 from autopar.rules.registry import rule
 
-
-def _channels(weight, transposed: bool, groups: int, summed: str = "i") -> tuple[str, str, str]:
-    """The factors of channels in, of channels out, and of the weight. Groups come apart, and the channels of each."""
-    kernel = wholes(len(weight.shape) - 2, "k")
-    if groups == 1:
-        return summed, "o", f"{summed} o {kernel}" if transposed else f"o {summed} {kernel}"
-    i, o = f"(g {summed})", "(g o)"
-    return i, o, f"{i} o {kernel}" if transposed else f"{o} {summed} {kernel}"
-
-
-def _convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups: int):
-    """``n i s!, o i k!, o -> n o t!``. Where the channels that are summed over are split, the bias must be pending too."""
-    i, o, w = _channels(weight, transposed, groups)
-    count = len(x.shape) - 2
-    return f"n {i} {wholes(count, 's')}, {w}, {o} -> n {o} {wholes(count, 't')}", {"g": groups}
-
-
-def _convolution_backward(gradient, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups: int, mask):
-    """``n o t!, n i s!, o i k! -> n i s!, o i k!, o``.
-
-    Every rank would have all of the bias's gradient, and not a part of it, where channels in are split. Capture takes
-    that gradient out, as a sum of its own; where it is not, those channels stay whole.
-    """
-    i, o, w = _channels(weight, transposed, groups, "i!" if mask[2] else "i")
-    count = len(x.shape) - 2
-    image, result = f"n {i} {wholes(count, 's')}", f"n {o} {wholes(count, 't')}"
-    return f"{result}, {image}, {w} -> {image}, {w}, {o}", {"g": groups}
-
-
-rule(_convolution, "convolution", linear=lambda x, weight, bias, *_: "0, 1" if bias is None else "0+2, 1+2", sizes={8: "g"}, empty=False)
-rule(_convolution_backward, "convolution_backward", linear="0", sizes={9: "g"}, empty=False)
+rule(to.convolution, "convolution", linear=lambda x, weight, bias, *_: "0, 1" if bias is None else "0+2, 1+2", sizes={8: "g"}, empty=False)
+rule(to.convolution_backward, "convolution_backward", linear="0", sizes={9: "g"}, empty=False)
 
 # what looks at neighbours, image by image: kernels, sizes and paddings are the same for every piece
 for ndim, ops in (
@@ -82,12 +54,4 @@ rule(lambda x, size, kernel, *_: ("... (c k!) l! -> ... c h! w!", {"k": math.pro
 # channels that become places, and back; channels that change places
 rule(lambda x, r: ("... c (h a!) (w b!) -> ... (c a! b!) h w", {"a": r, "b": r}), "pixel_unshuffle", linear="0", view=True, empty=False)
 rule(lambda x, r: ("... (c a! b!) h w -> ... c (h a!) (w b!)", {"a": r, "b": r}), "pixel_shuffle", linear="0", view=True, empty=False)
-
-
-def _shuffled(x, groups: int):
-    """Channels of a group lie apart afterwards."""
-    rest = tensor(names(len(x.shape) - 2))
-    return f"n (g! c) {rest} -> n (c g!) {rest}", {"g": groups}
-
-
-rule(_shuffled, "channel_shuffle native_channel_shuffle", linear="0")
+rule(to.shuffled, "channel_shuffle native_channel_shuffle", linear="0")

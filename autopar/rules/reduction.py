@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from autopar.rules.dims import all_whole, along, names, tensor
+from autopar.rules import forms as to
+from autopar.rules.dims import all_whole, along
 from autopar.rules.registry import rule
 
 # parts add up, by the reduction itself
@@ -23,14 +24,7 @@ rule(along("whole -> kept, kept", 2, default=-1, keep=3), "kthvalue", empty=Fals
 rule(along("whole -> kept, kept", "dim", keep="keepdim"), "aminmax", empty=False)
 rule(lambda x: all_whole(x, results="()"), "median nanmedian", empty=False)
 rule(lambda x: all_whole(x, results="()"), "trace", linear="0")
-
-
-def _binned(x, bins: int = 100, low: float = 0, high: float = 0) -> str:
-    """Counts add up; without bounds, they are those of all values."""
-    return f"{tensor(names(len(x.shape)))} -> bins!" if low != high else all_whole(x, results="bins!")
-
-
-rule(_binned, "histc")
+rule(to.binned, "histc")
 
 # one dim is looked at as a whole, and some or all of it comes back, with its indices
 rule(along("whole -> part, part", 1, default=-1), "sort")

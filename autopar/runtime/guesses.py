@@ -204,10 +204,11 @@ class Search:
         return not self.together or {dim for dim in self._dims() if self._size(dim) == self._size(group[0])} == set(group)
 
     def _summed(self, influence: Influence, kept: Sequence[Factor], kind: str) -> Iterator[Factor]:
-        """Dims of operands that no result has, on which all results depend: those that hold, no dim twice."""
+        """Dims of operands that no result has: those that hold, no dim twice. What nothing depends on is no maximum of pieces."""
         taken = {dim for factor in kept for dim in factor.operands}
         there = [position for position, shape in enumerate(self.results) if shape is not None]
-        free = [dim for dim, found in influence.items() if all(found[position] is not None for position in there)]
+        enough = any if kind == "sum" else all
+        free = [dim for dim, found in influence.items() if enough(found[position] is not None for position in there)]
         for size in dict.fromkeys(map(self._size, free)):
             choices = [[None, *(dim for dim in free if dim[0] == slot and self._size(dim) == size)] for slot in range(len(self.shapes))]
             groups = [tuple(dim for dim in group if dim is not None) for group in itertools.product(*choices)]

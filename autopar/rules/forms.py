@@ -1,0 +1,247 @@
+"""Patterns that depend on a call's arguments: of matrix products, norms, convolutions, attention, solutions, searches."""
+
+from __future__ import annotations
+
+from autopar.rules.dims import all_whole, broadcast, broadcasting, elements, names, ndim, tensor, wholes
+
+# -- matmul --------------------------------------------------------------------------------------------------------------
+
+
+def bias(pattern: str):
+    """The bias broadcasts: its leading dims may be missing or of size one."""
+    left, result = pattern.split(" -> ")
+
+    def bound(bias, *_, **__) -> str:
+        return f"{broadcast(bias.shape, result.split())}, {left} -> {result}"
+
+    bound.__doc__ = f"``bias, {pattern}``, where the bias broadcasts."
+    return bound
+
+
+def addmv(bias, matrix, *_, **__) -> str:
+    """A bias that broadcasts makes a result of its own size where torch is given an empty piece."""
+    own, m = ("m", "m") if bias.shape == matrix.shape[:1] else ("1" if bias.shape else "()", "m!")
+    return f"{own}, {m} k, k -> {m}"
+
+
+def trilinear(a, b, c, expand_a, expand_b, expand_c, summed, *_) -> str:
+    """A product of three, each without the dims it is expanded by, summed over some."""
+    dims = [f"d{k}" for k in range(len(a.shape) + len(expand_a))]
+    sides = [tensor(d for k, d in enumerate(dims) if k not in gone) for gone in (expand_a, expand_b, expand_c, summed)]
+    return f"{', '.join(sides[:3])} -> {sides[3]}"
+
+
+def grouped(a, b, ends=None, bias=None, *_, **__) -> str:
+    """Products of experts ``e``. Tokens lie behind each other, up to each expert's end, so they stay whole, as experts do."""
+    where = ", e!" if ends is not None else ", ()"
+    left, right, result = {
+        (2, 3): ("t! k", "e! k n", "t! n"), (3, 2): ("e! m k", "k t!", "m t!"), (2, 2): ("m t!", "t! n", "e! m n"), (3, 3): ("e m k", "e k n", "e m n"),
+    }[len(a.shape), len(b.shape)]  # fmt: skip
+    return f"{left}, {right}{where}, {'()' if bias is None else 'e! n'} -> {result}"
+
+
+# -- normalization -------------------------------------------------------------------------------------------------------
+
+
+def layer_norm(operands: str, results: str, shape: int):
+    """``k``: what is normalized over; ``1``: its place in a mean. A split batch leaves the weight's gradient pending."""
+
+    def pattern(*args, **_) -> str:
+        count = len(args[shape])
+        return f"{operands} -> {results}".replace("1", " ".join(["1"] * count)).replace("k", wholes(count, "k"))
+
+    pattern.__doc__ = f"``{operands} -> {results}``, where ``k`` is what is normalized over, and stays whole."
+    return pattern
+
+
+def group_norm(operands: str, results: str, of: int):
+    """An image in its groups: batch and groups come apart, the channels of a group and the places stay together."""
+
+    def pattern(*args, **_) -> tuple[str, dict[str, int]]:
+        image = f"n (g c!) {wholes(len(args[of].shape) - 2, 's')}"
+        return f"{operands} -> {results}".replace("image", image), {"g": args[6 + 2 * of]}
+
+    pattern.__doc__ = f"``{operands} -> {results}``: groups come apart."
+    return pattern
+
+
+def weight_norm(operands: str, results: str, of: int, where: int):
+    """Each place in one dim is a vector ``v`` with a length ``g``; it stays whole."""
+
+    def pattern(*args, **_) -> str:
+        dims = [f"d{k}!" for k in range(len(args[of].shape))]
+        dim = args[where] if len(args) > where else 0
+        dims[dim] = "o"
+        lengths = ["1"] * len(dims)
+        lengths[dim] = "o"
+        return f"{operands} -> {results}".replace("v", tensor(dims)).replace("g", tensor(lengths))
+
+    pattern.__doc__ = f"``{operands} -> {results}``, where ``v`` are vectors that stay whole, and ``g`` their lengths."
+    return pattern
+
+
+def renorm(x, p, dim: int, *_) -> str:
+    """Each place in ``dim`` has a norm, over all others."""
+    one = tensor(d + "!" * (k != dim % len(x.shape)) for k, d in enumerate(names(len(x.shape))))
+    return f"{one} -> {one}"
+
+
+def glu(results: str, before: str = ""):
+    """The halves of one dim are multiplied, so each half is split by itself: ``(half! d)``."""
+
+    def pattern(*args) -> tuple[str, dict[str, int]]:
+        x, dim = args[-2:] if len(args) > 1 and isinstance(args[-1], int) else (args[-1], -1)
+        single = names(len(x.shape))
+        double = list(single)
+        double[dim] = f"(half! {single[dim]})"
+        sides = {"x": tensor(double), "y": tensor(single)}
+        return f"{before and sides[before] + ', '}{sides['x']} -> {sides[results]}", {"half": 2}
+
+    pattern.__doc__ = glu.__doc__
+    return pattern
+
+
+# -- convolution ---------------------------------------------------------------------------------------------------------
+
+
+def channels(weight, transposed: bool, groups: int, summed: str = "i") -> tuple[str, str, str]:
+    """The factors of channels in, of channels out, and of the weight. Groups come apart, and the channels of each."""
+    kernel = wholes(len(weight.shape) - 2, "k")
+    if groups == 1:
+        return summed, "o", f"{summed} o {kernel}" if transposed else f"o {summed} {kernel}"
+    i, o = f"(g {summed})", "(g o)"
+    return i, o, f"{i} o {kernel}" if transposed else f"{o} {summed} {kernel}"
+
+
+def convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups: int):
+    """``n i s!, o i k!, o -> n o t!``. Where the channels that are summed over are split, the bias must be pending too."""
+    i, o, w = channels(weight, transposed, groups)
+    count = len(x.shape) - 2
+    return f"n {i} {wholes(count, 's')}, {w}, {o} -> n {o} {wholes(count, 't')}", {"g": groups}
+
+
+def convolution_backward(gradient, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups: int, mask):
+    """``n o t!, n i s!, o i k! -> n i s!, o i k!, o``.
+
+    Every rank would have all of the bias's gradient, and not a part of it, where channels in are split. Capture takes
+    that gradient out, as a sum of its own; where it is not, those channels stay whole.
+    """
+    i, o, w = channels(weight, transposed, groups, "i!" if mask[2] else "i")
+    count = len(x.shape) - 2
+    image, result = f"n {i} {wholes(count, 's')}", f"n {o} {wholes(count, 't')}"
+    return f"{result}, {image}, {w} -> {image}, {w}, {o}", {"g": groups}
+
+
+def shuffled(x, groups: int):
+    """Channels of a group lie apart afterwards."""
+    rest = tensor(names(len(x.shape) - 2))
+    return f"n (g! c) {rest} -> n (c g!) {rest}", {"g": groups}
+
+
+# -- attention -----------------------------------------------------------------------------------------------------------
+
+
+def factors(query, key, causal: bool, mask, rows: bool = True) -> dict[str, str]:
+    """Of the query, the key, the value, the output, the mask, and the log-sum-exp of each query's row.
+
+    Under a causal mask a query's place matters, so the sequence stays whole; also where rows are padded. Several heads
+    may share a key: ``(h r)``.
+    """
+    s = "s!" if causal or not rows else "s"
+    h, g = ("h", "h") if query.shape[1] == key.shape[1] else ("(h r)", "h")
+    seen = "()" if mask is None else broadcast(mask.shape, ["b", h, s, "t!"], [*query.shape[:3], key.shape[2]])
+    row = f"b {h} {s if rows else 'rows!'}"
+    return {"q": f"b {h} {s} d!", "k": f"b {g} t! d!", "v": f"b {g} t! e!", "o": f"b {h} {s} e!", "mask": seen, "row": row, "column": f"{row} 1"}
+
+
+def text(sides: str, factors: dict[str, str]) -> str:
+    """``q, k, v -> o, row`` with the factors of each; what is none of them stands as it is: ``()``, ``none!``."""
+    sides, by, kind = sides.partition(" by ")
+    return " -> ".join(", ".join(factors.get(one, one) for one in side.split(", ")) for side in sides.split(" -> ")) + by + kind
+
+
+def attention(sides: str, query: int, causal: int, mask: int | str | None = None, **options):
+    """The pattern of a kernel that takes its operands, and gives its results, in this order."""
+
+    def pattern(*args, **kwargs) -> str:
+        masked = kwargs.get(mask) if isinstance(mask, str) else args[mask] if mask is not None and len(args) > mask else None
+        return text(sides, factors(args[query], args[query + 1], len(args) > causal and args[causal], masked, **options))
+
+    pattern.__doc__ = f"``{sides}``, where ``q`` is ``b h s d!``, ``k`` ``b h t! d!``, ``v`` ``b h t! e!``, ``o`` ``b h s e!``."
+    return pattern
+
+
+# -- linalg --------------------------------------------------------------------------------------------------------------
+
+
+def vectors(pattern: str, bare: str, position: int):
+    """Without vectors, torch gives tensors without elements in their place."""
+
+    def bound(*args, **kwargs) -> str:
+        wanted = args[position] if len(args) > position else True
+        return pattern if wanted else bare
+
+    bound.__doc__ = f"``{pattern}``; without vectors ``{bare}``."
+    return bound
+
+
+def solved(pattern: str, mirrored: str):
+    """The columns of the right-hand side come apart; where the unknown stands on the left, its rows."""
+
+    def bound(*_, left: bool = True, **__) -> str:
+        return pattern if left else mirrored
+
+    bound.__doc__ = f"``{pattern}``; where the unknown stands on the left ``{mirrored}``."
+    return bound
+
+
+def solution(a, b, *, left: bool = True, **_) -> str:
+    """The right-hand side is a matrix, or a vector for each. It stays whole: every rank would have all of the factorization."""
+    side = "... i!" if b.shape == a.shape[:-1] else "... i! c!" if left else "... c! i!"
+    return f"... i! j!, {side} -> {side}, ... i! j!, ... i!, ..."
+
+
+def cross(x, y, *, dim: int = -1) -> str:
+    """Vectors of three lie along ``dim``."""
+    dims, sides = broadcasting(x.shape, y.shape)
+    return f"{', '.join(sides)} -> {tensor(dims)}".replace(dims[dim], f"{dims[dim]}!")
+
+
+# -- selection -----------------------------------------------------------------------------------------------------------
+
+
+def scatter_reduce(x, dim: int, index, source, reduce: str, **_) -> str:
+    """Sums would come apart along the index too; maxima and means would not."""
+    if index.shape != source.shape:
+        return all_whole(x, index, source, results=tensor(f"a{k}!" for k in range(ndim(x))))
+    table, picked = elements(x, dim, index)
+    return f"{table}, {picked}, {picked} -> {table}"
+
+
+def searched(rows, *_, sorter=None, **__) -> str:
+    """One row for all values, or a row for each row of them."""
+    s = "s" if sorter is None else "s!"
+    return f"{s}, ..., {s} -> ..." if ndim(rows) == 1 else f"... {s}, ... v, ... {s} -> ... v"
+
+
+def is_in(x, among, *, invert: bool = False, **_) -> str:
+    """It is among all where it is among some."""
+    return f"..., {tensor(names(ndim(among)))} -> ... by {'min' if invert else 'max'}"
+
+
+def bags(weight, indices, offsets, by_frequency: bool = False, mode: int = 0, *_) -> str:
+    """Bags of indices are summed row by row: columns come apart. What all ranks have alike is the maximum of theirs."""
+    return f"v! d, i!, b!, i! -> bags! d, o!, sizes!, {'places! d' if mode == 2 else 'places!'} by max"
+
+
+def bags_backward(gradient, indices, offsets, into, sizes, places, count: int, by_frequency: bool, mode: int, *_) -> str:
+    return f"bags! d, i!, b!, o!, sizes!, {'places! d' if mode == 2 else 'places!'}, i! -> v! d"
+
+
+# -- reduction -----------------------------------------------------------------------------------------------------------
+
+
+def binned(x, bins: int = 100, low: float = 0, high: float = 0) -> str:
+    """Counts add up; without bounds, they are those of all values."""
+    return f"{tensor(names(len(x.shape)))} -> bins!" if low != high else all_whole(x, results="bins!")
+

@@ -1,0 +1,82 @@
+"""The smallest case that ends as a given one does."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from model_cases import Case, check
+
+
+def smallest(case: Case, seconds: float = 60.0) -> Case:
+    """The smallest case found that ends as this one does."""
+    wanted = check(case)
+    end = time.monotonic() + seconds
+    again = True
+    while again and time.monotonic() < end:
+        again = False
+        for one in smaller(case):
+            if time.monotonic() > end:
+                break
+            outcome = check(one)
+            if (outcome.kind, outcome.reason) == (wanted.kind, wanted.reason):
+                case, again = one, True
+                break
+    return case
+
+
+def smaller(case: Case) -> Iterator[Case]:
+    """Simpler cases, the simplest first; not all of them are valid."""
+    names = re.findall(r"\b[a-z]+\d+\b|\b[a-z]\b", case.result)
+    if len(names) > 1 or case.result not in names:
+        yield from (replace(case, result=name, given=None) for name in dict.fromkeys(names))
+    for change in ({"calls": 1}, {"loss": "weights"}, {"grad": True}, {"training": True}, {"given": None}, {"options": {}}, {"keywords": ()}):
+        (key, value), = change.items()
+        if getattr(case, key) != value:
+            yield replace(case, **change)
+    count = len(case.lines)
+    for size in (count // 2, count // 4, 1):
+        for k in range(count - size, -1, -max(size, 1)) if size else ():
+            yield replace(case, lines=case.lines[:k] + case.lines[k + size :])
+    for k, line in enumerate(case.lines):
+        name = line.split(" = ")[0]
+        if name in case.shapes and name not in case.inputs:
+            inputs = {**case.inputs, name: case.shapes[name]}
+            yield replace(case, inputs=inputs, lines=case.lines[:k] + case.lines[k + 1 :])
+    text = "\n".join((*case.lines, case.result))
+    for name in case.inputs:
+        if not re.search(rf"\b{name}\b", text):
+            yield replace(case, inputs={k: v for k, v in case.inputs.items() if k != name}, keywords=tuple(k for k in case.keywords if k != name),
+                          plan=_without(case.plan, name))  # fmt: skip
+        elif "grad=True" in case.inputs[name]:
+            yield replace(case, inputs={**case.inputs, name: case.inputs[name].replace(", grad=True", "")})
+    for k in range(len(case.init)):
+        attribute = re.search(r"self\.(\w+)|\"(\w+)\"", case.init[k])
+        name = attribute[1] or attribute[2] if attribute else ""
+        yield replace(case, init=case.init[:k] + case.init[k + 1 :], plan=_without(case.plan, name))
+    if isinstance(case.plan, dict):
+        for glob, spec in case.plan.items():
+            yield replace(case, plan={g: s for g, s in case.plan.items() if g != glob})
+            if isinstance(spec, tuple):
+                yield from (replace(case, plan={**case.plan, glob: (*spec[:d], None, *spec[d + 1 :])}) for d, entry in enumerate(spec) if entry)
+    for axis, size in case.mesh.items():
+        if len(case.mesh) > 1:
+            yield replace(case, mesh={a: n for a, n in case.mesh.items() if a != axis}, plan=_without_axis(case.plan, axis))
+        if size > 2:
+            yield replace(case, mesh={**case.mesh, axis: 2})
+
+
+def _without(plan: Any, name: str) -> Any:
+    return {g: s for g, s in plan.items() if g.lstrip("*.").split(".")[0].removesuffix("()") != name} if isinstance(plan, dict) else plan
+
+
+def _without_axis(plan: Any, axis: str) -> Any:
+    def strip(entry: Any) -> Any:
+        if isinstance(entry, tuple):
+            return tuple(strip(e) for e in entry if e != axis)
+        return None if entry == axis else entry.replace(f"/{axis}", "") if isinstance(entry, str) else entry
+
+    return {g: tuple(None if e == axis else strip(e) for e in s) if isinstance(s, tuple) else s for g, s in plan.items()} if isinstance(plan, dict) else plan
