@@ -115,3 +115,11 @@ def train(
         steps=steps, batch=batch, sequence=sequence, lr=lr, seed=seed, tolerance=tolerance,
     )  # fmt: skip
     raise typer.Exit(run(options))
+
+
+@app.command()
+def rules() -> None:
+    """Print the table of sharding rules: how each op comes apart."""
+    from autopar.report.rules import page
+
+    typer.echo(page(), nl=False)

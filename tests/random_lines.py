@@ -92,9 +92,15 @@ MASKS = """
     {x} > {c} | {x} <= {y} | ~({m}) & ({x} < 1) | {m} & ({x} > 0) | torch.isfinite({x}) | {x}.bool() | ({x} > 0).logical_xor({m}) | torch.ones_like({x}, dtype=torch.bool).tril() if {x}.ndim > 1 else {x} > 0 | ({x1} > 0).cumsum({d}) > 1 | {x1}.argmax({d}, keepdim=True) == 0
 """
 
+RANDOM = """
+    F.dropout({x}, 0.3) | F.dropout({x}, 0.5) | {x} + torch.rand({x}.shape, dtype=torch.float64) | {x} + torch.randn_like({x}) * 0.1 | {x} * torch.rand_like({x}) | torch.bernoulli({x}.sigmoid()) * {x} | {x} * torch.randint(0, 3, {x}.shape)
+    {x1}[torch.randperm({x1}.shape[0])] | F.alpha_dropout({x}, 0.3, True) | F.dropout1d({e3}, 0.5, True) | {x} + torch.empty_like({x}).uniform_(0, 1) | torch.normal({x}, 0.5) | {x1} * torch.empty({x1}.shape[-1], dtype=torch.float64).normal_() | {x} + torch.empty_like({x}).exponential_()
+    checkpoint(lambda t: F.dropout(t, 0.5) * t, {x}, use_reentrant=False) | F.gumbel_softmax({x1}) | {e2}.softmax(-1).multinomial(1) * {e2} | torch.rand(()) * {x} | F.dropout({x}, 0.5, inplace=False) if self.training else {x} | {x} * (torch.rand({x}.shape) < 0.5) | F.dropout2d({e4}, 0.5)
+"""
+
 FAMILIES: dict[str, tuple[int, list[str]]] = {  # how often, and the templates
     name: (weight, [one.strip() for line in text.strip().splitlines() for one in line.split(" | ") if one.strip()])
     for name, weight, text in (
-        ("unary", 5, UNARY), ("binary", 6, BINARY), ("same", 4, SAME), ("reduce", 4, REDUCE), ("norm", 2, NORM), ("view", 8, VIEW), ("in place", 2, INPLACE), ("mask", 1, MASKS),
+        ("unary", 5, UNARY), ("binary", 6, BINARY), ("same", 4, SAME), ("reduce", 4, REDUCE), ("norm", 2, NORM), ("view", 8, VIEW), ("in place", 2, INPLACE), ("mask", 1, MASKS), ("random", 1, RANDOM),
     )
 }  # fmt: skip

@@ -31,6 +31,7 @@ class Models:
         reals, masks, whole: the names of values of each kind, oldest first; ``env`` has what they hold.
         bounds: name of a tensor of whole numbers → what they are below.
         named: the tensors among the inputs → what plans call them; ``numbers``: the inputs that are no tensors.
+        draws: whether a line draws random numbers.
         returned: submodule → what it returned, and the shape of that.
     """
 
@@ -51,6 +52,7 @@ class Models:
         self.bounds: dict[str, int] = {}
         self.returned: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.result = ""
+        self.draws = False
         self.count = 0
         self.sizes = [self.size() for _ in range(3)]
 
@@ -161,6 +163,7 @@ class Models:
             MODULES[chosen][1](self)
             return
         template = self.r.choice(FAMILIES[chosen][1])
+        self.draws |= chosen == "random"
         filled = self.filled(template)
         if filled is not None:
             name = self.name()
@@ -316,6 +319,8 @@ class Models:
             options["outputs"] = "global"
         if self.chance(4):
             options["strict"] = True
+        if self.draws:
+            options["random"] = "single"  # the numbers of one device
         names = list(self.inputs)
         keywords = tuple(names[self.r.randrange(len(names) + 1) :]) if self.chance(15) else ()
         given = tuple(sorted(self.r.sample(range(count), self.r.randrange(1, count + 1)))) if count > 1 and self.chance(40) else None

@@ -100,7 +100,9 @@ def attention(m: Models) -> None:
         _layer(m, f"nn.MultiheadAttention({wide}, {heads}, batch_first=True)", x, m.r.choice(["{l}({x}, {x}, {x})[0]", "{l}({x}, {x}, {x}, need_weights=False)[0]"]))
         return
     if kind == 1:
-        _layer(m, f"nn.TransformerEncoderLayer({wide}, {heads}, {2 * wide}, dropout=0.0, batch_first=True)", x)
+        drop = m.r.choice(["0.0", "0.2"])
+        m.draws |= drop != "0.0"
+        _layer(m, f"nn.TransformerEncoderLayer({wide}, {heads}, {2 * wide}, dropout={drop}, batch_first=True)", x)
         return
     groups = m.r.choice([n for n in (1, 1, 2) if heads % n == 0])
     other = m.real(lambda v: v.ndim == 3 and v.shape[0] == m.value(x).shape[0] and v.shape[2] == wide) if m.chance(25) else x
@@ -118,6 +120,9 @@ def attention(m: Models) -> None:
     options.append(f", attn_mask={m.parameter(length, second)}")
     options.append(f", attn_mask=({m.parameter(heads, 1, second)} > -9)")
     name = m.name()
+    if m.chance(10):
+        options.append(", dropout_p=0.3")
+        m.draws = True
     call = f"F.scaled_dot_product_attention({', '.join(made)}{m.r.choice(options)}{', enable_gqa=True' if groups > 1 else ''})"
     if m.chance(25) and groups == 1:
         call = f"({made[0]} @ {made[1]}.mT / {math.sqrt(each):.3f}).softmax(-1) @ {made[2]}"

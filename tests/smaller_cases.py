@@ -33,7 +33,8 @@ def smaller(case: Case) -> Iterator[Case]:
     names = re.findall(r"\b[a-z]+\d+\b|\b[a-z]\b", case.result)
     if len(names) > 1 or case.result not in names:
         yield from (replace(case, result=name, given=None) for name in dict.fromkeys(names))
-    for change in ({"calls": 1}, {"loss": "weights"}, {"grad": True}, {"training": True}, {"given": None}, {"options": {}}, {"keywords": ()}):
+    drawn = {key: value for key, value in case.options.items() if key == "random"}
+    for change in ({"calls": 1}, {"loss": "weights"}, {"grad": True}, {"training": True}, {"given": None}, {"options": drawn}, {"keywords": ()}):
         (key, value), = change.items()
         if getattr(case, key) != value:
             yield replace(case, **change)

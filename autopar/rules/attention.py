@@ -1,4 +1,7 @@
-"""Attention. Heads and batch come apart; a query looks at all keys, so those stay whole."""
+"""Attention. Heads and batch come apart; a query looks at all keys, so those stay whole.
+
+A query ``q`` is ``b h s d!``, ``k`` is ``b h t! d!``, ``v`` is ``b h t! e!``, ``o`` is ``b h s e!``, a ``row`` of sums ``b h s``.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from autopar.rules import forms as to
-from autopar.rules.dims import names, tensor, wholes
+from autopar.rules.dims import names, sized, tensor, wholes
 from autopar.rules.registry import rule
 
 rule(to.convolution, "convolution", linear=lambda x, weight, bias, *_: "0, 1" if bias is None else "0+2, 1+2", sizes={8: "g"}, empty=False)
@@ -48,10 +48,10 @@ for ndim, places in ((2, "y x"), (3, "z y x")):
     rule(f"{image}, {grid} -> n c {places}", f"grid_sampler_{ndim}d", linear="0", empty=False)
     rule(f"n c {places}, {image}, {grid} -> {image}, {grid}", f"grid_sampler_{ndim}d_backward", linear="0", empty=False)
 
-rule(lambda x, kernel, *_: ("... c h! w! -> ... (c k!) l!", {"k": math.prod(kernel)}), "im2col", linear="0", empty=False)
-rule(lambda x, size, kernel, *_: ("... (c k!) l! -> ... c h! w!", {"k": math.prod(kernel)}), "col2im", linear="0", empty=False)
+rule(sized("... c h! w! -> ... (c k!) l!", lambda x, kernel, *_: {"k": math.prod(kernel)}), "im2col", linear="0", empty=False)
+rule(sized("... (c k!) l! -> ... c h! w!", lambda x, size, kernel, *_: {"k": math.prod(kernel)}), "col2im", linear="0", empty=False)
 
 # channels that become places, and back; channels that change places
-rule(lambda x, r: ("... c (h a!) (w b!) -> ... (c a! b!) h w", {"a": r, "b": r}), "pixel_unshuffle", linear="0", view=True, empty=False)
-rule(lambda x, r: ("... (c a! b!) h w -> ... c (h a!) (w b!)", {"a": r, "b": r}), "pixel_shuffle", linear="0", view=True, empty=False)
+rule(sized("... c (h a!) (w b!) -> ... (c a! b!) h w", lambda x, r: {"a": r, "b": r}), "pixel_unshuffle", linear="0", view=True, empty=False)
+rule(sized("... (c a! b!) h w -> ... c (h a!) (w b!)", lambda x, r: {"a": r, "b": r}), "pixel_shuffle", linear="0", view=True, empty=False)
 rule(to.shuffled, "channel_shuffle native_channel_shuffle", linear="0")

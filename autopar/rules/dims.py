@@ -83,6 +83,26 @@ def all_whole(*given: Any, results: str) -> str:
     return f"{', '.join(sides)} -> {results}"
 
 
+def entire(results: Callable[..., str]) -> Callable[..., str]:
+    """Nothing comes apart; ``results`` are named as ``all_whole`` names them."""
+
+    def pattern(*args: Any, **kwargs: Any) -> str:
+        return all_whole(*(x for x in args if hasattr(x, "shape")), results=results(*args, **kwargs))
+
+    pattern.__doc__ = "Nothing comes apart."
+    return pattern
+
+
+def sized(text: str, sizes: Callable[..., dict[str, int]]) -> Callable[..., tuple[str, dict[str, int]]]:
+    """A pattern with factors whose sizes are given by arguments."""
+
+    def pattern(*args: Any, **kwargs: Any) -> tuple[str, dict[str, int]]:
+        return text, sizes(*args, **kwargs)
+
+    pattern.__doc__ = f"``{text}``."
+    return pattern
+
+
 def broadcast(shape: Sequence[int], dims: Sequence[str], sizes: Sequence[int] = ()) -> str:
     """A tensor that broadcasts to ``dims``: leading ones may be missing, or ones of size one, where those are longer."""
     lead = len(dims) - len(shape)

@@ -133,7 +133,7 @@ def convolution_backward(gradient, x, weight, bias_sizes, stride, padding, dilat
 
 
 def shuffled(x, groups: int):
-    """Channels of a group lie apart afterwards."""
+    """``n (g! c) … -> n (c g!) …``."""
     rest = tensor(names(len(x.shape) - 2))
     return f"n (g! c) {rest} -> n (c g!) {rest}", {"g": groups}
 
@@ -167,7 +167,7 @@ def attention(sides: str, query: int, causal: int, mask: int | str | None = None
         masked = kwargs.get(mask) if isinstance(mask, str) else args[mask] if mask is not None and len(args) > mask else None
         return text(sides, factors(args[query], args[query + 1], len(args) > causal and args[causal], masked, **options))
 
-    pattern.__doc__ = f"``{sides}``, where ``q`` is ``b h s d!``, ``k`` ``b h t! d!``, ``v`` ``b h t! e!``, ``o`` ``b h s e!``."
+    pattern.__doc__ = f"``{sides}``."
     return pattern
 
 
@@ -218,9 +218,16 @@ def scatter_reduce(x, dim: int, index, source, reduce: str, **_) -> str:
     return f"{table}, {picked}, {picked} -> {table}"
 
 
-def searched(rows, *_, sorter=None, **__) -> str:
-    """One row for all values, or a row for each row of them."""
+def taken(x, index) -> str:
+    """``whole, ... -> ...``, of elements by their place in all of a tensor."""
+    return f"{wholes(ndim(x)) or '()'}, ... -> ..."
+
+
+def searched(rows, *values, sorter=None, **__) -> str:
+    """``s, ... -> ...``: one row for all values, or one for each row of them. An order is given for the whole row."""
     s = "s" if sorter is None else "s!"
+    if values and not hasattr(values[0], "shape"):
+        return f"{s}, {s} -> ()"
     return f"{s}, ..., {s} -> ..." if ndim(rows) == 1 else f"... {s}, ... v, ... {s} -> ... v"
 
 

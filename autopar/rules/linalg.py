@@ -1,8 +1,9 @@
-"""Factorizations and solutions of matrices. Batches of them come apart, and the columns of a right-hand side."""
+"""Factorizations and solutions of matrices, of which batches come apart, and columns of a right-hand side; Fourier transforms."""
 
 from __future__ import annotations
 
 from autopar.rules import forms as to
+from autopar.rules.dims import along
 from autopar.rules.registry import rule
 
 rule("... i! j! -> ... i! j!", "cholesky cholesky_inverse linalg_matrix_exp", empty=False)
@@ -24,3 +25,7 @@ rule("... i! c, ... i! j! -> ... i! c", "cholesky_solve", linear="0", empty=Fals
 rule("... i! c!, ... i! j! -> ... i! c!, ... i! j!", "triangular_solve", empty=False)
 rule(to.solution, "_linalg_solve_ex", empty=False)
 rule(to.cross, "linalg_cross", linear="0, 1")
+
+# along the dims that are transformed nothing comes apart
+rule(along("whole -> whole", 1), "_fft_c2c", linear="0", empty=False)
+rule(along("whole -> part", 1), "_fft_r2c _fft_c2r", linear="0", empty=False)

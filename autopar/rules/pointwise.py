@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from autopar.rules.dims import sized
 from autopar.rules.registry import overload, rule
 
 rule("... -> ...", "neg clone alias alias_copy detach positive deg2rad rad2deg _conj conj_physical _conj_physical", linear="0")
@@ -60,6 +61,11 @@ rule("..., ... -> ...", """
     softplus_backward mish_backward logit_backward
 """, linear="0")  # fmt: skip
 rule("..., ..., ... -> ..., ...", "_prelu_kernel_backward", linear="0")
+
+# fused cells of recurrent nets: the gates of a hidden unit stay together
+GATES = "n (four! h)"
+rule(sized(f"{GATES}, {GATES}, n h, (four! h), (four! h) -> n h, n h, {GATES}", lambda *_: {"four": 4}), "_thnn_fused_lstm_cell")
+rule(sized(f"n h, n h, n h, n h, {GATES} -> {GATES}, n h, (four! h)", lambda *_: {"four": 4}), "_thnn_fused_lstm_cell_backward_impl", linear="0+1")
 
 
 def _widens(x, *, dtype=None, **_) -> str:

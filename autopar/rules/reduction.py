@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autopar.rules import forms as to
-from autopar.rules.dims import all_whole, along
+from autopar.rules.dims import along, entire
 from autopar.rules.registry import rule
 
 # parts add up, by the reduction itself
@@ -22,8 +22,8 @@ rule(along("whole -> kept, kept", 1, keep=2), "max.dim min.dim median.dim nanmed
 rule(along("whole -> kept, kept", 1, default=-1, keep=2), "mode", empty=False)
 rule(along("whole -> kept, kept", 2, default=-1, keep=3), "kthvalue", empty=False)
 rule(along("whole -> kept, kept", "dim", keep="keepdim"), "aminmax", empty=False)
-rule(lambda x: all_whole(x, results="()"), "median nanmedian", empty=False)
-rule(lambda x: all_whole(x, results="()"), "trace", linear="0")
+rule(entire(lambda *_: "()"), "median nanmedian", empty=False)
+rule(entire(lambda *_: "()"), "trace", linear="0")
 rule(to.binned, "histc")
 
 # one dim is looked at as a whole, and some or all of it comes back, with its indices

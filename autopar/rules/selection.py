@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autopar.rules import forms as to
-from autopar.rules.dims import all_whole, along, ndim, tensor, wholes
+from autopar.rules.dims import along, entire, ndim, wholes
 from autopar.rules.registry import rule
 
 # places along one dim are written; later elements overwrite earlier ones
@@ -12,18 +12,17 @@ rule(along("whole, i!, () -> whole", 1), "index_fill.int_Tensor", linear="0+2")
 rule(along("whole, i!, part -> whole", 1), "index_copy", linear="0+2")
 rule(along("whole, i!, part -> whole", 1), "index_reduce")
 rule(to.scatter_reduce, "scatter_reduce.two", linear=lambda x, dim, index, source, reduce, include_self=True: "0+2" * (reduce == "sum" and include_self))
-rule(lambda x, index: f"{tensor(wholes(ndim(x)).split())}, ... -> ...", "take", linear="0")
-rule(lambda x, *rest: all_whole(x, *rest[:2], results=tensor(f"a{k}!" for k in range(ndim(x)))), "put", linear="0+2")
+rule(to.taken, "take", linear="0")
+rule(entire(lambda x, *_: wholes(ndim(x), "a") or "()"), "put", linear="0+2")
 
 # which value goes where depends on all of the mask
-rule(lambda x, mask, source: all_whole(x, mask, source, results=wholes(max(ndim(x), ndim(mask))) or "()"), "masked_scatter", linear="0+2")
-rule(lambda gradient, mask, sizes: all_whole(gradient, mask, results=wholes(len(sizes)) or "()"), "masked_scatter_backward", linear="0")
+rule(entire(lambda x, mask, *_: wholes(max(ndim(x), ndim(mask))) or "()"), "masked_scatter", linear="0+2")
+rule(entire(lambda gradient, mask, sizes: wholes(len(sizes)) or "()"), "masked_scatter_backward", linear="0")
 
 # the place of each value in a sorted row is the number of those before it: counts add up, unless an order is given
 rule("..., bounds -> ...", "bucketize.Tensor")
 rule("bounds -> ()", "bucketize.Scalar")
-rule(to.searched, "searchsorted.Tensor")
-rule(lambda rows, *_, sorter=None, **__: "s, s -> ()" if sorter is None else "s!, s! -> ()", "searchsorted.Scalar")
+rule(to.searched, "searchsorted.Tensor searchsorted.Scalar")
 rule(to.is_in, "isin.Tensor_Tensor")
 rule("... -> ...", "isin.Tensor_Scalar")
 

@@ -124,7 +124,7 @@ class Search:
     def _calls(self, scale: Scale, last: Scale) -> list[Arguments]:
         """All that a rule is tried on; guesses are made from the first."""
         found = [drawn(scale(self.args, self.kwargs), fill) for fill in FILLS]
-        found += [drawn(other(self.args, self.kwargs), FILLS[1]) for other in (*scale.others(), last) if other != scale]
+        found += [drawn(other(self.args, self.kwargs), FILLS[1]) for other in (scale.odd(), last) if other != scale]
         return [call for call in found if self._takes(call)]
 
     def _takes(self, call: Arguments) -> bool:

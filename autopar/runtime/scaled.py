@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,18 +61,18 @@ class Scale:
                     return False
         return True
 
-    def others(self) -> Iterator[Scale]:
-        """Other small sizes, of which odd ones; and numbers that are thresholds, if any are, within the sizes of dims."""
+    def odd(self) -> Scale:
+        """Other small sizes, which are odd."""
         values = itertools.count(ODD, 2)
         sizes = {n: m if n == m else next(values) for n, m in self.sizes.items()}
-        yield Scale(sizes, {n: sizes[n] if n != m == self.sizes.get(n) else m for n, m in self.numbers.items()})
-        within = {n: BELOW + 1 for n, m in self.numbers.items() if n == m and n >= EVEN}
-        if within:
-            yield Scale(self.sizes, {**self.numbers, **within})
+        return Scale(sizes, {n: sizes[n] if n != m == self.sizes.get(n) else m for n, m in self.numbers.items()})
 
 
 def scales(args: Sequence[Any], kwargs: Mapping[str, Any], *, related: bool = False) -> list[Scale]:
-    """Ways to make a call small, the better ones first. The last one, if it is small enough, is the call itself.
+    """Ways to make a call small, the better ones first.
+
+    The last one is the call itself, if it is small enough; else the one where numbers are small too: any of them may be a
+    threshold along a dim.
 
     Args:
         related: what may be the product of sizes, or a multiple of one, stays so; else that comes second.

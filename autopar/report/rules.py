@@ -1,0 +1,75 @@
+"""The page of the sharding rules, made from their tables."""
+
+from __future__ import annotations
+
+import ast
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+
+from autopar import rules
+from autopar.rules.by_schema import BY_SCHEMA
+from autopar.rules.registry import RULES, Rule
+
+COMMAND = "python -m autopar rules > autopar/rules/README.md"
+FOLDER = Path(rules.__file__).parent
+HEAD = f"""# Sharding rules
+
+How each op of ATen comes apart over devices. Made from the tables beside this page; this renews it:
+
+    {COMMAND}
+
+**Factors** are the loops of an op, as in einsum: `m k, k n -> m n`. `k!` stays whole, `(a b)` is a merged dim, `...` any leading
+dims, which broadcast, `1` a dim of size one, `()` a tensor without dims. A factor that is split and that a result lacks leaves that
+result pending: a sum, or after `by` another reduction. Where factors depend on a call's arguments, words say how. In words,
+`open` dims come apart, `whole` ones do not, `part` has another size, `kept` is gone or of size one, `gone` is not there.
+
+**Sums** are the operands through which a sum that waits to be reduced may pass: alternatives, or several together (`0+1`). `view`
+means that it waits there at no cost. Operands and arguments are counted from 0.
+
+† Written by the schema: the kernel is on accelerators alone, and was not run on pieces. All others are proven by running them.
+"""
+
+
+def page() -> str:
+    """All of it."""
+    tables = list(_families())
+    count = sum(len(table) for _, table in tables)
+    return "\n".join([HEAD, f"{count} overloads.", *(_family(title, table) for title, table in tables)]) + "\n"
+
+
+def _families() -> Iterator[tuple[str, list[Rule]]]:
+    """The rules of each file of tables, and what the file says of itself."""
+    for path in sorted(FOLDER.glob("*.py")):
+        saved = dict(RULES)
+        if path.stem in ("__init__", "registry", "binding"):
+            continue
+        try:
+            RULES.clear()
+            runpy.run_path(str(path))
+            table = list(RULES.values())
+        finally:
+            RULES.clear()
+            RULES.update(saved)
+        if table:
+            yield f"{path.stem}\n\n{(ast.get_docstring(ast.parse(path.read_text())) or '').strip()}", table
+
+
+def _family(title: str, table: list[Rule]) -> str:
+    rows: dict[tuple[str, str], list[str]] = {}
+    for rule in table:
+        rows.setdefault((_factors(rule), _sums(rule)), []).append(f"`{rule.op}`" + "†" * (rule.op in BY_SCHEMA))
+    lines = [f"| {', '.join(ops)} | {factors} | {sums} |" for (factors, sums), ops in rows.items()]
+    return "\n".join([f"\n## {title}\n", "| op | factors | sums |", "| --- | --- | --- |", *lines])
+
+
+def _factors(rule: Rule) -> str:
+    if isinstance(rule.pattern, str):
+        return f"`{rule.pattern}`"
+    said = (rule.pattern.__doc__ or "by its arguments").strip().splitlines()[0].rstrip(".:")
+    return said.replace("``", "`").replace("|", "\\|")
+
+
+def _sums(rule: Rule) -> str:
+    linear = "by its arguments" if callable(rule.linear) else rule.linear
+    return ", ".join(part for part in (linear, "view" * rule.view) if part)
