@@ -37,6 +37,8 @@ def functional_form(name: str) -> OpOverload:
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
+UNORDERED = frozenset({"multinomial", "native_dropout", "rrelu_with_noise_functional", "bernoulli.Tensor", "normal.Tensor_Tensor", "binomial"})
+
 _TWINS: dict[OpOverload, OpOverload] = {}
 _SOURCES: dict[OpOverload, OpOverload] = {}
 
@@ -66,20 +68,24 @@ def twin_of(op: OpOverload) -> OpOverload:
         LIBRARY.define(name + operator_schema(op))
         packet, _, overload = name.partition(".")
 
-        def draw(*args: Any, seed: torch.Tensor, stream: int, **kwargs: Any) -> Any:
+        def draw(*args: Any, seed: torch.Tensor, stream: int, order: list[int] | None = None, **kwargs: Any) -> Any:
             device = _device(args, kwargs)
             generator = default_generator(device)
             before = generator.get_state()
             try:
-                if seed.dim():
-                    generator.set_state(seed[stream].clone())  # what has an offset in memory ends the process
-                else:
+                if not seed.dim():
                     generator.manual_seed(mixed(int(seed), stream))
-                return op(*args, **kwargs)
+                    return op(*args, **kwargs)
+                generator.set_state(seed[stream].clone())  # what has an offset in memory ends the process
+                if order is None:
+                    return op(*args, **kwargs)
+                first, *rest = args
+                as_it_lay = first.permute(order).contiguous().permute([order.index(d) for d in range(first.dim())])
+                return op(as_it_lay, *rest, **kwargs).contiguous()
             finally:
                 generator.set_state(before)
 
-        def fake(*args: Any, seed: torch.Tensor, stream: int, **kwargs: Any) -> Any:
+        def fake(*args: Any, seed: torch.Tensor, stream: int, order: list[int] | None = None, **kwargs: Any) -> Any:
             return op(*args, **kwargs)
 
         LIBRARY.impl(name, draw, "CompositeExplicitAutograd")
@@ -166,4 +172,11 @@ class Streams:
         if number == len(self.draws):
             like = pytree.tree_map_only(torch.Tensor, lambda t: Like(tuple(t.shape), t.dtype), (tuple(args), kwargs))
             self.draws.append(Draw(op, *like))
-        return twin_of(op)(*args, **kwargs, seed=self.seed, stream=number)
+        order = _memory_order(args[0]) if args and isinstance(args[0], torch.Tensor) and op.name().partition("::")[2] not in UNORDERED else None
+        return twin_of(op)(*args, **kwargs, seed=self.seed, stream=number, **({"order": order} if order else {}))
+
+
+def _memory_order(x: torch.Tensor) -> list[int] | None:
+    """The dims of a tensor as they lie in memory; ``None`` where that is as they are counted. A single device fills them so."""
+    order = sorted(range(x.dim()), key=lambda d: -x.stride(d))
+    return None if x.is_contiguous() or order == list(range(x.dim())) else order

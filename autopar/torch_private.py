@@ -245,11 +245,11 @@ def is_random_composite(op: Any) -> bool:
 
 
 def operator_schema(op: OpOverload) -> str:
-    """``(Tensor self, float p=0.5, *, Tensor seed, int stream) -> Tensor``, of a random op: without its generator. Tried on 2.13."""
+    """``(Tensor self, float p=0.5, *, Tensor seed, int stream, int[]? order=None) -> Tensor``, of a random op: without its generator. Tried on 2.13."""
     given, _, returned = str(op._schema).partition("(")[2].rpartition(") -> ")
     kept = [one.strip() for one in given.split(", ") if "Generator" not in one]
     star = [] if "*" in kept else ["*"]
-    return f"({', '.join([*kept, *star, 'Tensor seed', 'int stream'])}) -> {returned}"
+    return f"({', '.join([*kept, *star, 'Tensor seed', 'int stream', 'int[]? order=None'])}) -> {returned}"
 
 
 def with_defaults(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -53,10 +53,11 @@ def _is_pending_view(node: fx.Node) -> bool:
     own = record_of(node).type
     if node.op != "call_function" or is_getitem(node) or not isinstance(own, TensorType) or not own.attr.pending:
         return False
-    if len(operands(node)) != 1 or record_of(operands(node)[0]).phase != record_of(node).phase:
+    if len(operands(node)) != 1 or not bind_node(node).linear:
         return False
-    (need,), bound = record_of(node).uses, bind_node(node)
-    return bool(bound.linear) and need is not None and need.layout.attr.pending == own.attr.pending
+    value, (need,) = record_of(operands(node)[0]), record_of(node).uses
+    as_it_lies = isinstance(value.type, TensorType) and need is not None and need.layout == value.type.layout
+    return as_it_lies and value.phase == record_of(node).phase and value.type.attr.pending == own.attr.pending  # type: ignore[union-attr]
 
 
 def _reduced(node: fx.Node) -> TensorType:

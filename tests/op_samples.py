@@ -24,8 +24,8 @@ from autopar.torch_private import OpOverload, TorchDispatchMode, mutates, pytree
 KINDS = (torch.float64, torch.complex128, torch.int64, torch.bool)  # of a sample's inputs: the first that the op takes
 LARGEST = 500  # elements of one tensor
 CALLS = 6  # of one overload, with different shapes or arguments
-APART = 40  # calls of one overload that are taken apart
-SAMPLES, OF_LISTS = 40, 3  # of one entry of the database; of one for lists of tensors, which are many
+APART = 20  # calls of one overload that are taken apart
+SAMPLES, OF_LISTS = 24, 3  # of one entry of the database; of one for lists of tensors, which are many
 FREE = ("aten::log_sigmoid_forward",)  # its second result is for its own backward alone, which is another one here
 
 

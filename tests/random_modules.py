@@ -225,7 +225,7 @@ def buffer(m: Models) -> None:
     if m.chance(70):
         m.add(update)
     m.add(f"{name} = {x} * {b}", name)
-    if m.chance(30):
+    if m.chance(30) and update.startswith(f"{b} = "):  # written in place, what was read could not be differentiated
         m.add(update)
 
 

@@ -38,6 +38,11 @@ def smaller(case: Case) -> Iterator[Case]:
         (key, value), = change.items()
         if getattr(case, key) != value:
             yield replace(case, **change)
+    for axis, size in case.mesh.items():
+        if len(case.mesh) > 1:
+            yield replace(case, mesh={a: n for a, n in case.mesh.items() if a != axis}, plan=_without_axis(case.plan, axis))
+        if size > 2:
+            yield replace(case, mesh={**case.mesh, axis: 2})
     count = len(case.lines)
     for size in (count // 2, count // 4, 1):
         for k in range(count - size, -1, -max(size, 1)) if size else ():
@@ -63,11 +68,6 @@ def smaller(case: Case) -> Iterator[Case]:
             yield replace(case, plan={g: s for g, s in case.plan.items() if g != glob})
             if isinstance(spec, tuple):
                 yield from (replace(case, plan={**case.plan, glob: (*spec[:d], None, *spec[d + 1 :])}) for d, entry in enumerate(spec) if entry)
-    for axis, size in case.mesh.items():
-        if len(case.mesh) > 1:
-            yield replace(case, mesh={a: n for a, n in case.mesh.items() if a != axis}, plan=_without_axis(case.plan, axis))
-        if size > 2:
-            yield replace(case, mesh={**case.mesh, axis: 2})
 
 
 def _without(plan: Any, name: str) -> Any:

@@ -90,8 +90,8 @@ def test_a_lost_all_reduce_is_caught_and_made_small(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(effects.COLLECTIVE, transfers.all_reduce, _unreduced)
     cases = (random_case(random.Random(seed)) for seed in range(40))
     failed = next(case for case in cases if check(case).reason.startswith("other numbers"))
-    small = smallest(failed, seconds=8)
-    assert check(small).kind == FAILED and len(small.lines) <= 3 and len(small.mesh) == 1, small.script()
+    small = smallest(failed, seconds=12)
+    assert check(small).kind == FAILED and len(small.lines) <= 3 and len(small.mesh) == 1, small.literal()
 
 
 @pytest.mark.parametrize("seed", range(20))

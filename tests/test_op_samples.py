@@ -54,7 +54,7 @@ def test_every_rule_holds_on_torchs_samples(samples: Samples, monkeypatch: pytes
     assert not failed, "\n".join(failed)
     assert len(unbound) <= 5
     assert len([op for op, claims in shown.items() if claims]) >= 430  # overloads that torch's samples reach
-    assert sum(shown.values()) >= 15_000
+    assert sum(shown.values()) >= 9_000
 
 
 def test_every_rule_is_shown_somewhere(samples: Samples) -> None:

@@ -55,6 +55,7 @@ RANDOM: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "alpha_dropout": lambda x: F.alpha_dropout(x, 0.3, training=True),
     "gumbel_softmax": F.gumbel_softmax,
     "attention": attention,
+    "in memory order": lambda x: F.dropout(x.mT, 0.3).mT + torch.randn_like(x.mT).mT + F.dropout(x.view(-1, 2, 3, 2).permute(2, 0, 3, 1), 0.3).permute(1, 3, 0, 2).reshape(x.shape),
     "checkpoint": lambda x: checkpoint(lambda x: F.dropout(torch.tanh(F.dropout(x, 0.3)), 0.3), x, use_reentrant=False),
 }
 MESHES = [Mesh(dp=2), Mesh(tp=2), Mesh(dp=2, tp=2), Mesh(dp=3)]

@@ -15,7 +15,7 @@ from autopar.rules.registry import RULES, Rule, op_name, overload
 def _drawn(pattern: Callable[..., str]) -> Callable[..., str]:
     """The pattern of the op, with its seed."""
 
-    def bound(*args: Any, seed: Any, stream: int, **kwargs: Any) -> str:
+    def bound(*args: Any, seed: Any, stream: int, order: Any = None, **kwargs: Any) -> str:
         operands, results = pattern(*args, **kwargs).split("->")
         operands = f"{operands.strip()}, ()" if operands.strip() else "()"
         if not seed.shape:
