@@ -32,12 +32,12 @@ REJECTING = frozenset({"poisson", "binomial", "_standard_gamma", "_sample_dirich
 
 
 
-def functional_form(name: str) -> OpOverload:
-    packet, _, overload = FUNCTIONAL[name].partition(".")
+def _aten(name: str) -> OpOverload:
+    packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
-UNORDERED = frozenset({"multinomial", "native_dropout", "rrelu_with_noise_functional", "bernoulli.Tensor", "normal.Tensor_Tensor", "binomial"})
+FILLING = {_aten(new): _aten(filling) for filling, new in FUNCTIONAL.items()}
 
 _TWINS: dict[OpOverload, OpOverload] = {}
 _SOURCES: dict[OpOverload, OpOverload] = {}
@@ -45,11 +45,16 @@ _SOURCES: dict[OpOverload, OpOverload] = {}
 
 @dataclass(frozen=True)
 class Draw:
-    """One stream: the call that a single device makes there, tensors as shapes and dtypes."""
+    """One stream: the call that a single device makes there, tensors as shapes and dtypes.
+
+    Attributes:
+        order: the dims of the first tensor as they lie in memory, where that is not as they are counted.
+    """
 
     op: OpOverload
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    order: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,11 +82,7 @@ def twin_of(op: OpOverload) -> OpOverload:
                     generator.manual_seed(mixed(int(seed), stream))
                     return op(*args, **kwargs)
                 generator.set_state(seed[stream].clone())  # what has an offset in memory ends the process
-                if order is None:
-                    return op(*args, **kwargs)
-                first, *rest = args
-                as_it_lay = first.permute(order).contiguous().permute([order.index(d) for d in range(first.dim())])
-                return op(as_it_lay, *rest, **kwargs).contiguous()
+                return _as_a_single_device(op, args, kwargs, order)
             finally:
                 generator.set_state(before)
 
@@ -93,6 +94,15 @@ def twin_of(op: OpOverload) -> OpOverload:
         _TWINS[op] = getattr(getattr(torch.ops.drawn, packet), overload or "default")
         _SOURCES[_TWINS[op]] = op
     return _TWINS[op]
+
+
+def _as_a_single_device(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], order: list[int] | None) -> Any:
+    """The op where its first operand lies in this order in memory: which numbers are drawn, and how many, depends on it."""
+    if order is None:
+        return op(*args, **kwargs)
+    first, *rest = args
+    as_it_lay = first.permute(order).contiguous().permute([order.index(d) for d in range(first.dim())])
+    return FILLING.get(op, op)(as_it_lay, *rest, **kwargs).contiguous()
 
 
 def is_drawn(op: Any) -> bool:
@@ -125,7 +135,7 @@ def single_device_states(draws: Sequence[Draw], device: torch.device) -> torch.T
     for draw in draws:
         states.append(generator.get_state())
         args, kwargs = pytree.tree_map_only(Like, lambda like: torch.ones(like.shape, dtype=like.dtype, device=device), (draw.args, dict(draw.kwargs)))
-        draw.op(*args, **kwargs)
+        _as_a_single_device(draw.op, args, kwargs, draw.order)
     return torch.stack(states)
 
 
@@ -133,7 +143,7 @@ _MARK = 0x61757470617200  # seeds that no model sets
 
 
 # twins that take nothing but the shape of their first operand
-SHAPED = frozenset(twin_of(functional_form(name)) for name in FUNCTIONAL if name != "bernoulli_.Tensor")
+SHAPED = frozenset(twin_of(_aten(FUNCTIONAL[name])) for name in FUNCTIONAL if name != "bernoulli_.Tensor")
 
 
 class Streams:
@@ -162,21 +172,20 @@ class Streams:
         """Call the twin of a random op, and write where the op would."""
         name = op.name().removeprefix("aten::")
         if name in FUNCTIONAL:
-            return args[0].copy_(self._draw(functional_form(name), *with_defaults(op, args, kwargs)))
-        return self._draw(op, args, kwargs)
+            return args[0].copy_(self._draw(_aten(FUNCTIONAL[name]), *with_defaults(op, args, kwargs), order=_memory_order(args[0])))
+        return self._draw(op, args, kwargs, order=_memory_order(args[0]) if "_like" in name else None)
 
-    def _draw(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _draw(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], order: list[int] | None) -> Any:
         kwargs = {key: value for key, value in kwargs.items() if key != "generator"}
         number = self._numbers.setdefault(torch.default_generator.initial_seed(), len(self._numbers))
         torch.default_generator.manual_seed(_MARK + number + 1)
         if number == len(self.draws):
             like = pytree.tree_map_only(torch.Tensor, lambda t: Like(tuple(t.shape), t.dtype), (tuple(args), kwargs))
-            self.draws.append(Draw(op, *like))
-        order = _memory_order(args[0]) if args and isinstance(args[0], torch.Tensor) and op.name().partition("::")[2] not in UNORDERED else None
+            self.draws.append(Draw(op, *like, order))
         return twin_of(op)(*args, **kwargs, seed=self.seed, stream=number, **({"order": order} if order else {}))
 
 
 def _memory_order(x: torch.Tensor) -> list[int] | None:
-    """The dims of a tensor as they lie in memory; ``None`` where that is as they are counted. A single device fills them so."""
+    """The dims of a tensor as they lie in memory, in which order a single device fills it; ``None`` where they are counted so."""
     order = sorted(range(x.dim()), key=lambda d: -x.stride(d))
     return None if x.is_contiguous() or order == list(range(x.dim())) else order

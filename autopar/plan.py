@@ -172,7 +172,7 @@ def _no_match(glob: str, names: list[str]) -> str:
     calls = glob.endswith("()")
     names = [name for name in names if name.endswith("()") == calls and (":" in name) == (":" in glob)]
     near = difflib.get_close_matches(glob.lstrip("*."), names, n=3, cutoff=0.3) or names[:3]
-    what = "module that is called and returns one tensor" if calls else "parameter or input"
+    what = "module that is called and returns one tensor, which the step needs" if calls else "parameter or input"
     return f"the plan's glob {glob!r} matches no {what}; near it: {', '.join(near) or 'the model has none'}"
 
 

@@ -69,6 +69,9 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "a layer that is called with several shapes": (
         Case(("v = self.l(a)", "w = self.l(b)"), "(v, w)", {"a": "real(3, 4)", "b": "real(5, 4)"}, {"tp": 2}, {"*.l()": (None, "tp")}, ("self.l = nn.Linear(4, 4)",)),
         r"what the plan says of l\(\) does not fit all that it returns.*; leave l\(\) out of the plan"),
+    "a layer whose output nobody reads": (
+        Case(("v = self.l(a)", "w = a * 2"), "w", {"a": "real(3, 4)"}, {"tp": 2}, {"*.l()": (None, "tp")}, ("self.l = nn.Linear(4, 4)",)),
+        r"matches no module that is called and returns one tensor, which the step needs"),
 }  # fmt: skip
 
 

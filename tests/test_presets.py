@@ -110,7 +110,7 @@ def test_presets_are_data() -> None:
         (["ddp", "mine"], MESH, "no preset 'mine'; presets are ddp, megatron, megatron+sp, and a plan of your own is a dict from globs"),
         ("megatron", Mesh(dp=2), "the preset 'megatron' splits over an axis named tp, and the mesh (dp=2) has none; name one so: Mesh(tp=2)"),
         (["ddp", {"nothing": ("tp",)}], MESH, "the plan's glob 'nothing' matches no parameter or input; near it: down.weight"),
-        ({"dwn()": ("?",)}, MESH, "the plan's glob 'dwn()' matches no module that is called and returns one tensor; near it: down(), (), up()"),
+        ({"dwn()": ("?",)}, MESH, "the plan's glob 'dwn()' matches no module that is called and returns one tensor, which the step needs; near it: down(), (), up()"),
         ({"up.weight": ("?",)}, MESH, "the plan's 'up.weight': ('?',) leaves a dim undecided ('?'), which only a module's output may be; give an axis or None"),
         ({"up.weight": ("(3 tp)",)}, MESH, "the plan's 'up.weight': ('(3 tp)',) has '(3 tp)', which is no merged dim; write sizes and axes, as in \"(3 -1/tp)\""),
         ({"up.weight": ("(5 -1/tp)",)}, MESH, "the plan's 'up.weight': ('(5 -1/tp)',): the parts do not make up a dim of 12, as up.weight has it"),
