@@ -109,6 +109,11 @@ def cheapest(
                 lost += sum(place_of(axis, need) != place_of(axis, home) for axis in stays if place_of(axis, home))
                 paid += cost(TensorType(size, dtype, Layout(mesh, home)), TensorType(size, dtype, Layout(mesh, need)))
                 changed += 1
+        passing = dict(strategy.pending)
+        for whole_shape, give in zip(bound.result_shapes, gives, strict=True):  # what the split leaves pending is reduced later
+            if give is not None and whole_shape is not None and any(axis not in passing for axis, _ in give.pending):
+                reduced = Layout(mesh, give.without_pending())
+                paid += cost(TensorType(whole_shape, dtypes[0], Layout(mesh, give)), TensorType(whole_shape, dtypes[0], reduced))
         missed = 0 if aim is None or gives[0] is None else aim.missed(gives[0])
         firm = missed if aim is not None and aim.firm else 0
         price = (lost, firm, paid, missed, changed)

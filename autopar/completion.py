@@ -13,7 +13,7 @@ from autopar.dtensor import edge_of
 from autopar.errors import RuleError, at_line
 from autopar.expansions import opened_factors
 from autopar.layout import Dim, DistAttr, Layout, layout_of
-from autopar.mesh import Mesh
+from autopar.mesh import EXPERTS, Mesh
 from autopar.program import Program, is_getitem, operands, record_of
 from autopar.record import Record, Requirement, TensorType, ValueType, requirement_of
 from autopar.rules.binding import axes_of, bind_node
@@ -64,7 +64,7 @@ class Completion:
             begun = node.op == "call_function" and record.phase != "forward"
             if tangents and (begun or node.op == "output"):
                 self.place_tangents(tangents)
-                self.aims |= gradient_aims(self.program, self.types, frozenset(self.mesh.names) - self.data_axes, self.mesh)
+                self.aims |= gradient_aims(self.program, self.types, frozenset(self.mesh.names) - (self.data_axes - {EXPERTS}), self.mesh)
                 tangents = []
             if node in tangents:
                 continue
@@ -187,6 +187,8 @@ class Completion:
             raise RuleError(f"{node.name}: {error}{where(record)}") from None
         operand_nodes = operands(node)
         data = frozenset(self.data_axes)
+        if any(value in self.parameters and EXPERTS in self.read(value).attr.axes for value in operand_nodes):  # type: ignore[union-attr]
+            data -= {EXPERTS}
         others = frozenset(self.mesh.names) - data
         staying = tuple(others if value in self.parameters else data for value in operand_nodes)
         values = [self.read(value) for value in operand_nodes]

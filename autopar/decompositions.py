@@ -60,6 +60,12 @@ def std(x, dim=None, *, correction=None, keepdim=False):
     return aten.sqrt.default(var(x, dim, correction=correction, keepdim=keepdim))
 
 
+def std_mean(x, dim=None, *, correction=None, keepdim=False):
+    """The root of the variance, and the mean."""
+    spread, middle = var_mean(x, dim, correction=correction, keepdim=keepdim)
+    return aten.sqrt.default(spread), middle
+
+
 def norm(x, order, dim, keepdim=False):
     """``linalg_vector_norm`` under its old name."""
     return aten.linalg_vector_norm.default(x, 2 if order is None else order, dim, keepdim)
@@ -209,6 +215,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.var.correction: var,
     aten.var_mean.correction: var_mean,
     aten.std.correction: std,
+    aten.std_mean.correction: std_mean,
     aten.norm.ScalarOpt_dim: norm,
     aten.linalg_vector_norm.default: linalg_vector_norm,
     aten.log_sigmoid_forward.default: log_sigmoid_forward,

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
+SEQUENCE, EXPERTS = "cp", "ep"  # names of axes that have a meaning: the sequence is split over one; experts stay on the other
+
 
 @dataclass(frozen=True, init=False, eq=True)
 class Mesh:

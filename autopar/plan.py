@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 
 from autopar.errors import PlanError
 from autopar.layout import DistAttr
-from autopar.mesh import Mesh
+from autopar.mesh import EXPERTS, SEQUENCE, Mesh
 from autopar.presets import PRESETS
 from autopar.spec import Spec, attr_of, dims_of
 
 Plan = Mapping[str, Spec] | str | Sequence[Mapping[str, Spec] | str]
 
 BY_DEFAULT = "megatron"  # the preset of a mesh with an axis tp, without a plan
-NOT_BATCH = ("tp", "pp")  # axes that never split the batch by default
+NOT_BATCH = ("tp", "pp", SEQUENCE, EXPERTS)  # axes of which none is the first that splits the batch by default
 
 
 @dataclass
@@ -181,17 +181,23 @@ def _show(spec: object) -> str:
 
 
 def _split_batch(found: Constraints, mesh: Mesh, inputs: Mapping[str, Sequence[int]]) -> None:
-    """The default for inputs the plan does not name: dim 0 over the first axis that is not tp, where it is the batch."""
-    axis = next((name for name in mesh.names if name not in NOT_BATCH), None)
+    """The default for inputs the plan does not name: the batch over the first axis that has no other meaning, and over ``ep``;
+    the sequence over ``cp``."""
     first = next((shape for shape in inputs.values() if len(shape)), None)
-    if axis is None or first is None:
+    if first is None:
         return
-    split = [name for name, shape in inputs.items() if len(shape) and shape[0] == first[0]]
-    for name in split:
-        found.attrs[name] = DistAttr.split(axis, *[None] * (len(inputs[name]) - 1)).normalize(inputs[name], mesh)
-    whole = [name for name in inputs if name not in split]
-    found.notes.append(
-        f"{axis} splits dim 0 of the inputs {', '.join(split)} (the batch, {first[0]})"
-        + (f"; {', '.join(whole)} stay whole" if whole else "")
-        + "; name inputs in the plan to change it"
-    )
+    batch = [*[name for name in mesh.names if name not in NOT_BATCH][:1], *[name for name in mesh.names if name == EXPERTS]]
+    sequence = [SEQUENCE] if SEQUENCE in mesh.names and len(first) > 1 else []
+    told, split = [], dict.fromkeys(inputs, ())
+    for dim, axes, what in ((0, batch, "batch"), (1, sequence, "sequence")):
+        alike = [name for name, shape in inputs.items() if axes and len(shape) > dim and tuple(shape[: dim + 1]) == tuple(first[: dim + 1])]
+        for name in alike:
+            split[name] = (*split[name], *[None] * (dim - len(split[name])), tuple(axes))
+        if alike:
+            told.append(f"{' and '.join(axes)} split{'s' * (len(axes) == 1)} dim {dim} of the inputs {', '.join(alike)} (the {what}, {first[dim]})")
+    for name, dims in split.items():
+        if dims:
+            found.attrs[name] = DistAttr.split(*dims, *[None] * (len(inputs[name]) - len(dims))).normalize(inputs[name], mesh)
+    if told:
+        whole = [name for name, dims in split.items() if not dims]
+        found.notes.append(f"{'; '.join(told)}{'; ' * bool(whole)}{', '.join(whole)}{' stay whole' * bool(whole)}; name inputs in the plan to change it")

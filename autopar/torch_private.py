@@ -35,6 +35,8 @@ DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, Gua
 
 FUNCTIONAL = torch.ops._c10d_functional  # tried on 2.13: collectives that return a tensor to be waited for
 
+NO_DIMS = torch.Size()
+
 FLASH_FOR_CPU = (  # tried on 2.13: attention on CPU, and its backward
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
@@ -116,7 +118,7 @@ def value_checks_replaced(by: Callable[[], None]) -> Iterator[None]:
     kind, transformer = torch.distributions.Distribution, torch.nn.modules.transformer
     kept = torch._check_tensor_all, torch._check_tensor_all_with, kind.__init__, transformer._detect_is_causal_mask
 
-    def make(self: Any, batch_shape: Any = torch.Size(), event_shape: Any = torch.Size(), validate_args: bool | None = None) -> None:
+    def make(self: Any, batch_shape: Any = NO_DIMS, event_shape: Any = NO_DIMS, validate_args: bool | None = None) -> None:
         if self._validate_args if validate_args is None else validate_args:
             by()
         kept[2](self, batch_shape, event_shape, validate_args=False)

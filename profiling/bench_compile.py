@@ -20,14 +20,14 @@ from workloads import MESH, llama
 
 from autopar.capture import capture
 from autopar.collector import collector_paused
+from autopar.completion import Completion
 from autopar.constraints import constraints
 from autopar.localize import localize, rank_classes
 from autopar.passes import PIPELINE, Place, run_passes
-from autopar.passes.place import _Completion
 from autopar.provenance import Recorder
 from autopar.verify import verify
 
-LINES = [_Completion.choose, Recorder.__torch_dispatch__, Recorder.observe]
+LINES = [Completion.choose, Recorder.__torch_dispatch__, Recorder.observe]
 PEAK = "import sys; sys.path.insert(0, sys.argv[1]); import bench_compile; bench_compile.peak(int(sys.argv[2]), sys.argv[3])"
 
 

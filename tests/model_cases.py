@@ -25,6 +25,7 @@ from autopar.transfers import BY_FUNCTION
 TOLERANCE = 1e-10
 FILE = "model_of_case.py"  # whose lines refusals quote
 FAILED = "failed"
+SMALL = 1e-4  # what is smaller than this altogether is compared to it, since sums that are zero are so but for rounding
 
 HEAD = """import math
 from dataclasses import dataclass
@@ -233,7 +234,7 @@ def distance(ours: Any, theirs: Any) -> float:
         ours, theirs = ours[~odd], theirs[~odd]
         if not theirs.numel():
             return 0.0
-    far = float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-6))
+    far = float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(SMALL))
     far = math.inf if math.isnan(far) else far
     return far * 1e-6 if theirs.dtype in (torch.float32, torch.complex64) else far
 

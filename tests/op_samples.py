@@ -7,6 +7,7 @@ takes apart is taken apart here too: the calls that come out of it are kept, and
 from __future__ import annotations
 
 import functools
+import random
 import warnings
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ KINDS = (torch.float64, torch.complex128, torch.int64, torch.bool)  # of a sampl
 LARGEST = 500  # elements of one tensor
 CALLS = 6  # of one overload, with different shapes or arguments
 APART = 20  # calls of one overload that are taken apart
-SAMPLES, OF_LISTS = 24, 3  # of one entry of the database; of one for lists of tensors, which are many
+SAMPLES, OF_LISTS = 40, 3  # of one entry of the database; of one for lists of tensors, which are many
 FREE = ("aten::log_sigmoid_forward",)  # its second result is for its own backward alone, which is another one here
 
 
@@ -128,6 +129,7 @@ def sampled() -> Samples:
         warnings.simplefilter("ignore")
         for entry, count in _entries():
             torch.manual_seed(0)
+            random.seed(0)
             dtype = next((d for d in KINDS if d in entry.supported_dtypes("cpu")), None)
             if dtype is None:
                 continue

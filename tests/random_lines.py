@@ -92,6 +92,28 @@ MASKS = """
     {x} > {c} | {x} <= {y} | ~({m}) & ({x} < 1) | {m} & ({x} > 0) | torch.isfinite({x}) | {x}.bool() | ({x} > 0).logical_xor({m}) | torch.ones_like({x}, dtype=torch.bool).tril() if {x}.ndim > 1 else {x} > 0 | ({x1} > 0).cumsum({d}) > 1 | {x1}.argmax({d}, keepdim=True) == 0
 """
 
+SQUARE = "({x2} @ {x2}.mT + 3 * torch.eye({x2}.shape[-2], dtype=torch.float64))"
+ALGEBRA = """
+    torch.linalg.inv(A) | torch.linalg.det(A) * 0.01 | torch.linalg.slogdet(A)[1] | torch.linalg.cholesky(A) | torch.linalg.solve(A, {x2}) | torch.linalg.eigvalsh(A) | torch.linalg.svdvals(A) | torch.linalg.matrix_exp(A * 0.05)
+    torch.linalg.matrix_power(A * 0.2, 2) | torch.linalg.matrix_norm(A) | torch.linalg.solve_triangular(A, {x2}, upper=False) | torch.linalg.qr(A)[1].abs() | torch.cholesky_solve({x2}, torch.linalg.cholesky(A)) | torch.linalg.pinv(A) | torch.linalg.eigh(A)[0]
+    torch.trace({e2}) | torch.cov({e2}) | torch.addr({e2}, {e2}[:, 0], {e2}[0]) | torch.block_diag({e2}, {e2}) | torch.cartesian_prod({e1}, {e1}[:2]) | torch.vander({e1}, 3) | torch.chain_matmul({e2}, {e2}.T, {e2}) | torch.linalg.multi_dot([{e2}, {e2}.T, {e2}])
+    torch.einsum("...a,...b->...ab", {x1}, {x1}) | torch.einsum("ab,ab->a", {e2}, {e2}) | torch.einsum("aab->ab", {e3}[:, :1].expand(-1, {e3}.shape[0], -1)) | torch.addmv({e2}[:, 0], {e2}, {e2}[0]) | torch.corrcoef({e2} + torch.eye({e2}.shape[0], {e2}.shape[1], dtype=torch.float64)).nan_to_num()
+"""
+
+MORE = """
+    {x}.i0() * 0.1 | torch.special.entr({x}.sigmoid()) | torch.special.ndtr({x}) | torch.special.erfcx({x}.abs()) | torch.special.i1e({x}) | torch.polygamma(1, {x}.abs() + 1) | {x}.erfinv().detach().nan_to_num(0, 0, 0) | torch.special.log_ndtr({x}) | torch.nansum({x})
+    torch.nanmean({x1}, {d}) | {x1}.nanmedian({d}).values | {x1}.cummin({d})[0] | torch.cumulative_trapezoid({x1}, dim={d}) | torch.isclose({x}, {y}).double() | torch.isin({x}.round(), torch.tensor([0.0, 1.0])) | {x}.ldexp(torch.tensor(1.0)) | torch.logaddexp2({x}, {y})
+    ({x} * 4).long() % 5 | ({x} * 4).long() & 3 | (({x} * 4).int() << 1).double() | ({x} * 4).long().bitwise_xor(torch.tensor(5)) | torch.div({x}, 0.7, rounding_mode="floor") | torch.floor_divide({x}, {y}.abs() + 1).detach() + {x} | ({x} * 3).int().double() | {x}.frexp()[0].detach() + {x}
+    torch.gcd(({x} * 9).long(), ({s} * 9).long()).double() | {x}.signbit() | {x}.nextafter({s}).detach() + {x} | {x}.histc(4, -2, 2) | torch.stack({x1}.unbind({d})) | torch.dstack([{x1}, {s}]) | torch.column_stack([{x1}, {s}]) | torch.tril_indices({x1}.shape[0], 3).double()
+    F.gaussian_nll_loss({x}, {s}, {s}.abs() + 0.5) | F.poisson_nll_loss({x}, {s}) | F.soft_margin_loss({x}, {s}.sign()) | F.triplet_margin_loss({e2}, {s} + 1, {s} * 2) | F.hinge_embedding_loss({x}, {s}.sign()) | F.cosine_embedding_loss({e2}, {s} + 1, {e2}[:, 0].sign())
+    F.margin_ranking_loss({x}, {s}, {s}.sign()) | F.multi_margin_loss({e2}, {e2}.argmax(1)) | F.multilabel_soft_margin_loss({e2}, ({s} > 0).double()) | F.interpolate({e4}, scale_factor=2, mode="bilinear") | F.interpolate({e3}, size=5, mode="linear") | F.interpolate({e4}, scale_factor=2, mode="nearest")
+    F.pixel_unshuffle({e4}.repeat(1, 1, 2, 2), 2) | F.lp_pool1d({e3}.abs() + 0.1, 2, 1) | F.pad({e4}, (1, 1, 0, 1), mode="reflect") if {e4}.shape[-1] > 1 and {e4}.shape[-2] > 1 else {e4} | F.pad({e3}, (1, 1), mode="circular") | F.unfold({e4}, 1) | F.adaptive_max_pool1d({e3}, 1) | F.adaptive_avg_pool2d({e4}, 1)
+    F.conv1d({e3}, {e3}[:1, :, :1]) | F.conv1d({e3}, {e3}[:2, :, :1], padding="same") | F.conv2d({e4}, {e4}[:2, :, :1, :1]) | F.grid_sample({e4}, {e4}[:, :1, :, :1].sigmoid().expand(-1, 2, -1, 3).permute(0, 2, 3, 1), align_corners=False) | F.softmax({x1}, {d}, dtype=torch.float32).double()
+    torch._foreach_mul([{x}, {s}], 2.0)[1] | torch._foreach_add([{x}], [{s}])[0] | {x1}.index_reduce({d}, {i}, {x1}.index_select({d}, {i}), "mean") | {x1}.scatter_reduce({d}, {x1}.argsort({d}), {x1}, "sum", include_self={k}) | {x1}.argsort(dim={d}, stable=True).double() | torch.unique_consecutive({x1}).sum()
+    {x1}.put(torch.tensor([0]), {x1}.flatten()[:1]) | {x1}.take(torch.tensor([0, 0])) | {x1}.unsafe_chunk(2, {d})[0] | {x1}.dsplit(1)[0] if {x1}.ndim > 2 else {x1} | {x2}.adjoint() | {x1}.nonzero().sum() | torch.fft.ifft(torch.fft.fft({x1}, dim={d}), dim={d}).real | torch.fft.fftshift({x1}, dim={d}) | {x}.conj() | {x}.logit(eps=0.1)
+    torch.func.grad(lambda t: t.sin().sum())({x}) | torch.vmap(lambda t: t * t.sum())({x1}) | {x1}.softmax({d}).log().exp() | {x1}.sort({d}).indices.double() | ({x1} == {x1}.max({d}, keepdim=True).values) * {x1} | {x1}.pow({x1}.new_tensor([2.0])) | {x1}.cumsum({d}).flip({d}).cumsum({d}) * 0.1 | {x}.tanh().atanh()
+"""
+
 RANDOM = """
     F.dropout({x}, 0.3) | F.dropout({x}, 0.5) | {x} + torch.rand({x}.shape, dtype=torch.float64) | {x} + torch.randn_like({x}) * 0.1 | {x} * torch.rand_like({x}) | torch.bernoulli({x}.sigmoid()) * {x} | {x} * torch.randint(0, 3, {x}.shape)
     {x1}[torch.randperm({x1}.shape[0])] | F.alpha_dropout({x}, 0.3, True) | F.dropout1d({e3}, 0.5, True) | {x} + torch.empty_like({x}).uniform_(0, 1) | torch.normal({x}, 0.5) | {x1} * torch.empty({x1}.shape[-1], dtype=torch.float64).normal_() | {x} + torch.empty_like({x}).exponential_()
@@ -102,5 +124,6 @@ FAMILIES: dict[str, tuple[int, list[str]]] = {  # how often, and the templates
     name: (weight, [one.strip() for line in text.strip().splitlines() for one in line.split(" | ") if one.strip()])
     for name, weight, text in (
         ("unary", 5, UNARY), ("binary", 6, BINARY), ("same", 4, SAME), ("reduce", 4, REDUCE), ("norm", 2, NORM), ("view", 8, VIEW), ("in place", 2, INPLACE), ("mask", 1, MASKS), ("random", 1, RANDOM),
+        ("algebra", 1, ALGEBRA.replace("A", SQUARE)), ("more", 4, MORE),
     )
 }  # fmt: skip

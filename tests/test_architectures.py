@@ -23,11 +23,10 @@ from autopar.structure import flatten
 SQUARE = Mesh(dp=2, tp=2)
 MESHES = {"tp=4": Mesh(tp=4), "dp=4": Mesh(dp=4), "2x2": SQUARE, "2x2x2": Mesh(dp=2, cp=2, tp=2)}
 NAMED = ["llama tied", "gpt2", "bert", "t5", "vit", "resnet", "mixtral"]
-MORE = [  # on dp=2 tp=2
+MORE = [  # on dp=2 tp=2; all others of the zoo: python profiling/run.py architectures
     "nn.Transformer", "gru", "unet", "denoiser", "dcgan", "mlp mixer", "dlrm", "gcn", "vae",
-    "mistral", "qwen3", "gemma2", "phi", "opt", "bloom", "falcon", "gpt neox", "gpt bigcode", "mpt", "olmo2", "cohere",
-    "deepseek v3", "qwen2 moe", "mamba", "rwkv", "albert", "distilbert", "deberta v2", "modernbert", "xlnet", "reformer",
-    "bart", "whisper", "wav2vec2", "swin", "convnext", "segformer", "clip", "llava", "time series", "patchtst",
+    "mistral", "qwen3", "gemma2", "bloom", "falcon", "gpt neox", "gpt bigcode", "olmo2", "qwen2 moe", "mamba",
+    "albert", "modernbert", "reformer", "bart", "wav2vec2", "convnext", "clip", "llava",
 ]  # fmt: skip
 
 
@@ -100,7 +99,7 @@ def test_more(name: str) -> None:
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("name", ["llama tied", "gpt2", "bert", "t5", "nn.Transformer", "mixtral"])
+@pytest.mark.parametrize("name", ["llama tied", "bert", "nn.Transformer", "mixtral"])
 def test_dropout(name: str) -> None:
     check_equal(name, SQUARE, dropout=0.1)
 
@@ -116,10 +115,7 @@ def over_tp(name: str, layers: int) -> dict[str, list[int]]:
     return found
 
 
-LIKE_AN_EXPERT = [  # of those that tests/test_transformers.py does not count
-    "t5", "vit", "resnet", "mixtral", "gpt neo", "codegen", "mpt", "qwen3", "gpt neox", "olmo2", "albert", "modernbert", "xlnet",
-    "longt5", "swin", "clip", "wav2vec2",
-]  # fmt: skip
+LIKE_AN_EXPERT = ["t5", "vit", "resnet", "mixtral", "gpt neo", "codegen", "qwen3", "modernbert"]  # beside tests/test_transformers.py
 
 
 @pytest.mark.usefixtures("float64")
@@ -276,7 +272,7 @@ def test_a_plan_may_name_the_class_of_a_module() -> None:
     assert "_0_weight : f32[4 4]" in text and "_1_weight : f32[4/tp 4]" in text and "_2_0_weight : f32[4/tp 4]" in text
     text = str(autopar.parallelize(model, Mesh(tp=2), {"2.*:Wide.weight": ("tp", None)}, example=example).program)
     assert "_1_weight : f32[4 4]" in text and "_2_0_weight : f32[4/tp 4]" in text
-    with pytest.raises(PlanError, match="matches no parameter or input; near it: 1:Wide.weight"):
+    with pytest.raises(PlanError, match=r"matches no parameter or input; near it: 1:Wide\.weight"):
         autopar.parallelize(model, Mesh(tp=2), {"*:Wider.weight": ("tp", None)}, example=example)
 
 

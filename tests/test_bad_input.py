@@ -189,28 +189,6 @@ def test_a_wrong_pattern_and_an_unknown_op() -> None:
         autopar.register_rule("... -> ...", "nowhere::op")
 
 
-class Random(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.drop = nn.Dropout(0.5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.drop(x)
-
-
-def test_random_ops_are_refused() -> None:
-    model = Random()
-    refuses(
-        CaptureError,
-        rf"\w+\.\w+ draws random numbers, which have no sharding rule yet\n"
-        rf"    {HERE}:\d+  return self\.drop\(x\)   in module drop\n"
-        rf"  set the dropout probability to 0, call model\.eval\(\), or pass the random tensor in",
-        model,
-        example=(x.clone().requires_grad_(),),
-    )
-    autopar.parallelize(model.eval(), Mesh(dp=2), example=(x,))
-
-
 class Writes(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x += 1

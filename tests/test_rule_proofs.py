@@ -56,6 +56,7 @@ WRONG: list[tuple[str, Rule, Call, str]] = [  # what the message must say
     ("a softmax that comes apart", Rule("_softmax", "a b -> a b"), call(F(4, 5), 1, False), "b splits"),
     ("a softmax of the wrong dim", Rule("_softmax", "a! b -> a! b"), call(F(4, 5), 1, False), "b splits"),
     ("an additive relu", Rule("relu", "... -> ...", "0"), call(F(4, 5)), "a sum over 2 ranks passes through 0"),
+    ("an additive ceiling", Rule("ceil", "... -> ...", "0"), call(F(4, 5)), "a sum over 2 ranks passes through 0"),
     ("an additive gelu", Rule("gelu", "... -> ...", "0"), call(F(4, 5)), "a sum over 2 ranks passes through 0"),
     ("an addition that takes one sum", Rule("add.Tensor", "..., ... -> ...", "0"), call(F(4, 5), F(5)), "passes through 0"),
     ("a jointly additive product", Rule("mul.Tensor", "..., ... -> ...", "0+1"), call(F(4, 5), F(5)), "passes through 0+1"),

@@ -58,8 +58,9 @@ rule("..., ... -> ...", "copy", linear="1")
 rule("..., ... -> ...", """
     threshold_backward gelu_backward silu_backward tanh_backward sigmoid_backward elu_backward leaky_relu_backward
     hardtanh_backward hardsigmoid_backward hardswish_backward hardshrink_backward softshrink_backward
-    softplus_backward mish_backward logit_backward
+    softplus_backward mish_backward logit_backward native_dropout_backward
 """, linear="0")  # fmt: skip
+rule("..., ..., ... -> ...", "rrelu_with_noise_backward", linear="0")
 rule("..., ..., ... -> ..., ...", "_prelu_kernel_backward", linear="0")
 
 # fused cells of recurrent nets: the gates of a hidden unit stay together

@@ -182,8 +182,11 @@ class _Call:
         return {rank: cut(addend, type, mesh.coordinates(rank)) for rank, addend in zip(mesh.ranks, addends, strict=True)}
 
     def _addends(self, tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
-        """Tensors that sum up to ``tensor``. Small whole numbers, and the rest: exact in every dtype that holds them."""
-        free = [torch.randint(-4, 5, tensor.shape, generator=self.random).to(tensor.dtype) for _ in range(count - 1)]
+        """Tensors that sum up to ``tensor``. Small whole numbers, or quarters where there are fractions, and the rest: exact in
+        every dtype that holds them."""
+        free = [torch.randint(-16, 17, tensor.shape, generator=self.random) for _ in range(count - 1)]
+        whole = not (tensor.is_floating_point() or tensor.is_complex())
+        free = [(f // 4 if whole else f / 4).to(tensor.dtype) for f in free]
         return [*free, tensor - sum(free)]
 
     def _wrong(self, claim: str, what: str) -> ProofError:
