@@ -7,7 +7,6 @@ asks, to move the fewest bytes, to lie as any other aim asks, to change the fewe
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -75,12 +74,14 @@ def cheapest(
     mesh: Mesh,
     aim: Aim | None = None,
     opened: Opened = (),
+    waits: frozenset[int] = frozenset(),
 ) -> tuple[tuple[DistAttr, ...], tuple[DistAttr | None, ...]]:
     """The best strategy for operands that lie as ``homes``: what it asks of them, and how the results then lie.
 
     Args:
         staying: for each operand, the axes on which it should stay as it is.
         opened: factors that may be split, although the op needs them whole.
+        waits: operands whose pending sum may pass, because what follows makes less of it.
     """
     held = [
         {f: dim for row in bound.factor_splits(dims, shape, home, mesh) if row for f, dim in row.items()}
@@ -94,7 +95,7 @@ def cheapest(
     named = {axis for home in homes for axis in home.axes} | {axis for row in held for dim in row.values() for axis in axes_of(dim)}
     axes = [axis for axis in mesh.names if axis in named]
     whole = bound.whole - {factor for factor, least in opened if bound.sizes.get(factor, 0) >= least}
-    options = [_options(bound, whole, homes, held, axis) for axis in axes]
+    options = [_options(bound, whole, waits, homes, held, axis) for axis in axes]
     best = None
     for combination in itertools.product(*options):
         strategy = _strategy(dict(zip(axes, combination, strict=True)), held, mesh)
@@ -126,7 +127,7 @@ def cheapest(
 Option = tuple[str, object] | None
 
 
-def _options(bound: Bound, whole: frozenset[str], homes: tuple[DistAttr, ...], held: Sequence[Mapping[str, Dim]], axis: str) -> list[Option]:
+def _options(bound: Bound, whole: frozenset[str], waiting: frozenset[int], homes: tuple[DistAttr, ...], held: Sequence[Mapping[str, Dim]], axis: str) -> list[Option]:
     """What an axis may do: split a factor that a value has split over it, pass a pending sum, or nothing."""
     found: dict[Option, None] = {}
     for row in held:
@@ -134,17 +135,11 @@ def _options(bound: Bound, whole: frozenset[str], homes: tuple[DistAttr, ...], h
             if axis in axes_of(dim) and factor not in whole:
                 found[("split", factor)] = None
     for index, alternative in enumerate(bound.linear):
-        waits = bound.rule.view or len(alternative) > 1 or _shrinks(bound)
+        waits = bound.rule.view or len(alternative) > 1 or waiting.issuperset(alternative)
         if waits and all((axis, "sum") in homes[position].pending for position in alternative):
             found[("pass", index)] = None
     found[None] = None
     return list(found)
-
-
-def _shrinks(bound: Bound) -> bool:
-    """Whether an op of one operand makes something smaller of it: what is pending then waits, and less is reduced."""
-    shape = bound.result_shapes[0]
-    return len(bound.operand_shapes) == 1 and shape is not None and math.prod(shape) < math.prod(bound.operand_shapes[0])
 
 
 def _strategy(chosen: Mapping[str, Option], held: Sequence[Mapping[str, Dim]], mesh: Mesh) -> Strategy:

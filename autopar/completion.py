@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -50,6 +51,7 @@ class Completion:
         self.program, self.mesh, self.constraints = program, wanted.mesh, wanted.constraints
         self.strict, self.whole, self.expanding = wanted.strict, wanted.whole, expanding
         self.split: dict[fx.Node, Dim] = {}
+        self.less: dict[fx.Node, bool] = {}
         self.types: dict[fx.Node, ValueType] = {}
         self.seen: dict[fx.Node, TensorType] = {}  # constrained values, as those who read them have them
         self.parameters: set[fx.Node] = set()  # and what is computed from them alone
@@ -194,9 +196,42 @@ class Completion:
         values = [self.read(value) for value in operand_nodes]
         homes = tuple(v.attr for v in values)  # type: ignore[union-attr]
         dtypes = tuple(v.dtype for v in values)  # type: ignore[union-attr]
-        needs, gives = cheapest(bound, homes, dtypes, staying, self.mesh, self.aims.get(node), self.opened(node))
+        needs, gives = cheapest(bound, homes, dtypes, staying, self.mesh, self.aims.get(node), self.opened(node),
+                                self.waiting(node, operand_nodes, homes))  # fmt: skip
         uses = tuple(requirement_of(self.mesh, a, dtype) for a, dtype in zip(needs, dtypes, strict=True))
         return self.laid(record.type, gives), uses
+
+    def waiting(self, node: fx.Node, values: Sequence[fx.Node], homes: Sequence[DistAttr]) -> frozenset[int]:
+        """The operands whose pending sum should pass: all who read them make less of it, or add it to another pending one."""
+        return frozenset(
+            k for k, (value, home) in enumerate(zip(values, homes, strict=True))
+            if home.pending and _passes(node, k) and all(self.lets_wait(user, value) for user in value.users)
+        )  # fmt: skip
+
+    def lets_wait(self, user: fx.Node, value: fx.Node) -> bool:
+        return all(
+            _passes(user, k, less=True)
+            or (_passes(user, k) and (self.leads_to_less(user) or all(self.adds_to_pending(reader, user) for reader in user.users)))
+            for k, one in enumerate(operands(user))
+            if one is value
+        )
+
+    def leads_to_less(self, node: fx.Node) -> bool:
+        """Whether each reader lets a sum of this value pass, and makes something smaller of it in the end."""
+        if node not in self.less:
+            self.less[node] = bool(node.users) and all(
+                (_passes(user, k, less=True) or (_passes(user, k) and self.leads_to_less(user)))
+                for user in node.users
+                for k, value in enumerate(operands(user))
+                if value is node
+            )
+        return self.less[node]
+
+    def adds_to_pending(self, user: fx.Node, node: fx.Node) -> bool:
+        if user.target not in ADDITIONS:
+            return False
+        others = [self.types.get(value) for value in operands(user) if value is not node]
+        return all(isinstance(type, TensorType) and bool(type.attr.pending) for type in others)
 
     def opened(self, node: fx.Node) -> Opened:
         """The factors that must be whole, unless the op is expanded; with the fewest elements they should have."""
@@ -218,6 +253,18 @@ class Completion:
             for one, attr in zip(type if isinstance(type, tuple) else (type,), attrs, strict=True)
         )
         return placed if isinstance(type, tuple) else placed[0]
+
+
+def _passes(node: fx.Node, position: int, *, less: bool = False) -> bool:
+    """Whether a sum passes through an op by one operand alone, and the result has no more elements; or fewer."""
+    if node.op != "call_function" or is_getitem(node):
+        return False
+    bound = bind_node(node)
+    shape = bound.result_shapes[0]
+    if (position,) not in bound.linear or shape is None or len(bound.result_shapes) > 1:
+        return False
+    size, had = math.prod(shape), math.prod(bound.operand_shapes[position])
+    return size < had or (size == had and not less)
 
 
 ADDITIONS = {torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor}

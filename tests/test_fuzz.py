@@ -56,6 +56,14 @@ FOUND: dict[str, Case] = {
         ("self.p = nn.Parameter(torch.randn(2, 4))", "self.w = nn.Parameter(torch.randn(3, 4))", "self.b = nn.Parameter(torch.randn(3))")),
     "a plan for what a norm returns, beside a write": Case(
         ("w = b.clone()", "w.add_(1)", "v = self.l(a)"), "(v, w)", {"a": "real(4, 4)", "b": "real(3)"}, {"tp": 2}, {"*.l()": (None, "tp")}, ("self.l = nn.LayerNorm(4)",)),
+    "dropout of what lies transposed": Case(
+        ("v = F.dropout(self.l(a.transpose(0, 1)).transpose(0, 1), 0.3)",), "v", {"a": "real(3, 6, 6)"}, {"dp": 2}, {}, ("self.l = nn.Linear(6, 6)",), options={"random": "single"}),
+    "dropout in layers that turn the batch": Case(
+        ("v = self.l(a)",), "v", {"a": "real(6, 2, 6)"}, {"tp": 2}, {}, ("self.l = nn.TransformerEncoderLayer(6, 3, 12, dropout=0.2, batch_first=True)",), options={"random": "single"}),
+    "numbers drawn for what lies transposed, where they do not": Case(
+        ("v = F.gumbel_softmax(a.mT)",), "v", {"a": "real(4, 6, grad=True)"}, {"dp": 2}, {}, options={"random": "single"}),
+    "numbers drawn into what lies transposed": Case(
+        ("v = a.mT + torch.empty_like(a.mT).exponential_()",), "v", {"a": "real(4, 6, grad=True)"}, {"dp": 2}, {}, options={"random": "single"}),
     "a view of a view, in place": Case(("v = a.reshape(-1).clone()", "v.unsqueeze(0).mul_(3)"), "v", {"a": "real(3, grad=True)"}, {"dp": 2}, {}),
 }  # fmt: skip
 

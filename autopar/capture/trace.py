@@ -199,6 +199,8 @@ class Tracer:
 
 def _with_own(leaf: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
     """With what a backward of the model's own, inside of an ``autograd.Function``, has put into ``.grad``."""
+    if not leaf.is_leaf:  # it has been written to
+        return gradient
     own, leaf.grad = leaf.grad, None
     return gradient if own is None else own if gradient is None else gradient + own
 
