@@ -28,7 +28,11 @@ KINDS: dict[str, dict[str, Spec]] = {  # of a linear layer: what its parameters 
     "heads": {"weight": (None, "tp")},  # a table with a column for each head
     "norm": {"weight": ("tp",), "bias": ("tp",)},  # of what lies split
     "depthwise": {"weight": ("tp", None, None, None), "bias": ("tp",)},
+    "depthwise 1d": {"weight": ("tp", None, None), "bias": ("tp",)},
+    "whole": {"weight": (), "bias": ()},
 }
+
+MAMBA = ("mixer:MambaMixer", "mixer:FalconMambaMixer", "mamba:JambaMambaMixer")
 
 LAYERS: tuple[tuple[str, str, str], ...] = (  # of whom, kind, the names
     ("Llama, Mistral, Qwen, Gemma, OPT, Phi", "column", "q_proj k_proj v_proj gate_proj up_proj fc1"),
@@ -46,7 +50,7 @@ LAYERS: tuple[tuple[str, str, str], ...] = (  # of whom, kind, the names
     ("GPT-NeoX, Falcon, Bloom: heads with a query, key and value each", "column", "query_key_value dense_h_to_4h"),
     ("GPT-NeoX, Falcon, Bloom", "row", "attention.dense self_attention.dense dense_4h_to_h"),
     ("BERT, ViT", "column", "query key value intermediate.dense"),
-    ("BERT, ViT", "row", "attention.output.dense layer.*.output.dense"),
+    ("BERT, ViT", "row", "output.dense"),
     ("DistilBERT", "column", "q_lin k_lin v_lin lin1"),
     ("DistilBERT", "row", "out_lin lin2"),
     ("T5", "column", "SelfAttention.q SelfAttention.k SelfAttention.v EncDecAttention.q EncDecAttention.k EncDecAttention.v"),
@@ -67,6 +71,7 @@ LAYERS: tuple[tuple[str, str, str], ...] = (  # of whom, kind, the names
     ("ModernBERT", "row", "attn.Wo mlp.Wo"),
     ("CTRL", "column", "multi_head_attention.Wq multi_head_attention.Wk multi_head_attention.Wv ffn.0"),
     ("CTRL", "row", "multi_head_attention.dense ffn.2"),
+    ("MobileBERT", "whole", "bottleneck.attention.dense output.bottleneck.dense"),
     ("ALBERT", "column", "ffn"),
     ("ALBERT", "row", "ffn_output"),
     ("MPNet", "column", "attn.q attn.k attn.v"),
@@ -90,6 +95,10 @@ LAYERS: tuple[tuple[str, str, str], ...] = (  # of whom, kind, the names
     ("wav2vec 2.0", "row", "output_dense linear_out"),
     ("PatchTST", "column", "ff.0"),
     ("PatchTST", "row", "ff.3"),
+    ("Mamba", "two columns", " ".join(f"{kind}.in_proj" for kind in MAMBA)),
+    ("Mamba", "depthwise 1d", " ".join(f"{kind}.conv1d" for kind in MAMBA)),
+    ("Mamba", "column", " ".join(f"{kind}.dt_proj" for kind in MAMBA)),
+    ("Mamba", "row", " ".join(f"{kind}.x_proj" for kind in MAMBA)),
     ("RWKV", "column", "feed_forward.key attention.key attention.value attention.receptance"),
     ("RWKV", "row", "feed_forward.value attention.output"),
 )
@@ -104,6 +113,8 @@ OF_HEADS: Plan = {  # parameters with a dim for the heads
     **{f"*.self_attn.{name}": ("tp", None) for name in ("pos_bias_u", "pos_bias_v")},  # wav2vec 2.0
     **{f"*.attention.{name}": ("tp",) for name in ("time_decay", "time_first")},  # RWKV
     "*.self_attn.sinks": ("tp",),  # GPT-OSS
+    **{f"*.{kind}.A_log": ("tp", None) for kind in MAMBA},
+    **{f"*.{kind}.D": ("tp",) for kind in MAMBA},
     "*.relative_position_bias_table": (None, "tp"),  # Swin, BEiT
     "*.self.logit_scale": ("tp", None, None), "*.continuous_position_bias_mlp.2.weight": ("tp", None),  # Swin v2
 }  # fmt: skip

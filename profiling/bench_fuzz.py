@@ -50,14 +50,15 @@ def run(options: argparse.Namespace) -> str:
     seconds = time.perf_counter() - start
     kinds = Counter(outcome.kind for _, _, outcome in found)
     ops = Counter(op for _, _, outcome in found for op in outcome.ops)
-    replicated = Counter(op for _, _, outcome in found for op in outcome.whole)
+    whole, tried = ({op for _, _, outcome in found for op in getattr(outcome, kind)} for kind in ("whole", "tried"))
     inserted = Counter(name for _, _, outcome in found for name in outcome.transfers)
     meshes = Counter(" ".join(f"{axis}={size}" for axis, size in case.mesh.items()) for _, case, _ in found)
     axes = Counter(len(case.mesh) for _, case, _ in found)
     lines = [
         f"{len(found)} cases in {seconds:.0f} s, {seconds / len(found) * 1e3:.0f} ms each; {passed_over} that eager refuses passed over",
         *(f"{kind:10}{kinds[kind]:6}" for kind in ("equal", "sensitive", "refused", FAILED)),
-        f"{len(ops)} overloads in {len({op.split('.')[1] for op in ops})} ops, {len(replicated)} of them computed whole for want of a rule",
+        f"{len(ops)} overloads in {len({op.split('.')[1] for op in ops})} ops, of which {len(tried)} had a rule found by running them and {len(whole)} were computed whole",
+        f"found by running: {', '.join(sorted(tried)) or 'none'}; computed whole: {', '.join(sorted(whole)) or 'none'}",
         f"transfers in {sum(bool(outcome.transfers) for _, _, outcome in found)} cases: " + ", ".join(f"{n} {name}" for name, n in inserted.most_common()),
         f"{len(meshes)} meshes: " + ", ".join(f"{count} cases with {n} ax{'es' if n > 1 else 'is'}" for n, count in sorted(axes.items())),
         f"{sum(len(case.lines) for _, case, _ in found) / len(found):.1f} lines a model, {sum(len(case.init) for _, case, _ in found) / len(found):.1f} parameters and layers",
@@ -70,7 +71,8 @@ def run(options: argparse.Namespace) -> str:
         if by_reason:
             lines += ["", f"{kind}:"]
         for reason, cases in sorted(by_reason.items(), key=lambda item: -len(item[1])):
-            lines.append(f"{len(cases):5}  {reason}  (seeds {', '.join(str(seed) for seed, _, _ in cases[:4])}{', …' * (len(cases) > 4)})")
+            seeds = [str(seed) for seed, _, _ in cases[:4]] + ["…"] * (len(cases) > 4)
+            lines.append(f"{len(cases):5}  {reason}  (seeds {', '.join(seeds)})")
             if kind == FAILED:
                 case = smallest(cases[0][1], options.shrink)
                 lines += ["", case.literal(), "", case.script(), check(case).text, ""]

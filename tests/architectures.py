@@ -308,7 +308,7 @@ ENCODERS = {
     "deberta v2": encoder("DebertaV2ForMaskedLM", relative_attention=True, pos_att_type=["c2p", "p2c"], position_buckets=4),
     "modernbert": encoder("ModernBertForMaskedLM", local_attention=4),
     "mpnet": encoder("MPNetForMaskedLM"),
-    "mobilebert": encoder("MobileBertForMaskedLM", intra_bottleneck_size=8, embedding_size=8, true_hidden_size=8),
+    "mobilebert": encoder("MobileBertForMaskedLM", intra_bottleneck_size=8, embedding_size=8, true_hidden_size=8, block=(5, 6)),
     "squeezebert": encoder("SqueezeBertForMaskedLM", embedding_size=16, q_groups=2, k_groups=2, v_groups=2, intermediate_groups=2, output_groups=2),
     "megatron bert": encoder("MegatronBertForMaskedLM"),
     "rembert": encoder("RemBertForMaskedLM", input_embedding_size=8, output_embedding_size=8),

@@ -18,7 +18,6 @@ import torch
 import autopar
 from autopar import Mesh
 from autopar.errors import AutoparError, CaptureError, PlanError, RuleError
-from autopar.rules.registry import rule_of
 from autopar.structure import flatten
 from autopar.transfers import BY_FUNCTION
 
@@ -140,14 +139,15 @@ class Case:
 @dataclass(frozen=True)
 class Outcome:
     """``kind`` is equal, refused, failed, sensitive (rounding alone changes the numbers as much) or invalid (eager raises);
-    ``reason`` is alike for like cases. ``ops`` are the overloads of the program, ``whole`` those without a rule; ``transfers`` what was
-    inserted."""
+    ``reason`` is alike for like cases. ``ops`` are the overloads of the program, ``whole`` those without a rule,
+    ``tried`` those whose rule was found by running them; ``transfers`` what was inserted."""
 
     kind: str
     reason: str = ""
     text: str = ""
     ops: frozenset[str] = frozenset()
     whole: frozenset[str] = frozenset()
+    tried: frozenset[str] = frozenset()
     transfers: tuple[str, ...] = ()
     seconds: float = 0.0
 
@@ -275,16 +275,21 @@ def _check(case: Case) -> Outcome:
         where = traceback.extract_tb(error.__traceback__)[-1]
         own = [frame for frame in traceback.extract_tb(error.__traceback__) if "autopar" in frame.filename or "/passes/" in frame.filename]
         at = own[-1] if own else where
-        reason = f"{type(error).__name__} in {at.filename.rsplit('/', 1)[-1]} {at.name}: {_without_names(str(error).splitlines()[0] if str(error) else '')[:90]}"
+        said = _without_names((str(error).splitlines() or [""])[0])[:90]
+        reason = f"{type(error).__name__} in {at.filename.rsplit('/', 1)[-1]} {at.name}: {said}"
         return Outcome(FAILED, reason, "".join(traceback.format_exception(error, limit=-12)))
     targets = {node.target for node in parallel.program.nodes if isinstance(node.target, torch.ops.aten.add.Tensor.__class__)}
-    ops, whole = frozenset(map(str, targets)), frozenset(str(op) for op in targets if rule_of(op).pattern is None)
+    ops = frozenset(map(str, targets))
+    notes = [note for report in parallel.reports for note in report.notes if "has no sharding rule" in note]
+    whole = frozenset(note.split()[0] for note in notes if "computes all of it" in note)
+    tried = frozenset(note.split()[0] for note in notes) - whole
     inserted = tuple(BY_FUNCTION[node.target].name for node in parallel.program.nodes if node.target in BY_FUNCTION)
     wrong = differences(found, expected)
     if wrong and (excess := _beyond_rounding(made, expected, wrong)):
         what = max(excess, key=excess.__getitem__)
-        return Outcome(FAILED, f"other numbers: {re.sub('[0-9]+', 'N', what)}", "\n".join(f"{w}: {f:.3g}" for w, f in excess.items()), ops, whole, inserted)
-    return Outcome("sensitive" if wrong else "equal", ops=ops, whole=whole, transfers=inserted)
+        text = "\n".join(f"{w}: {f:.3g}" for w, f in excess.items())
+        return Outcome(FAILED, f"other numbers: {_without_names(what)}", text, ops, whole, tried, inserted)
+    return Outcome("sensitive" if wrong else "equal", ops=ops, whole=whole, tried=tried, transfers=inserted)
 
 
 def _beyond_rounding(made: Made, expected: Mapping[str, Any], wrong: Mapping[str, float]) -> dict[str, float]:

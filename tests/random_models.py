@@ -100,7 +100,8 @@ class Models:
         if same and self.chance(30):
             return self.r.choice(same)
         name = self.name("p")
-        self.add_init(f"self.{name} = nn.Parameter(torch.randn({', '.join(map(str, shape))}) * 0.5)" if shape else f"self.{name} = nn.Parameter(torch.tensor(0.5))")
+        values = f"torch.randn({', '.join(map(str, shape))}) * 0.5" if shape else "torch.tensor(0.5)"
+        self.add_init(f"self.{name} = nn.Parameter({values})")
         if self.chance(8):
             self.add_init(f"self.{name}.requires_grad_(False)")
         self.reals.append(f"self.{name}")
@@ -239,6 +240,8 @@ class Models:
             for size in mesh.values():
                 total *= size
             mesh[axis] = self.r.choice([size for size in (2, 2, 3, 4, 1) if size * total <= 8])
+        if set(mesh.values()) == {1} and self.chance(70):
+            mesh[axes[0]] = 2
         return mesh
 
     def spec(self, shape: Sequence[int], axes: Sequence[str], percent: int) -> tuple[Any, ...]:
@@ -296,14 +299,15 @@ class Models:
 
     def case(self) -> Case:
         dims = self.r.choice([2, 3, 3, 3, 4, 1, 0]) if self.chance(60) else 3
-        self.input(f"real({', '.join(str(self.r.choice(self.sizes)) for _ in range(dims))}{', ' * (dims > 0)}grad={self.chance(50)})".replace(", grad=False", "").replace("grad=False", ""))
+        sizes = [str(self.r.choice(self.sizes)) for _ in range(dims)]
+        self.input(f"real({', '.join([*sizes, *['grad=True'] * self.chance(50)])})")
         for _ in range(self.r.choice([0, 0, 1, 1, 2])):
             shape = ", ".join(str(self.r.choice(self.sizes)) for _ in range(self.r.choice([2, 3, 1])))
             bound = self.r.choice(self.sizes)
-            text, bound = self.r.choice([(f"real({shape}, grad=True)", 0), (f"real({shape})", 0), (f"truth({shape})", 0), (f"whole(0, {bound}, {shape})", bound),
-                                        (f"turned({shape}, grad=True)", 0), ("0.7", 0), (f'dict(x=real({shape}, grad=True), y=[real({shape})])', 0)])  # fmt: skip
-
-            self.input(text, bound)
+            self.input(*self.r.choice([
+                (f"real({shape}, grad=True)",), (f"real({shape})",), (f"truth({shape})",), (f"whole(0, {bound}, {shape})", bound),
+                (f"turned({shape}, grad=True)",), ("0.7",), (f"dict(x=real({shape}, grad=True), y=[real({shape})])",),
+            ]))  # fmt: skip
         if self.chance(4):
             self.input(f"real({self.r.choice(['0, ', '2, 0, '])}{self.sizes[0]})")
         if self.chance(60):

@@ -97,7 +97,8 @@ def attention(m: Models) -> None:
     heads = m.r.choice([n for n in (1, 2, 3, 4) if wide % n == 0])
     kind = m.r.randrange(6)
     if kind == 0:
-        _layer(m, f"nn.MultiheadAttention({wide}, {heads}, batch_first=True)", x, m.r.choice(["{l}({x}, {x}, {x})[0]", "{l}({x}, {x}, {x}, need_weights=False)[0]"]))
+        call = m.r.choice(["{l}({x}, {x}, {x})[0]", "{l}({x}, {x}, {x}, need_weights=False)[0]"])
+        _layer(m, f"nn.MultiheadAttention({wide}, {heads}, batch_first=True)", x, call)
         return
     if kind == 1:
         drop = m.r.choice(["0.0", "0.2"])
@@ -128,7 +129,7 @@ def attention(m: Models) -> None:
         call = f"({made[0]} @ {made[1]}.mT / {math.sqrt(each):.3f}).softmax(-1) @ {made[2]}"
     if m.add(f"{name} = {call}", name):
         last = m.name()
-        m.add(f"{last} = {name}.transpose(1, 2).{m.r.choice(['flatten(2)', 'reshape(*' + name + '.shape[:1], -1, ' + str(wide) + ')'])}", last)
+        m.add(f"{last} = {name}.transpose(1, 2).{m.r.choice(['flatten(2)', f'reshape(*{name}.shape[:1], -1, {wide})'])}", last)
 
 
 def convolution(m: Models) -> None:
@@ -139,15 +140,17 @@ def convolution(m: Models) -> None:
     n, wide = len(shape) - 2, shape[1]
     groups = m.r.choice([g for g in (1, 1, 2, wide) if wide % g == 0])
     out = groups * m.r.choice([1, 2, 3])
-    more = "".join(f", {key}={m.r.choice(values)}" for key, values in (("stride", [2, 1]), ("padding", [1, 0, 2]), ("dilation", [1, 2]), ("bias", [False])) if m.chance(35))
+    options = (("stride", [2, 1]), ("padding", [1, 0, 2]), ("dilation", [1, 2]), ("bias", [False]))
+    more = "".join(f", {key}={m.r.choice(values)}" for key, values in options if m.chance(35))
     kind = m.r.randrange(8)
     if kind < 5:
         _layer(m, f"nn.Conv{n}d({wide}, {out}, {m.r.choice([1, 2, 3])}, groups={groups}{more})", x)
     elif kind == 5:
         _layer(m, f"nn.ConvTranspose{n}d({wide}, {out}, {m.r.choice([1, 2, 3])}, groups={groups}, stride={m.r.choice([1, 2])})", x)
     else:
-        pools = [f"nn.AvgPool{n}d(2)", f"nn.MaxPool{n}d(2)", f"nn.MaxPool{n}d(3, stride=1, padding=1)", f"nn.AdaptiveAvgPool{n}d(1)", f"nn.AdaptiveMaxPool{n}d(2)", f"nn.AvgPool{n}d(2, 1, count_include_pad=False, padding=1)"]
-        _layer(m, m.r.choice(pools), x)
+        pools = ("AvgPool{}d(2)", "MaxPool{}d(2)", "MaxPool{}d(3, stride=1, padding=1)", "AdaptiveAvgPool{}d(1)", "AdaptiveMaxPool{}d(2)",
+                 "AvgPool{}d(2, 1, count_include_pad=False, padding=1)")  # fmt: skip
+        _layer(m, f"nn.{m.r.choice(pools).format(n)}", x)
 
 
 def _ids(m: Models, below: int, *shape: int) -> str:
@@ -220,7 +223,10 @@ def buffer(m: Models) -> None:
         return
     dims = tuple(range(len(shape) - 1))
     reduced = f"{x}.detach().mean({dims})" if dims else f"{x}.detach()"
-    update = [f"{b}.mul_(0.9).add_(0.1 * {reduced})", f"{b}.copy_({reduced})", f"{b} = {b} * 0.5 + {reduced}", f"{b}.add_({x}.detach())", f"{b}.copy_({x}.detach())", f"{b} = {x}.detach() * 2", f"{b}[0] = 1.0"][kind]
+    update = (
+        f"{b}.mul_(0.9).add_(0.1 * {reduced})", f"{b}.copy_({reduced})", f"{b} = {b} * 0.5 + {reduced}",
+        f"{b}.add_({x}.detach())", f"{b}.copy_({x}.detach())", f"{b} = {x}.detach() * 2", f"{b}[0] = 1.0",
+    )[kind]  # fmt: skip
     name = m.name()
     if m.chance(70):
         m.add(update)
@@ -264,8 +270,9 @@ def integers(m: Models) -> None:
     if source is None:
         return
     name = m.name()
-    forms = [f"{source}.double() * 0.5", f"({source} * 2).double()", f"({source} > 0)", f"{source}.sum()", f"{source}.long() + 1", f"~{source}.bool()", f"{source}.long() % 2 == 0", f"{source}.flatten()[:2].double()"]
-    m.add(f"{name} = {m.r.choice(forms)}", name)
+    forms = ("{}.double() * 0.5", "({} * 2).double()", "({} > 0)", "{}.sum()", "{}.long() + 1", "~{}.bool()", "{}.long() % 2 == 0",
+             "{}.flatten()[:2].double()")  # fmt: skip
+    m.add(f"{name} = {m.r.choice(forms).format(source)}", name)
 
 
 MODULES: dict[str, tuple[int, Callable[[Models], Any]]] = {  # how often, and who writes it

@@ -13,7 +13,7 @@ from autopar.rules import RULES
 from autopar.torch_private import OpOverload, is_seeded, mutates
 
 FOLDER = Path(rules.__file__).parent
-MACHINERY = {"__init__", "registry", "binding", "dims", "regroup", "forms", "by_schema"}
+MACHINERY = {"__init__", "registry", "binding", "dims", "regroup", "forms", "indexing", "by_schema"}
 
 # core ops of which no program has a node, and why
 REFUSED = {
@@ -49,7 +49,7 @@ def test_every_core_op_has_a_rule_or_is_taken_apart() -> None:
 def test_tables_are_short_and_cover_much() -> None:
     """One line an op: what builds patterns is elsewhere."""
     tables = [path for path in FOLDER.glob("*.py") if path.stem not in MACHINERY]
-    assert sum(len(path.read_text().splitlines()) for path in tables) <= 640
+    assert sum(len(path.read_text().splitlines()) for path in tables) <= 600
     assert sum(op.namespace == "aten" for op in RULES) >= 500
 
 

@@ -1,150 +1,23 @@
-"""Look-ups along one dim of a tensor, and their reverse. The dim that is indexed stays whole."""
+"""Look-ups along one dim of a tensor, and their reverse. The dim that is indexed stays whole, but where it is told what is held."""
 
 from __future__ import annotations
 
-import re
-
-import torch
-
+from autopar.rules import indexing as by
 from autopar.rules.registry import rule
 
 rule("v! d, ... -> ... d", "embedding", linear="0")
+rule(by.embedding_backward, "embedding_dense_backward", linear="0", sizes={2: 0})
+rule(by.index_select, "index_select", linear="0")
+rule(by.index_add, "index_add", linear="0+2")
+rule(by.gather, "gather", linear="0")
+rule(by.scatter_value, "scatter.value")
+rule(by.scatter, "scatter.src", linear="0+2")
+rule(by.scatter_add, "scatter_add", linear="0+2")
+rule(by.index_tensor, "index.Tensor", linear="0")
+rule(by.index_put, "index_put", linear=lambda x, indices, *_: f"0+{1 + len(indices)}")
+
+# told which rows are held, a look-up comes apart along them (``autopar.held``)
 rule("v d, ..., v -> ... d", "autopar::look_up", linear="0")
 rule("... d, ..., v -> v d", "autopar::look_up_backward", linear="0")
-
-
-def _embedding_backward(gradient, index, count: int, padding: int, by_frequency: bool) -> str:
-    """Divided by how often an index occurs, the rows are no longer a sum over the batch."""
-    batch = " ".join(f"b{k}!" for k in range(len(index.shape))) if by_frequency else "..."
-    return f"{batch} d, {batch or '()'} -> v! d"
-
-
-rule(_embedding_backward, "embedding_dense_backward", linear="0", sizes={2: 0})
-
-
-def _along(x, dim: int) -> tuple[str, str]:
-    """The factors of a tensor whose ``dim`` is indexed, and of one with the chosen elements there."""
-    dims = [f"d{k}" for k in range(len(x.shape))]
-    if not dims:
-        return "()", "i"
-    chosen = list(dims)
-    dims[dim], chosen[dim] = "v!", "i"
-    return " ".join(dims), " ".join(chosen)
-
-
-def _index_select(x, dim: int, index) -> str:
-    whole, chosen = _along(x, dim)
-    return f"{whole}, i -> {chosen}"
-
-
-def _index_add(x, dim: int, index, source, **_) -> str:
-    """Where the added rows are split, the tensor they are added to may be counted only once."""
-    whole, chosen = _along(x, dim)
-    return f"{whole}, i, {chosen} -> {whole}"
-
-
-def _gather_held(x, dim: int, index, held, size: int) -> str:
-    whole, chosen = _along(x, dim)
-    return f"{whole.replace('!', '')}, {chosen}, v -> {chosen}"
-
-
-def _scatter_held(source, dim: int, index, held, size: int) -> str:
-    whole, chosen = _along(source, dim)
-    return f"{chosen}, {chosen}, v -> {whole.replace('!', '')}"
-
-
-rule(_gather_held, "autopar::gather_held", linear="0")
-rule(_scatter_held, "autopar::scatter_held", linear="0")
-rule(_index_select, "index_select", linear="0")
-rule(_index_add, "index_add", linear="0+2")
-
-
-def _elements(x, dim: int, index) -> tuple[str, str]:
-    """The factors of ``x`` and of an index into it: a dim where the index is shorter is cut off, so it stays whole."""
-    dims, chosen = [], []
-    for k, (n, m) in enumerate(zip(x.shape, index.shape, strict=True)):
-        along = k == dim % len(x.shape)
-        dims.append("v!" if along else f"d{k}" if n == m else f"d{k}!")
-        chosen.append("i" if along else f"d{k}" if n == m else f"i{k}!")
-    return " ".join(dims) or "()", " ".join(chosen) or "()"
-
-
-def _gather(x, dim: int, index, **_) -> str:
-    table, chosen = _elements(x, dim, index)
-    return f"{table}, {chosen} -> {chosen}"
-
-
-def _scatter(x, dim: int, index, source) -> str:
-    """Later elements overwrite earlier ones, so the indices along ``dim`` stay together."""
-    table, chosen = _elements(x, dim, index)
-    if index.shape != source.shape:
-        table, chosen = (" ".join(d.rstrip("!") + "!" for d in side.split()) for side in (table, chosen))
-        return f"{table}, {chosen}, {' '.join(f's{k}!' for k in range(len(source.shape)))} -> {table}"
-    chosen = " ".join(d + "!" * (d == "i") for d in chosen.split())
-    return f"{table}, {chosen}, {chosen} -> {table}"
-
-
-def _scatter_add(x, dim: int, index, source) -> str:
-    if index.shape != source.shape:
-        return _scatter(x, dim, index, source)
-    table, chosen = _elements(x, dim, index)
-    return f"{table}, {chosen}, {chosen} -> {table}"
-
-
-def _scatter_value(x, dim: int, index, value) -> str:
-    table, chosen = _elements(x, dim, index)
-    return f"{table}, {' '.join(d + '!' * (d == 'i') for d in chosen.split())} -> {table}"
-
-
-rule(_gather, "gather", linear="0")
-rule(_scatter_value, "scatter.value")
-rule(_scatter, "scatter.src", linear="0+2")
-rule(_scatter_add, "scatter_add", linear="0+2")
-
-
-def _index(x, indices) -> tuple[str, str, list[str]]:
-    """The factors of ``x``, of the index tensors, and the dims of ``x[indices]``. The tensors broadcast together."""
-    there = [k for k, index in enumerate(indices) if index is not None]
-    ndim = max(len(indices[k].shape) for k in there)
-    shape = [max((i.shape[d] for i in (indices[k] for k in there) if len(i.shape) >= -d), default=1) for d in range(-ndim, 0)]
-    broadcast = [f"i{d}" for d in range(ndim)]
-    sides = []
-    for index in indices:
-        own = () if index is None else index.shape
-        lead = ndim - len(own)
-        sides.append(" ".join("1" if n == 1 != shape[lead + d] else broadcast[lead + d] for d, n in enumerate(own)) or "()")
-    dims = [f"v{k}!" if k in there else f"d{k}" for k in range(len(x.shape))]
-    left = [d for d in dims if not d.endswith("!")]
-    adjacent = there == list(range(there[0], there[-1] + 1))
-    place = there[0] if adjacent else 0
-    return " ".join(dims), ", ".join(sides), left[:place] + broadcast + left[place:]
-
-
-def _index_tensor(x, indices) -> str:
-    whole, sides, result = _index(x, indices)
-    return f"{whole}, {sides} -> {' '.join(result) or '()'}"
-
-
-def _index_put(x, indices, values, accumulate: bool = False) -> str:
-    """Values are written, and later ones win; or one is added for each index, and then the indices come apart."""
-    if any(index is not None and index.dtype == torch.bool for index in indices):
-        return _masked_put(x, indices, values)
-    whole, sides, result = _index(x, indices)
-    size = {f"d{k}": n for k, n in enumerate(x.shape)}
-    lead = len(result) - len(values.shape)
-    given = ["1" if n == 1 != size.get(result[lead + k]) else result[lead + k] for k, n in enumerate(values.shape)]
-    text = f"{whole}, {sides}, {' '.join(given) or '()'} -> {whole}"
-    added = accumulate and all(dim in given for dim in result if dim.startswith("i"))
-    return text if added else re.sub(r"\b(i\d+)", r"\1!", text)
-
-
-def _masked_put(x, indices, values) -> str:
-    """Which value goes where depends on the whole mask."""
-    whole = " ".join(f"v{k}!" for k in range(len(x.shape))) or "()"
-    masks = [" ".join(f"m{k}x{d}!" for d in range(len(i.shape))) if i is not None else "" for k, i in enumerate(indices)]
-    given = " ".join(f"n{k}!" for k in range(len(values.shape))) or "()"
-    return f"{whole}, {', '.join(mask or '()' for mask in masks)}, {given} -> {whole}"
-
-
-rule(_index_tensor, "index.Tensor", linear="0")
-rule(_index_put, "index_put", linear=lambda x, indices, *_: f"0+{1 + len(indices)}")
+rule(by.gather_held, "autopar::gather_held", linear="0")
+rule(by.scatter_held, "autopar::scatter_held", linear="0")

@@ -15,7 +15,7 @@ from autopar.notation import Pattern, parse_pattern
 from autopar.torch_private import OpOverload, OpOverloadPacket, mutates, tensor_arguments, tensor_results
 
 Linear = tuple[tuple[int, ...], ...]
-Size = str | int | Callable[[Sequence[Any], Sequence[int]], Any]
+Size = str | int | Callable[[Sequence[Any], Sequence[int], Mapping[str, int]], Any]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Rule:
         linear: the operands through which a pending sum may pass: alternatives, each one or several jointly;
             or a function of the arguments that returns them in the notation ``"0, 1+2"``.
         sizes: arguments that are sizes: position → ``"*"`` for the whole shape of the (first) result, one of its dims,
-            factors whose sizes are multiplied (``"g c"``), or a function of the arguments and the result's shape.
+            factors whose sizes are multiplied (``"g c"``), or a function of the arguments, the result's shape and the factors.
         view: the op only regroups or reorders elements, so a pending value may wait through it at no cost.
         empty: the op takes pieces without elements; a maximum does not, and some kernels end the process.
     """
@@ -44,17 +44,19 @@ class Rule:
 
     @property
     def counts_factors(self) -> bool:
-        """Whether sizes of factors are among the arguments."""
-        return any(isinstance(what, str) and what != "*" for what in self.sizes.values())
+        """Whether sizes of factors are among the arguments, or needed for them."""
+        return any(callable(what) or (isinstance(what, str) and what != "*") for what in self.sizes.values())
 
     def resized(self, args: Sequence[Any], shape: Sequence[int], factors: Mapping[str, int]) -> tuple[Any, ...]:
         """The op's arguments for a first result of ``shape`` and factors of these sizes."""
         new = list(args)
         for position, what in self.sizes.items():
+            if position >= len(args):
+                continue  # left out
             if isinstance(what, str):
                 new[position] = list(shape) if what == "*" else math.prod(factors[factor] for factor in what.split())
             else:
-                new[position] = what(args, shape) if callable(what) else shape[what]
+                new[position] = what(args, shape, factors) if callable(what) else shape[what]
         return tuple(new)
 
 

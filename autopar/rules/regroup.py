@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from autopar.rules.dims import chosen, names, ndim, tensor
@@ -136,7 +137,7 @@ def split(x, sizes: Sequence[int], dim: int = 0) -> Sized:
     return f"{tensor(dims)} -> {', '.join(map(tensor, parts))}", {"parts": len(sizes)} if equal else {}
 
 
-def split_sizes(args: Sequence[Any], shape: Sequence[int]) -> Sequence[int]:
+def split_sizes(args: Sequence[Any], shape: Sequence[int], factors: Mapping[str, int]) -> Sequence[int]:
     """Of the local parts."""
     sizes, dim = args[1], args[2] if len(args) > 2 else 0
     return [shape[dim]] * len(sizes) if len({*sizes}) == 1 else sizes
@@ -207,3 +208,53 @@ def turned(x, k: int = 1, dims: Sequence[int] = (0, 1)) -> str:
     """A quarter turn swaps two dims, and they stay whole."""
     old = [f"d{d}" + "!" * (d in chosen(dims, len(x.shape))) for d in range(len(x.shape))]
     return f"{tensor(old)} -> {tensor(swap(list(old), *dims) if k % 2 else old)}"
+
+
+END = 2**62  # what stands for the end of a dim is larger
+
+
+def sliced(sides: str, first: int, of: int = 0):
+    """``whole``: the dim of which a part is taken; ``part``: that part. One of equal parts, ``(parts! kept)``, or every
+    so-many-th element, ``(kept parts!)``, comes apart along what is kept; other parts stay whole.
+
+    Args:
+        first: where the arguments dim, start, end and step begin.
+        of: the argument whose dims these are.
+    """
+
+    def pattern(*args, **_) -> tuple[str, dict[str, int]]:
+        shape = getattr(args[of], "shape", args[of])
+        dim, start, end, step = [*args[first:], *(0, None, None, 1)[len(args) - first :]]
+        size, last = shape[dim], end is None or end > END
+        taken = range(size)[start:end:step]
+        whole, part = names(len(shape)), names(len(shape))
+        told = last or ((start or 0) >= 0 and 0 <= end <= size)
+        if told and len(taken) > 1 and size % len(taken) == 0 and (step * len(taken) == size or (step == 1 and taken[0] % len(taken) == 0)):
+            whole[dim], part[dim] = "(parts! kept)" if step == 1 else "(kept parts!)", "kept"
+            return _sides(sides, whole, part), {"parts": size // len(taken)}
+        whole[dim], part[dim] = "whole!", "part!"
+        return _sides(sides, whole, part), {}
+
+    pattern.__doc__ = f"``{sides}``, where a part of one dim is taken; one of equal parts comes apart by itself."
+    return pattern
+
+
+def _sides(sides: str, whole: Sequence[str], part: Sequence[str]) -> str:
+    return re.sub(r"\w+", lambda word: tensor(whole if word[0] == "whole" else part), sides)
+
+
+def slice_bounds(first: int) -> dict[int, Callable[..., Any]]:
+    """How start and end of a slice are told on a rank: of one of equal parts, those of its place."""
+
+    def bound(args: Sequence[Any], factors: Mapping[str, int], which: int) -> Any:
+        start, end, step = [*args[first + 1 :], *(None, None, 1)[len(args) - first - 1 :]]
+        given = (start, end)[which]
+        if "kept" not in factors or step != 1 or given is None or given > END:
+            return given
+        place = factors["parts"] - 1 if end is None or end > END else (start or 0) // (end - (start or 0))
+        return (place + which) * factors["kept"]
+
+    return {
+        first + 1: lambda args, shape, factors: bound(args, factors, 0),
+        first + 2: lambda args, shape, factors: bound(args, factors, 1),
+    }

@@ -15,11 +15,12 @@ rule(to.reordered(to.swap), "transpose.int transpose_copy.int", linear="0", view
 rule(to.reordered(lambda dims, order: [dims[k] for k in order]), "permute permute_copy", linear="0", view=True)
 
 # a part of one dim, and its backward: the part in its place among zeros
-rule(along("whole -> part", 1, default=0), "slice.Tensor slice_copy.Tensor narrow_copy", linear="0", view=True)
+rule(to.sliced("whole -> part", 1), "slice.Tensor slice_copy.Tensor", linear="0", sizes=to.slice_bounds(1), view=True)
+rule(along("whole -> part", 1, default=0), "narrow_copy", linear="0", view=True)
 rule(along("whole -> gone", 1), "select.int select_copy.int", linear="0", view=True)
-rule(along("part -> whole", 2, of=1), "slice_backward", linear="0", sizes={1: "*"})
+rule(to.sliced("part -> whole", 2, of=1), "slice_backward", linear="0", sizes={1: "*"} | to.slice_bounds(2))
 rule(along("gone -> whole", 2, of=1), "select_backward", linear="0", sizes={1: "*"})
-rule(along("whole, part -> whole", 2, default=0), "slice_scatter", linear="0+1")
+rule(to.sliced("whole, part -> whole", 2), "slice_scatter", linear="0+1", sizes=to.slice_bounds(2))
 rule(along("whole, gone -> whole", 2), "select_scatter", linear="0+1")
 rule(to.diagonal("square -> diagonal"), "diagonal diagonal_copy", linear="0", view=True)
 rule(to.diagonal("diagonal -> square", of=1, where=2), "diagonal_backward", linear="0", sizes={1: "*"})
