@@ -32,6 +32,8 @@ def index_select(x, dim: int, index) -> str:
 
 def index_add(x, dim: int, index, source, **_) -> str:
     """Where the added rows are split, the tensor they are added to may be counted only once."""
+    if not source.shape:
+        return f"{'v!' if x.shape else '()'}, i!, () -> {'v!' if x.shape else '()'}"
     whole, chosen = _along(x, dim)
     return f"{whole}, i, {chosen} -> {whole}"
 
