@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import fx
@@ -19,6 +20,7 @@ from autopar.program import Program, is_getitem, operands, record_of
 from autopar.record import Record, Requirement, TensorType, ValueType, requirement_of
 from autopar.rules.binding import axes_of, bind_node
 from autopar.rules.pointwise import CASTS
+from autopar.rules.registry import RULES
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,6 @@ class Completion:
         self.program, self.mesh, self.constraints = program, wanted.mesh, wanted.constraints
         self.strict, self.whole, self.expanding = wanted.strict, wanted.whole, expanding
         self.split: dict[fx.Node, Dim] = {}
-        self.less: dict[fx.Node, bool] = {}
         self.types: dict[fx.Node, ValueType] = {}
         self.seen: dict[fx.Node, TensorType] = {}  # constrained values, as those who read them have them
         self.parameters: set[fx.Node] = set()  # and what is computed from them alone
@@ -211,21 +212,24 @@ class Completion:
     def lets_wait(self, user: fx.Node, value: fx.Node) -> bool:
         return all(
             _passes(user, k, less=True)
-            or (_passes(user, k) and (self.leads_to_less(user) or all(self.adds_to_pending(reader, user) for reader in user.users)))
+            or (_passes(user, k) and (user in self.less or all(self.adds_to_pending(reader, user) for reader in user.users)))
             for k, one in enumerate(operands(user))
             if one is value
         )
 
-    def leads_to_less(self, node: fx.Node) -> bool:
-        """Whether each reader lets a sum of this value pass, and makes something smaller of it in the end."""
-        if node not in self.less:
-            self.less[node] = bool(node.users) and all(
-                (_passes(user, k, less=True) or (_passes(user, k) and self.leads_to_less(user)))
+    @cached_property
+    def less(self) -> set[fx.Node]:
+        """Values of which each reader lets a sum pass, and something smaller is made in the end. Linear in the graph."""
+        found: set[fx.Node] = set()
+        for node in reversed(self.program.graph.nodes):
+            if node.op == "call_function" and node.users and all(
+                _passes(user, k, less=True) or (user in found and _passes(user, k))
                 for user in node.users
                 for k, value in enumerate(operands(user))
                 if value is node
-            )
-        return self.less[node]
+            ):  # fmt: skip
+                found.add(node)
+        return found
 
     def adds_to_pending(self, user: fx.Node, node: fx.Node) -> bool:
         if user.target not in ADDITIONS:
@@ -257,9 +261,12 @@ class Completion:
 
 def _passes(node: fx.Node, position: int, *, less: bool = False) -> bool:
     """Whether a sum passes through an op by one operand alone, and the result has no more elements; or fewer."""
-    if node.op != "call_function" or is_getitem(node):
+    if node.op != "call_function" or node.target not in RULES:
         return False
-    bound = bind_node(node)
+    try:
+        bound = bind_node(node)
+    except RuleError:  # told when its turn comes, with its line
+        return False
     shape = bound.result_shapes[0]
     if (position,) not in bound.linear or shape is None or len(bound.result_shapes) > 1:
         return False

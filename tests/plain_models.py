@@ -20,7 +20,9 @@ class Translator(nn.Module):
         size = target.shape[1] - 1
         later = torch.ones(size, size, dtype=torch.bool).triu(1)
         padding = source == 0
-        out = self.transformer(self.embed(source), self.embed(target[:, :-1]), tgt_mask=later, src_key_padding_mask=padding, memory_key_padding_mask=padding)
+        out = self.transformer(
+            self.embed(source), self.embed(target[:, :-1]), tgt_mask=later, src_key_padding_mask=padding, memory_key_padding_mask=padding
+        )
         return F.cross_entropy(self.head(out).transpose(1, 2), target[:, 1:], ignore_index=0)
 
 

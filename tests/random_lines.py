@@ -165,7 +165,7 @@ MORE = """
     F.pad({e3}, (1, 1), mode="circular") | F.unfold({e4}, 1) | F.adaptive_max_pool1d({e3}, 1) | F.adaptive_avg_pool2d({e4}, 1)
     F.conv1d({e3}, {e3}[:1, :, :1]) | F.conv1d({e3}, {e3}[:2, :, :1], padding="same") | F.conv2d({e4}, {e4}[:2, :, :1, :1])
     F.grid_sample({e4}, {e4}[:, :1, :, :1].sigmoid().expand(-1, 2, -1, 3).permute(0, 2, 3, 1), align_corners=False)
-    F.softmax({x1}, {d}, dtype=torch.float32).double() | torch._foreach_mul([{x}, {s}], 2.0)[1] | torch._foreach_add([{x}], [{s}])[0]
+    torch._foreach_mul([{x}, {s}], 2.0)[1] | torch._foreach_add([{x}], [{s}])[0]
     {x1}.index_reduce({d}, {i}, {x1}.index_select({d}, {i}), "mean")
     {x1}.scatter_reduce({d}, {x1}.argsort({d}), {x1}, "sum", include_self={k}) | {x1}.argsort(dim={d}, stable=True).double()
     torch.unique_consecutive({x1}).sum() | {x1}.put(torch.tensor([0]), {x1}.flatten()[:1]) | {x1}.take(torch.tensor([0, 0]))

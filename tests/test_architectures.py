@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import ARCHITECTURES, DEPTH, Architecture
+from architectures import ARCHITECTURES
 from casts import promoted_casts  # noqa: F401
 from test_equality import TOLERANCE, loss_of
 from torch import nn
+from zoo import DEPTH, Architecture
 
 import autopar
 from autopar import CaptureError, Mesh, PlanError

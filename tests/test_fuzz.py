@@ -68,7 +68,19 @@ FOUND: dict[str, Case] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", FOUND.values(), ids=FOUND)
+NOT_YET = {  # xfail_strict says when they are right
+    "repeated beside a split dim of size one": "the rule of repeat takes repetitions of one for the split dim",
+    "dropout in layers that turn the batch": "drawn numbers overwrite an operand that lies as they do",
+    "numbers drawn for what lies transposed, where they do not": "empty_like does not keep to its memory_format",
+}
+
+
+def marked(name: str) -> Any:
+    marks = [pytest.mark.xfail(reason=NOT_YET[name])] if name in NOT_YET else []
+    return pytest.param(FOUND[name], id=name, marks=marks)
+
+
+@pytest.mark.parametrize("case", map(marked, FOUND))
 def test_found_by_the_fuzzer(case: Case) -> None:
     assert agrees(case, ("equal",))
 
@@ -111,6 +123,12 @@ def test_a_case_is_made_again_from_its_text(seed: int) -> None:
     case = random_case(random.Random(seed))
     assert random_case(random.Random(seed)) == case
     assert eval(case.literal()) == case
+
+
+def test_a_printed_case_runs_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    case = Case(("v = self.l(a)", "w = v * b"), "(v, w)", {"a": "real(4, 6)", "b": "0.7"}, {"dp": 2}, {"a": ("dp", None)}, ("self.l = nn.Linear(6, 3)",))
+    exec(compile(case.script(), "case.py", "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out.startswith("(tensor(")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
