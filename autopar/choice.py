@@ -7,6 +7,7 @@ asks, to move the fewest bytes, to lie as any other aim asks, to change the fewe
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -135,11 +136,17 @@ def _options(bound: Bound, whole: frozenset[str], waiting: frozenset[int], homes
             if axis in axes_of(dim) and factor not in whole:
                 found[("split", factor)] = None
     for index, alternative in enumerate(bound.linear):
-        waits = bound.rule.view or len(alternative) > 1 or waiting.issuperset(alternative)
+        waits = _regroups(bound) or len(alternative) > 1 or waiting.issuperset(alternative)
         if waits and all((axis, "sum") in homes[position].pending for position in alternative):
             found[("pass", index)] = None
     found[None] = None
     return list(found)
+
+
+def _regroups(bound: Bound) -> bool:
+    """Whether an op gives all elements of its operand, and no other."""
+    shape = bound.result_shapes[0]
+    return bound.rule.view and (len(bound.result_shapes) > 1 or (shape is not None and math.prod(shape) == math.prod(bound.operand_shapes[0])))
 
 
 def _strategy(chosen: Mapping[str, Option], held: Sequence[Mapping[str, Dim]], mesh: Mesh) -> Strategy:

@@ -203,32 +203,29 @@ class Completion:
         return self.laid(record.type, gives), uses
 
     def waiting(self, node: fx.Node, values: Sequence[fx.Node], homes: Sequence[DistAttr]) -> frozenset[int]:
-        """The operands whose pending sum should pass: all who read them make less of it, or add it to another pending one."""
+        """The operands whose pending sum should pass: fewer elements are reduced behind all who read them than here."""
         return frozenset(
             k for k, (value, home) in enumerate(zip(values, homes, strict=True))
-            if home.pending and _passes(node, k) and all(self.lets_wait(user, value) for user in value.users)
+            if home.pending and _passes(node, k) and self.reduced_behind(value) < _size(value)
         )  # fmt: skip
 
-    def lets_wait(self, user: fx.Node, value: fx.Node) -> bool:
-        return all(
-            _passes(user, k, less=True)
-            or (_passes(user, k) and (user in self.less or all(self.adds_to_pending(reader, user) for reader in user.users)))
-            for k, one in enumerate(operands(user))
-            if one is value
-        )
+    def reduced_behind(self, value: fx.Node) -> float:
+        """How many elements are reduced if a pending value is handed on as it is; what is added to another pending one costs none."""
+        if len(value.users) > READERS or not all(_passes_all(user, value) for user in value.users):
+            return math.inf
+        return sum(
+            0 if user.users and all(self.adds_to_pending(reader, user) for reader in user.users) else self.least[user]
+            for user in value.users
+        )  # fmt: skip
 
     @cached_property
-    def less(self) -> set[fx.Node]:
-        """Values of which each reader lets a sum pass, and something smaller is made in the end. Linear in the graph."""
-        found: set[fx.Node] = set()
+    def least(self) -> dict[fx.Node, float]:
+        """How many elements of a value are reduced, if it is pending, here or behind those who read it. Linear in the graph."""
+        found: dict[fx.Node, float] = {}
         for node in reversed(self.program.graph.nodes):
-            if node.op == "call_function" and node.users and all(
-                _passes(user, k, less=True) or (user in found and _passes(user, k))
-                for user in node.users
-                for k, value in enumerate(operands(user))
-                if value is node
-            ):  # fmt: skip
-                found.add(node)
+            if node.op == "call_function":
+                passed = 0 < len(node.users) <= READERS and all(_passes_all(user, node) for user in node.users)
+                found[node] = min(_size(node), sum(found[user] for user in node.users)) if passed else _size(node)
         return found
 
     def adds_to_pending(self, user: fx.Node, node: fx.Node) -> bool:
@@ -259,19 +256,29 @@ class Completion:
         return placed if isinstance(type, tuple) else placed[0]
 
 
-def _passes(node: fx.Node, position: int, *, less: bool = False) -> bool:
-    """Whether a sum passes through an op by one operand alone, and the result has no more elements; or fewer."""
+READERS = 4  # of a value that is reduced behind them, at most: each reduction has its start
+
+
+def _passes_all(user: fx.Node, value: fx.Node) -> bool:
+    return all(_passes(user, k) for k, one in enumerate(operands(user)) if one is value)
+
+
+def _passes(node: fx.Node, position: int) -> bool:
+    """Whether a sum passes through an op by one operand alone, and the result has no more elements."""
     if node.op != "call_function" or node.target not in RULES:
         return False
     try:
         bound = bind_node(node)
     except RuleError:  # told when its turn comes, with its line
         return False
-    shape = bound.result_shapes[0]
-    if (position,) not in bound.linear or shape is None or len(bound.result_shapes) > 1:
+    if (position,) not in bound.linear or bound.result_shapes[0] is None or len(bound.result_shapes) > 1:
         return False
-    size, had = math.prod(shape), math.prod(bound.operand_shapes[position])
-    return size < had or (size == had and not less)
+    return math.prod(bound.result_shapes[0]) <= math.prod(bound.operand_shapes[position])
+
+
+def _size(node: fx.Node) -> float:
+    type = record_of(node).type
+    return math.prod(type.shape) if isinstance(type, TensorType) else math.inf
 
 
 ADDITIONS = {torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor}

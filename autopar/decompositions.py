@@ -200,7 +200,8 @@ def _empty(size, *, dtype=None, layout=None, device=None, pin_memory=None, memor
 
 
 def _empty_like(x, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
-    return aten.zeros_like.default(x, dtype=dtype, device=device)
+    how = {} if memory_format is None else {"memory_format": memory_format}
+    return aten.zeros_like.default(x, dtype=dtype, device=device, **how)
 
 
 def split(x, size, dim=0):

@@ -101,7 +101,7 @@ def _as_a_single_device(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str
     if order is None:
         return op(*args, **kwargs)
     first, *rest = args
-    as_it_lay = first.permute(order).contiguous().permute([order.index(d) for d in range(first.dim())])
+    as_it_lay = first.permute(order).clone(memory_format=torch.contiguous_format).permute([order.index(d) for d in range(first.dim())])
     return FILLING.get(op, op)(as_it_lay, *rest, **kwargs).contiguous()
 
 

@@ -46,6 +46,8 @@ def run(options: argparse.Namespace) -> str:
             passed_over += 1
         else:
             found.append((seed, case, outcome))
+            if len(found) % 250 == 0:
+                print(f"{len(found)} cases, {sum(one.kind == FAILED for _, _, one in found)} failed", file=sys.stderr, flush=True)
         seed += 1
     seconds = time.perf_counter() - start
     kinds = Counter(outcome.kind for _, _, outcome in found)

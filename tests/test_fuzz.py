@@ -80,7 +80,7 @@ def marked(name: str) -> Any:
     return pytest.param(FOUND[name], id=name, marks=marks)
 
 
-@pytest.mark.parametrize("case", map(marked, FOUND))
+@pytest.mark.parametrize("case", [marked(name) for name in FOUND])
 def test_found_by_the_fuzzer(case: Case) -> None:
     assert agrees(case, ("equal",))
 

@@ -135,6 +135,12 @@ class Tracer:
                 raise CaptureError(
                     "the model checkpoints with use_reentrant=True, which runs a backward of its own\n  checkpoint with use_reentrant=False"
                 ) from error
+            if "modified by an inplace operation" in str(error):
+                origin = self.recorder.current
+                raise CaptureError(
+                    f"forward writes over a value that the backward needs\n{at_line(origin.source, origin.module)}\n"
+                    f"  take a copy of it before it is written, with clone()"
+                ) from error
             self._add_line(error)
             raise
         if self.recorder.refused is not None:

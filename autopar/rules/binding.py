@@ -304,6 +304,7 @@ def _bind(rule: Rule, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], r
               for dim, size in zip(dims, shape, strict=True))
         for dims, shape in zip(expanded, shapes, strict=True)
     ]  # fmt: skip
+    narrowed = [tuple(_without_ones(dim, sizes, pattern.whole) for dim in dims) for dims in narrowed]
     operands, rest = tuple(narrowed[: len(there)]), iter(narrowed[len(there) :])
     outs = tuple(None if shape is None else next(rest) for shape in result_shapes)
     linear = rule.linear(*args, **kwargs) if callable(rule.linear) else rule.linear
@@ -314,6 +315,12 @@ def _bind(rule: Rule, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], r
     )
     return Bound(rule, pattern, sizes, operands, outs, operand_shapes, result_shapes, alternatives,
                  _carried(operands, outs, alternatives), why)  # fmt: skip
+
+
+def _without_ones(dim: DimPattern, sizes: Mapping[str, int], whole: frozenset[str]) -> DimPattern:
+    """Of a merged dim, a whole factor of size one would be taken for a split one beside it."""
+    left = tuple(factor for factor in dim if sizes[factor] != 1 or factor not in whole)
+    return left if len(dim) > 1 and left else dim
 
 
 def _all_whole(operands: Sequence[Any], results: Sequence[TensorType | None]) -> str:
