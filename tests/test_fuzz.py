@@ -68,19 +68,7 @@ FOUND: dict[str, Case] = {
 }  # fmt: skip
 
 
-NOT_YET = {  # xfail_strict says when they are right
-    "repeated beside a split dim of size one": "the rule of repeat takes repetitions of one for the split dim",
-    "dropout in layers that turn the batch": "drawn numbers overwrite an operand that lies as they do",
-    "numbers drawn for what lies transposed, where they do not": "empty_like does not keep to its memory_format",
-}
-
-
-def marked(name: str) -> Any:
-    marks = [pytest.mark.xfail(reason=NOT_YET[name])] if name in NOT_YET else []
-    return pytest.param(FOUND[name], id=name, marks=marks)
-
-
-@pytest.mark.parametrize("case", [marked(name) for name in FOUND])
+@pytest.mark.parametrize("case", FOUND.values(), ids=FOUND)
 def test_found_by_the_fuzzer(case: Case) -> None:
     assert agrees(case, ("equal",))
 
@@ -89,6 +77,9 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "a layer that is called with several shapes": (
         Case(("v = self.l(a)", "w = self.l(b)"), "(v, w)", {"a": "real(3, 4)", "b": "real(5, 4)"}, {"tp": 2}, {"*.l()": (None, "tp")}, ("self.l = nn.Linear(4, 4)",)),
         r"what the plan says of l\(\) does not fit all that it returns.*; leave l\(\) out of the plan"),
+    "what is read, and then written, in a branch without a loss": (
+        Case(("v = a * self.b", "self.b.copy_(a.detach())"), "(v, c)", {"a": "real(3, grad=True)", "c": "real(2, grad=True)"}, {"dp": 2}, {},
+             ('self.register_buffer("b", torch.ones(3))',), given=(1,)), r"model_of_case.py:\d+"),
     "a layer whose output nobody reads": (
         Case(("v = self.l(a)", "w = a * 2"), "w", {"a": "real(3, 4)"}, {"tp": 2}, {"*.l()": (None, "tp")}, ("self.l = nn.Linear(4, 4)",)),
         r"matches no module that is called and returns one tensor, which the step needs"),
