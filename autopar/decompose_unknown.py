@@ -24,6 +24,7 @@ from autopar.torch_private import (
     is_seeded,
     mutates,
     pytree,
+    returns_alias,
     torch_decompositions,
     without_modes,
 )
@@ -72,8 +73,9 @@ def decomposition_table() -> Mapping[Any, Decomposition]:
 
 
 def _may_go(op: Any) -> bool:
+    """Not views, which may be written through later; so constants stay known as such, too, which are views of themselves."""
     kept = op in RULES or op in IDENTITIES or op in SYNONYMS
-    return isinstance(op, OpOverload) and not (kept or mutates(op) or is_seeded(op))
+    return isinstance(op, OpOverload) and not (kept or mutates(op) or is_seeded(op) or returns_alias(op))
 
 
 class _Checked:
