@@ -8,6 +8,7 @@ from pathlib import Path
 import calls
 import loops
 import pytest
+import zoo_on_processes
 from processes import ranks
 
 MESHES = {"dp2": {"dp": 2}, "tp2": {"tp": 2}, "dp2 tp2": {"dp": 2, "tp": 2}, "tp4": {"tp": 4}}
@@ -48,3 +49,11 @@ def test_state_dicts(name: str) -> None:
 def test_the_readmes_loop() -> None:
     (code,) = re.findall(r"```py\n(.*?)```", (Path(__file__).parent.parent / "README.md").read_text(), re.DOTALL)
     ranks(4).run(calls.readme_loop, code)
+
+
+NAMED = ["llama tied", "gpt2", "bert", "t5", "vit", "resnet", "mixtral"]
+
+
+@pytest.mark.parametrize(("name", "sizes"), [*((name, {"dp": 2, "tp": 2}) for name in NAMED), ("t5", {"tp": 4}), ("resnet", {"dp": 4})], ids=str)
+def test_architectures(name: str, sizes: dict[str, int]) -> None:
+    ranks(4).run(zoo_on_processes.same_numbers, name, sizes)
