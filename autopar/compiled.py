@@ -15,7 +15,7 @@ from autopar.constraints import constraints
 from autopar.layout import DistAttr
 from autopar.localize import LocalPrograms
 from autopar.mesh import Mesh
-from autopar.passes import PIPELINE, Expand, Pass, Place, run_passes
+from autopar.passes import pipeline, run_passes
 from autopar.plan import Plan
 from autopar.program import Program
 from autopar.report.passes import PassReport, Reports
@@ -107,9 +107,7 @@ class Compiler:
     def _placed(self, captured: Captured, program: Program, attrs: Mapping[str, DistAttr], reports: list[PassReport]) -> Compiled:
         """Everything after capture."""
         traced = program.copy() if len(captured.differentiable) > 1 else program
-        asked = (self.mesh, attrs, self.strict, self.whole)
-        options: dict[type[Pass], Any] = {Place: asked, Expand: (*asked, captured.device)}
-        reports += run_passes(program, [step(*options.get(step, ())) for step in PIPELINE])
+        reports += run_passes(program, pipeline(self.mesh, attrs, strict=self.strict, whole=self.whole, device=captured.device))
         start = time.perf_counter()
         local = LocalPrograms(program, lambda made: verify(made, "localize"))
         for rank in self.mesh.ranks if self.seat is None else [self.seat.rank]:

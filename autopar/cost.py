@@ -91,10 +91,11 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "pend": LOCAL,
     "cast": LOCAL,
     "wait": (Form("local", sympy.Integer(0), "the collective is paid where it starts"),),
+    "fold_in": (Form("local", sympy.Integer(0), "one number"),),
 }  # fmt: skip
 
 MEASURED_AS = {"redistribute": "all_to_all", "recv": "send"}
-WITHOUT_GROUP = ("cast", "wait")  # the others are nothing on one rank
+WITHOUT_GROUP = ("cast", "wait", "fold_in")  # the others are nothing on one rank
 
 
 # -- prices ------------------------------------------------------------------------------------------------------------
@@ -209,7 +210,7 @@ def step_price(function: Callable[..., Any], source: TensorType, given: Mapping[
     """
     name = _name(function)
     before, after = _held(source), _held(result)
-    if name in ("wait", "send"):
+    if name in ("wait", "send", "fold_in"):
         return 0.0
     if name == "cast":
         return _cached_price(name, before + after, 1, machine)

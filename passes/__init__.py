@@ -3,6 +3,13 @@
 ``PIPELINE`` is the whole order; capture comes before it, ``localize`` (one program a class of ranks) after it.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from autopar.layout import DistAttr
+from autopar.mesh import Mesh
 from autopar.passes.defer import Defer
 from autopar.passes.expand import Expand
 from autopar.passes.fold import Fold
@@ -15,4 +22,14 @@ from autopar.passes.share import Share
 
 PIPELINE: tuple[type[Pass], ...] = (Expand, Place, Follow, Lift, Defer, Reshard, Fold, Share)
 
-__all__ = ["PIPELINE", "Defer", "Expand", "Fold", "Follow", "Lift", "Pass", "Place", "Reshard", "Share", "run_passes"]
+
+
+def pipeline(mesh: Mesh | None = None, constraints: Mapping[str, DistAttr] | None = None, *, strict: bool = False, whole: bool = False,
+             device: torch.device | None = None) -> list[Pass]:  # fmt: skip
+    """The passes in their order, with what ``expand`` and ``place`` are told."""
+    asked = (mesh, constraints or {}, strict, whole)
+    options: dict[type[Pass], tuple[Any, ...]] = {Place: asked, Expand: (*asked, device)}
+    return [step(*options.get(step, ())) for step in PIPELINE]
+
+
+__all__ = ["PIPELINE", "Defer", "Expand", "Fold", "Follow", "Lift", "Pass", "Place", "Reshard", "Share", "pipeline", "run_passes"]

@@ -23,7 +23,7 @@ from autopar.collector import collector_paused
 from autopar.completion import Completion
 from autopar.constraints import constraints
 from autopar.localize import localize, rank_classes
-from autopar.passes import PIPELINE, Place, run_passes
+from autopar.passes import pipeline, run_passes
 from autopar.provenance import Recorder
 from autopar.verify import verify
 
@@ -51,10 +51,9 @@ def measure(layers: int, preset: str) -> dict[str, float]:
     program = captured.program
     row["constraints"], (attrs, _) = seconds(lambda: constraints(preset, model, MESH, captured))
     row["verify"], _ = seconds(lambda: verify(program, "capture"))
-    for step in PIPELINE:
-        mine = step(MESH, attrs) if step is Place else step()
+    for mine in pipeline(MESH, attrs):
         whole, (report,) = seconds(lambda mine=mine: run_passes(program, [mine]))
-        row[step.name] = report.ms / 1e3
+        row[mine.name] = report.ms / 1e3
         row["verify"] += whole - report.ms / 1e3
     with collector_paused():
         row["localize"], local = seconds(

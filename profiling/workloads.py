@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import nn
 
 from autopar import Mesh
 from autopar.capture import capture
 from autopar.constraints import constraints
-from autopar.passes import PIPELINE, Place, Reshard, run_passes
+from autopar.passes import Reshard, pipeline, run_passes
 from autopar.program import Program
 
 MESH = Mesh(dp=2, tp=2)
@@ -69,6 +71,5 @@ def placed_llama(layers: int) -> Program:
     model, given = llama(layers)
     captured = capture(model, (), given)
     attrs, _ = constraints(LLAMA_PLAN, model, MESH, captured)
-    before = PIPELINE[: PIPELINE.index(Reshard)]
-    run_passes(captured.program, [step(MESH, attrs) if step is Place else step() for step in before])
+    run_passes(captured.program, itertools.takewhile(lambda step: not isinstance(step, Reshard), pipeline(MESH, attrs)))
     return captured.program

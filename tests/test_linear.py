@@ -11,7 +11,7 @@ from models import COLUMN_ROW, Residual
 from autopar import Mesh, program
 from autopar.capture import capture
 from autopar.constraints import constraints
-from autopar.passes import PIPELINE, Place, run_passes
+from autopar.passes import pipeline, run_passes
 
 MESH = Mesh(dp=2, tp=2)
 PLANS = {"split": dict(COLUMN_ROW), "whole": {"x": (None,)}, "zero": {"*.weight": ("dp",), "*.bias": ("dp",)}}
@@ -33,12 +33,12 @@ def looked_at(layers: int, plan: dict[str, tuple[str | None, ...]], monkeypatch:
     original = program.operands
     found = {}
     with monkeypatch.context() as patch:
-        for name in ("place", "follow", "defer", "reshard", "share"):
+        for name in ("expand", "place", "follow", "lift", "defer", "reshard", "share"):
             patch.setattr(importlib.import_module(f"autopar.passes.{name}"), "operands", counting, raising=False)
         patch.setattr(importlib.import_module("autopar.verify"), "operands", counting)
-        for step in PIPELINE:
+        for step in pipeline(MESH, attrs):
             count = 0
-            run_passes(captured.program, [step(MESH, attrs) if step is Place else step()])
+            run_passes(captured.program, [step])
             found[step.name] = count
     return found
 

@@ -17,7 +17,7 @@ from autopar.capture import capture
 from autopar.errors import TransitionError
 from autopar.layout import DistAttr, Layout
 from autopar.localize import LocalPrograms
-from autopar.passes import PIPELINE, Place, run_passes
+from autopar.passes import pipeline, run_passes
 from autopar.record import TensorType
 from autopar.relay import Relay, averaged_over, gradient_type
 from autopar.runtime.pieces import cut
@@ -190,7 +190,7 @@ def test_in_the_joint_graph(data: st.DataObject) -> None:
     chosen = {name: data.draw(attrs(mesh, shape, pending=())).normalize(shape, mesh) for name in names if data.draw(st.booleans())}
     chosen["x"] = data.draw(attrs(mesh, shape, pending=(), max_parts=1)).normalize(shape, mesh)
     traced = program.copy()
-    run_passes(program, [Place(mesh, chosen) if step is Place else step() for step in PIPELINE])
+    run_passes(program, pipeline(mesh, chosen))
 
     def step(of: torch.fx.Graph) -> SimulatedStep:
         return SimulatedStep(of, LocalPrograms(of, lambda made: made.verify()), lambda given: step(specialize(traced, given, captured.device)))  # type: ignore[arg-type]

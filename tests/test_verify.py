@@ -251,11 +251,11 @@ def test_what_keeps_its_promises_is_not(text: str) -> None:
 
 def test_an_op_without_rule() -> None:
     """All of it is whole, and nothing else."""
-    verify(Program.parse(PLACED + "  y : f32[4 6] = _fft_r2c(x, [0], 0, True)\n"))
-    told = complaint(PLACED + "  y : c64[3 6] = _fft_r2c(x as [4 6/tp], [0], 0, True)\n")
+    verify(Program.parse(PLACED + "  y : f32[5] = histc(x, 5)\n"))
+    told = complaint(PLACED + "  y : f32[5] = histc(x as [4 6/tp], 5)\n")
     assert told == (
-        "this placed program is inconsistent at y\n    x : f32[4 6] = input\n    y : c64[3 6] = _fft_r2c(x as [4 6/tp], [0], 0, True)\n"
-        "  _fft_r2c needs the factor x0d1 whole (x0d0! x0d1! -> y0d0! y0d1!), but x is split along it over tp: gather it first"
+        "this placed program is inconsistent at y\n    x : f32[4 6] = input\n    y : f32[5] = histc(x as [4 6/tp], 5)\n"
+        "  histc needs the factor x0d1 whole (x0d0! x0d1! -> y0d0!), but x is split along it over tp: gather it first"
     )
 
 
