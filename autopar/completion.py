@@ -118,11 +118,14 @@ class Completion:
 
     def settle(self, node: fx.Node) -> None:
         """A pending value is reduced to a split, for all who read it: that of an operand of its shape that was gathered for its
-        op (the gradient of keys lies as the keys did), or one that some reader needs, where all need it reduced."""
+        op (the gradient of keys lies as the keys did), or one that some reader needs, where all need it reduced. Where one needs
+        it as it lies, and reduced, all read it so: what is paid once need not be kept in both forms."""
         type = self.types[node]
         if node in self.seen or not isinstance(type, TensorType) or not type.attr.pending:
             return
         split = self.gathered_alike(node, type) or self.needed_split(node, type)
+        if split is None and any(self.needs_reduced(user, node, type) for user in node.users):
+            split = layout_of(self.mesh, type.attr.without_pending())
         if split is not None:
             self.seen[node] = replace(type, layout=split)
 
@@ -154,6 +157,15 @@ class Completion:
                     if any(place_of(axis, need.layout.attr) for axis, _ in type.attr.pending):
                         split = split or need.layout
         return split
+
+    def needs_reduced(self, user: fx.Node, node: fx.Node, type: TensorType) -> bool:
+        """Whether a reader, as far as its operands are known, needs a pending value reduced and otherwise as it lies."""
+        values = operands(user)
+        if user.op == "output" or is_getitem(user) or len(node.users) < 2 or not all(value in self.types for value in values):
+            return False
+        _, needs = self.choose(user, record_of(user))
+        whole = type.attr.without_pending()
+        return any(value is node and need is not None and need.layout.attr == whole for value, need in zip(values, needs, strict=True))
 
     def read(self, node: fx.Node) -> ValueType:
         return self.seen.get(node) or self.types[node]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -31,17 +32,28 @@ class Lift(Pass):
     gives: ClassVar[str] = "placed"
 
     def run(self, program: Program) -> None:
+        output = program.output
+        returned: dict[fx.Node, list[Requirement | None]] = {}
+        for value, need in zip(operands(output), record_of(output).uses, strict=True):
+            returned.setdefault(value, []).append(need)
+
+        def reduces(user: fx.Node, value: fx.Node) -> bool:
+            return _needs(value, returned[value]) if user is output else _reduces(user, value)
+
         waiting: set[fx.Node] = set()  # views all of whose readers need them reduced
         for node in reversed(program.graph.nodes):
-            if _is_pending_view(node) and all(user in waiting or _reduces(user, node) for user in node.users):
+            if _is_pending_view(node) and all(user in waiting or reduces(user, node) for user in node.users):
                 waiting.add(node)
         lifted: dict[fx.Node, TensorType] = {}
+        reductions: dict[fx.Node, int] = {}  # of a value, by those who read it
         with program.edit() as edit:
             for node in program.nodes:
                 if node not in waiting:
                     continue
                 (value,) = operands(node)
-                if value not in lifted and sum(user in waiting or _reduces(user, value) for user in value.users) < 2:
+                if value not in reductions:
+                    reductions[value] = sum(user in waiting or reduces(user, value) for user in value.users)
+                if value not in lifted and reductions[value] < 2:
                     continue
                 type = lifted.get(value) or _reduced(value)
                 lifted[node] = _reduced(node)
@@ -69,7 +81,11 @@ def _reduced(node: fx.Node) -> TensorType:
 def _reduces(user: fx.Node, value: fx.Node) -> bool:
     """Whether a reader in the same phase needs a pending value reduced, and otherwise as it lies."""
     about = record_of(user)
-    if user.op != "output" and about.phase != record_of(value).phase:
+    if about.phase != record_of(value).phase:
         return False
+    return _needs(value, [need for one, need in zip(operands(user), about.uses, strict=True) if one is value])
+
+
+def _needs(value: fx.Node, needs: Sequence[Requirement | None]) -> bool:
     layout = _reduced(value).layout
-    return all(need is not None and need.layout == layout for one, need in zip(operands(user), about.uses, strict=True) if one is value)
+    return all(need is not None and need.layout == layout for need in needs)

@@ -249,13 +249,13 @@ def test_what_keeps_its_promises_is_not(text: str) -> None:
     verify(Program.parse(text))
 
 
-def test_an_op_without_rule() -> None:
+def test_an_op_that_needs_all_whole() -> None:
     """All of it is whole, and nothing else."""
     verify(Program.parse(PLACED + "  y : f32[5] = histc(x, 5)\n"))
     told = complaint(PLACED + "  y : f32[5] = histc(x as [4 6/tp], 5)\n")
     assert told == (
         "this placed program is inconsistent at y\n    x : f32[4 6] = input\n    y : f32[5] = histc(x as [4 6/tp], 5)\n"
-        "  histc needs the factor x0d1 whole (x0d0! x0d1! -> y0d0!), but x is split along it over tp: gather it first"
+        "  histc needs the factor a1 whole (a0! a1! -> bins!), but x is split along it over tp: gather it first"
     )
 
 
