@@ -200,6 +200,11 @@ class Completion:
             bound = bind_node(node, strict=self.strict)
         except RuleError as error:
             raise RuleError(f"{node.name}: {error}{where(record)}") from None
+        if bound.why in UNSTEADY:
+            raise RuleError(
+                f"{node.name}: {bound.rule.op} has no sharding rule, and {bound.why}, so that ranks would hold different values of one"
+                f"{where(record)}\n  tag it: torch.library.custom_op(..., tags=[torch.Tag.nondeterministic_seeded]) draws from the step's seed"
+            )
         operand_nodes = operands(node)
         data = frozenset(self.data_axes)
         if any(value in self.parameters and EXPERTS in self.read(value).attr.axes for value in operand_nodes):  # type: ignore[union-attr]
@@ -292,6 +297,8 @@ def _size(node: fx.Node) -> float:
     type = record_of(node).type
     return math.prod(type.shape) if isinstance(type, TensorType) else math.inf
 
+
+UNSTEADY = ("it draws random numbers", "it gives another result the second time")  # why no rule was found
 
 ADDITIONS = {torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor}
 

@@ -27,6 +27,8 @@ FUNCTIONAL = {  # ops that fill a tensor → those that make one like it
     "cauchy_": "cauchy", "geometric_": "geometric", "log_normal_": "log_normal",
 }  # fmt: skip
 
+RRELU = "rrelu_with_noise"  # writes into its second operand, and returns something else
+
 # how many numbers these take depends on the values they are given, so that a single device's cannot be told in advance
 REJECTING = frozenset({"poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "rrelu_with_noise_functional"})
 
@@ -171,9 +173,17 @@ class Streams:
     def draw(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call the twin of a random op, and write where the op would."""
         name = op.name().removeprefix("aten::")
+        if name == RRELU:
+            made, noise = self._draw(_aten(f"{RRELU}_functional"), args, kwargs, order=None)
+            args[1].copy_(noise)
+            return made
         if name in FUNCTIONAL:
             return args[0].copy_(self._draw(_aten(FUNCTIONAL[name]), *with_defaults(op, args, kwargs), order=_memory_order(args[0])))
         return self._draw(op, args, kwargs, order=_memory_order(args[0]) if "_like" in name else None)
+
+    def seeded_by_the_model(self) -> bool:
+        """Whether the global generator is in a state that forward itself must have made."""
+        return not 0 <= torch.default_generator.initial_seed() - _MARK <= len(self.draws)
 
     def _draw(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], order: list[int] | None) -> Any:
         kwargs = {key: value for key, value in kwargs.items() if key != "generator"}

@@ -138,8 +138,9 @@ def nll_loss(scores, target, weight, reduction, ignore):
 
 def nll_loss_backward(gradient, scores, target, weight, reduction, ignore, total):
     dim = min(scores.dim() - 1, 1)
-    target, _, counted = _used(target, weight, ignore, scores.dtype)
-    each = aten.unsqueeze.default(aten.neg.default(aten.mul.Tensor(counted, gradient)), dim)
+    target, ignored, counted = _used(target, weight, ignore, scores.dtype)
+    each = aten.masked_fill.Scalar(aten.neg.default(aten.mul.Tensor(counted, gradient)), ignored, 0)  # also where the mean is of none
+    each = aten.unsqueeze.default(each, dim)
     count = scores.shape[dim]
     return held.scatter_held(each, dim, aten.unsqueeze.default(target, dim), _places(count, target), count)
 

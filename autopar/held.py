@@ -32,7 +32,10 @@ def _op(schema: str) -> Callable[[Callable[..., Any]], Any]:
 def _own(index: torch.Tensor, held: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Where in ``held`` each index stands (anywhere, where it does not), and whether it does. All must be below ``size``."""
     index = index.to(held.dtype).contiguous()
-    assert_without_sync(((index >= 0) & (index < size)).all(), f"index out of range: a dim of size {size} is looked up")
+    inside, message = ((index >= 0) & (index < size)).all(), f"index out of range: a dim of size {size} is looked up"
+    if index.device.type == "cpu" and not inside:
+        raise IndexError(message)
+    assert_without_sync(inside, message)
     own = torch.searchsorted(held, index).clamp_(max=held.numel() - 1)
     return own, held.take(own) == index
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.drawn import FUNCTIONAL, Streams
+from autopar.drawn import FUNCTIONAL, REJECTING, RRELU, Streams
 from autopar.errors import CaptureError, at_line
 from autopar.torch_private import (
     DATA_DEPENDENT,
@@ -75,7 +75,7 @@ def user_line() -> str:
 class Recorder(TorchDispatchMode):
     """Notes the origin of every node that is made while it is active."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, random: str = "parallel") -> None:
         super().__init__()
         self.origins: dict[fx.Node, Origin] = {}
         self.returned: dict[str, list[fx.Node]] = {}  # module path → what its calls returned, where that is one tensor
@@ -87,6 +87,7 @@ class Recorder(TorchDispatchMode):
         self.refused: CaptureError | None = None  # kept, for a model that catches it
         self.dependent: tuple[Origin, Exception] | None = None  # where the values of tensors were asked for
         self.streams: Streams | None = None  # of the trace that is running
+        self.random = random
         self.phase = "forward"  # told, not found out: a capture may itself run inside a backward
 
     @contextlib.contextmanager
@@ -154,8 +155,13 @@ class Recorder(TorchDispatchMode):
             why, remedy = "draws from a generator of the model's own", "draw without generator=, after torch.manual_seed; or pass the random tensor in"
         elif "attention" in name or "rnn" in name:
             why, remedy = "draws its dropout inside one kernel", "set its dropout to 0, or choose torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
-        elif mutates(op) and name not in FUNCTIONAL:
+        elif mutates(op) and name not in FUNCTIONAL and name != RRELU:
             why, remedy = "draws random numbers into its argument", "use the op that returns a new tensor"
+        elif self.streams is not None and self.streams.seeded_by_the_model():
+            why, remedy = "draws after forward has seeded the generator, which a captured step does not do again", "call torch.manual_seed before forward"
+        elif self.random == "single" and name.partition(".")[0] in REJECTING:
+            why = "takes as many random numbers as its values ask for, so what a single device draws after it cannot be told"
+            remedy = 'leave random="parallel"'
         else:
             return
         self.refused = self.refused or CaptureError(f"{op.__name__} {why}\n{at_line(self.current.source, self.current.module)}\n  {remedy}")

@@ -276,6 +276,7 @@ CALLS: list[tuple[str, list[Call]]] = [
     ("threshold_backward hardshrink_backward softshrink_backward", saved(0.5)),
     ("elu_backward", [call(F(*s), 1.5, 1.1, 0.9, kept, F(*s)) for s in SHAPES for kept in (False, True)]),
     ("leaky_relu_backward", saved(0.1, False)),
+    ("rrelu_with_noise_functional", [call(F(*s), P(*s)) for s in SHAPES]),
     ("hardtanh_backward", saved(0.3, 0.6)),
     ("softplus_backward", saved(2.0, 1.0)),
     ("_prelu_kernel_backward", [call(F(4, 5), F(4, 5), F(1, 5)), call(F(2, 3, 4), F(2, 3, 4), F(1, 3, 1))]),

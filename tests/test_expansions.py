@@ -127,7 +127,7 @@ def test_rules_of_what_is_held(op: Any, spec: Call) -> None:
 def test_an_index_out_of_range_is_an_error(index: int) -> None:
     """Also where no rank holds it, which would look like a zero."""
     for rows in (torch.arange(3), torch.arange(3, 6)):
-        with pytest.raises(RuntimeError, match="index out of range: a dim of size 6 is looked up"):
+        with pytest.raises(IndexError, match="index out of range: a dim of size 6 is looked up"):
             held.look_up(torch.ones(3, 2), torch.tensor([index]), rows, 6)
 
 
@@ -159,6 +159,15 @@ def test_cross_entropy_over_split_classes(options: dict[str, Any], mesh: Mesh) -
     parallel = check_equal(Head(11, **options).double(), mesh, {"embed.weight": ("tp", None)}, (ids, labels))
     moved = {row.transfer for row in parallel.transfers if "tp" in row.axis}
     assert moved <= {"all_reduce", "slice", "pend"}, str(parallel.transfers)
+
+
+def test_targets_that_are_all_ignored() -> None:
+    """The mean of none is no number, but the gradients are zero, as in eager."""
+    model, ids = Head(11).double(), torch.randint(11, (2, 3))
+    parallel = autopar.parallelize(model, Mesh(tp=2), {"embed.weight": ("tp", None)})
+    loss = parallel.simulate(ids, torch.full((2, 3), -100))
+    loss.backward()
+    assert loss.isnan() and not model.embed.weight.grad.any()
 
 
 def test_a_vocabulary_smaller_than_its_axis() -> None:

@@ -38,4 +38,4 @@ def capture(
             that forward writes or keeps where it cannot be followed.
     """
     with ONE_AT_A_TIME, collector_paused():
-        return assemble(Tracer(model, bind_arguments(model, args, kwargs or {})).run(), random)
+        return assemble(Tracer(model, bind_arguments(model, args, kwargs or {}), random).run(), random)

@@ -12,7 +12,7 @@ from torch import fx
 
 from autopar.capture.graph import forward_first, merge_views, simplify, sweep, unfake
 from autopar.capture.trace import Tracer
-from autopar.drawn import REJECTING, Draw
+from autopar.drawn import Draw
 from autopar.errors import CaptureError, at_line
 from autopar.program import Constant, Program, is_getitem, record_of, set_record
 from autopar.provenance import Origin
@@ -176,11 +176,6 @@ class _Assembly:
     def _introduce_seed(self, node: fx.Node, random: str) -> None:
         self._introduce(node, "seed", "seed")
         if random == "single":
-            if rejecting := next((draw.op for draw in self.traced.draws if draw.op.__name__.partition(".")[0] in REJECTING), None):
-                raise CaptureError(
-                    f"{rejecting.__name__} takes as many random numbers as its values ask for, so what a single device draws after it "
-                    f"cannot be told\n  leave random=\"parallel\""
-                )
             shape = (len(self.traced.draws), default_generator(self.traced.device).get_state().numel())
             set_record(node, record_of(node)._replace(type=TensorType(shape, torch.uint8)))
 

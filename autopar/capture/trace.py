@@ -37,12 +37,12 @@ class Tracer:
         device: of the first tensor that is not on meta.
     """
 
-    def __init__(self, model: torch.nn.Module, arguments: Arguments) -> None:
+    def __init__(self, model: torch.nn.Module, arguments: Arguments, random: str = "parallel") -> None:
         self.model = model
         self.arguments = arguments
         self.parameters = dict(model.named_parameters())
         self.buffers = dict(model.named_buffers())
-        self.recorder = Recorder(model)
+        self.recorder = Recorder(model, random)
         self.borrower = Borrower(model)
         self.beside = Beside()
         self.grad = torch.is_grad_enabled()
@@ -78,7 +78,7 @@ class Tracer:
         own = [*self.parameters.values(), *self.buffers.values()]
         self.recorder.streams = streams = Streams(seed)
         lent = self.borrower.borrowed(dict(zip(own, tensors, strict=False)))
-        with streams.numbering(), lent, caches_forgotten(self.model), self.beside.watched(), self._explained(), self.recorder.modules():
+        with streams.numbering(), lent, _no_fast_path(), caches_forgotten(self.model), self.beside.watched(), self._explained(), self.recorder.modules():
             yield
 
     def _written(self) -> list[torch.Tensor]:
@@ -141,6 +141,12 @@ class Tracer:
                     f"forward writes over a value that the backward needs\n{at_line(origin.source, origin.module)}\n"
                     f"  take a copy of it before it is written, with clone()"
                 ) from error
+            if "Expected inputs of BF16 type" in str(error):  # of torch's fake kernel alone
+                origin = self.recorder.current
+                raise CaptureError(
+                    f"torch has no fake kernel of a grouped matrix product in this dtype\n{at_line(origin.source, origin.module)}\n"
+                    f"  compute in bfloat16, or let the experts be a batched product: experts_implementation=\"batched_mm\" in transformers"
+                ) from error
             self._add_line(error)
             raise
         if self.recorder.refused is not None:
@@ -201,6 +207,17 @@ class Tracer:
             again = make_fx(replayed, decomposition_table=decomposition_table())(*detached)
         replay.follow(returned)
         return again
+
+
+@contextlib.contextmanager
+def _no_fast_path() -> Iterator[None]:
+    """``TransformerEncoder`` in evaluation as in training: its fast path goes through nested tensors, which are no static graph."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _with_own(leaf: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:

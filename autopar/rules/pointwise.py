@@ -61,6 +61,7 @@ rule("..., ... -> ...", """
     softplus_backward mish_backward logit_backward native_dropout_backward
 """, linear="0")  # fmt: skip
 rule("..., ..., ... -> ...", "rrelu_with_noise_backward", linear="0")
+rule("..., ... -> ..., ...", "rrelu_with_noise_functional")  # in evaluation; in training it is drawn
 rule("..., ..., ... -> ..., ...", "_prelu_kernel_backward", linear="0")
 
 # fused cells of recurrent nets: the gates of a hidden unit stay together
