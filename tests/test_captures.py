@@ -297,3 +297,15 @@ def test_a_run_changes_state_as_eager_and_nothing_else(model: Any, args: Any, st
         assert all(torch.equal(t, value) and t._version == version for t, value, version in before)
         for ours, theirs in zip(kept(model), kept(eager), strict=True):
             assert relative(ours, theirs) <= TOLERANCE
+
+
+class Cut(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = torch.tensor(min(x.shape[1], 3))
+        return x[:, 0 * first : first + 1] * 2
+
+
+def test_constants_stay_known() -> None:
+    """Nothing that makes or views a constant is taken apart, so that a number can be read from it."""
+    x = torch.randn(4, 8)
+    assert torch.equal(autopar.parallelize(Cut(), Mesh(dp=2)).simulate(x), Cut()(x))

@@ -488,15 +488,3 @@ def test_a_registered_rule_comes_first() -> None:
         assert bind(op, (X,), {}, [X], rule_of(op)).pattern.text == "a b! c! -> a b! c!"
     finally:
         del RULES[op]
-
-
-class Cut(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        first = torch.tensor(min(x.shape[1], 3))
-        return x[:, 0 * first : first + 1] * 2
-
-
-def test_constants_stay_known() -> None:
-    """Nothing that makes or views a constant is taken apart, so that a number can be read from it."""
-    x = torch.randn(4, 8)
-    assert torch.equal(autopar.parallelize(Cut(), Mesh(dp=2)).simulate(x), Cut()(x))
