@@ -30,7 +30,7 @@ FUNCTIONAL = {  # ops that fill a tensor → those that make one like it
 RRELU = "rrelu_with_noise"  # writes into its second operand, and returns something else
 
 # how many numbers these take depends on the values they are given, so that a single device's cannot be told in advance
-REJECTING = frozenset({"poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "rrelu_with_noise_functional"})
+REJECTING = frozenset({"poisson", "binomial", "_standard_gamma", "_sample_dirichlet", RRELU})
 
 
 

@@ -150,6 +150,34 @@ def test_programs_with_streams_print_and_parse() -> None:
     assert "fold_in(seed, (dp, tp))" in str(parallel.local(3))
 
 
+class SeedsBehind(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.dropout(x, 0.3)
+        torch.manual_seed(5)
+        return x
+
+
+def test_a_seed_behind_the_last_draw() -> None:
+    with pytest.raises(CaptureError, match="forward seeds the generator, which a captured step does not do again"):
+        autopar.parallelize(SeedsBehind(), Mesh(dp=2), example=(torch.randn(4, 8),))
+
+
+def test_the_fast_path_of_an_encoder() -> None:
+    """It leaves zeros where positions are padded, which no static graph does; without it eager is the same."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 1).double().eval()
+    x, padded = torch.randn(4, 6, 8, dtype=torch.float64), torch.arange(6).expand(4, 6) > 3
+    with torch.no_grad():
+        with pytest.raises(CaptureError, match=r"a nested tensor is made.*\n.*\n.*set_fastpath_enabled"):
+            autopar.parallelize(encoder, Mesh(dp=2)).simulate(x, src_key_padding_mask=padded)
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            found = autopar.parallelize(encoder, Mesh(dp=2)).simulate(x, src_key_padding_mask=padded)
+            assert relative(found, encoder(x, src_key_padding_mask=padded)) <= 1e-10
+        finally:
+            torch.backends.mha.set_fastpath_enabled(True)
+
+
 def test_mixed_seeds_differ() -> None:
     assert len({mixed(seed, number) for seed in range(100) for number in range(100)}) == 10_000
 
@@ -185,6 +213,8 @@ def test_rrelu() -> None:
     out = parallel.simulate(x)
     out.sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in parallel.parameters())
+    with pytest.raises(CaptureError, match="takes as many random numbers as its values ask for"):
+        autopar.parallelize(parallel.module, Mesh(dp=2), random="single").simulate(x)
 
 
 @torch.library.custom_op("test_random::noise", mutates_args=())

@@ -78,7 +78,7 @@ class Tracer:
         own = [*self.parameters.values(), *self.buffers.values()]
         self.recorder.streams = streams = Streams(seed)
         lent = self.borrower.borrowed(dict(zip(own, tensors, strict=False)))
-        with streams.numbering(), lent, _no_fast_path(), caches_forgotten(self.model), self.beside.watched(), self._explained(), self.recorder.modules():
+        with streams.numbering(), lent, caches_forgotten(self.model), self.beside.watched(), self._explained(), self.recorder.modules():
             yield
 
     def _written(self) -> list[torch.Tensor]:
@@ -95,6 +95,8 @@ class Tracer:
         before = [(value, flatten(value)) for value in (*args, *kwargs.values())]
         outputs = self.model(*args, **kwargs)
         self._refuse_changed(before, outputs)
+        if self.recorder.streams is not None and self.recorder.streams.draws and self.recorder.streams.seeded_by_the_model():
+            raise CaptureError("forward seeds the generator, which a captured step does not do again\n  call torch.manual_seed before or after it")
         leaves, self.spec = flatten(outputs)
         for leaf in leaves:
             if not isinstance(leaf, (torch.Tensor, bool, int, float, str, type(None))):
@@ -140,6 +142,12 @@ class Tracer:
                 raise CaptureError(
                     f"forward writes over a value that the backward needs\n{at_line(origin.source, origin.module)}\n"
                     f"  take a copy of it before it is written, with clone()"
+                ) from error
+            if "NestedTensor" in str(error):
+                origin = self.recorder.current
+                raise CaptureError(
+                    f"a nested tensor is made, as by the fast path of TransformerEncoder in evaluation\n{at_line(origin.source, origin.module)}\n"
+                    f"  it is no part of a static graph: torch.backends.mha.set_fastpath_enabled(False), here and in eager"
                 ) from error
             if "Expected inputs of BF16 type" in str(error):  # of torch's fake kernel alone
                 origin = self.recorder.current
@@ -207,17 +215,6 @@ class Tracer:
             again = make_fx(replayed, decomposition_table=decomposition_table())(*detached)
         replay.follow(returned)
         return again
-
-
-@contextlib.contextmanager
-def _no_fast_path() -> Iterator[None]:
-    """``TransformerEncoder`` in evaluation as in training: its fast path goes through nested tensors, which are no static graph."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _with_own(leaf: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
