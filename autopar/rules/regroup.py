@@ -127,20 +127,31 @@ def stack(tensors, dim: int = 0) -> str:
 
 
 def split(x, sizes: Sequence[int], dim: int = 0) -> Sized:
-    """Equal parts come apart, each by itself: ``(parts! d) -> d, d, d``, as a fused qkv does; others stay whole."""
-    dims = names(len(x.shape))
-    equal = len({*sizes}) == 1
+    """Parts come apart, each by itself, in units that all of them are made of: ``(units! d) -> d, (part! d)``, as a fused qkv
+    does, with fewer heads of keys too; others stay whole."""
+    dims, unit = names(len(x.shape)), math.gcd(*sizes)
     parts = [list(dims) for _ in sizes]
-    for k, part in enumerate(parts):
-        part[dim] = part[dim] if equal else f"part{k}!"
-    dims[dim] = f"(parts! {dims[dim]})" if equal else "whole!"
-    return f"{tensor(dims)} -> {', '.join(map(tensor, parts))}", {"parts": len(sizes)} if equal else {}
+    own, counts = dims[dim], {}
+    if unit == 0 or 0 in sizes or (unit == 1 < max(sizes)):
+        for k, part in enumerate(parts):
+            part[dim] = f"part{k}!"
+        dims[dim] = "whole!"
+    else:
+        counts = {"units": sum(sizes) // unit} | {f"part{k}": size // unit for k, size in enumerate(sizes) if size != unit}
+        for k, part in enumerate(parts):
+            part[dim] = f"(part{k}! {own})" if f"part{k}" in counts else own
+        dims[dim] = f"(units! {own})"
+    return f"{tensor(dims)} -> {', '.join(map(tensor, parts))}", counts
 
 
 def split_sizes(args: Sequence[Any], shape: Sequence[int], factors: Mapping[str, int]) -> Sequence[int]:
     """Of the local parts."""
-    sizes, dim = args[1], args[2] if len(args) > 2 else 0
-    return [shape[dim]] * len(sizes) if len({*sizes}) == 1 else sizes
+    sizes = args[1]
+    if "units" not in factors:
+        return sizes
+    counts = [factors.get(f"part{k}", 1) for k in range(len(sizes))]
+    local = shape[args[2] if len(args) > 2 else 0] // counts[0]
+    return [count * local for count in counts]
 
 
 def unbind(x, dim: int = 0) -> str:
@@ -214,8 +225,8 @@ END = 2**62  # what stands for the end of a dim is larger
 
 
 def sliced(sides: str, first: int, of: int = 0):
-    """``whole``: the dim of which a part is taken; ``part``: that part. One of equal parts, ``(parts! kept)``, or every
-    so-many-th element, ``(kept parts!)``, comes apart along what is kept; other parts stay whole.
+    """``whole``: the dim of which a part is taken; ``part``: that part. Some of equal parts, ``(parts! kept)``, or every
+    so-many-th element, ``(kept parts!)``, come apart along what is kept; other parts stay whole.
 
     Args:
         first: where the arguments dim, start, end and step begin.
@@ -229,9 +240,14 @@ def sliced(sides: str, first: int, of: int = 0):
         taken = range(size)[start:end:step]
         whole, part = names(len(shape)), names(len(shape))
         told = last or ((start or 0) >= 0 and 0 <= end <= size)
-        if told and len(taken) > 1 and size % len(taken) == 0 and (step * len(taken) == size or (step == 1 and taken[0] % len(taken) == 0)):
-            whole[dim], part[dim] = "(parts! kept)" if step == 1 else "(kept parts!)", "kept"
-            return _sides(sides, whole, part), {"parts": size // len(taken)}
+        unit = math.gcd(size, taken[0], len(taken)) if taken and step == 1 else 0
+        if told and len(taken) > 1 and step * len(taken) == size:
+            whole[dim], part[dim] = "(kept parts!)", "kept"
+            return _sides(sides, whole, part), {"parts": step}
+        if told and unit > 1:
+            several = len(taken) != unit
+            whole[dim], part[dim] = "(parts! kept)", "(taken! kept)" if several else "kept"
+            return _sides(sides, whole, part), {"parts": size // unit} | ({"taken": len(taken) // unit} if several else {})
         whole[dim], part[dim] = "whole!", "part!"
         return _sides(sides, whole, part), {}
 
@@ -251,8 +267,9 @@ def slice_bounds(first: int) -> dict[int, Callable[..., Any]]:
         given = (start, end)[which]
         if "kept" not in factors or step != 1 or given is None or given > END:
             return given
-        place = factors["parts"] - 1 if end is None or end > END else (start or 0) // (end - (start or 0))
-        return (place + which) * factors["kept"]
+        taken = factors.get("taken", 1)
+        place = factors["parts"] - taken if end is None or end > END else (start or 0) * taken // (end - (start or 0))
+        return (place + which * taken) * factors["kept"]
 
     return {
         first + 1: lambda args, shape, factors: bound(args, factors, 0),
