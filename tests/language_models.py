@@ -53,7 +53,7 @@ DECODERS = {
     "gpt neo": decoder("GPTNeoForCausalLM", CAUSAL, num_layers=DEPTH, num_heads=4, attention_types=[[["global"], DEPTH]]),
     "gpt neox": decoder("GPTNeoXForCausalLM", CAUSAL, (1, 2)),
     "gpt bigcode": decoder("GPTBigCodeForCausalLM", GPT),
-    "gpt oss": decoder("GptOssForCausalLM", EXPERTS, sliding_window=4, block=(2, 3)),
+    "gpt oss": decoder("GptOssForCausalLM", EXPERTS, sliding_window=4, block=(2, 2)),
     "openai gpt": decoder("OpenAIGPTLMHeadModel", GPT),
     "codegen": decoder("CodeGenForCausalLM", GPT, (1, 1), rotary_dim=4),
     "mpt": decoder(

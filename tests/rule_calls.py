@@ -401,6 +401,7 @@ CALLS: list[tuple[str, list[Call]]] = [
     ("select_backward", [call(F(4), [4, 5], 1, 2), call(F(5), [4, 5], 0, -1), call(F(2, 4), [2, 3, 4], -2, 1), call(F(), [6], 0, 3)]),
     ("slice_scatter", [call(F(4, 5), F(4, 3), 1, 1, 4), call(F(4, 5), F(2, 5), 0, 2, 4), call(F(4, 6), F(4, 3), -1, 0, 6, 2), call(F(4, 12), F(4, 4), 1, 4, 8)]),
     ("select_scatter", [call(F(4, 5), F(4), 1, 2), call(F(4, 5), F(5), 0, -1), call(F(2, 3, 4), F(2, 4), -2, 1)]),
+    ("cat", [call([F(4, 4), F(4, 8)], 1), call([F(12), F(6), F(6)]), call([F(2, 4, 3), F(2, 6, 3)], -2), call([F(4, 0), F(4, 6)], 1), call([F(0, 3), F(0, 3)])]),
     ("cat", [call([F(4, 5), F(4, 3)], 1), call([F(4, 5), F(2, 5), F(1, 5)]), call([F(5), F(2)]), call([F(2, 3, 4), F(2, 3, 4)], -1), call([F(4, 5)], 1)]),
     ("stack", [call([F(4, 5), F(4, 5)], k) for k in (0, 1, 2, -1)] + [call([F(), F(), F()]), call([F(3, 4)], 1)]),
     ("split_with_sizes", [call(F(4, 6), [2, 2, 2], 1), call(F(6), [3, 3]), call(F(2, 6, 3), [3, 3], -2), call(F(4, 5), [5], 1), call(F(4, 5), [2, 3], 1), call(F(4, 5), [1, 3]), call(F(2, 6, 3), [1, 2, 3], -2)]),

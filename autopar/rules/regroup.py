@@ -107,15 +107,22 @@ def expand(x, size: Sequence[int], **_) -> str:
 
 
 def cat(tensors, dim: int = 0) -> Sized:
-    """Equal pieces lie behind each other: ``d, d, d -> (pieces! d)``; others stay whole."""
+    """Pieces lie behind each other, in units that all are made of: ``d, (piece! d) -> (units! d)``; others stay whole."""
     shapes = [t.shape for t in tensors]
-    equal = len({shape[dim] for shape in shapes}) == 1
-    rows = [names(len(shape)) for shape in shapes]
-    joined = names(len(shapes[0]))
-    for k, row in enumerate(rows):
-        row[dim] = row[dim] if equal else f"piece{k}!"
-    joined[dim] = f"(pieces! {joined[dim]})" if equal else "all!"
-    return f"{', '.join(map(tensor, rows))} -> {tensor(joined)}", {"pieces": len(shapes)} if equal else {}
+    sizes = [shape[dim] for shape in shapes]
+    unit = math.gcd(*sizes)
+    rows, joined = [names(len(shape)) for shape in shapes], names(len(shapes[0]))
+    own, counts = joined[dim], {}
+    if len({*sizes}) > 1 and (unit < 2 or 0 in sizes):
+        for k, row in enumerate(rows):
+            row[dim] = f"piece{k}!"
+        joined[dim] = "all!"
+    else:
+        counts = {"units": sum(sizes) // unit if unit else len(sizes)} | {f"piece{k}": n // unit for k, n in enumerate(sizes) if n != unit}
+        for k, row in enumerate(rows):
+            row[dim] = f"(piece{k}! {own})" if f"piece{k}" in counts else own
+        joined[dim] = f"(units! {own})"
+    return f"{', '.join(map(tensor, rows))} -> {tensor(joined)}", counts
 
 
 def stack(tensors, dim: int = 0) -> str:
