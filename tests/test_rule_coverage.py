@@ -19,6 +19,7 @@ MACHINERY = {"__init__", "registry", "binding", "dims", "regroup", "forms", "ind
 REFUSED = {
     "nonzero": "its result's shape depends on values: capture refuses it",
     "_local_scalar_dense": "a number from a tensor (.item()): capture refuses it",
+    "sym_is_contiguous": "a truth, no tensor",
     "sym_numel": "a number, no tensor",
     "sym_size.int": "a number, no tensor",
     "sym_storage_offset": "a number, no tensor",
@@ -28,7 +29,8 @@ REFUSED = {
 
 def core() -> list[OpOverload]:
     """Every overload that torch tags as core."""
-    packets = (getattr(torch.ops.aten, name, None) for name in dir(torch.ops.aten))
+    names = {schema.name.removeprefix("aten::") for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("aten::")}
+    packets = (getattr(torch.ops.aten, name, None) for name in sorted(names))  # dir() has only those that were called before
     found = [getattr(packet, name) for packet in packets if hasattr(packet, "overloads") for name in packet.overloads()]
     return [op for op in found if torch.Tag.core in op.tags]
 
