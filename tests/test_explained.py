@@ -3,33 +3,70 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.utils.checkpoint
-from test_bad_input import refuses, x
+from test_bad_input import x
 from torch import nn
 
 import autopar
 from autopar import CaptureError, Mesh
+from autopar.capture.explained import EXPLAINED
 
 
-class Checkpointed(nn.Module):
-    def __init__(self) -> None:
+class Apply(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.inner = nn.Linear(8, 8)
+        self.inner, self.function = nn.Linear(8, 8), function
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=True)
+        return self.function(self.inner(x))
 
 
-def test_reentrant_checkpoints() -> None:
-    refuses(
-        CaptureError,
-        r"the model checkpoints with use_reentrant=True, which runs a backward of its own\n  checkpoint with use_reentrant=False",
-        Checkpointed(),
-        example=(x.clone().requires_grad_(),),
-    )
+@torch.library.custom_op("test_explained::shapeless", mutates_args=())
+def shapeless(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@torch.library.custom_op("test_explained::doubles", mutates_args=("x",))
+def doubles(x: torch.Tensor) -> None:
+    x.mul_(2)
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    x = x.detach().clone()
+    doubles(x)
+    return x
+
+
+def written_over(x: torch.Tensor) -> torch.Tensor:
+    y = x.exp()
+    return y.mul_(2) + y.sin()
+
+
+def experts(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.grouped_mm(x, torch.zeros(1, 8, 8), offs=torch.tensor([len(x)], dtype=torch.int32))
+
+
+CASES = {
+    "use_reentrant": lambda x: torch.utils.checkpoint.checkpoint(torch.tanh, x, use_reentrant=True),
+    "modified by an inplace operation": written_over,
+    "Expected inputs of BF16 type": experts,
+    "no fake impl registered": shapeless,
+    "output has alias annotations": doubled,
+}
+
+
+@pytest.mark.parametrize("piece", CASES)
+def test_errors_of_torch_in_the_users_words(piece: str) -> None:
+    (_, what, remedy), *_ = (row for row in EXPLAINED if row[0] == piece)
+    with pytest.raises(CaptureError) as caught:
+        autopar.parallelize(Apply(CASES[piece]), Mesh(dp=2), example=(torch.randn(4, 8, requires_grad=True),))
+    first, line, last = str(caught.value).splitlines()
+    assert (first, last) == (what, f"  {remedy}")
+    assert "test_explained.py:" in line
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="errors take notes from 3.11 on")

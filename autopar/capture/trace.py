@@ -13,6 +13,7 @@ from autopar.arguments import Arguments
 from autopar.borrow import Borrower
 from autopar.capture.caches import caches_forgotten
 from autopar.capture.checks import Beside
+from autopar.capture.explained import explained
 from autopar.decompose_strides import STRIDES
 from autopar.decompose_unknown import decomposition_table
 from autopar.drawn import Streams
@@ -133,28 +134,8 @@ class Tracer:
         except DATA_DEPENDENT as error:
             self.recorder.dependent = self.recorder.dependent or (self.recorder.current, error)
         except Exception as error:
-            if "use_reentrant" in str(error):
-                raise CaptureError(
-                    "the model checkpoints with use_reentrant=True, which runs a backward of its own\n  checkpoint with use_reentrant=False"
-                ) from error
-            if "modified by an inplace operation" in str(error):
-                origin = self.recorder.current
-                raise CaptureError(
-                    f"forward writes over a value that the backward needs\n{at_line(origin.source, origin.module)}\n"
-                    f"  take a copy of it before it is written, with clone()"
-                ) from error
-            if "NestedTensor" in str(error):
-                origin = self.recorder.current
-                raise CaptureError(
-                    f"a nested tensor is made, as by the fast path of TransformerEncoder in evaluation\n{at_line(origin.source, origin.module)}\n"
-                    f"  it is no part of a static graph: torch.backends.mha.set_fastpath_enabled(False), here and in eager"
-                ) from error
-            if "Expected inputs of BF16 type" in str(error):  # of torch's fake kernel alone
-                origin = self.recorder.current
-                raise CaptureError(
-                    f"torch has no fake kernel of a grouped matrix product in this dtype\n{at_line(origin.source, origin.module)}\n"
-                    f"  compute in bfloat16, or let the experts be a batched product: experts_implementation=\"batched_mm\" in transformers"
-                ) from error
+            if (known := explained(error, self.recorder.current)) is not None:
+                raise known from error
             self._add_line(error)
             raise
         if self.recorder.refused is not None:
@@ -210,9 +191,14 @@ class Tracer:
         returned = self.recorder.returned
         self.recorder = replay = Replay(self.model, graph, self.recorder.origins)
         detached = [fake.detach() for fake in fakes]
-        with self.mode, torch.no_grad():
-            replayed = torch.func.functionalize(replay.run, remove="mutations")
-            again = make_fx(replayed, decomposition_table=decomposition_table())(*detached)
+        try:
+            with self.mode, torch.no_grad():
+                replayed = torch.func.functionalize(replay.run, remove="mutations")
+                again = make_fx(replayed, decomposition_table=decomposition_table())(*detached)
+        except Exception as error:
+            if (known := explained(error, replay.current)) is not None:
+                raise known from error
+            raise
         replay.follow(returned)
         return again
 
