@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 
@@ -50,7 +51,13 @@ def experts(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.grouped_mm(x, torch.zeros(1, 8, 8), offs=torch.tensor([len(x)], dtype=torch.int32))
 
 
+def selective(x: torch.Tensor) -> torch.Tensor:
+    kept = functools.partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, [torch.ops.aten.tanh.default])
+    return torch.utils.checkpoint.checkpoint(lambda x: torch.tanh(x).mul_(2) * x, x, use_reentrant=False, context_fn=kept)
+
+
 CASES = {
+    "cached during selective activation checkpoint has been mutated": selective,
     "use_reentrant": lambda x: torch.utils.checkpoint.checkpoint(torch.tanh, x, use_reentrant=True),
     "modified by an inplace operation": written_over,
     "Expected inputs of BF16 type": experts,
