@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +77,9 @@ def parallelize(
     _check_choice("inputs", inputs, INPUTS)
     _check_choice("outputs", outputs, OUTPUTS)
     _check_choice("random", random, RANDOM)
-    if not isinstance(timeout, (int, float)) or not timeout > 0:
+    _check_switch("recapture", recapture)
+    _check_switch("strict", strict)
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
         raise ValueError(f"timeout={timeout!r} is not a number of seconds above 0, after which processes without progress end")
     layouts_of(plan, model, mesh)  # refused before anything is sent
     job = job_of(mesh, _device(model, device_mesh), device_mesh, timeout)
@@ -90,6 +93,11 @@ def parallelize(
 def _check_choice(what: str, given: str, choices: Sequence[str]) -> None:
     if given not in choices:
         raise ValueError(f"{what}={given!r} is none of {', '.join(map(repr, choices))}")
+
+
+def _check_switch(what: str, given: bool) -> None:
+    if not isinstance(given, bool):
+        raise TypeError(f"{what}={given!r} is neither True nor False")
 
 
 def _device(model: torch.nn.Module, device_mesh: DeviceMesh | None) -> torch.device:

@@ -11,7 +11,7 @@ device's generator for each stream: then the numbers are those of a single devic
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,6 +110,26 @@ def _as_a_single_device(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str
 def is_drawn(op: Any) -> bool:
     """Whether an op is such a twin."""
     return op in _SOURCES
+
+
+def source_of(op: Any) -> Any:
+    """The op that a twin stands for; another op is its own."""
+    return _SOURCES.get(op, op)
+
+
+def with_seed(pattern: str | Callable[..., Any]) -> Callable[..., Any]:
+    """The rule of an op as that of its twin: one operand more. Of a table of states nothing comes apart: its numbers have one order."""
+
+    def bound(*args: Any, seed: Any, stream: int, order: Any = None, **kwargs: Any) -> Any:
+        if seed.shape:
+            return None
+        said = pattern(*args, **kwargs) if callable(pattern) else pattern
+        text, *sizes = said if isinstance(said, tuple) else (said,)
+        operands, _, results = text.partition("->")
+        text = f"{operands.strip()}, () -> {results.strip()}" if operands.strip() else f"() -> {results.strip()}"
+        return (text, *sizes) if sizes else text
+
+    return bound
 
 
 def _device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:

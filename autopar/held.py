@@ -32,12 +32,23 @@ def _op(schema: str) -> Callable[[Callable[..., Any]], Any]:
 def _own(index: torch.Tensor, held: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Where in ``held`` each index stands (anywhere, where it does not), and whether it does. All must be below ``size``."""
     index = index.to(held.dtype).contiguous()
-    inside, message = ((index >= 0) & (index < size)).all(), f"index out of range: a dim of size {size} is looked up"
-    if index.device.type == "cpu" and not inside:
-        raise IndexError(message)
-    assert_without_sync(inside, message)
+    _check_below(index, size, IndexError(f"index out of range: a dim of size {size} is looked up"))
     own = torch.searchsorted(held, index).clamp_(max=held.numel() - 1)
     return own, held.take(own) == index
+
+
+def _check_below(index: torch.Tensor, size: int, error: Exception) -> None:
+    inside = ((index >= 0) & (index < size)).all()
+    if index.device.type == "cpu" and not inside:
+        raise error
+    assert_without_sync(inside, str(error))
+
+
+@_op("within(Tensor index, int size) -> Tensor")
+def within(index: torch.Tensor, size: int) -> torch.Tensor:
+    """``index``, all of whose values are from 0 up to below ``size``."""
+    _check_below(index, size, RuntimeError(f"class values are not all between 0 and {size - 1}, as one_hot of {size} classes needs them"))
+    return index.clone()
 
 
 @_op("look_up(Tensor table, Tensor index, Tensor held, int size) -> Tensor")

@@ -139,6 +139,12 @@ class Recorder(TorchDispatchMode):
         except DATA_DEPENDENT as error:
             self.dependent = self.dependent or (self.current, error)
             raise
+        if isinstance(result, torch.Tensor) and result.layout != torch.strided:
+            self.refused = self.refused or CaptureError(
+                f"{func.__name__} makes a sparse tensor, which has no pieces\n{at_line(self.current.source, self.current.module)}\n"
+                f"  make it dense: to_dense(), or sparse=False in an embedding"
+            )
+            raise self.refused
         mode = get_proxy_mode()
         if mode is not None:
             self._note(mode.tracer.graph)

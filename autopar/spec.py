@@ -47,7 +47,12 @@ def attr_of(what: str, spec: Spec, name: str, shape: Sequence[int], mesh: Mesh) 
         )
     used = [axis for dim in dims for _, axes in dim for axis in axes if axis != UNDECIDED]
     if twice := sorted({axis for axis in used if used.count(axis) > 1}):
-        raise PlanError(f"{what} uses the axis {twice[0]!r} twice on {name}; an axis splits one dim of a value once")
+        in_one = any(sum(twice[0] in axes for _, axes in dim) > 1 for dim in dims)
+        raise PlanError(
+            f"{what} uses the axis {twice[0]!r} twice on {name}; "
+            + (f'parts of one size are written once, as in "(3 -1/{twice[0]})"; of parts of different sizes split the dim as one, "{twice[0]}": '
+               f"they are moved where they come apart" if in_one else "an axis splits one dim of a value once")
+        )  # fmt: skip
     sized = [_sized(what, dim, name, size) for dim, size in zip(dims, shape, strict=False)]
     return DistAttr((*sized, *[WHOLE] * (len(shape) - len(dims)))).normalize(shape, mesh)
 

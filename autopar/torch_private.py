@@ -72,6 +72,7 @@ __all__ = [
     "mutates",
     "node_of",
     "operator_schema",
+    "overload_of",
     "pytree",
     "rename",
     "returns_alias",
@@ -252,6 +253,11 @@ def operator_schema(op: OpOverload) -> str:
     kept = [one.strip() for one in given.split(", ") if "Generator" not in one]
     star = [] if "*" in kept else ["*"]
     return f"({', '.join([*kept, *star, 'Tensor seed', 'int stream', 'int[]? order=None'])}) -> {returned}"
+
+
+def overload_of(op: torch.library.CustomOpDef) -> OpOverload:
+    """The op that ``torch.library.custom_op`` made. Tried on 2.13."""
+    return op._opoverload
 
 
 def with_defaults(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -13,6 +13,9 @@ import autopar.passes.manager
 from autopar.program import Program
 from autopar.verify import verify
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])))
+
 settings.register_profile("ci", derandomize=True)  # CI repeats itself; elsewhere each run looks for something new
 if os.environ.get("CI"):
     settings.load_profile("ci")

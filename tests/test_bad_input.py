@@ -53,6 +53,11 @@ PLANS = {
         {"up.weight": ("tp", "tp")},
         r"the plan's 'up\.weight': \('tp', 'tp'\) uses the axis 'tp' twice on up\.weight; an axis splits one dim of a value once",
     ),
+    "axis twice on a merged dim": (
+        {"up.weight": ("(8/tp 4/tp 4/tp)",)},
+        r"the plan's 'up\.weight': .* uses the axis 'tp' twice on up\.weight; parts of one size are written once, as in \"\(3 -1/tp\)\"; "
+        r'of parts of different sizes split the dim as one, "tp": they are moved where they come apart',
+    ),
     "axis twice on one dim": (
         {"up.weight": (("tp", "dp", "tp"),)},
         r"the plan's 'up\.weight': \(\('tp', 'dp', 'tp'\),\) uses the axis 'tp' twice on up\.weight; .*",
@@ -240,10 +245,16 @@ def test_the_plan_is_checked_before_a_capture() -> None:
         autopar.parallelize(Block(), Mesh(tp=2), {"up.weight": ("tq",)})
 
 
-@pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), "60", None])
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), float("inf"), True, "60", None])
 def test_a_timeout_that_is_none(timeout: Any) -> None:
     with pytest.raises(ValueError, match="is not a number of seconds above 0"):
         autopar.parallelize(Block(), Mesh(dp=2), timeout=timeout)
+
+
+@pytest.mark.parametrize("switch", ["strict", "recapture"])
+def test_a_switch_that_is_none(switch: str) -> None:
+    with pytest.raises(TypeError, match=f"{switch}='yes' is neither True nor False"):
+        autopar.parallelize(Block(), Mesh(dp=2), **{switch: "yes"})  # type: ignore[arg-type]
 
 
 def test_calling_without_processes() -> None:

@@ -112,6 +112,7 @@ HELD = [
     (held.gather_held, call(floats(4, 6), 1, integers(4, 3, below=6), torch.arange(6), 6)),
     (held.gather_held, call(floats(2, 6, 3), -2, integers(2, 1, 3, below=6), torch.arange(6), 6)),
     (held.scatter_held, call(floats(4, 3), 1, integers(4, 3, below=6), torch.arange(6), 6)),
+    (held.within, call(integers(3, 4, below=7), 7)),
     (held.causal_attention, call(floats(4, 4, 6, 4), floats(4, 2, 6, 4), floats(4, 2, 6, 4), torch.arange(6), None)),
     (held.causal_attention_backward, call(*[floats(4, 4, 6, 4)] * 2, *[floats(4, 2, 6, 4)] * 2, floats(4, 4, 6, 4), floats(4, 4, 6), torch.arange(6), None)),
 ]  # fmt: skip

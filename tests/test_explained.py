@@ -11,6 +11,7 @@ import torch
 import torch.utils.checkpoint
 from test_bad_input import x
 from torch import nn
+from torch.nn.functional import one_hot
 
 import autopar
 from autopar import CaptureError, Mesh
@@ -74,6 +75,51 @@ def test_errors_of_torch_in_the_users_words(piece: str) -> None:
     first, line, last = str(caught.value).splitlines()
     assert (first, last) == (what, f"  {remedy}")
     assert "test_explained.py:" in line
+
+
+@pytest.mark.parametrize(
+    ("function", "remedy"),
+    [
+        (lambda x: x * torch.cov(x).sum(), "  write it as a product: x = x - x.mean(1, keepdim=True); x @ x.T / (x.shape[1] - 1)"),
+        (lambda x: x[x > 0], "  keep the choice inside the graph with torch.where, or move it out of forward"),
+    ],
+)
+def test_values_that_are_read(function: Callable[[torch.Tensor], torch.Tensor], remedy: str) -> None:
+    with pytest.raises(CaptureError, match="the step depends on the values of its tensors") as caught:
+        autopar.parallelize(Apply(function), Mesh(dp=2), example=(torch.randn(4, 8),))
+    assert str(caught.value).splitlines()[-1] == remedy
+
+
+@pytest.mark.parametrize("mesh", [Mesh(dp=2), Mesh(tp=2)])
+def test_sparse_gradients(mesh: Mesh) -> None:
+    model = nn.Embedding(8, 4, sparse=True)
+    with pytest.raises(CaptureError, match=r"makes a sparse tensor, which has no pieces\n.*\n  make it dense: .* sparse=False in an embedding"):
+        autopar.parallelize(model, mesh, example=(torch.arange(4),))
+    with torch.no_grad():
+        autopar.parallelize(model, mesh, example=(torch.arange(4),))
+
+
+class Imported(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return one_hot(x, 4)
+
+
+class Named(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.one_hot(x, 4)
+
+
+@pytest.mark.parametrize("model", [Imported(), Named()], ids=["imported", "named"])
+@pytest.mark.parametrize("wrong", [-1, 4])
+def test_classes_that_are_none(model: nn.Module, wrong: int) -> None:
+    """On fake tensors ``one_hot`` does not look, and would give rows of zeros."""
+    right = torch.tensor([0, 3, 1, 2])
+    parallel = autopar.parallelize(model, Mesh(dp=2), example=(right,))
+    assert torch.equal(parallel.simulate(right), one_hot(right, 4))
+    with pytest.raises(RuntimeError, match="class values are not all between 0 and 3, as one_hot of 4 classes needs them"):
+        parallel.simulate(torch.tensor([0, wrong, 1, 2]))
+    with pytest.raises(RuntimeError, match="Class values must be"):  # it is torch's own again
+        model(torch.tensor([0, wrong, 1, 2]))
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="errors take notes from 3.11 on")

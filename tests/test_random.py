@@ -17,6 +17,7 @@ import autopar
 from autopar import CaptureError, Mesh, RuleError
 from autopar.drawn import is_drawn, mixed
 from autopar.program import Program
+from autopar.rules.registry import RULES
 
 
 class Apply(nn.Module):
@@ -253,6 +254,28 @@ def test_ops_of_ones_own_that_draw() -> None:
         assert torch.equal(parallel.simulate(x), found) and found.unique().numel() > 16
     torch.manual_seed(0)
     assert torch.equal(told(x), found)
+
+
+def test_a_rule_of_an_op_that_draws() -> None:
+    """It is registered by the name that the op has; with it the op comes apart, but not where a single device's numbers are wanted."""
+    x, mesh, plan = torch.zeros(4, 8), Mesh(dp=2), {"x": ("dp",)}
+    with pytest.raises(RuleError, match=r'no sharding rule for test_random::told.*\n +autopar.register_rule\("... -> ...", "test_random::told"\)'):
+        autopar.parallelize(Noise(told), mesh, plan, strict=True, example=(x,))
+    before = dict(RULES)
+    try:
+        autopar.register_rule("... -> ...", told)
+        parallel = autopar.parallelize(Noise(told), mesh, plan, strict=True, example=(x,))
+        assert "f32[4/dp 8] = drawn::test_random__told(x, seed=seed" in str(parallel.program)
+        noise = parallel.simulate(x)
+        assert not torch.equal(noise[:2], noise[2:])
+        single = autopar.parallelize(Noise(told), mesh, plan, strict=True, random="single")
+        torch.manual_seed(0)
+        found = single.simulate(x)
+        torch.manual_seed(0)
+        assert torch.equal(told(x), found)
+    finally:
+        RULES.clear()
+        RULES.update(before)
 
 
 def test_numbers_that_cannot_be_told() -> None:

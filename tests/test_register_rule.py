@@ -65,11 +65,29 @@ def test_what_fits_is_registered(pattern: Any, op: Any) -> None:
     assert find_rule(found).pattern == pattern
 
 
+@torch.library.custom_op("test_register_rule::halved", mutates_args=())
+def halved(x: torch.Tensor) -> torch.Tensor:
+    return x / 2
+
+
+def test_an_op_as_its_maker_holds_it() -> None:
+    register_rule("... -> ...", halved)
+    assert find_rule(torch.ops.test_register_rule.halved.default).pattern == "... -> ..."
+
+
+def test_a_result_of_unknown_size() -> None:
+    text = r"rule 'a -> b': the factor 'b' of its result is in no operand, so no rank knows its piece; write 'b!' where it stays whole, or"
+    with pytest.raises(RuleError, match=text):
+        register_rule("a -> b", halved)
+    register_rule("a -> b!", halved)
+    register_rule("-> n", "arange", sizes={0: 0})
+
+
 def test_the_tables_fit_their_ops() -> None:
-    lines = [(rule.pattern, op) for op, rule in RULES.items() if isinstance(rule.pattern, str)]
+    lines = [(rule, op) for op, rule in RULES.items() if isinstance(rule.pattern, str)]
     assert len(lines) > 100
-    for pattern, op in lines:
-        register_rule(pattern, op)
+    for rule, op in lines:
+        register_rule(rule.pattern, op, sizes=rule.sizes)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+import torch.nn.functional as F
+
+from autopar.capture.caches import classes_of, files_of
+from autopar.held import within
 from autopar.provenance import user_line
 from autopar.torch_private import value_checks_replaced
 
@@ -34,6 +39,25 @@ class Beside:
     def notes(self) -> list[str]:
         checks = [f"the captured step does not check values, as it is done here\n    {line}" for line in dict.fromkeys(self.unchecked)]
         return checks + [f"forward draws numbers from {name}; the captured step keeps those of the first call" for name in self.drawn]
+
+
+@contextlib.contextmanager
+def classes_checked(model: torch.nn.Module) -> Iterator[None]:
+    """``one_hot`` looks at its operand's values, but not at those of a fake tensor; so a step that is captured is given an op
+    that does, in ``torch.nn.functional`` and where the model's own files have imported it."""
+    kept = F.one_hot
+
+    def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+        return kept(within(tensor, num_classes) if num_classes > 0 else tensor, num_classes)
+
+    files = [names for names in (vars(F), *files_of(classes_of(model))) if names.get("one_hot") is kept]
+    for names in files:
+        names["one_hot"] = one_hot
+    try:
+        yield
+    finally:
+        for names in files:
+            names["one_hot"] = kept
 
 
 def _generators() -> dict[str, Any]:

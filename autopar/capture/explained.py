@@ -1,4 +1,4 @@
-"""Errors of torch's that a capture runs into, in the user's words: a table of what they say, what that means, and what to do."""
+"""Errors of torch's that a capture runs into, in the user's words: tables of what they say, what that means, and what to do."""
 
 from __future__ import annotations
 
@@ -18,6 +18,24 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (  # a piece of torch's message, w
     ("output has alias annotations", "an op of your own writes into its argument in a way that cannot be made functional",
      "let it return a new tensor, with mutates_args=()"),
 )  # fmt: skip
+
+IN_THE_GRAPH: tuple[tuple[str, str], ...] = (  # a piece of the line that reads values, how to have the same without
+    ("expert", 'let the experts be a batched product, where the model has one: model.set_experts_implementation("batched_mm") in transformers'),
+    ("cov(", "write it as a product: x = x - x.mean(1, keepdim=True); x @ x.T / (x.shape[1] - 1)"),
+    ("corrcoef(", "write it as a product: x = x - x.mean(1, keepdim=True); x = x / x.norm(dim=1, keepdim=True); x @ x.T"),
+    ("", "keep the choice inside the graph with torch.where, or move it out of forward"),
+)  # fmt: skip
+
+
+def values_read(origin: Origin, cause: Exception) -> CaptureError:
+    """The refusal of a step that depends on the values of its tensors."""
+    remedy = next(remedy for piece, remedy in IN_THE_GRAPH if piece in origin.source)
+    return CaptureError(
+        f"the step depends on the values of its tensors, so it is not one static graph\n"
+        f"    {origin.source or 'unknown line'}\n"
+        f"  it reads them with {str(cause).splitlines()[0]} (.item(), bool(), nonzero and the like)\n"
+        f"  {remedy}"
+    )
 
 
 def explained(error: Exception, origin: Origin) -> CaptureError | None:

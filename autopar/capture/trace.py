@@ -12,8 +12,8 @@ from torch import fx
 from autopar.arguments import Arguments
 from autopar.borrow import Borrower
 from autopar.capture.caches import caches_forgotten
-from autopar.capture.checks import Beside
-from autopar.capture.explained import explained
+from autopar.capture.checks import Beside, classes_checked
+from autopar.capture.explained import explained, values_read
 from autopar.decompose_strides import STRIDES
 from autopar.decompose_unknown import decomposition_table
 from autopar.drawn import Streams
@@ -79,7 +79,10 @@ class Tracer:
         own = [*self.parameters.values(), *self.buffers.values()]
         self.recorder.streams = streams = Streams(seed)
         lent = self.borrower.borrowed(dict(zip(own, tensors, strict=False)))
-        with streams.numbering(), lent, caches_forgotten(self.model), self.beside.watched(), self._explained(), self.recorder.modules():
+        alone = streams.numbering(), caches_forgotten(self.model), self.beside.watched(), classes_checked(self.model)
+        with contextlib.ExitStack() as stack:
+            for context in (lent, *alone, self._explained(), self.recorder.modules()):
+                stack.enter_context(context)
             yield
 
     def _written(self) -> list[torch.Tensor]:
@@ -142,12 +145,7 @@ class Tracer:
             raise self.recorder.refused
         if self.recorder.dependent is not None:
             origin, cause = self.recorder.dependent
-            raise CaptureError(
-                f"the step depends on the values of its tensors, so it is not one static graph\n"
-                f"    {origin.source or 'unknown line'}\n"
-                f"  it reads them with {str(cause).splitlines()[0]} (.item(), bool(), nonzero and the like)\n"
-                f"  keep the choice inside the graph with torch.where, or move it out of forward"
-            ) from cause
+            raise values_read(origin, cause) from cause
 
     def _add_line(self, error: Exception) -> None:
         """An error of torch's or the model's own, from Python 3.11 on, says which op of the model it comes from."""

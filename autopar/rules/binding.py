@@ -284,7 +284,7 @@ def _bind(rule: Rule, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], r
 
         finding = discover(rule, op, args, kwargs, results)
         rule, why = finding.rule or rule, finding.why
-    said = rule.pattern(*args, **kwargs) if callable(rule.pattern) else rule.pattern or _all_whole(given, results)
+    said = (rule.pattern(*args, **kwargs) if callable(rule.pattern) else rule.pattern) or _all_whole(given, results)
     text, sizes = said if isinstance(said, tuple) else (said, {})
     pattern = parse_pattern(text)
     if len(given) != len(pattern.operands):

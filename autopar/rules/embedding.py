@@ -19,5 +19,6 @@ rule(by.index_put, "index_put", linear=lambda x, indices, *_: f"0+{1 + len(indic
 # told which rows are held, a look-up comes apart along them (``autopar.held``)
 rule("v d, ..., v -> ... d", "autopar::look_up", linear="0")
 rule("... d, ..., v -> v d", "autopar::look_up_backward", linear="0")
+rule("... -> ...", "autopar::within")
 rule(by.gather_held, "autopar::gather_held", linear="0")
 rule(by.scatter_held, "autopar::scatter_held", linear="0")

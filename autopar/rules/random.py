@@ -8,23 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from autopar.drawn import twin_of
+from autopar.drawn import twin_of, with_seed
 from autopar.rules.registry import RULES, Rule, op_name, overload
-
-
-def _drawn(pattern: Callable[..., str]) -> Callable[..., str]:
-    """The pattern of the op, with its seed."""
-
-    def bound(*args: Any, seed: Any, stream: int, order: Any = None, **kwargs: Any) -> str:
-        operands, results = pattern(*args, **kwargs).split("->")
-        operands = f"{operands.strip()}, ()" if operands.strip() else "()"
-        if not seed.shape:
-            return f"{operands} -> {results}"
-        whole = {d: f"{d.rstrip('!')}!" for d in f"{operands} {results}".replace(",", " ").split() if d not in ("1", "()")}
-        text = f"{operands[:-2]}streams! state! -> {results}"
-        return " ".join(whole.get(word, word) for word in text.replace(",", " , ").split())
-
-    return bound
 
 
 def _alike(count: int = 1, results: int = 1) -> Callable[..., str]:
@@ -63,4 +48,4 @@ for pattern, ops, sizes in (
 ):  # fmt: skip
     for name in ops.split():
         twin = twin_of(overload(name))
-        RULES[twin] = Rule(op_name(twin), _drawn(pattern), sizes=sizes)
+        RULES[twin] = Rule(op_name(twin), with_seed(pattern), sizes=sizes)

@@ -10,9 +10,18 @@ from typing import Any
 
 import torch
 
+from autopar.drawn import source_of, twin_of, with_seed
 from autopar.errors import RuleError
 from autopar.notation import Pattern, parse_pattern
-from autopar.torch_private import OpOverload, OpOverloadPacket, mutates, tensor_arguments, tensor_results
+from autopar.torch_private import (
+    OpOverload,
+    OpOverloadPacket,
+    is_seeded,
+    mutates,
+    overload_of,
+    tensor_arguments,
+    tensor_results,
+)
 
 Linear = tuple[tuple[int, ...], ...]
 Size = str | int | Callable[[Sequence[Any], Sequence[int], Mapping[str, int]], Any]
@@ -25,8 +34,8 @@ class Rule:
     Attributes:
         op: as it prints, ``add.Tensor``.
         pattern: the factors in the notation of ``autopar.notation``, or a function of the op's arguments (tensors are
-            given as their types) that returns it, alone or with sizes of factors: ``("(g a) -> g a", {"g": 2})``.
-            ``None``: nothing comes apart, of an op without a rule.
+            given as their types) that returns it, alone or with sizes of factors: ``("(g a) -> g a", {"g": 2})``;
+            or ``None`` where nothing comes apart. ``None`` in its place is that of an op without a rule.
         linear: the operands through which a pending sum may pass: alternatives, each one or several jointly;
             or a function of the arguments that returns them in the notation ``"0, 1+2"``.
         sizes: arguments that are sizes: position → ``"*"`` for the whole shape of the (first) result, one of its dims,
@@ -94,7 +103,7 @@ def register_rule(
 
     Args:
         pattern: operands ``->`` results in factors; see ``autopar.notation``.
-        op: a name (``"mylib::rope"``, ``"mylib::rope.overload"``) or ``torch.ops.mylib.rope``.
+        op: a name (``"mylib::rope"``, ``"mylib::rope.overload"``), ``torch.ops.mylib.rope``, or what ``torch.library.custom_op`` made.
         linear: the operands through which a pending sum may pass: ``"0"``, ``"0, 1"``, ``"0+1"``.
         sizes: argument positions that are sizes of the result: ``{1: "*"}`` for all of its shape, ``{2: 0}`` for dim 0.
 
@@ -108,7 +117,11 @@ def register_rule(
     found = _op(op)
     if isinstance(pattern, str):
         _check_counts(pattern, found)
+        _check_results(parse_pattern(pattern), sizes or {})
     RULES[found] = Rule(op_name(found), pattern, linear, sizes or {})
+    if is_seeded(found):  # capture puts its twin in its place
+        twin = twin_of(found)
+        RULES[twin] = Rule(op_name(twin), with_seed(pattern), linear if isinstance(linear, str) else "", sizes or {})
 
 
 def _op(op: object) -> OpOverload:
@@ -118,6 +131,8 @@ def _op(op: object) -> OpOverload:
         return overload(op)
     if isinstance(op, OpOverloadPacket):
         return _member(op, "default")
+    if isinstance(op, torch.library.CustomOpDef):
+        return overload_of(op)
     name = getattr(op, "__name__", None)
     remedy = f"torch.ops.aten.{name}" if name and hasattr(torch.ops.aten, name) else 'torch.ops.mylib.rope or "mylib::rope"'
     raise TypeError(f"{op!r} is not an op; give {remedy}")
@@ -130,6 +145,16 @@ def _check_counts(text: str, op: OpOverload) -> None:
         if wanted is not None and has != wanted:
             names = f": {', '.join(name for _, name, _ in tensor_arguments(op))}" if what == "operand" and wanted else ""
             raise RuleError(f"rule {text!r} has {has} {what}{'s' * (has != 1)}, {op.name()} has {wanted}{names}{_fitting(pattern, op)}")
+
+
+def _check_results(pattern: Pattern, sizes: Mapping[int, Size]) -> None:
+    known = {factor for dims in pattern.operands for dim in dims for factor in dim} | pattern.whole
+    new = sorted({factor for dims in pattern.results for dim in dims for factor in dim} - known)
+    if new and not sizes:
+        raise RuleError(
+            f"rule {pattern.text!r}: the factor {new[0]!r} of its result is in no operand, so no rank knows its piece; write '{new[0]}!' "
+            f"where it stays whole, or name the arguments that are sizes of it, with sizes="
+        )
 
 
 def _fitting(pattern: Pattern, op: OpOverload) -> str:
@@ -176,6 +201,7 @@ def find_rule(op: Any) -> Rule:
     try:
         return RULES[op]
     except KeyError:
+        op = source_of(op)
         name = op_name(op) if isinstance(op, OpOverload) else str(op)
         near = difflib.get_close_matches(name, [r.op for r in RULES.values()], n=3, cutoff=0.7)
         hint = f" (rules exist for {', '.join(near)})" if near else ""
