@@ -450,7 +450,7 @@ CALLS: list[tuple[str, list[Call]]] = [
     ("_weight_norm_interface", [call(F(4, 5), F(4, 1)), call(F(4, 3, 5), F(1, 1, 5), 2), call(F(6, 2, 3), F(6, 1, 1), 0)]),
     ("_weight_norm_interface_backward", [call(F(4, 5), F(4, 5), F(4, 1), P(4, 1), 0), call(F(4, 3, 5), F(4, 3, 5), F(1, 1, 5), P(1, 1, 5), 2)]),
     ("native_group_norm_backward", [call(*group_norm_backward(*GROUP_NORMS[0])[0][:-1], mask) for mask in ([False, True, True], [True, False, False])]),
-    ("max_unpool2d", [call(F(4, 3, 3), K([[[0, 4, 2], [7, 4, 11], [2, 15, 0]]] * 4), [4, 5]), call(F(1, 2, 2, 3), K([[[[0, 4, 2], [4, 9, 0]]] * 2]), [4, 5])]),
+    ("max_unpool2d", [call(F(4, 3, 3), K([[[0, 4, 2], [7, 5, 11], [3, 15, 1]]] * 4), [4, 5]), call(F(1, 2, 2, 3), K([[[[0, 4, 2], [5, 9, 1]]] * 2]), [4, 5])]),
     *((f"{op}.vec", [call(*args, None) for args, _ in calls]) for op, calls in VECTORS),
     ("_upsample_bilinear2d_aa _upsample_bicubic2d_aa", resampled(2, False)),
     ("_upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward", resampled_backward(2, False)),

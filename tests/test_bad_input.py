@@ -53,11 +53,6 @@ PLANS = {
         {"up.weight": ("tp", "tp")},
         r"the plan's 'up\.weight': \('tp', 'tp'\) uses the axis 'tp' twice on up\.weight; an axis splits one dim of a value once",
     ),
-    "axis twice on a merged dim": (
-        {"up.weight": ("(8/tp 4/tp 4/tp)",)},
-        r"the plan's 'up\.weight': .* uses the axis 'tp' twice on up\.weight; parts of one size are written once, as in \"\(3 -1/tp\)\"; "
-        r'of parts of different sizes split the dim as one, "tp": they are moved where they come apart',
-    ),
     "axis twice on one dim": (
         {"up.weight": (("tp", "dp", "tp"),)},
         r"the plan's 'up\.weight': \(\('tp', 'dp', 'tp'\),\) uses the axis 'tp' twice on up\.weight; .*",

@@ -117,7 +117,7 @@ def test_presets_are_data() -> None:
         ({"up.weight": ("(3 5/tp)",)}, MESH, "the plan's 'up.weight': ('(3 5/tp)',): the parts do not make up a dim of 12, as up.weight has it"),
         ({"up.weight": ("(-1 -1/tp)",)}, MESH, "the plan's 'up.weight': ('(-1 -1/tp)',): the parts do not make up a dim of 12, as up.weight has it; leave one size open"),
         ({"up.weight": ("(3 4/tq)",)}, MESH, "the plan's 'up.weight': ('(3 4/tq)',): the mesh (dp=2 tp=2) has no axis 'tq'; its axes are dp, tp; did you mean 'tp'?"),
-        ({"up.weight": ("(3/tp 4/tp)",)}, MESH, "the plan's 'up.weight': ('(3/tp 4/tp)',) uses the axis 'tp' twice on up.weight; an axis splits one dim of a value once"),
+        ({"up.weight": ("(3/tp 4/tp)",)}, MESH, "the plan's 'up.weight': ('(3/tp 4/tp)',) uses the axis 'tp' twice on up.weight; parts of one size are written once, as in \"(3 -1/tp)\"; of parts of different sizes split the dim as one, \"tp\": they are moved where they come apart"),
         ({"up()": ("tp", "tp")}, MESH, "the plan's 'up()': ('tp', 'tp') uses the axis 'tp' twice on up(); an axis splits one dim of a value once"),
         ({"up()": (None, None, None, "tp")}, MESH, "the plan's 'up()': (None, None, None, 'tp') splits dim 3, but up() has the shape [4, 6, 12] and only 3 dims"),
     ],
