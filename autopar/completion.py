@@ -85,8 +85,8 @@ class Completion:
                     self.types[node], self.uses[node] = self.choose(node, record)
                     if (dim := self.split_along(node)) is not None:
                         self.split[node] = dim
-                    if (values := operands(node)) and self.parameters.issuperset(values):
-                        self.parameters.add(node)
+                if (values := operands(node)) and self.parameters.issuperset(values):
+                    self.parameters.add(node)
                 self.see(node)
                 self.settle(node)
 

@@ -116,7 +116,7 @@ def over_tp(name: str, layers: int) -> dict[str, list[int]]:
     return found
 
 
-LIKE_AN_EXPERT = ["t5", "vit", "resnet", "mixtral", "gpt neo", "codegen", "qwen3", "modernbert"]  # beside tests/test_transformers.py
+LIKE_AN_EXPERT = ["nn.Transformer", "t5", "vit", "resnet", "mixtral", "gpt neo", "codegen", "qwen3", "modernbert"]  # beside tests/test_transformers.py
 
 
 @pytest.mark.usefixtures("float64")
