@@ -63,6 +63,12 @@ def test_every_level_of_captured_models(name: str) -> None:
         check(localize(program, at))
 
 
+def test_a_name_that_says_nothing_is_none() -> None:
+    text = "program traced\n  up : f32[4 4] = param{}\n  return up\n"
+    program = Program.parse(text.format("('up')"))
+    assert str(program) == text.format("") and program == Program.parse(str(program))
+
+
 def test_comments_are_outside_equality() -> None:
     model, args = CALLS["block"]()
     program = capture(model, args, {}).program

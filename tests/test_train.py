@@ -332,20 +332,20 @@ def test_jobs_that_do_not_fit() -> None:
     assert check(Options(mesh="dp=2"), two).processes
 
 
-PROCESSES = {  # who starts them → the command, the mesh
-    "the command": ([sys.executable, "-m", "autopar"], "dp=2"),
-    "torchrun": ([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "autopar"], "tp=2"),
+PROCESSES = {  # who starts them → the command, the mesh, the plan that it takes
+    "the command": ([sys.executable, "-m", "autopar"], "dp=2", "ddp"),
+    "torchrun": ([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "autopar"], "tp=2", "megatron"),
 }
 
 
 @pytest.mark.parametrize("start", PROCESSES)
 def test_processes(start: str) -> None:
     """They have the losses of the single device, and one of them speaks."""
-    program, mesh = PROCESSES[start]
+    program, mesh, plan = PROCESSES[start]
     arguments = [*program, "train", "--device", "cpu", "--steps", "4", "--mesh", mesh]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
-        assert done.stdout.count(f"mesh {mesh}, plan {plan}: 2 processes on cpu") == 1
+    assert done.stdout.count(f"mesh {mesh}, plan {plan}: 2 processes on cpu") == 1
     assert len(LOSSES.findall(done.stdout)) == 4
     assert done.stdout.count("the same numbers: 4 losses differ by") == 1

@@ -229,7 +229,7 @@ class _Parser(TypeReader):
             if len(facts) > 1 or after:
                 self.skip(",")
             if self.kind() == "string":
-                facts["name"] = self.string()
+                facts["name"] = "" if (given := self.string()) == name else given  # as it prints
             self.sign(")")
         if (facts["role"] == "state") != bool(after):
             raise self.error("a state names the value that replaces it, as in 'state(next)'; other placeholders do not")
