@@ -22,7 +22,7 @@ NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for a loss's reduction
 
 
 def _count(x, dims) -> int:
-    return math.prod(x.shape[d] for d in dims or range(x.dim()))
+    return math.prod(x.shape[d] for d in dims or range(x.dim())) if x.dim() else 1
 
 
 def mean(x, *, dtype=None):
@@ -41,7 +41,11 @@ def var(x, dim=None, *, correction=None, keepdim=False):
 
 
 def var_mean(x, dim=None, *, correction=None, keepdim=False):
-    """The variance and the mean, each a sum and a division."""
+    """The variance and the mean, each a sum and a division. Of complex numbers, the variance is that of both parts together."""
+    if x.is_complex():
+        parts = aten.view_as_real.default(x)
+        real, imaginary = (var(aten.select.int(parts, -1, k), dim, correction=correction, keepdim=keepdim) for k in (0, 1))
+        return aten.add.Tensor(real, imaginary), mean_dim(x, dim or list(range(x.dim())), keepdim)
     wide = _wide(x)
     middle = mean_dim(wide, dim or list(range(x.dim())), True)
     off = aten.sub.Tensor(wide, middle)
@@ -153,6 +157,32 @@ def mse_loss_backward(gradient, x, y, reduction):
     return aten.mul.Tensor(aten.mul.Scalar(aten.sub.Tensor(x, y), scale), gradient)
 
 
+def multilabel_margin_loss_forward(x, target, reduction):
+    """``max(0, 1 - x[target] + x[other]) / n`` over all pairs; a row's targets end before its first -1."""
+    n = max(x.shape[-1], 1) if x.dim() else 1
+    if not x.dim():
+        loss, is_target = multilabel_margin_loss_forward(aten.unsqueeze.default(x, 0), aten.view.default(target, [1]), reduction)
+        return loss, aten.view.default(is_target, [])
+    there = aten._to_copy.default(aten.ge.Scalar(target, 0), dtype=x.dtype)
+    there = aten.cumprod.default(there, -1)
+    target = aten.clamp_min.default(target, 0)
+    hits = aten.scatter_add.default(aten.zeros_like.default(x), -1, target, there)
+    is_target = aten._to_copy.default(aten.gt.Scalar(hits, 0), dtype=x.dtype)
+    low = aten.unsqueeze.default(aten.sub.Tensor(aten.gather.default(x, -1, target), 1), -1)  # [… targets 1]
+    margin = aten.relu.default(aten.sub.Tensor(aten.unsqueeze.default(x, -2), low))  # [… targets classes]
+    left_out = aten.logical_or.default(aten.unsqueeze.default(aten.eq.Scalar(there, 0), -1), aten.unsqueeze.default(aten.gt.Scalar(hits, 0), -2))
+    margin = aten.masked_fill.Scalar(margin, left_out, 0)
+    return _reduce(aten.div.Scalar(aten.sum.dim_IntList(margin, [-2, -1]), n), reduction), is_target
+
+
+def multilabel_margin_loss_backward(gradient, x, target, reduction, is_target):
+    """The backward of the mean is that of the sum, with the gradient divided by the number of rows."""
+    if reduction != MEAN:
+        return NotImplemented
+    rows = x.shape[0] if x.dim() == 2 else 1
+    return aten.multilabel_margin_loss_backward.default(aten.div.Scalar(gradient, rows), x, target, SUM, is_target)
+
+
 def convolution_backward(gradient, x, weight, bias_sizes, *rest):
     """The bias's gradient is a sum of the gradient alone, also where channels of the input are split."""
     *how, (of_x, of_weight, of_bias) = rest
@@ -162,6 +192,18 @@ def convolution_backward(gradient, x, weight, bias_sizes, *rest):
     if of_x or of_weight:
         dx, dw, _ = aten.convolution_backward.default(gradient, x, weight, None, *how, [of_x, of_weight, False])
     return dx, dw, aten.sum.dim_IntList(gradient, [0, *range(2, x.dim())])
+
+
+def _of_transposed(op):
+    """The factors that a determinant keeps for its backward are those of the transposed matrix where it lies contiguous, as
+    pieces do; the backward was captured for what it is here."""
+
+    def apart(x):
+        if x.is_contiguous() or x.is_complex():
+            return NotImplemented
+        return op(aten.clone.default(aten.transpose.int(x, -2, -1), memory_format=torch.contiguous_format))
+
+    return apart
 
 
 def _reduce(x, reduction):
@@ -194,6 +236,28 @@ def cat(tensors, dim=0):
     return aten.cat.default(full, dim) if len(full) > 1 else aten.clone.default(full[0], memory_format=torch.contiguous_format)
 
 
+def _of_a_number(op):
+    """What has no dims is looked up, or added to, as what has one."""
+
+    def apart(x, dim, *rest, **options):
+        if x.dim():
+            return NotImplemented
+        given = [aten.view.default(y, [-1]) if isinstance(y, torch.Tensor) else y for y in rest]
+        found = op(aten.view.default(x, [1]), dim, *given, **options)
+        return aten.view.default(found, rest[0].shape if op is aten.gather.default else [])
+
+    return apart
+
+
+def _of_complex(op):
+    """Truth of complex numbers, which have no maximum."""
+
+    def apart(x, *dims):
+        return op(aten.ne.Scalar(x, 0), *dims) if x.is_complex() else NotImplemented
+
+    return apart
+
+
 def _empty(size, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
     """What is in an empty tensor is not known, and may differ from rank to rank: zeros are as good."""
     return aten.full.default(size, 0, dtype=dtype or torch.get_default_dtype(), device=device)
@@ -224,6 +288,12 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.mse_loss.default: mse_loss,
     aten.mse_loss_backward.default: mse_loss_backward,
     aten.convolution_backward.default: convolution_backward,
+    aten.multilabel_margin_loss_forward.default: multilabel_margin_loss_forward,
+    aten.multilabel_margin_loss_backward.default: multilabel_margin_loss_backward,
+    **{op: _of_a_number(op) for op in (aten.gather.default, aten.index_select.default, aten.index_add.default, aten.scatter_add.default)},
+    **{op: _of_complex(op) for op in (aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims)},
+    aten._linalg_det.default: _of_transposed(aten._linalg_det.default),
+    aten._linalg_slogdet.default: _of_transposed(aten._linalg_slogdet.default),
     **BATCH_NORM,
     **LISTS,
     **STRIDES,

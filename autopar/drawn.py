@@ -125,6 +125,8 @@ def with_seed(pattern: str | Callable[..., Any]) -> Callable[..., Any]:
             return None
         said = pattern(*args, **kwargs) if callable(pattern) else pattern
         text, *sizes = said if isinstance(said, tuple) else (said,)
+        if not isinstance(text, str):
+            return said  # told where it is read
         operands, _, results = text.partition("->")
         text = f"{operands.strip()}, () -> {results.strip()}" if operands.strip() else f"() -> {results.strip()}"
         return (text, *sizes) if sizes else text

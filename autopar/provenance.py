@@ -24,6 +24,7 @@ from autopar.errors import CaptureError, at_line
 from autopar.torch_private import (
     DATA_DEPENDENT,
     TorchDispatchMode,
+    as_functional,
     autograd_sequence_number,
     draws_random,
     get_proxy_mode,
@@ -217,6 +218,10 @@ class _Interpreter(fx.Interpreter):
     def __init__(self, graph: fx.GraphModule, replay: Replay, origins: dict[fx.Node, Origin]) -> None:
         super().__init__(graph)
         self.replay, self.origins = replay, origins
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        value = super().get_attr(target, args, kwargs)
+        return as_functional(value) if isinstance(value, torch.Tensor) else value
 
     def run_node(self, n: fx.Node) -> Any:
         self.replay.current = self.origins.get(n, self.replay.current)

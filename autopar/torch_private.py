@@ -53,6 +53,8 @@ __all__ = [
     "OpOverloadPacket",
     "StorageReference",
     "TorchDispatchMode",
+    "are_saved_tensors_hooked",
+    "as_functional",
     "assert_without_sync",
     "autograd_sequence_number",
     "call_inserter",
@@ -115,15 +117,26 @@ def single_threaded_backward() -> Iterator[None]:
 def value_checks_replaced(by: Callable[[], None]) -> Iterator[None]:
     """Where torch would look at a tensor's values and do nothing but raise, ``by`` is called: in ``torch._check_tensor_all``,
     and where a distribution is made, which then checks nothing later either. And ``nn.Transformer`` does not look whether
-    a mask is causal, where it is not told: that is for speed alone. Tried on 2.13."""
-    kind, transformer = torch.distributions.Distribution, torch.nn.modules.transformer
+    a mask is causal, where it is not told: that is for speed alone. Nor does ``gaussian_nll_loss`` look for variances below 0.
+    Tried on 2.13."""
+    kind, transformer, functional = torch.distributions.Distribution, torch.nn.modules.transformer, torch.nn.functional
     kept = torch._check_tensor_all, torch._check_tensor_all_with, kind.__init__, transformer._detect_is_causal_mask
+    gaussian, look = functional.gaussian_nll_loss, torch.any
 
     def make(self: Any, batch_shape: Any = NO_DIMS, event_shape: Any = NO_DIMS, validate_args: bool | None = None) -> None:
         if self._validate_args if validate_args is None else validate_args:
             by()
         kept[2](self, batch_shape, event_shape, validate_args=False)
 
+    def gaussian_nll_loss(*args: Any, **kwargs: Any) -> torch.Tensor:
+        by()
+        torch.any = lambda *_: False  # type: ignore[assignment]
+        try:
+            return gaussian(*args, **kwargs)
+        finally:
+            torch.any = look
+
+    functional.gaussian_nll_loss = gaussian_nll_loss
     torch._check_tensor_all = torch._check_tensor_all_with = lambda *args, **kwargs: by()
     kind.__init__ = make  # type: ignore[method-assign]
     transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
@@ -131,6 +144,7 @@ def value_checks_replaced(by: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         torch._check_tensor_all, torch._check_tensor_all_with, kind.__init__, transformer._detect_is_causal_mask = kept  # type: ignore[method-assign]
+        functional.gaussian_nll_loss = gaussian
 
 
 def call_inserter(graph: fx.Graph) -> Callable[[fx.Node, str, Any, tuple[Any, ...], Mapping[str, Any]], fx.Node]:
@@ -220,6 +234,17 @@ def dtensor_like(piece: torch.Tensor, other: Any) -> torch.Tensor:
 def assert_without_sync(condition: torch.Tensor, message: str) -> None:
     """An error where a tensor is false, without waiting for the device. Tried on 2.13."""
     torch._assert_async(condition, message)
+
+
+def are_saved_tensors_hooked() -> bool:
+    """Whether somebody, as a checkpoint, looks at what autograd saves. Tried on 2.13."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def as_functional(tensor: torch.Tensor) -> torch.Tensor:
+    """Under ``torch.func.functionalize``: as what is passed in, so that copies of it may be written. Tried on 2.13."""
+    level = torch._C._functorch.current_level()
+    return torch._C._functorch._wrap_functional_tensor(tensor, level)
 
 
 def mutates(op: Any) -> bool:

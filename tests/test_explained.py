@@ -62,6 +62,8 @@ CASES = {
     "use_reentrant": lambda x: torch.utils.checkpoint.checkpoint(torch.tanh, x, use_reentrant=True),
     "modified by an inplace operation": written_over,
     "Expected inputs of BF16 type": experts,
+    ".numpy() is not supported": lambda x: x * float(x.detach().numpy().sum()),
+    "data is not allocated yet": lambda x: x * torch.tensor([x.detach().sum(), 1.0])[0],
     "no fake impl registered": shapeless,
     "output has alias annotations": doubled,
 }
@@ -80,7 +82,9 @@ def test_errors_of_torch_in_the_users_words(piece: str) -> None:
 @pytest.mark.parametrize(
     ("function", "remedy"),
     [
-        (lambda x: x * torch.cov(x).sum(), "  write it as a product: x = x - x.mean(1, keepdim=True); x @ x.T / (x.shape[1] - 1)"),
+        (lambda x: x * torch.cov(x).sum(), "  write it as a product of what is left of the rows without their means, divided by their length less the correction"),
+        (lambda x: torch.nn.functional.ctc_loss(x.log_softmax(1)[:, None], torch.ones(1, 2).long(), (4,), (2,)),
+         "  return what goes into it from forward, and take the loss of that afterwards"),
         (lambda x: x[x > 0], "  keep the choice inside the graph with torch.where, or move it out of forward"),
     ],
 )
@@ -97,6 +101,29 @@ def test_sparse_gradients(mesh: Mesh) -> None:
         autopar.parallelize(model, mesh, example=(torch.arange(4),))
     with torch.no_grad():
         autopar.parallelize(model, mesh, example=(torch.arange(4),))
+
+
+def test_an_assignment_to_data() -> None:
+    """Of a buffer, a parameter or a value: what no op does is in no graph."""
+
+    def assign(x: torch.Tensor) -> torch.Tensor:
+        x.data = x.data * 2
+        return x
+
+    with pytest.raises(CaptureError, match=r"forward assigns to \.data, .*\n    test_explained.py:\d+  x.data = x.data \* 2\n  give the value another"):
+        autopar.parallelize(Apply(assign), Mesh(dp=2), example=(x,))
+    y = x.clone()
+    y.data = torch.zeros(2)
+    assert y.shape == (2,) and "data" not in vars(torch.Tensor)
+
+
+def test_a_step_in_a_checkpoint() -> None:
+    """It is captured again in the backward, inside of what captures."""
+    parallel = autopar.parallelize(nn.Linear(8, 8), Mesh(dp=2))
+    y = torch.utils.checkpoint.checkpoint(parallel.simulate, x, use_reentrant=False)
+    y.sum().backward()
+    torch.testing.assert_close(y, parallel.module(x))
+    assert parallel.module.weight.grad is not None
 
 
 class Imported(nn.Module):

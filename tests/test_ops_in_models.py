@@ -30,6 +30,29 @@ def written(y: Tensor) -> Tensor:
     return z
 
 
+def number(y: Tensor) -> Tensor:
+    """What has no dims may be asked for its first."""
+    total = y.sum()
+    first = torch.tensor([0])
+    looked_up = total.gather(0, first) + total.index_select(0, first[0]) + total.index_add(0, first, total) + total.mean(-1)
+    return looked_up + torch.var_mean(total, 0, correction=0)[1]
+
+
+def padded(y: Tensor) -> Tensor:
+    targets = torch.tensor([[3, 0, -1, 1, 2, 4, 5, 6], [-1] * 8, [7, 1, 2, -1, -1, -1, -1, -1], list(range(8))])
+    return torch.stack([F.multilabel_margin_loss(y, targets, reduction=how) for how in ("mean", "sum")])
+
+
+CONSTANT = torch.linspace(1, 2, 8, dtype=torch.float64)
+
+
+def of_a_constant(y: Tensor) -> Tensor:
+    """In place, on a copy of a tensor that is no part of the model."""
+    copy = CONSTANT.clone()
+    copy.add_(y[0])
+    return F.cosine_similarity(y, CONSTANT.expand(4, 8)) * copy.sum()
+
+
 CASES: dict[str, Function] = {
     "as_strided, windows": lambda y: y.as_strided((4, 7, 2), (8, 1, 1)),
     "as_strided, a transpose": lambda y: y.as_strided((8, 4), (1, 8)),
@@ -57,7 +80,16 @@ CASES: dict[str, Function] = {
     "aminmax": lambda y: sum(y.aminmax(dim=1)),
     "nansum": lambda y: y.nansum(0),
     "solve": lambda y: torch.linalg.solve(positive(y), pairs(y)),
+    "solve, of a slice": lambda y: torch.linalg.solve(y[:, 1:5], y[:, 4:]),
     "det": lambda y: torch.linalg.det(pairs(y)),
+    "det, of a slice": lambda y: torch.linalg.det(y[:, 1:5]),
+    "slogdet, of a transpose": lambda y: torch.linalg.slogdet(y[:, :4].mT)[1],
+    "variance of complex numbers": lambda y: sum(part.abs().sum() for part in torch.var_mean(torch.view_as_complex(y.reshape(4, 4, 2)), 0)),
+    "truth of complex numbers": lambda y: y * torch.view_as_complex(y.reshape(4, 4, 2)).all(0).any(),
+    "multilabel margin": padded,
+    "gaussian loss": lambda y: F.gaussian_nll_loss(y, y.detach() + 1, y.exp(), full=True),
+    "a number": number,
+    "a constant": of_a_constant,
     "inverse": lambda y: torch.linalg.inv(positive(y)),
     "cholesky": lambda y: torch.linalg.cholesky(positive(y)),
     "svd": lambda y: torch.linalg.svd(pairs(y))[1],

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import autopar
 from autopar import RuleError, register_rule
 from autopar.rules.registry import RULES, find_rule, overload
 
@@ -70,9 +71,36 @@ def halved(x: torch.Tensor) -> torch.Tensor:
     return x / 2
 
 
+halved.register_fake(torch.empty_like)
+
+
+class Halving(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return halved(x)
+
+
 def test_an_op_as_its_maker_holds_it() -> None:
     register_rule("... -> ...", halved)
     assert find_rule(torch.ops.test_register_rule.halved.default).pattern == "... -> ..."
+
+
+def raises(*_: object) -> str:
+    raise KeyError("d")
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (raises, "the function that gives the rule of test_register_rule::halved failed: KeyError: 'd'"),
+        (lambda x: 3, "the function that gives the rule of test_register_rule::halved returned 3; a pattern is text, alone or in a pair"),
+        (lambda x: "a b", "rule 'a b': it needs exactly one '->'"),
+    ],
+)
+def test_a_function_that_gives_no_rule(function: Any, text: str) -> None:
+    register_rule(function, halved)
+    with pytest.raises(RuleError) as caught:
+        autopar.parallelize(Halving(), autopar.Mesh(dp=2), example=(torch.randn(4, 2),))
+    assert text in str(caught.value) and "test_register_rule.py:" in str(caught.value)
 
 
 def test_a_result_of_unknown_size() -> None:

@@ -30,9 +30,11 @@ def caches_forgotten(model: torch.nn.Module) -> Iterator[None]:
 
 def _caches(model: torch.nn.Module) -> list[Any]:
     """Those in the classes of the model's modules, in the files that define these, and behind decorators of functions there."""
-    kinds = classes_of(model)
+    kinds = {base for module in model.modules() for base in type(module).__mro__}
+    kinds = {kind for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "builtins")}
+    files = [vars(sys.modules[name]) for name in {kind.__module__ for kind in kinds} if name in sys.modules]
     found: dict[int, Any] = {}
-    for names in (*files_of(kinds), *(vars(kind) for kind in kinds)):
+    for names in (*files, *(vars(kind) for kind in kinds)):
         for value in list(names.values()):
             value = getattr(value, "__func__", value) if isinstance(value, (staticmethod, classmethod)) else value
             if isinstance(value, CACHE):
@@ -42,17 +44,6 @@ def _caches(model: torch.nn.Module) -> list[Any]:
                     if isinstance(cell.cell_contents, CACHE):
                         found[id(cell.cell_contents)] = cell.cell_contents
     return list(found.values())
-
-
-def classes_of(model: torch.nn.Module) -> set[type]:
-    """The classes of the model's modules that are not torch's own."""
-    kinds = {base for module in model.modules() for base in type(module).__mro__}
-    return {kind for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "builtins")}
-
-
-def files_of(kinds: set[type]) -> list[dict[str, Any]]:
-    """The names in the files that define these classes."""
-    return [vars(sys.modules[name]) for name in {kind.__module__ for kind in kinds} if name in sys.modules]
 
 
 FUNCTION = type(_caches)

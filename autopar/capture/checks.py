@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
-from autopar.capture.caches import classes_of, files_of
+from autopar.errors import CaptureError
 from autopar.held import within
 from autopar.provenance import user_line
 from autopar.torch_private import value_checks_replaced
@@ -41,23 +42,37 @@ class Beside:
         return checks + [f"forward draws numbers from {name}; the captured step keeps those of the first call" for name in self.drawn]
 
 
+class ClassesChecked(TorchFunctionMode):
+    """``one_hot`` looks at its operand's values, but not at those of a fake tensor; so a captured step is given an op that does."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is F.one_hot:
+            named = dict(zip(("tensor", "num_classes"), args, strict=False)) | kwargs
+            if (count := named.get("num_classes", -1)) > 0:
+                args, kwargs = (within(named["tensor"], count), count), {}
+        return func(*args, **kwargs)
+
+
 @contextlib.contextmanager
-def classes_checked(model: torch.nn.Module) -> Iterator[None]:
-    """``one_hot`` looks at its operand's values, but not at those of a fake tensor; so a step that is captured is given an op
-    that does, in ``torch.nn.functional`` and where the model's own files have imported it."""
-    kept = F.one_hot
+def assignments_refused() -> Iterator[None]:
+    """``x.data = y`` is no op, so nothing of it would be in the step."""
+    kept, before = torch.Tensor.data, vars(torch.Tensor).get("data")  # one capture may run inside another
 
-    def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-        return kept(within(tensor, num_classes) if num_classes > 0 else tensor, num_classes)
+    def refuse(self: torch.Tensor, value: torch.Tensor) -> None:
+        raise CaptureError(
+            f"forward assigns to .data, which a captured step does not do again\n    {user_line()}\n"
+            f"  give the value another name; a buffer's next value is assigned to the buffer itself, or copied into it with copy_()"
+        )
 
-    files = [names for names in (vars(F), *files_of(classes_of(model))) if names.get("one_hot") is kept]
-    for names in files:
-        names["one_hot"] = one_hot
+    torch.Tensor.data = property(kept.__get__, refuse)  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:
-        for names in files:
-            names["one_hot"] = kept
+        if before is None:
+            del torch.Tensor.data  # that of its base is seen again
+        else:
+            torch.Tensor.data = before
 
 
 def _generators() -> dict[str, Any]:

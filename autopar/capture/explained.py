@@ -14,22 +14,27 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (  # a piece of torch's message, w
      "it is no part of a static graph: torch.backends.mha.set_fastpath_enabled(False), here and in eager"),
     ("Expected inputs of BF16 type", "torch has no fake kernel of a grouped matrix product in this dtype",
      'compute in bfloat16, or let the experts be a batched product: experts_implementation="batched_mm" in transformers'),
+    (".numpy() is not supported", "forward asks for a tensor's values, for NumPy", "stay in torch, or do it outside of forward"),
+    ("data is not allocated yet", "forward asks for a tensor's values, as torch.tensor does of a list of tensors", "put tensors together with torch.stack"),
     ("no fake impl registered", "an op has no fake kernel, so its result's shape is not known before it runs", "give it one: torch.library.register_fake"),
     ("output has alias annotations", "an op of your own writes into its argument in a way that cannot be made functional",
      "let it return a new tensor, with mutates_args=()"),
 )  # fmt: skip
 
-IN_THE_GRAPH: tuple[tuple[str, str], ...] = (  # a piece of the line that reads values, how to have the same without
+IN_THE_GRAPH: tuple[tuple[str, str], ...] = (  # a piece of the line that reads values, or of the op's name; how to have the same without
     ("expert", 'let the experts be a batched product, where the model has one: model.set_experts_implementation("batched_mm") in transformers'),
-    ("cov(", "write it as a product: x = x - x.mean(1, keepdim=True); x @ x.T / (x.shape[1] - 1)"),
-    ("corrcoef(", "write it as a product: x = x - x.mean(1, keepdim=True); x = x / x.norm(dim=1, keepdim=True); x @ x.T"),
+    ("ctc_loss", "return what goes into it from forward, and take the loss of that afterwards"),
+    ("linalg_lstsq", "write it as a product: torch.linalg.pinv(a) @ b"),
+    ("cov(", "write it as a product of what is left of the rows without their means, divided by their length less the correction"),
+    ("corrcoef(", "write it as a product of what is left of the rows without their means, divided by the norms of that"),
     ("", "keep the choice inside the graph with torch.where, or move it out of forward"),
 )  # fmt: skip
 
 
 def values_read(origin: Origin, cause: Exception) -> CaptureError:
     """The refusal of a step that depends on the values of its tensors."""
-    remedy = next(remedy for piece, remedy in IN_THE_GRAPH if piece in origin.source)
+    text = f"{origin.source.partition('  ')[2]} {cause}"  # not the name of the file
+    remedy = next(remedy for piece, remedy in IN_THE_GRAPH if piece in text)
     return CaptureError(
         f"the step depends on the values of its tensors, so it is not one static graph\n"
         f"    {origin.source or 'unknown line'}\n"

@@ -12,7 +12,7 @@ from torch import fx
 from autopar.arguments import Arguments
 from autopar.borrow import Borrower
 from autopar.capture.caches import caches_forgotten
-from autopar.capture.checks import Beside, classes_checked
+from autopar.capture.checks import Beside, ClassesChecked, assignments_refused
 from autopar.capture.explained import explained, values_read
 from autopar.decompose_strides import STRIDES
 from autopar.decompose_unknown import decomposition_table
@@ -20,7 +20,14 @@ from autopar.drawn import Streams
 from autopar.errors import CaptureError, at_line
 from autopar.provenance import Recorder, Replay
 from autopar.structure import Structure, flatten, is_cache, unflatten, way_to
-from autopar.torch_private import DATA_DEPENDENT, FakeTensorMode, make_fx, mutates, single_threaded_backward
+from autopar.torch_private import (
+    DATA_DEPENDENT,
+    FakeTensorMode,
+    are_saved_tensors_hooked,
+    make_fx,
+    mutates,
+    single_threaded_backward,
+)
 
 
 class Tracer:
@@ -79,7 +86,7 @@ class Tracer:
         own = [*self.parameters.values(), *self.buffers.values()]
         self.recorder.streams = streams = Streams(seed)
         lent = self.borrower.borrowed(dict(zip(own, tensors, strict=False)))
-        alone = streams.numbering(), caches_forgotten(self.model), self.beside.watched(), classes_checked(self.model)
+        alone = streams.numbering(), caches_forgotten(self.model), self.beside.watched(), assignments_refused(), _autograd_alone()
         with contextlib.ExitStack() as stack:
             for context in (lent, *alone, self._explained(), self.recorder.modules()):
                 stack.enter_context(context)
@@ -157,6 +164,8 @@ class Tracer:
         """One forward on fakes, to learn which outputs have a tangent, and of what shape."""
         with self.mode, self._lent(fakes, seed):
             outputs = self._call(fakes)
+        for fake in fakes:
+            fake.grad = None  # of a backward inside of forward
         self.differentiable = tuple(k for k, o in enumerate(outputs) if self.grad and o.requires_grad)
         like = [outputs[k] for k in self.differentiable]
         with self.mode:  # contiguous, as those that the runtime cuts
@@ -167,7 +176,7 @@ class Tracer:
 
         def joint(fakes: list[torch.Tensor], tangents: list[torch.Tensor], seed: torch.Tensor) -> Any:
             gradients: Sequence[torch.Tensor | None] = ()
-            with self._lent(fakes, seed):
+            with self._lent(fakes, seed), ClassesChecked():  # not in the probe: torch takes other ways where there is such a mode
                 outputs = self._call(fakes)
                 if tangents:
                     self.recorder.phase = "backward"
@@ -199,6 +208,14 @@ class Tracer:
             raise
         replay.follow(returned)
         return again
+
+
+@contextlib.contextmanager
+def _autograd_alone() -> Iterator[None]:
+    """A checkpoint that the call stands in, or anomaly detection, is about the run and not about its capture."""
+    own = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x) if are_saved_tensors_hooked() else contextlib.nullcontext()
+    with own, torch.autograd.set_detect_anomaly(False):
+        yield
 
 
 def _with_own(leaf: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:

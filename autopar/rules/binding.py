@@ -284,9 +284,12 @@ def _bind(rule: Rule, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], r
 
         finding = discover(rule, op, args, kwargs, results)
         rule, why = finding.rule or rule, finding.why
-    said = (rule.pattern(*args, **kwargs) if callable(rule.pattern) else rule.pattern) or _all_whole(given, results)
+    said = (_told(rule, args, kwargs) if callable(rule.pattern) else rule.pattern) or _all_whole(given, results)
     text, sizes = said if isinstance(said, tuple) else (said, {})
-    pattern = parse_pattern(text)
+    try:
+        pattern = parse_pattern(text)
+    except ValueError as error:
+        raise RuleError(str(error)) from None
     if len(given) != len(pattern.operands):
         raise RuleError(f"rule {text!r} of {rule.op} has {len(pattern.operands)} operands, the op has {len(given)}")
     if len(results) != len(pattern.results):
@@ -315,6 +318,20 @@ def _bind(rule: Rule, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], r
     )
     return Bound(rule, pattern, sizes, operands, outs, operand_shapes, result_shapes, alternatives,
                  _carried(operands, outs, alternatives), why)  # fmt: skip
+
+
+def _told(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What a rule's function says of a call; it may be a user's."""
+    try:
+        said = rule.pattern(*args, **kwargs)  # type: ignore[operator]
+    except RuleError:
+        raise
+    except Exception as error:
+        raise RuleError(f"the function that gives the rule of {rule.op} failed: {type(error).__name__}: {error}") from error
+    text = said[0] if isinstance(said, tuple) and len(said) == 2 else said
+    if not isinstance(text, (str, type(None))):
+        raise RuleError(f"the function that gives the rule of {rule.op} returned {said!r}; a pattern is text, alone or in a pair with sizes of factors")
+    return said
 
 
 def _without_ones(dim: DimPattern, sizes: Mapping[str, int], whole: frozenset[str]) -> DimPattern:

@@ -143,3 +143,9 @@ def nll_loss(scores, target, weight, reduction: int, *_) -> str:
 def nll_loss_backward(gradient, scores, target, weight, reduction: int, *_) -> str:
     scored, targets = _classes(scores)
     return f"{targets if reduction == NONE else '()'}, {scored}, {targets}, c!, () -> {scored}"
+
+
+def multilabel_margin_loss_backward(gradient, x, *_) -> str:
+    """A row of scores, and one of targets; the gradient is a number, or one for each row."""
+    side = ["()", "c!", "n c!"][len(x.shape)]
+    return f"{'n' if gradient.shape else '()'}, {side}, {side}, {side} -> {side}"

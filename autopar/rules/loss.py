@@ -14,3 +14,4 @@ rule("..., ..., ..., ... -> ...", "binary_cross_entropy_with_logits")
 
 rule(by.nll_loss, "nll_loss_forward nll_loss2d_forward")
 rule(by.nll_loss_backward, "nll_loss_backward nll_loss2d_backward", linear="0")
+rule(by.multilabel_margin_loss_backward, "multilabel_margin_loss_backward", linear="0")
