@@ -31,6 +31,7 @@ from autopar.torch_private import (
     is_random_composite,
     mutates,
     node_of,
+    returns_alias,
     running_backward_of,
     writes_outside,
 )
@@ -84,6 +85,7 @@ class Recorder(TorchDispatchMode):
         self._running: list[str] = []
         self._forward: dict[int, Origin] = {}
         self.newest: fx.Node | None = None  # the last node that was made
+        self.written: dict[int, Origin] = {}
         self.current = Origin()
         self.refused: CaptureError | None = None  # kept, for a model that catches it
         self.dependent: tuple[Origin, Exception] | None = None  # where the values of tensors were asked for
@@ -200,6 +202,7 @@ class Replay(Recorder):
     def __init__(self, model: torch.nn.Module, graph: fx.GraphModule, origins: dict[fx.Node, Origin]) -> None:
         super().__init__(model)
         self.made: dict[fx.Node, fx.Node | None] = {}  # node of the captured graph → the last node made for it
+        self.written = _written(graph.graph, origins)
         self.interpreter = _Interpreter(graph, self, origins)
 
     def observe(self) -> None:
@@ -212,6 +215,18 @@ class Replay(Recorder):
     def follow(self, returned: dict[str, list[fx.Node]]) -> None:
         """What modules returned in the captured graph is what was made for it here."""
         self.returned = {path: [made for node in nodes if (made := self.made.get(node))] for path, nodes in returned.items()}
+
+
+def _written(graph: fx.Graph, origins: Mapping[fx.Node, Origin]) -> dict[int, Origin]:
+    """Where each placeholder that is written, itself or in a view of it, is written last; by its position."""
+    whose: dict[fx.Node, int] = {node: k for k, node in enumerate(graph.find_nodes(op="placeholder"))}
+    found: dict[int, Origin] = {}
+    for node in graph.nodes:
+        if node.op == "call_function" and node.args and node.args[0] in whose and (mutates(node.target) or returns_alias(node.target)):
+            whose[node] = whose[node.args[0]]
+            if mutates(node.target):
+                found[whose[node]] = origins.get(node, Origin())
+    return found
 
 
 class _Interpreter(fx.Interpreter):

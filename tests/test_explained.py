@@ -117,12 +117,38 @@ def test_an_assignment_to_data() -> None:
     assert y.shape == (2,) and "data" not in vars(torch.Tensor)
 
 
+class Copying(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        middle = y.detach().mean(0)
+        with torch.no_grad():
+            self.layer.bias[:4].copy_(middle[:4])
+        return y
+
+
+def test_a_write_is_told_where_it_is() -> None:
+    with pytest.raises(CaptureError, match=r"writes into the parameter layer.bias, .*\n    test_explained.py:\d+  self.layer.bias\[:4\].copy_\(middle\[:4\]\)"):
+        autopar.parallelize(Copying(), Mesh(dp=2), example=(x,))
+
+
 def test_a_step_in_a_checkpoint() -> None:
     """It is captured again in the backward, inside of what captures."""
     parallel = autopar.parallelize(nn.Linear(8, 8), Mesh(dp=2))
     y = torch.utils.checkpoint.checkpoint(parallel.simulate, x, use_reentrant=False)
     y.sum().backward()
     torch.testing.assert_close(y, parallel.module(x))
+    assert parallel.module.weight.grad is not None
+
+
+def test_a_capture_under_anomaly_detection() -> None:
+    """It looks at the values of gradients, of which a capture has none."""
+    parallel = autopar.parallelize(nn.Linear(8, 8), Mesh(dp=2))
+    with pytest.warns(UserWarning, match="Anomaly Detection"), torch.autograd.detect_anomaly():
+        parallel.simulate(x).sum().backward()
     assert parallel.module.weight.grad is not None
 
 

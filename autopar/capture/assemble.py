@@ -134,7 +134,9 @@ class _Assembly:
                 continue
             target, value = node.args[:2]
             if target not in placeholders or record_of(target).role != "buffer":  # type: ignore[arg-type]
-                raise self._written_wrongly(target, value)  # type: ignore[arg-type]
+                where = placeholders.index(target) if target in placeholders else -1  # type: ignore[arg-type]
+                origin = self.traced.recorder.written.get(where) or self.origins.get(value, Origin())  # type: ignore[arg-type]
+                raise self._written_wrongly(target, origin)  # type: ignore[arg-type]
             found[target] = value  # type: ignore[index,assignment]
             node.replace_all_uses_with(value)
             graph.erase_node(node)
@@ -152,8 +154,7 @@ class _Assembly:
             set_record(node, record._replace(role="state"))
         return [(node, found[node]) for node in placeholders if node in found]
 
-    def _written_wrongly(self, target: fx.Node, value: fx.Node) -> CaptureError:
-        origin = self.origins.get(value, Origin())
+    def _written_wrongly(self, target: fx.Node, origin: Origin) -> CaptureError:
         record = record_of(target) if target.op == "placeholder" else None
         what = {"param": "the parameter", "input": "its argument"}.get(record.role if record else "", "the tensor")
         remedy = {
