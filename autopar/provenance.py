@@ -42,6 +42,7 @@ _PASSES = os.path.join(os.path.dirname(os.path.dirname(_OURS)), "passes") + os.s
 _LIBRARY = os.path.dirname(os.path.abspath(contextlib.__file__)) + os.sep
 _SITE = os.path.join(_LIBRARY, "site-packages") + os.sep
 
+LIFTED = torch.ops.aten.lift_fresh_copy.default  # makes a constant of the trace's own functional itself
 LINE = 100  # characters of a user's line that are quoted
 
 
@@ -234,14 +235,12 @@ class _Interpreter(fx.Interpreter):
         super().__init__(graph)
         self.replay, self.origins = replay, origins
 
-    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
-        value = super().get_attr(target, args, kwargs)
-        return as_functional(value) if isinstance(value, torch.Tensor) else value
-
     def run_node(self, n: fx.Node) -> Any:
         self.replay.current = self.origins.get(n, self.replay.current)
         before = self.replay.newest
         value = super().run_node(n)
+        if n.op == "get_attr" and isinstance(value, torch.Tensor) and any(user.target is not LIFTED for user in n.users):
+            value = as_functional(value)  # a constant of the model's, of which copies may be written
         if self.replay.newest is not before:
             self.replay.made[n] = self.replay.newest
         elif n.target is operator.getitem and (last := self.replay.made.get(n.args[0])) is not None:  # made with its op

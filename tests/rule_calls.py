@@ -172,6 +172,14 @@ def pooled(op: str, *how: Any, shapes: list[tuple[int, ...]], index_at: int | No
     return found
 
 
+OVERLAPPING = ([[[0, 4, 2], [7, 4, 11], [2, 15, 0]]] * 4, [[[[0, 4, 2], [4, 9, 0]]] * 2])  # windows with the same largest element
+
+
+def at(places: Any) -> Any:
+    """A value for each place, the same for the same place."""
+    return [at(p) for p in places] if isinstance(places, list) else 1.0 + places / 2
+
+
 def resampled(ndim: int, *corners: bool) -> list[Call]:
     return [call(F(3, 4, *(4, 5, 3)[:ndim]), list((6, 5, 4)[:ndim]), *corners)]
 
@@ -450,7 +458,7 @@ CALLS: list[tuple[str, list[Call]]] = [
     ("_weight_norm_interface", [call(F(4, 5), F(4, 1)), call(F(4, 3, 5), F(1, 1, 5), 2), call(F(6, 2, 3), F(6, 1, 1), 0)]),
     ("_weight_norm_interface_backward", [call(F(4, 5), F(4, 5), F(4, 1), P(4, 1), 0), call(F(4, 3, 5), F(4, 3, 5), F(1, 1, 5), P(1, 1, 5), 2)]),
     ("native_group_norm_backward", [call(*group_norm_backward(*GROUP_NORMS[0])[0][:-1], mask) for mask in ([False, True, True], [True, False, False])]),
-    ("max_unpool2d", [call(F(4, 3, 3), K([[[0, 4, 2], [7, 5, 11], [3, 15, 1]]] * 4), [4, 5]), call(F(1, 2, 2, 3), K([[[[0, 4, 2], [5, 9, 1]]] * 2]), [4, 5])]),
+    ("max_unpool2d", [call(K(at(places)), K(places), [4, 5]) for places in OVERLAPPING]),
     *((f"{op}.vec", [call(*args, None) for args, _ in calls]) for op, calls in VECTORS),
     ("_upsample_bilinear2d_aa _upsample_bicubic2d_aa", resampled(2, False)),
     ("_upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward", resampled_backward(2, False)),
