@@ -183,6 +183,14 @@ def multilabel_margin_loss_backward(gradient, x, target, reduction, is_target):
     return aten.multilabel_margin_loss_backward.default(aten.div.Scalar(gradient, rows), x, target, SUM, is_target)
 
 
+def multi_margin_loss_backward(gradient, x, target, p, margin, weight=None, reduction=MEAN):
+    """As for several targets."""
+    if reduction != MEAN:
+        return NotImplemented
+    rows = x.shape[0] if x.dim() == 2 else 1
+    return aten.multi_margin_loss_backward.default(aten.div.Scalar(gradient, rows), x, target, p, margin, weight, SUM)
+
+
 def convolution_backward(gradient, x, weight, bias_sizes, *rest):
     """The bias's gradient is a sum of the gradient alone, also where channels of the input are split."""
     *how, (of_x, of_weight, of_bias) = rest
@@ -290,6 +298,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.convolution_backward.default: convolution_backward,
     aten.multilabel_margin_loss_forward.default: multilabel_margin_loss_forward,
     aten.multilabel_margin_loss_backward.default: multilabel_margin_loss_backward,
+    aten.multi_margin_loss_backward.default: multi_margin_loss_backward,
     **{op: _of_a_number(op) for op in (aten.gather.default, aten.index_select.default, aten.index_add.default, aten.scatter_add.default)},
     **{op: _of_complex(op) for op in (aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims)},
     aten._linalg_det.default: _of_transposed(aten._linalg_det.default),

@@ -87,6 +87,7 @@ CASES: dict[str, Function] = {
     "variance of complex numbers": lambda y: sum(part.abs().sum() for part in torch.var_mean(torch.view_as_complex(y.reshape(4, 4, 2)), 0)),
     "truth of complex numbers": lambda y: y * torch.view_as_complex(y.reshape(4, 4, 2)).all(0).any(),
     "multilabel margin": padded,
+    "margin of one target": lambda y: torch.stack([F.multi_margin_loss(y, torch.arange(4), weight=y.detach()[0].exp(), reduction=how) for how in ("mean", "sum")]),
     "gaussian loss": lambda y: F.gaussian_nll_loss(y, y.detach() + 1, y.exp(), full=True),
     "a number": number,
     "a constant": of_a_constant,

@@ -149,3 +149,9 @@ def multilabel_margin_loss_backward(gradient, x, *_) -> str:
     """A row of scores, and one of targets; the gradient is a number, or one for each row."""
     side = ["()", "c!", "n c!"][len(x.shape)]
     return f"{'n' if gradient.shape else '()'}, {side}, {side}, {side} -> {side}"
+
+
+def multi_margin_loss_backward(gradient, x, target, *_) -> str:
+    """A row of scores and one target."""
+    side, target = ("n c!", "n") if len(x.shape) == 2 else ("c!" if x.shape else "()", "1" if target.shape else "()")
+    return f"{'n' if gradient.shape else '()'}, {side}, {target}, c! -> {side}"
