@@ -175,20 +175,17 @@ def multilabel_margin_loss_forward(x, target, reduction):
     return _reduce(aten.div.Scalar(aten.sum.dim_IntList(margin, [-2, -1]), n), reduction), is_target
 
 
-def multilabel_margin_loss_backward(gradient, x, target, reduction, is_target):
+def _margin_backward(op, position):
     """The backward of the mean is that of the sum, with the gradient divided by the number of rows."""
-    if reduction != MEAN:
-        return NotImplemented
-    rows = x.shape[0] if x.dim() == 2 else 1
-    return aten.multilabel_margin_loss_backward.default(aten.div.Scalar(gradient, rows), x, target, SUM, is_target)
 
+    def backward(*args):
+        (gradient, x, *rest), reduction = _without_reduction(args, position)
+        if reduction != MEAN:
+            return NotImplemented
+        rest[position - 2] = SUM
+        return op(aten.div.Scalar(gradient, x.shape[0] if x.dim() == 2 else 1), x, *rest)
 
-def multi_margin_loss_backward(gradient, x, target, p, margin, weight=None, reduction=MEAN):
-    """As for several targets."""
-    if reduction != MEAN:
-        return NotImplemented
-    rows = x.shape[0] if x.dim() == 2 else 1
-    return aten.multi_margin_loss_backward.default(aten.div.Scalar(gradient, rows), x, target, p, margin, weight, SUM)
+    return backward
 
 
 def convolution_backward(gradient, x, weight, bias_sizes, *rest):
@@ -297,8 +294,8 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.mse_loss_backward.default: mse_loss_backward,
     aten.convolution_backward.default: convolution_backward,
     aten.multilabel_margin_loss_forward.default: multilabel_margin_loss_forward,
-    aten.multilabel_margin_loss_backward.default: multilabel_margin_loss_backward,
-    aten.multi_margin_loss_backward.default: multi_margin_loss_backward,
+    aten.multilabel_margin_loss_backward.default: _margin_backward(aten.multilabel_margin_loss_backward.default, 3),
+    aten.multi_margin_loss_backward.default: _margin_backward(aten.multi_margin_loss_backward.default, 6),
     **{op: _of_a_number(op) for op in (aten.gather.default, aten.index_select.default, aten.index_add.default, aten.scatter_add.default)},
     **{op: _of_complex(op) for op in (aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims)},
     aten._linalg_det.default: _of_transposed(aten._linalg_det.default),
