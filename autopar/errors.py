@@ -41,6 +41,10 @@ class ChannelError(AutoparError, RuntimeError):
     """The ranks' collectives or messages do not fit together, or the ranks would wait for each other for ever."""
 
 
+class ScheduleError(AutoparError, ValueError):
+    """A pipeline schedule that cannot be made, read or run: tasks missing or doubled, messages that do not fit, a cycle."""
+
+
 class LaunchError(AutoparError, RuntimeError):
     """Processes could not be started, or one of them failed.
 

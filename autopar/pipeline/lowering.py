@@ -1,0 +1,112 @@
+"""The lowering: messages for a table of computations.
+
+*Before*: rows of computations. *After*: between them rows of messages, the send and the receive of each in one row, and where
+a stage has computed its last gradient, its reduction.
+
+    FW00                        FW00    FS00    FW01
+            FW00        →               FR00    FW00
+
+Since both ends of a message are in one row and each row comes after that in which it was made, the rows are one order of all
+messages that each rank keeps; a rank launches those of a row in an order that all ranks share. Therefore the ranks finish
+also where every send waits for its receive, and the i-th send from one rank to another is the i-th received.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autopar.pipeline.dataflow import source
+from autopar.pipeline.schedule import PipelineSchedule
+from autopar.pipeline.task import EMPTY, REDUCE, Slot, Table, Task, other_end
+
+Messages = dict[int, list[Task]]  # rank → its messages of one row
+
+
+def lower(schedule: PipelineSchedule, *, latest: bool = False) -> PipelineSchedule:
+    """The schedule with its messages.
+
+    Args:
+        latest: put a message into the last row before its reader, one to and one from a stage in each row, as ONNX Runtime
+            does (pull request 4524), which has a row of messages, empty or not, between any two of computations. Else it is
+            in the first row after it was made, so that it travels while its receiver computes.
+    """
+    table = [[Slot(slot.compute, parameters=slot.parameters) for slot in row] for row in schedule.slots]
+    _add_reductions(table, schedule)
+    lowered = _latest(table, schedule.rank_of) if latest else _earliest(table, schedule.rank_of)
+    return replace(schedule, slots=lowered)
+
+
+def _add_reductions(table: list[list[Slot]], schedule: PipelineSchedule) -> None:
+    """After the last gradient of each stage, where the table does not say it."""
+    there = {stage for row in table for slot in row for name, stage in slot.parameters if name == REDUCE}
+    last: dict[int, int] = {}
+    for time, row in enumerate(table):
+        for slot in row:
+            last.update((task.stage, time) for task in slot.tasks if task.kind != "FW")
+    for stage, time in sorted(last.items()):
+        if stage not in there:
+            rank = schedule.rank_of[stage]
+            slot = table[time][rank]
+            table[time][rank] = replace(slot, parameters=(*slot.parameters, (REDUCE, stage)))
+
+
+def _earliest(table: Sequence[Sequence[Slot]], rank_of: Sequence[int]) -> Table:
+    after: dict[int, list[Task]] = defaultdict(list)
+    made = {task: time for time, row in enumerate(table) for slot in row for task in slot.tasks}
+    for row in table:
+        for slot in row:
+            for task in slot.tasks:
+                if (message := source(task, rank_of)) is not None:
+                    producer = Task(message.kind[0] + "W", message.peer, message.batch)
+                    if producer in made:
+                        after[made[producer]].append(message)
+    lowered = []
+    for time, row in enumerate(table):
+        lowered.append(tuple(row))
+        if time in after:
+            there: Messages = {}
+            for receive in sorted(after[time]):
+                there.setdefault(rank_of[receive.peer], []).append(other_end(receive))
+                there.setdefault(rank_of[receive.stage], []).append(receive)
+            lowered.append(_row(there, len(row)))
+    return tuple(lowered)
+
+
+def _latest(table: Sequence[Sequence[Slot]], rank_of: Sequence[int]) -> Table:
+    lowered: list[tuple[Slot, ...] | Messages] = []
+    made: dict[Task, int] = {}
+    width = 0
+    for row in table:
+        width = len(row)
+        if lowered:
+            lowered.append({})
+        for slot in row:
+            for task in slot.tasks:
+                if (message := source(task, rank_of)) is not None:
+                    producer = Task(message.kind[0] + "W", message.peer, message.batch)
+                    if producer in made:
+                        place = _free_row(lowered, made[producer], message)
+                        place.setdefault(rank_of[message.peer], []).append(other_end(message))
+                        place.setdefault(rank_of[message.stage], []).append(message)
+        made.update((task, len(lowered)) for slot in row for task in slot.tasks)
+        lowered.append(tuple(row))
+    return tuple(_row(row, width) if isinstance(row, dict) else row for row in lowered)
+
+
+def _free_row(lowered: list[tuple[Slot, ...] | Messages], after: int, receive: Task) -> Messages:
+    """The newest row of messages in which nothing else comes from that stage or goes to this; a new one if there is none."""
+    for time in range(len(lowered) - 1, after, -1):
+        row = lowered[time]
+        if isinstance(row, dict) and not any(
+            (task.kind[1] == "R" and task.peer == receive.peer) or (task.kind[1] == "S" and task.peer == receive.stage)
+            for own in row.values() for task in own
+        ):  # fmt: skip
+            return row
+    lowered.append({})
+    return lowered[-1]  # type: ignore[return-value]
+
+
+def _row(messages: Messages, width: int) -> tuple[Slot, ...]:
+    return tuple(Slot(tuple(messages[rank])) if rank in messages else EMPTY for rank in range(width))

@@ -1,0 +1,58 @@
+"""Policies: rules that make schedules, by name."""
+
+from __future__ import annotations
+
+import difflib
+
+from autopar.errors import ScheduleError
+from autopar.pipeline.policies.phases import order
+from autopar.pipeline.policies.table import POLICIES, Policy, loop, vee
+from autopar.pipeline.rows import rows
+from autopar.pipeline.schedule import PipelineSchedule
+
+__all__ = ["POLICIES", "Policy", "build", "loop", "named", "vee"]
+
+
+def build(policy: str, ranks: int, batches: int, chunks: int | None = None, *, messages: bool = True, recompute: bool = False) -> PipelineSchedule:
+    """A schedule.
+
+    Args:
+        policy: a name in ``POLICIES``, or what torch.distributed.pipelining calls it, in any case.
+        ranks, batches: p and m; any numbers from 1.
+        chunks: stages on a rank, where the policy leaves that open.
+        messages: with sends and receives; else the computations alone.
+        recompute: a backward runs its forward again.
+
+    Raises:
+        ScheduleError: there is no such policy, or it has no schedule of these sizes.
+    """
+    name = named(policy)
+    row = POLICIES[name]
+    for what, number in (("ranks", ranks), ("batches", batches), ("chunks", row.default if chunks is None else chunks)):
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise TypeError(f"{name}: {what} is a number, not {number!r}")
+        if number < 1:
+            raise ScheduleError(f"{name}: {what}={number}; there is at least one")
+    chunks = row.default if chunks is None else chunks
+    if row.chunks is not None and chunks not in row.chunks:
+        raise ScheduleError(f"{name} has {' or '.join(map(str, row.chunks))} stages on a rank, not {chunks}; interleaved-1f1b and looped-bfs have any number")
+    rank_of = row.placement(ranks, chunks)
+    if row.table is not None:
+        table = row.table(ranks, batches)
+    else:
+        assert row.phases is not None
+        stages = [[stage for stage, rank in enumerate(rank_of) if rank == r] for r in range(ranks)]
+        n = row.made_for(ranks, batches)
+        table = rows([order(row.phases(ranks, r, n, chunks), stages[r], batches) for r in range(ranks)], rank_of)
+    schedule = PipelineSchedule(table, batches, rank_of, name, recompute)
+    return schedule.with_messages(latest=row.latest) if messages else schedule
+
+
+def named(policy: str) -> str:
+    """The policy that a name means."""
+    wanted = str(policy).lower().replace("_", "-").removeprefix("schedule")
+    for name, row in POLICIES.items():
+        if wanted in (name, *row.aliases):
+            return name
+    near = difflib.get_close_matches(wanted, POLICIES, n=1)
+    raise ScheduleError(f"there is no policy {policy!r}{f'; did you mean {near[0]!r}' if near else ''}; there are {', '.join(POLICIES)}")

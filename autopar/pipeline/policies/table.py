@@ -1,0 +1,132 @@
+"""The policies: one row each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from autopar.pipeline.policies.interleaved import interleaved
+from autopar.pipeline.policies.onnxruntime import greedy
+from autopar.pipeline.policies.phases import Phases
+from autopar.pipeline.task import Table
+
+Rank = Callable[[int, int, int, int], Phases]  # ranks, rank, micro-batches, chunks
+
+
+def loop(ranks: int, chunks: int) -> tuple[int, ...]:
+    """Stage → rank: round after round. ``0 1 2 0 1 2``"""
+    return tuple(stage % ranks for stage in range(ranks * chunks))
+
+
+def vee(ranks: int, chunks: int) -> tuple[int, ...]:
+    """Stage → rank: there and back. ``0 1 2 2 1 0``"""
+    return tuple((stage % ranks, ranks - 1 - stage % ranks)[stage // ranks % 2] for stage in range(ranks * chunks))
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A rule that makes schedules.
+
+    Attributes:
+        about: in one sentence, with the source.
+        phases: those of a rank; or ``table``, which makes the whole table of computations.
+        chunks: how many stages a rank may have; ``None``: any number.
+        default: how many it has where that is not said.
+        placement: stage → rank.
+        made_for: the number of micro-batches that the phases are made for, given ranks and micro-batches; those that are not
+            there are left out, which leaves every order valid.
+        latest: messages stand before their reader, and not after what makes them.
+        constant: memory does not grow with the micro-batches.
+        aliases: other names.
+    """
+
+    about: str
+    phases: Rank | None = None
+    table: Callable[[int, int], Table] | None = None
+    chunks: tuple[int, ...] | None = (1,)
+    default: int = 1
+    placement: Callable[[int, int], tuple[int, ...]] = loop
+    made_for: Callable[[int, int], int] = lambda p, m: m
+    latest: bool = False
+    constant: bool = True
+    aliases: tuple[str, ...] = ()
+
+
+def _gpipe(p: int, r: int, m: int, v: int) -> Phases:
+    return [(m, "F"), (m, "B")]
+
+
+def _1f1b(p: int, r: int, m: int, v: int) -> Phases:
+    return [(p - r - 1, "F"), (m, "F B"), (p, "B")]
+
+
+def _eager_1f1b(p: int, r: int, m: int, v: int) -> Phases:
+    return [(2 * (p - r - 1), "F"), (m, "F B"), (2 * p, "B")]
+
+
+def _looped_bfs(p: int, r: int, m: int, v: int) -> Phases:
+    return [*((m, f"F{c}") for c in range(v)), *((m, f"B{c}") for c in reversed(range(v)))]
+
+
+def _zb_h1(p: int, r: int, m: int, v: int) -> Phases:
+    return [(p - r - 1, "F"), (r, "F I"), (m - p + 1, "F I W"), (p - r - 1, "I W")]
+
+
+def _zb_h2(p: int, r: int, m: int, v: int) -> Phases:
+    return [(2 * (p - r - 1), "F"), (2 * r, "F I"), (m - 2 * p + 2, "F I W"), (2 * (p - r - 1), "I W")]
+
+
+def _zb_v(p: int, r: int, m: int, v: int) -> Phases:
+    return [
+        (2 * (p - r) - 1, "F0"),
+        (r, "F1 F0"),
+        (p - r, "F1 I1 W1"),
+        (m - 2 * p + r + 1, "F0 I0 W0 F1 I1 W1"),
+        (p - r - 1, "I0 W0 F1 I1 W1"),
+        (r, "I0 I1"),
+        (p - r, "I0 W0"),
+        (r, "W1"),
+    ]
+
+
+def _dualpipe_v(p: int, r: int, m: int, v: int) -> Phases:
+    full, input_only = "B1 B0", "I1 I0"
+    half = (r + 1) // 2
+    return [
+        (2 * (p - r - 1), "F0"),
+        (r + 1, "F0 F1"),
+        (p - r - 1, "I1 W F1"),
+        (1, "F0 B1 (F1 B0)" if r == p - 1 else "(F0 B1) (F1 B0)"),
+        (m - 2 * p + r, "(F0 B1) (F1 B0)"),
+        (p - r - 1, "B1 (F1 B0)"),
+        (half, full),
+        (1, "I1 I0" if r % 2 else "B1 I0") if half < r + 1 else (0, full),
+        (r - half, input_only),
+        (p - r - 1, "W I0"),
+    ]
+
+
+def _at_least_2p(p: int, m: int) -> int:
+    return max(m, 2 * p)
+
+
+POLICIES: Mapping[str, Policy] = {
+    "gpipe": Policy("all forwards, then all backwards (GPipe, Huang et al. 2019)", _gpipe, constant=False, aliases=("f-then-b", "fthenb")),
+    "1f1b": Policy("one forward, one backward (PipeDream-Flush, Narayanan et al. 2021)", _1f1b),
+    "eager-1f1b": Policy("1F1B with forwards ahead, so that messages have time to travel (Zhuang et al. 2023)", _eager_1f1b, aliases=("eager1f1b",)),
+    "interleaved-1f1b": Policy(
+        "1F1B over several stages a rank (Megatron-LM, Narayanan et al. 2021)", interleaved, chunks=None, default=2,
+        made_for=lambda p, m: -(-m // p) * p,
+        aliases=("interleaved", "interleaved1f1b"),
+    ),
+    "looped-bfs": Policy("all forwards of a stage, then of the rank's next (breadth first, Lamy-Poirier 2023)", _looped_bfs, chunks=None, default=2,
+                         constant=False, aliases=("loopedbfs", "looped-breadth-first")),
+    "zb-h1": Policy("1F1B with weight gradients in its bubbles, and its memory (Zero Bubble, Qi et al. 2024)", _zb_h1, made_for=_at_least_2p,
+                    aliases=("zbh1",)),
+    "zb-h2": Policy("almost no bubble, at twice the memory (Zero Bubble, Qi et al. 2024)", _zb_h2, made_for=_at_least_2p, aliases=("zbh2",)),
+    "zb-v": Policy("almost no bubble, two stages a rank in a V, and 1F1B's memory on all (Qi et al. 2024)", _zb_v, chunks=(2,), default=2,
+                   placement=vee, made_for=_at_least_2p, aliases=("zbv", "zbvzerobubble")),
+    "dualpipe-v": Policy("two directions in a V, a forward and a backward at once (DualPipe, DeepSeek-AI 2024)", _dualpipe_v, chunks=(2,), default=2,
+                         placement=vee, made_for=_at_least_2p, aliases=("dualpipev",)),
+    "onnxruntime": Policy("greedy first fit (ONNX Runtime, pull request 4524)", table=greedy, latest=True, aliases=("onnx", "ort")),
+}  # fmt: skip

@@ -1,0 +1,89 @@
+"""From what each rank does in its order to a table: each slot in the first row that what it reads allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from autopar.errors import ScheduleError
+from autopar.pipeline.dataflow import made_by, reads, source
+from autopar.pipeline.task import EMPTY, Slot, Table, Task, other_end
+
+
+def rows(orders: Sequence[Sequence[Slot]], rank_of: Sequence[int]) -> Table:
+    """A table in which each rank keeps its order.
+
+    What is missing holds nobody up: that it is missing is told by ``verify``.
+
+    Args:
+        orders: the slots of each rank, in their order.
+
+    Raises:
+        ScheduleError: ranks wait for each other for ever; with the cycle.
+    """
+    there = {task for own in orders for slot in own for task in slot.tasks}
+    time: dict[Task, int] = {}
+    at, last = [0] * len(orders), [-1] * len(orders)
+    times: list[list[int]] = [[] for _ in orders]
+    waiting: dict[Task, list[int]] = {}
+    ready = list(range(len(orders)))
+    while ready:
+        rank = ready.pop()
+        while at[rank] < len(orders[rank]):
+            slot = orders[rank][at[rank]]
+            own, row = set(slot.tasks), last[rank] + 1
+            for need, later in needs(slot, rank_of, there):
+                if need in own:
+                    continue
+                if (done := time.get(need)) is None:
+                    waiting.setdefault(need, []).append(rank)
+                    break
+                row = max(row, done + later)
+            else:
+                for task in slot.tasks:
+                    time.setdefault(task, row)
+                    ready += waiting.pop(task, ())
+                times[rank].append(row)
+                last[rank] = row
+                at[rank] += 1
+                continue
+            break
+    if any(at[rank] < len(own) for rank, own in enumerate(orders)):
+        raise ScheduleError(_cycle(orders, rank_of, there, time, at))
+    table = [[EMPTY] * len(orders) for _ in range(max(last, default=-1) + 1)]
+    for rank, own in enumerate(orders):
+        for slot, row in zip(own, times[rank], strict=True):
+            table[row][rank] = slot
+    return tuple(map(tuple, table))
+
+
+def needs(slot: Slot, rank_of: Sequence[int], there: set[Task]) -> Iterator[tuple[Task, int]]:
+    """What must be done before a slot, and how many rows later the slot may be."""
+    for task in slot.tasks:
+        action = task.kind[1]
+        if action == "S":
+            yield from ((one, 1) for one in (made_by(task),) if one in there)
+        elif action == "R":
+            yield from ((one, 0) for one in (other_end(task),) if one in there)
+        elif (message := source(task, rank_of)) in there:
+            yield message, 1  # type: ignore[misc]
+            yield from ((one, 1) for one in reads(task, len(rank_of)) if one in there and rank_of[one.stage] == rank_of[task.stage])
+        else:
+            yield from ((one, 1) for one in reads(task, len(rank_of)) if one in there)
+
+
+def _cycle(orders: Sequence[Sequence[Slot]], rank_of: Sequence[int], there: set[Task], time: dict[Task, int], at: Sequence[int]) -> str:
+    """Ranks that wait for one another, each for what the next has yet to do."""
+    rank = next(rank for rank, own in enumerate(orders) if at[rank] < len(own))
+    lines: dict[int, str] = {}
+    while rank not in lines:
+        slot = orders[rank][at[rank]]
+        task, need = next(
+            (task, need) for task in slot.tasks for need, _ in needs(Slot((task,)), rank_of, there)
+            if need not in time and need not in slot.tasks
+        )  # fmt: skip
+        other = rank_of[need.stage]
+        behind = "" if need in orders[other][at[other]].tasks else f", which comes after {orders[other][at[other]].tasks[0].where} there"
+        lines[rank] = f"  rank {rank}: {task.where} waits for {need.where} on rank {other}{behind}\n"
+        rank = other
+    ring = list(lines)[list(lines).index(rank) :]
+    return f"ranks wait for each other for ever:\n{''.join(lines[one] for one in ring)}change the order of the tasks on one of them"

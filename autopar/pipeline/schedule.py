@@ -1,0 +1,155 @@
+"""A pipeline schedule: which rank does what, in which order, and the events that keep it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from autopar.errors import ScheduleError
+from autopar.pipeline.events import Events, Index, events_of, index, with_events
+from autopar.pipeline.task import Pass, Slot, Table, Task
+
+if TYPE_CHECKING:
+    from autopar.pipeline.simulate import Simulation, Sizes, Times
+    from autopar.pipeline.verify import Verification
+
+
+@dataclass(frozen=True)
+class PipelineSchedule:
+    """A table of slots, ``[time][rank]``. With one stage a rank, a rank is its stage.
+
+    Times order what happens, they measure nothing: a rank goes through its slots one after the other, and what comes from
+    another rank was done there in an earlier row. Both ends of a message may be in one row.
+
+    Attributes:
+        slots: computations alone, or with their messages.
+        batches: the number of micro-batches.
+        rank_of: the rank of each stage.
+        name: of the policy that made it.
+        recompute: a backward runs its forward again, for which it reads the tensors received and sent by that.
+    """
+
+    slots: Table
+    batches: int
+    rank_of: tuple[int, ...]
+    name: str = ""
+    recompute: bool = False
+
+    def __post_init__(self) -> None:
+        check_shape(self.slots, self.batches, self.rank_of)
+
+    @property
+    def stages(self) -> int:
+        return len(self.rank_of)
+
+    @cached_property
+    def ranks(self) -> int:
+        return max(self.rank_of) + 1
+
+    @cached_property
+    def stages_of(self) -> tuple[tuple[int, ...], ...]:
+        """The stages of each rank, in their order: its chunks."""
+        own: list[list[int]] = [[] for _ in range(self.ranks)]
+        for stage, rank in enumerate(self.rank_of):
+            own[rank].append(stage)
+        return tuple(map(tuple, own))
+
+    @property
+    def chunks(self) -> int:
+        """Stages of the rank that has most."""
+        return max(map(len, self.stages_of))
+
+    def chunk_of(self, stage: int) -> int:
+        """Which of its rank's stages a stage is."""
+        return self.stages_of[self.rank_of[stage]].index(stage)
+
+    @cached_property
+    def has_messages(self) -> bool:
+        return any(task.kind[1] != "W" for row in self.slots for slot in row for task in slot.tasks)
+
+    def tasks(self) -> Iterator[tuple[int, int, Task]]:
+        """All tasks, row by row: time, rank, task."""
+        for time, row in enumerate(self.slots):
+            for rank, slot in enumerate(row):
+                for task in slot.tasks:
+                    yield time, rank, task
+
+    def slot(self, time: int, stage: int) -> Slot:
+        """What of a slot belongs to a stage."""
+        own = self.slots[time][self.rank_of[stage]]
+        return replace(own, tasks=tuple(t for t in own.tasks if t.stage == stage), free=tuple(t for t in own.free if t.stage == stage),
+                       parameters=tuple(p for p in own.parameters if p[1] == stage))  # fmt: skip
+
+    # -- tables and events -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def compute_table(self) -> Table:
+        """The rows that compute, without messages; each slot with two events that it waits for, and two it records."""
+        rows = [[Slot(slot.compute) for slot in row] for row in self.slots]
+        return with_events([row for row in rows if any(slot.tasks for slot in row)], each=2)
+
+    @cached_property
+    def compute_comm_table(self) -> Table:
+        """The rows with messages; each slot with the event that it waits for, and the one it records."""
+        return with_events(self.with_messages().slots, each=1)
+
+    def events(self, batch: int, stage: int, of: Pass) -> Events:
+        """The events of a micro-batch's forward (F) or backward (B) on a stage, of both tables; -1 where there is none.
+
+        Raises:
+            ScheduleError: there is no such pass in the schedule.
+        """
+        return events_of(batch, stage, of, *self._indices)
+
+    @cached_property
+    def _indices(self) -> tuple[Index, Index]:
+        return index(self.compute_table), index(self.compute_comm_table)
+
+    def with_messages(self, *, latest: bool = False) -> PipelineSchedule:
+        """The same schedule, with a send and a receive for each result that another rank reads; itself if it has them."""
+        from autopar.pipeline.lowering import lower
+
+        return self if self.has_messages or self.ranks == 1 else lower(self, latest=latest)
+
+    def without_messages(self) -> PipelineSchedule:
+        """The computations alone."""
+        rows = tuple(tuple(Slot(slot.compute) for slot in row) for row in self.compute_table)
+        return replace(self, slots=rows)
+
+    # -- what it is asked for ----------------------------------------------------------------------------------------
+
+    def verify(self, **options: Any) -> Verification:
+        """Check everything that must hold of it; see ``autopar.pipeline.verify``."""
+        from autopar.pipeline.verify import verify
+
+        return verify(self, **options)
+
+    def simulate(self, times: Times | None = None, sizes: Sizes | None = None, **options: Any) -> Simulation:
+        """Run it on paper; see ``autopar.pipeline.simulate``."""
+        from autopar.pipeline.simulate import simulate
+
+        return simulate(self, times, sizes, **options)
+
+
+def check_shape(slots: Sequence[Sequence[Slot]], batches: int, rank_of: Sequence[int]) -> None:
+    """What every table has, also a wrong one: ranks without gaps, rows of one width, stages and micro-batches that exist."""
+    if not rank_of:
+        raise ScheduleError("a schedule has at least one stage")
+    if isinstance(batches, bool) or not isinstance(batches, int) or batches < 1:
+        raise ScheduleError(f"a schedule has at least one micro-batch, not {batches!r}")
+    ranks = max(rank_of) + 1
+    if sorted(set(rank_of)) != list(range(ranks)):
+        raise ScheduleError(f"stages lie on ranks {sorted(set(rank_of))}: number the ranks from 0 without gaps")
+    for time, row in enumerate(slots):
+        if len(row) != ranks:
+            raise ScheduleError(f"row {time} has {len(row)} slots, and there are {ranks} ranks")
+        for rank, slot in enumerate(row):
+            for task in slot.tasks:
+                if not 0 <= task.stage < len(rank_of):
+                    raise ScheduleError(f"row {time}, rank {rank}: {task.where}: there is no stage {task.stage}, only 0 to {len(rank_of) - 1}")
+                if not 0 <= task.batch < batches:
+                    raise ScheduleError(f"row {time}, rank {rank}: {task.where}: there is no micro-batch {task.batch}, only 0 to {batches - 1}")
+                if rank_of[task.stage] != rank:
+                    raise ScheduleError(f"row {time}, rank {rank}: {task.where}, which lies on rank {rank_of[task.stage]}")

@@ -1,0 +1,115 @@
+"""Tasks, and slots of them: what a schedule is made of.
+
+A task is one pass of one micro-batch through one stage, or one end of the message that carries its result on. Its text is
+ONNX Runtime's: ``FW00`` is the work of the forward of micro-batch 0, ``FS00`` sends its result, ``FR00`` receives it; ``BW``,
+``BS``, ``BR`` are those of the backward; ``WW`` is the gradient of the weights alone. Where there is a ``WW`` for a
+micro-batch and stage, ``BW`` computes the gradient of the input alone, else both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Pass = Literal["F", "B", "W"]
+Action = Literal["W", "S", "R"]
+
+PASSES: dict[Pass, str] = {"F": "forward", "B": "backward", "W": "weight gradient"}
+ACTIONS: dict[Action, str] = {"W": "compute", "S": "send", "R": "receive"}
+KINDS: tuple[tuple[Pass, Action], ...] = (("F", "W"), ("F", "S"), ("F", "R"), ("B", "W"), ("B", "S"), ("B", "R"), ("W", "W"))
+
+REDUCE, UNSHARD, RESHARD = "REDUCE_GRAD", "UNSHARD", "RESHARD"
+ON_PARAMETERS = {
+    REDUCE: "reduce the stage's gradients over the ranks that hold the same stage",
+    UNSHARD: "gather the stage's parameters",
+    RESHARD: "free what was gathered",
+}
+
+
+class Task(NamedTuple):
+    """One pass of one micro-batch through one stage (action W), or one end of its message (S, R).
+
+    Attributes:
+        kind: ``FW FS FR BW BS BR WW``: pass and action.
+        stage, batch: the stage it belongs to, also where it is sent or received; the micro-batch.
+        peer: of a message, the stage at the other end.
+    """
+
+    kind: str
+    stage: int
+    batch: int
+    peer: int = -1
+
+    @property
+    def of(self) -> str:
+        """The pass: F, B or W."""
+        return self.kind[0]
+
+    @property
+    def action(self) -> str:
+        return self.kind[1]
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.batch:02d}"
+
+    @property
+    def where(self) -> str:
+        """The task in words, as errors name it."""
+        if self.action == "W":
+            return f"{self} of stage {self.stage}"
+        return f"{self} of stage {self.stage} {'to' if self.action == 'S' else 'from'} stage {self.peer}"
+
+
+def compute(of: Pass, stage: int, batch: int) -> Task:
+    return Task(of + "W", stage, batch)
+
+
+def other_end(message: Task) -> Task:
+    """The receive of a send, the send of a receive."""
+    return Task(message.kind[0] + ("R" if message.kind[1] == "S" else "S"), message.peer, message.batch, message.stage)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What a rank does at one time. Its messages are launched together, then it computes, one task after the other.
+
+    Attributes:
+        tasks: in the order in which they are launched.
+        free: sends whose buffers are released when the slot has waited, before it computes.
+        parameters: what is done to all parameters of a stage, after the computations: a name of ``ON_PARAMETERS`` and the stage.
+        waits, records: the events that the slot waits for and records; a rank counts its own. Tables of a
+            ``PipelineSchedule`` have them.
+    """
+
+    tasks: tuple[Task, ...] = ()
+    free: tuple[Task, ...] = ()
+    parameters: tuple[tuple[str, int], ...] = ()
+    waits: tuple[int, ...] = ()
+    records: tuple[int, ...] = ()
+
+    @property
+    def compute(self) -> tuple[Task, ...]:
+        return tuple(task for task in self.tasks if task.kind[1] == "W")
+
+    @property
+    def send(self) -> tuple[Task, ...]:
+        return tuple(task for task in self.tasks if task.kind[1] == "S")
+
+    @property
+    def receive(self) -> tuple[Task, ...]:
+        return tuple(task for task in self.tasks if task.kind[1] == "R")
+
+    @property
+    def messages(self) -> tuple[Task, ...]:
+        return tuple(task for task in self.tasks if task.kind[1] != "W")
+
+    def __bool__(self) -> bool:
+        return bool(self.tasks or self.free or self.parameters)
+
+    def __str__(self) -> str:
+        return "".join(map(str, self.tasks)).ljust(8)
+
+
+EMPTY = Slot()
+Row = tuple[Slot, ...]
+Table = tuple[Row, ...]
