@@ -125,7 +125,7 @@ POLICIES: Mapping[str, Policy] = {
                     aliases=("zbh1",)),
     "zb-h2": Policy("almost no bubble, at twice the memory (Zero Bubble, Qi et al. 2024)", _zb_h2, made_for=_at_least_2p, aliases=("zbh2",)),
     "zb-v": Policy("almost no bubble, two stages a rank in a V, and 1F1B's memory on all (Qi et al. 2024)", _zb_v, chunks=(2,), default=2,
-                   placement=vee, made_for=_at_least_2p, aliases=("zbv", "zbvzerobubble")),
+                   placement=vee, made_for=lambda p, m: max(m, 2 * p - 1), aliases=("zbv", "zbvzerobubble")),
     "dualpipe-v": Policy("two directions in a V, a forward and a backward at once (DualPipe, DeepSeek-AI 2024)", _dualpipe_v, chunks=(2,), default=2,
                          placement=vee, made_for=_at_least_2p, aliases=("dualpipev",)),
     "onnxruntime": Policy("greedy first fit (ONNX Runtime, pull request 4524)", table=greedy, latest=True, aliases=("onnx", "ort")),
