@@ -67,7 +67,8 @@ class PipelineSchedule:
 
     @cached_property
     def has_messages(self) -> bool:
-        return any(task.kind[1] != "W" for row in self.slots for slot in row for task in slot.tasks)
+        """Whether the slots say what is sent, received and reduced, and not only what is computed."""
+        return any(slot.parameters or any(task.kind[1] != "W" for task in slot.tasks) for row in self.slots for slot in row)
 
     def tasks(self) -> Iterator[tuple[int, int, Task]]:
         """All tasks, row by row: time, rank, task."""
@@ -111,7 +112,7 @@ class PipelineSchedule:
         """The same schedule, with a send and a receive for each result that another rank reads; itself if it has them."""
         from autopar.pipeline.lowering import lower
 
-        return self if self.has_messages or self.ranks == 1 else lower(self, latest=latest)
+        return self if self.has_messages else lower(self, latest=latest)
 
     def without_messages(self) -> PipelineSchedule:
         """The computations alone."""

@@ -2,8 +2,9 @@
 
 A task is one pass of one micro-batch through one stage, or one end of the message that carries its result on. Its text is
 ONNX Runtime's: ``FW00`` is the work of the forward of micro-batch 0, ``FS00`` sends its result, ``FR00`` receives it; ``BW``,
-``BS``, ``BR`` are those of the backward; ``WW`` is the gradient of the weights alone. Where there is a ``WW`` for a
-micro-batch and stage, ``BW`` computes the gradient of the input alone, else both.
+``BS``, ``BR`` are those of the backward; ``WW`` is the gradient of the weights alone. In a schedule without any ``WW``, ``BW``
+computes both gradients; in one with them every ``BW`` computes that of the input, and where both are computed at once, the
+``WW`` follows in the same slot.
 """
 
 from __future__ import annotations

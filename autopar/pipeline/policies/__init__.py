@@ -43,7 +43,7 @@ def build(policy: str, ranks: int, batches: int, chunks: int | None = None, *, m
         assert row.phases is not None
         stages = [[stage for stage, rank in enumerate(rank_of) if rank == r] for r in range(ranks)]
         n = row.made_for(ranks, batches)
-        table = rows([order(row.phases(ranks, r, n, chunks), stages[r], batches) for r in range(ranks)], rank_of)
+        table = rows([order(row.phases(ranks, r, n, chunks), stages[r], batches, row.split) for r in range(ranks)], rank_of)
     schedule = PipelineSchedule(table, batches, rank_of, name, recompute)
     return schedule.with_messages(latest=row.latest) if messages else schedule
 

@@ -1,8 +1,8 @@
 """Schedules as phases: for each rank, how often to repeat which passes.
 
 ``(3, "F0 F1")`` is three times a forward of chunk 0 and a forward of chunk 1, each of the micro-batch that is next there. F is
-a forward, B a backward, I one that leaves the gradient of the weights to a later W, which takes the oldest
-one left, W1 that of chunk 1. What is in parentheses shares a slot. A phase may be longer than there are micro-batches: what is not there is left out.
+a forward, B a backward, I one that leaves the gradient of the weights to a later W, which takes the oldest one left, W1 that
+of chunk 1. What is in parentheses shares a slot. A phase may be longer than there are micro-batches: what is not there is left out.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from autopar.pipeline.task import Slot, Task
 Phases = Iterable[tuple[int, str]]
 
 
-def order(phases: Phases, stages: Sequence[int], batches: int) -> list[Slot]:
+def order(phases: Phases, stages: Sequence[int], batches: int, split: bool) -> list[Slot]:
     """What one rank does, in its order; then the weight gradients that are left.
 
     Args:
         stages: of the rank, one for each chunk.
         batches: of the step; the phases may have been made for more.
+        split: whether the policy has an I anywhere; then a B is one with its W in the same slot.
     """
     following: dict[tuple[str, int], int] = {}
     left: list[tuple[int, int]] = []
@@ -28,7 +29,7 @@ def order(phases: Phases, stages: Sequence[int], batches: int) -> list[Slot]:
         slots = list(_slots(pattern))
         for _ in range(count):
             for letters in slots:
-                tasks = [task for letter in letters for task in _tasks(letter, stages, following, left) if task.batch < batches]
+                tasks = [task for letter in letters for task in _tasks(letter, stages, following, left, split) if task.batch < batches]
                 if tasks:
                     done.append(Slot(tuple(tasks)))
     return done + [Slot((Task("WW", stage, batch),)) for stage, batch in left if batch < batches]
@@ -44,7 +45,8 @@ def _slots(pattern: str) -> Iterator[list[str]]:
             yield letters
 
 
-def _tasks(word: str, stages: Sequence[int], following: dict[tuple[str, int], int], left: list[tuple[int, int]]) -> Iterator[Task]:
+def _tasks(word: str, stages: Sequence[int], following: dict[tuple[str, int], int], left: list[tuple[int, int]],
+           split: bool) -> Iterator[Task]:  # fmt: skip
     letter, stage = word[0], stages[int(word[1:] or 0)]
     if letter == "W":
         if (oldest := next((one for one in left if word == "W" or one[0] == stage), None)) is not None:
@@ -56,3 +58,5 @@ def _tasks(word: str, stages: Sequence[int], following: dict[tuple[str, int], in
     if letter == "I":
         left.append((stage, batch))
     yield Task(kind, stage, batch)
+    if letter == "B" and split:
+        yield Task("WW", stage, batch)

@@ -35,6 +35,7 @@ class Policy:
         placement: stage → rank.
         made_for: the number of micro-batches that the phases are made for, given ranks and micro-batches; those that are not
             there are left out, which leaves every order valid.
+        split: the gradients of inputs and weights are computed apart, if only at times.
         latest: messages stand before their reader, and not after what makes them.
         constant: memory does not grow with the micro-batches.
         aliases: other names.
@@ -47,6 +48,7 @@ class Policy:
     default: int = 1
     placement: Callable[[int, int], tuple[int, ...]] = loop
     made_for: Callable[[int, int], int] = lambda p, m: m
+    split: bool = False
     latest: bool = False
     constant: bool = True
     aliases: tuple[str, ...] = ()
@@ -121,12 +123,12 @@ POLICIES: Mapping[str, Policy] = {
     ),
     "looped-bfs": Policy("all forwards of a stage, then of the rank's next (breadth first, Lamy-Poirier 2023)", _looped_bfs, chunks=None, default=2,
                          constant=False, aliases=("loopedbfs", "looped-breadth-first")),
-    "zb-h1": Policy("1F1B with weight gradients in its bubbles, and its memory (Zero Bubble, Qi et al. 2024)", _zb_h1, made_for=_at_least_2p,
+    "zb-h1": Policy("1F1B with weight gradients in its bubbles, and its memory (Zero Bubble, Qi et al. 2024)", _zb_h1, split=True, made_for=_at_least_2p,
                     aliases=("zbh1",)),
-    "zb-h2": Policy("almost no bubble, at twice the memory (Zero Bubble, Qi et al. 2024)", _zb_h2, made_for=_at_least_2p, aliases=("zbh2",)),
+    "zb-h2": Policy("almost no bubble, at twice the memory (Zero Bubble, Qi et al. 2024)", _zb_h2, split=True, made_for=_at_least_2p, aliases=("zbh2",)),
     "zb-v": Policy("almost no bubble, two stages a rank in a V, and 1F1B's memory on all (Qi et al. 2024)", _zb_v, chunks=(2,), default=2,
-                   placement=vee, made_for=lambda p, m: max(m, 2 * p - 1), aliases=("zbv", "zbvzerobubble")),
+                   placement=vee, split=True, made_for=lambda p, m: max(m, 2 * p - 1), aliases=("zbv", "zbvzerobubble")),
     "dualpipe-v": Policy("two directions in a V, a forward and a backward at once (DualPipe, DeepSeek-AI 2024)", _dualpipe_v, chunks=(2,), default=2,
-                         placement=vee, made_for=_at_least_2p, aliases=("dualpipev",)),
+                         placement=vee, split=True, made_for=_at_least_2p, aliases=("dualpipev",)),
     "onnxruntime": Policy("greedy first fit (ONNX Runtime, pull request 4524)", table=greedy, latest=True, aliases=("onnx", "ort")),
 }  # fmt: skip

@@ -1,0 +1,117 @@
+"""What there is to show of each rank of a simulation: its computations, its messages, and its memory over time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import accumulate
+
+from autopar.pipeline.memory import KINDS, Change
+from autopar.pipeline.schedule import PipelineSchedule
+from autopar.pipeline.simulate import Simulation
+from autopar.pipeline.task import Slot, Task
+from autopar.timeline import Span
+
+COMPUTATIONS = ("forward", "backward", "input gradient", "weight gradient")
+
+
+@dataclass(frozen=True)
+class Track:
+    """One rank.
+
+    Attributes:
+        computed: its computations by name, one of ``COMPUTATIONS``; a backward is the gradient of both.
+        sent, received: its messages. Both ends take the whole of the transfer.
+        times: when memory is taken or given back, from 0 on, in order. A time may be there more than once: what is in use
+            between two changes at one time counts for the peak.
+        bytes: by kind, what is in use from each of the times on.
+        fixed: what is there all the time.
+    """
+
+    computed: dict[str, tuple[Span, ...]]
+    sent: tuple[Span, ...]
+    received: tuple[Span, ...]
+    times: tuple[float, ...]
+    bytes: dict[str, tuple[float, ...]]
+    fixed: float
+
+    @property
+    def total(self) -> tuple[float, ...]:
+        """Bytes of all kinds, without ``fixed``."""
+        return tuple(map(sum, zip(*self.bytes.values(), strict=True)))
+
+
+def tracks(simulation: Simulation) -> tuple[Track, ...]:
+    """The track of each rank; linear.
+
+    Raises:
+        TypeError: it is not a simulation.
+    """
+    if not isinstance(simulation, Simulation):
+        raise TypeError(f"{simulation!r:.80} is a {type(simulation).__name__}; give a Simulation, as schedule.simulate() makes it")
+    schedule, memory = simulation.schedule, simulation.memory
+    split = {(task.stage, task.batch) for _, _, task in schedule.tasks() if task.kind == "WW"}
+    sent: dict[int, list[Span]] = defaultdict(list)
+    received: dict[int, list[Span]] = defaultdict(list)
+    for span in simulation.sent:
+        sender, receiver = span.stream  # type: ignore[misc]
+        sent[sender].append(span)
+        received[receiver].append(span)
+    found = []
+    for rank, computed in enumerate(simulation.computed):
+        by_name: dict[str, list[Span]] = {name: [] for name in COMPUTATIONS}
+        for span in computed:
+            by_name[_name(span.op, split)].append(span)
+        times, bytes_ = _memory(memory.changes[rank], [row[rank] for row in schedule.slots], computed)
+        found.append(
+            Track(
+                {name: tuple(spans) for name, spans in by_name.items()}, tuple(sent[rank]), tuple(received[rank]), times, bytes_,
+                memory.peak[rank] - sum(memory.at_peak[rank].values()),
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def title(simulation: Simulation) -> str:
+    """What was simulated: ``zb-h1, 8 ranks, 32 micro-batches``."""
+    schedule = simulation.schedule
+    parts = [schedule.name or "a schedule", f"{schedule.ranks} rank{'s'[: schedule.ranks > 1]}"]
+    if schedule.chunks > 1:
+        parts.append(f"{schedule.chunks} stages each")
+    return ", ".join([*parts, f"{schedule.batches} micro-batch{'es' if schedule.batches > 1 else ''}"])
+
+
+def stages_of(schedule: PipelineSchedule, rank: int) -> str:
+    """``stage 3``, ``stages 0, 7``"""
+    own = schedule.stages_of[rank]
+    return f"stage{'s'[: len(own) > 1]} {', '.join(map(str, own))}"
+
+
+def _name(task: Task, split: set[tuple[int, int]]) -> str:
+    if task.kind == "BW":
+        return "input gradient" if (task.stage, task.batch) in split else "backward"
+    return "forward" if task.kind == "FW" else "weight gradient"
+
+
+def _memory(changes: tuple[Change, ...], slots: list[Slot], computed: tuple[Span, ...]) -> tuple[tuple[float, ...], dict[str, tuple[float, ...]]]:
+    """When each change happens, and what is in use then.
+
+    A slot begins when the computation before it has ended, and takes its receive buffers then. It gives send buffers back when
+    it has waited for its messages, that is when it computes.
+    """
+    spans: dict[Task, Span] = {span.op: span for span in computed}
+    times, deltas, ended = [0.0], {kind: [0.0] for kind in KINDS}, 0.0
+    for change in changes:
+        if change.task is not None:
+            span = spans[change.task]
+            time = span.end if change.after else span.start
+            ended = span.end
+        elif change.kind == "sends" and (tasks := slots[change.time].compute):
+            time = spans[tasks[0]].start
+        else:
+            time = ended
+        if change.bytes:
+            times.append(max(time, times[-1]))
+            for kind, own in deltas.items():
+                own.append(change.bytes if kind == change.kind else 0.0)
+    return tuple(times), {kind: tuple(accumulate(own)) for kind, own in deltas.items()}

@@ -1,0 +1,272 @@
+"""The verifier: what must hold of any schedule, also of one that was loaded.
+
+Everything is checked on the table alone, nothing is run; linear in the tasks, but for the release of buffers (x ranks). Messages
+have no tags and none overtakes another, so the i-th sent from one rank to another must be the i-th received; on which channels
+all ranks finish is decided by ``autopar.channels``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from autopar.channels import ALL, ASYNCHRONOUS, Channels, Group, Receive, Send, check
+from autopar.errors import ChannelError, ScheduleError
+from autopar.pipeline.buffers import last_readers, release_points, with_frees
+from autopar.pipeline.dataflow import made_by, reader, reads, source
+from autopar.pipeline.schedule import PipelineSchedule
+from autopar.pipeline.task import ON_PARAMETERS, REDUCE, Task, other_end
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was found of a schedule that is right.
+
+    Attributes:
+        computations, messages: how many.
+        finishes: on which channels all ranks finish: their name → nothing, or the cycle of ranks that wait there.
+        buffers: sender and receiver → the most send buffers and the most receive buffers in use at once.
+    """
+
+    schedule: PipelineSchedule
+    computations: int
+    messages: int
+    finishes: dict[str, str]
+    buffers: dict[tuple[int, int], tuple[int, int]]
+
+    def __str__(self) -> str:
+        good = [name for name, cycle in self.finishes.items() if not cycle]
+        lines = [f"{self.computations} computations, {self.messages} messages; finishes on {', '.join(good) or 'no'} channels"]
+        lines += [f"on {name} channels {cycle}" for name, cycle in self.finishes.items() if cycle]
+        lines += [f"  rank {u} → rank {v}: at most {sent} send and {received} receive buffers" for (u, v), (sent, received) in sorted(self.buffers.items())]
+        return "\n".join(lines)
+
+
+def verify(schedule: PipelineSchedule, *, channels: Iterable[Channels] = (ASYNCHRONOUS,)) -> Verification:
+    """Check a schedule. One of computations alone is checked as such.
+
+    Args:
+        channels: on which all ranks must finish; on which others they do is told.
+
+    Raises:
+        ScheduleError: a task is missing, doubled, or before what it reads; a message has one end, is read by nobody, or is not
+            received in the order in which it was sent; ranks wait for each other for ever; a buffer is released too early;
+            gradients are not reduced.
+    """
+    times = _once(schedule)
+    _order(schedule, times)
+    finishes: dict[str, str] = {}
+    buffers: dict[tuple[int, int], tuple[int, int]] = {}
+    messages = sum(task.kind[1] == "S" for task in times)
+    if schedule.has_messages:
+        _pairing(schedule, times)
+        finishes = _progress(schedule, channels)
+        _reductions(schedule, times)
+        _releases(schedule, times)
+        buffers = _buffers(schedule)
+    return Verification(schedule, sum(task.kind[1] == "W" for task in times), messages, finishes, buffers)
+
+
+def _once(schedule: PipelineSchedule) -> dict[Task, int]:
+    """Every pass of every micro-batch once; the row of each task."""
+    times: dict[Task, int] = {}
+    seen: dict[tuple[str, int, int], Task] = {}
+    for time, rank, task in schedule.tasks():
+        if (other := seen.setdefault(task[:3], task)) is not task or task in times:
+            raise ScheduleError(f"{task.where} is there twice: in row {times[other]} and in row {time} of rank {rank}; leave one out")
+        times[task] = time
+    split = any(task.kind == "WW" for task in times)
+    for stage in range(schedule.stages):
+        for batch in range(schedule.batches):
+            for kind in ("FW", "BW", "WW") if split else ("FW", "BW"):
+                if (task := Task(kind, stage, batch)) not in times:
+                    others = "; other micro-batches have theirs" if kind == "WW" else ""
+                    raise ScheduleError(f"{task.where} is missing on rank {schedule.rank_of[stage]}{others}: add it")
+    return times
+
+
+def _order(schedule: PipelineSchedule, times: dict[Task, int]) -> None:
+    """Everything comes after what it reads."""
+    place = {task: (time, i) for time, row in enumerate(schedule.slots) for slot in row for i, task in enumerate(slot.tasks)}
+    rank_of = schedule.rank_of
+    for task, (time, i) in place.items():
+        action = task.kind[1]
+        if action == "W":
+            needed: Iterable[Task] = reads(task, schedule.stages)
+        else:
+            needed = (made_by(task),) if action == "S" else ()
+        for need in needed:
+            here = rank_of[need.stage] == rank_of[task.stage]
+            before, j = place[need]
+            if not (before < time or (here and action == "W" and (before, j) < (time, i))):
+                raise ScheduleError(
+                    f"{task.where} comes before what it reads:\n{_at(task, time, rank_of)}{_at(need, before, rank_of)}"
+                    f"put {need} into an earlier row than {task}"
+                )
+
+
+def _at(task: Task, time: int, rank_of: tuple[int, ...]) -> str:
+    return f"  row {time}, rank {rank_of[task.stage]}: {task.where}\n"
+
+
+def _pairing(schedule: PipelineSchedule, times: dict[Task, int]) -> None:
+    """Each result that another rank reads has one send and one receive, before its reader; there are no other messages."""
+    rank_of = schedule.rank_of
+    expected: dict[Task, Task] = {}
+    for task in times:
+        if task.kind[1] == "W" and (receive := source(task, rank_of)) is not None:
+            expected[receive] = task
+    for task, time in times.items():
+        if task.kind[1] == "W":
+            continue
+        receive = task if task.kind[1] == "R" else other_end(task)
+        if receive not in expected:
+            step = 1 if (task.kind[0] == "F") == (task.kind[1] == "S") else -1
+            known = f"its peer is stage {task.stage + step}" if 0 <= task.stage + step < schedule.stages else f"stage {task.stage} has none there"
+            if task.peer == task.stage + step:
+                known = f"stages {task.stage} and {task.peer} are on one rank, {rank_of[task.stage]}"
+            raise ScheduleError(f"nobody needs this message:\n{_at(task, time, rank_of)}{known}; leave it out")
+        if other_end(task) not in times:
+            raise ScheduleError(f"a message has one end only:\n{_at(task, time, rank_of)}add {other_end(task).where} on rank {rank_of[task.peer]}")
+    for receive, use in expected.items():
+        if receive not in times:
+            raise ScheduleError(f"a result does not get to its reader:\n{_at(use, times[use], rank_of)}add {receive.where}, and its send")
+        send = other_end(receive)
+        for one in (receive, send):
+            if times[one] >= times[use]:
+                raise ScheduleError(
+                    f"a message comes after its use:\n{_at(one, times[one], rank_of)}{_at(use, times[use], rank_of)}put {one} into an earlier row"
+                )
+
+
+def _progress(schedule: PipelineSchedule, channels: Iterable[Channels]) -> dict[str, str]:
+    """FIFO identity of each pair of ranks, and on which channels all finish."""
+    tasks: dict[int, list[Group]] = {rank: [] for rank in range(schedule.ranks)}
+    for row in schedule.slots:
+        for rank, slot in enumerate(row):
+            if messages := slot.messages:
+                tasks[rank].append(Group(tuple(_message(task, schedule) for task in messages)))
+    try:
+        check(tasks, ())
+    except ChannelError as error:
+        raise ScheduleError(str(error)) from None
+    finishes = {}
+    tried = {*ALL, *channels}
+    for model in sorted(tried, key=lambda model: model.strictness, reverse=True):
+        if any(not finishes[other.name] and model.looser(other) for other in tried if other.name in finishes):
+            finishes[model.name] = ""
+            continue
+        try:
+            check(tasks, [model])
+            finishes[model.name] = ""
+        except ChannelError as error:
+            finishes[model.name] = str(error)
+    for model in channels:
+        if finishes[model.name]:
+            raise ScheduleError(finishes[model.name])
+    return dict(reversed(finishes.items()))
+
+
+def _message(task: Task, schedule: PipelineSchedule) -> Send | Receive:
+    peer = schedule.rank_of[task.peer]
+    send = task if task.kind[1] == "S" else other_end(task)
+    value = f"{send} of stage {send.stage}"
+    return Send(value, peer) if task.kind[1] == "S" else Receive(value, peer)
+
+
+def _reductions(schedule: PipelineSchedule, times: dict[Task, int]) -> None:
+    """The gradients of each stage are reduced once, when all of them are there."""
+    last: dict[int, int] = {}
+    for task, time in times.items():
+        if task.kind in ("BW", "WW"):
+            last[task.stage] = max(time, last.get(task.stage, -1))
+    reduced: Counter[int] = Counter()
+    for time, row in enumerate(schedule.slots):
+        for rank, slot in enumerate(row):
+            for name, stage in slot.parameters:
+                if name not in ON_PARAMETERS or not 0 <= stage < schedule.stages or schedule.rank_of[stage] != rank:
+                    raise ScheduleError(f"row {time}, rank {rank}: {name} of stage {stage} cannot be done there; there are {', '.join(ON_PARAMETERS)}")
+                if name == REDUCE:
+                    reduced[stage] += 1
+                    if time < last[stage]:
+                        raise ScheduleError(
+                            f"row {time}, rank {rank}: {REDUCE} of stage {stage} comes before its last gradient in row {last[stage]}: put it there"
+                        )
+    for stage in range(schedule.stages):
+        if reduced[stage] != 1:
+            how = "never" if not reduced[stage] else f"{reduced[stage]} times"
+            raise ScheduleError(f"the gradients of stage {stage} are reduced {how}: without {REDUCE} after the last one they are not averaged; have it once")
+
+
+def _releases(schedule: PipelineSchedule, times: dict[Task, int]) -> None:
+    """What the slots say of send buffers agrees with the rule of ``buffers``."""
+    said = [(time, rank, send) for time, row in enumerate(schedule.slots) for rank, slot in enumerate(row) for send in slot.free]
+    if not said:
+        return
+    points, numbers = release_points(schedule), _numbers(schedule)
+    seen: set[Task] = set()
+    for time, rank, send in said:
+        where = f"row {time}, rank {rank}: the buffer of {send.where} is released"
+        if send not in times or send.kind[1] != "S" or schedule.rank_of[send.stage] != rank:
+            raise ScheduleError(f"{where}, which that rank does not send")
+        if send in seen:
+            raise ScheduleError(f"{where} a second time; leave one out")
+        seen.add(send)
+        for last in (send, *last_readers(send, schedule)):
+            if times[last] >= time:
+                what = "is sent" if last is send else f"is read by {last.where}, which runs its forward again,"
+                raise ScheduleError(f"{where} before it {what} in row {times[last]}: release it later")
+        if numbers[rank][time] < points[send]:
+            when = next((t for t, n in enumerate(numbers[rank]) if n >= points[send]), None)
+            later = "at the end of the step" if when is None else f"in row {when}"
+            raise ScheduleError(f"{where} before that rank can know that {other_end(send).where} has taken place: release it {later}")
+
+
+def _numbers(schedule: PipelineSchedule) -> list[list[int]]:
+    """Of each rank and row, how many computations come before."""
+    counts: list[list[int]] = []
+    for rank in range(schedule.ranks):
+        own, n = [], 0
+        for row in schedule.slots:
+            own.append(n)
+            n += len(row[rank].compute)
+        counts.append(own)
+    return counts
+
+
+def _buffers(schedule: PipelineSchedule) -> dict[tuple[int, int], tuple[int, int]]:
+    """Of each channel the most send buffers and the most receive buffers in use at once."""
+    if not any(slot.free for row in schedule.slots for slot in row):
+        schedule = with_frees(schedule)
+    sends: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])
+    receives: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])
+    for counts, change, ends in _taken(schedule):
+        held = (sends if counts == "S" else receives)[ends]
+        held[0] += change
+        held[1] = max(held)
+    return {ends: (sends[ends][1], receives[ends][1]) for ends in sends.keys() | receives.keys()}
+
+
+def _taken(schedule: PipelineSchedule) -> Iterator[tuple[str, int, tuple[int, int]]]:
+    rank_of = schedule.rank_of
+    last = {}
+    split = any(task.kind == "WW" for _, _, task in schedule.tasks())
+    for _, _, task in schedule.tasks():
+        if task.kind[1] == "R":
+            use = reader(task)
+            kind = use.kind if task.kind[0] == "F" and not schedule.recompute else "WW" if task.kind[0] == "B" and split else "BW"
+            last.setdefault(Task(kind, use.stage, use.batch), []).append(task)
+    sends = {made_by(task): task for _, _, task in schedule.tasks() if task.kind[1] == "S"}
+    for row in schedule.slots:
+        for slot in row:
+            yield from (("S", -1, (rank_of[send.stage], rank_of[send.peer])) for send in slot.free)
+            for task in slot.tasks:
+                if task.kind[1] == "R":
+                    yield "R", 1, (rank_of[task.peer], rank_of[task.stage])
+            for task in slot.tasks:
+                if task.kind[1] == "W":
+                    if (send := sends.get(task)) is not None:
+                        yield "S", 1, (rank_of[send.stage], rank_of[send.peer])
+                    for received in last.get(task, ()):
+                        yield "R", -1, (rank_of[received.peer], rank_of[received.stage])
