@@ -18,22 +18,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
-from autopar.pipeline.dataflow import reader, source
+from autopar.pipeline.dataflow import reader, target
 from autopar.pipeline.schedule import PipelineSchedule
 from autopar.pipeline.task import Task
 
 NEVER = np.iinfo(np.int32).max
-
-
-class Place(NamedTuple):
-    """A computation's rank, and its number among the computations of that rank."""
-
-    rank: int
-    number: int
 
 
 class Flow:
@@ -41,20 +33,24 @@ class Flow:
 
     Attributes:
         orders: the computations of each rank, in its order.
-        place: where each is.
+        place: of each, its rank and its number in that order.
         time: of each, the row of its slot.
+        sends: all of them.
     """
 
     def __init__(self, schedule: PipelineSchedule) -> None:
         self.schedule = schedule
         self.orders: list[list[Task]] = [[] for _ in range(schedule.ranks)]
-        self.place: dict[Task, Place] = {}
+        self.place: dict[Task, tuple[int, int]] = {}
         self.time: dict[Task, int] = {}
+        self.sends: list[Task] = []
         for time, rank, task in schedule.tasks():
             if task.kind[1] == "W":
-                self.place[task] = Place(rank, len(self.orders[rank]))
+                self.place[task] = rank, len(self.orders[rank])
                 self.time[task] = time
                 self.orders[rank].append(task)
+            elif task.kind[1] == "S":
+                self.sends.append(task)
 
     def first_after(self) -> list[np.ndarray]:
         """Of each rank a table ``[number][rank]``: the first computation there that happens at the earliest after that one.
@@ -63,28 +59,25 @@ class Flow:
         """
         schedule, ranks = self.schedule, len(self.orders)
         after = [np.full((len(own) + 1, ranks), NEVER, np.int32) for own in self.orders]
-        readers: dict[Task, list[Place]] = defaultdict(list)
-        for task, place in self.place.items():
-            if (message := source(task, schedule.rank_of)) is not None:
-                readers[Task(message.kind[0] + "W", message.peer, message.batch)].append(place)
         for task in reversed(self.place):  # rows are in an order in which everything comes after what it reads
             rank, number = self.place[task]
-            here = after[rank][number]
-            here[:] = after[rank][number + 1]
-            for other in readers.get(task, ()):
-                np.minimum(here, after[other.rank][other.number], out=here)
-            here[rank] = number
+            own = after[rank]
+            if (send := target(task, schedule.rank_of)) is not None and (read := self.place.get(reader(send))) is not None:
+                np.minimum(own[number + 1], after[read[0]][read[1]], out=own[number])
+            else:
+                own[number] = own[number + 1]
+            own[number, rank] = number
         return after
 
 
-def release_points(schedule: PipelineSchedule) -> dict[Task, int]:
+def release_points(flow: Flow) -> dict[Task, int]:
     """Of each send, the number of the computation on its rank before which its buffer is free by rule (b); or ``NEVER``."""
-    flow = Flow(schedule.with_messages())
     after = flow.first_after()
     found: dict[Task, int] = {}
-    for _, rank, task in schedule.with_messages().tasks():
-        if task.kind[1] == "S" and (place := flow.place.get(reader(task))) is not None:
-            found[task] = int(after[place.rank][place.number][rank])
+    for send in flow.sends:
+        if (place := flow.place.get(reader(send))) is not None:
+            rank, number = place
+            found[send] = int(after[rank][number, flow.schedule.rank_of[send.stage]])
     return found
 
 
@@ -105,14 +98,14 @@ def with_frees(schedule: PipelineSchedule) -> PipelineSchedule:
                 first[rank].append(number)
                 times[rank].append(flow.time[task])
     free: dict[tuple[int, int], list[Task]] = defaultdict(list)
-    for send, number in release_points(schedule).items():
+    for send, number in release_points(flow).items():
         rank = schedule.rank_of[send.stage]
         for one in last_readers(send, schedule):
-            number = max(number, flow.place[one].number + 1) if one in flow.place else number
+            number = max(number, flow.place[one][1] + 1) if one in flow.place else number
         if (slot := bisect_left(first[rank], number)) < len(first[rank]):
             free[times[rank][slot], rank].append(send)
     table = [
         tuple(replace(slot, free=tuple(free[time, rank])) if (time, rank) in free else slot for rank, slot in enumerate(row))
         for time, row in enumerate(schedule.slots)
     ]
-    return replace(schedule, slots=tuple(table))
+    return replace(schedule, slots=tuple(table)).known_right()

@@ -6,7 +6,7 @@ given back by slots.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from autopar.pipeline.dataflow import target
 from autopar.pipeline.schedule import PipelineSchedule
 from autopar.pipeline.task import Task
 
-PerStage = float | Sequence[float]
+PerStage = float | Iterable[float]
 KINDS = ("activations", "sends", "receives")
 
 
@@ -82,7 +82,7 @@ def memory(schedule: PipelineSchedule, sizes: Sizes | None = None, *, held: Coll
     """
     sizes = sizes or Sizes()
     if not any(slot.free for row in schedule.slots for slot in row):
-        schedule = with_frees(schedule)
+        schedule = with_frees(schedule.checked())
     stages = schedule.stages
     changes: list[list[Change]] = [[] for _ in range(schedule.ranks)]
     split = {(task.stage, task.batch) for _, _, task in schedule.tasks() if task.kind == "WW"}
@@ -158,10 +158,10 @@ def _live(order: Sequence[Task], chunks: int) -> float:
 
 def per_stage(value: PerStage, stages: int, what: str) -> list[float]:
     """One number for each stage."""
-    numbers = list(value) if isinstance(value, Sequence) else [value] * stages
+    numbers = list(value) if isinstance(value, Iterable) else [value] * stages
     if len(numbers) != stages:
         raise ScheduleError(f"{what} has {len(numbers)} numbers, and there are {stages}")
     for number in numbers:
-        if not 0 <= number < float("inf"):
-            raise ScheduleError(f"{what} is {number}: a finite number from 0")
+        if isinstance(number, (str, bool)) or not 0 <= number < float("inf"):
+            raise ScheduleError(f"{what} is {number!r}: a finite number from 0")
     return [float(number) for number in numbers]

@@ -112,12 +112,23 @@ class PipelineSchedule:
         """The same schedule, with a send and a receive for each result that another rank reads; itself if it has them."""
         from autopar.pipeline.lowering import lower
 
-        return self if self.has_messages else lower(self, latest=latest)
+        return self if self.has_messages else lower(self.checked(), latest=latest).known_right()
 
     def without_messages(self) -> PipelineSchedule:
         """The computations alone."""
         rows = tuple(tuple(Slot(slot.compute) for slot in row) for row in self.compute_table)
         return replace(self, slots=rows)
+
+    def checked(self) -> PipelineSchedule:
+        """Itself, verified at the first call; what a policy made is right."""
+        if "_right" not in self.__dict__:
+            self.verify()
+        return self.known_right()
+
+    def known_right(self) -> PipelineSchedule:
+        """Itself, which need not be verified. Copies with other slots are."""
+        self.__dict__["_right"] = True
+        return self
 
     # -- what it is asked for ----------------------------------------------------------------------------------------
 

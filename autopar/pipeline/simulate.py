@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
+from autopar.collector import collector_paused
 from autopar.pipeline.dataflow import source
 from autopar.pipeline.memory import Memory, PerStage, Sizes, memory, per_stage
 from autopar.pipeline.schedule import PipelineSchedule
@@ -95,6 +96,7 @@ class Simulation:
         return self.memory.peak
 
 
+@collector_paused()
 def simulate(schedule: PipelineSchedule, times: Times | None = None, sizes: Sizes | None = None, *, held: Collection[str] = (),
              at_once: Collection[Task] = ()) -> Simulation:  # fmt: skip
     """Run a schedule on paper; linear.
@@ -105,7 +107,7 @@ def simulate(schedule: PipelineSchedule, times: Times | None = None, sizes: Size
         at_once: computations that do not wait for what comes from another rank. No schedule can be run so; some published
             figures were.
     """
-    times, schedule = times or Times(), schedule.with_messages()
+    times, schedule = times or Times(), schedule.checked().with_messages()
     stages, rank_of = schedule.stages, schedule.rank_of
     split = {(task.stage, task.batch) for _, _, task in schedule.tasks() if task.kind == "WW"}
     forward, backward, weight = (per_stage(getattr(times, name), stages, name) for name in ("forward", "backward", "weight"))

@@ -17,7 +17,7 @@ from typing import Any
 
 from autopar.pipeline.memory import KINDS
 from autopar.pipeline.simulate import Simulation
-from autopar.pipeline.task import PASSES
+from autopar.pipeline.task import PASSES, other_end
 from autopar.pipeline.tracks import Track, stages_of, title, tracks
 from autopar.timeline import Span
 
@@ -99,9 +99,8 @@ def _slice(span: Span, rank: int, thread: int, name: str, colour: str, **more: i
 def _message(number: int, span: Span, threads: dict[Thread, int]) -> Iterator[Event]:
     """Both ends, and the arrow. It begins and ends inside of the slices, since on their edges it may bind to the next ones."""
     sender, receiver = span.stream  # type: ignore[misc]
-    task = span.op
-    name = PASSES[task.of]
-    received = span._replace(op=task._replace(kind=task.of + "R", stage=task.peer, peer=task.stage))
+    name = PASSES[span.op.of]
+    received = span._replace(op=other_end(span.op))
     begin, end = _nanoseconds(span.start), _nanoseconds(span.end)
     arrow = {"id": number, "name": "message", "cat": "message"}
     for rank, one, ph, part in ((sender, span, "s", 1), (receiver, received, "f", 3)):

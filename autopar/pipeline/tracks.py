@@ -66,7 +66,7 @@ def tracks(simulation: Simulation) -> tuple[Track, ...]:
         found.append(
             Track(
                 {name: tuple(spans) for name, spans in by_name.items()}, tuple(sent[rank]), tuple(received[rank]), times, bytes_,
-                memory.peak[rank] - sum(memory.at_peak[rank].values()),
+                _fixed(memory.peak[rank], sum(memory.at_peak[rank].values())),
             )
         )  # fmt: skip
     return tuple(found)
@@ -91,6 +91,11 @@ def _name(task: Task, split: set[tuple[int, int]]) -> str:
     if task.kind == "BW":
         return "input gradient" if (task.stage, task.batch) in split else "backward"
     return "forward" if task.kind == "FW" else "weight gradient"
+
+
+def _fixed(peak: float, changing: float) -> float:
+    """What is left of the peak; a rounding is nothing."""
+    return peak - changing if peak - changing > 1e-9 * peak else 0.0
 
 
 def _memory(changes: tuple[Change, ...], slots: list[Slot], computed: tuple[Span, ...]) -> tuple[tuple[float, ...], dict[str, tuple[float, ...]]]:

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from autopar.channels import ALL, ASYNCHRONOUS, Channels, Group, Receive, Send, check
+from autopar.collector import collector_paused
 from autopar.errors import ChannelError, ScheduleError
-from autopar.pipeline.buffers import last_readers, release_points, with_frees
+from autopar.pipeline.buffers import Flow, last_readers, release_points, with_frees
 from autopar.pipeline.dataflow import made_by, reader, reads, source
 from autopar.pipeline.schedule import PipelineSchedule
 from autopar.pipeline.task import ON_PARAMETERS, REDUCE, Task, other_end
@@ -43,6 +44,7 @@ class Verification:
         return "\n".join(lines)
 
 
+@collector_paused()
 def verify(schedule: PipelineSchedule, *, channels: Iterable[Channels] = (ASYNCHRONOUS,)) -> Verification:
     """Check a schedule. One of computations alone is checked as such.
 
@@ -204,7 +206,7 @@ def _releases(schedule: PipelineSchedule, times: dict[Task, int]) -> None:
     said = [(time, rank, send) for time, row in enumerate(schedule.slots) for rank, slot in enumerate(row) for send in slot.free]
     if not said:
         return
-    points, numbers = release_points(schedule), _numbers(schedule)
+    points, numbers = release_points(Flow(schedule)), _numbers(schedule)
     seen: set[Task] = set()
     for time, rank, send in said:
         where = f"row {time}, rank {rank}: the buffer of {send.where} is released"

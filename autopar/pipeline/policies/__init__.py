@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 
+from autopar.collector import collector_paused
 from autopar.errors import ScheduleError
 from autopar.pipeline.policies.phases import order
 from autopar.pipeline.policies.table import POLICIES, Policy, loop, vee
@@ -13,6 +14,7 @@ from autopar.pipeline.schedule import PipelineSchedule
 __all__ = ["POLICIES", "Policy", "build", "loop", "named", "vee"]
 
 
+@collector_paused()
 def build(policy: str, ranks: int, batches: int, chunks: int | None = None, *, messages: bool = True, recompute: bool = False) -> PipelineSchedule:
     """A schedule.
 
@@ -44,7 +46,7 @@ def build(policy: str, ranks: int, batches: int, chunks: int | None = None, *, m
         stages = [[stage for stage, rank in enumerate(rank_of) if rank == r] for r in range(ranks)]
         n = row.made_for(ranks, batches)
         table = rows([order(row.phases(ranks, r, n, chunks), stages[r], batches, row.split) for r in range(ranks)], rank_of)
-    schedule = PipelineSchedule(table, batches, rank_of, name, recompute)
+    schedule = PipelineSchedule(table, batches, rank_of, name, recompute).known_right()
     return schedule.with_messages(latest=row.latest) if messages else schedule
 
 

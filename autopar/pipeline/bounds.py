@@ -1,0 +1,236 @@
+"""Lower bounds: what no order of a pipeline's tasks can beat, given how long they take, where they lie and the memory there is.
+
+All bounds hold for every schedule in which each backward may be split. That an unsplit backward is never better follows from
+replacing it by its two halves, one after the other: nothing ends later, and no more memory is in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import floor, inf
+
+from autopar.pipeline.memory import Sizes, per_stage
+from autopar.pipeline.simulate import Times
+
+EPSILON = 1e-9  # of a limit: sums of floats are not exact
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Times and sizes as numbers, one for each stage.
+
+    Attributes:
+        forward, backward, weight: F, B, W.
+        transfer: from a stage to the next and back; 0 where both lie on one rank.
+        activation, later: what a micro-batch keeps until the end of its B, and then until the end of its W.
+        boundary: the buffer of a message between a stage and the next; 0 where both lie on one rank.
+        fixed, limit: of each rank: what is always in use; the most that may be (``inf``: no limit).
+        rank_of, stages_of: the placement.
+    """
+
+    forward: list[float]
+    backward: list[float]
+    weight: list[float]
+    transfer: list[float]
+    activation: list[float]
+    later: list[float]
+    boundary: list[float]
+    fixed: list[float]
+    limit: list[float]
+    rank_of: tuple[int, ...]
+    stages_of: list[list[int]]
+
+    @property
+    def room(self) -> list[float]:
+        """What each rank has for activations and buffers."""
+        return [(limit - fixed) + EPSILON * limit if limit < inf else inf for limit, fixed in zip(self.limit, self.fixed, strict=True)]
+
+    def buffers(self, stage: int) -> float:
+        """The buffers of a stage's forward, which are there while it runs: of what it received, of what it sends."""
+        return (self.boundary[stage - 1] if stage else 0.0) + (self.boundary[stage] if stage + 1 < len(self.rank_of) else 0.0)
+
+
+def costs(times: Times, rank_of: Sequence[int], sizes: Sizes | None = None, limit: Sequence[float] | None = None) -> Costs:
+    """Args:
+    limit: of each rank; ``None``: no limit.
+    """
+    sizes, stages, ranks = sizes or Sizes(), len(rank_of), max(rank_of) + 1
+    stages_of = [[stage for stage, rank in enumerate(rank_of) if rank == r] for r in range(ranks)]
+    apart = [rank_of[stage] != rank_of[stage + 1] for stage in range(stages - 1)]
+    transfer = per_stage(times.transfer, stages - 1, "transfer") if stages > 1 else []
+    boundary = per_stage(sizes.boundary, stages - 1, "boundary") if stages > 1 else []
+    activation = per_stage(sizes.activation, stages, "activation")
+    fixed = per_stage(sizes.fixed, stages, "fixed")
+    return Costs(
+        *(per_stage(getattr(times, name), stages, name) for name in ("forward", "backward", "weight")),
+        [c if far else 0.0 for c, far in zip(transfer, apart, strict=True)],
+        activation,
+        activation if sizes.for_weights is None else per_stage(sizes.for_weights, stages, "for_weights"),
+        [b if far else 0.0 for b, far in zip(boundary, apart, strict=True)],
+        [sum(fixed[stage] for stage in own) for own in stages_of],
+        [inf] * ranks if limit is None else [float(one) for one in limit],
+        tuple(rank_of),
+        stages_of,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ways:
+    """The shortest times around a stage.
+
+    Attributes:
+        head: from the begin of the step to the begin of the stage's first forward: through all stages before it.
+        turn: from the end of a micro-batch's forward to the begin of its backward: through all stages after it and back.
+        tail: from the end of a micro-batch's backward to the end of the step: back to some stage before it, and the
+            weight gradient there.
+    """
+
+    head: list[float]
+    turn: list[float]
+    tail: list[float]
+
+
+def ways(cost: Costs) -> Ways:
+    stages = len(cost.rank_of)
+    head = list(accumulate((f + c for f, c in zip(cost.forward, cost.transfer, strict=False)), initial=0.0))
+    turn, tail = [0.0] * stages, [cost.weight[0]]
+    for stage in range(stages - 2, -1, -1):
+        turn[stage] = turn[stage + 1] + cost.forward[stage + 1] + cost.backward[stage + 1] + 2 * cost.transfer[stage]
+    for stage in range(1, stages):
+        tail.append(max(cost.weight[stage], cost.transfer[stage - 1] + cost.backward[stage - 1] + tail[-1]))
+    return Ways(head, turn, tail)
+
+
+def path(cost: Costs, batches: int) -> float:
+    """One micro-batch: forward through all stages, and back. Each pass reads the one before."""
+    way = ways(cost)
+    return way.head[-1] + cost.forward[-1] + cost.backward[-1] + way.tail[-1]
+
+
+def work(cost: Costs, batches: int) -> float:
+    """The busiest rank: nothing can begin before its head, and what follows its last backward is at most x of its work.
+
+    The last backward of a rank is of its first stage s. Let it end at e. Of the rank's work only weight gradients come after
+    e, together x; so e >= head + work - x, and the step ends at e + tail(s) or later, and at e + x or later: no earlier than
+    head + work + max(0, tail(s) - x). See ``left_over`` for the most that x can be.
+    """
+    way = ways(cost)
+    return max(
+        way.head[own[0]] + load(cost, own, batches) + max(0.0, way.tail[own[0]] - left_over(cost, rank, batches))
+        for rank, own in enumerate(cost.stages_of)
+    )
+
+
+def first_backward(cost: Costs, batches: int) -> float:
+    """Before its first backward a rank runs forwards alone, and no more than its memory holds.
+
+    That backward is of the rank's last stage s, and begins at b >= head(s) + F(s) + turn(s). What was computed before b is
+    some number of forwards, and none of them has given anything back: with y the most work of such (``ahead``), work - y is
+    left after b, and then what ``work`` says of the end.
+    """
+    way = ways(cost)
+    found = []
+    for rank, own in enumerate(cost.stages_of):
+        stage = own[-1]
+        begin = way.head[stage] + cost.forward[stage] + way.turn[stage]
+        rest = load(cost, own, batches) - ahead(cost, rank, batches)
+        found.append(begin + rest + max(0.0, way.tail[own[0]] - left_over(cost, rank, batches)))
+    return max(found)
+
+
+def round_trips(cost: Costs, batches: int) -> float:
+    """A stage that holds k micro-batches at most begins the n-th forward when the one k before it has been given back.
+
+    Let f(n) be the begin of the n-th forward of stage s in the order of time. Then at most k - 1 others are held, so n - k
+    have been given back; the n-k-th to be so was held for L = F + turn + B at least, and in order of time no earlier than
+    f(n-k) + L. So f(n) >= f(n-k) + L, also f(n) >= f(n-1) + F, and f(1) >= head. The micro-batch of the m-th
+    forward needs L and the tail after that. Of what a stage keeps up to B all earlier stages of its rank keep theirs. The
+    same with L + W, where of the others only what is kept for the weight gradient counts.
+    """
+    way, room = ways(cost), cost.room
+    best = 0.0
+    for rank, own in enumerate(cost.stages_of):
+        for number, stage in enumerate(own):
+            f, trip = cost.forward[stage], cost.forward[stage] + way.turn[stage] + cost.backward[stage]
+            free = room[rank] - cost.buffers(stage)
+            here = sum(cost.activation[one] for one in own[: number + 1])
+            for each, more in ((here, 0.0), (cost.later[stage], cost.weight[stage])):
+                k = batches if free == inf or not each else max(1, 1 + floor((free - here) / each))
+                rounds, rest = divmod(batches - 1, k)
+                best = max(best, way.head[stage] + rounds * max(trip + more, k * f) + rest * f + trip + way.tail[stage])
+    return best
+
+
+def area(cost: Costs, batches: int) -> float:
+    """Memory times time: Little's law.
+
+    A micro-batch keeps its activation for F + turn + B at least and what is for the weight gradient for W more. The sum over the
+    stages of a rank and all micro-batches is at most what the rank has, times the time from its head to the end.
+    """
+    way, room = ways(cost), cost.room
+    best = 0.0
+    for rank, own in enumerate(cost.stages_of):
+        if 0 < room[rank] < inf:
+            kept = sum(
+                cost.activation[s] * (cost.forward[s] + way.turn[s] + cost.backward[s]) + cost.later[s] * cost.weight[s] for s in own
+            )
+            best = max(best, way.head[own[0]] + batches * kept / room[rank])
+    return best
+
+
+def load(cost: Costs, own: Sequence[int], batches: int) -> float:
+    """What a rank computes in all."""
+    return batches * sum(cost.forward[stage] + cost.backward[stage] + cost.weight[stage] for stage in own)
+
+
+def ahead(cost: Costs, rank: int, batches: int) -> float:
+    """The most work of forwards, of which none has been given back, that a rank's memory allows."""
+    own, room = cost.stages_of[rank], cost.room[rank]
+    if len(own) == 1:
+        (stage,) = own
+        return cost.forward[stage] * most(batches, cost.activation[stage], room - cost.buffers(stage))
+    everything = batches * sum(cost.forward[stage] for stage in own)
+    if room == inf or any(not cost.activation[stage] and cost.forward[stage] for stage in own):
+        return everything
+    return min(everything, max(0.0, room) * max((cost.forward[s] / cost.activation[s] for s in own if cost.activation[s]), default=0.0))
+
+
+def left_over(cost: Costs, rank: int, batches: int) -> float:
+    """The most work of weight gradients that a rank's memory lets come after its last backward, which keeps all of its activation."""
+    own, room = cost.stages_of[rank], cost.room[rank]
+    stage = own[0]
+    free = room - cost.activation[stage]
+    if len(own) == 1:
+        return cost.weight[stage] * (1 + most(batches - 1, cost.later[stage], free))
+    everything = batches * sum(cost.weight[one] for one in own)
+    if room == inf or any(not cost.later[one] and cost.weight[one] for one in own):
+        return everything
+    best = max((cost.weight[one] / cost.later[one] for one in own if cost.later[one]), default=0.0)
+    return min(everything, cost.weight[stage] + max(0.0, free) * best)
+
+
+def most(batches: int, each: float, room: float) -> int:
+    """How many of a size fit."""
+    return batches if room == inf or each * batches <= room else max(0, floor(room / each)) if each else batches
+
+
+BOUNDS: Mapping[str, Callable[[Costs, int], float]] = {
+    "path": path,
+    "work": work,
+    "first backward": first_backward,
+    "round trips": round_trips,
+    "area": area,
+}
+
+
+def lower_bound(times: Times, rank_of: Sequence[int], batches: int, sizes: Sizes | None = None, limit: Sequence[float] | None = None) -> float:
+    """A makespan that no schedule with this placement and within this limit is below, up to rounding; linear in stages.
+
+    Args:
+        rank_of: the rank of each stage.
+        limit: the most memory of each rank, in the unit of ``sizes``; ``None``: no limit.
+    """
+    cost = costs(times, rank_of, sizes, limit)
+    return max(bound(cost, batches) for bound in BOUNDS.values())

@@ -1,0 +1,313 @@
+"""A simulation as a picture: what each rank computes, sends and receives, where it is idle, and what memory it has in use.
+
+Time runs to the right. A computation bears the number of its micro-batch; the stages of a rank are shades of a colour. Colours
+differ in lightness too, so that they can be told apart in grey and by readers who see few of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from autopar.pipeline.memory import KINDS
+from autopar.pipeline.simulate import Simulation
+from autopar.pipeline.tracks import COMPUTATIONS, Track, stages_of, title, tracks
+from autopar.timeline import Span
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# The shades of a rank's first and last stage; and of the numbers on them.
+COLOURS = {
+    "forward": ("#1f4e8c", "#4d82c4", "white"),
+    "backward": ("#c4571a", "#d9804b", "white"),
+    "input gradient": ("#eba133", "#f3bd6b", "black"),
+    "weight gradient": ("#cfe3a1", "#e6f2cb", "black"),
+}
+MESSAGES = {"F": ("forward message", "#1f4e8c"), "B": ("backward message", "#c4571a")}
+MEMORY = {"activations": "#a9a9b8", "sends": "#5b4a8a", "receives": "#d58fb5"}
+IDLE, GREY = "#d8d8d8", "#606060"
+
+# Of each rank's height, from its top: what is drawn where.
+LANES = {"compute": (0.05, 0.42), "sends": (0.46, 0.54), "receives": (0.56, 0.64), "memory": (0.68, 0.97)}
+HEADROOM = 0.62  # what the largest peak takes of its lane; its value stands above it
+ARROWS = 120  # more of them hide what they lie on
+
+# What is written beside the picture: neither a date nor a version, so that the same simulation gives the same bytes.
+METADATA: dict[str, dict[str, None]] = {
+    ".svg": {"Date": None, "Creator": None},
+    ".png": {"Software": None},
+    ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+STYLE = {
+    "svg.fonttype": "none", "svg.hashsalt": "autopar", "pdf.fonttype": 42, "font.family": ["DejaVu Sans", "sans-serif"],
+    "hatch.linewidth": 0.4, "hatch.color": IDLE, "path.simplify": False,
+}  # fmt: skip
+
+
+def draw(simulation: Simulation, path: str | os.PathLike[str], *, arrows: bool | None = None) -> None:
+    """Write a picture, as SVG, PNG or PDF by the path's suffix; the same simulation gives the same bytes.
+
+    Args:
+        arrows: from each send to its receive. Default: where there are few enough.
+
+    Raises:
+        TypeError: it is not a simulation.
+        ValueError: the suffix is none of these.
+        ImportError: matplotlib is not installed.
+    """
+    found = tracks(simulation)
+    suffix = Path(path).suffix.lower()
+    if suffix not in METADATA:
+        raise ValueError(f"{os.fspath(path)!r} ends in {suffix!r}; a picture is written as {', '.join(METADATA)}")
+    try:
+        from matplotlib import style
+    except ImportError as error:
+        raise ImportError("draw needs matplotlib, which is not installed; pip install 'autopar[picture]'") from error
+    with style.context(["default", STYLE]):
+        figure = _figure(simulation, found, len(simulation.sent) <= ARROWS if arrows is None else arrows)
+        figure.savefig(path, format=suffix[1:], dpi=150, metadata=METADATA[suffix])
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Sizes, in inches.
+
+    Attributes:
+        width, rank: of the time axis; the height of a rank.
+        unit: the width of a time of one.
+        duration: of a typical computation.
+    """
+
+    width: float
+    rank: float
+    unit: float
+    duration: float
+    left: float = 0.9
+    right: float = 0.25
+    top: float = 0.62
+    bottom: float = 0.75
+
+    @classmethod
+    def of(cls, simulation: Simulation) -> Sheet:
+        spans = list(chain.from_iterable(simulation.computed))
+        duration = median(span.end - span.start for span in spans) if spans else 1.0
+        makespan = simulation.makespan or 1.0
+        width = min(max(0.165 * makespan / (duration or makespan), 8.5), 24.0)
+        return cls(width, min(max(0.55, 16 / simulation.schedule.ranks), 0.95), width / makespan, duration)
+
+    @property
+    def font(self) -> float:
+        """Of most text, in points; where ranks are low, less."""
+        return 8 if self.rank > 0.8 else 6
+
+
+def _figure(simulation: Simulation, found: Sequence[Track], arrows: bool) -> Figure:
+    from matplotlib.figure import Figure
+
+    sheet, ranks = Sheet.of(simulation), len(found)
+    width, height = sheet.left + sheet.width + sheet.right, sheet.top + ranks * sheet.rank + sheet.bottom
+    figure = Figure(figsize=(width, height))
+    axes = figure.add_axes((sheet.left / width, sheet.bottom / height, sheet.width / width, ranks * sheet.rank / height))
+    begin = min((own[0].start for own in simulation.computed if own), default=0.0)
+    end = begin + (simulation.makespan or 1.0)
+    axes.set_xlim(begin, end)
+    axes.set_ylim(ranks, 0)
+    _idle(axes, ranks, begin, end)
+    _computations(axes, simulation, found, sheet)
+    _messages(axes, found, arrows)
+    _memory(axes, simulation, found, sheet, end)
+    _frame(axes, simulation, sheet)
+    figure.text(sheet.left / width, 1 - 0.25 / height, title(simulation), fontsize=12, weight="bold", va="center")
+    figure.text(sheet.left / width, 1 - 0.46 / height, _numbers(simulation), fontsize=9, va="center", color=GREY)
+    _legend(figure, simulation, found)
+    return figure
+
+
+def _idle(axes: Axes, ranks: int, begin: float, end: float) -> None:
+    """The hatched ground of each lane of computations: where nothing covers it, the rank is idle."""
+    from matplotlib.collections import PolyCollection
+
+    top, bottom = LANES["compute"]
+    axes.add_collection(
+        PolyCollection([_box(begin, end, rank + top, rank + bottom) for rank in range(ranks)], facecolor="white", edgecolor=IDLE, hatch="/////",
+                       linewidth=0, gid="idle", zorder=1), autolim=False,
+    )  # fmt: skip
+
+
+def _computations(axes: Axes, simulation: Simulation, found: Sequence[Track], sheet: Sheet) -> None:
+    schedule = simulation.schedule
+    top, bottom = LANES["compute"]
+    for name in COMPUTATIONS:
+        groups: dict[tuple[int, int], list[Span]] = {}
+        for rank, track in enumerate(found):
+            for span in track.computed[name]:
+                groups.setdefault((rank, schedule.chunk_of(span.op.stage)), []).append(span)
+        boxes = [[_box(span.start, span.end, rank + top, rank + bottom) for span in spans] for (rank, _), spans in groups.items()]
+        shades = [_shade(name, chunk, len(schedule.stages_of[rank])) for rank, chunk in groups]
+        _add(axes, boxes, shades, name, edgecolor="white", linewidth=min(0.6, 5 * sheet.unit * sheet.duration))
+        for (rank, _), spans in groups.items():
+            _batches(axes, spans, rank + (top + bottom) / 2, COLOURS[name][2], sheet)
+
+
+def _batches(axes: Axes, spans: Sequence[Span], y: float, colour: str, sheet: Sheet) -> None:
+    """The micro-batches' numbers, in one size, where they fit."""
+    for span in spans:
+        text = str(span.op.batch)
+        points = 72 * sheet.unit
+        # A digit is 0.64 of the size wide.
+        size = min(8.0, (points * min(sheet.duration, span.end - span.start) - 1) / (0.64 * max(2, len(text))))
+        if size >= 4:
+            axes.text((span.start + span.end) / 2, y, text, fontsize=round(size, 1), color=colour, ha="center", va="center_baseline", zorder=3)
+
+
+def _messages(axes: Axes, found: Sequence[Track], arrows: bool) -> None:
+    for of, (name, colour) in MESSAGES.items():
+        boxes = []
+        for lane, ends in (("sends", [track.sent for track in found]), ("receives", [track.received for track in found])):
+            low, high = _half(lane, of)
+            boxes += [[_box(s.start, s.end, rank + low, rank + high) for s in own if s.op.of == of] for rank, own in enumerate(ends)]
+        _add(axes, boxes, [colour] * len(boxes), name, edgecolor=colour, linewidth=0.4)
+        if arrows:
+            _arrows(axes, [span for track in found for span in track.sent if span.op.of == of], of, colour)
+
+
+def _arrows(axes: Axes, spans: Sequence[Span], of: str, colour: str) -> None:
+    from matplotlib.collections import LineCollection
+
+    lines = []
+    for span in spans:
+        sender, receiver = span.stream  # type: ignore[misc]
+        lines.append([(span.start, sender + sum(_half("sends", of)) / 2), (span.end, receiver + sum(_half("receives", of)) / 2)])
+    axes.add_collection(LineCollection(lines, colors=colour, linewidths=0.5, alpha=0.7, zorder=4, gid=f"{MESSAGES[of][0]} arrows"), autolim=False)
+    for marker, down in (("v", True), ("^", False)):
+        ends = [end for start, end in lines if (end[1] > start[1]) == down]
+        if ends:
+            axes.scatter(*zip(*ends, strict=True), s=7, marker=marker, color=colour, linewidths=0, zorder=4)
+
+
+def _memory(axes: Axes, simulation: Simulation, found: Sequence[Track], sheet: Sheet, end: float) -> None:
+    """The kinds on top of one another, all ranks on one scale; a triangle at the first time of the peak."""
+    from matplotlib.collections import PolyCollection
+
+    top, bottom = LANES["memory"]
+    scale = HEADROOM * (bottom - top) / (max((max(track.total) for track in found), default=0.0) or 1.0)
+    low = [np.zeros(len(track.times)) for track in found]
+    for kind in KINDS:
+        high = [base + np.array(track.bytes[kind]) for base, track in zip(low, found, strict=True)]
+        areas = [
+            _area(track.times, rank + bottom - scale * under, rank + bottom - scale * over, end)
+            for rank, (track, under, over) in enumerate(zip(found, low, high, strict=True)) if np.any(over > under)
+        ]  # fmt: skip
+        axes.add_collection(PolyCollection(areas, facecolor=MEMORY[kind], edgecolor=MEMORY[kind], linewidth=0.3, gid=kind, zorder=2), autolim=False)
+        low = high
+    left, right = axes.get_xlim()
+    for rank, (track, total) in enumerate(zip(found, low, strict=True)):
+        at = int(np.argmax(total))
+        y = rank + bottom - scale * total[at]
+        text = f"peak {_short(simulation.peak[rank])}" + (f" ({_short(track.fixed)} fixed)" if track.fixed else "")
+        nearby = (track.times[at] - left) * sheet.unit, (right - track.times[at]) * sheet.unit
+        side = "left" if nearby[0] < 0.7 else "right" if nearby[1] < 0.7 else "center"
+        axes.text(track.times[at], y - 0.05, text, fontsize=sheet.font - 1.5, ha=side, va="bottom", zorder=5)
+        axes.scatter([track.times[at]], [y - 0.025], s=9, marker="v", color="black", linewidths=0, zorder=5)
+
+
+def _frame(axes: Axes, simulation: Simulation, sheet: Sheet) -> None:
+    """Names of ranks and lanes, lines between ranks, the time axis."""
+    ranks = simulation.schedule.ranks
+    for rank in range(ranks):
+        for lane, (top, bottom) in LANES.items():
+            strong = lane == "compute"
+            axes.annotate(
+                f"rank {rank}" if strong else lane, (0, rank + (top + bottom) / 2), (-6, 0), ("axes fraction", "data"), "offset points",
+                fontsize=sheet.font + 1 if strong else sheet.font - 2, color="black" if strong else GREY, ha="right", va="center",
+            )  # fmt: skip
+    axes.hlines(range(1, ranks), 0, 1, transform=axes.get_yaxis_transform(), color=GREY, linewidth=0.5)
+    axes.set_yticks([])
+    axes.set_xlabel("time", fontsize=8, color=GREY)
+    axes.tick_params(labelsize=8, colors=GREY)
+    axes.grid(axis="x", color="#eeeeee", linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("left", "right", "top"):
+        axes.spines[side].set_visible(False)
+
+
+def _legend(figure: Figure, simulation: Simulation, found: Sequence[Track]) -> None:
+    from matplotlib.legend_handler import HandlerTuple
+    from matplotlib.patches import Patch
+
+    chunks = simulation.schedule.chunks
+    entries: list[tuple[Any, str]] = []
+    for name in COMPUTATIONS:
+        if any(track.computed[name] for track in found):
+            entries.append((tuple(Patch(color=_shade(name, chunk, chunks)) for chunk in range(chunks)), name))
+    if chunks > 1:
+        entries[-1] = entries[-1][0], f"{entries[-1][1]}   (shades: a rank's stages, in order)"
+    entries.append((Patch(facecolor="white", edgecolor="#b0b0b0", hatch="/////", linewidth=0.4), "idle"))
+    there = {span.op.of for span in simulation.sent}
+    entries += [(Patch(color=colour, linewidth=0), name) for of, (name, colour) in MESSAGES.items() if of in there]
+    entries += [(Patch(color=MEMORY[kind]), f"memory: {kind}") for kind in KINDS if any(any(track.bytes[kind]) for track in found)]
+    figure.legend(
+        [handle for handle, _ in entries], [name for _, name in entries], loc="lower center", ncols=len(entries), fontsize=8, frameon=False,
+        handler_map={tuple: HandlerTuple(ndivide=None, pad=0)}, handlelength=1.6, columnspacing=1.2,
+    )  # fmt: skip
+
+
+def _numbers(simulation: Simulation) -> str:
+    parts = [f"makespan {_short(simulation.makespan)}", f"bubble {_short(simulation.bubble)} ({simulation.bubble_rate:.1%})"]
+    if simulation.span_bubble < simulation.bubble - 1e-9 * simulation.makespan:
+        parts.append(f"of the longest rank {_short(simulation.span_bubble)} ({simulation.span_bubble_rate:.1%})")
+    return ", ".join([*parts, f"exposed transfers at most {_short(max(simulation.exposed))} on a rank"])
+
+
+# -- shapes ----------------------------------------------------------------------------------------------------------------
+
+
+def _box(start: float, end: float, low: float, high: float) -> list[tuple[float, float]]:
+    return [(start, low), (end, low), (end, high), (start, high)]
+
+
+def _half(lane: str, of: str) -> tuple[float, float]:
+    """Forward messages are in the upper half of their lane, backward ones in the lower."""
+    top, bottom = LANES[lane]
+    middle = (top + bottom) / 2
+    return (top, middle - 0.005) if of == "F" else (middle + 0.005, bottom)
+
+
+def _area(times: Sequence[float], low: np.ndarray, high: np.ndarray, end: float) -> np.ndarray:
+    """Between two lines of steps."""
+    x = np.repeat([*times, end], 2)[1:-1]
+    return np.column_stack([np.concatenate([x, x[::-1]]), np.concatenate([np.repeat(high, 2), np.repeat(low, 2)[::-1]])])
+
+
+def _add(axes: Axes, boxes: Iterable[Sequence[Sequence[tuple[float, float]]]], colours: Sequence[str], gid: str, **style: Any) -> None:
+    """Boxes, one path for all of a colour: pictures of many thousand stay small."""
+    from matplotlib.collections import PathCollection
+    from matplotlib.path import Path as Shape
+
+    pairs = [(Shape.make_compound_path_from_polys(np.array(own)), colour) for own, colour in zip(boxes, colours, strict=True) if own]
+    axes.add_collection(PathCollection([p for p, _ in pairs], facecolor=[c for _, c in pairs], gid=gid, zorder=2, **style), autolim=False)
+
+
+def _shade(name: str, chunk: int, chunks: int) -> tuple[float, ...]:
+    from matplotlib.colors import to_rgb
+
+    first, last = to_rgb(COLOURS[name][0]), to_rgb(COLOURS[name][1])
+    part = chunk / (chunks - 1) if chunks > 1 else 0.0
+    return tuple(a + part * (b - a) for a, b in zip(first, last, strict=True))
+
+
+def _short(number: float) -> str:
+    """Four digits, with a prefix above ten thousand: ``12.34``, ``1.074 G``."""
+    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(number) >= factor:
+            return f"{number / min(factor, 1e3 if prefix == 'k' else factor):.4g} {prefix}"
+    return f"{number:.4g}"
