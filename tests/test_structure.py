@@ -19,7 +19,7 @@ SOURCES = [path for path in SOURCES if (ROOT / "autopar" / "passes") not in path
 # each part may import only from rows above its own, or from its own row where that is marked
 ORDER: tuple[tuple[str, ...], ...] = (
     ("mesh", "notation", "errors", "torch_private", "collector"),
-    ("layout", "structure", "inventory", "held", "drawn"),
+    ("layout", "structure", "inventory", "held", "drawn", "timeline"),
     ("boxes",),
     ("messages",),
     ("dtensor",),
@@ -30,6 +30,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("edit",),
     ("rules", "transitions"),
     ("verify", "choice", "channels", "cost"),
+    ("pipeline",),
     ("decompose_batch_norm", "decompose_lists", "decompose_strides"),
     ("report", "provenance", "decompositions", "spec", "arguments", "borrow", "specialize"),
     ("subgraph", "expansions"),
@@ -50,7 +51,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("__main__",),
 )
 RANK = {part: row for row, parts in enumerate(ORDER) for part in parts}
-WITHOUT_TORCH = ("mesh", "notation", "layout", "errors", "plan", "presets", "spec")
+WITHOUT_TORCH = ("mesh", "notation", "layout", "errors", "plan", "presets", "spec", "timeline", "pipeline")
 
 
 def part_of(path: Path) -> str:

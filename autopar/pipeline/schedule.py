@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ class PipelineSchedule:
         recompute: a backward runs its forward again, for which it reads the tensors received and sent by that.
     """
 
-    slots: Table
+    slots: Table = field(repr=False)
     batches: int
     rank_of: tuple[int, ...]
     name: str = ""

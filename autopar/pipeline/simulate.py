@@ -7,7 +7,7 @@ ranks compute: a send begins when its rank has come to it and its link is free; 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from autopar.collector import collector_paused
@@ -49,9 +49,9 @@ class Simulation:
 
     schedule: PipelineSchedule
     times: Times
-    memory: Memory
-    computed: tuple[tuple[Span, ...], ...]
-    sent: tuple[Span, ...]
+    memory: Memory = field(repr=False)
+    computed: tuple[tuple[Span, ...], ...] = field(repr=False)
+    sent: tuple[Span, ...] = field(repr=False)
     work: tuple[float, ...]
     exposed: tuple[float, ...]
 

@@ -1,0 +1,133 @@
+"""The simulation against times that are corrected until nothing is violated; what it counts; and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.errors import ScheduleError
+from autopar.pipeline import POLICIES, PipelineSchedule, Slot, Task, build
+from autopar.pipeline.dataflow import reads
+from autopar.pipeline.memory import Sizes
+from autopar.pipeline.simulate import Times
+
+
+@st.composite
+def drawn(draw: st.DrawFn) -> tuple[PipelineSchedule, Times]:
+    policy = draw(st.sampled_from(sorted(POLICIES)))
+    p, m = draw(st.integers(1, 5)), draw(st.integers(1, 8))
+    v = draw(st.integers(1, 3)) if POLICIES[policy].chunks is None else None
+    schedule = build(policy, p, m, v)
+    some = st.lists(st.integers(0, 9), min_size=schedule.stages, max_size=schedule.stages)
+    times = Times(draw(some), draw(some), draw(some), draw(some)[1:])
+    return schedule.without_messages().with_messages(latest=draw(st.booleans())), times
+
+
+def relaxed(schedule: PipelineSchedule, times: Times) -> dict[Task, tuple[float, float]]:
+    """Begin and end of each task: what must come after what is repaired until it all does."""
+    split = any(task.kind == "WW" for _, _, task in schedule.tasks())
+    rank_of = schedule.rank_of
+    lasts: dict[Task, float] = {}
+    before: dict[Task, set[Task]] = {}
+    link: dict[tuple[int, int], Task] = {}
+    own: dict[int, list[Task]] = {rank: [] for rank in range(schedule.ranks)}
+    for row in schedule.slots:
+        for rank, slot in enumerate(row):
+            for task in slot.send:
+                ends = rank, rank_of[task.peer]
+                lasts[task] = times.transfer[min(task.stage, task.peer)]
+                before[task] = {*own[rank][-1:], *([link[ends]] if ends in link else [])}
+                link[ends] = task
+            for task in slot.compute:
+                f, b, w = times.forward[task.stage], times.backward[task.stage], times.weight[task.stage]
+                lasts[task] = {"FW": f, "BW": b if split else b + w, "WW": w}[task.kind]
+                before[task] = set(own[rank][-1:])
+                for need in reads(task, schedule.stages):
+                    if rank_of[need.stage] != rank:
+                        need = Task(need.kind[0] + "S", need.stage, need.batch, task.stage)
+                    before[task].add(need)
+                own[rank].append(task)
+    start = dict.fromkeys(lasts, 0.0)
+    wrong = True
+    while wrong:
+        wrong = False
+        for task, needed in before.items():
+            earliest = max((start[one] + lasts[one] for one in needed), default=0.0)
+            if start[task] < earliest:
+                start[task], wrong = earliest, True
+    return {task: (start[task], start[task] + lasts[task]) for task in start}
+
+
+@settings(deadline=None)
+@given(drawn())
+def test_tasks_begin_when_they_can(made: tuple[PipelineSchedule, Times]) -> None:
+    schedule, times = made
+    simulation = schedule.simulate(times)
+    spans = [*(span for own in simulation.computed for span in own), *simulation.sent]
+    expected = relaxed(schedule, times)
+    assert {span.op: (span.start, span.end) for span in spans} == expected
+    work = [sum(span.end - span.start for span in own) for own in simulation.computed]
+    computed = [[expected[span.op] for span in own] for own in simulation.computed]
+    first, last = min(own[0][0] for own in computed), max(own[-1][1] for own in computed)
+    assert simulation.makespan == last - first and list(simulation.work) == work
+    assert simulation.bubble == last - first - max(work)
+    assert simulation.span == max(own[-1][1] - own[0][0] for own in computed)
+    assert simulation.bubble_rate == (simulation.bubble / (last - first) if last > first else 0)
+    assert simulation.span_bubble_rate == ((simulation.span - max(work)) / simulation.span if simulation.span else 0)
+
+
+@settings(deadline=None)
+@given(drawn())
+def test_exposed_is_what_ranks_wait_for_messages_on_their_way(made: tuple[PipelineSchedule, Times]) -> None:
+    """A message could be there when its sender has come to the send; what is waited after that, it was on its way."""
+    schedule, times = made
+    simulation = schedule.simulate(times)
+    sends: dict[tuple[str, int, int], float] = {}
+    done = [0] * schedule.ranks
+    for row in schedule.slots:
+        for rank, slot in enumerate(row):
+            for task in slot.send:
+                sends[task.kind[0], task.peer, task.batch] = simulation.computed[rank][done[rank] - 1].end
+        done = [n + len(slot.compute) for n, slot in zip(done, row, strict=True)]
+    for rank, own in enumerate(simulation.computed):
+        waited = before = 0.0
+        for span in own:
+            key = span.op.kind[0], span.op.stage, span.op.batch
+            if key in sends:
+                waited += span.start - max(before, sends[key])
+            before = span.end
+        assert simulation.exposed[rank] == waited
+    assert not any(schedule.simulate(Times(times.forward, times.backward, times.weight, 0)).exposed)
+
+
+def test_a_message_travels_while_ranks_compute() -> None:
+    simulation = build("1f1b", 2, 2).simulate(Times(2, 3, 1, 5))
+    first = simulation.sent[0]
+    assert (first.op, first.stream, first.start, first.end) == (Task("FS", 0, 0, 1), (0, 1), 2, 7)
+    assert [span.start for span in simulation.computed[1]] == [7, 9, 13, 15]
+
+
+def test_times_of_another_length_are_refused() -> None:
+    schedule = build("1f1b", 3, 2)
+    for times, text in (
+        (Times(forward=[1, 2]), "forward has 2 numbers, and there are 3"),
+        (Times(transfer=[1, 2, 3]), "transfer has 3 numbers, and there are 2"),
+        (Times(weight=-1), "weight is -1: a finite number from 0"),
+        (Times(backward=float("nan")), "backward is nan"),
+        (Times(backward="123"), "backward is '1'"),
+    ):
+        with pytest.raises(ScheduleError, match=text):
+            schedule.simulate(times)
+    with pytest.raises(ScheduleError, match="boundary has 1 numbers, and there are 2"):
+        schedule.simulate(Times(), Sizes(boundary=[1]))
+
+
+def test_a_wrong_schedule_is_not_simulated() -> None:
+    table = ((Slot((Task("FW", 0, 0),)),), (Slot((Task("BW", 0, 1),)),))
+    with pytest.raises(ScheduleError, match="BW00 of stage 0 is missing on rank 0: add it"):
+        PipelineSchedule(table, 2, (0,)).simulate()
+
+
+def test_a_schedule_without_messages_gets_them() -> None:
+    assert build("zb-h1", 4, 8, messages=False).simulate().makespan == build("zb-h1", 4, 8).simulate().makespan
