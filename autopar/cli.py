@@ -8,10 +8,13 @@ import typer
 from typer import Option
 
 import autopar
+from autopar.pipeline.command import Request
+from autopar.pipeline.policies import POLICIES
 from autopar.train.options import DEVICES, DTYPES, Options
 from autopar.train.sizes import SIZES
 
 DEFAULT = Options()
+REQUEST = Request()
 
 app = typer.Typer(
     help="An ordinary PyTorch model on a mesh of devices, with the same numbers.",
@@ -45,6 +48,26 @@ EXAMPLES = """
 """
 
 MESH, TRAINING, COMPARISON = "Mesh", "Training", "Comparison"
+PIPELINE, TIMES, RESULT = "Pipeline", "Times and sizes, in any unit", "Result"
+
+SCHEDULE = (
+    "Make a pipeline schedule, or load one; verify it, simulate it, and print, draw or keep it.\n\n"
+    f"Policies: {', '.join(POLICIES)}; torch's names are known too."
+)
+
+SCHEDULE_EXAMPLES = """
+[bold]Examples[/bold]
+
+[cyan]autopar schedule zb-h1 --ranks 8 --batches 32 --draw zb-h1.svg[/cyan]
+
+[cyan]autopar schedule interleaved --chunks 3 --forward 6 --backward 6 --weight 3 --transfer 0.6[/cyan]
+
+[cyan]autopar schedule torchs.csv --trace torchs.trace.json[/cyan] — a schedule of torch's, verified
+
+[bold]Exit status[/bold]
+
+0: done.  2: what was asked for was refused, or the schedule is wrong.
+"""
 
 
 def _version(wanted: bool) -> None:
@@ -115,6 +138,36 @@ def train(
         steps=steps, batch=batch, sequence=sequence, lr=lr, seed=seed, tolerance=tolerance,
     )  # fmt: skip
     raise typer.Exit(run(options))
+
+
+@app.command(help=SCHEDULE, epilog=SCHEDULE_EXAMPLES)
+def schedule(
+    source: Annotated[str, typer.Argument(metavar="POLICY|FILE", help="A policy, or a file that was saved: .json, or .csv as torch has it.")] = REQUEST.source,
+    ranks: Annotated[int, Option(metavar="NUMBER", rich_help_panel=PIPELINE, help="Of the pipeline; a file says it itself.")] = REQUEST.ranks,
+    batches: Annotated[int, Option(metavar="NUMBER", rich_help_panel=PIPELINE, help="Micro-batches in a step.")] = REQUEST.batches,
+    chunks: Annotated[int | None, Option(
+        metavar="NUMBER", rich_help_panel=PIPELINE, help="Stages on a rank.", show_default="what the policy has",
+    )] = REQUEST.chunks,
+    recompute: Annotated[bool, Option("--recompute", metavar="", rich_help_panel=PIPELINE, help="A backward runs its forward again.")] = REQUEST.recompute,
+    forward: Annotated[str, Option(metavar="TIME,…", rich_help_panel=TIMES, help="Of a forward; one, or one for each stage.")] = REQUEST.forward,
+    backward: Annotated[str, Option(metavar="TIME,…", rich_help_panel=TIMES, help="Of the gradient of the input.")] = REQUEST.backward,
+    weight: Annotated[str, Option(metavar="TIME,…", rich_help_panel=TIMES, help="Of the gradient of the weights.")] = REQUEST.weight,
+    transfer: Annotated[str, Option(metavar="TIME,…", rich_help_panel=TIMES, help="Of a message; one, or one for each two neighbours.")] = REQUEST.transfer,
+    activation: Annotated[str, Option(metavar="BYTES,…", rich_help_panel=TIMES, help="What a micro-batch keeps on a stage.")] = REQUEST.activation,
+    boundary: Annotated[str, Option(metavar="BYTES,…", rich_help_panel=TIMES, help="Of a message.")] = REQUEST.boundary,
+    down: Annotated[bool, Option("--down", metavar="", rich_help_panel=RESULT, help="Print the table with time downwards.")] = REQUEST.down,
+    events: Annotated[bool, Option("--events", metavar="", rich_help_panel=RESULT, help="Print what each slot waits for and records.")] = REQUEST.events,
+    draw: Annotated[str | None, Option(metavar="FILE", rich_help_panel=RESULT, help="Draw it: .svg, .png or .pdf.")] = REQUEST.draw,
+    trace: Annotated[str | None, Option(metavar="FILE", rich_help_panel=RESULT, help="Write a trace for Perfetto.")] = REQUEST.trace,
+    save: Annotated[str | None, Option(metavar="FILE", rich_help_panel=RESULT, help="Keep it: .json, or .csv for torch.")] = REQUEST.save,
+) -> None:
+    """Follow the options."""
+    from autopar.pipeline.command import run
+
+    raise typer.Exit(run(Request(
+        source=source, ranks=ranks, batches=batches, chunks=chunks, recompute=recompute, forward=forward, backward=backward, weight=weight,
+        transfer=transfer, activation=activation, boundary=boundary, down=down, events=events, draw=draw, trace=trace, save=save,
+    )))  # fmt: skip
 
 
 @app.command()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +31,7 @@ def test_an_op_ends_at_its_longest_path(data: st.DataObject) -> None:
     assert timeline.makespan == max(ends)
     for stream in set(streams):
         own = list(timeline.on(stream))
-        assert all(a.end <= b.start for a, b in zip(own, own[1:], strict=False))
+        assert all(a.end <= b.start for a, b in itertools.pairwise(own))
 
 
 def test_nothing_takes_no_time() -> None:

@@ -1,4 +1,4 @@
-"""When the buffers of messages may be used again, and how much memory that leaves in use.
+"""When the buffers of messages may be used again, and how many of them are in use at once.
 
 A *send buffer* is free at the later of
 
@@ -17,11 +17,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from autopar.pipeline.dataflow import reader, target
+from autopar.pipeline.dataflow import made_by, reader
 from autopar.pipeline.schedule import PipelineSchedule
 from autopar.pipeline.task import Task
 
@@ -34,8 +35,8 @@ class Flow:
     Attributes:
         orders: the computations of each rank, in its order.
         place: of each, its rank and its number in that order.
-        time: of each, the row of its slot.
-        sends: all of them.
+        time: of each, and of each message, the row of its slot.
+        sends: all of them, and the number of the newest computation before each on its rank, or -1.
     """
 
     def __init__(self, schedule: PipelineSchedule) -> None:
@@ -43,29 +44,32 @@ class Flow:
         self.orders: list[list[Task]] = [[] for _ in range(schedule.ranks)]
         self.place: dict[Task, tuple[int, int]] = {}
         self.time: dict[Task, int] = {}
-        self.sends: list[Task] = []
-        for time, rank, task in schedule.tasks():
-            if task.kind[1] == "W":
-                self.place[task] = rank, len(self.orders[rank])
-                self.time[task] = time
-                self.orders[rank].append(task)
-            elif task.kind[1] == "S":
-                self.sends.append(task)
+        self.sends: dict[Task, int] = {}
+        for time, row in enumerate(schedule.slots):
+            for rank, slot in enumerate(row):
+                own = self.orders[rank]
+                self.sends.update((send, len(own) - 1) for send in slot.send)
+                self.time.update((task, time) for task in slot.tasks)
+                for task in slot.compute:
+                    self.place[task] = rank, len(own)
+                    own.append(task)
 
     def first_after(self) -> list[np.ndarray]:
         """Of each rank a table ``[number][rank]``: the first computation there that happens at the earliest after that one.
 
         Program order and messages are followed; ``NEVER`` where there is none. Linear in computations x ranks.
         """
-        schedule, ranks = self.schedule, len(self.orders)
+        ranks = len(self.orders)
         after = [np.full((len(own) + 1, ranks), NEVER, np.int32) for own in self.orders]
+        readers: dict[tuple[int, int], list[Task]] = defaultdict(list)  # of what is sent after a computation and before the next
+        for send, number in self.sends.items():
+            readers[self.schedule.rank_of[send.stage], number].append(reader(send))
         for task in reversed(self.place):  # rows are in an order in which everything comes after what it reads
             rank, number = self.place[task]
             own = after[rank]
-            if (send := target(task, schedule.rank_of)) is not None and (read := self.place.get(reader(send))) is not None:
-                np.minimum(own[number + 1], after[read[0]][read[1]], out=own[number])
-            else:
-                own[number] = own[number + 1]
+            own[number] = own[number + 1]
+            for there, read in (self.place[one] for one in readers.get((rank, number), ()) if one in self.place):
+                np.minimum(own[number], after[there][read], out=own[number])
             own[number, rank] = number
         return after
 
@@ -86,26 +90,69 @@ def last_readers(send: Task, schedule: PipelineSchedule) -> tuple[Task, ...]:
     return (Task("BW", send.stage, send.batch),) if schedule.recompute and send.kind[0] == "F" else ()
 
 
+def release_rows(flow: Flow) -> dict[Task, int]:
+    """Of each send, the first row in which a slot of its rank may release its buffer, by both rules; or ``NEVER``.
+
+    A slot that computes has waited for what its first computation reads, one of messages alone for nothing.
+    """
+    found: dict[Task, int] = {}
+    for send, number in release_points(flow).items():
+        if number == NEVER:
+            found[send] = NEVER
+            continue
+        own = flow.orders[flow.schedule.rank_of[send.stage]]
+        row = flow.time[own[number]]
+        if number and flow.time[own[number - 1]] == row:
+            row += 1
+        found[send] = max(row, *(flow.time[one] + 1 for one in (send, *last_readers(send, flow.schedule)) if one in flow.time))
+    return found
+
+
 def with_frees(schedule: PipelineSchedule) -> PipelineSchedule:
     """The schedule in which the first slot that may release a send buffer does; what is free at the end only stays."""
-    schedule = schedule.with_messages()
-    flow = Flow(schedule)
-    first: list[list[int]] = [[] for _ in range(schedule.ranks)]  # of each slot that computes, its first computation
-    times: list[list[int]] = [[] for _ in range(schedule.ranks)]
-    for rank, own in enumerate(flow.orders):
-        for number, task in enumerate(own):
-            if not times[rank] or flow.time[task] != times[rank][-1]:
-                first[rank].append(number)
-                times[rank].append(flow.time[task])
+    schedule = schedule.with_messages().checked()
+    busy = [[time for time, row in enumerate(schedule.slots) if row[rank].tasks] for rank in range(schedule.ranks)]
     free: dict[tuple[int, int], list[Task]] = defaultdict(list)
-    for send, number in release_points(flow).items():
+    for send, row in release_rows(Flow(schedule)).items():
         rank = schedule.rank_of[send.stage]
-        for one in last_readers(send, schedule):
-            number = max(number, flow.place[one][1] + 1) if one in flow.place else number
-        if (slot := bisect_left(first[rank], number)) < len(first[rank]):
-            free[times[rank][slot], rank].append(send)
-    table = [
-        tuple(replace(slot, free=tuple(free[time, rank])) if (time, rank) in free else slot for rank, slot in enumerate(row))
+        if (slot := bisect_left(busy[rank], row)) < len(busy[rank]):
+            free[busy[rank][slot], rank].append(send)
+    table = tuple(
+        tuple(replace(slot, free=tuple(free[time, rank])) if (time, rank) in free or slot.free else slot for rank, slot in enumerate(row))
         for time, row in enumerate(schedule.slots)
-    ]
-    return replace(schedule, slots=tuple(table)).known_right()
+    )
+    return replace(schedule, slots=table).known_right()
+
+
+def in_use(schedule: PipelineSchedule) -> dict[tuple[int, int], tuple[int, int]]:
+    """Sender and receiver → the most send buffers and the most receive buffers in use at once."""
+    if not any(slot.free for row in schedule.slots for slot in row):
+        schedule = with_frees(schedule)
+    now: dict[tuple[str, tuple[int, int]], int] = defaultdict(int)
+    most = dict(now)
+    for end, change, ranks in _taken(schedule):
+        now[end, ranks] += change
+        most[end, ranks] = max(now[end, ranks], most.get((end, ranks), 0))
+    return {ranks: (most["S", ranks], most["R", ranks]) for end, ranks in most if end == "S"}
+
+
+def _taken(schedule: PipelineSchedule) -> Iterator[tuple[str, int, tuple[int, int]]]:
+    """Each buffer that is taken (1) or given back (-1), in the order of the slots: of a send (S) or a receive (R), and of which ranks."""
+    rank_of = schedule.rank_of
+    split = any(task.kind == "WW" for _, _, task in schedule.tasks())
+    sends: dict[Task, Task] = {}
+    read: dict[Task, list[Task]] = defaultdict(list)  # last reader → receives
+    for _, _, task in schedule.tasks():
+        if task.kind[1] == "S":
+            sends[made_by(task)] = task
+        elif task.kind[1] == "R":
+            kind = ("BW" if schedule.recompute else "FW") if task.kind == "FR" else ("WW" if split else "BW")
+            read[Task(kind, task.stage, task.batch)].append(task)
+    for row in schedule.slots:
+        for slot in row:
+            yield from (("S", -1, (rank_of[send.stage], rank_of[send.peer])) for send in slot.free)
+            yield from (("R", 1, (rank_of[receive.peer], rank_of[receive.stage])) for receive in slot.receive)
+            for task in slot.compute:
+                if (send := sends.get(task)) is not None:
+                    yield "S", 1, (rank_of[send.stage], rank_of[send.peer])
+                yield from (("R", -1, (rank_of[receive.peer], rank_of[receive.stage])) for receive in read[task])

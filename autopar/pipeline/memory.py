@@ -81,8 +81,9 @@ def memory(schedule: PipelineSchedule, sizes: Sizes | None = None, *, held: Coll
             ``buffers``: what that would cost.
     """
     sizes = sizes or Sizes()
+    schedule = schedule.checked()
     if not any(slot.free for row in schedule.slots for slot in row):
-        schedule = with_frees(schedule.checked())
+        schedule = with_frees(schedule)
     stages = schedule.stages
     changes: list[list[Change]] = [[] for _ in range(schedule.ranks)]
     split = {(task.stage, task.batch) for _, _, task in schedule.tasks() if task.kind == "WW"}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopar.errors import ScheduleError
@@ -39,6 +41,12 @@ class PipelineSchedule:
 
     def __post_init__(self) -> None:
         check_shape(self.slots, self.batches, self.rank_of)
+
+    @property
+    def title(self) -> str:
+        """``1f1b on 4 ranks, 8 micro-batches``"""
+        stages = f", {self.stages} stages" if self.stages > self.ranks else ""
+        return f"{self.name or 'a schedule'} on {self.ranks} rank{'s' * (self.ranks > 1)}{stages}, {self.batches} micro-batch{'es' * (self.batches > 1)}"
 
     @property
     def stages(self) -> int:
@@ -130,6 +138,62 @@ class PipelineSchedule:
         self.__dict__["_right"] = True
         return self
 
+    # -- as text -----------------------------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        return f"{self.title}\n{self.table(messages=self.has_messages)}"
+
+    def table(self, *, messages: bool = True, events: bool = False, down: bool = False) -> str:
+        """The table of fixed width; see ``autopar.pipeline.formats.table``."""
+        from autopar.pipeline.formats import table
+
+        return table(self, messages=messages, events=events, down=down)
+
+    def to_json(self) -> str:
+        """The canonical form; see ``autopar.pipeline.formats.document``."""
+        from autopar.pipeline.formats import to_json
+
+        return to_json(self)
+
+    @staticmethod
+    def from_json(text: str) -> PipelineSchedule:
+        from autopar.pipeline.formats import from_json
+
+        return from_json(text)
+
+    def to_csv(self, *, messages: bool = False) -> str:
+        """The actions of torch.distributed.pipelining; see ``autopar.pipeline.formats.actions``."""
+        from autopar.pipeline.formats import to_csv
+
+        return to_csv(self, messages=messages)
+
+    @staticmethod
+    def from_csv(text: str, **options: Any) -> PipelineSchedule:
+        from autopar.pipeline.formats import from_csv
+
+        return from_csv(text, **options)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a file: ``.json``, or ``.csv`` for torch, with messages where it has them."""
+        text = self.to_json() if suffix(path) == ".json" else self.to_csv(messages=self.has_messages)
+        Path(path).write_text(text, encoding="utf-8", newline="")
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> PipelineSchedule:
+        """Read what ``save`` or torch has written, and verify it.
+
+        Raises:
+            ScheduleError: the file is malformed, with line and column; or the schedule is wrong.
+        """
+        read = PipelineSchedule.from_json if suffix(path) == ".json" else PipelineSchedule.from_csv
+        try:
+            with open(path, encoding="utf-8-sig", newline="") as file:
+                return read(file.read()).checked()
+        except UnicodeDecodeError:
+            raise ScheduleError(f"{path}: this is no text") from None
+        except ScheduleError as error:
+            raise ScheduleError(f"{path}: {error}") from None
+
     # -- what it is asked for ----------------------------------------------------------------------------------------
 
     def verify(self, **options: Any) -> Verification:
@@ -143,6 +207,14 @@ class PipelineSchedule:
         from autopar.pipeline.simulate import simulate
 
         return simulate(self, times, sizes, **options)
+
+
+def suffix(path: str | os.PathLike[str]) -> str:
+    """Which form a file has, by its name."""
+    found = Path(path).suffix.lower()
+    if found not in (".json", ".csv"):
+        raise ValueError(f"{path}: a schedule is kept as .json, or as .csv for torch")
+    return found
 
 
 def check_shape(slots: Sequence[Sequence[Slot]], batches: int, rank_of: Sequence[int]) -> None:

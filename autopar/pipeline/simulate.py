@@ -6,6 +6,7 @@ ranks compute: a send begins when its rank has come to it and its link is free; 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -54,6 +55,23 @@ class Simulation:
     sent: tuple[Span, ...] = field(repr=False)
     work: tuple[float, ...]
     exposed: tuple[float, ...]
+
+    def __str__(self) -> str:
+        from autopar.pipeline.summary import summary
+
+        return summary(self)
+
+    def draw(self, path: str | os.PathLike[str]) -> None:
+        """Draw it into an SVG, PNG or PDF; see ``autopar.pipeline.picture``."""
+        from autopar.pipeline.picture import draw
+
+        draw(self, path)
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write a trace for Perfetto or chrome://tracing; see ``autopar.pipeline.trace``."""
+        from autopar.pipeline.trace import save_trace
+
+        save_trace(self, path)
 
     @cached_property
     def makespan(self) -> float:

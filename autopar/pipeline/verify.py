@@ -7,17 +7,20 @@ all ranks finish is decided by ``autopar.channels``.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autopar.channels import ALL, ASYNCHRONOUS, Channels, Group, Receive, Send, check
+from autopar.channels import ALL, ASYNCHRONOUS, Channels, Group, Receive, Send
+from autopar.channels.check import check_tasks
 from autopar.collector import collector_paused
 from autopar.errors import ChannelError, ScheduleError
-from autopar.pipeline.buffers import Flow, last_readers, release_points, with_frees
-from autopar.pipeline.dataflow import made_by, reader, reads, source
+from autopar.pipeline.buffers import NEVER, Flow, in_use, last_readers, release_rows
+from autopar.pipeline.dataflow import made_by, reads, source
 from autopar.pipeline.schedule import PipelineSchedule
-from autopar.pipeline.task import ON_PARAMETERS, REDUCE, Task, other_end
+from autopar.pipeline.task import KINDS, ON_PARAMETERS, REDUCE, Task, other_end
+
+NAMES = tuple(of + action for of, action in KINDS)
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,11 @@ class Verification:
 
 
 @collector_paused()
-def verify(schedule: PipelineSchedule, *, channels: Iterable[Channels] = (ASYNCHRONOUS,)) -> Verification:
+def verify(schedule: PipelineSchedule, *, channels: Iterable[Channels] = ()) -> Verification:
     """Check a schedule. One of computations alone is checked as such.
 
     Args:
-        channels: on which all ranks must finish; on which others they do is told.
+        channels: on which all ranks must finish, besides asynchronous ones; on which others they do is told.
 
     Raises:
         ScheduleError: a task is missing, doubled, or before what it reads; a message has one end, is read by nobody, or is not
@@ -63,10 +66,11 @@ def verify(schedule: PipelineSchedule, *, channels: Iterable[Channels] = (ASYNCH
     messages = sum(task.kind[1] == "S" for task in times)
     if schedule.has_messages:
         _pairing(schedule, times)
-        finishes = _progress(schedule, channels)
+        finishes = _progress(schedule, times, channels)
         _reductions(schedule, times)
-        _releases(schedule, times)
-        buffers = _buffers(schedule)
+    _releases(schedule, times)
+    if messages:
+        buffers = in_use(schedule.known_right())
     return Verification(schedule, sum(task.kind[1] == "W" for task in times), messages, finishes, buffers)
 
 
@@ -75,6 +79,8 @@ def _once(schedule: PipelineSchedule) -> dict[Task, int]:
     times: dict[Task, int] = {}
     seen: dict[tuple[str, int, int], Task] = {}
     for time, rank, task in schedule.tasks():
+        if task.kind not in NAMES:
+            raise ScheduleError(f"row {time}, rank {rank}: {task.where}: there is no such task; there are {', '.join(NAMES)}")
         if (other := seen.setdefault(task[:3], task)) is not task or task in times:
             raise ScheduleError(f"{task.where} is there twice: in row {times[other]} and in row {time} of rank {rank}; leave one out")
         times[task] = time
@@ -129,7 +135,8 @@ def _pairing(schedule: PipelineSchedule, times: dict[Task, int]) -> None:
             if task.peer == task.stage + step:
                 known = f"stages {task.stage} and {task.peer} are on one rank, {rank_of[task.stage]}"
             raise ScheduleError(f"nobody needs this message:\n{_at(task, time, rank_of)}{known}; leave it out")
-        if other_end(task) not in times:
+    for task, time in times.items():
+        if task.kind[1] != "W" and other_end(task) not in times:
             raise ScheduleError(f"a message has one end only:\n{_at(task, time, rank_of)}add {other_end(task).where} on rank {rank_of[task.peer]}")
     for receive, use in expected.items():
         if receive not in times:
@@ -142,39 +149,45 @@ def _pairing(schedule: PipelineSchedule, times: dict[Task, int]) -> None:
                 )
 
 
-def _progress(schedule: PipelineSchedule, channels: Iterable[Channels]) -> dict[str, str]:
+def _progress(schedule: PipelineSchedule, times: dict[Task, int], channels: Iterable[Channels]) -> dict[str, str]:
     """FIFO identity of each pair of ranks, and on which channels all finish."""
     tasks: dict[int, list[Group]] = {rank: [] for rank in range(schedule.ranks)}
+    lines: dict[tuple[int, str], str] = {}
     for row in schedule.slots:
         for rank, slot in enumerate(row):
-            if messages := slot.messages:
-                tasks[rank].append(Group(tuple(_message(task, schedule) for task in messages)))
-    try:
-        check(tasks, ())
-    except ChannelError as error:
-        raise ScheduleError(str(error)) from None
-    finishes = {}
-    tried = {*ALL, *channels}
-    for model in sorted(tried, key=lambda model: model.strictness, reverse=True):
-        if any(not finishes[other.name] and model.looser(other) for other in tried if other.name in finishes):
-            finishes[model.name] = ""
-            continue
+            if slot.messages:
+                tasks[rank].append(Group(tuple(_message(task, schedule) for task in slot.messages)))
+                lines.update(((rank, _value(task)), f"row {times[task]}: {task.where}") for task in slot.messages)
+
+    def refused(on: Iterable[Channels]) -> str:
         try:
-            check(tasks, [model])
-            finishes[model.name] = ""
+            check_tasks(tasks, on, lambda rank, value: lines.get((rank, value), ""))
         except ChannelError as error:
-            finishes[model.name] = str(error)
-    for model in channels:
+            return str(error)
+        return ""
+
+    if error := refused(()):
+        raise ScheduleError(error)
+    finishes: dict[str, str] = {}
+    required = (ASYNCHRONOUS, *channels)
+    tried = {*ALL, *required}
+    for model in sorted(tried, key=lambda model: model.strictness, reverse=True):
+        looser = any(not finishes[other.name] and model.looser(other) for other in tried if other.name in finishes)
+        finishes[model.name] = "" if looser else refused([model])
+    for model in required:
         if finishes[model.name]:
             raise ScheduleError(finishes[model.name])
     return dict(reversed(finishes.items()))
 
 
+def _value(message: Task) -> str:
+    """What a message is called on both ranks."""
+    send = message if message.kind[1] == "S" else other_end(message)
+    return f"{send} of stage {send.stage}"
+
+
 def _message(task: Task, schedule: PipelineSchedule) -> Send | Receive:
-    peer = schedule.rank_of[task.peer]
-    send = task if task.kind[1] == "S" else other_end(task)
-    value = f"{send} of stage {send.stage}"
-    return Send(value, peer) if task.kind[1] == "S" else Receive(value, peer)
+    return (Send if task.kind[1] == "S" else Receive)(_value(task), schedule.rank_of[task.peer])
 
 
 def _reductions(schedule: PipelineSchedule, times: dict[Task, int]) -> None:
@@ -183,30 +196,30 @@ def _reductions(schedule: PipelineSchedule, times: dict[Task, int]) -> None:
     for task, time in times.items():
         if task.kind in ("BW", "WW"):
             last[task.stage] = max(time, last.get(task.stage, -1))
-    reduced: Counter[int] = Counter()
+    reduced: dict[int, list[int]] = defaultdict(list)
     for time, row in enumerate(schedule.slots):
         for rank, slot in enumerate(row):
             for name, stage in slot.parameters:
                 if name not in ON_PARAMETERS or not 0 <= stage < schedule.stages or schedule.rank_of[stage] != rank:
                     raise ScheduleError(f"row {time}, rank {rank}: {name} of stage {stage} cannot be done there; there are {', '.join(ON_PARAMETERS)}")
                 if name == REDUCE:
-                    reduced[stage] += 1
+                    reduced[stage].append(time)
                     if time < last[stage]:
                         raise ScheduleError(
                             f"row {time}, rank {rank}: {REDUCE} of stage {stage} comes before its last gradient in row {last[stage]}: put it there"
                         )
-    for stage in range(schedule.stages):
-        if reduced[stage] != 1:
-            how = "never" if not reduced[stage] else f"{reduced[stage]} times"
-            raise ScheduleError(f"the gradients of stage {stage} are reduced {how}: without {REDUCE} after the last one they are not averaged; have it once")
+    for stage, rank in enumerate(schedule.rank_of):
+        if len(rows := reduced[stage]) != 1:
+            how = f"{len(rows)} times, in rows {' and '.join(map(str, rows))}" if rows else f"never, the last one is in row {last[stage]}"
+            raise ScheduleError(f"rank {rank}: the gradients of stage {stage} are reduced {how}: without {REDUCE} after the last one they are not averaged; have it once")
 
 
 def _releases(schedule: PipelineSchedule, times: dict[Task, int]) -> None:
-    """What the slots say of send buffers agrees with the rule of ``buffers``."""
+    """What the slots say of send buffers agrees with the rules of ``buffers``."""
     said = [(time, rank, send) for time, row in enumerate(schedule.slots) for rank, slot in enumerate(row) for send in slot.free]
     if not said:
         return
-    points, numbers = release_points(Flow(schedule)), _numbers(schedule)
+    first = release_rows(Flow(schedule))
     seen: set[Task] = set()
     for time, rank, send in said:
         where = f"row {time}, rank {rank}: the buffer of {send.where} is released"
@@ -219,56 +232,6 @@ def _releases(schedule: PipelineSchedule, times: dict[Task, int]) -> None:
             if times[last] >= time:
                 what = "is sent" if last is send else f"is read by {last.where}, which runs its forward again,"
                 raise ScheduleError(f"{where} before it {what} in row {times[last]}: release it later")
-        if numbers[rank][time] < points[send]:
-            when = next((t for t, n in enumerate(numbers[rank]) if n >= points[send]), None)
-            later = "at the end of the step" if when is None else f"in row {when}"
+        if time < first[send]:
+            later = "at the end of the step" if first[send] == NEVER else f"in row {first[send]}"
             raise ScheduleError(f"{where} before that rank can know that {other_end(send).where} has taken place: release it {later}")
-
-
-def _numbers(schedule: PipelineSchedule) -> list[list[int]]:
-    """Of each rank and row, how many computations come before."""
-    counts: list[list[int]] = []
-    for rank in range(schedule.ranks):
-        own, n = [], 0
-        for row in schedule.slots:
-            own.append(n)
-            n += len(row[rank].compute)
-        counts.append(own)
-    return counts
-
-
-def _buffers(schedule: PipelineSchedule) -> dict[tuple[int, int], tuple[int, int]]:
-    """Of each channel the most send buffers and the most receive buffers in use at once."""
-    if not any(slot.free for row in schedule.slots for slot in row):
-        schedule = with_frees(schedule)
-    sends: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])
-    receives: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])
-    for counts, change, ends in _taken(schedule):
-        held = (sends if counts == "S" else receives)[ends]
-        held[0] += change
-        held[1] = max(held)
-    return {ends: (sends[ends][1], receives[ends][1]) for ends in sends.keys() | receives.keys()}
-
-
-def _taken(schedule: PipelineSchedule) -> Iterator[tuple[str, int, tuple[int, int]]]:
-    rank_of = schedule.rank_of
-    last = {}
-    split = any(task.kind == "WW" for _, _, task in schedule.tasks())
-    for _, _, task in schedule.tasks():
-        if task.kind[1] == "R":
-            use = reader(task)
-            kind = use.kind if task.kind[0] == "F" and not schedule.recompute else "WW" if task.kind[0] == "B" and split else "BW"
-            last.setdefault(Task(kind, use.stage, use.batch), []).append(task)
-    sends = {made_by(task): task for _, _, task in schedule.tasks() if task.kind[1] == "S"}
-    for row in schedule.slots:
-        for slot in row:
-            yield from (("S", -1, (rank_of[send.stage], rank_of[send.peer])) for send in slot.free)
-            for task in slot.tasks:
-                if task.kind[1] == "R":
-                    yield "R", 1, (rank_of[task.peer], rank_of[task.stage])
-            for task in slot.tasks:
-                if task.kind[1] == "W":
-                    if (send := sends.get(task)) is not None:
-                        yield "S", 1, (rank_of[send.stage], rank_of[send.peer])
-                    for received in last.get(task, ()):
-                        yield "R", -1, (rank_of[received.peer], rank_of[received.stage])

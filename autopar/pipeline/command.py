@@ -1,0 +1,85 @@
+"""What ``autopar schedule`` does: make or load a schedule, verify it, simulate it, and print, draw or keep it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autopar.errors import ScheduleError
+from autopar.pipeline.memory import PerStage, Sizes
+from autopar.pipeline.policies import POLICIES, build
+from autopar.pipeline.schedule import PipelineSchedule
+from autopar.pipeline.simulate import Times
+
+DONE, REFUSED = 0, 2  # exit statuses
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of ``autopar schedule`` and their defaults. Numbers are one, or one for each stage: ``18.5,18.5,22``."""
+
+    source: str = "1f1b"
+    ranks: int = 4
+    batches: int = 8
+    chunks: int | None = None
+    forward: str = "1"
+    backward: str = "1"
+    weight: str = "1"
+    transfer: str = "0"
+    activation: str = "1"
+    boundary: str = "0"
+    recompute: bool = False
+    down: bool = False
+    events: bool = False
+    draw: str | None = None
+    trace: str | None = None
+    save: str | None = None
+
+
+def run(request: Request) -> int:
+    """Follow the options; the exit status. What stands in the way is told in a line, without a traceback."""
+    try:
+        _follow(request)
+    except (ScheduleError, ValueError, ImportError, OSError) as error:
+        print(f"autopar: {error}", file=sys.stderr)
+        return REFUSED
+    return DONE
+
+
+def policies() -> str:
+    """The policies, one a line."""
+    width = max(map(len, POLICIES))
+    return "\n".join(f"{name:{width}}  {row.about}" for name, row in POLICIES.items())
+
+
+def _follow(request: Request) -> None:
+    schedule = _schedule(request)
+    found = schedule.verify()
+    times = Times(*(numbers(getattr(request, name), name) for name in ("forward", "backward", "weight", "transfer")))
+    sizes = Sizes(activation=numbers(request.activation, "activation"), boundary=numbers(request.boundary, "boundary"))
+    simulation = schedule.simulate(times, sizes)
+    print(schedule.table(events=request.events, down=request.down))
+    print(f"\n{simulation}{found}")
+    if request.draw:
+        simulation.draw(request.draw)
+    if request.trace:
+        simulation.save_trace(request.trace)
+    if request.save:
+        schedule.save(request.save)
+
+
+def _schedule(request: Request) -> PipelineSchedule:
+    if Path(request.source).suffix in (".json", ".csv"):
+        return PipelineSchedule.load(request.source).with_messages()
+    return build(request.source, request.ranks, request.batches, request.chunks, recompute=request.recompute)
+
+
+def numbers(text: str, name: str) -> PerStage:
+    """``2`` or ``2,2,3``."""
+    try:
+        found: Sequence[float] = [float(word) for word in text.split(",")]
+    except ValueError:
+        raise ScheduleError(f"--{name} {text}: write a number, or one for each stage: 18.5,18.5,22") from None
+    return found[0] if len(found) == 1 else found

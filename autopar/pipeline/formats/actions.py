@@ -1,0 +1,277 @@
+"""A schedule as the CSV of torch.distributed.pipelining (2.13): a line per rank, and in each cell an action.
+
+    0F0,0F1,0B0,,0B1        columns are times, and an empty cell is a bubble
+    0F0,0SEND_F0,0F1,…      with messages: in the order in which they are launched
+
+``2F0`` is the forward of micro-batch 0 on stage 2. ``B`` is a backward, ``I`` the gradient of the input alone, which leaves that
+of the weights to a later ``W``. ``(0F1;3B0)OVERLAP_F_B`` is a forward and a backward at once. ``3SEND_F1`` and ``3SEND_B1`` go
+from stage 3 to the next and to the one before, ``RECV`` comes from there. ``1REDUCE_GRAD`` has no micro-batch, nor have
+``UNSHARD`` and ``RESHARD``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple, NoReturn
+
+from autopar.errors import ScheduleError
+from autopar.pipeline.lowering import lower
+from autopar.pipeline.rows import needs, rows
+from autopar.pipeline.schedule import PipelineSchedule
+from autopar.pipeline.task import EMPTY, ON_PARAMETERS, Slot, Table, Task
+
+KIND_OF = {"F": "FW", "I": "BW", "B": "BW", "W": "WW", "SEND_F": "FS", "RECV_F": "FR", "SEND_B": "BS", "RECV_B": "BR"}
+NAME_OF = {"FW": "F", "WW": "W", "FS": "SEND_F", "FR": "RECV_F", "BS": "SEND_B", "BR": "RECV_B"}
+COMPUTATIONS = ("F", "I", "B", "W")
+PEER = {"FS": 1, "FR": -1, "BS": -1, "BR": 1}  # how many stages on
+OVERLAP = "OVERLAP_F_B"
+
+
+# -- writing -------------------------------------------------------------------------------------------------------------
+
+
+def to_csv(schedule: PipelineSchedule, *, messages: bool = False) -> str:
+    """The CSV, with ``\\n`` at the end of each line.
+
+    Args:
+        messages: with messages and what is done to parameters (torch: ``format="compute_comms"``), else the computations
+            alone, a column for each time (``format="compute_only"``).
+
+    Raises:
+        ScheduleError: a message to a stage that is no neighbour, for which there is no action.
+    """
+    split = {(task.stage, task.batch) for _, _, task in schedule.tasks() if task.kind == "WW"}
+    if messages:
+        slots = schedule.with_messages().slots
+        lines = [[cell for row in slots for cell in _cells(row[rank], split)] for rank in range(schedule.ranks)]
+    else:
+        lines = [[] for _ in range(schedule.ranks)]
+        for row in schedule.compute_table if schedule.has_messages else schedule.slots:
+            cells = [_computations(slot, split) for slot in row]
+            width = max([1, *map(len, cells)])
+            for line, own in zip(lines, cells, strict=True):
+                line += own + [""] * (width - len(own))
+    return "".join(",".join(line).rstrip(",") + "\n" for line in lines)
+
+
+def _cells(slot: Slot, split: set[tuple[int, int]]) -> list[str]:
+    for task in slot.messages:
+        if task.peer != task.stage + PEER[task.kind]:
+            raise ScheduleError(f"{task.where}: torch's actions have messages between neighbouring stages alone; keep it as JSON")
+    messages = [_action(task, split) for task in slot.messages]
+    return [*messages, *_computations(slot, split), *(f"{stage}{name}" for name, stage in slot.parameters)]
+
+
+def _computations(slot: Slot, split: set[tuple[int, int]]) -> list[str]:
+    """Their actions: one for the two halves of a backward that follow one another, one for a forward and a whole backward."""
+    actions: list[str] = []
+    names = ""
+    behind = None
+    for task in slot.compute:
+        if task.kind == "WW" and behind == Task("BW", task.stage, task.batch):
+            actions[-1], names = f"{task.stage}B{task.batch}", names[:-1] + "B"
+        else:
+            actions.append(_action(task, split))
+            names += NAME_OF.get(task.kind) or _backward(task, split)
+        behind = task
+    return [f"({';'.join(actions)}){OVERLAP}"] if names in ("FB", "BF") else actions
+
+
+def _backward(task: Task, split: set[tuple[int, int]]) -> str:
+    return "I" if (task.stage, task.batch) in split else "B"
+
+
+def _action(task: Task, split: set[tuple[int, int]]) -> str:
+    return f"{task.stage}{NAME_OF.get(task.kind) or _backward(task, split)}{task.batch}"
+
+
+# -- reading -------------------------------------------------------------------------------------------------------------
+
+
+class Action(NamedTuple):
+    """One action, and where it stands.
+
+    Attributes:
+        name: a key of ``KIND_OF`` or ``ON_PARAMETERS``.
+        batch: -1 where it has none.
+        line, column: from 1.
+    """
+
+    text: str
+    name: str
+    stage: int
+    batch: int
+    line: int
+    column: int
+
+    def refuse(self, reason: str) -> NoReturn:
+        _refuse(self.line, self.column, self.text, reason)
+
+    @property
+    def task(self) -> Task:
+        kind = KIND_OF[self.name]
+        return Task(kind, self.stage, self.batch, self.stage + PEER[kind] if kind in PEER else -1)
+
+
+Cell = tuple[Action, ...]  # none in a bubble, two where they overlap
+
+_CELL = re.compile(r'"((?:[^"]|"")*)"(?=,|\Z)|([^,]*)')
+_ACTION = re.compile(rf"([0-9]{{1,9}})(?:({'|'.join(KIND_OF)})([0-9]{{1,9}})|({'|'.join(ON_PARAMETERS)}))")
+_OVERLAPPED = re.compile(rf"\(([^()]*)\){OVERLAP}")
+
+
+def from_csv(text: str, *, batches: int | None = None, ranks: int | None = None) -> PipelineSchedule:
+    """The schedule of a CSV, with messages or without.
+
+    The columns of computations are the rows of the schedule where every computation comes after what it reads; else, and with
+    messages, each action is in the first row that its rank's order allows. A CSV of computations that says what is done to
+    parameters, and sends nothing, is given messages.
+
+    Args:
+        batches: the number of micro-batches; default: the largest that there is, and one.
+        ranks: how many lines there are to be; default: any number.
+
+    Raises:
+        ScheduleError: an action that cannot be read, with line and column; stages on two ranks, or not numbered from 0
+            without gaps; a backward that contradicts the gradients of weights; ranks that wait for each other for ever.
+    """
+    lines = [[_read(cell, number, column) for column, cell in _split(line)] for number, line in enumerate(_lines(text), 1)]
+    if ranks is not None and len(lines) != ranks:
+        raise ScheduleError(f"there are {len(lines)} lines, one for each rank, and there are to be {ranks} ranks")
+    actions = [action for line in lines for cell in line for action in cell]
+    rank_of = _placement(lines)
+    batches = _batches(actions) if batches is None else batches
+    _check(actions, batches, len(rank_of))
+    split = any(action.name == "W" for action in actions)
+    if all(action.name in COMPUTATIONS for action in actions):
+        width = max(map(len, lines))
+        columns = [[_slot(cell, split) for cell in line] + [EMPTY] * (width - len(line)) for line in lines]
+        table = tuple(zip(*columns, strict=True))
+        if _in_time(table, rank_of):
+            return PipelineSchedule(table, batches, rank_of)
+    schedule = PipelineSchedule(rows([_order(line, split) for line in lines], rank_of), batches, rank_of)
+    silent = len(lines) > 1 and all(action.name in COMPUTATIONS or action.name in ON_PARAMETERS for action in actions)
+    return lower(schedule) if silent else schedule
+
+
+def _refuse(line: int, column: int, text: str, reason: str) -> NoReturn:
+    raise ScheduleError(f"line {line}, column {column}: {text if len(text) <= 40 else text[:37] + '...'}: {reason}")
+
+
+def _lines(text: str) -> list[str]:
+    lines = re.split(r"\r\n|\r|\n", text)
+    while lines and not lines[-1].strip():
+        del lines[-1]
+    if not lines:
+        raise ScheduleError("an empty text is no schedule; it has a line for each rank, as in 0F0,0F1,0B0,0B1")
+    return lines
+
+
+def _split(line: str) -> Iterator[tuple[int, str]]:
+    """The cells of a line, without quotes and blanks around them, and the column in which each begins."""
+    at = 0
+    while (match := _CELL.match(line, at)) is not None:
+        text, begin = (match[2], match.start(2)) if match[1] is None else (match[1], match.start(1))
+        yield begin + len(text) - len(text.lstrip()) + 1, text.strip()
+        at = match.end() + 1
+        if at > len(line):
+            return
+
+
+def _read(cell: str, line: int, column: int) -> Cell:
+    if not cell:
+        return ()
+    if (overlapped := _OVERLAPPED.fullmatch(cell)) is None:
+        return (_read_action(cell, line, column),)
+    found, at = [], column + 1
+    for part in overlapped[1].split(";"):
+        found.append(_read_action(part.strip(), line, at + len(part) - len(part.lstrip())))
+        at += len(part) + 1
+    if sorted(action.name for action in found) != ["B", "F"]:
+        _refuse(line, column, cell, "what overlaps is a forward F and a full backward B; write others one after the other")
+    return tuple(found)
+
+
+def _read_action(text: str, line: int, column: int) -> Action:
+    if (match := _ACTION.fullmatch(text)) is None:
+        _refuse(line, column, text, "there is no such action; write stage, action and micro-batch with numbers from 0, as in 2F0, 2I0, 2B0, 2W0, "
+                                    "1SEND_F0, 2RECV_F0, 2SEND_B0, 1RECV_B0, or 2REDUCE_GRAD, 2UNSHARD, 2RESHARD, or (0F1;3B0)OVERLAP_F_B")  # fmt: skip
+    stage, name, batch, on_parameters = match.groups()
+    return Action(text, name or on_parameters, int(stage), -1 if batch is None else int(batch), line, column)
+
+
+def _placement(lines: Sequence[Sequence[Cell]]) -> tuple[int, ...]:
+    """The rank of each stage."""
+    first: dict[int, Action] = {}
+    for rank, line in enumerate(lines):
+        if not any(line):
+            raise ScheduleError(f"line {rank + 1}: rank {rank} does nothing, so that no stage lies on it; leave the line out")
+        for action in (action for cell in line for action in cell):
+            there = first.setdefault(action.stage, action)
+            if there.line != action.line:
+                action.refuse(f"stage {action.stage} is on line {there.line} already, with {there.text}; a stage lies on one rank")
+    for number, stage in enumerate(sorted(first)):
+        if number != stage:
+            first[stage].refuse(f"there is a stage {stage} and no stage {number}; number stages from 0 without gaps")
+    return tuple(first[stage].line - 1 for stage in range(len(first)))
+
+
+def _batches(actions: Sequence[Action]) -> int:
+    if (largest := max(action.batch for action in actions)) < 0:
+        raise ScheduleError("no action has a micro-batch; say batches=")
+    return largest + 1
+
+
+def _check(actions: Sequence[Action], batches: int, stages: int) -> None:
+    """Micro-batches and neighbours that exist, and backwards that agree with the gradients of weights."""
+    weights = {(action.stage, action.batch): action for action in actions if action.name == "W"}
+    for action in actions:
+        there = weights.get((action.stage, action.batch))
+        if action.batch >= batches:
+            action.refuse(f"there is no micro-batch {action.batch}, only 0 to {batches - 1}")
+        if action.name == "I" and there is None:
+            action.refuse(f"the gradient of the input alone, and no {action.stage}W{action.batch} follows; add it, or write B")
+        if action.name == "B" and there is not None:
+            beside = f"on line {there.line}, column {there.column} there is {there.text}"
+            action.refuse(f"a full backward, and {beside}, which is part of it; write I, or leave that out")
+        if action.name in KIND_OF and action.task.kind in PEER and not 0 <= action.task.peer < stages:
+            action.refuse(f"there is no stage {action.task.peer} at the other end, only 0 to {stages - 1}; leave it out")
+
+
+def _slot(cell: Cell, split: bool) -> Slot:
+    """The slot of computations or of a message; a full backward is both halves where the schedule has halves."""
+    tasks: list[Task] = []
+    for action in cell:
+        tasks.append(action.task)
+        if action.name == "B" and split:
+            tasks.append(Task("WW", action.stage, action.batch))
+    return Slot(tuple(tasks)) if tasks else EMPTY
+
+
+def _order(line: Sequence[Cell], split: bool) -> list[Slot]:
+    """The slots of a rank. What is done to parameters belongs to the slot before it, and at the very first to one of its own."""
+    slots: list[Slot] = []
+    for cell in filter(None, line):
+        if cell[0].name not in ON_PARAMETERS:
+            slots.append(_slot(cell, split))
+            continue
+        slots = slots or [EMPTY]
+        slots[-1] = replace(slots[-1], parameters=(*slots[-1].parameters, (cell[0].name, cell[0].stage)))
+    return slots
+
+
+def _in_time(table: Table, rank_of: Sequence[int]) -> bool:
+    """Whether every computation comes after what it reads."""
+    done: dict[Task, int] = {}
+    for time, row in enumerate(table):
+        for slot in row:
+            for task in slot.tasks:
+                done.setdefault(task, time)
+    there = set(done)
+    return all(
+        done[need] + later <= time
+        for time, row in enumerate(table) for slot in row
+        for need, later in needs(slot, rank_of, there) if need not in slot.tasks
+    )  # fmt: skip

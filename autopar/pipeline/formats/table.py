@@ -1,0 +1,56 @@
+"""A schedule as a table of fixed width, to look at.
+
+A line is a rank and goes through time. A slot is as ONNX Runtime prints it (pull request 4524): eight characters for up to two
+tasks, and nothing between slots.
+
+    FW00    FS00    FW01            BR00    BW00
+            FR00    FW00    BW00    BS00
+
+Where that is too narrow every task is written wider: all digits of its micro-batch, and the chunk it runs on, ``FW003.1``.
+"""
+
+from __future__ import annotations
+
+from autopar.pipeline.schedule import PipelineSchedule
+from autopar.pipeline.task import Slot, Task
+
+TASKS, DIGITS = 2, 2  # of a slot; of a micro-batch
+
+
+def table(schedule: PipelineSchedule, *, messages: bool = True, events: bool = False, down: bool = False) -> str:
+    """The table, without a line end behind its last line.
+
+    Args:
+        messages: ``compute_comm_table``, else ``compute_table``.
+        events: behind the tasks of a slot those that it waits for and those that it records, ``-1>0``.
+        down: time goes downwards, a column is a rank, and rows are numbered.
+    """
+    rows = schedule.compute_comm_table if messages else schedule.compute_table
+    most = max([TASKS, *(len(slot.tasks) for row in rows for slot in row)])
+    digits = max(DIGITS, len(str(schedule.batches - 1)))
+    chunks = len(str(schedule.chunks - 1)) if schedule.chunks > 1 else 0
+    width = most * (2 + digits + (chunks and 1 + chunks))
+
+    def task_text(task: Task) -> str:
+        return f"{task.kind}{task.batch:0{digits}d}" + (f".{schedule.chunk_of(task.stage):0{chunks}d}" if chunks else "")
+
+    def slot_text(slot: Slot) -> str:
+        tasks = "".join(map(task_text, slot.tasks))
+        if events and slot.tasks:
+            return f"{tasks:{width}} {','.join(map(str, slot.waits))}>{','.join(map(str, slot.records))}"
+        return tasks
+
+    fits = most == TASKS and digits == DIGITS and not chunks and not events
+    texts = [[slot_text(slot) for slot in row] for row in rows]
+    width = max([width, *(len(text) for row in texts for text in row)])
+    if down:
+        return _down(texts, schedule.ranks, width)
+    return "\n".join(("" if fits else " ").join(f"{row[rank]:{width}}" for row in texts) for rank in range(schedule.ranks))
+
+
+def _down(texts: list[list[str]], ranks: int, width: int) -> str:
+    heads = [f"rank {rank}" for rank in range(ranks)]
+    width = max([width, *map(len, heads)])
+    first = max(len("time"), len(str(len(texts) - 1)))
+    lines = [("time", heads), *((str(time), row) for time, row in enumerate(texts))]
+    return "\n".join("  ".join([f"{time:>{first}}", *(f"{text:{width}}" for text in row)]).rstrip() for time, row in lines)

@@ -1,0 +1,38 @@
+"""A simulation as a table: one row a rank."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from autopar.pipeline.memory import KINDS
+
+if TYPE_CHECKING:
+    from autopar.pipeline.simulate import Simulation
+
+
+def summary(simulation: Simulation) -> str:
+    """What was lost, by makespan and by the longest span of a single rank, and what each rank does, waits for and keeps."""
+    schedule, memory = simulation.schedule, simulation.memory
+    columns = ("rank", "stages", "work", "idle", "exposed", "live", "peak", *KINDS)
+    table = Table(*(Column(name, justify="left" if name == "stages" else "right") for name in columns))
+    for rank, stages in enumerate(schedule.stages_of):
+        work = simulation.work[rank]
+        table.add_row(
+            str(rank), " ".join(map(str, stages)), _number(work), _number(simulation.makespan - work), _number(simulation.exposed[rank]),
+            _number(memory.live[rank]), _number(memory.peak[rank]), *(_number(memory.at_peak[rank][kind]) for kind in KINDS),
+        )  # fmt: skip
+    out = io.StringIO()
+    Console(file=out, width=120).print(table)
+    return (
+        f"{schedule.title}: makespan {_number(simulation.makespan)}, bubble {_number(simulation.bubble)} ({simulation.bubble_rate:.2%});\n"
+        f"longest span of a rank {_number(simulation.span)}, bubble {_number(simulation.span_bubble)} ({simulation.span_bubble_rate:.2%}); "
+        f"exposed transfers {_number(sum(simulation.exposed))}\n{out.getvalue()}"
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.6g}" if abs(value) < 1e6 else f"{value:,.0f}"

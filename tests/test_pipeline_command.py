@@ -1,0 +1,75 @@
+"""``autopar schedule``: what it prints and writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from autopar.cli import app
+from autopar.pipeline import POLICIES, PipelineSchedule, build
+from autopar.pipeline.command import Request, run
+
+
+def asked(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["schedule", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_it_prints_the_table_the_figures_and_the_verification() -> None:
+    status, out, _ = asked("onnx", "--ranks", "3", "--batches", "4")
+    assert status == 0
+    assert build("onnxruntime", 3, 4).table() in out
+    assert "onnxruntime on 3 ranks, 4 micro-batches: makespan 18, bubble 6 (33.33%)" in out
+    assert "24 computations, 16 messages; finishes on asynchronous, 1-buffered, grouped, blocking channels" in out
+    assert "rank 2 → rank 1: at most 2 send and 1 receive buffers" in out
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_it_saves_it_loads(policy: str, tmp_path: Path) -> None:
+    for suffix in ("json", "csv"):
+        path = tmp_path / f"schedule.{suffix}"
+        status, _, _ = asked(policy, "--ranks", "2", "--batches", "3", "--save", str(path))
+        assert status == 0
+        loaded = PipelineSchedule.load(path)
+        assert [(t.kind, t.stage, t.batch) for _, r, t in loaded.tasks() if r == 1] == [
+            (t.kind, t.stage, t.batch) for _, r, t in build(policy, 2, 3).tasks() if r == 1
+        ]
+        status, out, _ = asked(str(path), "--forward", "3", "--transfer", "0.5")
+        assert status == 0 and "on 2 ranks" in out
+
+
+def test_it_draws_and_traces(tmp_path: Path) -> None:
+    svg, trace = tmp_path / "a.svg", tmp_path / "a.trace.json"
+    status, _, _ = asked("zb-v", "--ranks", "2", "--batches", "2", "--draw", str(svg), "--trace", str(trace))
+    assert status == 0 and svg.read_text().startswith("<?xml") and json.loads(trace.read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(("arguments", "text"), [
+    (["zb-h3"], "there is no policy 'zb-h3'; did you mean"),
+    (["1f1b", "--batches", "0"], "1f1b: batches=0; there is at least one"),
+    (["--forward", "fast"], "--forward fast: write a number, or one for each stage: 18.5,18.5,22"),
+    (["--forward", "1,2"], "forward has 2 numbers, and there are 4"),
+    (["none.json"], "none.json"),
+    (["--save", "schedule.txt"], "schedule.txt: a schedule is kept as .json, or as .csv for torch"),
+    (["--draw", "schedule.txt"], "schedule.txt"),
+])  # fmt: skip
+def test_what_it_refuses(arguments: list[str], text: str) -> None:
+    status, _, error = asked(*arguments)
+    assert status == 2 and text in error and error.startswith("autopar: ") and "Traceback" not in error
+
+
+def test_a_wrong_file_is_told_with_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "wrong.csv"
+    path.write_text("0F0,0B0\n1F0,1X0\n")
+    assert run(Request(source=str(path))) == 2
+    error = capsys.readouterr().err
+    assert "wrong.csv" in error and "line 2" in error and "column 5" in error and "1X0" in error
+
+
+def test_the_options_and_their_defaults_are_those_of_the_request() -> None:
+    status, out, _ = asked("--help")
+    assert status == 0 and all(f"--{name}" in out for name in ("ranks", "batches", "chunks", "forward", "boundary", "draw", "trace", "save"))
+    assert all(name in out for name in POLICIES)
