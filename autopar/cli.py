@@ -52,7 +52,8 @@ PIPELINE, TIMES, RESULT = "Pipeline", "Times and sizes, in any unit", "Result"
 
 SCHEDULE = (
     "Make a pipeline schedule, or load one; verify it, simulate it, and print, draw or keep it.\n\n"
-    f"Policies: {', '.join(POLICIES)}; torch's names are known too."
+    f"Policies: {', '.join(POLICIES)}; torch's names are known too. With [bold]optimised[/bold] the best order for these times "
+    "within a memory limit is looked for."
 )
 
 SCHEDULE_EXAMPLES = """
@@ -61,6 +62,8 @@ SCHEDULE_EXAMPLES = """
 [cyan]autopar schedule zb-h1 --ranks 8 --batches 32 --draw zb-h1.svg[/cyan]
 
 [cyan]autopar schedule interleaved --chunks 3 --forward 6 --backward 6 --weight 3 --transfer 0.6[/cyan]
+
+[cyan]autopar schedule optimised --forward 2,2,2,3 --backward 2,2,2,3 --transfer 0.2 --limit 4[/cyan]
 
 [cyan]autopar schedule torchs.csv --trace torchs.trace.json[/cyan] — a schedule of torch's, verified
 
@@ -149,6 +152,9 @@ def schedule(
         metavar="NUMBER", rich_help_panel=PIPELINE, help="Stages on a rank.", show_default="what the policy has",
     )] = REQUEST.chunks,
     recompute: Annotated[bool, Option("--recompute", metavar="", rich_help_panel=PIPELINE, help="A backward runs its forward again.")] = REQUEST.recompute,
+    limit: Annotated[float | None, Option(
+        metavar="BYTES", rich_help_panel=PIPELINE, help="The most memory of a rank, for optimised.", show_default="no limit",
+    )] = REQUEST.limit,
     forward: Annotated[str, Option(metavar="TIME,…", rich_help_panel=TIMES, help="Of a forward; one, or one for each stage.")] = REQUEST.forward,
     backward: Annotated[str, Option(metavar="TIME,…", rich_help_panel=TIMES, help="Of the gradient of the input.")] = REQUEST.backward,
     weight: Annotated[str, Option(metavar="TIME,…", rich_help_panel=TIMES, help="Of the gradient of the weights.")] = REQUEST.weight,
@@ -165,8 +171,8 @@ def schedule(
     from autopar.pipeline.command import run
 
     raise typer.Exit(run(Request(
-        source=source, ranks=ranks, batches=batches, chunks=chunks, recompute=recompute, forward=forward, backward=backward, weight=weight,
-        transfer=transfer, activation=activation, boundary=boundary, down=down, events=events, draw=draw, trace=trace, save=save,
+        source=source, ranks=ranks, batches=batches, chunks=chunks, recompute=recompute, limit=limit, forward=forward, backward=backward,
+        weight=weight, transfer=transfer, activation=activation, boundary=boundary, down=down, events=events, draw=draw, trace=trace, save=save,
     )))  # fmt: skip
 
 

@@ -5,19 +5,19 @@ them. Bubble: of the makespan, and of the longest span of a single rank. Live: m
 the least and the most of all ranks. Peak: of the rank with most, activations and message buffers, an activation of a
 micro-batch on a rank being one and a boundary tensor --boundary; per m: how much that grows with one more micro-batch.
 Exposed: what ranks wait for messages on their way, of ranks x makespan. Finishes: the strictest channels on which all ranks do.
-Optimised: the optimising policy with the memory of 1F1B and of ZB-H2.
+Within: the optimising policy with a limit of memory, its makespan over a lower bound, and the best policy within that limit.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from profilers import positive
 
-from autopar.pipeline import POLICIES, PipelineSchedule, build
+from autopar.pipeline import POLICIES, PipelineSchedule, build, optimise
 from autopar.pipeline.buffers import Flow
 from autopar.pipeline.lowering import lower
 from autopar.pipeline.memory import Sizes, memory
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> str:
         lines.append(f"{'policy':18}{'chunks':>7}{'makespan':>10}{'bubble':>9}{'span':>9}{'live':>12}{'peak':>8}{'per m':>8}{'exposed':>9}  finishes")
         for name in POLICIES:
             lines.append(_row(name, ranks, batches, options))
-        lines.append("")
+        lines += [*_optimised(ranks, batches, options), ""]
     return "\n".join([*lines, _large(options)])
 
 
@@ -60,10 +60,30 @@ def _row(name: str, ranks: int, batches: int, options: argparse.Namespace) -> st
     )
 
 
+def _optimised(ranks: int, batches: int, options: argparse.Namespace) -> Iterator[str]:
+    for chunks, limit in ((1, ranks), (1, (3 * ranks) // 2), (1, 2 * ranks - 1), (2, ranks)):
+        times, sizes = _given(chunks, options)
+        limit += 25 * options.boundary  # messages
+        found, seconds = _timed(lambda chunks=chunks, times=times, sizes=sizes, limit=limit: optimise(
+            times, ranks, batches, chunks=chunks, sizes=sizes, limit=limit
+        ))  # fmt: skip
+        run = found.simulation
+        best = "none fits" if found.best_fixed is None else f"{found.best_fixed[0]} {found.best_fixed[1]:.1f}"
+        yield (
+            f"{f'within {limit:g}':18}{chunks:7}{run.makespan:10.1f}{run.bubble_rate:9.2%}{run.span_bubble_rate:9.2%}"
+            f"{f'{min(run.memory.live):g}–{max(run.memory.live):g}':>12}{max(run.peak):8.2f}{'':8}{sum(run.exposed) / ranks / run.makespan:9.2%}"
+            f"  {found.ratio:.4f} of the bound; best fixed {best}; {seconds:.1f} s"
+        )
+
+
 def _simulated(schedule: PipelineSchedule, options: argparse.Namespace) -> Simulation:
+    return schedule.simulate(*_given(schedule.chunks, options))
+
+
+def _given(chunks: int, options: argparse.Namespace) -> tuple[Times, Sizes]:
+    """Those of a stage, of a rank that has so many."""
     f, b, w, c = options.times
-    v = schedule.chunks
-    return schedule.simulate(Times(f / v, b / v, w / v, c), Sizes(activation=1 / v, boundary=options.boundary))
+    return Times(f / chunks, b / chunks, w / chunks, c), Sizes(activation=1 / chunks, boundary=options.boundary)
 
 
 def _large(options: argparse.Namespace) -> str:

@@ -47,7 +47,14 @@ def test_it_draws_and_traces(tmp_path: Path) -> None:
     assert status == 0 and svg.read_text().startswith("<?xml") and json.loads(trace.read_text())["traceEvents"]
 
 
+def test_it_optimises() -> None:
+    status, out, _ = asked("optimised", "--forward", "2,2,2,3", "--backward", "2,2,2,3", "--transfer", "0.2", "--limit", "5")
+    assert status == 0 and "lower bound" in out and "best fixed   zb-h1: 66.2, 1.015 times as long" in out and "of  5 5 5 5" in out
+
+
 @pytest.mark.parametrize(("arguments", "text"), [
+    (["optimised", "--limit", "0.5"], "no schedule keeps within limit=0.5 on rank 0"),
+    (["1f1b", "--limit", "2"], "--limit is for autopar schedule optimised: 1f1b needs what it needs"),
     (["zb-h3"], "there is no policy 'zb-h3'; did you mean"),
     (["1f1b", "--batches", "0"], "1f1b: batches=0; there is at least one"),
     (["--forward", "fast"], "--forward fast: write a number, or one for each stage: 18.5,18.5,22"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +98,7 @@ def test_bubbles_are_those_of_the_formulas(p: int, m: int, v: int, f: int, b: in
     for policy in ("gpipe", "1f1b", "eager-1f1b"):
         assert run(policy).bubble == (p - 1) * (f + b + w)
     assert run("interleaved-1f1b", m * p, v).bubble == (p - 1) * (f + b + w)  # the times are those of a chunk
+    assert run("looped-bfs", m + p, v).bubble == (p - 1) * (f + b + w)
     if m >= p and w <= min(f, b):
         assert run("zb-h1").bubble == (p - 1) * (f + b - w)
     if m >= 2 * p - 1 and w <= min(f, b) and 2 * w <= f + b:
@@ -133,6 +135,11 @@ def test_where_stages_lie() -> None:
 def test_phases_repeat_passes_in_order() -> None:
     slots = order([(2, "F0 F1"), (1, "I1 (F0 B1)"), (5, "W"), (1, "I0")], (0, 3), 3, True)
     assert [str(slot).strip() for slot in slots] == ["FW00", "FW00", "FW01", "FW01", "BW00", "FW02BW01WW01", "WW00", "BW00", "WW00"]
+
+
+def test_the_readme_tells_of_every_policy() -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    assert all(f"`{name}`" in readme for name in POLICIES)
 
 
 def test_names() -> None:

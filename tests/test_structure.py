@@ -137,8 +137,9 @@ def test_the_readme_names_every_part() -> None:
     assert not missing
 
 
-def test_the_readmes_first_screen_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its code prints what stands under it."""
+def test_the_readmes_first_screen_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its code prints what stands under it; files that the rest writes are not left here."""
+    monkeypatch.chdir(tmp_path)
     text = (ROOT / "README.md").read_text()
     code, printed = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", text, re.DOTALL)[0]
     scope: dict[str, object] = {}

@@ -5,9 +5,10 @@
 """
 
 from autopar.pipeline.memory import Sizes
+from autopar.pipeline.optimiser import Optimised, optimise
 from autopar.pipeline.policies import POLICIES, build
 from autopar.pipeline.schedule import PipelineSchedule
 from autopar.pipeline.simulate import Simulation, Times
 from autopar.pipeline.task import Slot, Task
 
-__all__ = ["POLICIES", "PipelineSchedule", "Simulation", "Sizes", "Slot", "Task", "Times", "build"]
+__all__ = ["POLICIES", "Optimised", "PipelineSchedule", "Simulation", "Sizes", "Slot", "Task", "Times", "build", "optimise"]

@@ -53,8 +53,10 @@ class Costs:
 
 
 def costs(times: Times, rank_of: Sequence[int], sizes: Sizes | None = None, limit: Sequence[float] | None = None) -> Costs:
-    """Args:
-    limit: of each rank; ``None``: no limit.
+    """Times and sizes, for a placement and a limit for each rank (``None``: no limit).
+
+    Raises:
+        ScheduleError: there are not as many numbers as stages.
     """
     sizes, stages, ranks = sizes or Sizes(), len(rank_of), max(rank_of) + 1
     stages_of = [[stage for stage, rank in enumerate(rank_of) if rank == r] for r in range(ranks)]
@@ -103,12 +105,6 @@ def ways(cost: Costs) -> Ways:
     return Ways(head, turn, tail)
 
 
-def path(cost: Costs, batches: int) -> float:
-    """One micro-batch: forward through all stages, and back. Each pass reads the one before."""
-    way = ways(cost)
-    return way.head[-1] + cost.forward[-1] + cost.backward[-1] + way.tail[-1]
-
-
 def work(cost: Costs, batches: int) -> float:
     """The busiest rank: nothing can begin before its head, and what follows its last backward is at most x of its work.
 
@@ -148,6 +144,7 @@ def round_trips(cost: Costs, batches: int) -> float:
     f(n-k) + L. So f(n) >= f(n-k) + L, also f(n) >= f(n-1) + F, and f(1) >= head. The micro-batch of the m-th
     forward needs L and the tail after that. Of what a stage keeps up to B all earlier stages of its rank keep theirs. The
     same with L + W, where of the others only what is kept for the weight gradient counts.
+    With one micro-batch, or memory for one, this is the critical path.
     """
     way, room = ways(cost), cost.room
     best = 0.0
@@ -217,7 +214,6 @@ def most(batches: int, each: float, room: float) -> int:
 
 
 BOUNDS: Mapping[str, Callable[[Costs, int], float]] = {
-    "path": path,
     "work": work,
     "first backward": first_backward,
     "round trips": round_trips,

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from autopar.errors import ScheduleError
 from autopar.pipeline.memory import PerStage, Sizes
-from autopar.pipeline.policies import POLICIES, build
+from autopar.pipeline.optimiser import NAME as OPTIMISED
+from autopar.pipeline.optimiser import optimise
+from autopar.pipeline.policies import build
 from autopar.pipeline.schedule import PipelineSchedule
 from autopar.pipeline.simulate import Times
 
@@ -31,6 +33,7 @@ class Request:
     activation: str = "1"
     boundary: str = "0"
     recompute: bool = False
+    limit: float | None = None
     down: bool = False
     events: bool = False
     draw: str | None = None
@@ -48,32 +51,31 @@ def run(request: Request) -> int:
     return DONE
 
 
-def policies() -> str:
-    """The policies, one a line."""
-    width = max(map(len, POLICIES))
-    return "\n".join(f"{name:{width}}  {row.about}" for name, row in POLICIES.items())
-
-
 def _follow(request: Request) -> None:
-    schedule = _schedule(request)
-    found = schedule.verify()
     times = Times(*(numbers(getattr(request, name), name) for name in ("forward", "backward", "weight", "transfer")))
     sizes = Sizes(activation=numbers(request.activation, "activation"), boundary=numbers(request.boundary, "boundary"))
+    optimised = None
+    if request.source == OPTIMISED:
+        optimised = optimise(times, request.ranks, request.batches, chunks=request.chunks or 1, sizes=sizes, limit=request.limit)
+        schedule = optimised.schedule
+    elif request.limit is not None:
+        raise ScheduleError(f"--limit is for autopar schedule {OPTIMISED}: {request.source} needs what it needs")
+    elif Path(request.source).suffix in (".json", ".csv"):
+        schedule = PipelineSchedule.load(request.source).with_messages()
+    else:
+        schedule = build(request.source, request.ranks, request.batches, request.chunks, recompute=request.recompute)
+    found = schedule.verify()
     simulation = schedule.simulate(times, sizes)
     print(schedule.table(events=request.events, down=request.down))
     print(f"\n{simulation}{found}")
+    if optimised is not None:
+        print(f"\n{optimised}")
     if request.draw:
         simulation.draw(request.draw)
     if request.trace:
         simulation.save_trace(request.trace)
     if request.save:
         schedule.save(request.save)
-
-
-def _schedule(request: Request) -> PipelineSchedule:
-    if Path(request.source).suffix in (".json", ".csv"):
-        return PipelineSchedule.load(request.source).with_messages()
-    return build(request.source, request.ranks, request.batches, request.chunks, recompute=request.recompute)
 
 
 def numbers(text: str, name: str) -> PerStage:

@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 # The shades of a rank's first and last stage; and of the numbers on them.
 COLOURS = {
-    "forward": ("#1f4e8c", "#4d82c4", "white"),
-    "backward": ("#c4571a", "#d9804b", "white"),
+    "forward": ("#1b4480", "#3a73b8", "white"),
+    "backward": ("#d2702f", "#e39a69", "black"),
     "input gradient": ("#eba133", "#f3bd6b", "black"),
     "weight gradient": ("#cfe3a1", "#e6f2cb", "black"),
 }
-MESSAGES = {"F": ("forward message", "#1f4e8c"), "B": ("backward message", "#c4571a")}
-MEMORY = {"activations": "#a9a9b8", "sends": "#5b4a8a", "receives": "#d58fb5"}
+MESSAGES = {"F": ("forward message", "#1b4480"), "B": ("backward message", "#c4571a")}
+MEMORY = {"activations": "#a9a9b8", "sends": "#5b4a8a", "receives": "#efc3da"}
 IDLE, GREY = "#d8d8d8", "#606060"
 
 # Of each rank's height, from its top: what is drawn where.
-LANES = {"compute": (0.05, 0.42), "sends": (0.46, 0.54), "receives": (0.56, 0.64), "memory": (0.68, 0.97)}
-HEADROOM = 0.62  # what the largest peak takes of its lane; its value stands above it
-ARROWS = 120  # more of them hide what they lie on
+LANES = {"compute": (0.04, 0.38), "sends": (0.42, 0.50), "receives": (0.52, 0.60), "memory": (0.62, 0.97)}
+HEADROOM = 0.66  # what the largest peak takes of its lane; its value stands above it
+ARROWS = 64  # more of them hide what they lie on
 
 # What is written beside the picture: neither a date nor a version, so that the same simulation gives the same bytes.
 METADATA: dict[str, dict[str, None]] = {
@@ -48,7 +48,7 @@ METADATA: dict[str, dict[str, None]] = {
     ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
 STYLE = {
-    "svg.fonttype": "none", "svg.hashsalt": "autopar", "pdf.fonttype": 42, "font.family": ["DejaVu Sans", "sans-serif"],
+    "svg.fonttype": "none", "svg.hashsalt": "autopar", "pdf.fonttype": 42, "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"],
     "hatch.linewidth": 0.4, "hatch.color": IDLE, "path.simplify": False,
 }  # fmt: skip
 
@@ -94,7 +94,7 @@ class Sheet:
     left: float = 0.9
     right: float = 0.25
     top: float = 0.62
-    bottom: float = 0.75
+    bottom: float = 0.95
 
     @classmethod
     def of(cls, simulation: Simulation) -> Sheet:
@@ -102,7 +102,7 @@ class Sheet:
         duration = median(span.end - span.start for span in spans) if spans else 1.0
         makespan = simulation.makespan or 1.0
         width = min(max(0.165 * makespan / (duration or makespan), 8.5), 24.0)
-        return cls(width, min(max(0.55, 16 / simulation.schedule.ranks), 0.95), width / makespan, duration)
+        return cls(width, min(max(0.6, 16 / simulation.schedule.ranks), 1.1), width / makespan, duration)
 
     @property
     def font(self) -> float:
@@ -128,7 +128,7 @@ def _figure(simulation: Simulation, found: Sequence[Track], arrows: bool) -> Fig
     _frame(axes, simulation, sheet)
     figure.text(sheet.left / width, 1 - 0.25 / height, title(simulation), fontsize=12, weight="bold", va="center")
     figure.text(sheet.left / width, 1 - 0.46 / height, _numbers(simulation), fontsize=9, va="center", color=GREY)
-    _legend(figure, simulation, found)
+    _legend(figure, simulation, found, sheet)
     return figure
 
 
@@ -196,7 +196,7 @@ def _arrows(axes: Axes, spans: Sequence[Span], of: str, colour: str) -> None:
 
 def _memory(axes: Axes, simulation: Simulation, found: Sequence[Track], sheet: Sheet, end: float) -> None:
     """The kinds on top of one another, all ranks on one scale; a triangle at the first time of the peak."""
-    from matplotlib.collections import PolyCollection
+    from matplotlib.collections import LineCollection, PolyCollection
 
     top, bottom = LANES["memory"]
     scale = HEADROOM * (bottom - top) / (max((max(track.total) for track in found), default=0.0) or 1.0)
@@ -207,8 +207,11 @@ def _memory(axes: Axes, simulation: Simulation, found: Sequence[Track], sheet: S
             _area(track.times, rank + bottom - scale * under, rank + bottom - scale * over, end)
             for rank, (track, under, over) in enumerate(zip(found, low, high, strict=True)) if np.any(over > under)
         ]  # fmt: skip
-        axes.add_collection(PolyCollection(areas, facecolor=MEMORY[kind], edgecolor=MEMORY[kind], linewidth=0.3, gid=kind, zorder=2), autolim=False)
+        axes.add_collection(PolyCollection(areas, facecolor=MEMORY[kind], linewidth=0, gid=kind, zorder=2), autolim=False)
         low = high
+    # The outline shows also what is in use for no time at all, which may be the peak.
+    lines = [_steps(track.times, rank + bottom - scale * total, end) for rank, (track, total) in enumerate(zip(found, low, strict=True))]
+    axes.add_collection(LineCollection(lines, colors=GREY, linewidths=0.4, zorder=2), autolim=False)
     left, right = axes.get_xlim()
     for rank, (track, total) in enumerate(zip(found, low, strict=True)):
         at = int(np.argmax(total))
@@ -216,20 +219,21 @@ def _memory(axes: Axes, simulation: Simulation, found: Sequence[Track], sheet: S
         text = f"peak {_short(simulation.peak[rank])}" + (f" ({_short(track.fixed)} fixed)" if track.fixed else "")
         nearby = (track.times[at] - left) * sheet.unit, (right - track.times[at]) * sheet.unit
         side = "left" if nearby[0] < 0.7 else "right" if nearby[1] < 0.7 else "center"
-        axes.text(track.times[at], y - 0.05, text, fontsize=sheet.font - 1.5, ha=side, va="bottom", zorder=5)
-        axes.scatter([track.times[at]], [y - 0.025], s=9, marker="v", color="black", linewidths=0, zorder=5)
+        ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.8}
+        axes.text(track.times[at], y - 0.05, text, fontsize=sheet.font - 1.5, ha=side, va="bottom", zorder=5, bbox=ground)
+        axes.scatter([track.times[at]], [y - 0.025], s=9, marker="v", color="black", linewidths=0, zorder=5, clip_on=False)
 
 
 def _frame(axes: Axes, simulation: Simulation, sheet: Sheet) -> None:
     """Names of ranks and lanes, lines between ranks, the time axis."""
     ranks = simulation.schedule.ranks
-    for rank in range(ranks):
-        for lane, (top, bottom) in LANES.items():
-            strong = lane == "compute"
-            axes.annotate(
-                f"rank {rank}" if strong else lane, (0, rank + (top + bottom) / 2), (-6, 0), ("axes fraction", "data"), "offset points",
-                fontsize=sheet.font + 1 if strong else sheet.font - 2, color="black" if strong else GREY, ha="right", va="center",
-            )  # fmt: skip
+    for rank, stages in enumerate(simulation.schedule.stages_of):
+        names = [(f"rank {rank}", sum(LANES["compute"]) / 2, sheet.font + 1, "black")]
+        names += [(lane, sum(LANES[lane]) / 2, sheet.font - 2, GREY) for lane in LANES if lane == "memory" or (lane != "compute" and simulation.sent)]
+        if 1 < len(stages) < 5:
+            names.append((stages_of(simulation.schedule, rank), LANES["compute"][1] - 0.05, sheet.font - 2, GREY))
+        for name, y, size, colour in names:
+            axes.annotate(name, (0, rank + y), (-6, 0), ("axes fraction", "data"), "offset points", fontsize=size, color=colour, ha="right", va="center")
     axes.hlines(range(1, ranks), 0, 1, transform=axes.get_yaxis_transform(), color=GREY, linewidth=0.5)
     axes.set_yticks([])
     axes.set_xlabel("time", fontsize=8, color=GREY)
@@ -240,25 +244,27 @@ def _frame(axes: Axes, simulation: Simulation, sheet: Sheet) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _legend(figure: Figure, simulation: Simulation, found: Sequence[Track]) -> None:
+def _legend(figure: Figure, simulation: Simulation, found: Sequence[Track], sheet: Sheet) -> None:
+    """A row for the computations, one for messages and memory."""
     from matplotlib.legend_handler import HandlerTuple
     from matplotlib.patches import Patch
 
     chunks = simulation.schedule.chunks
-    entries: list[tuple[Any, str]] = []
-    for name in COMPUTATIONS:
-        if any(track.computed[name] for track in found):
-            entries.append((tuple(Patch(color=_shade(name, chunk, chunks)) for chunk in range(chunks)), name))
+    computed = [name for name in COMPUTATIONS if any(track.computed[name] for track in found)]
+    first: list[tuple[Any, str]] = [(tuple(Patch(color=_shade(name, chunk, chunks)) for chunk in range(chunks)), name) for name in computed]
+    first.append((Patch(facecolor="white", edgecolor="#b0b0b0", hatch="/////", linewidth=0.4), "idle"))
     if chunks > 1:
-        entries[-1] = entries[-1][0], f"{entries[-1][1]}   (shades: a rank's stages, in order)"
-    entries.append((Patch(facecolor="white", edgecolor="#b0b0b0", hatch="/////", linewidth=0.4), "idle"))
+        first.append((Patch(alpha=0), "(shades: the stages of a rank, in order)"))
     there = {span.op.of for span in simulation.sent}
-    entries += [(Patch(color=colour, linewidth=0), name) for of, (name, colour) in MESSAGES.items() if of in there]
-    entries += [(Patch(color=MEMORY[kind]), f"memory: {kind}") for kind in KINDS if any(any(track.bytes[kind]) for track in found)]
-    figure.legend(
-        [handle for handle, _ in entries], [name for _, name in entries], loc="lower center", ncols=len(entries), fontsize=8, frameon=False,
-        handler_map={tuple: HandlerTuple(ndivide=None, pad=0)}, handlelength=1.6, columnspacing=1.2,
-    )  # fmt: skip
+    second: list[tuple[Any, str]] = [(Patch(color=colour, linewidth=0), name) for of, (name, colour) in MESSAGES.items() if of in there]
+    second += [(Patch(color=MEMORY[kind]), f"memory: {kind}") for kind in KINDS if any(any(track.bytes[kind]) for track in found)]
+    width, height = figure.get_size_inches()
+    for entries, y in ((first, 0.3), (second, 0.08)):
+        figure.legend(
+            [handle for handle, _ in entries], [name for _, name in entries], loc="lower left", bbox_to_anchor=(sheet.left / width, y / height),
+            ncols=max(1, len(entries)), fontsize=8, frameon=False, handler_map={tuple: HandlerTuple(ndivide=None, pad=0)}, handlelength=1.6,
+            columnspacing=1.2, borderpad=0, borderaxespad=0,
+        )  # fmt: skip
 
 
 def _numbers(simulation: Simulation) -> str:
@@ -282,10 +288,18 @@ def _half(lane: str, of: str) -> tuple[float, float]:
     return (top, middle - 0.005) if of == "F" else (middle + 0.005, bottom)
 
 
+def _steps(times: Sequence[float], values: np.ndarray, end: float) -> np.ndarray:
+    return np.column_stack([np.repeat([*times, end], 2)[1:-1], np.repeat(values, 2)])
+
+
 def _area(times: Sequence[float], low: np.ndarray, high: np.ndarray, end: float) -> np.ndarray:
-    """Between two lines of steps."""
-    x = np.repeat([*times, end], 2)[1:-1]
-    return np.column_stack([np.concatenate([x, x[::-1]]), np.concatenate([np.repeat(high, 2), np.repeat(low, 2)[::-1]])])
+    """Between two lines of steps; of what has no width nothing is left."""
+    after = np.array([*times[1:], end])
+    changed = np.flatnonzero(after > times)
+    same = (np.diff(low[changed], prepend=np.nan) == 0) & (np.diff(high[changed], prepend=np.nan) == 0)
+    kept = changed[~same]
+    at = np.array(times)[kept]
+    return np.concatenate([_steps(at, high[kept], end), _steps(at, low[kept], end)[::-1]])
 
 
 def _add(axes: Axes, boxes: Iterable[Sequence[Sequence[tuple[float, float]]]], colours: Sequence[str], gid: str, **style: Any) -> None:
@@ -306,8 +320,8 @@ def _shade(name: str, chunk: int, chunks: int) -> tuple[float, ...]:
 
 
 def _short(number: float) -> str:
-    """Four digits, with a prefix above ten thousand: ``12.34``, ``1.074 G``."""
-    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(number) >= factor:
-            return f"{number / min(factor, 1e3 if prefix == 'k' else factor):.4g} {prefix}"
+    """Four digits, with a prefix from ten thousand on: ``12.34``, ``16.78 M``."""
+    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= 10 * factor:
+            return f"{number / factor:.4g} {prefix}"
     return f"{number:.4g}"

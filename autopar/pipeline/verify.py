@@ -159,21 +159,19 @@ def _progress(schedule: PipelineSchedule, times: dict[Task, int], channels: Iter
                 tasks[rank].append(Group(tuple(_message(task, schedule) for task in slot.messages)))
                 lines.update(((rank, _value(task)), f"row {times[task]}: {task.where}") for task in slot.messages)
 
-    def refused(on: Iterable[Channels]) -> str:
+    def refused(model: Channels) -> str:
         try:
-            check_tasks(tasks, on, lambda rank, value: lines.get((rank, value), ""))
+            check_tasks(tasks, [model], lambda rank, value: lines.get((rank, value), ""))
         except ChannelError as error:
             return str(error)
         return ""
 
-    if error := refused(()):
-        raise ScheduleError(error)
     finishes: dict[str, str] = {}
-    required = (ASYNCHRONOUS, *channels)
+    required = (ASYNCHRONOUS, *channels)  # a wrong order is refused on all
     tried = {*ALL, *required}
     for model in sorted(tried, key=lambda model: model.strictness, reverse=True):
         looser = any(not finishes[other.name] and model.looser(other) for other in tried if other.name in finishes)
-        finishes[model.name] = "" if looser else refused([model])
+        finishes[model.name] = "" if looser else refused(model)
     for model in required:
         if finishes[model.name]:
             raise ScheduleError(finishes[model.name])

@@ -1,0 +1,196 @@
+"""The best schedule for measured times and the memory there is, and a proof of how good it is.
+
+    optimised = optimise(Times(forward, backward, weight, transfer), ranks=8, batches=32, limit=12)
+    print(optimised)
+
+Stages may take unequal times, and messages some. What comes out is a schedule like any other, never slower than the policies
+that fit, with a lower bound on what is possible at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from autopar.errors import ScheduleError
+from autopar.pipeline.bounds import EPSILON, Costs, costs, lower_bound
+from autopar.pipeline.memory import Sizes, memory
+from autopar.pipeline.optimiser.greedy import one_by_one
+from autopar.pipeline.optimiser.orders import Orders, Paper, orders_of, schedule_of
+from autopar.pipeline.optimiser.search import joined, search
+from autopar.pipeline.policies import POLICIES, build, loop, vee
+from autopar.pipeline.schedule import PipelineSchedule
+from autopar.pipeline.simulate import Simulation, Times, simulate
+
+__all__ = ["NAME", "Optimised", "optimise"]
+
+NAME = "optimised"
+
+
+@dataclass(frozen=True)
+class Optimised:
+    """What ``optimise`` found.
+
+    Attributes:
+        simulation: its run on paper.
+        best_fixed: the fastest policy within the limit and its makespan; ``None`` where none is within it.
+        bound: no schedule with its placement and within the limit takes less.
+        limit: the most memory of each rank; ``None``: no limit.
+    """
+
+    simulation: Simulation
+    best_fixed: tuple[str, float] | None
+    bound: float
+    limit: tuple[float, ...] | None = None
+
+    @property
+    def schedule(self) -> PipelineSchedule:
+        """With messages."""
+        return self.simulation.schedule
+
+    @property
+    def makespan(self) -> float:
+        return self.simulation.makespan
+
+    @property
+    def ratio(self) -> float:
+        """The makespan over the bound: 1 is a proof that nothing is faster."""
+        return self.makespan / self.bound if self.bound else 1.0
+
+    def __str__(self) -> str:
+        run, schedule = self.simulation, self.schedule
+        fixed = "none is within the limit"
+        if self.best_fixed is not None:
+            name, span = self.best_fixed
+            fixed = f"{name}: {span:.6g}, {span / self.makespan if self.makespan else 1.0:.3f} times as long"
+        within = "" if self.limit is None else f"  of  {_numbers(self.limit)}"
+        rows = {
+            "makespan": f"{run.makespan:.6g}",
+            "bubble": f"{run.bubble:.6g}, {run.bubble_rate:.1%} of the makespan",
+            "lower bound": f"{self.bound:.6g}",
+            "ratio": f"{self.ratio:.4f}" + (", so nothing is faster" if self.ratio <= 1 + EPSILON else ""),
+            "best fixed": fixed,
+            "peak memory": _numbers(run.peak) + within,
+        }
+        placed = "" if schedule.chunks == 1 else f", {schedule.chunks} stages a rank: {' '.join(map(str, schedule.rank_of))}"
+        title = f"{schedule.name}: {schedule.ranks} ranks, {schedule.batches} micro-batches{placed}"
+        return "\n".join([title, *(f"  {name:<12} {text}" for name, text in rows.items())])
+
+
+def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: Sizes | None = None, limit: float | Sequence[float] | None = None,
+             tries: int = 1000, seed: int = 0) -> Optimised:  # fmt: skip
+    """The fastest schedule found; of equals one that keeps no rank for long, then one that needs little memory.
+
+    Its stages are ``ranks * chunks``; ``times`` and ``sizes`` are of these. They lie in a loop (``0 1 2 0 1 2``), and with
+    two a rank also in a V (``0 1 2 2 1 0``), whichever is faster. It is compared with the policies that cut the model so.
+    A backward is split where that helps.
+
+    Args:
+        times: how long things take, measured or guessed.
+        ranks, batches: p and m.
+        chunks: stages on a rank.
+        sizes: default: an activation is one, and messages are nothing.
+        limit: the most memory of a rank, in the unit of ``sizes``, or of each; as ``memory`` counts it. ``None``: no limit.
+        tries: how long to search: a number of rules to try. The result depends on it, and on no clock.
+        seed: of the search's generator.
+
+    Raises:
+        ScheduleError: nothing within the limit was found; with the smallest limit for which something was.
+    """
+    sizes = sizes or Sizes()
+    for what, number in (("ranks", ranks), ("batches", batches), ("chunks", chunks)):
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise TypeError(f"optimise: {what} is a number, not {number!r}")
+        if number < 1:
+            raise ScheduleError(f"optimise: {what}={number}; there is at least one")
+    if not isinstance(tries, int) or tries < 0:
+        raise ScheduleError(f"optimise: tries={tries!r}; a number of rules to try, from 0")
+    limits = _limits(limit, ranks)
+    placements = dict.fromkeys([*([vee(ranks, chunks)] if chunks == 2 else []), loop(ranks, chunks)])
+    costs_of = {rank_of: costs(times, rank_of, sizes, limits) for rank_of in placements}
+    for cost in costs_of.values():
+        _check_one_fits(cost)
+    fixed = [
+        simulate(build(name, ranks, batches, chunks), times, sizes)
+        for name, policy in POLICIES.items() if policy.chunks is None or chunks in policy.chunks
+    ]  # fmt: skip
+    fitting = [run for run in fixed if _within(run.peak, limits)]
+    fastest = min(fitting, key=lambda run: run.makespan, default=None)
+    runs = list(fitting)
+    for rank_of, cost in costs_of.items():
+        starts = [*(orders_of(run.schedule) for run in fitting if run.schedule.rank_of == rank_of), one_by_one(cost, batches)]
+        enough = lower_bound(times, rank_of, batches, sizes, limits)
+        if any(run.makespan <= enough * (1 + EPSILON) for run in runs):
+            continue
+        if (schedule := _best(cost, batches, sizes, starts, enough, tries // chunks, seed)) is not None:
+            runs.append(simulate(schedule, times, sizes))
+    if not runs:
+        raise ScheduleError(_nothing(fixed, costs_of, batches, sizes, limits))
+    shortest = min(run.makespan for run in runs)
+    equal = [run for run in runs if run.makespan <= shortest * (1 + EPSILON)]
+    best = min(reversed(equal), key=lambda run: (round(run.span / (shortest or 1.0), 9), max(run.peak)))
+    best = replace(best, schedule=replace(best.schedule, name=NAME))
+    # A sum of floats may be below the bound by its last digits.
+    bound = min(best.makespan, lower_bound(times, best.schedule.rank_of, batches, sizes, limits))
+    return Optimised(best, (fastest.schedule.name, fastest.makespan) if fastest is not None else None, bound, None if limits is None else tuple(limits))
+
+
+def _best(cost: Costs, batches: int, sizes: Sizes, starts: Sequence[Orders], enough: float, tries: int, seed: int) -> PipelineSchedule | None:
+    def schedule(orders: Orders) -> PipelineSchedule:
+        return schedule_of(orders, cost.rank_of, batches, NAME)
+
+    def fits(orders: Orders) -> bool:
+        return _within(memory(schedule(orders), sizes).peak, cost.limit)
+
+    paper = Paper(cost, batches)
+    found = search(paper, starts, enough, fits if any(cost.boundary) and min(cost.limit) < inf else None, tries, seed)
+    if not found.orders:
+        return None
+    orders = found.orders[-1][1]
+    whole = joined(orders, paper)
+    return schedule(whole if fits(whole) else orders)
+
+
+def _limits(limit: float | Sequence[float] | None, ranks: int) -> list[float] | None:
+    if limit is None:
+        return None
+    limits = [float(one) for one in limit] if isinstance(limit, Sequence) else [float(limit)] * ranks
+    if len(limits) != ranks:
+        raise ScheduleError(f"limit has {len(limits)} numbers, and there are {ranks} ranks")
+    for one in limits:
+        if not one >= 0:
+            raise ScheduleError(f"limit is {one}: a number from 0, or None where there is no limit")
+    return limits
+
+
+def _within(peak: Sequence[float], limits: Sequence[float] | None) -> bool:
+    return limits is None or all(used <= limit * (1 + EPSILON) for used, limit in zip(peak, limits, strict=True))
+
+
+def _check_one_fits(cost: Costs) -> None:
+    """At the begin of its last forward there, a micro-batch keeps an activation for each stage of the rank."""
+    for rank, own in enumerate(cost.stages_of):
+        kept, buffers, fixed = sum(cost.activation[stage] for stage in own), cost.buffers(own[-1]), cost.fixed[rank]
+        if not _within([kept + buffers + fixed], [cost.limit[rank]]):
+            parts = [f"{kept:.6g} of activations", *([f"{buffers:.6g} of messages"] if buffers else []), *([f"{fixed:.6g} fixed"] if fixed else [])]
+            raise ScheduleError(
+                f"no schedule keeps within limit={cost.limit[rank]:.6g} on rank {rank}: one micro-batch alone needs {kept + buffers + fixed:.6g} "
+                f"there ({', '.join(parts)}); give it as much, or make micro-batches or stages smaller"
+            )
+
+
+def _nothing(fixed: Sequence[Simulation], costs_of: dict[tuple[int, ...], Costs], batches: int, sizes: Sizes, limits: Sequence[float] | None) -> str:
+    """The error, with what comes nearest to the limit: of the policies, and of one micro-batch after the other."""
+    assert limits is not None
+    peaks = [(run.schedule.name, run.peak) for run in fixed]
+    for rank_of, cost in costs_of.items():
+        peaks.append((NAME, memory(schedule_of(one_by_one(cost, batches), rank_of, batches, NAME), sizes).peak))
+    name, peak = min(peaks, key=lambda one: max(used - limit for used, limit in zip(one[1], limits, strict=True)))
+    needs = f"{max(peak):.6g}" if len(set(limits)) == 1 else _numbers(peak)
+    said = _numbers(limits[:1] if len(set(limits)) == 1 else limits)
+    return f"nothing was found within limit={said}; the smallest found is {needs}, of {name}: raise the limit to that"
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return " ".join(f"{value:.6g}" for value in values)

@@ -1,0 +1,152 @@
+"""A list scheduler: whenever a rank is free, it takes the task that its rule prefers of those that can begin.
+
+After Zero Bubble's automatic scheduling (Qi et al. 2024): forwards ahead as memory allows, backwards as soon as they can, and
+weight gradients in the gaps. How many, how soon and in which gaps is a ``Rule``, which a search may turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from math import inf
+
+from autopar.pipeline.bounds import EPSILON, Costs
+from autopar.pipeline.optimiser.orders import FORWARD, INPUT, WEIGHT, Order, Orders
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a rank prefers.
+
+    Attributes:
+        ahead: of each rank, below how many passes under way, begun and not gone back, a forward comes before a backward.
+        most: of each rank, how many may be under way; no fewer than it has stages.
+        left: of each rank, from how many weight gradients on the next of them comes first.
+        gap: a weight gradient is begun before a message that is on its way if it takes this part of itself to come.
+        patience: a forward waits for a backward that comes within this part of itself.
+        deep: of the forwards that can begin, prefer that of the rank's last stage; else of its first.
+        back: of the backwards, prefer that of the rank's first stage.
+    """
+
+    ahead: tuple[int, ...]
+    most: tuple[int, ...]
+    left: tuple[int, ...]
+    gap: float = 1.0
+    patience: float = 0.0
+    deep: bool = True
+    back: bool = True
+
+    def with_one(self, name: str, rank: int, value: int) -> Rule:
+        old = getattr(self, name)
+        return replace(self, **{name: (*old[:rank], value, *old[rank + 1 :])})
+
+
+def follow(rule: Rule, cost: Costs, batches: int, reserve: float = 0.0) -> tuple[float, Orders] | None:
+    """The orders that a rule makes, and their makespan; ``None`` where memory does not suffice.
+
+    A forward leaves enough memory for one more of each later stage of its rank. Therefore none of these ever waits for memory
+    that is not given back, and nothing waits for ever.
+
+    Args:
+        reserve: memory to leave for the buffers of messages.
+    """
+    rank_of, stages_of = cost.rank_of, cost.stages_of
+    stages, last = len(rank_of), len(rank_of) - 1
+    room = [inf if limit == inf else limit * (1 + EPSILON) - fixed - reserve for limit, fixed in zip(cost.limit, cost.fixed, strict=True)]
+    need = [sum(cost.activation[s] for s in stages_of[rank_of[stage]] if s >= stage) for stage in range(stages)]
+    forward: list[list[float]] = [[] for _ in range(stages)]
+    forward[0] = [0.0] * batches
+    backward: list[list[float]] = [[] for _ in range(stages)]
+    done = [0] * (4 * stages)
+    free, used = [0.0] * len(stages_of), [0.0] * len(stages_of)
+    link: dict[tuple[int, int], float] = {}
+    orders: Orders = [[] for _ in stages_of]
+    heap = [(0.0, rank) for rank in range(len(stages_of))]
+    missing = 3 * batches * stages
+    while heap:
+        now, rank = heappop(heap)
+        if now < free[rank]:
+            continue
+        code, soon = _choose(rule, cost, rank, now, batches, forward, backward, done, room[rank] - used[rank], need)
+        if code < 0:
+            if soon < inf:
+                heappush(heap, (soon, rank))
+            continue
+        stage, of = divmod(code, 4)
+        end = now + (cost.forward, cost.backward, cost.weight)[of][stage]
+        done[code] += 1
+        missing -= 1
+        orders[rank].append(code)
+        free[rank] = end
+        heappush(heap, (end, rank))
+        if of == FORWARD:
+            used[rank] += cost.activation[stage]
+            if stage == last:
+                backward[last].append(end)
+                continue
+            to, there, c = stage + 1, forward, cost.transfer[stage]
+        elif of == INPUT:
+            used[rank] += cost.later[stage] - cost.activation[stage]
+            if not stage:
+                continue
+            to, there, c = stage - 1, backward, cost.transfer[stage - 1]
+        else:
+            used[rank] -= cost.later[stage]
+            continue
+        other = rank_of[to]
+        if other != rank:
+            end = link[rank, other] = max(link.get((rank, other), 0.0), end) + c
+            heappush(heap, (max(end, free[other]), other))
+        there[to].append(end)
+    return None if missing else (max(free), orders)
+
+
+def one_by_one(cost: Costs, batches: int) -> Orders:
+    """One micro-batch after the other through all stages: the least memory."""
+    ones = tuple(len(own) for own in cost.stages_of)
+    made = follow(Rule((0,) * len(ones), ones, (0,) * len(ones)), replace(cost, limit=[inf] * len(ones)), batches)
+    assert made is not None
+    return made[1]
+
+
+def _choose(rule: Rule, cost: Costs, rank: int, now: float, batches: int, forward: list[list[float]], backward: list[list[float]],
+            done: Order, room: float, need: list[float]) -> tuple[int, float]:  # fmt: skip
+    """The code of what a rank begins; or -1, and when it should look again."""
+    best_forward = best_backward = weight = -1
+    soon_forward = soon_backward = inf
+    begun = pending = 0
+    own = cost.stages_of[rank]
+    for stage in own:
+        begun += done[4 * stage] - done[4 * stage + INPUT]
+    for number, stage in enumerate(own):
+        code = 4 * stage
+        f = done[code]
+        if f < batches and need[stage] <= room and f < len(forward[stage]) and begun + len(own) - number <= rule.most[rank]:
+            if forward[stage][f] <= now:
+                best_forward = code if rule.deep or best_forward < 0 else best_forward
+            elif forward[stage][f] < soon_forward:
+                soon_forward = forward[stage][f]
+    for stage in reversed(own) if rule.back else own:
+        code = 4 * stage
+        b = done[code + INPUT]
+        if done[code + WEIGHT] < b:
+            pending += b - done[code + WEIGHT]
+            if weight < 0 or b - done[code + WEIGHT] > done[weight - 1] - done[weight]:
+                weight = code + WEIGHT
+        if b < len(backward[stage]):
+            if backward[stage][b] <= now:
+                best_backward = code + INPUT
+            elif backward[stage][b] < soon_backward:
+                soon_backward = backward[stage][b]
+    if weight >= 0 and pending > rule.left[rank]:
+        return weight, now
+    if best_forward >= 0 and (best_backward < 0 or begun < rule.ahead[rank]):
+        if best_backward >= 0 or begun < rule.ahead[rank] or soon_backward - now >= rule.patience * cost.forward[best_forward >> 2]:
+            return best_forward, now
+        soon_forward = inf
+    if best_backward >= 0:
+        return best_backward, now
+    soon = min(soon_forward, soon_backward)
+    if weight >= 0 and soon - now >= rule.gap * cost.weight[weight >> 2]:
+        return weight, now
+    return -1, soon
