@@ -33,44 +33,47 @@ class Flow:
     """The order in which a schedule's computations must happen, whatever time they take.
 
     Attributes:
-        orders: the computations of each rank, in its order.
-        place: of each, its rank and its number in that order.
-        time: of each, and of each message, the row of its slot.
-        sends: all of them, and the number of the newest computation before each on its rank, or -1.
+        rows: the row of each computation, rank by rank, in their order.
+        place: of each computation, its rank and its number there.
+        sends: all of them, with the number of the newest computation before each on its rank, or -1, and its row.
     """
 
     def __init__(self, schedule: PipelineSchedule) -> None:
         self.schedule = schedule
-        self.orders: list[list[Task]] = [[] for _ in range(schedule.ranks)]
+        self.rows: list[list[int]] = [[] for _ in range(schedule.ranks)]
         self.place: dict[Task, tuple[int, int]] = {}
-        self.time: dict[Task, int] = {}
-        self.sends: dict[Task, int] = {}
+        self.sends: dict[Task, tuple[int, int]] = {}
         for time, row in enumerate(schedule.slots):
             for rank, slot in enumerate(row):
-                own = self.orders[rank]
-                self.sends.update((send, len(own) - 1) for send in slot.send)
-                self.time.update((task, time) for task in slot.tasks)
-                for task in slot.compute:
-                    self.place[task] = rank, len(own)
-                    own.append(task)
+                if slot.tasks:
+                    own = self.rows[rank]
+                    before = len(own) - 1
+                    for task in slot.tasks:
+                        if task.kind[1] == "W":
+                            self.place[task] = rank, len(own)
+                            own.append(time)
+                        elif task.kind[1] == "S":
+                            self.sends[task] = before, time
 
     def first_after(self) -> list[np.ndarray]:
         """Of each rank a table ``[number][rank]``: the first computation there that happens at the earliest after that one.
 
         Program order and messages are followed; ``NEVER`` where there is none. Linear in computations x ranks.
         """
-        ranks = len(self.orders)
-        after = [np.full((len(own) + 1, ranks), NEVER, np.int32) for own in self.orders]
-        readers: dict[tuple[int, int], list[Task]] = defaultdict(list)  # of what is sent after a computation and before the next
-        for send, number in self.sends.items():
-            readers[self.schedule.rank_of[send.stage], number].append(reader(send))
-        for task in reversed(self.place):  # rows are in an order in which everything comes after what it reads
-            rank, number = self.place[task]
+        ranks = len(self.rows)
+        after = [np.full((len(own) + 1, ranks), NEVER, np.int32) for own in self.rows]
+        readers: list[dict[int, list[tuple[int, int]]]] = [defaultdict(list) for _ in self.rows]
+        for send, (number, _) in self.sends.items():  # what is sent after a computation and before the next
+            if (place := self.place.get(reader(send))) is not None:
+                readers[self.schedule.rank_of[send.stage]][number].append(place)
+        for rank, number in reversed(self.place.values()):  # rows are in an order in which everything comes after what it reads
             own = after[rank]
-            own[number] = own[number + 1]
-            for there, read in (self.place[one] for one in readers.get((rank, number), ()) if one in self.place):
-                np.minimum(own[number], after[there][read], out=own[number])
-            own[number, rank] = number
+            here = own[number]
+            here[:] = own[number + 1]
+            if number in readers[rank]:
+                for there, read in readers[rank][number]:
+                    np.minimum(here, after[there][read], out=here)
+            here[rank] = number
         return after
 
 
@@ -100,23 +103,34 @@ def release_rows(flow: Flow) -> dict[Task, int]:
         if number == NEVER:
             found[send] = NEVER
             continue
-        own = flow.orders[flow.schedule.rank_of[send.stage]]
-        row = flow.time[own[number]]
-        if number and flow.time[own[number - 1]] == row:
+        own = flow.rows[flow.schedule.rank_of[send.stage]]
+        row = own[number]
+        if number and own[number - 1] == row:
             row += 1
-        found[send] = max(row, *(flow.time[one] + 1 for one in (send, *last_readers(send, flow.schedule)) if one in flow.time))
+        read = [own[place[1]] for one in last_readers(send, flow.schedule) if (place := flow.place.get(one)) is not None]
+        found[send] = max(row, flow.sends[send][1] + 1, *(last + 1 for last in read))
     return found
 
 
-def with_frees(schedule: PipelineSchedule) -> PipelineSchedule:
-    """The schedule in which the first slot that may release a send buffer does; what is free at the end only stays."""
-    schedule = schedule.with_messages().checked()
-    busy = [[time for time, row in enumerate(schedule.slots) if row[rank].tasks] for rank in range(schedule.ranks)]
+def releases(schedule: PipelineSchedule) -> dict[tuple[int, int], list[Task]]:
+    """Row and rank → the sends whose buffers that slot is the first that may release; what is free at the end only is left out."""
+    busy: list[list[int]] = [[] for _ in range(schedule.ranks)]
+    for time, row in enumerate(schedule.slots):
+        for rank, slot in enumerate(row):
+            if slot.tasks:
+                busy[rank].append(time)
     free: dict[tuple[int, int], list[Task]] = defaultdict(list)
     for send, row in release_rows(Flow(schedule)).items():
         rank = schedule.rank_of[send.stage]
         if (slot := bisect_left(busy[rank], row)) < len(busy[rank]):
             free[busy[rank][slot], rank].append(send)
+    return free
+
+
+def with_frees(schedule: PipelineSchedule) -> PipelineSchedule:
+    """The schedule in which the first slot that may release a send buffer says so."""
+    schedule = schedule.with_messages().checked()
+    free = releases(schedule)
     table = tuple(
         tuple(replace(slot, free=tuple(free[time, rank])) if (time, rank) in free or slot.free else slot for rank, slot in enumerate(row))
         for time, row in enumerate(schedule.slots)

@@ -6,13 +6,12 @@ given back by slots.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from autopar.errors import ScheduleError
-from autopar.pipeline.buffers import with_frees
-from autopar.pipeline.dataflow import target
+from autopar.pipeline.buffers import releases
 from autopar.pipeline.schedule import PipelineSchedule
 from autopar.pipeline.task import Task
 
@@ -81,48 +80,57 @@ def memory(schedule: PipelineSchedule, sizes: Sizes | None = None, *, held: Coll
             ``buffers``: what that would cost.
     """
     sizes = sizes or Sizes()
-    schedule = schedule.checked()
-    if not any(slot.free for row in schedule.slots for slot in row):
-        schedule = with_frees(schedule)
-    stages = schedule.stages
-    changes: list[list[Change]] = [[] for _ in range(schedule.ranks)]
-    split = {(task.stage, task.batch) for _, _, task in schedule.tasks() if task.kind == "WW"}
-    activation = per_stage(sizes.activation, stages, "activation")
-    later = activation if sizes.for_weights is None else per_stage(sizes.for_weights, stages, "for_weights")
-    boundary = per_stage(sizes.boundary, stages - 1, "boundary") if stages > 1 else []
-    for time, row in enumerate(schedule.slots):
-        for rank, slot in enumerate(row):
-            own = changes[rank]
-            for send in slot.free:
-                if send.kind[0] not in held:
-                    own.append(Change(time, None, False, "sends", -boundary[min(send.stage, send.peer)]))
-            for task in slot.tasks:
-                if task.kind[1] == "R":
-                    own.append(Change(time, None, False, "receives", boundary[min(task.stage, task.peer)]))
-            for task in slot.tasks:
-                if task.kind[1] == "W":
-                    own += _computation(task, time, schedule, split, activation[task.stage], later[task.stage], boundary)
-    fixed = per_stage(sizes.fixed, stages, "fixed")
+    schedule = schedule.checked().with_messages()
+    changes = _changes(schedule, sizes, held)
+    fixed = per_stage(sizes.fixed, schedule.stages, "fixed")
     peaks = [_peak(own, sum(fixed[stage] for stage in schedule.stages_of[rank])) for rank, own in enumerate(changes)]
     live = [_live(own, len(schedule.stages_of[rank])) for rank, own in enumerate(_orders(schedule))]
     return Memory(tuple(p for p, _ in peaks), tuple(k for _, k in peaks), tuple(live), tuple(map(tuple, changes)))
 
 
-def _computation(task: Task, time: int, schedule: PipelineSchedule, split: set[tuple[int, int]], activation: float, later: float,
-                 boundary: Sequence[float]) -> Iterator[Change]:  # fmt: skip
-    rank_of, key = schedule.rank_of, (task.stage, task.batch)
-    send = target(task, rank_of)
-    if task.kind == "FW":
-        yield Change(time, task, False, "activations", activation)
-    if send is not None:
-        yield Change(time, task, False, "sends", boundary[min(send.stage, send.peer)])
-    if task.kind == "BW":
-        yield Change(time, task, True, "activations", later - activation if key in split else -activation)
-    elif task.kind == "WW":
-        yield Change(time, task, True, "activations", -later)
-    for peer, last in ((task.stage - 1, "BW" if schedule.recompute else "FW"), (task.stage + 1, "WW" if key in split else "BW")):
-        if task.kind == last and 0 <= peer < len(rank_of) and rank_of[peer] != rank_of[task.stage]:
-            yield Change(time, task, True, "receives", -boundary[min(task.stage, peer)])
+def _changes(schedule: PipelineSchedule, sizes: Sizes, held: Collection[str]) -> list[list[Change]]:
+    stages, rank_of = schedule.stages, schedule.rank_of
+    activation = per_stage(sizes.activation, stages, "activation")
+    later = activation if sizes.for_weights is None else per_stage(sizes.for_weights, stages, "for_weights")
+    boundary = per_stage(sizes.boundary, stages - 1, "boundary") if stages > 1 else []
+    between = [b if rank_of[s] != rank_of[s + 1] else None for s, b in enumerate(boundary)]  # bytes of a message between a stage and the next
+    before, behind = [None, *between], [*between, None]  # what each stage exchanges with the stage before it, and behind it
+    split = any(task.kind == "WW" for _, _, task in schedule.tasks())
+    last_of_forward, last_of_gradient = "BW" if schedule.recompute else "FW", "WW" if split else "BW"
+    free: Mapping[tuple[int, int], Sequence[Task]] = {
+        (time, rank): slot.free for time, row in enumerate(schedule.slots) for rank, slot in enumerate(row) if slot.free
+    } or (releases(schedule) if any(boundary) else {})
+
+    changes: list[list[Change]] = [[] for _ in range(schedule.ranks)]
+    for time, row in enumerate(schedule.slots):
+        for rank, slot in enumerate(row):
+            take = changes[rank].append
+            for send in free.get((time, rank), ()):
+                if send.kind[0] not in held:
+                    take(Change(time, None, False, "sends", -boundary[min(send.stage, send.peer)]))
+            for task in slot.tasks:
+                if task.kind[1] == "R":
+                    take(Change(time, None, False, "receives", boundary[min(task.stage, task.peer)]))
+            for task in slot.tasks:
+                kind, stage, _, _ = task
+                if kind[1] != "W":
+                    continue
+                if kind == "FW":
+                    take(Change(time, task, False, "activations", activation[stage]))
+                    sent = behind[stage]
+                else:
+                    sent = before[stage] if kind == "BW" else None
+                if sent is not None:
+                    take(Change(time, task, False, "sends", sent))
+                if kind == "BW":
+                    take(Change(time, task, True, "activations", (later[stage] if split else 0.0) - activation[stage]))
+                elif kind == "WW":
+                    take(Change(time, task, True, "activations", -later[stage]))
+                if kind == last_of_forward and (read := before[stage]) is not None:
+                    take(Change(time, task, True, "receives", -read))
+                if kind == last_of_gradient and (read := behind[stage]) is not None:
+                    take(Change(time, task, True, "receives", -read))
+    return changes
 
 
 def _peak(changes: Sequence[Change], fixed: float) -> tuple[float, dict[str, float]]:
