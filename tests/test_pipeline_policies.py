@@ -132,6 +132,25 @@ def test_where_stages_lie() -> None:
     assert schedule.stages_of == ((0, 3), (1, 2)) and schedule.chunk_of(3) == 1 and schedule.chunks == 2
 
 
+@settings(deadline=None, max_examples=30)
+@given(st.sampled_from(sorted(POLICIES)), st.permutations(range(4)), st.integers(1, 6))
+def test_ranks_may_be_numbered_otherwise(policy: str, order: list[int], m: int) -> None:
+    schedule = build(policy, 4, m)
+    rank_of = [order[rank] for rank in schedule.rank_of]
+    other = build(policy, 4, m, rank_of=rank_of)
+    assert other.rank_of == tuple(rank_of) and other.verify().computations == schedule.verify().computations
+    assert [[row[order[rank]].compute for rank in range(4)] for row in other.compute_table] == [
+        [slot.compute for slot in row] for row in schedule.compute_table
+    ]
+    assert other.simulate().makespan == schedule.simulate().makespan
+
+
+def test_stages_share_ranks_as_the_policy_says() -> None:
+    for rank_of in ((0, 1), (0, 1, 1), (0, 2, 1, 0), (0, 1, 2, 2, 1, 0, 0), (0, 1, 0, 2, 1, 2)):
+        with pytest.raises(ScheduleError, match=r"zb-v cannot have its stages on ranks .*: they lie as in \(0, 1, 2, 2, 1, 0\)"):
+            build("zb-v", 3, 4, rank_of=rank_of)
+
+
 def test_phases_repeat_passes_in_order() -> None:
     slots = order([(2, "F0 F1"), (1, "I1 (F0 B1)"), (5, "W"), (1, "I0")], (0, 3), 3, True)
     assert [str(slot).strip() for slot in slots] == ["FW00", "FW00", "FW01", "FW01", "BW00", "FW02BW01WW01", "WW00", "BW00", "WW00"]

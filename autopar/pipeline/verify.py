@@ -7,6 +7,7 @@ all ranks finish is decided by ``autopar.channels``.
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -152,16 +153,20 @@ def _pairing(schedule: PipelineSchedule, times: dict[Task, int]) -> None:
 def _progress(schedule: PipelineSchedule, times: dict[Task, int], channels: Iterable[Channels]) -> dict[str, str]:
     """FIFO identity of each pair of ranks, and on which channels all finish."""
     tasks: dict[int, list[Group]] = {rank: [] for rank in range(schedule.ranks)}
-    lines: dict[tuple[int, str], str] = {}
     for row in schedule.slots:
         for rank, slot in enumerate(row):
-            if slot.messages:
-                tasks[rank].append(Group(tuple(_message(task, schedule) for task in slot.messages)))
-                lines.update(((rank, _value(task)), f"row {times[task]}: {task.where}") for task in slot.messages)
+            if messages := slot.messages:
+                tasks[rank].append(Group(tuple(_message(task, schedule) for task in messages)))
+
+    @functools.cache
+    def lines() -> dict[tuple[int, str], str]:
+        return {
+            (schedule.rank_of[task.stage], _value(task)): f"row {time}: {task.where}" for task, time in times.items() if task.kind[1] != "W"
+        }
 
     def refused(model: Channels) -> str:
         try:
-            check_tasks(tasks, [model], lambda rank, value: lines.get((rank, value), ""))
+            check_tasks(tasks, [model], lambda rank, value: lines().get((rank, value), ""))
         except ChannelError as error:
             return str(error)
         return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 
 from autopar.collector import collector_paused
 from autopar.errors import ScheduleError
@@ -10,18 +11,22 @@ from autopar.pipeline.policies.phases import order
 from autopar.pipeline.policies.table import POLICIES, Policy, loop, vee
 from autopar.pipeline.rows import rows
 from autopar.pipeline.schedule import PipelineSchedule
+from autopar.pipeline.task import Table
 
 __all__ = ["POLICIES", "Policy", "build", "loop", "named", "vee"]
 
 
 @collector_paused()
-def build(policy: str, ranks: int, batches: int, chunks: int | None = None, *, messages: bool = True, recompute: bool = False) -> PipelineSchedule:
+def build(policy: str, ranks: int, batches: int, chunks: int | None = None, *, rank_of: Sequence[int] | None = None, messages: bool = True,
+          recompute: bool = False) -> PipelineSchedule:  # fmt: skip
     """A schedule.
 
     Args:
         policy: a name in ``POLICIES``, or what torch.distributed.pipelining calls it, in any case.
         ranks, batches: p and m; any numbers from 1.
         chunks: stages on a rank, where the policy leaves that open.
+        rank_of: the rank of each stage, where ranks are to be numbered otherwise than the policy does; which stages share a
+            rank is the policy's.
         messages: with sends and receives; else the computations alone.
         recompute: a backward runs its forward again.
 
@@ -38,16 +43,26 @@ def build(policy: str, ranks: int, batches: int, chunks: int | None = None, *, m
     chunks = row.default if chunks is None else chunks
     if row.chunks is not None and chunks not in row.chunks:
         raise ScheduleError(f"{name} has {' or '.join(map(str, row.chunks))} stages on a rank, not {chunks}; interleaved-1f1b and looped-bfs have any number")
-    rank_of = row.placement(ranks, chunks)
+    placed = row.placement(ranks, chunks)
     if row.table is not None:
         table = row.table(ranks, batches)
     else:
         assert row.phases is not None
-        stages = [[stage for stage, rank in enumerate(rank_of) if rank == r] for r in range(ranks)]
+        stages = [[stage for stage, rank in enumerate(placed) if rank == r] for r in range(ranks)]
         n = row.made_for(ranks, batches)
-        table = rows([order(row.phases(ranks, r, n, chunks), stages[r], batches, row.split) for r in range(ranks)], rank_of)
-    schedule = PipelineSchedule(table, batches, rank_of, name, recompute).known_right()
+        table = rows([order(row.phases(ranks, r, n, chunks), stages[r], batches, row.split) for r in range(ranks)], placed)
+    if rank_of is not None:
+        table, placed = _renumbered(name, table, placed, tuple(rank_of))
+    schedule = PipelineSchedule(table, batches, placed, name, recompute).known_right()
     return schedule.with_messages(latest=row.latest) if messages else schedule
+
+
+def _renumbered(name: str, table: Table, placed: Sequence[int], wanted: tuple[int, ...]) -> tuple[Table, tuple[int, ...]]:
+    """The table with its ranks in another order, such that each stage lies where it is wanted."""
+    old = dict(zip(wanted, placed, strict=False))
+    if len(wanted) != len(placed) or sorted(old) != list(range(len(set(placed)))) or [old[rank] for rank in wanted] != list(placed):
+        raise ScheduleError(f"{name} cannot have its stages on ranks {wanted}: they lie as in {tuple(placed)}, with the ranks numbered in any order")
+    return tuple(tuple(row[old[rank]] for rank in range(len(row))) for row in table), wanted
 
 
 def named(policy: str) -> str:
