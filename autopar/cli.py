@@ -8,7 +8,7 @@ import typer
 from typer import Option
 
 import autopar
-from autopar.pipeline.command import Request
+from autopar.pipeline.command import BATCHES, RANKS, Request
 from autopar.pipeline.policies import POLICIES
 from autopar.train.options import DEVICES, DTYPES, Options
 from autopar.train.sizes import SIZES
@@ -52,7 +52,7 @@ PIPELINE, TIMES, RESULT = "Pipeline", "Times and sizes, in any unit", "Result"
 
 SCHEDULE = (
     "Make a pipeline schedule, or load one; verify it, simulate it, and print, draw or keep it.\n\n"
-    f"Policies: {', '.join(POLICIES)}; torch's names are known too. With [bold]optimised[/bold] the best order for these times "
+    f"Policies: {', '.join(POLICIES)}; torch's names of these are known too. With [bold]optimised[/bold] the best order for these times "
     "within a memory limit is looked for."
 )
 
@@ -146,8 +146,12 @@ def train(
 @app.command(help=SCHEDULE, epilog=SCHEDULE_EXAMPLES)
 def schedule(
     source: Annotated[str, typer.Argument(metavar="POLICY|FILE", help="A policy, or a file that was saved: .json, or .csv as torch has it.")] = REQUEST.source,
-    ranks: Annotated[int, Option(metavar="NUMBER", rich_help_panel=PIPELINE, help="Of the pipeline; a file says it itself.")] = REQUEST.ranks,
-    batches: Annotated[int, Option(metavar="NUMBER", rich_help_panel=PIPELINE, help="Micro-batches in a step.")] = REQUEST.batches,
+    ranks: Annotated[int | None, Option(
+        metavar="NUMBER", rich_help_panel=PIPELINE, help="Of the pipeline.", show_default=f"{RANKS}, or what the file says",
+    )] = REQUEST.ranks,
+    batches: Annotated[int | None, Option(
+        metavar="NUMBER", rich_help_panel=PIPELINE, help="Micro-batches in a step.", show_default=f"{BATCHES}, or what the file says",
+    )] = REQUEST.batches,
     chunks: Annotated[int | None, Option(
         metavar="NUMBER", rich_help_panel=PIPELINE, help="Stages on a rank.", show_default="what the policy has",
     )] = REQUEST.chunks,

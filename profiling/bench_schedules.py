@@ -11,6 +11,7 @@ Within: the optimising policy with a limit of memory, its makespan over a lower 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -39,6 +40,7 @@ def run(options: argparse.Namespace) -> str:
     f, b, w, c = options.times
     lines = [f"F = {f}, B = {b}, W = {w}, c = {c}; boundary {options.boundary}", ""]
     for ranks, batches in options.sizes or [(4, 8), (8, 8), (8, 32), (8, 64), (16, 64)]:
+        print(f"p = {ranks}, m = {batches}", file=sys.stderr, flush=True)
         lines.append(f"p = {ranks}, m = {batches}")
         lines.append(f"{'policy':18}{'chunks':>7}{'makespan':>10}{'bubble':>9}{'span':>9}{'live':>12}{'peak':>8}{'per m':>8}{'exposed':>9}  finishes")
         for name in POLICIES:

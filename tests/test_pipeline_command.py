@@ -37,7 +37,7 @@ def test_what_it_saves_it_loads(policy: str, tmp_path: Path) -> None:
         assert [(t.kind, t.stage, t.batch) for _, r, t in loaded.tasks() if r == 1] == [
             (t.kind, t.stage, t.batch) for _, r, t in build(policy, 2, 3).tasks() if r == 1
         ]
-        status, out, _ = asked(str(path), "--forward", "3", "--transfer", "0.5")
+        status, out, _ = asked(str(path), "--forward", "3", "--transfer", "0.5", *(["--recompute"] if suffix == "csv" else []))
         assert status == 0 and "on 2 ranks" in out
 
 
@@ -60,8 +60,11 @@ def test_it_optimises() -> None:
     (["--forward", "fast"], "--forward fast: write a number, or one for each stage: 18.5,18.5,22"),
     (["--forward", "1,2"], "forward has 2 numbers, and there are 4"),
     (["none.json"], "none.json"),
-    (["--save", "schedule.txt"], "schedule.txt: a schedule is kept as .json, or as .csv for torch"),
-    (["--draw", "schedule.txt"], "schedule.txt"),
+    (["--save", "schedule.txt"], "schedule.txt: its name ends in .json, .csv"),
+    (["--draw", "schedule.txt"], "schedule.txt: its name ends in .svg"),
+    (["a.json", "--ranks", "9"], "--ranks is what a.json says itself; leave it out"),
+    (["a.JSON", "--recompute"], "--recompute is what a.JSON says itself"),
+    (["optimised", "--recompute"], "--recompute is not for optimised"),
 ])  # fmt: skip
 def test_what_it_refuses(arguments: list[str], text: str) -> None:
     status, _, error = asked(*arguments)

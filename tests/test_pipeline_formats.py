@@ -114,7 +114,7 @@ def test_document_text() -> None:
 
 
 @settings(deadline=None)
-@given(made=schedules(), name=st.text(), indent=st.sampled_from([None, 0, 3]))
+@given(made=schedules(), name=st.text().filter(str.isprintable), indent=st.sampled_from([None, 0, 3]))
 @example(made=PipelineSchedule((), 3, (0,)), name="", indent=None)
 @example(made=PipelineSchedule(((Slot(parameters=(("UNSHARD", 0),)),), (Slot(),)), 3, (0,)), name="", indent=None)
 def test_document_is_read_back(made: PipelineSchedule, name: str, indent: int | None) -> None:
@@ -156,13 +156,13 @@ DOCUMENT_ERRORS = {
     ("[0, 1]", "[]"): "line 6, column 14: []: rank_of is a list, the rank of each stage, with ranks from 0 without gaps",
     ("[0, 1]", "[0, 999999999]"): "line 6, column 14: [0, 999999999]: rank_of is a list, the rank of each stage, with ranks from 0 without gaps",
     ("false", "0"): "line 7, column 16: 0: recompute is true or false",
-    ('"1f1b"', "null"): "line 4, column 11: null: name is a string, the name of the policy",
+    ('"1f1b"', "null"): "line 4, column 11: null: name is a string that can be printed, the name of the policy",
     ('"batches"', '"version"'): 'line 5, column 3: "version": the field is given twice; leave one out',
     ('"batches"', '"microbatches"'): f'line 5, column 3: "microbatches": there is no such field; the fields are {", ".join(FIELDS)}',
     ('"version": 1', '"version": 2, "more": 3'): "line 3, column 14: 2: a document of version 2; this autopar reads version 1",
     ('"version": 1', '"version": true'): "line 3, column 14: true: version is 1",
     ("autopar pipeline", "another"): 'line 2, column 13: "another schedule": format is "autopar pipeline schedule"',
-    ('  "name": "1f1b",\n', ""): "line 1, column 1: {   \"format\": \"autopar pipeline sched...: the field name is missing; it is a string, the name of the policy",
+    ('  "name": "1f1b",\n', ""): "line 1, column 1: {   \"format\": \"autopar pipeline sched...: the field name is missing; it is a string that can be printed, the name of the policy",
     (TWO, "[1]"): f"line 1, column 1: [1]: a schedule is an object with the fields {', '.join(FIELDS)}",
     (TWO, "\n "): "line 2, column 2: this is not JSON: Expecting value",
     (TWO, '{"a": "[[[[[[", "b": ' + "[" * 100000): "line 1, column 25: lists nest deeper than rows, row, slot",

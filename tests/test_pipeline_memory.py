@@ -6,7 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 from broken_schedules import changed, disordered, right
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -242,9 +244,25 @@ def test_zb_h1_keeps_as_many_more_as_its_stage_has_before_it() -> None:
         assert [more - one for one, more in zip(ones, zeros, strict=True)] == list(range(p))
 
 
-@pytest.mark.parametrize("number", (-1, float("inf"), float("nan"), True, "1"))
-def test_what_is_no_size(number: object) -> None:
-    with pytest.raises(ScheduleError, match=r"^boundary is .*: a finite number from 0$"):
-        memory(build("1f1b", 3, 4), Sizes(boundary=[1.0, number]))  # type: ignore[list-item]
-    with pytest.raises(ScheduleError, match=r"^fixed has 2 numbers, and there are 3$"):
-        memory(build("1f1b", 3, 4), Sizes(fixed=[1.0, 2.0]))
+def test_what_is_no_size() -> None:
+    for number in (-1, float("inf"), float("nan"), 1e101):
+        with pytest.raises(ScheduleError, match=r"^Sizes\(boundary=…\) is .*: a finite number from 0, to 1e\+100 at most$"):
+            Sizes(boundary=[1.0, number])
+    for wrong in (True, "1", b"1", None, {1: 2}, {1.0}, [1.0, None], 1j):
+        with pytest.raises(TypeError, match=r"^Sizes\(boundary=…\) is a number, or a list of one for each stage, not"):
+            Sizes(boundary=wrong)  # type: ignore[arg-type]
+    schedule = build("1f1b", 3, 4)
+    with pytest.raises(ScheduleError, match=r"^fixed has 2 numbers, and there are 3 stages$"):
+        memory(schedule, Sizes(fixed=[1.0, 2.0]))
+    with pytest.raises(ScheduleError, match=r"^for_weights is 5 on stage 0: a part of activation, which is 1 there$"):
+        memory(schedule, Sizes(for_weights=5))
+    with pytest.raises(ScheduleError, match="held is of the passes F and B, not 'X'"):
+        memory(schedule, held="X")
+    with pytest.raises(TypeError, match="sizes is a Sizes, not 3"):
+        memory(schedule, 3)  # type: ignore[arg-type]
+
+
+def test_sizes_may_come_from_anywhere() -> None:
+    assert Sizes(activation=(n for n in (1, 2)), boundary=np.float32(2), fixed=np.array([1, 2]), for_weights=torch.tensor(0.5)) == Sizes(
+        activation=(1.0, 2.0), boundary=2.0, fixed=(1.0, 2.0), for_weights=0.5
+    )

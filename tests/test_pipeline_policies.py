@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch.distributed.pipelining.schedules as torch_schedules
 from hypothesis import assume, given, settings
@@ -181,5 +182,10 @@ def test_sizes_that_a_policy_cannot_have() -> None:
         with pytest.raises(ScheduleError, match=text):
             build(*arguments)
     for wrong in (2.0, "2", True, None):
-        with pytest.raises(TypeError, match="1f1b: ranks is a number"):
+        with pytest.raises(TypeError, match="1f1b: ranks is a whole number, not"):
             build("1f1b", wrong, 4)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a policy is a name, such as '1f1b', not None"):
+        build(None, 2, 2)  # type: ignore[arg-type]
+    with pytest.raises(ScheduleError, match="'optimised' is no policy of its own: call optimise"):
+        build("optimised", 2, 2)
+    assert build("1f1b", np.int64(2), np.int32(3)) == build("1f1b", 2, 3)

@@ -111,16 +111,35 @@ def test_a_message_travels_while_ranks_compute() -> None:
 def test_times_of_another_length_are_refused() -> None:
     schedule = build("1f1b", 3, 2)
     for times, text in (
-        (Times(forward=[1, 2]), "forward has 2 numbers, and there are 3"),
-        (Times(transfer=[1, 2, 3]), "transfer has 3 numbers, and there are 2"),
-        (Times(weight=-1), "weight is -1: a finite number from 0"),
-        (Times(backward=float("nan")), "backward is nan"),
-        (Times(backward="123"), "backward is '1'"),
+        (Times(forward=[1, 2]), "forward has 2 numbers, and there are 3 stages"),
+        (Times(transfer=[1, 2, 3]), "transfer has 3 numbers, and there are 2 pairs of neighbouring stages"),
     ):
         with pytest.raises(ScheduleError, match=text):
             schedule.simulate(times)
-    with pytest.raises(ScheduleError, match="boundary has 1 numbers, and there are 2"):
+    with pytest.raises(ScheduleError, match="boundary has 1 numbers, and there are 2 pairs"):
         schedule.simulate(Times(), Sizes(boundary=[1]))
+
+
+def test_what_is_no_time() -> None:
+    for number in (-1, float("nan"), 10**400):
+        with pytest.raises(ScheduleError, match=r"Times\(weight=…\) is .*: a finite number from 0"):
+            Times(weight=number)
+    for wrong in ("123", None, True):
+        with pytest.raises(TypeError, match=r"Times\(backward=…\) is a number"):
+            Times(backward=wrong)  # type: ignore[arg-type]
+    schedule = build("1f1b", 2, 2)
+    for arguments in ((2,), (Sizes(),), (None, Times())):
+        with pytest.raises(TypeError, match=r"is a (Times|Sizes), not"):
+            schedule.simulate(*arguments)
+    with pytest.raises(ScheduleError, match="at_once is of tasks of the schedule, not 'F0'"):
+        schedule.simulate(at_once=["F0"])  # type: ignore[list-item]
+
+
+@settings(deadline=None)
+@given(st.sampled_from(sorted(POLICIES)), st.integers(1, 4), st.integers(1, 6), *[st.integers(0, 5)] * 4)
+def test_a_forward_that_runs_again_takes_its_time(policy: str, p: int, m: int, f: int, b: int, w: int, c: int) -> None:
+    again = build(policy, p, m, recompute=True).simulate(Times(f, b, w, c))
+    assert again.computed == build(policy, p, m).simulate(Times(f, f + b, w, c)).computed
 
 
 def test_a_wrong_schedule_is_not_simulated() -> None:

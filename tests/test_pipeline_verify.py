@@ -75,12 +75,6 @@ def test_each_fault_is_told(kind: str, schedule: PipelineSchedule, choose: rando
     assert all(word in text for word in words), (words, text)
 
 
-def test_there_are_only_seven_kinds() -> None:
-    schedule = build("1f1b", 2, 1)
-    for kind in ("QW", "WS"):
-        assert reason(changed(schedule, {(0, 1): Slot((Task(kind, 1, 0),))})).startswith(f"row 0, rank 1: {kind}00 of stage 1")
-
-
 def test_the_order_in_a_slot_counts() -> None:
     own = Task("FW", 0, 0), Task("BW", 0, 0), Task("WW", 0, 0)
     PipelineSchedule(((Slot(own),),), 1, (0,)).verify()

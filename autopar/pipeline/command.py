@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +12,13 @@ from autopar.errors import ScheduleError
 from autopar.pipeline.memory import PerStage, Sizes
 from autopar.pipeline.optimiser import NAME as OPTIMISED
 from autopar.pipeline.optimiser import optimise
+from autopar.pipeline.picture import METADATA
 from autopar.pipeline.policies import build
 from autopar.pipeline.schedule import PipelineSchedule
 from autopar.pipeline.simulate import Times
 
-DONE, REFUSED = 0, 2  # exit statuses
+DONE, CUT_OFF, REFUSED = 0, 1, 2  # exit statuses
+RANKS, BATCHES = 4, 8  # of a policy's schedule, where nothing is said
 
 
 @dataclass(frozen=True)
@@ -23,8 +26,8 @@ class Request:
     """The options of ``autopar schedule`` and their defaults. Numbers are one, or one for each stage: ``18.5,18.5,22``."""
 
     source: str = "1f1b"
-    ranks: int = 4
-    batches: int = 8
+    ranks: int | None = None
+    batches: int | None = None
     chunks: int | None = None
     forward: str = "1"
     backward: str = "1"
@@ -45,6 +48,10 @@ def run(request: Request) -> int:
     """Follow the options; the exit status. What stands in the way is told in a line, without a traceback."""
     try:
         _follow(request)
+        sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads on: `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CUT_OFF
     except (ScheduleError, ValueError, ImportError, OSError) as error:
         print(f"autopar: {error}", file=sys.stderr)
         return REFUSED
@@ -52,18 +59,30 @@ def run(request: Request) -> int:
 
 
 def _follow(request: Request) -> None:
+    for path, known in ((request.draw, tuple(METADATA)), (request.save, (".json", ".csv"))):
+        if path and Path(path).suffix.lower() not in known:
+            raise ScheduleError(f"{path}: its name ends in {', '.join(known)}")
+    ranks = RANKS if request.ranks is None else request.ranks
+    batches = BATCHES if request.batches is None else request.batches
+    from_file = Path(request.source).suffix.lower()
+    if from_file in (".json", ".csv"):
+        for name in ("ranks", "batches", "chunks", *(["recompute"] if from_file == ".json" else [])):
+            if getattr(request, name) not in (None, False):
+                raise ScheduleError(f"--{name} is what {request.source} says itself; leave it out")
     times = Times(*(numbers(getattr(request, name), name) for name in ("forward", "backward", "weight", "transfer")))
     sizes = Sizes(activation=numbers(request.activation, "activation"), boundary=numbers(request.boundary, "boundary"))
     optimised = None
-    if request.source == OPTIMISED:
-        optimised = optimise(times, request.ranks, request.batches, chunks=request.chunks or 1, sizes=sizes, limit=request.limit)
+    if request.source in (OPTIMISED, "optimized"):
+        if request.recompute:
+            raise ScheduleError(f"--recompute is not for {OPTIMISED}: add the times of forwards to those of backwards")
+        optimised = optimise(times, ranks, batches, chunks=request.chunks or 1, sizes=sizes, limit=request.limit)
         schedule = optimised.schedule
     elif request.limit is not None:
         raise ScheduleError(f"--limit is for autopar schedule {OPTIMISED}: {request.source} needs what it needs")
-    elif Path(request.source).suffix in (".json", ".csv"):
-        schedule = PipelineSchedule.load(request.source).with_messages()
+    elif from_file:
+        schedule = PipelineSchedule.load(request.source, **({"recompute": True} if request.recompute else {})).with_messages()
     else:
-        schedule = build(request.source, request.ranks, request.batches, request.chunks, recompute=request.recompute)
+        schedule = build(request.source, ranks, batches, request.chunks, recompute=request.recompute)
     found = schedule.verify()
     simulation = schedule.simulate(times, sizes)
     print(schedule.table(events=request.events, down=request.down))

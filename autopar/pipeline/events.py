@@ -69,7 +69,7 @@ def index(table: Table) -> Index:
 
 
 def events_of(batch: int, stage: int, of: str, computed: Index, communicated: Index) -> Events:
-    if (slot := computed.get((of + "W", stage, batch))) is None:
+    if (slot := computed.get((f"{of}W", stage, batch))) is None:
         raise ScheduleError(f"the schedule has no {of}W{batch:02d} on stage {stage}; a pass is F (forward), B (backward) or W (weight gradient)")
     found = [*slot.waits, *slot.records]
     for action in "RWS":

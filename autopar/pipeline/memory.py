@@ -6,9 +6,9 @@ given back by slots.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 from autopar.errors import ScheduleError
 from autopar.pipeline.buffers import releases
@@ -17,6 +17,8 @@ from autopar.pipeline.task import Task
 
 PerStage = float | Iterable[float]
 KINDS = ("activations", "sends", "receives")
+PAIRS = "pairs of neighbouring stages"
+MOST = 1e100  # sums of it are finite
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,9 @@ class Sizes:
     for_weights: PerStage | None = None
     boundary: PerStage = 0.0
     fixed: PerStage = 0.0
+
+    def __post_init__(self) -> None:
+        keep_numbers(self, "for_weights")
 
 
 class Change(NamedTuple):
@@ -79,7 +84,11 @@ def memory(schedule: PipelineSchedule, sizes: Sizes | None = None, *, held: Coll
         held: passes (F, B) whose send buffers are kept to the end of the step instead of being released by the rule of
             ``buffers``: what that would cost.
     """
-    sizes = sizes or Sizes()
+    sizes = Sizes() if sizes is None else sizes
+    if not isinstance(sizes, Sizes):
+        raise TypeError(f"sizes is a Sizes, not {sizes!r}")
+    if unknown := set(held) - {"F", "B"}:
+        raise ScheduleError(f"held is of the passes F and B, not {', '.join(map(repr, sorted(unknown)))}")
     schedule = schedule.checked().with_messages()
     changes = _changes(schedule, sizes, held)
     fixed = per_stage(sizes.fixed, schedule.stages, "fixed")
@@ -92,7 +101,10 @@ def _changes(schedule: PipelineSchedule, sizes: Sizes, held: Collection[str]) ->
     stages, rank_of = schedule.stages, schedule.rank_of
     activation = per_stage(sizes.activation, stages, "activation")
     later = activation if sizes.for_weights is None else per_stage(sizes.for_weights, stages, "for_weights")
-    boundary = per_stage(sizes.boundary, stages - 1, "boundary") if stages > 1 else []
+    for stage, (most, some) in enumerate(zip(activation, later, strict=True)):
+        if some > most:
+            raise ScheduleError(f"for_weights is {some:g} on stage {stage}: a part of activation, which is {most:g} there")
+    boundary = per_stage(sizes.boundary, stages - 1, "boundary", PAIRS) if stages > 1 else []
     between = [b if rank_of[s] != rank_of[s + 1] else None for s, b in enumerate(boundary)]  # bytes of a message between a stage and the next
     before, behind = [None, *between], [*between, None]  # what each stage exchanges with the stage before it, and behind it
     split = any(task.kind == "WW" for _, _, task in schedule.tasks())
@@ -165,12 +177,37 @@ def _live(order: Sequence[Task], chunks: int) -> float:
     return most / chunks
 
 
-def per_stage(value: PerStage, stages: int, what: str) -> list[float]:
-    """One number for each stage."""
-    numbers = list(value) if isinstance(value, Iterable) else [value] * stages
-    if len(numbers) != stages:
-        raise ScheduleError(f"{what} has {len(numbers)} numbers, and there are {stages}")
-    for number in numbers:
-        if isinstance(number, (str, bool)) or not 0 <= number < float("inf"):
-            raise ScheduleError(f"{what} is {number!r}: a finite number from 0")
-    return [float(number) for number in numbers]
+def keep_numbers(numbers: Any, *may_be_none: str) -> None:
+    """Make every field of a frozen dataclass a float, or a tuple of floats.
+
+    Raises:
+        TypeError: a field is neither a number nor a list of numbers.
+        ScheduleError: a number is negative, or not finite.
+    """
+    for one in fields(numbers):
+        value, what = getattr(numbers, one.name), f"{type(numbers).__name__}({one.name}=…)"
+        if value is None and one.name in may_be_none:
+            continue
+        if getattr(value, "ndim", 1) == 0:  # of an array or tensor without dims
+            value = float(value)
+        if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Set)):
+            value = tuple(_number(number, what) for number in value)
+        else:
+            value = _number(value, what)
+        object.__setattr__(numbers, one.name, value)
+
+
+def _number(value: Any, what: str) -> float:
+    if isinstance(value, (str, bytes, bool)) or not hasattr(value, "__float__"):
+        raise TypeError(f"{what} is a number, or a list of one for each stage, not {value!r}")
+    if not 0 <= value <= MOST:
+        raise ScheduleError(f"{what} is {value!r}: a finite number from 0, to {MOST:g} at most")
+    return float(value)
+
+
+def per_stage(value: PerStage, count: int, what: str, of: str = "stages") -> list[float]:
+    """One number for each stage, or for each two neighbours."""
+    numbers = list(value) if isinstance(value, Iterable) else [value] * count
+    if len(numbers) != count:
+        raise ScheduleError(f"{what} has {len(numbers)} numbers, and there are {count} {of}")
+    return numbers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from autopar.errors import ScheduleError
 from autopar.pipeline.events import Events, Index, events_of, index, with_events
+from autopar.pipeline.shape import placement, table, whole
 from autopar.pipeline.task import Pass, Slot, Table, Task
 
 if TYPE_CHECKING:
@@ -40,7 +41,11 @@ class PipelineSchedule:
     recompute: bool = False
 
     def __post_init__(self) -> None:
-        check_shape(self.slots, self.batches, self.rank_of)
+        for name, value in (("batches", whole(self.batches, "batches")), ("rank_of", placement(self.rank_of))):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "slots", table(self.slots, self.batches, self.rank_of))
+        if not isinstance(self.name, str) or not self.name.isprintable():
+            raise ScheduleError(f"the name of a schedule can be printed, {self.name!r} cannot")
 
     @property
     def title(self) -> str:
@@ -87,6 +92,8 @@ class PipelineSchedule:
 
     def slot(self, time: int, stage: int) -> Slot:
         """What of a slot belongs to a stage."""
+        if not 0 <= stage < self.stages:
+            raise ScheduleError(f"there is no stage {stage}, only 0 to {self.stages - 1}")
         own = self.slots[time][self.rank_of[stage]]
         return replace(own, tasks=tuple(t for t in own.tasks if t.stage == stage), free=tuple(t for t in own.free if t.stage == stage),
                        parameters=tuple(p for p in own.parameters if p[1] == stage))  # fmt: skip
@@ -110,7 +117,7 @@ class PipelineSchedule:
         Raises:
             ScheduleError: there is no such pass in the schedule.
         """
-        return events_of(batch, stage, of, *self._indices)
+        return events_of(whole(batch, "batch"), whole(stage, "stage"), of, *self.checked()._indices)
 
     @cached_property
     def _indices(self) -> tuple[Index, Index]:
@@ -174,23 +181,34 @@ class PipelineSchedule:
         return from_csv(text, **options)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a file: ``.json``, or ``.csv`` for torch, with messages where it has them."""
-        text = self.to_json() if suffix(path) == ".json" else self.to_csv(messages=self.has_messages)
+        """Write it to a file, verified: ``.json``, or ``.csv`` for torch, with messages where it has them.
+
+        A CSV has no place for the name, for ``recompute``, and for when buffers are released.
+        """
+        form = suffix(path)
+        right = self.checked()
+        text = right.to_json() if form == ".json" else right.to_csv(messages=self.has_messages)
         Path(path).write_text(text, encoding="utf-8", newline="")
 
     @staticmethod
-    def load(path: str | os.PathLike[str]) -> PipelineSchedule:
+    def load(path: str | os.PathLike[str], **options: Any) -> PipelineSchedule:
         """Read what ``save`` or torch has written, and verify it.
+
+        Args:
+            options: of ``from_csv``.
 
         Raises:
             ScheduleError: the file is malformed, with line and column; or the schedule is wrong.
         """
-        read = PipelineSchedule.from_json if suffix(path) == ".json" else PipelineSchedule.from_csv
+        form = suffix(path)
+        if options and form == ".json":
+            raise TypeError(f"{path}: JSON says {', '.join(options)} itself; these are options of CSV")
         try:
-            with open(path, encoding="utf-8-sig", newline="") as file:
-                return read(file.read()).checked()
+            with open(path, encoding="utf-8", newline="") as file:
+                text = file.read()
+            return (PipelineSchedule.from_json(text) if form == ".json" else PipelineSchedule.from_csv(text, **options)).checked()
         except UnicodeDecodeError:
-            raise ScheduleError(f"{path}: this is no text") from None
+            raise ScheduleError(f"{path}: this is no text in UTF-8; a schedule is kept as .json or .csv") from None
         except ScheduleError as error:
             raise ScheduleError(f"{path}: {error}") from None
 
@@ -215,25 +233,3 @@ def suffix(path: str | os.PathLike[str]) -> str:
     if found not in (".json", ".csv"):
         raise ValueError(f"{path}: a schedule is kept as .json, or as .csv for torch")
     return found
-
-
-def check_shape(slots: Sequence[Sequence[Slot]], batches: int, rank_of: Sequence[int]) -> None:
-    """What every table has, also a wrong one: ranks without gaps, rows of one width, stages and micro-batches that exist."""
-    if not rank_of:
-        raise ScheduleError("a schedule has at least one stage")
-    if isinstance(batches, bool) or not isinstance(batches, int) or batches < 1:
-        raise ScheduleError(f"a schedule has at least one micro-batch, not {batches!r}")
-    ranks = max(rank_of) + 1
-    if sorted(set(rank_of)) != list(range(ranks)):
-        raise ScheduleError(f"stages lie on ranks {sorted(set(rank_of))}: number the ranks from 0 without gaps")
-    for time, row in enumerate(slots):
-        if len(row) != ranks:
-            raise ScheduleError(f"row {time} has {len(row)} slots, and there are {ranks} ranks")
-        for rank, slot in enumerate(row):
-            for task in slot.tasks:
-                if not 0 <= task.stage < len(rank_of):
-                    raise ScheduleError(f"row {time}, rank {rank}: {task.where}: there is no stage {task.stage}, only 0 to {len(rank_of) - 1}")
-                if not 0 <= task.batch < batches:
-                    raise ScheduleError(f"row {time}, rank {rank}: {task.where}: there is no micro-batch {task.batch}, only 0 to {batches - 1}")
-                if rank_of[task.stage] != rank:
-                    raise ScheduleError(f"row {time}, rank {rank}: {task.where}, which lies on rank {rank_of[task.stage]}")

@@ -1,7 +1,8 @@
 """A schedule on paper: when each task begins and ends, how much of the time is lost, and what memory it takes.
 
 Each rank computes one task after the other, each pair of ranks has a link in either direction, and messages travel while
-ranks compute: a send begins when its rank has come to it and its link is free; a computation waits for its message.
+ranks compute: a send begins when its rank has come to it and its link is free; a computation waits for its message, and nothing
+before it does. What shares a slot is computed one after the other, and its results leave when all of it is done.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from autopar.collector import collector_paused
+from autopar.errors import ScheduleError
 from autopar.pipeline.dataflow import source
-from autopar.pipeline.memory import Memory, PerStage, Sizes, memory, per_stage
+from autopar.pipeline.memory import PAIRS, Memory, PerStage, Sizes, keep_numbers, memory, per_stage
 from autopar.pipeline.schedule import PipelineSchedule
 from autopar.pipeline.task import Task
 from autopar.timeline import Span, Timeline
@@ -26,7 +28,8 @@ class Times:
     Attributes:
         forward: F.
         backward: B, the gradient of the input.
-        weight: W, the gradient of the weights; a backward that is not split takes B + W.
+        weight: W, the gradient of the weights; a backward that is not split takes B + W. One that runs its forward again
+            (``recompute``) takes F more.
         transfer: c, a tensor between two stages of different ranks; one number, or one for each two neighbours.
     """
 
@@ -34,6 +37,9 @@ class Times:
     backward: PerStage = 1.0
     weight: PerStage = 1.0
     transfer: PerStage = 0.0
+
+    def __post_init__(self) -> None:
+        keep_numbers(self)
 
 
 @dataclass(frozen=True)
@@ -125,11 +131,18 @@ def simulate(schedule: PipelineSchedule, times: Times | None = None, sizes: Size
         at_once: computations that do not wait for what comes from another rank. No schedule can be run so; some published
             figures were.
     """
-    times, schedule = times or Times(), schedule.checked().with_messages()
+    times = Times() if times is None else times
+    if not isinstance(times, Times):
+        raise TypeError(f"times is a Times, not {times!r}")
+    if wrong := [task for task in at_once if not isinstance(task, Task)]:
+        raise ScheduleError(f"at_once is of tasks of the schedule, not {wrong[0]!r}")
+    schedule = schedule.checked().with_messages()
     stages, rank_of = schedule.stages, schedule.rank_of
     split = {(task.stage, task.batch) for _, _, task in schedule.tasks() if task.kind == "WW"}
     forward, backward, weight = (per_stage(getattr(times, name), stages, name) for name in ("forward", "backward", "weight"))
-    transfer = per_stage(times.transfer, stages - 1, "transfer") if stages > 1 else []
+    transfer = per_stage(times.transfer, stages - 1, "transfer", PAIRS) if stages > 1 else []
+    if schedule.recompute:
+        backward = [b + f for b, f in zip(backward, forward, strict=True)]
     ranks, links = Timeline(), Timeline()
     busy = [0.0] * schedule.ranks
     exposed = [0.0] * schedule.ranks

@@ -19,9 +19,7 @@ from autopar.errors import ChannelError, ScheduleError
 from autopar.pipeline.buffers import NEVER, Flow, in_use, last_readers, release_rows
 from autopar.pipeline.dataflow import made_by, reads, source
 from autopar.pipeline.schedule import PipelineSchedule
-from autopar.pipeline.task import KINDS, ON_PARAMETERS, REDUCE, Task, other_end
-
-NAMES = tuple(of + action for of, action in KINDS)
+from autopar.pipeline.task import ON_PARAMETERS, REDUCE, Task, other_end
 
 
 @dataclass(frozen=True)
@@ -52,6 +50,9 @@ class Verification:
 def verify(schedule: PipelineSchedule, *, channels: Iterable[Channels] = ()) -> Verification:
     """Check a schedule. One of computations alone is checked as such.
 
+    A rank waits for its receives where they stand, before it goes on: what finishes so finishes too where only the reader of
+    a message waits for it.
+
     Args:
         channels: on which all ranks must finish, besides asynchronous ones; on which others they do is told.
 
@@ -80,8 +81,6 @@ def _once(schedule: PipelineSchedule) -> dict[Task, int]:
     times: dict[Task, int] = {}
     seen: dict[tuple[str, int, int], Task] = {}
     for time, rank, task in schedule.tasks():
-        if task.kind not in NAMES:
-            raise ScheduleError(f"row {time}, rank {rank}: {task.where}: there is no such task; there are {', '.join(NAMES)}")
         if (other := seen.setdefault(task[:3], task)) is not task or task in times:
             raise ScheduleError(f"{task.where} is there twice: in row {times[other]} and in row {time} of rank {rank}; leave one out")
         times[task] = time
@@ -173,6 +172,9 @@ def _progress(schedule: PipelineSchedule, times: dict[Task, int], channels: Iter
 
     finishes: dict[str, str] = {}
     required = (ASYNCHRONOUS, *channels)  # a wrong order is refused on all
+    for model in required:
+        if not isinstance(model, Channels):
+            raise TypeError(f"channels are those of autopar.channels: ASYNCHRONOUS, buffered(k), GROUPED, BLOCKING; not {model!r}")
     tried = {*ALL, *required}
     for model in sorted(tried, key=lambda model: model.strictness, reverse=True):
         looser = any(not finishes[other.name] and model.looser(other) for other in tried if other.name in finishes)

@@ -20,6 +20,7 @@ from autopar.errors import ScheduleError
 from autopar.pipeline.lowering import lower
 from autopar.pipeline.rows import needs, rows
 from autopar.pipeline.schedule import PipelineSchedule
+from autopar.pipeline.shape import whole
 from autopar.pipeline.task import EMPTY, ON_PARAMETERS, Slot, Table, Task
 
 KIND_OF = {"F": "FW", "I": "BW", "B": "BW", "W": "WW", "SEND_F": "FS", "RECV_F": "FR", "SEND_B": "BS", "RECV_B": "BR"}
@@ -122,7 +123,7 @@ _ACTION = re.compile(rf"([0-9]{{1,9}})(?:({'|'.join(KIND_OF)})([0-9]{{1,9}})|({'
 _OVERLAPPED = re.compile(rf"\(([^()]*)\){OVERLAP}")
 
 
-def from_csv(text: str, *, batches: int | None = None, ranks: int | None = None) -> PipelineSchedule:
+def from_csv(text: str, *, batches: int | None = None, ranks: int | None = None, recompute: bool = False) -> PipelineSchedule:
     """The schedule of a CSV, with messages or without.
 
     The columns of computations are the rows of the schedule where every computation comes after what it reads; else, and with
@@ -132,17 +133,20 @@ def from_csv(text: str, *, batches: int | None = None, ranks: int | None = None)
     Args:
         batches: the number of micro-batches; default: the largest that there is, and one.
         ranks: how many lines there are to be; default: any number.
+        recompute: a backward runs its forward again, which a CSV does not say.
 
     Raises:
         ScheduleError: an action that cannot be read, with line and column; stages on two ranks, or not numbered from 0
             without gaps; a backward that contradicts the gradients of weights; ranks that wait for each other for ever.
     """
     lines = [[_read(cell, number, column) for column, cell in _split(line)] for number, line in enumerate(_lines(text), 1)]
-    if ranks is not None and len(lines) != ranks:
+    if ranks is not None and len(lines) != whole(ranks, "ranks"):
         raise ScheduleError(f"there are {len(lines)} lines, one for each rank, and there are to be {ranks} ranks")
     actions = [action for line in lines for cell in line for action in cell]
     rank_of = _placement(lines)
-    batches = _batches(actions) if batches is None else batches
+    batches = _batches(actions) if batches is None else whole(batches, "batches")
+    if batches < 1:
+        raise ScheduleError(f"batches={batches}; there is at least one micro-batch")
     _check(actions, batches, len(rank_of))
     split = any(action.name == "W" for action in actions)
     if all(action.name in COMPUTATIONS for action in actions):
@@ -150,8 +154,8 @@ def from_csv(text: str, *, batches: int | None = None, ranks: int | None = None)
         columns = [[_slot(cell, split) for cell in line] + [EMPTY] * (width - len(line)) for line in lines]
         table = tuple(zip(*columns, strict=True))
         if _in_time(table, rank_of):
-            return PipelineSchedule(table, batches, rank_of)
-    schedule = PipelineSchedule(rows([_order(line, split) for line in lines], rank_of), batches, rank_of)
+            return PipelineSchedule(table, batches, rank_of, recompute=recompute)
+    schedule = PipelineSchedule(rows([_order(line, split) for line in lines], rank_of), batches, rank_of, recompute=recompute)
     silent = len(lines) > 1 and all(action.name in COMPUTATIONS or action.name in ON_PARAMETERS for action in actions)
     return lower(schedule) if silent else schedule
 
@@ -161,7 +165,7 @@ def _refuse(line: int, column: int, text: str, reason: str) -> NoReturn:
 
 
 def _lines(text: str) -> list[str]:
-    lines = re.split(r"\r\n|\r|\n", text)
+    lines = re.split(r"\r\n|\r|\n", text.removeprefix("\ufeff"))
     while lines and not lines[-1].strip():
         del lines[-1]
     if not lines:

@@ -25,7 +25,7 @@ FORMAT, VERSION = "autopar pipeline schedule", 1
 FIELDS = {
     "format": f'"{FORMAT}"',
     "version": f"{VERSION}",
-    "name": "a string, the name of the policy",
+    "name": "a string that can be printed, the name of the policy",
     "batches": "a whole number from 1 to 999999999",
     "rank_of": "a list, the rank of each stage, with ranks from 0 without gaps",
     "recompute": "true or false",
@@ -62,10 +62,12 @@ def from_json(text: str) -> PipelineSchedule:
     Raises:
         ScheduleError: it is not JSON, or not such a document; with line and column.
     """
-    document = _Document(text)
+    if not isinstance(text, str):
+        raise TypeError(f"a document is a text, not {text!r}")
+    document = _Document(text.removeprefix("\ufeff"))
     found = document.fields()
     for field, right in (("format", found["format"] == FORMAT), ("version", found["version"] == VERSION and _whole(found["version"])),
-                         ("name", isinstance(found["name"], str)), ("batches", _whole(found["batches"]) and found["batches"] > 0),
+                         ("name", isinstance(found["name"], str) and found["name"].isprintable()), ("batches", _whole(found["batches"]) and found["batches"] > 0),
                          ("rank_of", _ranks(found["rank_of"])), ("recompute", isinstance(found["recompute"], bool)),
                          ("rows", type(found["rows"]) is list)):  # fmt: skip
         if not right:

@@ -11,6 +11,7 @@ from autopar.pipeline.policies.phases import order
 from autopar.pipeline.policies.table import POLICIES, Policy, loop, vee
 from autopar.pipeline.rows import rows
 from autopar.pipeline.schedule import PipelineSchedule
+from autopar.pipeline.shape import placement, whole
 from autopar.pipeline.task import Table
 
 __all__ = ["POLICIES", "Policy", "build", "loop", "named", "vee"]
@@ -35,12 +36,11 @@ def build(policy: str, ranks: int, batches: int, chunks: int | None = None, *, r
     """
     name = named(policy)
     row = POLICIES[name]
-    for what, number in (("ranks", ranks), ("batches", batches), ("chunks", row.default if chunks is None else chunks)):
-        if isinstance(number, bool) or not isinstance(number, int):
-            raise TypeError(f"{name}: {what} is a number, not {number!r}")
+    ranks, batches = whole(ranks, f"{name}: ranks"), whole(batches, f"{name}: batches")
+    chunks = row.default if chunks is None else whole(chunks, f"{name}: chunks")
+    for what, number in (("ranks", ranks), ("batches", batches), ("chunks", chunks)):
         if number < 1:
             raise ScheduleError(f"{name}: {what}={number}; there is at least one")
-    chunks = row.default if chunks is None else chunks
     if row.chunks is not None and chunks not in row.chunks:
         raise ScheduleError(f"{name} has {' or '.join(map(str, row.chunks))} stages on a rank, not {chunks}; interleaved-1f1b and looped-bfs have any number")
     placed = row.placement(ranks, chunks)
@@ -52,7 +52,7 @@ def build(policy: str, ranks: int, batches: int, chunks: int | None = None, *, r
         n = row.made_for(ranks, batches)
         table = rows([order(row.phases(ranks, r, n, chunks), stages[r], batches, row.split) for r in range(ranks)], placed)
     if rank_of is not None:
-        table, placed = _renumbered(name, table, placed, tuple(rank_of))
+        table, placed = _renumbered(name, table, placed, placement(rank_of))
     schedule = PipelineSchedule(table, batches, placed, name, recompute).known_right()
     return schedule.with_messages(latest=row.latest) if messages else schedule
 
@@ -67,9 +67,13 @@ def _renumbered(name: str, table: Table, placed: Sequence[int], wanted: tuple[in
 
 def named(policy: str) -> str:
     """The policy that a name means."""
-    wanted = str(policy).lower().replace("_", "-").removeprefix("schedule")
+    if not isinstance(policy, str):
+        raise TypeError(f"a policy is a name, such as '1f1b', not {policy!r}")
+    wanted = policy.lower().replace("_", "-").removeprefix("schedule")
     for name, row in POLICIES.items():
         if wanted in (name, *row.aliases):
             return name
+    if wanted.startswith("optimi"):
+        raise ScheduleError(f"{policy!r} is no policy of its own: call optimise(times, ranks, batches), or autopar schedule optimised")
     near = difflib.get_close_matches(wanted, POLICIES, n=1)
     raise ScheduleError(f"there is no policy {policy!r}{f'; did you mean {near[0]!r}' if near else ''}; there are {', '.join(POLICIES)}")
