@@ -153,14 +153,13 @@ def in_use(schedule: PipelineSchedule) -> dict[tuple[int, int], tuple[int, int]]
 def _taken(schedule: PipelineSchedule) -> Iterator[tuple[str, int, tuple[int, int]]]:
     """Each buffer that is taken (1) or given back (-1), in the order of the slots: of a send (S) or a receive (R), and of which ranks."""
     rank_of = schedule.rank_of
-    split = any(task.kind == "WW" for _, _, task in schedule.tasks())
     sends: dict[Task, Task] = {}
     read: dict[Task, list[Task]] = defaultdict(list)  # last reader → receives
     for _, _, task in schedule.tasks():
         if task.kind[1] == "S":
             sends[made_by(task)] = task
         elif task.kind[1] == "R":
-            kind = ("BW" if schedule.recompute else "FW") if task.kind == "FR" else ("WW" if split else "BW")
+            kind = ("BW" if schedule.recompute else "FW") if task.kind == "FR" else ("WW" if schedule.is_split else "BW")
             read[Task(kind, task.stage, task.batch)].append(task)
     for row in schedule.slots:
         for slot in row:

@@ -93,8 +93,7 @@ def memory(schedule: PipelineSchedule, sizes: Sizes | None = None, *, held: Coll
     changes = _changes(schedule, sizes, held)
     fixed = per_stage(sizes.fixed, schedule.stages, "fixed")
     peaks = [_peak(own, sum(fixed[stage] for stage in schedule.stages_of[rank])) for rank, own in enumerate(changes)]
-    live = [_live(own, len(schedule.stages_of[rank])) for rank, own in enumerate(_orders(schedule))]
-    return Memory(tuple(p for p, _ in peaks), tuple(k for _, k in peaks), tuple(live), tuple(map(tuple, changes)))
+    return Memory(tuple(p for p, _ in peaks), tuple(k for _, k in peaks), _live(schedule), tuple(map(tuple, changes)))
 
 
 def _changes(schedule: PipelineSchedule, sizes: Sizes, held: Collection[str]) -> list[list[Change]]:
@@ -107,7 +106,7 @@ def _changes(schedule: PipelineSchedule, sizes: Sizes, held: Collection[str]) ->
     boundary = per_stage(sizes.boundary, stages - 1, "boundary", PAIRS) if stages > 1 else []
     between = [b if rank_of[s] != rank_of[s + 1] else None for s, b in enumerate(boundary)]  # bytes of a message between a stage and the next
     before, behind = [None, *between], [*between, None]  # what each stage exchanges with the stage before it, and behind it
-    split = any(task.kind == "WW" for _, _, task in schedule.tasks())
+    split = schedule.is_split
     last_of_forward, last_of_gradient = "BW" if schedule.recompute else "FW", "WW" if split else "BW"
     free: Mapping[tuple[int, int], Sequence[Task]] = {
         (time, rank): slot.free for time, row in enumerate(schedule.slots) for rank, slot in enumerate(row) if slot.free
@@ -116,6 +115,8 @@ def _changes(schedule: PipelineSchedule, sizes: Sizes, held: Collection[str]) ->
     changes: list[list[Change]] = [[] for _ in range(schedule.ranks)]
     for time, row in enumerate(schedule.slots):
         for rank, slot in enumerate(row):
+            if not slot.tasks and not slot.free:
+                continue
             take = changes[rank].append
             for send in free.get((time, rank), ()):
                 if send.kind[0] not in held:
@@ -157,24 +158,16 @@ def _peak(changes: Sequence[Change], fixed: float) -> tuple[float, dict[str, flo
     return most, at
 
 
-def _orders(schedule: PipelineSchedule) -> list[list[Task]]:
-    orders: list[list[Task]] = [[] for _ in range(schedule.ranks)]
+def _live(schedule: PipelineSchedule) -> tuple[float, ...]:
+    now, most = [0] * schedule.ranks, [0] * schedule.ranks
+    last = "WW" if schedule.is_split else "BW"
     for _, rank, task in schedule.tasks():
-        if task.kind[1] == "W":
-            orders[rank].append(task)
-    return orders
-
-
-def _live(order: Sequence[Task], chunks: int) -> float:
-    last = {(task.stage, task.batch): task for task in order if task.kind != "FW"}
-    now = most = 0
-    for task in order:
         if task.kind == "FW":
-            now += 1
-            most = max(most, now)
-        elif last[task.stage, task.batch] is task:
-            now -= 1
-    return most / chunks
+            now[rank] += 1
+            most[rank] = max(most[rank], now[rank])
+        elif task.kind == last:
+            now[rank] -= 1
+    return tuple(number / len(stages) for number, stages in zip(most, schedule.stages_of, strict=True))
 
 
 def keep_numbers(numbers: Any, *may_be_none: str) -> None:

@@ -83,6 +83,11 @@ class PipelineSchedule:
         """Whether the slots say what is sent, received and reduced, and not only what is computed."""
         return any(slot.parameters or any(task.kind[1] != "W" for task in slot.tasks) for row in self.slots for slot in row)
 
+    @cached_property
+    def is_split(self) -> bool:
+        """Whether gradients of weights are computed apart from those of inputs: then each backward has a ``WW``."""
+        return any(task.kind == "WW" for _, _, task in self.tasks())
+
     def tasks(self) -> Iterator[tuple[int, int, Task]]:
         """All tasks, row by row: time, rank, task."""
         for time, row in enumerate(self.slots):

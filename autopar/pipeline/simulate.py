@@ -138,9 +138,10 @@ def simulate(schedule: PipelineSchedule, times: Times | None = None, sizes: Size
         raise ScheduleError(f"at_once is of tasks of the schedule, not {wrong[0]!r}")
     schedule = schedule.checked().with_messages()
     stages, rank_of = schedule.stages, schedule.rank_of
-    split = {(task.stage, task.batch) for _, _, task in schedule.tasks() if task.kind == "WW"}
     forward, backward, weight = (per_stage(getattr(times, name), stages, name) for name in ("forward", "backward", "weight"))
     transfer = per_stage(times.transfer, stages - 1, "transfer", PAIRS) if stages > 1 else []
+    if not schedule.is_split:
+        backward = [b + w for b, w in zip(backward, weight, strict=True)]
     if schedule.recompute:
         backward = [b + f for b, f in zip(backward, forward, strict=True)]
     ranks, links = Timeline(), Timeline()
@@ -164,7 +165,7 @@ def simulate(schedule: PipelineSchedule, times: Times | None = None, sizes: Size
                     elif kind == "WW":
                         duration = weight[stage]
                     else:
-                        duration = backward[stage] if (stage, batch) in split else backward[stage] + weight[stage]
+                        duration = backward[stage]
                     ready = 0.0
                     if source(task, rank_of) is not None and task not in at_once:
                         made, ready = arrived[kind[0], stage, batch]
