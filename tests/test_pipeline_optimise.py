@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from itertools import product
 from math import inf
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +21,8 @@ from autopar.pipeline.memory import Sizes, memory
 from autopar.pipeline.optimiser import optimise
 from autopar.pipeline.optimiser.greedy import Rule, follow
 from autopar.pipeline.optimiser.orders import FORWARD, INPUT, WEIGHT, Paper, orders_of, schedule_of
-from autopar.pipeline.optimiser.search import joined
+from autopar.pipeline.optimiser.peaks import Peaks
+from autopar.pipeline.optimiser.search import grid, joined
 from autopar.pipeline.policies import loop, vee
 from autopar.pipeline.simulate import Times, simulate
 
@@ -214,10 +217,26 @@ def test_paper_is_the_simulation_where_messages_wait_for_their_link(name: str, c
     assert paper.makespan(orders) == schedule_of(orders, schedule.rank_of, 5, "").simulate(times).makespan
 
 
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_paper_knows_the_memory_of_messages_too(data: st.DataObject) -> None:
+    """Peaks of orders that rules make, split and not, are those of their schedule: in a row, in a V and around a loop."""
+    (ranks, chunks), batches = data.draw(st.sampled_from([(3, 2), (4, 2), (2, 2), (4, 1)])), data.draw(st.integers(3, 7))
+    rank_of = data.draw(st.sampled_from([loop, vee]))(ranks, chunks)
+    stages, number = ranks * chunks, st.integers(0, 8).map(lambda one: one / 4)
+    activation, part = [data.draw(number) for _ in range(stages)], data.draw(st.sampled_from([1.0, 0.5, 0.0]))
+    sizes = Sizes(activation, [part * one for one in activation], [data.draw(st.integers(1, 8)) / 4 for _ in range(stages - 1)], 0.5)
+    cost = costs(data.draw(times_of(stages)), rank_of, sizes, [1000.0] * ranks)
+    rule = data.draw(st.sampled_from(list(grid(paper := Paper(cost, batches)))))
+    _, orders = follow(rule, cost, batches)
+    for one in (orders, joined(orders, paper)):
+        assert tuple(Peaks(cost, batches).of(one)) == memory(schedule_of(one, rank_of, batches, ""), sizes).peak
+
+
 # -- optimised -------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)
 @given(st.data())
 def test_it_is_right_within_the_limit_and_no_slower_than_what_is_fixed(data: st.DataObject) -> None:
     ranks, batches, chunks = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6)), data.draw(st.integers(1, 2))
@@ -298,6 +317,33 @@ def test_buffers_of_messages_count() -> None:
     assert max(memory(without.schedule, Sizes(boundary=0.25, fixed=0.5)).peak) > limit >= max(within.simulation.peak)
 
 
+def test_more_memory_is_not_worse_and_messages_take_little_of_it() -> None:
+    times, limits = Times(18.522, 18.086, 9.337, 0.601), (10.5, 12.5, 14.5, 18.5)
+    without, within = ([optimise(times, 8, 16, sizes=Sizes(boundary=one), limit=limit, tries=100).makespan for limit in limits] for one in (0.0, 0.1))
+    assert within == sorted(within, reverse=True)
+    assert all(one <= 1.011 * least for one, least in zip(within, without, strict=True))
+
+
+def test_the_search_of_a_large_schedule_tries_fewer_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Rule] = []
+    search = import_module("autopar.pipeline.optimiser.search")
+    monkeypatch.setattr(search, "follow", lambda rule, *_: tried.append(rule))
+    monkeypatch.setattr(search, "MOVES", 0)
+    optimise(Times(2, 2, 1, 0.1), 16, 64, chunks=2, sizes=Sizes(boundary=0.02), limit=80)
+    assert 0 < len(tried) <= 400
+
+
+def test_a_placement_that_does_not_fit_leaves_the_other() -> None:
+    found = optimise(Times(), 2, 1, chunks=2, sizes=Sizes([2.0, 1.0, 1.0, 2.0]), limit=3)
+    assert (found.schedule.rank_of, found.simulation.peak) == (loop(2, 2), (3, 3))
+
+
+def test_numbers_may_be_numpys() -> None:
+    found = optimise(UNEVEN, np.int64(4), np.int32(8), chunks=np.int8(1), limit=np.array([5, 5, 4, 4]), tries=np.int64(50), seed=np.int64(1))
+    assert found == optimise(UNEVEN, 4, 8, limit=(5, 5, 4, 4), tries=50, seed=1)
+    assert optimise(UNEVEN, 4, 8, limit=np.float32(5), tries=5) == optimise(UNEVEN, 4, 8, limit=5, tries=5)
+
+
 def test_with_two_stages_a_rank_the_placement_is_chosen() -> None:
     free = optimise(Times(), 4, 8, chunks=2)
     assert free.schedule.rank_of == vee(4, 2)
@@ -345,8 +391,26 @@ optimised: 2 ranks, 2 micro-batches, 2 stages a rank: 0 1 1 0
 def test_errors(arguments: dict, text: str) -> None:
     with pytest.raises(ScheduleError, match=re.escape(text)):
         optimise(**{"times": Times(), "ranks": 3, "batches": 4, **arguments})
-    with pytest.raises(TypeError, match=re.escape("optimise: batches is a number, not 2.5")):
-        optimise(Times(), 2, 2.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"batches": 2.5}, "optimise: batches is a whole number, not 2.5"),
+        ({"ranks": 4.0}, "optimise: ranks is a whole number, not 4.0"),
+        ({"chunks": True}, "optimise: chunks is a whole number, not True"),
+        ({"tries": "9"}, "optimise: tries is a whole number, not '9'"),
+        ({"seed": None}, "optimise: seed is a whole number, not None"),
+        ({"times": 3}, "optimise: times is a Times, not 3"),
+        ({"sizes": 3}, "optimise: sizes is a Sizes, not 3"),
+        ({"limit": "333"}, "optimise: limit is a number or one for each rank, and None where there is no limit, not '333'"),
+        ({"limit": True}, "optimise: limit is a number or one for each rank, and None where there is no limit, not True"),
+        ({"limit": [None, 3, 3]}, "optimise: limit is a number or one for each rank, and None where there is no limit, not [None, 3, 3]"),
+    ],
+)
+def test_other_types(arguments: dict, text: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(text)):
+        optimise(**{"times": Times(), "ranks": 3, "batches": 4, **arguments})
 
 
 def test_a_limit_within_which_nothing_is_found_is_told_with_one_that_will_do() -> None:

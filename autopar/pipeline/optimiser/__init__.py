@@ -9,15 +9,17 @@ that fit, with a lower bound on what is possible at all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from numbers import Real
+from operator import index
 
 from autopar.errors import ScheduleError
 from autopar.pipeline.bounds import EPSILON, Costs, costs, lower_bound
 from autopar.pipeline.memory import Sizes, memory
 from autopar.pipeline.optimiser.greedy import one_by_one
 from autopar.pipeline.optimiser.orders import Orders, Paper, orders_of, schedule_of
+from autopar.pipeline.optimiser.peaks import Peaks
 from autopar.pipeline.optimiser.search import joined, search
 from autopar.pipeline.policies import POLICIES, build, loop, vee
 from autopar.pipeline.schedule import PipelineSchedule
@@ -78,7 +80,7 @@ class Optimised:
         return "\n".join([title, *(f"  {name:<12} {text}" for name, text in rows.items())])
 
 
-def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: Sizes | None = None, limit: float | Sequence[float] | None = None,
+def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: Sizes | None = None, limit: float | Iterable[float] | None = None,
              tries: int = 1000, seed: int = 0) -> Optimised:  # fmt: skip
     """The fastest schedule found; of equals one that keeps no rank for long, then one that needs little memory.
 
@@ -92,25 +94,31 @@ def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: 
         chunks: stages on a rank.
         sizes: default: an activation is one, and messages are nothing.
         limit: the most memory of a rank, in the unit of ``sizes``, or of each; as ``memory`` counts it. ``None``: no limit.
-        tries: how long to search: a number of rules to try. The result depends on it, and on no clock.
+        tries: how long to search: a number of rules to try, fewer of a large schedule. The result depends on it, and on no clock.
         seed: of the search's generator.
 
     Raises:
+        TypeError: an argument is of another type.
         ScheduleError: nothing within the limit was found; with the smallest limit for which something was.
     """
-    sizes = sizes or Sizes()
+    sizes = Sizes() if sizes is None else sizes
+    for what, given, kind in (("times", times, Times), ("sizes", sizes, Sizes)):
+        if not isinstance(given, kind):
+            raise TypeError(f"optimise: {what} is a {kind.__name__}, not {given!r}")
+    ranks, batches, chunks = _whole("ranks", ranks), _whole("batches", batches), _whole("chunks", chunks)
+    tries, seed = _whole("tries", tries), _whole("seed", seed)
     for what, number in (("ranks", ranks), ("batches", batches), ("chunks", chunks)):
-        if isinstance(number, bool) or not isinstance(number, int):
-            raise TypeError(f"optimise: {what} is a number, not {number!r}")
         if number < 1:
             raise ScheduleError(f"optimise: {what}={number}; there is at least one")
-    if not isinstance(tries, int) or tries < 0:
-        raise ScheduleError(f"optimise: tries={tries!r}; a number of rules to try, from 0")
+    if tries < 0:
+        raise ScheduleError(f"optimise: tries={tries}; a number of rules to try, from 0")
     limits = _limits(limit, ranks)
     placements = dict.fromkeys([*([vee(ranks, chunks)] if chunks == 2 else []), loop(ranks, chunks)])
     costs_of = {rank_of: costs(times, rank_of, sizes, limits) for rank_of in placements}
-    for cost in costs_of.values():
-        _check_one_fits(cost)
+    too_much = {rank_of: text for rank_of, cost in costs_of.items() if (text := _too_much(cost))}
+    if len(too_much) == len(costs_of):
+        raise ScheduleError(next(iter(too_much.values())))
+    costs_of = {rank_of: cost for rank_of, cost in costs_of.items() if rank_of not in too_much}
     fixed = [
         simulate(build(name, ranks, batches, chunks), times, sizes)
         for name, policy in POLICIES.items() if policy.chunks is None or chunks in policy.chunks
@@ -123,7 +131,7 @@ def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: 
         enough = lower_bound(times, rank_of, batches, sizes, limits)
         if any(run.makespan <= enough * (1 + EPSILON) for run in runs):
             continue
-        if (schedule := _best(cost, batches, sizes, starts, enough, tries // chunks, seed)) is not None:
+        if (schedule := _best(cost, batches, starts, enough, tries // chunks, seed)) is not None:
             runs.append(simulate(schedule, times, sizes))
     if not runs:
         raise ScheduleError(_nothing(fixed, costs_of, batches, sizes, limits))
@@ -136,48 +144,58 @@ def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: 
     return Optimised(best, (fastest.schedule.name, fastest.makespan) if fastest is not None else None, bound, None if limits is None else tuple(limits))
 
 
-def _best(cost: Costs, batches: int, sizes: Sizes, starts: Sequence[Orders], enough: float, tries: int, seed: int) -> PipelineSchedule | None:
-    def schedule(orders: Orders) -> PipelineSchedule:
-        return schedule_of(orders, cost.rank_of, batches, NAME)
-
-    def fits(orders: Orders) -> bool:
-        return _within(memory(schedule(orders), sizes).peak, cost.limit)
-
-    paper = Paper(cost, batches)
-    found = search(paper, starts, enough, fits if any(cost.boundary) and min(cost.limit) < inf else None, tries, seed)
+def _best(cost: Costs, batches: int, starts: Sequence[Orders], enough: float, tries: int, seed: int) -> PipelineSchedule | None:
+    paper, peaks = Paper(cost, batches), Peaks(cost, batches)
+    found = search(paper, peaks, starts, enough, tries, seed)
     if not found.orders:
         return None
     orders = found.orders[-1][1]
     whole = joined(orders, paper)
-    return schedule(whole if fits(whole) else orders)
+    return schedule_of(whole if peaks.within(whole) else orders, cost.rank_of, batches, NAME)
 
 
-def _limits(limit: float | Sequence[float] | None, ranks: int) -> list[float] | None:
+def _whole(what: str, number: int) -> int:
+    """An int, which numpy's are too."""
+    if not isinstance(number, bool):
+        try:
+            return index(number)
+        except TypeError:
+            pass
+    raise TypeError(f"optimise: {what} is a whole number, not {number!r}")
+
+
+def _limits(limit: float | Iterable[float] | None, ranks: int) -> list[float] | None:
     if limit is None:
         return None
-    limits = [float(one) for one in limit] if isinstance(limit, Sequence) else [float(limit)] * ranks
-    if len(limits) != ranks:
-        raise ScheduleError(f"limit has {len(limits)} numbers, and there are {ranks} ranks")
-    for one in limits:
+    if isinstance(limit, Iterable) and not isinstance(limit, (str, bytes)) and getattr(limit, "ndim", 1):
+        given = list(limit)
+        if len(given) != ranks:
+            raise ScheduleError(f"limit has {len(given)} numbers, and there are {ranks} ranks")
+    else:
+        given = [limit] * ranks
+    for one in given:
+        if isinstance(one, bool) or not isinstance(one, Real):
+            raise TypeError(f"optimise: limit is a number or one for each rank, and None where there is no limit, not {limit!r}")
         if not one >= 0:
-            raise ScheduleError(f"limit is {one}: a number from 0, or None where there is no limit")
-    return limits
+            raise ScheduleError(f"limit is {float(one)}: a number from 0, or None where there is no limit")
+    return [float(one) for one in given]
 
 
 def _within(peak: Sequence[float], limits: Sequence[float] | None) -> bool:
     return limits is None or all(used <= limit * (1 + EPSILON) for used, limit in zip(peak, limits, strict=True))
 
 
-def _check_one_fits(cost: Costs) -> None:
-    """At the begin of its last forward there, a micro-batch keeps an activation for each stage of the rank."""
+def _too_much(cost: Costs) -> str:
+    """Why no schedule with a placement is within the limit, if one micro-batch is not: at the begin of its last forward there, a micro-batch keeps an activation for each stage of the rank."""
     for rank, own in enumerate(cost.stages_of):
         kept, buffers, fixed = sum(cost.activation[stage] for stage in own), cost.buffers(own[-1]), cost.fixed[rank]
         if not _within([kept + buffers + fixed], [cost.limit[rank]]):
             parts = [f"{kept:.6g} of activations", *([f"{buffers:.6g} of messages"] if buffers else []), *([f"{fixed:.6g} fixed"] if fixed else [])]
-            raise ScheduleError(
+            return (
                 f"no schedule keeps within limit={cost.limit[rank]:.6g} on rank {rank}: one micro-batch alone needs {kept + buffers + fixed:.6g} "
                 f"there ({', '.join(parts)}); give it as much, or make micro-batches or stages smaller"
             )
+    return ""
 
 
 def _nothing(fixed: Sequence[Simulation], costs_of: dict[tuple[int, ...], Costs], batches: int, sizes: Sizes, limits: Sequence[float] | None) -> str:

@@ -6,11 +6,12 @@ weight gradients in the gaps. How many, how soon and in which gaps is a ``Rule``
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from math import inf
 
-from autopar.pipeline.bounds import EPSILON, Costs
+from autopar.pipeline.bounds import Costs
 from autopar.pipeline.optimiser.orders import FORWARD, INPUT, WEIGHT, Order, Orders
 
 
@@ -41,18 +42,18 @@ class Rule:
         return replace(self, **{name: (*old[:rank], value, *old[rank + 1 :])})
 
 
-def follow(rule: Rule, cost: Costs, batches: int, reserve: float = 0.0) -> tuple[float, Orders] | None:
+def follow(rule: Rule, cost: Costs, batches: int, room: Sequence[float] | None = None) -> tuple[float, Orders] | None:
     """The orders that a rule makes, and their makespan; ``None`` where memory does not suffice.
 
     A forward leaves enough memory for one more of each later stage of its rank. Therefore none of these ever waits for memory
     that is not given back, and nothing waits for ever.
 
     Args:
-        reserve: memory to leave for the buffers of messages.
+        room: what activations may take on each rank; ``None``: all there is.
     """
     rank_of, stages_of = cost.rank_of, cost.stages_of
     stages, last = len(rank_of), len(rank_of) - 1
-    room = [inf if limit == inf else limit * (1 + EPSILON) - fixed - reserve for limit, fixed in zip(cost.limit, cost.fixed, strict=True)]
+    room = cost.room if room is None else room
     need = [sum(cost.activation[s] for s in stages_of[rank_of[stage]] if s >= stage) for stage in range(stages)]
     forward: list[list[float]] = [[] for _ in range(stages)]
     forward[0] = [0.0] * batches

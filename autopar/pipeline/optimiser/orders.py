@@ -61,14 +61,13 @@ class Paper:
 
     Attributes:
         cost: times and sizes.
-        reserve: memory of each rank that activations leave free.
         ends: of each rank, when each task of the last run ended.
         causes: of each rank and task of the last run, the code and number of the task whose result it waited for; ``None``
             where it began when its rank was free.
     """
 
     def __init__(self, cost: Costs, batches: int) -> None:
-        self.cost, self.batches, self.reserve = cost, batches, 0.0
+        self.cost, self.batches = cost, batches
         self.ends: list[list[float]] = []
         self.causes: list[list[tuple[int, int] | None]] = []
         self.durations = []
@@ -169,5 +168,5 @@ class Paper:
 
     def fits(self, order: Order, rank: int) -> bool:
         limit = self.cost.limit[rank]
-        return limit == inf or self.peak(order, rank) <= limit * (1 + EPSILON) - self.reserve
+        return limit == inf or self.peak(order, rank) <= limit * (1 + EPSILON)
 

@@ -7,13 +7,14 @@ no clock is read. All ranks that ask get the same.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil, inf
+from math import ceil, floor, inf
 
-from autopar.pipeline.bounds import EPSILON, ways
+from autopar.pipeline.bounds import EPSILON, Costs, ways
 from autopar.pipeline.optimiser.greedy import Rule, follow
 from autopar.pipeline.optimiser.orders import FORWARD, FULL, INPUT, WEIGHT, Order, Orders, Paper
+from autopar.pipeline.optimiser.peaks import Peaks
 
 DEPTHS = (0.75, 1.0, 1.25, 1.5, 2.0, 3.0)  # micro-batches under way, over what the rule of thumb says
 MOST = (1.0, 1.5, 2.0, inf)  # at most so many times that
@@ -22,8 +23,9 @@ GAPS = (0.0, 0.5, 1.0)
 MEMORY = 64  # of late acceptance: a move is taken if it is no worse than what was so many moves ago
 KEPT = 4  # how many of the best orders found by rules are worked on
 MOVES = 10  # for each rule tried
-RESERVES = (0, 1, 2, 3, 4, 6, 8, 12)  # boundary tensors for which a rank leaves memory free
-REFUSALS = 10  # how often memory may say no to what would be the best, before more of it is left free
+WORK = 400_000  # tasks: with so many or more, a schedule is tried once; half as many, twice
+FRACTIONS = (1.0, 1.5, 2.0)  # of the activations of as many micro-batches as there are ranks: memory that rules are also tried in
+ATTEMPTS = 4  # how often a rule is followed in less room, until messages have theirs
 
 
 @dataclass
@@ -31,88 +33,128 @@ class Found:
     """The best orders so far.
 
     Attributes:
-        paper: what orders are run on.
+        paper, peaks: what orders are run on, and what tells their memory.
         enough: a makespan that cannot be beaten.
-        judge: whether orders are within the limit also with the buffers of messages; asked of those that would be the best.
-        refusals: how often it may say no.
         best: the shortest makespan.
         orders: makespan and orders, each better than the one before it.
     """
 
     paper: Paper
+    peaks: Peaks
     enough: float = 0.0
-    judge: Callable[[Orders], bool] | None = None
-    refusals: int = 0
     best: float = inf
     orders: list[tuple[float, Orders]] = field(default_factory=list)
 
     @property
     def done(self) -> bool:
-        return self.best <= self.enough * (1 + EPSILON) or (self.judge is not None and not self.refusals)
+        return self.best <= self.enough * (1 + EPSILON)
 
     def add(self, span: float, orders: Orders) -> None:
-        """Keep orders of this makespan if they are the best."""
+        """Keep orders within the limit if none so far are as short."""
         if span < self.best:
-            if self.judge is not None and not self.judge(orders):
-                self.refusals = max(0, self.refusals - 1)
-            else:
-                self.best = span
-                self.orders.append((span, orders))
+            self.best = span
+            self.orders.append((span, orders))
 
 
-def search(paper: Paper, starts: Sequence[Orders], enough: float, judge: Callable[[Orders], bool] | None, tries: int, seed: int) -> Found:
-    """The best orders that ``tries`` rules and ``MOVES`` times as many moves find; none where memory does not suffice.
+@dataclass(frozen=True)
+class Try:
+    """A rule, the room for activations on each rank in which it is within the limit with its messages, and what it makes."""
+
+    rule: Rule
+    room: Sequence[float]
+    span: float
+    orders: Orders
+
+
+def search(paper: Paper, peaks: Peaks, starts: Sequence[Orders], enough: float, tries: int, seed: int) -> Found:
+    """The best orders that ``tries`` rules and ``MOVES`` times as many moves find, fewer of a large schedule; maybe none.
 
     Args:
-        starts: orders within the limit, to be bettered too.
+        starts: orders to be bettered too, where they are within the limit.
         enough: a lower bound.
-        judge: see ``Found``; ``None``: there are no buffers, or there is no limit.
     """
     choose = random.Random(seed)
-    found = Found(paper, enough, judge)
-    largest = max(paper.cost.boundary, default=0.0)
-    best, rule, reserve = inf, None, 0.0
-    for times in RESERVES if judge is not None else RESERVES[:1]:
-        paper.reserve, found.refusals = times * largest, REFUSALS
-        span, one = on_grid(found)
-        if one is not None and (found.best < best or rule is None):
-            best, rule, reserve = found.best, (span, one), paper.reserve
-    paper.reserve, found.refusals = reserve, REFUSALS
-    if rule is not None:
-        by_turns(found, *rule, tries, choose)
-    found.refusals = REFUSALS
+    found = Found(paper, peaks, enough)
+    most = max(1, WORK // (3 * paper.batches * len(paper.cost.rank_of)))
+    tries = min(tries, most)
+    best = None
+    for room, part in rooms(paper.cost):
+        one = on_grid(found, room, some_of(list(grid(paper)), max(1, most // part)))
+        if one is not None and (best is None or one.span < best.span):
+            best = one
+    if best is not None:
+        by_turns(found, best, tries, choose)
     for orders in starts:
-        found.add(paper.makespan(orders), orders)
+        if peaks.within(orders):
+            found.add(paper.makespan(orders), orders)
     kept = [orders for _, orders in found.orders[-KEPT:][::-1]]
     for orders in kept:
-        found.refusals = REFUSALS
         by_moves(found, orders, MOVES * tries // len(kept), choose)
     return found
 
 
-def on_grid(found: Found) -> tuple[float, Rule | None]:
-    """All rules on the grid; the makespan and the rule of the best of them, within the limit or not."""
-    best: tuple[float, Rule | None] = inf, None
-    for rule in grid(found.paper):
+def rooms(cost: Costs) -> Iterator[tuple[list[float], int]]:
+    """Room for activations: all there is, and less, so that more memory is not worse; and what part of the rules is for each."""
+    yield cost.room, 1
+    for fraction in FRACTIONS:
+        batches = floor(fraction * len(cost.stages_of))
+        less = [min(room, batches * sum(cost.activation[s] for s in own)) for room, own in zip(cost.room, cost.stages_of, strict=True)]
+        if any(a < b * (1 - EPSILON) for a, b in zip(less, cost.room, strict=True)):
+            yield [min(room, one * (1 + EPSILON)) for room, one in zip(cost.room, less, strict=True)], 4
+
+
+def some_of(rules: list[Rule], most: int) -> list[Rule]:
+    """All, or as many as that: by chance, and the same at every call, since every other one of a grid may be on one side of it."""
+    if len(rules) <= most:
+        return rules
+    return [rules[i] for i in sorted(random.Random(0).sample(range(len(rules)), most))]
+
+
+def tried(found: Found, rule: Rule, room: Sequence[float], span: float) -> Try | None:
+    """What a rule makes within the limit; ``None`` where that is longer than ``span``.
+
+    By what is too much, the buffers of messages included, there is less room for activations the next time.
+    """
+    for _ in range(ATTEMPTS):
+        made = follow(rule, found.paper.cost, found.paper.batches, room)
+        if made is None or made[0] > span:
+            return None
+        excess = found.peaks.excess(made[1]) if found.peaks.buffers else ()
+        if not any(excess):
+            return Try(rule, room, *made)
+        room = [one - more for one, more in zip(room, excess, strict=True)]
+    return None
+
+
+def on_grid(found: Found, room: Sequence[float], rules: Sequence[Rule]) -> Try | None:
+    """The first of the best of some rules."""
+    best = None
+    for rule in rules:
         if found.done:
             break
-        if (made := follow(rule, found.paper.cost, found.paper.batches, found.paper.reserve)) is not None:
-            found.add(*made)
-            if made[0] < best[0]:
-                best = made[0], rule
+        one = tried(found, rule, room, inf if best is None else best.span)
+        if one is not None and (best is None or one.span < best.span):
+            best = one
+            found.add(one.span, one.orders)
     return best
 
 
-def by_turns(found: Found, span: float, rule: Rule, tries: int, choose: random.Random) -> None:
-    """A rule changed in one place at a time."""
+def by_turns(found: Found, best: Try, tries: int, choose: random.Random) -> None:
+    """A rule changed in one place at a time; where messages take memory, also what is left for them."""
+    largest = max(found.paper.cost.boundary, default=0.0)
     for _ in range(tries):
         if found.done:
             return
-        changed = turned(rule, choose)
-        if (made := follow(changed, found.paper.cost, found.paper.batches, found.paper.reserve)) is not None:
-            found.add(*made)
-            if made[0] <= span:
-                span, rule = made[0], changed
+        rule, room = best.rule, best.room
+        if found.peaks.buffers and choose.random() < 0.2:
+            rank = choose.randrange(len(room))
+            more = room[rank] + choose.choice((-1, 1, 2)) * largest
+            room = [min(more, found.paper.cost.room[rank]) if one == rank else old for one, old in enumerate(room)]
+        else:
+            rule = turned(rule, choose)
+        if (one := tried(found, rule, room, best.span)) is not None:
+            best = one
+            found.add(one.span, one.orders)
 
 
 def grid(paper: Paper) -> Iterator[Rule]:
@@ -165,9 +207,8 @@ def by_moves(found: Found, start: Orders, tries: int, choose: random.Random) -> 
             continue
         old, now[rank] = now[rank], order
         new = paper.makespan(now)
-        if new <= before[count % MEMORY] or new <= span:
-            if new < found.best:
-                found.add(new, [list(one) for one in now])
+        if (new <= before[count % MEMORY] or new <= span) and (not found.peaks.buffers or found.peaks.within(now)):
+            found.add(new, [list(one) for one in now])
             span = new
             critical = critical_path(now, paper)
         else:
