@@ -36,6 +36,8 @@ class Flow:
         rows: the row of each computation, rank by rank, in their order.
         place: of each computation, its rank and its number there.
         sends: all of them, with the number of the newest computation before each on its rank, or -1, and its row.
+        readers: of each send, the place of the computation that reads it elsewhere.
+        busy: the rows in which each rank has tasks.
     """
 
     def __init__(self, schedule: PipelineSchedule) -> None:
@@ -43,9 +45,11 @@ class Flow:
         self.rows: list[list[int]] = [[] for _ in range(schedule.ranks)]
         self.place: dict[Task, tuple[int, int]] = {}
         self.sends: dict[Task, tuple[int, int]] = {}
+        self.busy: list[list[int]] = [[] for _ in range(schedule.ranks)]
         for time, row in enumerate(schedule.slots):
             for rank, slot in enumerate(row):
                 if slot.tasks:
+                    self.busy[rank].append(time)
                     own = self.rows[rank]
                     before = len(own) - 1
                     for task in slot.tasks:
@@ -54,6 +58,7 @@ class Flow:
                             own.append(time)
                         elif task.kind[1] == "S":
                             self.sends[task] = before, time
+        self.readers = {send: place for send in self.sends if (place := self.place.get(reader(send))) is not None}
 
     def first_after(self) -> list[np.ndarray]:
         """Of each rank a table ``[number][rank]``: the first computation there that happens at the earliest after that one.
@@ -63,9 +68,8 @@ class Flow:
         ranks = len(self.rows)
         after = [np.full((len(own) + 1, ranks), NEVER, np.int32) for own in self.rows]
         readers: list[dict[int, list[tuple[int, int]]]] = [defaultdict(list) for _ in self.rows]
-        for send, (number, _) in self.sends.items():  # what is sent after a computation and before the next
-            if (place := self.place.get(reader(send))) is not None:
-                readers[self.schedule.rank_of[send.stage]][number].append(place)
+        for send, place in self.readers.items():  # what is sent after a computation and before the next
+            readers[self.schedule.rank_of[send.stage]][self.sends[send][0]].append(place)
         for rank, number in reversed(self.place.values()):  # rows are in an order in which everything comes after what it reads
             own = after[rank]
             here = own[number]
@@ -79,13 +83,8 @@ class Flow:
 
 def release_points(flow: Flow) -> dict[Task, int]:
     """Of each send, the number of the computation on its rank before which its buffer is free by rule (b); or ``NEVER``."""
-    after = flow.first_after()
-    found: dict[Task, int] = {}
-    for send in flow.sends:
-        if (place := flow.place.get(reader(send))) is not None:
-            rank, number = place
-            found[send] = int(after[rank][number, flow.schedule.rank_of[send.stage]])
-    return found
+    after, rank_of = flow.first_after(), flow.schedule.rank_of
+    return {send: int(after[rank][number, rank_of[send.stage]]) for send, (rank, number) in flow.readers.items()}
 
 
 def last_readers(send: Task, schedule: PipelineSchedule) -> tuple[Task, ...]:
@@ -107,23 +106,23 @@ def release_rows(flow: Flow) -> dict[Task, int]:
         row = own[number]
         if number and own[number - 1] == row:
             row += 1
-        read = [own[place[1]] for one in last_readers(send, flow.schedule) if (place := flow.place.get(one)) is not None]
-        found[send] = max(row, flow.sends[send][1] + 1, *(last + 1 for last in read))
+        row = max(row, flow.sends[send][1] + 1)
+        for one in last_readers(send, flow.schedule):
+            if (place := flow.place.get(one)) is not None:
+                row = max(row, own[place[1]] + 1)
+        found[send] = row
     return found
 
 
 def releases(schedule: PipelineSchedule) -> dict[tuple[int, int], list[Task]]:
     """Row and rank → the sends whose buffers that slot is the first that may release; what is free at the end only is left out."""
-    busy: list[list[int]] = [[] for _ in range(schedule.ranks)]
-    for time, row in enumerate(schedule.slots):
-        for rank, slot in enumerate(row):
-            if slot.tasks:
-                busy[rank].append(time)
+    flow = Flow(schedule)
     free: dict[tuple[int, int], list[Task]] = defaultdict(list)
-    for send, row in release_rows(Flow(schedule)).items():
+    for send, row in release_rows(flow).items():
         rank = schedule.rank_of[send.stage]
-        if (slot := bisect_left(busy[rank], row)) < len(busy[rank]):
-            free[busy[rank][slot], rank].append(send)
+        busy = flow.busy[rank]
+        if (slot := bisect_left(busy, row)) < len(busy):
+            free[busy[slot], rank].append(send)
     return free
 
 

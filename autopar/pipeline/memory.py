@@ -6,8 +6,9 @@ given back by slots.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from autopar.errors import ScheduleError
@@ -67,13 +68,22 @@ class Memory:
         peak: bytes, ``fixed`` included.
         at_peak: the same by kind: activations, sends, receives.
         live: micro-batches whose activations are kept: passes through a stage, over the stages of the rank.
-        changes: what each rank takes and gives back, in its order.
+        schedule, sizes, held: of what.
     """
 
     peak: tuple[float, ...]
     at_peak: tuple[dict[str, float], ...]
     live: tuple[float, ...]
-    changes: tuple[tuple[Change, ...], ...]
+    schedule: PipelineSchedule = field(repr=False)
+    sizes: Sizes
+    held: frozenset[str]
+
+    @cached_property
+    def changes(self) -> tuple[tuple[Change, ...], ...]:
+        """What each rank takes and gives back, in its order."""
+        found: list[list[Change]] = [[] for _ in range(self.schedule.ranks)]
+        _walk(self.schedule, self.sizes, self.held, [lambda *change, own=own: own.append(Change(*change)) for own in found])
+        return tuple(map(tuple, found))
 
 
 def memory(schedule: PipelineSchedule, sizes: Sizes | None = None, *, held: Collection[str] = ()) -> Memory:
@@ -90,13 +100,35 @@ def memory(schedule: PipelineSchedule, sizes: Sizes | None = None, *, held: Coll
     if unknown := set(held) - {"F", "B"}:
         raise ScheduleError(f"held is of the passes F and B, not {', '.join(map(repr, sorted(unknown)))}")
     schedule = schedule.checked().with_messages()
-    changes = _changes(schedule, sizes, held)
     fixed = per_stage(sizes.fixed, schedule.stages, "fixed")
-    peaks = [_peak(own, sum(fixed[stage] for stage in schedule.stages_of[rank])) for rank, own in enumerate(changes)]
-    return Memory(tuple(p for p, _ in peaks), tuple(k for _, k in peaks), _live(schedule), tuple(map(tuple, changes)))
+    peaks = [_Peak(sum(fixed[stage] for stage in stages)) for stages in schedule.stages_of]
+    held = frozenset(held)
+    _walk(schedule, sizes, held, peaks)
+    return Memory(tuple(one.most for one in peaks), tuple(one.at for one in peaks), _live(schedule), schedule, sizes, held)
 
 
-def _changes(schedule: PipelineSchedule, sizes: Sizes, held: Collection[str]) -> list[list[Change]]:
+class _Peak:
+    """The most of a rank so far: called with each of its changes."""
+
+    __slots__ = ("at", "most", "now", "total")
+
+    def __init__(self, fixed: float) -> None:
+        self.now = dict.fromkeys(KINDS, 0.0)
+        self.total = self.most = fixed
+        self.at = dict(self.now)
+
+    def __call__(self, time: int, task: Task | None, after: bool, kind: str, bytes: float) -> None:
+        self.now[kind] += bytes
+        self.total += bytes
+        if self.total > self.most:
+            self.most, self.at = self.total, dict(self.now)
+
+
+Take = Callable[[int, Task | None, bool, str, float], None]  # with the fields of a ``Change``
+
+
+def _walk(schedule: PipelineSchedule, sizes: Sizes, held: Collection[str], takes: Sequence[Take]) -> None:
+    """Go through the slots and tell each rank's ``take`` what is taken and given back."""
     stages, rank_of = schedule.stages, schedule.rank_of
     activation = per_stage(sizes.activation, stages, "activation")
     later = activation if sizes.for_weights is None else per_stage(sizes.for_weights, stages, "for_weights")
@@ -112,50 +144,36 @@ def _changes(schedule: PipelineSchedule, sizes: Sizes, held: Collection[str]) ->
         (time, rank): slot.free for time, row in enumerate(schedule.slots) for rank, slot in enumerate(row) if slot.free
     } or (releases(schedule) if any(boundary) else {})
 
-    changes: list[list[Change]] = [[] for _ in range(schedule.ranks)]
     for time, row in enumerate(schedule.slots):
         for rank, slot in enumerate(row):
             if not slot.tasks and not slot.free:
                 continue
-            take = changes[rank].append
+            take = takes[rank]
             for send in free.get((time, rank), ()):
                 if send.kind[0] not in held:
-                    take(Change(time, None, False, "sends", -boundary[min(send.stage, send.peer)]))
+                    take(time, None, False, "sends", -boundary[min(send.stage, send.peer)])
             for task in slot.tasks:
                 if task.kind[1] == "R":
-                    take(Change(time, None, False, "receives", boundary[min(task.stage, task.peer)]))
+                    take(time, None, False, "receives", boundary[min(task.stage, task.peer)])
             for task in slot.tasks:
                 kind, stage, _, _ = task
                 if kind[1] != "W":
                     continue
                 if kind == "FW":
-                    take(Change(time, task, False, "activations", activation[stage]))
+                    take(time, task, False, "activations", activation[stage])
                     sent = behind[stage]
                 else:
                     sent = before[stage] if kind == "BW" else None
                 if sent is not None:
-                    take(Change(time, task, False, "sends", sent))
+                    take(time, task, False, "sends", sent)
                 if kind == "BW":
-                    take(Change(time, task, True, "activations", (later[stage] if split else 0.0) - activation[stage]))
+                    take(time, task, True, "activations", (later[stage] if split else 0.0) - activation[stage])
                 elif kind == "WW":
-                    take(Change(time, task, True, "activations", -later[stage]))
+                    take(time, task, True, "activations", -later[stage])
                 if kind == last_of_forward and (read := before[stage]) is not None:
-                    take(Change(time, task, True, "receives", -read))
+                    take(time, task, True, "receives", -read)
                 if kind == last_of_gradient and (read := behind[stage]) is not None:
-                    take(Change(time, task, True, "receives", -read))
-    return changes
-
-
-def _peak(changes: Sequence[Change], fixed: float) -> tuple[float, dict[str, float]]:
-    now = dict.fromkeys(KINDS, 0.0)
-    total = most = fixed
-    at = dict(now)
-    for change in changes:
-        now[change.kind] += change.bytes
-        total += change.bytes
-        if total > most:
-            most, at = total, dict(now)
-    return most, at
+                    take(time, task, True, "receives", -read)
 
 
 def _live(schedule: PipelineSchedule) -> tuple[float, ...]:
