@@ -92,8 +92,7 @@ def _zb_v(p: int, r: int, m: int, v: int) -> Phases:
 
 
 def _dualpipe_v(p: int, r: int, m: int, v: int) -> Phases:
-    full, input_only = "B1 B0", "I1 I0"
-    half = (r + 1) // 2
+    half = (r + 1) // 2  # of the last r + 1 pairs of backwards; the others leave their weight gradients to the end
     return [
         (2 * (p - r - 1), "F0"),
         (r + 1, "F0 F1"),
@@ -101,9 +100,9 @@ def _dualpipe_v(p: int, r: int, m: int, v: int) -> Phases:
         (1, "F0 B1 (F1 B0)" if r == p - 1 else "(F0 B1) (F1 B0)"),
         (m - 2 * p + r, "(F0 B1) (F1 B0)"),
         (p - r - 1, "B1 (F1 B0)"),
-        (half, full),
-        (1, "I1 I0" if r % 2 else "B1 I0") if half < r + 1 else (0, full),
-        (r - half, input_only),
+        (half, "B1 B0"),
+        (1, "I1 I0" if r % 2 else "B1 I0"),
+        (r - half, "I1 I0"),
         (p - r - 1, "W I0"),
     ]
 
