@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from autopar.errors import ScheduleError
 from autopar.pipeline import POLICIES, PipelineSchedule, Slot, Task, build
 from autopar.pipeline.buffers import with_frees
 from autopar.pipeline.dataflow import reads, source
@@ -32,6 +33,15 @@ def right(draw: st.DrawFn, ranks: int = 6, batches: int = 12, *, messages: bool 
         return made
     made = made.with_messages(latest=draw(st.booleans()))
     return with_frees(made) if choice(frees) else made
+
+
+def passes(schedule: PipelineSchedule) -> bool:
+    """Whether the verifier takes it for right."""
+    try:
+        schedule.verify()
+    except ScheduleError:
+        return False
+    return True
 
 
 def changed(schedule: PipelineSchedule, slots: Mapping[Place, Slot]) -> PipelineSchedule:

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from broken_schedules import FAULTS, changed, disordered, exchanged, places, right, shaken
+from broken_schedules import FAULTS, changed, disordered, exchanged, passes, places, right, shaken
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from schedule_oracle import is_right
@@ -27,14 +27,6 @@ def reason(schedule: PipelineSchedule, **options: object) -> str:
     with pytest.raises(ScheduleError) as found:
         schedule.verify(**options)
     return str(found.value)
-
-
-def passes(schedule: PipelineSchedule) -> bool:
-    try:
-        schedule.verify()
-    except ScheduleError:
-        return False
-    return True
 
 
 # -- what is right -------------------------------------------------------------------------------------------------------
