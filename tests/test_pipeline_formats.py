@@ -383,3 +383,13 @@ def test_damaged_texts_are_refused_or_read(made: PipelineSchedule, form: str, da
     assert isinstance(found, PipelineSchedule)
     assert from_json(to_json(found)) == found
     assert len(table(found, messages=False).split("\n")) == found.ranks
+
+
+def test_a_weight_gradient_that_is_missing_stays_missing() -> None:
+    """Its backward is not written as a whole one, which would be right."""
+    made = build("zb-h1", 2, 2, messages=False)
+    rows = tuple(tuple(Slot(tuple(task for task in slot.tasks if task != Task("WW", 0, 1))) for slot in row) for row in made.slots)
+    text = to_csv(PipelineSchedule(rows, 2, (0, 1)))
+    assert "0I1" in text and "0B1" not in text
+    with pytest.raises(ScheduleError, match="0I1"):
+        from_csv(text)

@@ -49,6 +49,8 @@ def test_wrong_types() -> None:
         PipelineSchedule([[Slot([Task("FW", 0, 0)])]], 1, (0,))  # type: ignore[arg-type]
     with pytest.raises(ScheduleError, match="the name of a schedule can be printed"):
         PipelineSchedule([[FORWARD], [BACKWARD]], 1, (0,), "a\0")
+    with pytest.raises(TypeError, match="recompute is True or False, not 3"):
+        build("1f1b", 2, 2, recompute=3)  # type: ignore[arg-type]
     schedule = build("1f1b", 2, 2)
     with pytest.raises(TypeError, match="batch is a whole number, not '0'"):
         schedule.events("0", 0, "F")  # type: ignore[arg-type]

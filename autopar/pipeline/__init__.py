@@ -1,5 +1,9 @@
 """Pipeline schedules as data: made by policies, verified, simulated, printed and drawn.
 
+Read in this order: `task` (what a schedule is made of), `schedule` (the table), `events`; `policies/` makes orders, `rows` a table
+of them, `lowering` its messages; `dataflow` says what each pass reads, `buffers` when messages may be forgotten; `verify` judges,
+`memory` and `simulate` count, `optimiser/` searches and `bounds` proves; `formats/`, `summary`, `picture`, `trace` show.
+
 >>> schedule = build("zb-h1", ranks=4, batches=8)
 >>> print(schedule.simulate(Times(forward=2, backward=2, weight=1, transfer=0.1)))
 """

@@ -44,6 +44,8 @@ class PipelineSchedule:
         for name, value in (("batches", whole(self.batches, "batches")), ("rank_of", placement(self.rank_of))):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "slots", table(self.slots, self.batches, self.rank_of))
+        if not isinstance(self.recompute, bool):
+            raise TypeError(f"recompute is True or False, not {self.recompute!r}")
         if not isinstance(self.name, str) or not self.name.isprintable():
             raise ScheduleError(f"the name of a schedule can be printed, {self.name!r} cannot")
 

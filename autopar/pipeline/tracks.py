@@ -50,7 +50,7 @@ def tracks(simulation: Simulation) -> tuple[Track, ...]:
     if not isinstance(simulation, Simulation):
         raise TypeError(f"{simulation!r:.80} is a {type(simulation).__name__}; give a Simulation, as schedule.simulate() makes it")
     schedule, memory = simulation.schedule, simulation.memory
-    split = {(task.stage, task.batch) for _, _, task in schedule.tasks() if task.kind == "WW"}
+    split = schedule.is_split
     sent: dict[int, list[Span]] = defaultdict(list)
     received: dict[int, list[Span]] = defaultdict(list)
     for span in simulation.sent:
@@ -87,9 +87,9 @@ def stages_of(schedule: PipelineSchedule, rank: int) -> str:
     return f"stage{'s'[: len(own) > 1]} {', '.join(map(str, own))}"
 
 
-def _name(task: Task, split: set[tuple[int, int]]) -> str:
+def _name(task: Task, split: bool) -> str:
     if task.kind == "BW":
-        return "input gradient" if (task.stage, task.batch) in split else "backward"
+        return "input gradient" if split else "backward"
     return "forward" if task.kind == "FW" else "weight gradient"
 
 

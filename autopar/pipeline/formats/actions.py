@@ -43,7 +43,7 @@ def to_csv(schedule: PipelineSchedule, *, messages: bool = False) -> str:
     Raises:
         ScheduleError: a message to a stage that is no neighbour, for which there is no action.
     """
-    split = {(task.stage, task.batch) for _, _, task in schedule.tasks() if task.kind == "WW"}
+    split = schedule.is_split
     if messages:
         slots = schedule.with_messages().slots
         lines = [[cell for row in slots for cell in _cells(row[rank], split)] for rank in range(schedule.ranks)]
@@ -57,7 +57,7 @@ def to_csv(schedule: PipelineSchedule, *, messages: bool = False) -> str:
     return "".join(",".join(line).rstrip(",") + "\n" for line in lines)
 
 
-def _cells(slot: Slot, split: set[tuple[int, int]]) -> list[str]:
+def _cells(slot: Slot, split: bool) -> list[str]:
     for task in slot.messages:
         if task.peer != task.stage + PEER[task.kind]:
             raise ScheduleError(f"{task.where}: torch's actions have messages between neighbouring stages alone; keep it as JSON")
@@ -65,7 +65,7 @@ def _cells(slot: Slot, split: set[tuple[int, int]]) -> list[str]:
     return [*messages, *_computations(slot, split), *(f"{stage}{name}" for name, stage in slot.parameters)]
 
 
-def _computations(slot: Slot, split: set[tuple[int, int]]) -> list[str]:
+def _computations(slot: Slot, split: bool) -> list[str]:
     """Their actions: one for the two halves of a backward that follow one another, one for a forward and a whole backward."""
     actions: list[str] = []
     names = ""
@@ -80,11 +80,11 @@ def _computations(slot: Slot, split: set[tuple[int, int]]) -> list[str]:
     return [f"({';'.join(actions)}){OVERLAP}"] if names in ("FB", "BF") else actions
 
 
-def _backward(task: Task, split: set[tuple[int, int]]) -> str:
-    return "I" if (task.stage, task.batch) in split else "B"
+def _backward(task: Task, split: bool) -> str:
+    return "I" if split else "B"
 
 
-def _action(task: Task, split: set[tuple[int, int]]) -> str:
+def _action(task: Task, split: bool) -> str:
     return f"{task.stage}{NAME_OF.get(task.kind) or _backward(task, split)}{task.batch}"
 
 

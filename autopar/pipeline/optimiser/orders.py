@@ -22,13 +22,11 @@ Orders = list[Order]
 
 def orders_of(schedule: PipelineSchedule) -> Orders:
     """Those of a schedule; what shares a slot comes one after the other."""
-    split = {(task.stage, task.batch) for _, _, task in schedule.tasks() if task.kind == "WW"}
+    passes = {"FW": FORWARD, "BW": INPUT if schedule.is_split else FULL, "WW": WEIGHT}
     orders: Orders = [[] for _ in range(schedule.ranks)]
-    passes = {"FW": FORWARD, "WW": WEIGHT}
     for _, rank, task in schedule.tasks():
         if task.kind[1] == "W":
-            full = INPUT if (task.stage, task.batch) in split else FULL
-            orders[rank].append(4 * task.stage + passes.get(task.kind, full))
+            orders[rank].append(4 * task.stage + passes[task.kind])
     return orders
 
 
