@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -79,6 +79,7 @@ class Compiler:
         strict: refuse ops that have no sharding rule.
         whole: returned values are gathered.
         random: that of ``parallelize``.
+        homes: how some parameters lie, whatever the plan says.
     """
 
     model: torch.nn.Module
@@ -88,6 +89,7 @@ class Compiler:
     strict: bool = False
     whole: bool = False
     random: str = "parallel"
+    homes: Mapping[str, DistAttr] = field(default_factory=dict)
 
     def compile(self, args: Sequence[Any], kwargs: Mapping[str, Any], laid: Mapping[str, DistAttr], notes: Sequence[str] = ()) -> Compiled:
         """Capture a call and place it.
@@ -96,24 +98,33 @@ class Compiler:
             laid: how some inputs lie, whatever the plan says.
             notes: what else the report should say.
         """
+        captured, attrs, report = self.capture(args, kwargs, laid, notes)
+        return self._placed(captured, captured.program, attrs, [report])
+
+    def capture(self, args: Sequence[Any], kwargs: Mapping[str, Any], laid: Mapping[str, DistAttr],
+                notes: Sequence[str] = ()) -> tuple[Captured, dict[str, DistAttr], PassReport]:  # fmt: skip
+        """A call as it was captured, and what the plan says of its values."""
         start = time.perf_counter()
         captured = capture(self.model, args, kwargs, self.random)
         captured_ms = (time.perf_counter() - start) * 1e3
-        attrs, decided = constraints(self.plan, self.model, self.mesh, captured, laid)
+        attrs, decided = constraints(self.plan, self.model, self.mesh, captured, {**self.homes, **laid})
         verify(captured.program, "capture")
-        first = PassReport("capture", captured_ms, notes=(*notes, *captured.notes, *decided))
-        return self._placed(captured, captured.program, attrs, [first])
+        return captured, attrs, PassReport("capture", captured_ms, notes=(*notes, *captured.notes, *decided))
 
-    def _placed(self, captured: Captured, program: Program, attrs: Mapping[str, DistAttr], reports: list[PassReport]) -> Compiled:
-        """Everything after capture."""
-        traced = program.copy() if len(captured.differentiable) > 1 else program
-        reports += run_passes(program, pipeline(self.mesh, attrs, strict=self.strict, whole=self.whole, device=captured.device))
+    def place(self, program: Program, attrs: Mapping[str, DistAttr], device: torch.device) -> tuple[LocalPrograms, list[PassReport]]:
+        """Everything after capture: the program gets its Layouts and transfers, and each rank its own."""
+        reports = run_passes(program, pipeline(self.mesh, attrs, strict=self.strict, whole=self.whole, device=device))
         start = time.perf_counter()
         local = LocalPrograms(program, lambda made: verify(made, "localize"))
         for rank in self.mesh.ranks if self.seat is None else [self.seat.rank]:
             local[rank]
         ms = (time.perf_counter() - start) * 1e3
-        reports.append(PassReport("localize", ms, bytes=bytes_per_axis(program)))
+        return local, [*reports, PassReport("localize", ms, bytes=bytes_per_axis(program))]
+
+    def _placed(self, captured: Captured, program: Program, attrs: Mapping[str, DistAttr], reports: list[PassReport]) -> Compiled:
+        traced = program.copy() if len(captured.differentiable) > 1 else program
+        local, more = self.place(program, attrs, captured.device)
+        reports += more
         special: dict[frozenset[int], Compiled] = {}
 
         def specialized(given: frozenset[int]) -> Compiled:

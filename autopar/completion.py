@@ -55,6 +55,8 @@ class Completion:
         self.split: dict[fx.Node, Dim] = {}
         self.types: dict[fx.Node, ValueType] = {}
         self.seen: dict[fx.Node, TensorType] = {}  # constrained values, as those who read them have them
+        self.sums = gradient_sums(program)
+        self.adds_up = {user for sum in self.sums for user in sum.users if user.target in ADDITIONS and not self.is_decided(sum, record_of(sum))}
         self.parameters: set[fx.Node] = set()  # and what is computed from them alone
         self.data_axes: set[str] = set()  # those that split an input
         self.uses: dict[fx.Node, tuple[Requirement | None, ...]] = {}
@@ -62,10 +64,11 @@ class Completion:
 
     def run(self) -> None:
         tangents = [node for node in self.program.placeholders if record_of(node).role == "tangent"]
+        forward = True
         for node in self.program.nodes:
             record = record_of(node)
-            begun = node.op == "call_function" and record.phase != "forward"
-            if tangents and (begun or node.op == "output"):
+            if forward and (node.op == "output" or (node.op == "call_function" and record.phase != "forward")):
+                forward = False
                 self.place_tangents(tangents)
                 self.aims |= gradient_aims(self.program, self.types, frozenset(self.mesh.names) - (self.data_axes - {EXPERTS}), self.mesh)
                 tangents = []
@@ -74,9 +77,12 @@ class Completion:
             if node.op == "output":
                 self.types[node] = None
                 self.uses[node] = self.edges(node, record)
+            elif node in self.sums and not self.is_decided(node, record):
+                continue  # it lies as what is first added to it
             elif node.op == "placeholder" or node.op == "get_attr":
                 self.types[node] = self.given(node, record)
             else:
+                self.follow_gradient(node)
                 self.constrain(node, record)
                 if is_getitem(node):
                     self.types[node] = self.types[node.args[0]][node.args[1]]  # type: ignore[index]
@@ -98,10 +104,30 @@ class Completion:
             self.data_axes.update(attr.axes)
             return replace(type, layout=layout_of(self.mesh, attr))
         self.parameters.add(node)
-        home = edge_of(attr, self.mesh, type.shape, strided=True)
+        if node in self.sums:  # the step's own: no user sees it
+            home = type.attr.normalize(type.shape, self.mesh) if type.layout else attr
+        else:
+            home = edge_of(attr, self.mesh, type.shape, strided=True)
         if home != attr:
             self.seen[node] = replace(type, layout=layout_of(self.mesh, attr))
         return replace(type, layout=layout_of(self.mesh, home))
+
+    def is_decided(self, node: fx.Node, record: Record) -> bool:
+        return node.name in self.constraints or (isinstance(record.type, TensorType) and record.type.layout is not None)
+
+    def follow_gradient(self, node: fx.Node) -> None:
+        """A gradient's sum lies as its parameter, and is pending where the gradient is and the parameter is whole."""
+        for sum in operands(node):
+            if sum in self.sums and sum not in self.types:
+                (addend,) = (value for value in operands(node) if value is not sum)
+                made, parameter, type = self.read(addend), self.sums[sum], record_of(sum).type
+                assert isinstance(made, TensorType) and isinstance(type, TensorType)
+                home = None if parameter is None else self.types[parameter]
+                dims = home.attr.dims if isinstance(home, TensorType) else DistAttr.replicated(len(type.shape)).dims
+                taken = {axis for dim in dims for _, axes in dim for axis in axes}
+                pending = tuple((axis, kind) for axis, kind in made.attr.pending if axis not in taken)
+                self.types[sum] = replace(type, layout=layout_of(self.mesh, DistAttr(dims, pending)))
+                self.parameters.add(sum)
 
     def constrain(self, node: fx.Node, record: Record) -> None:
         own = record.type.layout if isinstance(record.type, TensorType) else None
@@ -228,7 +254,7 @@ class Completion:
 
     def reduced_behind(self, value: fx.Node) -> float:
         """How many elements are reduced if a pending value is handed on as it is; what is added to another pending one costs none."""
-        if len(value.users) > READERS or not all(_passes_all(user, value) for user in value.users):
+        if len(value.users) > READERS or not all(self.passes_on(user, value) for user in value.users):
             return math.inf
         return sum(
             0 if user.users and all(self.adds_to_pending(reader, user) for reader in user.users) else self.least[user]
@@ -241,9 +267,13 @@ class Completion:
         found: dict[fx.Node, float] = {}
         for node in reversed(self.program.graph.nodes):
             if node.op == "call_function":
-                passed = 0 < len(node.users) <= READERS and all(_passes_all(user, node) for user in node.users)
-                found[node] = min(_size(node), sum(found[user] for user in node.users)) if passed else _size(node)
+                passed = 0 < len(node.users) <= READERS and all(self.passes_on(user, node) for user in node.users)
+                behind = sum(found[user] for user in node.users) if passed else math.inf
+                found[node] = 0 if node in self.adds_up else min(_size(node), behind)
         return found
+
+    def passes_on(self, user: fx.Node, value: fx.Node) -> bool:
+        return user in self.adds_up or _passes_all(user, value)
 
     def adds_to_pending(self, user: fx.Node, node: fx.Node) -> bool:
         if user.target not in ADDITIONS:
@@ -303,13 +333,26 @@ UNSTEADY = ("it draws random numbers", "it gives another result the second time"
 ADDITIONS = {torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor}
 
 
+def gradient_sums(program: Program) -> dict[fx.Node, fx.Node | None]:
+    """The states in which the gradients of parameters add up → the parameter: ``up.weight.grad`` → ``up.weight``. And those
+    in which the losses do, ``.loss``; a name of the step's own begins with a dot."""
+    named = {record_of(node).name or node.name: node for node in program.placeholders}
+    found: dict[fx.Node, fx.Node | None] = {}
+    for name, node in named.items():
+        parameter, _, last = name.rpartition(".")
+        if record_of(node).role in ("state", "buffer") and (last == "grad" and parameter in named or name == ".loss"):
+            found[node] = named.get(parameter)
+    return found
+
+
 def gradient_aims(program: Program, types: Mapping[fx.Node, ValueType], axes: frozenset[str], mesh: Mesh) -> dict[fx.Node, Aim]:
     """Over ``axes``, on which parameters stay, a gradient is made where its parameter is: through views, additions and casts."""
     aims: dict[fx.Node, Aim] = {}
     homes = {node.name: type for node, type in types.items() if node.op == "placeholder"}
+    of = {sum.name: parameter.name for sum, parameter in gradient_sums(program).items() if parameter is not None}
     output = program.output
     for value, result in zip(operands(output), record_of(output).results, strict=True):
-        home = homes.get(result.of) if result.kind == "grad" else None
+        home = homes.get(of.get(result.of, result.of)) if result.kind == "grad" or result.of in of else None
         if isinstance(home, TensorType) and axes.intersection(home.attr.axes):
             aims[value] = Aim(opened(home.attr, axes), firm=True)
     for node in reversed(program.graph.nodes):
@@ -318,7 +361,7 @@ def gradient_aims(program: Program, types: Mapping[fx.Node, ValueType], axes: fr
         bound = bind_node(node)
         if node.target in ADDITIONS:
             same = [value for value in operands(node) if record_of(value).type == record_of(node).type]
-            aims |= {value: aims[node] for value in same if value not in aims}
+            aims |= {value: aims[node] for value in same if value not in aims and value.op == "call_function"}
         elif node.target in CASTS:
             aims.setdefault(operands(node)[0], aims[node])
         elif bound.rule.view and len(bound.results) == len(bound.operands) == 1:

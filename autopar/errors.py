@@ -56,6 +56,10 @@ class LaunchError(AutoparError, RuntimeError):
         self.rank, self.status = rank, status
 
 
+class CheckpointError(AutoparError, RuntimeError):
+    """A checkpoint that cannot be written or read, does not fit, or is not as it was written. Ranks that bring different states."""
+
+
 class ProofError(AutoparError, AssertionError):
     """A sharding rule claims what its op does not do: running it on pieces gives something else."""
 

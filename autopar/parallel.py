@@ -5,20 +5,22 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from autopar.arguments import Signature, bind_arguments, difference, signature_of
 from autopar.borrow import ONE_AT_A_TIME
+from autopar.capture import Captured
 from autopar.compiled import Compiled, Compiler, Seat
 from autopar.constraints import layouts_of
 from autopar.dtensor import placements_of
 from autopar.initialize import Init, initialize
 from autopar.inputs import Given, given_call, piece_of
 from autopar.inventory import Inventory, Named, inventory
+from autopar.layout import DistAttr
 from autopar.mesh import Mesh
 from autopar.plan import Plan
 from autopar.program import Program
@@ -26,13 +28,16 @@ from autopar.record import TensorType
 from autopar.report.passes import Reports
 from autopar.report.transfers import Transfers, transfers_of
 from autopar.runtime.agreement import Agreement, Brought
+from autopar.runtime.interface import Interface
 from autopar.runtime.job import Job
-from autopar.runtime.process_step import ProcessStep
 from autopar.runtime.seeds import step_seed
-from autopar.shards import for_everyone, for_model, is_dtensor, local_of, sharded
+from autopar.shards import for_everyone, for_model, is_dtensor, local_of, relaid, sharded
 from autopar.structure import part_at, take_over, unflatten
 from autopar.torch_private import dtensor_like, is_transformed
 from autopar.weights import load_weights
+
+if TYPE_CHECKING:
+    from autopar.step.train_step import TrainStep
 
 OUTPUTS = ("sharded", "global")
 Key = tuple[Signature, tuple[Any, ...]]
@@ -50,13 +55,15 @@ class Parallel(torch.nn.Module):
     Attributes:
         module: the model; on processes, the copy of it whose parameters are DTensors.
         mesh: the mesh.
+        job: the processes of the mesh; ``None`` in a process that is alone.
+        compiler: how its calls are captured and placed.
     """
 
     def __init__(self, model: torch.nn.Module, mesh: Mesh, plan: Plan | None = None, *, job: Job | None = None,
                  strict: bool = False, inputs: str = "global", outputs: str = "sharded", recapture: bool = True,
                  random: str = "parallel") -> None:  # fmt: skip
         super().__init__()
-        self._plan, self._job, self._inputs, self._recapture = plan, job, inputs, recapture
+        self._plan, self.job, self._inputs, self._recapture = plan, job, inputs, recapture
         self.mesh = mesh
         agreement = None if job is None or mesh.size == 1 else Agreement(job.control, mesh)
         seat = None
@@ -69,7 +76,7 @@ class Parallel(torch.nn.Module):
     def _over(self, module: torch.nn.Module, compiler: Compiler) -> None:
         """Nothing of it is captured."""
         self.__dict__ |= {"module": module, **{key: vars(module)[key] for key in ROOT}}  # not as a child: names stay
-        self._compiler = compiler
+        self.compiler = compiler
         self._compiled: dict[Key, Compiled] = {}
         self._latest: Compiled | None = None
         self._known = dict(module.named_parameters())
@@ -78,11 +85,11 @@ class Parallel(torch.nn.Module):
         """The same of a copy of the module, as for an average of its weights; all ranks copy alike."""
         new = copy.copy(self)
         memo[id(self)] = new
-        seat = self._compiler.seat
+        seat = self.compiler.seat
         if seat is not None and seat.agreement is not None:
-            seat = replace(seat, agreement=Agreement(self._job.control, self.mesh))  # type: ignore[union-attr]
+            seat = replace(seat, agreement=Agreement(self.job.control, self.mesh))  # type: ignore[union-attr]
         module = copy.deepcopy(self.module, memo)
-        new._over(module, replace(self._compiler, model=module, seat=seat))
+        new._over(module, replace(self.compiler, model=module, seat=seat))
         return new
 
     def __copy__(self) -> Parallel:
@@ -107,7 +114,7 @@ class Parallel(torch.nn.Module):
 
     @property
     def _agreement(self) -> Agreement | None:
-        return self._compiler.seat and self._compiler.seat.agreement
+        return self.compiler.seat and self.compiler.seat.agreement
 
     # -- what was captured -----------------------------------------------------------------------------------------
 
@@ -125,7 +132,7 @@ class Parallel(torch.nn.Module):
     def transfers(self) -> Transfers:
         """What was inserted where, and the bytes it moves; prints as a table, ``.lines`` as one with a line for each.
         ``RuntimeError`` before a capture."""
-        return transfers_of(self.program, "cpu" if self._job is None else self._job.device)
+        return transfers_of(self.program, "cpu" if self.job is None else self.job.device)
 
     @property
     def captures(self) -> int:
@@ -138,7 +145,7 @@ class Parallel(torch.nn.Module):
 
     def _current(self) -> Compiled:
         if self._latest is None:
-            call = "call it" if self._compiler.seat else "call .simulate(x)"
+            call = "call it" if self.compiler.seat else "call .simulate(x)"
             raise RuntimeError(f"nothing has been captured yet; give parallelize an example=(x,), or {call} once")
         return self._latest
 
@@ -150,17 +157,28 @@ class Parallel(torch.nn.Module):
         Raises:
             RuntimeError: it was not, and ``recapture=False``.
         """
-        given = self._given(args, kwargs)
+        given = self.given(args, kwargs)
         return self._captured(given, _key(given, inventory(self.module)))
 
-    def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Given:
+    def given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Given:
+        """The tensors of a call, and how they lie."""
         return given_call(bind_arguments(self.module, args, kwargs), self._inputs, self.module, self._plan, self.mesh)
+
+    def key(self, given: Given) -> Key:
+        """What a capture of a call is keyed by."""
+        return _key(given, inventory(self.module))
+
+    def agree_on(self, what: str, given: Sequence[Given]) -> None:
+        """Tell the other ranks that this one makes a call, of such tensors; they are compared before its first collective."""
+        if self._agreement is not None:
+            call = f"{what} {_told(given[0], self.key(given[0]))}" + f" and {len(given) - 1} more" * (len(given) > 1)
+            self._agreement.begin(call, [brought for one in given for brought in _brought(one)], call)
 
     def _captured(self, given: Given, key: Key) -> Compiled:
         if key not in self._compiled:
             notes = self._about_recapture(key)
             args, kwargs = given.whole()
-            compiled = self._compiler.compile(args, kwargs, given.laid, notes)
+            compiled = self.compiler.compile(args, kwargs, given.laid, notes)
             if self._agreement is not None:  # one order of collectives on all ranks: their programs are one
                 text = hashlib.sha256(str(compiled.program).encode()).hexdigest()[:16]
                 self._agreement.begin(f"capture a program with the digest {text}")
@@ -185,32 +203,32 @@ class Parallel(torch.nn.Module):
         Scalars come back as plain tensors with their global value, other tensors as DTensors; with ``outputs="global"``
         all as plain tensors, whole on every rank. All ranks call it alike.
         """
-        seat = self._compiler.seat
+        seat = self.compiler.seat
         if seat is None:
             raise RuntimeError(
                 f"the mesh ({self.mesh}) needs {self.mesh.size} processes, and this one is alone; start them with "
                 f"torchrun --nproc-per-node {self.mesh.size} and call parallelize in each, or call .simulate(...) to run all ranks in this process"
             )
         with ONE_AT_A_TIME:  # while a thread captures, the model's tensors are lent
-            given, own = self._given(args, kwargs), inventory(self.module)
+            given, own = self.given(args, kwargs), inventory(self.module)
             key = _key(given, own)
             if self._agreement is not None and key not in self._compiled:
                 self._agreement.begin(f"call {_told(given, key)}, for the first time")
                 self._agreement.finish()
             compiled = self._captured(given, key)
         step = compiled.here
-        pieces, leaves, brought = self._pieces(given, own, step, seat.rank)
-        pieces += self._seed(compiled)
+        pieces, leaves, brought = self.pieces(given, own, step.interface, seat.rank)
+        pieces += self.seed(compiled.captured)
         if self._agreement is not None:
             call = _told(given, key)
             self._agreement.begin(f"call {call}", _brought(given), call)
         types = step.interface.types
-        owners = () if self._job is None else [tensor for _, tensor in own.parameters]  # a DTensor that is written does not mark its piece
+        owners = () if self.job is None else [tensor for _, tensor in own.parameters]  # a DTensor that is written does not mark its piece
         made = step(pieces, leaves, lambda name, piece: piece if name in brought else self._gradient(leaves[name], types[name], piece), owners)
         outputs = [self._returned(tensor, type) for tensor, (_, type) in zip(made, step.interface.returned, strict=True)]
         return _returned_like_the_model(compiled, outputs, args, kwargs)
 
-    def _pieces(self, given: Given, own: Inventory, step: ProcessStep, rank: int) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], set[str]]:
+    def pieces(self, given: Given, own: Inventory, interface: Interface, rank: int) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], set[str]]:
         """This rank's pieces of parameters, buffers and inputs, in the order of the placeholders; the user's tensors that
         receive gradients, by placeholder; and those placeholders whose pieces the ranks bring themselves."""
         self._check_parameters(own.parameters)
@@ -219,11 +237,11 @@ class Parallel(torch.nn.Module):
         state = [tensor for _, tensor in (*own.parameters, *own.buffers)]
         with torch.no_grad():
             pieces = [local_of(tensor) for tensor in state]
-        leaves = {name: tensor for name, tensor in zip(step.interface.given, state, strict=False) if tensor.requires_grad}
+        leaves = {name: tensor for name, tensor in zip(interface.given, state, strict=False) if tensor.requires_grad}
         brought = set()
-        names = step.interface.given[len(state) : len(state) + len(arguments.names)]
+        names = interface.given[len(state) : len(state) + len(arguments.names)]
         for name, user, tensor in zip(names, arguments.names, arguments.tensors, strict=True):
-            pieces.append(piece_of(tensor, user, step.interface.types[name], rank, given))
+            pieces.append(piece_of(tensor, user, interface.types[name], rank, given))
             if tensor.requires_grad:
                 leaves[name] = tensor
             if user in given.shapes:
@@ -240,42 +258,80 @@ class Parallel(torch.nn.Module):
             self._known[name] = tensor  # type: ignore[assignment]
 
     def _returned(self, piece: torch.Tensor, type: TensorType) -> torch.Tensor:
-        if self._job is None or not type.shape or self._compiler.whole:
+        if self.job is None or not type.shape or self.compiler.whole:
             return piece
         from torch.distributed.tensor import DTensor
 
         stride = torch.empty(type.shape, device="meta").stride()
         placements = placements_of(type.attr, self.mesh, type.shape)
-        return DTensor.from_local(piece.contiguous(), self._job.device_mesh, placements, run_check=False, shape=torch.Size(type.shape), stride=stride)
+        return DTensor.from_local(piece.contiguous(), self.job.device_mesh, placements, run_check=False, shape=torch.Size(type.shape), stride=stride)
 
     def _gradient(self, leaf: torch.Tensor, type: TensorType, piece: torch.Tensor) -> torch.Tensor:
         """What a tensor of the user's receives: a DTensor one that lies as it does, a whole one a whole one."""
-        if self._job is None:
+        if self.job is None:
             return piece
         if is_dtensor(leaf):
             return dtensor_like(piece, leaf)
         from torch.distributed.tensor import DTensor
 
         placements = placements_of(type.attr, self.mesh, type.shape)
-        return DTensor.from_local(piece, self._job.device_mesh, placements, run_check=False, shape=leaf.shape, stride=leaf.stride()).full_tensor()
+        return DTensor.from_local(piece, self.job.device_mesh, placements, run_check=False, shape=leaf.shape, stride=leaf.stride()).full_tensor()
 
     def simulate(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model with all ranks in this process: its own signature, its own output structure, full tensors.
 
         The outputs are attached to autograd: ``backward()`` fills full-size ``.grad`` of the model's parameters.
         """
-        if self._job is not None:
+        if self.job is not None:
             raise RuntimeError("the parameters of this model lie on processes; to simulate, call parallelize in a process that is alone")
         with ONE_AT_A_TIME:
-            given, own = self._given(args, kwargs), inventory(self.module)
+            given, own = self.given(args, kwargs), inventory(self.module)
             compiled = self._captured(given, _key(given, own))
         named = [*own.parameters, *own.buffers, *zip(given.arguments.names, given.arguments.tensors, strict=True)]
         _refuse_without_values(named)
-        return _returned_like_the_model(compiled, compiled.simulated([*(tensor for _, tensor in named), *self._seed(compiled)]), args, kwargs)
+        return _returned_like_the_model(compiled, compiled.simulated([*(tensor for _, tensor in named), *self.seed(compiled.captured)]), args, kwargs)
 
-    def _seed(self, compiled: Compiled) -> list[torch.Tensor]:
-        job, captured = self._job, compiled.captured
-        return step_seed(captured.draws, self._compiler.random, captured.device, None if job is None else job.control)
+    def seed(self, captured: Captured) -> list[torch.Tensor]:
+        """What the placeholder ``seed`` of a capture is given, if it has one."""
+        job = self.job
+        return step_seed(captured.draws, self.compiler.random, captured.device, None if job is None else job.control)
+
+    def move(self, homes: Mapping[str, DistAttr]) -> None:
+        """Let parameters lie otherwise than the plan says, from now on; what was captured is forgotten. All ranks call it."""
+        if all(self.compiler.homes.get(name) == attr for name, attr in homes.items()):
+            return
+        self.compiler = replace(self.compiler, homes={**self.compiler.homes, **homes})
+        self._compiled, self._latest = {}, None
+        if self.job is not None:
+            relaid(inventory(self.module).parameters, homes, self.mesh, self.job)
+
+    def train_step(self, optimizer: torch.optim.Optimizer, **options: Any) -> TrainStep:
+        """The whole training step as one static program: ``loss = step(batch)`` runs forward, backward and optimizer.
+
+            step = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=1e-3), microbatches=16, zero=1, clip_norm=1.0)
+            for batch in batches:
+                loss = step(batch)                # a dict, a tuple, or the model's own arguments
+                scheduler.step()                  # learning rates are read from the optimizer's groups
+
+        The model returns its loss: the first of its outputs that is one number. Parameters and ``optimizer.state`` are updated in
+        place, so that state dicts, schedulers and evaluation with ``parallel(...)`` work beside it.
+
+        Args:
+            optimizer: ``torch.optim.AdamW``, ``Adam``, ``SGD``, ``Adagrad``, or one that ``register_optimizer`` was told of, over
+                parameters of this model.
+            microbatches: into how many pieces a batch is cut; their gradients add up, and are reduced once. The loss and the
+                gradients are those of the whole batch, also where its pieces have unequal numbers of tokens.
+            zero: ZeRO's stage: 1 splits the optimizer's state over the data axis, 2 the sums of gradients too, 3 parameters too.
+            clip_norm: what the norm of all gradients is clipped to; ``step.grad_norm`` has it.
+
+        Raises:
+            TypeError: an unknown option, an optimizer that is not known.
+            ValueError: a value that an option does not take, an optimizer over other parameters.
+        """
+        from autopar.step.options import options_of
+        from autopar.step.train_step import TrainStep
+
+        return TrainStep(self, optimizer, options_of(options))
 
     # -- values ----------------------------------------------------------------------------------------------------
 
@@ -283,12 +339,12 @@ class Parallel(torch.nn.Module):
         """Give a model on meta the values of a single device: those of ``to_empty``, then ``init``, from the first rank's
         generator. ``init`` is a function of a module, as for ``apply``; ``None``: the model's ``init_weights()``, else each
         module's ``reset_parameters()``. Parameters are new objects: make the optimizer afterwards. All ranks call it."""
-        initialize(self.module, init, device, self._job, self._agreement)
+        initialize(self.module, init, device, self.job, self._agreement)
 
     def load_weights(self, path: str | os.PathLike[str], *, strict: bool = True) -> Any:
         """Read safetensors: a file, or a folder of ``save_pretrained``. Each rank reads its pieces. A model on meta gets
         storage, and what no file holds its own initialisation. Returns and raises as ``load_state_dict``. All ranks call it."""
-        return load_weights(self.module, path, strict, self.mesh, self._job, self._agreement)
+        return load_weights(self.module, path, strict, self.mesh, self.job, self._agreement)
 
     # -- state dicts -----------------------------------------------------------------------------------------------
 
@@ -299,7 +355,7 @@ class Parallel(torch.nn.Module):
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """The model's own. Full tensors, as of a model on one device, are cut; DTensors are re-laid."""
         own = inventory(self.module)
-        return self.module.load_state_dict(for_model(state_dict, dict([*own.all_parameters, *own.all_buffers]), self._job), *args, **kwargs)
+        return self.module.load_state_dict(for_model(state_dict, dict([*own.all_parameters, *own.all_buffers]), self.job), *args, **kwargs)
 
 
 def _refuse_without_values(named: Named) -> None:

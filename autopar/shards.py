@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from autopar.dtensor import edge_of, placements_of
-from autopar.inventory import inventory
+from autopar.inventory import Named, inventory
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
 from autopar.runtime.job import Job
@@ -44,6 +44,17 @@ def _placed(tensor: torch.Tensor, attr: DistAttr, mesh: Mesh, job: Job) -> Any:
     if not value.is_meta:
         value = value.to(job.device).contiguous().clone()  # a whole one is not sent to its own rank: it would be the model's
     return distribute_tensor(value, job.device_mesh, placements)
+
+
+def relaid(parameters: Named, attrs: Mapping[str, DistAttr], mesh: Mesh, job: Job) -> None:
+    """Bring parameters to lie as ``attrs`` says. They stay the same objects, so that an optimizer keeps them; their gradients go."""
+    for name, parameter in parameters:
+        placements = placements_of(attrs[name], mesh, tuple(parameter.shape)) if name in attrs else None
+        if placements is not None and parameter.placements != placements:  # type: ignore[attr-defined]
+            parameter.grad = None
+            moved = torch.nn.Parameter(parameter.detach().redistribute(placements=placements), requires_grad=parameter.requires_grad)  # type: ignore[attr-defined]
+            vars(moved).update(vars(parameter))
+            torch.utils.swap_tensors(parameter, moved)
 
 
 def is_dtensor(value: Any) -> bool:

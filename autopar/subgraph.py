@@ -10,7 +10,7 @@ import torch
 
 from autopar.decompositions import DECOMPOSITIONS
 from autopar.record import TensorType, ValueType
-from autopar.torch_private import FakeTensorMode, OpOverload, TorchDispatchMode, pytree
+from autopar.torch_private import FakeTensorMode, OpOverload, TorchDispatchMode, pytree, without_function_modes
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def subgraph(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     key = (function, repr((tuple(args), dict(kwargs))), device)
     if key not in _KNOWN:
         recorder = _Recorder()
-        with FakeTensorMode(), torch.no_grad():
+        with without_function_modes(), FakeTensorMode(), torch.no_grad():
             given = pytree.tree_map_only(TensorType, lambda t: recorder.operand(t, device), (tuple(args), dict(kwargs)))
             with recorder:
                 results = function(*given[0], **given[1])

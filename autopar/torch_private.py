@@ -6,6 +6,8 @@ Nothing else in the project imports ``torch._…``; a test keeps it so.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -46,6 +48,10 @@ __all__ = [
     "DATA_DEPENDENT",
     "FLASH_FOR_CPU",
     "FUNCTIONAL",
+    "FUSED_ADAGRAD",
+    "FUSED_ADAM",
+    "FUSED_ADAMW",
+    "FUSED_SGD",
     "BoxedCodeGen",
     "FakeTensorMode",
     "IncompatibleKeys",
@@ -53,16 +59,20 @@ __all__ = [
     "OpOverloadPacket",
     "StorageReference",
     "TorchDispatchMode",
+    "add_to_each",
     "are_saved_tensors_hooked",
     "as_functional",
     "assert_without_sync",
     "autograd_sequence_number",
     "call_inserter",
+    "copy_each",
     "default_generator",
     "draws_random",
     "dtensor_like",
     "functional_name",
     "get_proxy_mode",
+    "has_kernel",
+    "has_step_hooks",
     "inputs_of",
     "is_composite",
     "is_erased",
@@ -73,14 +83,17 @@ __all__ = [
     "make_fx",
     "mutates",
     "node_of",
+    "note_a_step",
     "operator_schema",
     "overload_of",
     "pytree",
     "rename",
     "returns_alias",
     "running_backward_of",
+    "saved_by_min_cut",
     "set_arguments",
     "single_threaded_backward",
+    "steps_as",
     "storage_of",
     "store_of_processes",
     "strided_shard",
@@ -88,7 +101,9 @@ __all__ = [
     "tensor_results",
     "torch_decompositions",
     "value_checks_replaced",
+    "version_of",
     "with_defaults",
+    "without_function_modes",
     "without_modes",
     "writes_outside",
     "written_arguments",
@@ -320,6 +335,11 @@ def without_modes() -> contextlib.AbstractContextManager[Any]:
     return _disable_current_modes()
 
 
+def without_function_modes() -> contextlib.AbstractContextManager[Any]:
+    """No function mode is active: what is done inside is what it says. Tried on 2.13."""
+    return torch._C.DisableTorchFunction()
+
+
 def functional_name(op: OpOverload) -> tuple[str, str]:
     """The packet and the overload of what an op that writes in place does: ``("add", "Tensor")`` of ``add_.Tensor``. Tried on 2.13."""
     return op._opname.removesuffix("_"), op._overloadname
@@ -385,3 +405,56 @@ def is_strided_shard(placement: Any) -> bool:
     from torch.distributed.tensor.placement_types import _StridedShard
 
     return type(placement) is _StridedShard
+
+
+def saved_by_min_cut(joint: fx.GraphModule, outputs: int) -> frozenset[str]:
+    """The values that torch's min-cut partitioner keeps for the backward, by name. Tried on 2.13.
+
+    Args:
+        joint: forward and backward; placeholders ``primals_…`` and ``tangents_…``, in ``meta`` fake tensors (``val``)
+            and, of ops of the backward, the ``partitioner_tag``. It is changed.
+        outputs: how many of its results are those of the forward; these come first.
+    """
+    from torch._functorch import config, partitioners  # late: they load half of Inductor
+
+    with config.patch(cse=False):  # equal values keep their names
+        forward, _ = partitioners.min_cut_rematerialization_partition(joint, None, num_fwd_outputs=outputs)
+    (flat,) = forward.graph.output_node().args
+    return frozenset(value.name for value in flat[outputs:])
+
+
+# tried on 2.13, on CPU: the step of many parameters in one kernel. It takes all tensors of a parameter as they lie in memory, one
+# element after the other, whatever their strides say; it divides the gradients in place; of lr it reads a float32 on CUDA
+FUSED_ADAM = torch.ops.aten._fused_adam_.tensor_lr
+FUSED_ADAMW = torch.ops.aten._fused_adamw_.tensor_lr
+FUSED_SGD = torch.ops.aten._fused_sgd_.tensor_lr
+FUSED_ADAGRAD = torch.ops.aten._fused_adagrad_.tensor_lr
+
+add_to_each = torch._foreach_add_  # tried on 2.13: a tensor without dims, added to each of a list in place
+copy_each = torch._foreach_copy_  # tried on 2.13: to each of a list, the tensor of another list
+
+
+@functools.cache
+def has_kernel(op: OpOverload, device: str) -> bool:
+    """Whether an overload runs on devices of a type. Tried on 2.13."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), torch._C._dispatch_key_for_device(device))
+
+
+def steps_as(kind: type[torch.optim.Optimizer], base: type[torch.optim.Optimizer]) -> bool:
+    """Whether a class of optimizers has the step, and the state, of a base. torch wraps ``step`` in each class. Tried on 2.13."""
+    return all(inspect.unwrap(getattr(kind, name, base)) is inspect.unwrap(getattr(base, name, base)) for name in ("step", "_init_group"))
+
+
+def note_a_step(optimizer: torch.optim.Optimizer) -> None:
+    """Schedulers of the learning rate warn where they step before the optimizer; this one has stepped. Tried on 2.13."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether something is called before or after each step of an optimizer. Tried on 2.13."""
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor's memory was written to; of an inference tensor nobody counts. Tried on 2.13."""
+    return 0 if tensor.is_inference() else tensor._version

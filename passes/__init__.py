@@ -17,6 +17,7 @@ from autopar.passes.follow import Follow
 from autopar.passes.lift import Lift
 from autopar.passes.manager import Pass, run_passes
 from autopar.passes.place import Place
+from autopar.passes.recompute import Recompute
 from autopar.passes.reshard import Reshard
 from autopar.passes.share import Share
 
@@ -32,4 +33,4 @@ def pipeline(mesh: Mesh | None = None, constraints: Mapping[str, DistAttr] | Non
     return [step(*options.get(step, ())) for step in PIPELINE]
 
 
-__all__ = ["PIPELINE", "Defer", "Expand", "Fold", "Follow", "Lift", "Pass", "Place", "Reshard", "Share", "pipeline", "run_passes"]
+__all__ = ["PIPELINE", "Defer", "Expand", "Fold", "Follow", "Lift", "Pass", "Place", "Recompute", "Reshard", "Share", "pipeline", "run_passes"]

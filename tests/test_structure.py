@@ -19,8 +19,8 @@ SOURCES = [path for path in SOURCES if (ROOT / "autopar" / "passes") not in path
 # each part may import only from rows above its own, or from its own row where that is marked
 ORDER: tuple[tuple[str, ...], ...] = (
     ("mesh", "notation", "errors", "torch_private", "collector"),
-    ("layout", "structure", "inventory", "held", "drawn", "timeline"),
-    ("boxes",),
+    ("layout", "structure", "inventory", "held", "squares", "drawn", "timeline"),
+    ("boxes", "optimizers"),
     ("messages",),
     ("dtensor",),
     ("record",),
@@ -29,10 +29,10 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("commit",),
     ("edit",),
     ("rules", "transitions"),
-    ("verify", "choice", "channels", "cost"),
+    ("verify", "choice", "channels", "cost", "liveness"),
     ("pipeline",),
     ("decompose_batch_norm", "decompose_lists", "decompose_strides"),
-    ("report", "provenance", "decompositions", "spec", "arguments", "borrow", "specialize"),
+    ("report", "recompute", "provenance", "decompositions", "spec", "arguments", "borrow", "specialize"),
     ("subgraph", "expansions"),
     ("completion",),
     ("presets", "decompose_unknown"),
@@ -42,7 +42,8 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("relay",),
     ("constraints", "shards"),
     ("inputs", "compiled", "initialize"),
-    ("weights",),
+    ("step",),
+    ("weights", "checkpoint"),
     ("parallel",),
     ("api",),
     ("",),  # the package itself

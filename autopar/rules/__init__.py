@@ -1,6 +1,6 @@
 """Sharding rules: what every op allows, one line an op. Importing this package loads the tables."""
 
-from autopar import held  # noqa: F401  # registers ops that have rules
+from autopar import held, squares  # noqa: F401  # they register ops that have rules
 from autopar.rules import (  # noqa: F401
     attention,
     convolution,
@@ -10,6 +10,7 @@ from autopar.rules import (  # noqa: F401
     loss,
     matmul,
     normalization,
+    optimizers,
     pointwise,
     random,
     reduction,

@@ -9,6 +9,7 @@ from autopar.rules.registry import rule
 # parts add up, by the reduction itself
 rule(along("open -> kept", 1, keep=2), "sum sum.dim_IntList", linear="0")
 rule(along("open -> kept", 1, keep=2), "nansum count_nonzero count_nonzero.dim_IntList")
+rule(along("open -> gone", 1), "autopar::sum_of_squares")
 rule(along("open -> kept by max", 1, keep=2), "amax max", empty=False)
 rule(along("open -> kept by min", 1, keep=2), "amin min", empty=False)
 rule(along("open -> kept by max", 1, keep=2), "any any.dim any.dims")

@@ -97,6 +97,15 @@ def lower(program: Program, groups: Mapping[Ranks, str], gate: Callable[[], None
     return found
 
 
+def lower_whole(program: Program, groups: Mapping[Ranks, str], gate: Callable[[], None] | None = None,
+                bytes: Mapping[str, int] | None = None, device: torch.device | None = None) -> Lowered:  # fmt: skip
+    """All phases of a rank's local program as one function, which gives the program's results. Arguments as of ``lower``."""
+    nodes = [node for node in program.nodes if node.op in ("call_function", "get_attr")]
+    title = f"{' and '.join(dict.fromkeys(record_of(node).phase for node in nodes))} of rank {program.rank}"
+    phase = _Phase(program, groups, title, Buckets.of(program, nodes, bytes or {}), gate, device or torch.device("cpu"))
+    return phase.run(nodes, list(dict.fromkeys(operands(program.output))))
+
+
 def _read_from_outside(nodes: list[fx.Node], results: list[fx.Node]) -> list[fx.Node]:
     """What a phase reads and does not make."""
     own = set(nodes)

@@ -1,0 +1,61 @@
+"""Whether a checkpoint fits a state: the same tensors, of the same shapes and dtypes; and if not, in words."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from autopar.checkpoint.manifest import Manifest, described
+from autopar.checkpoint.values import Tree, leaves, names
+from autopar.errors import CheckpointError
+
+SHOWN = 5  # of each kind
+
+
+def check_fit(what: str, manifest: Manifest, tensors: Mapping[str, torch.Tensor], tree: Tree, strict: bool) -> None:
+    """Compare a checkpoint with a state.
+
+    Args:
+        what: the checkpoint, as errors call it.
+        tensors, tree: of the state, as ``values.taken_apart`` returns them.
+        strict: whether what only one of them has is an error too.
+
+    Raises:
+        CheckpointError: they do not fit; names the tensors, and for names that only one of both has the nearest of the other.
+    """
+    stored = manifest.tensors
+    both = [name for name in tensors if name in stored]
+    lines = _listed(
+        f"{name} is {stored[name]} in the checkpoint, and {described(tensors[name].dtype, tuple(tensors[name].shape))} in the state"
+        for name in both
+        if (stored[name].dtype, stored[name].shape) != (tensors[name].dtype, tuple(tensors[name].shape))
+    )
+    if strict:
+        here, there = set(names(tree)), set(names(manifest.tree))
+        missing = [name for name in tensors if name not in stored]
+        unexpected = [name for name in stored if name not in tensors]
+        lines += _listed(_only_in("the state", "the checkpoint", name, name in there, unexpected) for name in missing)
+        lines += _listed(_only_in("the checkpoint", "the state", name, name in here, missing) for name in unexpected)
+        lines += _listed(f"{name} is in the state, and not in the checkpoint" for name, _ in leaves(tree) if name not in there)
+    if not lines:
+        return
+    other = ""
+    if 2 * len(both) < max(len(tensors), len(stored)):
+        other = f"; {len(both)} of {len(stored)} tensors have a name that the state has, so it may be of another model"
+    told = "".join(f"\n    {line}" for line in lines)
+    remedy = "pass a state of the same keys and shapes" + (", or strict=False to load what both have" if strict else "")
+    raise CheckpointError(f"{what} does not fit the state{other}{told}\n  {remedy}")
+
+
+def _only_in(one: str, other: str, name: str, is_plain: bool, candidates: list[str]) -> str:
+    if is_plain:
+        return f"{name} is a tensor in {one}, and none in {other}"
+    near = difflib.get_close_matches(name, candidates, 1)
+    return f"{name} is in {one}, and not in {other}" + (f", which has {near[0]}" if near else "")
+
+
+def _listed(lines: Iterable[str]) -> list[str]:
+    every = list(lines)
+    return every if len(every) <= SHOWN else [*every[:SHOWN], f"and {len(every) - SHOWN} more"]

@@ -1,0 +1,187 @@
+"""Writing: what ``torch.distributed.checkpoint`` asks of who plans a save, and of who stores it.
+
+It decides which rank writes what several hold, and takes results and failures from rank to rank. A rank writes its chunks
+to one file of safetensors, a few MiB at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import DefaultSavePlanner, Metadata, SavePlan, SavePlanner, StorageWriter
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from autopar.checkpoint.folder import abandon, begin, finish, finished_name, tidy
+from autopar.checkpoint.manifest import DTYPES, Chunk, Manifest, StoredFile, StoredTensor
+from autopar.checkpoint.pieces import Piece, stretches
+from autopar.checkpoint.values import Tree
+from autopar.errors import CheckpointError
+
+
+class Planner(DefaultSavePlanner):
+    """Offers each piece of this rank; of those that several ranks have, torch's planner leaves one rank each.
+
+    Args:
+        tensors: of the state, by name.
+        pieces: of each, on this rank.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], pieces: Mapping[str, list[Piece]]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._tensors, self._pieces = tensors, pieces
+        self._data: dict[MetadataIndex, torch.Tensor] = {}
+
+    def create_local_plan(self) -> SavePlan:
+        items = []
+        for name, pieces in self._pieces.items():
+            tensor = self._tensors[name]
+            for piece in pieces:
+                index = MetadataIndex(name, piece.start)
+                chunk = ChunkStorageMetadata(torch.Size(piece.start), piece.data.shape)
+                data = TensorWriteData(chunk, TensorProperties(tensor.dtype), tensor.shape)
+                items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
+                self._data[index] = piece.data
+        self.plan = SavePlan(items)
+        return self.plan
+
+    def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
+        return self._data[index]
+
+
+class Writer(StorageWriter):
+    """Writes a checkpoint into a folder of them.
+
+    Args:
+        folder: of the checkpoints.
+        tree: the state without its tensors.
+        keep: how many whole ones are kept; ``None``: all.
+
+    Attributes:
+        path: of the new checkpoint, when it is whole.
+    """
+
+    def __init__(self, folder: Path, tree: Tree, keep: int | None) -> None:
+        self._folder, self._tree, self._keep = folder, tree, keep
+        self._place: Path | None = None  # on the rank that made it
+        self.path = folder
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return True
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        pass
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """The place, and a file there for each rank."""
+        self._place = begin(self._folder)
+        return [replace(plan, storage_data=str(self._place / f"rank-{rank:05}.safetensors")) for rank, plan in enumerate(plans)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        path = Path(plan.storage_data)
+        self.path = finished_name(path.parent)
+        made: Future[list[WriteResult]] = Future()
+        try:
+            made.set_result(_write(path, plan.items, planner) if plan.items else [])
+        except Exception as error:  # goes to other ranks, which may not know its class
+            raise CheckpointError(f"{path} could not be written: {error}; make room, or name another folder, and save again") from error
+        return made
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        assert self._place is not None
+        manifest = _manifest(self._tree, metadata, [one for some in results for one in some])
+        tidy(finish(self._place, manifest), self._keep)
+
+    def abandon(self) -> None:
+        """After a failure, on all ranks."""
+        if self._place is not None:
+            abandon(self._place)
+
+
+def _manifest(tree: Tree, metadata: Metadata, results: list[WriteResult]) -> Manifest:
+    written = {result.index: result.storage_data for result in results}
+    tensors = {}
+    for name, stored in metadata.state_dict_metadata.items():
+        assert isinstance(stored, TensorStorageMetadata)
+        chunks = []
+        for chunk in stored.chunks:
+            file, begin = written[MetadataIndex(name, chunk.offsets)]
+            chunks.append(Chunk(tuple(chunk.offsets), tuple(chunk.sizes), file.name, begin))
+        tensors[name] = StoredTensor(stored.properties.dtype, tuple(stored.size), tuple(chunks))
+    files = {file.name: file for file, _ in written.values()}
+    return Manifest(tree, tensors, tuple(files[name] for name in sorted(files)))
+
+
+def _write(path: Path, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
+    """Write chunks to a file of safetensors, and force it to disk; of each, its file and where it begins there."""
+    items = sorted(items, key=lambda item: -_data(item).properties.dtype.itemsize)  # so that each begins at a multiple of its width
+    header, begins = _header(items)
+    checksum = size = 0
+    with open(path, "xb") as file:
+        for block in _blocks(header, items, planner):
+            file.write(block)
+            checksum, size = zlib.crc32(block, checksum), size + len(block)
+        file.flush()
+        os.fsync(file.fileno())
+    stored = StoredFile(path.name, size, checksum)
+    return [WriteResult(item.index, _bytes(item), (stored, begin)) for item, begin in zip(items, begins, strict=True)]
+
+
+def _header(items: list[WriteItem]) -> tuple[bytes, list[int]]:
+    """The first bytes of a file of safetensors: the length of the rest in eight, and names, dtypes, shapes, places as JSON,
+    filled up to a multiple of eight; and the first byte of each chunk in the file."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    ends = [0]
+    for item in items:
+        data = _data(item)
+        box = ",".join(f"{a}:{a + n}" for a, n in zip(data.chunk.offsets, data.chunk.sizes, strict=True))
+        name = item.index.fqn if data.chunk.sizes == data.size else f"{item.index.fqn}[{box}]"
+        end = ends[-1] + _bytes(item)
+        entries[name] = {"dtype": DTYPES[data.properties.dtype], "shape": list(data.chunk.sizes), "data_offsets": [ends[-1], end]}
+        ends.append(end)
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, [8 + len(text) + begin for begin in ends[:-1]]
+
+
+def _blocks(header: bytes, items: list[WriteItem], planner: SavePlanner) -> Iterator[bytes | memoryview]:
+    yield header
+    for item in items:
+        data = planner.resolve_data(item)
+        assert isinstance(data, torch.Tensor)
+        sizes = tuple(data.shape)
+        for one in stretches(sizes, (0,) * len(sizes), sizes, data.element_size()):
+            block = data[one.target].resolve_conj().resolve_neg().to("cpu").contiguous()
+            yield memoryview(block.reshape(-1).view(torch.uint8).numpy())
+
+
+def _data(item: WriteItem) -> TensorWriteData:
+    assert item.tensor_data is not None
+    return item.tensor_data
+
+
+def _bytes(item: WriteItem) -> int:
+    data = _data(item)
+    return math.prod(data.chunk.sizes) * data.properties.dtype.itemsize

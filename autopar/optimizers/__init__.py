@@ -1,0 +1,17 @@
+"""Optimizers in the graph: a parameter's step is one functional op, and a list of them one fused kernel in place.
+
+    definition = definition_of(torch.optim.AdamW(model.parameters()))
+    state = definition.initial(param, group)                          # {"exp_avg": …, "exp_avg_sq": …, "step": …}
+    update = definition.update(group)                                 # autopar::adamw, its states, and the group's numbers
+    param, state = update(param, grad, state, lr)                     # new ones; traced, a ``counted`` and an ``adamw``
+    count(steps, None); IN_PLACE[update.op](params, grads, states, lr, None, None, **update.constants)
+"""
+
+from autopar.optimizers import known  # noqa: F401  # fills the table of definitions
+from autopar.optimizers.definition import Definition, definition_of
+from autopar.optimizers.in_place import IN_PLACE, count
+from autopar.optimizers.ops import COUNTED
+from autopar.optimizers.register import register_optimizer
+from autopar.optimizers.update import Update
+
+__all__ = ["COUNTED", "IN_PLACE", "Definition", "Update", "count", "definition_of", "register_optimizer"]

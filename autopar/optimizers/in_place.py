@@ -1,0 +1,91 @@
+"""The ops of ``ops`` on whole lists of parameters, in place, by torch's fused kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from autopar.optimizers.ops import SIGNATURES, UPDATES, unscaled
+from autopar.torch_private import (
+    FUSED_ADAGRAD,
+    FUSED_ADAM,
+    FUSED_ADAMW,
+    FUSED_SGD,
+    OpOverload,
+    add_to_each,
+    has_kernel,
+)
+
+Tensors = Sequence[torch.Tensor]
+
+DESCENT = {"dampening": 0.0, "is_first_step": False}  # a first buffer of zeros needs no case of its own
+
+# op → the kernel, what it takes behind parameters and gradients, and what the op says without being told. Without a kernel is
+# dampening: a kernel takes the first step of all its parameters, or of none
+FUSED: dict[str, tuple[OpOverload, Callable[..., tuple[Any, ...]], dict[str, Any]]] = {
+    "adam": (FUSED_ADAM, lambda mean, square, step: (mean, square, [], step), {"amsgrad": False}),
+    "adam.amsgrad": (FUSED_ADAM, lambda *states: states, {"amsgrad": True}),
+    "adamw": (FUSED_ADAMW, lambda mean, square, step: (mean, square, [], step), {"amsgrad": False}),
+    "adamw.amsgrad": (FUSED_ADAMW, lambda *states: states, {"amsgrad": True}),
+    "sgd": (FUSED_SGD, lambda: ([],), {"momentum": 0.0, "nesterov": False, **DESCENT}),
+    "sgd.momentum": (FUSED_SGD, lambda buffer: (buffer,), DESCENT),
+    "adagrad": (FUSED_ADAGRAD, lambda total, step: (total, step), {}),
+}
+
+
+def count(steps: Tensors, found_inf: torch.Tensor | None) -> None:
+    """``autopar::counted`` of each, in place. No two of them may share memory."""
+    if steps:
+        one = torch.ones((), device=steps[0].device)
+        add_to_each(list(steps), one if found_inf is None else one - found_inf)
+
+
+def _in_place(name: str) -> Callable[..., None]:
+    lying = len(SIGNATURES[name][0].split())
+
+    @torch.no_grad()
+    def update(params: Tensors, grads: Tensors, states: Sequence[Tensors], lr: torch.Tensor, grad_scale: torch.Tensor | None,
+               found_inf: torch.Tensor | None, **constants: Any) -> None:  # fmt: skip
+        if not params:
+            return
+        if not _has_kernel(name, params, grads):
+            _one_by_one(UPDATES[name], params, grads, states, lr, grad_scale, found_inf, constants)
+            return
+        kernel, arranged, said = FUSED[name]
+        if grad_scale is not None and grad_scale.dtype != torch.float32:  # kernels take no other; rounded, it would spoil float64
+            grads, grad_scale = [unscaled(grad, param.dtype, grad_scale) for grad, param in zip(grads, params, strict=True)], None
+        grads = [grad.to(param.dtype).contiguous() for grad, param in zip(grads, params, strict=True)]
+        written = [params, *states[:lying]]
+        dense = [[tensor.contiguous() for tensor in some] for some in written]
+        steps = [[step.float() for step in some] for some in states[lying:]]
+        kernel(dense[0], grads, *arranged(*dense[1:], *steps), lr=lr if lr.is_cpu else lr.float(), grad_scale=grad_scale,
+               found_inf=None if found_inf is None else found_inf.float(), **said, **constants)  # fmt: skip
+        for some, copies in zip(written, dense, strict=True):
+            for tensor, copy in zip(some, copies, strict=True):
+                if copy is not tensor:
+                    tensor.copy_(copy)
+
+    return update
+
+
+def _has_kernel(name: str, params: Tensors, grads: Tensors) -> bool:
+    """Kernels take gradients in the parameter's dtype; to round them to half precision, still scaled, would lose the largest."""
+    dtype = params[0].dtype
+    rounded = dtype in (torch.float16, torch.bfloat16) and any(grad.dtype != dtype for grad in grads)
+    return name in FUSED and has_kernel(FUSED[name][0], params[0].device.type) and not rounded
+
+
+def _one_by_one(op: OpOverload, params: Tensors, grads: Tensors, states: Sequence[Tensors], lr: torch.Tensor, grad_scale: torch.Tensor | None,
+                found_inf: torch.Tensor | None, constants: dict[str, Any]) -> None:  # fmt: skip
+    for param, grad, *state in zip(params, grads, *states, strict=True):
+        found = op(param, grad, *state, lr, grad_scale, found_inf, **constants)
+        for tensor, new in zip((param, *state), found if isinstance(found, tuple) else (found,), strict=False):
+            tensor.copy_(new)
+
+
+#: op → a function of (params, grads, states, lr, grad_scale, found_inf, **constants) that writes the new parameters and states over
+#: the old: the op, once for each parameter. ``states`` holds a list for each of the op's states, in its order; steps are counted already.
+#: All parameters have one dtype and device. What gradients then hold is left open: kernels divide them in place.
+IN_PLACE: dict[OpOverload, Callable[..., None]] = {op: _in_place(name) for name, op in UPDATES.items()}

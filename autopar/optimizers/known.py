@@ -1,0 +1,57 @@
+"""The optimizers of torch that are one op: which one a group's options make them, and its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from autopar.optimizers.definition import DEFINITIONS, Definition, Group, State, constant
+from autopar.optimizers.ops import SIGNATURES, TRUTHS, UPDATES, states_of
+from autopar.optimizers.update import Update
+
+
+def _adam(group: Group) -> str:
+    return ("adamw" if group["decoupled_weight_decay"] else "adam") + ".amsgrad" * bool(group["amsgrad"])
+
+
+def _sgd(group: Group) -> str:
+    return "sgd" if not group["momentum"] else "sgd.dampened" if group["dampening"] else "sgd.momentum"
+
+
+def _adagrad(group: Group) -> str:
+    return "adagrad"
+
+
+def _started(param: torch.Tensor, group: Group, known: Mapping[str, Any]) -> State:
+    """Where torch has a momentum, the first step is over."""
+    return {"step": torch.ones((), device=param.device, dtype=torch.float32)} if "momentum_buffer" in known else {}
+
+
+def _accumulated(param: torch.Tensor, group: Group, known: Mapping[str, Any]) -> State:
+    return {"sum": torch.full_like(param, group["initial_accumulator_value"])}
+
+
+def _update_by(kind: str, choose: Callable[[Group], str]) -> Callable[[Group], Update]:
+    def update(group: Group) -> Update:
+        name = choose(group)
+        _, counted, options = SIGNATURES[name]
+        beta1, beta2 = group.get("betas", (None, None))
+        given = {**group, "beta1": beta1, "beta2": beta2}
+        numbers = {option: constant(kind, option, given[option]) for option in options.split()}
+        constants = {option: bool(value) if option in TRUTHS else float(value) for option, value in numbers.items()}
+        return Update(UPDATES[name], states_of(name), constants, tuple(counted.split()), elementwise=True)
+
+    return update
+
+
+for _class, _choose, _begin in (
+    (torch.optim.Adam, _adam, None),
+    (torch.optim.AdamW, _adam, None),
+    (torch.optim.SGD, _sgd, _started),
+    (torch.optim.Adagrad, _adagrad, _accumulated),
+):
+    _name = _class.__name__
+    _given = {"begin": _begin} if _begin else {}
+    DEFINITIONS[_class] = Definition(_name, _update_by(_name, _choose), frozenset({"step"}), **_given)

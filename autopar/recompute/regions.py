@@ -1,0 +1,72 @@
+"""Regions that are modules: a model's blocks, or what globs over module paths match."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+
+from torch import fx
+
+from autopar.program import Program, record_of
+
+Regions = Callable[[fx.Node], str | None]  # of a node of either phase; ``None``: of no region
+
+
+def modules(program: Program, what: str | Sequence[str]) -> Regions:
+    """The regions of ``"blocks"``, or of globs; a backward op lies in that of its forward op.
+
+    A glob is matched against ``"." + path`` and against the path, as a plan's. Of modules inside each other the outermost is
+    the region.
+
+    Raises:
+        ValueError: a glob matches no module that runs an op; no module is a block.
+    """
+    paths = module_paths(program)
+    chosen = blocks(paths) if what == "blocks" else matches(paths, [what] if isinstance(what, str) else what)
+
+    @cache
+    def outermost(path: str) -> str | None:
+        return next((one for one in _ancestors(path) if one in chosen), None)
+
+    return lambda node: outermost(record_of(node).module)
+
+
+def module_paths(program: Program) -> list[str]:
+    """The modules that run ops in the forward, and those they lie in; the root is ``""``."""
+    own = dict.fromkeys(record_of(n).module for n in program.nodes if n.op == "call_function" and record_of(n).phase == "forward")
+    return list(dict.fromkeys(one for path in own for one in _ancestors(path)))
+
+
+def blocks(paths: Iterable[str]) -> frozenset[str]:
+    """Numbered modules with modules of their own, not inside of another: ``h.0``, ``encoder.block.3``; those of all lists."""
+    paths = list(paths)
+    composite = {path.rpartition(".")[0] for path in paths if path}
+    numbered = {path for path in paths if path.rpartition(".")[2].isdecimal() and path in composite}
+    found = frozenset(path for path in numbered if not numbered.intersection(_ancestors(path)[:-1]))
+    if not found:
+        raise ValueError(
+            f'recompute="blocks" takes the numbered modules with modules of their own, as layers.0 with layers.0.mlp, and the step has none; '
+            f"name modules with globs; it has {', '.join(path for path in paths if path) or 'no modules but the root'}"
+        )
+    return found
+
+
+def matches(paths: Sequence[str], globs: Iterable[str]) -> frozenset[str]:
+    """The paths that any of the globs matches; ``ValueError`` with the nearest where one matches none."""
+    found: set[str] = set()
+    for glob in globs:
+        mine = {path for path in paths if fnmatch.fnmatchcase("." + path, glob) or fnmatch.fnmatchcase(path, glob)}
+        if not mine:
+            named = [path for path in paths if path]
+            near = difflib.get_close_matches(glob.lstrip("*."), named, n=3, cutoff=0.3) or named[:3]
+            raise ValueError(f"recompute's glob {glob!r} matches no module that the step runs; near it: {', '.join(near) or 'there are none'}")
+        found |= mine
+    return frozenset(found)
+
+
+def _ancestors(path: str) -> list[str]:
+    """``a.b`` → ``""``, ``a``, ``a.b``."""
+    parts = path.split(".") if path else []
+    return [".".join(parts[:k]) for k in range(len(parts) + 1)]

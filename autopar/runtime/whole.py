@@ -1,0 +1,93 @@
+"""A program without tangents, run as a whole: pieces in by name, pieces out by name. On this rank, or on all in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+
+import torch
+
+from autopar.program import Program, record_of
+from autopar.runtime import where
+from autopar.runtime.buckets import largest_pieces
+from autopar.runtime.interface import Interface
+from autopar.runtime.lower import Lowered, lower_whole
+from autopar.runtime.modes import as_captured
+from autopar.runtime.simulate import Instruction, Values, compile_phases, run_ranks
+
+Pieces = dict[str, torch.Tensor]
+
+
+class Results:
+    """What a program's results are called.
+
+    Attributes:
+        interface: types of its placeholders, which are called by their names in the program.
+        named: the user's name of a placeholder → its name in the program.
+    """
+
+    def __init__(self, explicit: Program) -> None:
+        self.interface = Interface.of(explicit)
+        self.named = {record_of(node).name or node.name: node.name for node in explicit.placeholders}
+        self.states = {of: name for of, (name, _) in self.interface.states.items()}
+        self.returned = [name for name, _ in self.interface.returned]
+
+    def of(self, made: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], Pieces]:
+        """What is returned, and the next values of the states."""
+        return [made[name] for name in self.returned], {of: made[name] for of, name in self.states.items()}
+
+
+class ProcessRun(Results):
+    """The program of one rank, as one function.
+
+    Args:
+        explicit: the program with Layouts; ``local``: that of this rank.
+        groups: ranks, in ascending order → the name of their process group.
+        gate: called before the first collective.
+    """
+
+    def __init__(self, explicit: Program, local: Program, groups: Mapping[tuple[int, ...], str], gate: Callable[[], None] | None,
+                 device: torch.device) -> None:  # fmt: skip
+        super().__init__(explicit)
+        self._local, self._bytes, self._groups, self._gate, self._device = local, largest_pieces(explicit), groups, gate, device
+        self._constants = {name: constant.tensor for name, constant in explicit.constants.items()}
+
+    @cached_property
+    def lowered(self) -> Lowered:
+        return lower_whole(self._local, self._groups, self._gate, self._bytes, self._device)
+
+    def __call__(self, values: Pieces) -> tuple[list[torch.Tensor], Pieces]:
+        """Run on this rank's pieces, by placeholder. ``values`` is emptied, so that a piece that nobody else holds is freed behind
+        its last reader."""
+        lowered = self.lowered
+        boxed = [self._constants[name] if name in self._constants else values[name] for name in lowered.takes]
+        values.clear()
+        where.tick()
+        with as_captured():
+            made = lowered.run(boxed)  # type: ignore[arg-type]
+        if self._gate is not None:
+            self._gate()
+        return self.of(dict(zip(lowered.gives, made, strict=True)))
+
+
+class SimulatedRun(Results):
+    """The programs of all ranks, run in this process."""
+
+    def __init__(self, explicit: Program, local: Mapping[int, Program]) -> None:
+        super().__init__(explicit)
+        self._meshes, self._local = explicit.meshes, local
+
+    @cached_property
+    def code(self) -> dict[int, list[Instruction]]:
+        """Rank → its instructions; ranks of one class share them."""
+        compiled: dict[int, list[Instruction]] = {}
+        for program in self._local.values():
+            if id(program.graph) not in compiled:
+                compiled[id(program.graph)] = [step for steps in compile_phases(program).values() for step in steps]
+        return {rank: compiled[id(program.graph)] for rank, program in self._local.items()}
+
+    def __call__(self, values: dict[int, Values]) -> dict[int, tuple[list[torch.Tensor], Pieces]]:
+        """Run on the pieces of each rank, by placeholder."""
+        with as_captured():
+            run_ranks(self._meshes, self.code, values)
+        return {rank: self.of(own) for rank, own in values.items()}

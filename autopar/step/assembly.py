@@ -1,0 +1,128 @@
+"""Assembly: a traced program, made value by value."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.program import Constant, Program, make_node, map_operands, operands, record_of, set_record
+from autopar.record import Record, Result, TensorType
+from autopar.subgraph import Ref, subgraph
+from autopar.text.tokens import can_name
+
+
+class Assembly:
+    """A traced program under way.
+
+    Args:
+        device: where its values are.
+        constants: tensors behind the ``get_attr`` nodes that are copied.
+
+    Attributes:
+        phase, about: of the values made next: their phase, and the record whose module and source line they have.
+    """
+
+    def __init__(self, device: torch.device, constants: Mapping[str, Constant] | None = None) -> None:
+        self.device, self.constants = device, dict(constants or {})
+        self.phase, self.about = "forward", Record(None)
+        self._graph = fx.Graph()
+        self._names: set[str] = set()
+
+    def placeholder(self, name: str, record: Record) -> fx.Node:
+        """An input of the program; the user's own name is the record's."""
+        name = self._free("".join(c if c.isalnum() else "_" for c in name.lstrip(".")))
+        node = make_node(self._graph, name, "placeholder", name, (), {})
+        set_record(node, record._replace(name="" if record.name == name else record.name))
+        return node
+
+    def copy(self, node: fx.Node, values: Mapping[fx.Node, fx.Node]) -> fx.Node:
+        """A node of another program, under its name if that is free, on other operands."""
+        args, kwargs = map_operands(node.args, values.__getitem__), map_operands(dict(node.kwargs), values.__getitem__)
+        name, target = self._free(node.name), node.target
+        if node.op == "get_attr":
+            self.constants[name] = self.constants[str(target)]
+            target = name
+        new = make_node(self._graph, name, node.op, target, args, kwargs)
+        set_record(new, record_of(node))
+        return new
+
+    def inline(self, function: Callable[..., Any], *args: Any, name: str | Sequence[str] = (), **kwargs: Any) -> Any:
+        """The ops that a function of tensors is made of, on these values: its result, or a tuple of its results.
+
+        ``name``: of its result, or of each; else they are named after the ops.
+        """
+        given = tuple(TensorType(type_of(arg).shape, type_of(arg).dtype) if isinstance(arg, fx.Node) else arg for arg in args)
+        nodes = [arg for arg in args if isinstance(arg, fx.Node)]
+        found = subgraph(function, given, kwargs, self.device)
+        made: list[fx.Node] = []
+        named = dict(zip(found.results, (name,) if isinstance(name, str) else name, strict=False))
+
+        def value(ref: Any) -> Any:
+            if isinstance(ref, (tuple, list)):
+                return type(ref)(map(value, ref))
+            if not isinstance(ref, Ref):
+                return ref
+            node = nodes[-ref.step - 1] if ref.step < 0 else made[ref.step]
+            return node if ref.part is None else self._element(node, ref.part, named.get(ref, ""))
+
+        for k, step in enumerate(found.steps):
+            base = named.get(Ref(k)) or step.target.__name__.partition(".")[0]
+            node = make_node(self._graph, self._free(base), "call_function", step.target, value(step.args), {key: value(v) for key, v in step.kwargs.items()})
+            set_record(node, Record(step.type, phase=self.phase, module=self.about.module, source=self.about.source))
+            made.append(node)
+        results = tuple(None if ref is None else value(ref) for ref in found.results)
+        return results[0] if len(results) == 1 else results
+
+    def program(self, returned: Sequence[fx.Node], states: Mapping[fx.Node, fx.Node] | None = None, tree: tuple[str, ...] | None = None) -> Program:
+        """The program: what it returns, and for each state what replaces it. What nothing reads is not part of it."""
+        states = states or {}
+        ordered = [node for node in self._graph.find_nodes(op="placeholder") if node in states]
+        output = self._graph.output((*returned, *(states[node] for node in ordered)))
+        set_record(output, Record(None, results=(*(Result("return") for _ in returned), *(Result("state", node.name) for node in ordered))))
+        for node in reversed(self._graph.nodes):
+            if node.op in ("call_function", "get_attr") and not node.users:
+                self._graph.erase_node(node)
+        if tree is None:
+            tree = () if not returned else ("(", *[", "] * (len(returned) - 1), ",)" if len(returned) == 1 else ")")
+        kept = {node.target for node in self._graph.nodes if node.op == "get_attr"}
+        return Program(self._graph, tree=tree, constants={name: c for name, c in self.constants.items() if name in kept})
+
+    def _element(self, node: fx.Node, part: int, name: str) -> fx.Node:
+        known = next((user for user in node.users if user.target is operator.getitem and user.args[1] == part), None)
+        if known is not None:
+            return known
+        new = make_node(self._graph, self._free(name or "getitem"), "call_function", operator.getitem, (node, part), {})
+        set_record(new, Record(record_of(node).type[part], phase=self.phase, module=self.about.module, source=self.about.source))  # type: ignore[index]
+        return new
+
+    def _free(self, base: str) -> str:
+        base = base if can_name(base) else f"{base}_1" if can_name(f"{base}_1") else f"value_{base}"
+        name, k = base, 0
+        while name in self._names:
+            k += 1
+            name = f"{base}_{k}"
+        self._names.add(name)
+        return name
+
+
+def behind(values: Sequence[fx.Node]) -> set[fx.Node]:
+    """The values, and all that they are made of."""
+    found: set[fx.Node] = set()
+    open_ = list(values)
+    while open_:
+        node = open_.pop()
+        if node not in found:
+            found.add(node)
+            open_ += operands(node)
+    return found
+
+
+def type_of(node: fx.Node) -> TensorType:
+    """The type of a value that is one tensor."""
+    type = record_of(node).type
+    assert isinstance(type, TensorType)
+    return type

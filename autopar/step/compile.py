@@ -1,0 +1,139 @@
+"""From a captured call to the programs of a step, for each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autopar.capture import Captured
+from autopar.compiled import Compiler
+from autopar.errors import CaptureError
+from autopar.layout import DistAttr
+from autopar.localize import LocalPrograms
+from autopar.program import Program, operands, record_of
+from autopar.record import TensorType
+from autopar.report.passes import PassReport, Reports
+from autopar.specialize import specialize
+from autopar.step.counts import count_program
+from autopar.step.micro import LOSS, gradient_name, micro_of
+from autopar.step.options import Options
+from autopar.step.program import Step
+from autopar.step.update import Trained, update_of
+from autopar.step.zero import STAGES, data_axis, split_over
+from autopar.verify import verify
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The step of one micro-batch on the mesh, and the counts that it takes.
+
+    Attributes:
+        program, local: ``micro``, with its transfers, and of each rank.
+        count: the same of ``count``; ``None`` where it has none.
+        parameters, gradients: of those that are trained, by the user's name: their types.
+        states: how the optimizer's state of each lies.
+        loss: the type of the state that losses add up in.
+    """
+
+    captured: Captured
+    program: Program
+    local: LocalPrograms
+    count: tuple[Program, LocalPrograms] | None
+    parameters: dict[str, TensorType]
+    gradients: dict[str, TensorType]
+    states: dict[str, DistAttr]
+    loss: TensorType
+    reports: tuple[PassReport, ...]
+
+
+@dataclass(frozen=True)
+class StepUpdate:
+    """The end of the step on the mesh; ``returns`` names what it returns."""
+
+    program: Program
+    local: LocalPrograms
+    returns: tuple[str, ...]
+    reports: tuple[PassReport, ...]
+
+
+def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, Any], laid: Mapping[str, DistAttr], options: Options,
+                  trained: Sequence[str], notes: Sequence[str] = ()) -> MicroBatch:  # fmt: skip
+    """Capture the call of one micro-batch, and put it on the mesh.
+
+    Args:
+        laid: how some inputs lie, whatever the plan says.
+        trained: the names of the optimizer's parameters.
+
+    Raises:
+        CaptureError: the model returns no loss.
+        ValueError: ``zero`` without an axis that splits the batch.
+    """
+    mesh = compiler.mesh
+    captured, attrs, report = compiler.capture(args, kwargs, laid, notes)
+    traced = specialize(captured.program, frozenset({loss_of(captured)}), captured.device)
+    verify(traced, "specialize")
+    found = micro_of(traced, options.microbatches, captured.device, trained)
+    verify(found.program, "micro")
+    named = {record_of(node).name or node.name: node.name for node in found.program.placeholders}
+    inputs = {record_of(node).name or node.name: attrs[node.name] for node in found.program.placeholders
+              if record_of(node).role == "input" and node.name in attrs}  # fmt: skip
+    attrs = {name: attr for name, attr in attrs.items()}
+    split = STAGES[options.zero]
+    axis = data_axis(mesh, inputs) if split else ""
+    shapes = {name: record_of(node).type.shape for node in found.program.placeholders for name in [record_of(node).name or node.name]}  # type: ignore[union-attr]
+    if "parameter" in split:
+        for name in trained:
+            if name in named:
+                own = attrs.get(named[name], DistAttr.replicated(len(shapes[name])))
+                attrs[named[name]] = split_over(own, shapes[name], mesh, axis)
+    if "gradient" in split:
+        for name in found.gradients:
+            own = attrs.get(named[name], DistAttr.replicated(len(shapes[name])))
+            attrs[named[gradient_name(name)]] = split_over(own, shapes[name], mesh, axis)
+    counts = None
+    if found.counts.sums:
+        counting = count_program(traced, found.counts, options.microbatches, captured.device)
+        verify(counting, "count")
+        own = {node.name: inputs[name] for node in counting.placeholders if (name := record_of(node).name.rpartition(".")[0]) in inputs}
+        counts = counting, compiler.place(counting, own, captured.device)[0]
+    local, reports = compiler.place(found.program, attrs, captured.device)
+    types = {record_of(node).name or node.name: record_of(node).type for node in found.program.placeholders}
+    parameters: dict[str, TensorType] = {name: types[name] for name in found.gradients}  # type: ignore[misc]
+    states = {n: split_over(t.attr, t.shape, mesh, axis) if "state" in split else t.attr for n, t in parameters.items()}
+    gradients: dict[str, TensorType] = {name: types[gradient_name(name)] for name in found.gradients}  # type: ignore[misc]
+    return MicroBatch(captured, found.program, local, counts, parameters, gradients, states, types[LOSS], (report, *reports))  # type: ignore[arg-type]
+
+
+def loss_of(captured: Captured) -> int:
+    """The position of the loss among the tensors that the model returns: the first that is one number and has a gradient."""
+    output = captured.program.output
+    returned = [node for node, result in zip(operands(output), record_of(output).results, strict=True) if result.kind == "return"]
+    for k in captured.differentiable:
+        if record_of(returned[k]).type.shape == ():  # type: ignore[union-attr]
+            return k
+    shapes = ", ".join(str(list(record_of(node).type.shape)) for node in returned)  # type: ignore[union-attr]
+    raise CaptureError(
+        f"a training step needs a loss, and the model returns none: one number that has a gradient ({f'it returns {shapes}' if shapes else 'it returns no tensor'})\n"
+        f"  let forward compute the loss from its arguments, and return it; with labels, as models of Hugging Face do"
+    )
+
+
+def compile_update(compiler: Compiler, trained: Sequence[Trained], loss: TensorType, device: torch.device, options: Options) -> StepUpdate:
+    """The optimizer's step on the mesh."""
+    found = update_of(trained, loss, device, clip_norm=options.clip_norm)
+    verify(found.program, "update")
+    local, reports = compiler.place(found.program, found.constraints, device)
+    return StepUpdate(found.program, local, found.returns, tuple(reports))
+
+
+def step_of(micro: MicroBatch, update: StepUpdate, microbatches: int) -> Step:
+    """Both, as one step."""
+    return Step(microbatches, micro.program, update.program, None if micro.count is None else micro.count[0])
+
+
+def reports_of(micro: MicroBatch, update: StepUpdate) -> Reports:
+    """What each pass did, of ``micro`` and then of ``update``."""
+    return Reports((*micro.reports, *update.reports))

@@ -1,0 +1,190 @@
+"""Counts: what a mean loss divides by, over all micro-batches of a step.
+
+Where micro-batches have unequal numbers of tokens, the mean of their means is not the mean over all tokens. A count is a sum
+over the batch that is made of inputs alone and divides a term of the loss. It is known before the forward runs, so that
+each micro-batch can divide by the mean count instead of by its own:
+
+    getitem_1 : f32[] = nll_loss_forward[1]                count : f32[] = input('count.0')
+    loss : f32[] = div.Tensor(getitem, getitem_1)    →     loss : f32[] = div.Tensor(getitem, count)
+
+The mean of these losses is Σ sums / Σ counts, that of the whole batch, and so are their gradients. A micro-batch without any
+token divides by no zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from autopar.program import Program, is_getitem, operands, record_of
+from autopar.record import TensorType
+from autopar.step.assembly import Assembly, behind, type_of
+
+aten = torch.ops.aten
+
+DIVISIONS = {aten.div.Tensor}
+SUMS = {aten.sum.default, aten.count_nonzero.default}
+WEIGHTED = {aten.nll_loss_forward.default, aten.nll_loss2d_forward.default}  # their second result is the total weight
+TERMS = {  # ops through which a term of the loss reaches it
+    aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.mul.Scalar, aten.div.Scalar, aten.neg.default, aten._to_copy.default,
+    aten.view.default, aten.add.Scalar, aten.where.self,
+}  # fmt: skip
+MEASURES = {aten._to_copy.default, aten.clamp.default, aten.clamp_min.default, aten.view.default, aten.maximum.default, aten.mul.Scalar,
+            aten.add.Tensor, aten.add.Scalar}  # fmt: skip  # ops between a sum and what divides
+
+
+@dataclass(frozen=True)
+class Counts:
+    """The counts of a traced program.
+
+    Attributes:
+        sums: divisor → the sums over the batch that it is made of.
+        divisions: those by a count, of the forward and of the backward → the divisor.
+    """
+
+    sums: Mapping[fx.Node, tuple[fx.Node, ...]]
+    divisions: Mapping[fx.Node, fx.Node]
+
+
+def counts_of(program: Program, loss: fx.Node) -> Counts:
+    """The counts by which terms of ``loss`` are divided; linear in the graph."""
+    fixed = _of_inputs_alone(program)
+    sums: dict[fx.Node, tuple[fx.Node, ...]] = {}
+    open_, seen = [loss], {loss}
+    while open_:
+        node = open_.pop()
+        if node.op != "call_function" or not _is_scalar(node):
+            continue
+        terms = operands(node) if node.target in TERMS else []
+        if node.target in DIVISIONS:
+            terms = [node.args[0]]  # type: ignore[list-item]
+            if found := _sums_behind(node.args[1], fixed):  # type: ignore[arg-type]
+                sums[node.args[1]] = found  # type: ignore[index]
+        for term in terms:
+            if term not in seen:
+                seen.add(term)
+                open_.append(term)
+    divisions = {user: count for count in sums for user in count.users
+                 if user.target in DIVISIONS and user.args[1] is count and (user in seen or record_of(user).phase == "backward")}  # fmt: skip
+    return Counts(sums, divisions)
+
+
+def _is_scalar(node: fx.Node) -> bool:
+    type = record_of(node).type
+    return isinstance(type, TensorType) and not type.shape
+
+
+def _of_inputs_alone(program: Program) -> set[fx.Node]:
+    """The values that are computed from inputs and constants alone, without randomness; a total weight is of its targets."""
+    found: set[fx.Node] = set()
+    for node in program.nodes:
+        if node.op == "placeholder":
+            type = record_of(node).type
+            if record_of(node).role in ("input", "buffer") and isinstance(type, TensorType):
+                found.add(node)
+        elif node.op == "get_attr" or (node.op == "call_function" and all(value in found for value in operands(node))):
+            found.add(node)
+        elif _is_total_weight(node) and all(value in found for value in _weighted(node)):
+            found.add(node)
+    return found
+
+
+def _is_total_weight(node: fx.Node) -> bool:
+    return is_getitem(node) and node.args[0].target in WEIGHTED and node.args[1] == 1  # type: ignore[union-attr]
+
+
+def _weighted_by(node: fx.Node) -> tuple[fx.Node, fx.Node | None, int]:
+    """Of a total weight, the targets, the weights of the classes if there are any, and the class that is ignored."""
+    _, target, weight, _, ignore = node.args[0].args  # type: ignore[union-attr]
+    return target, weight, ignore  # type: ignore[return-value]
+
+
+def _weighted(node: fx.Node) -> list[fx.Node]:
+    return [value for value in _weighted_by(node)[:2] if value is not None]  # type: ignore[misc]
+
+
+def _sums_behind(count: fx.Node, fixed: set[fx.Node]) -> tuple[fx.Node, ...]:
+    """The sums over the batch that a divisor is made of, by ops on single numbers; none where it is no count."""
+    found: list[fx.Node] = []
+    open_ = [count]
+    while open_:
+        node = open_.pop()
+        if node not in fixed or not _is_scalar(node):
+            return ()
+        if node.target in SUMS or _is_total_weight(node):
+            found.append(node)
+        elif node.target in MEASURES:
+            open_ += operands(node)
+        elif node.op != "get_attr":
+            return ()
+    return tuple(dict.fromkeys(found))
+
+
+def total_weight(target: torch.Tensor, weight: torch.Tensor | None, ignore: int) -> torch.Tensor:
+    """What ``nll_loss_forward`` divides its mean by: the weights of the targets that are not ignored."""
+    kept = torch.ne(target, ignore)
+    if weight is None:
+        return kept.sum()
+    own = weight.index_select(0, torch.where(kept, target, 0).reshape(-1))
+    return (own * kept.reshape(-1)).sum()
+
+
+def count_program(program: Program, counts: Counts, microbatches: int, device: torch.device) -> Program:
+    """The traced program that makes the mean counts of all micro-batches: one result for each divisor, in order.
+
+        labels_0 : i64[6] = input('labels.0')
+        labels_1 : i64[6] = input('labels.1')
+        …
+        sum_1 : i64[] = sum(ne)
+        sum_2 : i64[] = sum(ne_1)
+        add : i64[] = add.Tensor(sum_1, sum_2)
+        div : f32[] = div.Scalar(add, 2)
+    """
+    made = Assembly(device, program.constants)
+    sums = list(dict.fromkeys(one for some in counts.sums.values() for one in some))
+    needed = behind([value for one in sums for value in (_weighted(one) if _is_total_weight(one) else [one])])
+    own = [node for node in program.nodes if node in needed]
+    same = {node: made.placeholder(node.name, record_of(node)) for node in own if node.op == "placeholder" and record_of(node).role != "input"}
+    of_each = []
+    for k in range(microbatches):
+        inputs = {node: _numbered(made, node, k) for node in own if node.op == "placeholder" and node not in same}
+        of_each.append({**same, **inputs})
+    totals: dict[fx.Node, fx.Node] = {}
+    for values in of_each:
+        for node in own:
+            if node.op != "placeholder":
+                values[node] = made.copy(node, values)
+        for one in sums:
+            made.about = record_of(one)
+            if _is_total_weight(one):
+                target, weight, ignore = _weighted_by(one)
+                value = made.inline(total_weight, values[target], weight and values[weight], ignore)
+            else:
+                value = values[one]
+            totals[one] = made.inline(aten.add.Tensor, totals[one], value) if one in totals else value
+    results = []
+    for divisor, some in counts.sums.items():
+        values = {one: totals[one] for one in some}
+        between = behind([divisor]) - behind(some) | {divisor}
+        for node in program.nodes:
+            if node in between and node not in values:
+                values[node] = made.copy(node, values)
+        results.append(made.inline(mean, values[divisor], microbatches, counted_as(counts, divisor), name="count"))
+    return made.program(results)
+
+
+def counted_as(counts: Counts, divisor: fx.Node) -> torch.dtype:
+    """The dtype of a count: that of the sums it divides."""
+    return next(type_of(division).dtype for division, by in counts.divisions.items() if by is divisor)
+
+
+def mean(total: torch.Tensor, microbatches: int, dtype: torch.dtype) -> torch.Tensor:
+    return total.to(dtype) / microbatches
+
+
+def _numbered(made: Assembly, node: fx.Node, k: int) -> fx.Node:
+    record = record_of(node)
+    return made.placeholder(f"{node.name}_{k}", record._replace(name=f"{record.name or node.name}.{k}"))

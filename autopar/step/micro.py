@@ -1,0 +1,139 @@
+"""Micro: the program of one micro-batch, forward and backward, whose gradients add up in state.
+
+    w : f32[8 4] = param                            w : f32[8 4] = param
+    x : f32[6 4] = input                            x : f32[6 4] = input
+    d_out : f32[] = tangent(0)                      w_grad : f32[8 4] = state(w_grad_sum, 'w.grad')
+    forward:                                        loss : f32[] = state(loss_sum, '.loss')
+      …                                             forward:
+      out : f32[] = div.Scalar(sum_1, 6)     →        …
+    backward:                                         out : f32[] = div.Scalar(sum_1, 6)
+      … = f(d_out)                                    share : f32[] = mul.Scalar(out, 0.5)
+      mm : f32[8 4] = mm(t, x)                        loss_sum : f32[] = add.Tensor(loss, share)
+      return out                                    backward:
+      grad w = mm                                     full : f32[] = full([], 0.5)
+                                                      … = f(full)
+                                                      mm : f32[8 4] = mm(t, x)
+                                                      w_grad_sum : f32[8 4] = add.Tensor(w_grad, mm)
+
+Here for two micro-batches, of which each has half a say. Gradients are added where they are made, so that none waits.
+What else the model returns is not computed, unless the loss needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from autopar.program import Program, operands, record_of
+from autopar.record import Record, TensorType
+from autopar.step.assembly import Assembly, type_of
+from autopar.step.counts import Counts, counted_as, counts_of
+
+aten = torch.ops.aten
+LOSS, SCALE, COUNT = ".loss", ".loss_scale", ".count"  # names of the step's own begin with a dot: the state in which losses add up, inputs
+GRADIENT = ".grad"  # behind the name of a parameter: the state that its gradients add up in
+
+
+@dataclass(frozen=True)
+class Micro:
+    """The program of one micro-batch, traced.
+
+    Attributes:
+        counts: the counts that it takes as inputs ``.count.0``, …; those of the traced program, for ``count_program``.
+        gradients: the names of the parameters that have a gradient.
+    """
+
+    program: Program
+    counts: Counts
+    gradients: tuple[str, ...]
+
+
+def gradient_name(parameter: str) -> str:
+    return parameter + GRADIENT
+
+
+def micro_of(traced: Program, microbatches: int, device: torch.device, wanted: Collection[str], *, scaled: bool = False) -> Micro:
+    """The program of one of so many micro-batches; linear in the graph.
+
+    Args:
+        traced: a captured step whose one tangent is that of its loss.
+        wanted: names of the parameters whose gradients are needed; those of the others are not computed.
+        scaled: gradients are those of the loss times the input ``.loss_scale``.
+    """
+    return _Micro(traced, microbatches, device, wanted, scaled).run()
+
+
+class _Micro:
+    def __init__(self, traced: Program, microbatches: int, device: torch.device, wanted: Collection[str], scaled: bool) -> None:
+        self.traced, self.share, self.scaled = traced, 1 / microbatches, scaled
+        self.made = Assembly(device, traced.constants)
+        self.values: dict[fx.Node, fx.Node] = {}
+        (self.tangent,) = (node for node in traced.placeholders if record_of(node).role == "tangent")
+        rows = list(zip(operands(traced.output), record_of(traced.output).results, strict=True))
+        self.loss = [node for node, result in rows if result.kind == "return"][record_of(self.tangent).index]  # type: ignore[index]
+        self.counts = counts_of(traced, self.loss) if microbatches > 1 else Counts({}, {})
+        homes = {node.name: node for node in traced.placeholders}
+        self.next = [(homes[result.of], node) for node, result in rows if result.kind == "state"]
+        named = [(homes[result.of], node) for node, result in rows if result.kind == "grad"]
+        self.gradients = [(home, node) for home, node in named if record_of(home).role == "param" and parameter_name(home) in wanted]
+
+    def run(self) -> Micro:
+        placeholders = [node for node in self.traced.placeholders if node is not self.tangent]
+        seeds = [node for node in placeholders if record_of(node).role == "seed"]
+        for node in placeholders:
+            if node not in seeds:
+                self.values[node] = self.made.placeholder(node.name, record_of(node)._replace(name=record_of(node).name or node.name))
+        counts = self._counts()
+        scale = self.made.placeholder(SCALE, Record(TensorType((), torch.float32), role="input", name=SCALE)) if self.scaled else None
+        sums: dict[fx.Node, list[fx.Node]] = {}
+        for home, node in self.gradients:
+            sums.setdefault(node, []).append(self._state(gradient_name(parameter_name(home)), type_of(node)))
+        loss = self._state(LOSS, type_of(self.loss))
+        for node in seeds:
+            self.values[node] = self.made.placeholder(node.name, record_of(node))
+        states: dict[fx.Node, fx.Node] = {}
+        for node in self.traced.nodes:
+            if node.op not in ("call_function", "get_attr"):
+                continue
+            record = record_of(node)
+            if record.phase == "backward" and self.tangent not in self.values:
+                self._begin_backward(scale)
+            divided = self.counts.divisions.get(node)
+            values: Mapping[fx.Node, fx.Node] = self.values if divided is None else {**self.values, divided: counts[divided]}
+            self.values[node] = self.made.copy(node, values)
+            self.made.phase, self.made.about = record.phase, record
+            if node is self.loss:
+                own = self.values[node] if self.share == 1 else self.made.inline(aten.mul.Scalar, self.values[node], self.share, name="share")
+                states[loss] = self.made.inline(aten.add.Tensor, loss, own, name="loss_sum")
+            for one in sums.get(node, ()):
+                states[one] = self.made.inline(aten.add.Tensor, one, self.values[node], name=f"{one.name}_sum")
+        states |= {self.values[home]: self.values[node] for home, node in self.next}
+        program = self.made.program((), states)
+        return Micro(program, self.counts, tuple(parameter_name(home) for home, _ in self.gradients))
+
+    def _counts(self) -> dict[fx.Node, fx.Node]:
+        return {
+            divisor: self.made.placeholder(f"count_{k}", Record(TensorType((), counted_as(self.counts, divisor)), role="input", name=f"{COUNT}.{k}"))
+            for k, divisor in enumerate(self.counts.sums)
+        }
+
+    def _state(self, name: str, type: TensorType) -> fx.Node:
+        return self.made.placeholder(name, Record(TensorType(type.shape, type.dtype), role="state", name=name))
+
+    def _begin_backward(self, scale: fx.Node | None) -> None:
+        """The gradient of the loss: the share of one micro-batch, scaled."""
+        self.made.phase, self.made.about = "backward", record_of(self.loss)
+        dtype = type_of(self.tangent).dtype
+        if scale is None:
+            self.values[self.tangent] = self.made.inline(aten.full.default, [], self.share, dtype=dtype, device=self.made.device)
+            return
+        tangent = scale if self.share == 1 else self.made.inline(aten.mul.Scalar, scale, self.share)
+        self.values[self.tangent] = tangent if dtype == torch.float32 else self.made.inline(aten._to_copy.default, tangent, dtype=dtype)
+
+
+def parameter_name(placeholder: fx.Node) -> str:
+    """The user's name of a parameter."""
+    return record_of(placeholder).name or placeholder.name

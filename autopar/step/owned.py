@@ -1,0 +1,149 @@
+"""The optimizer of a step: which parameters it has, in which groups, and its state, which stays in ``optimizer.state``.
+
+There the state lies as torch's own steps would keep it: under torch's names, of DTensors on processes, so that ``state_dict``,
+``load_state_dict`` and schedulers of the learning rate work as they do. A state that somebody has replaced, as loading does, is
+taken over: full tensors are cut, DTensors are re-laid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from autopar.dtensor import placements_of
+from autopar.inventory import Named
+from autopar.layout import DistAttr
+from autopar.mesh import Mesh
+from autopar.optimizers import Definition, Update, definition_of
+from autopar.record import TensorType
+from autopar.runtime.job import Job
+from autopar.shards import is_dtensor, local_of
+from autopar.step.update import STEP, Trained
+from autopar.torch_private import copy_each, note_a_step
+
+
+class Owned:
+    """An optimizer over parameters of a model on a mesh.
+
+    Attributes:
+        pieces: this process's pieces of the optimizer's state, by the user's name of the parameter and that of the state:
+            ``up.weight.exp_avg``; and the counters of steps, ``.step.0``. What is written to them is the optimizer's state.
+
+    Raises:
+        TypeError: it is no optimizer, or one that is not known.
+        ValueError: one of its parameters is not the model's.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Named, mesh: Mesh, job: Job | None) -> None:
+        self.optimizer, self.mesh, self.job = optimizer, mesh, job
+        self.definition: Definition = definition_of(optimizer)
+        self.pieces: dict[str, torch.Tensor] = {}
+        self._names = {id(tensor): name for name, tensor in parameters}
+        self._seen: list[Any] = []  # what was there when it was last looked at
+        self._trained: tuple[Trained, ...] = ()
+        self._counted: dict[str, list[torch.Tensor]] = {}  # counter → the tensors of the optimizer's state that it stands for
+        self.groups()
+
+    def groups(self) -> dict[str, tuple[int, torch.nn.Parameter]]:
+        """Each parameter that requires a gradient, by name, and the number of its group."""
+        found = {}
+        for number, group in enumerate(self.optimizer.param_groups):
+            for k, parameter in enumerate(group["params"]):
+                name = self._names.get(id(parameter))
+                if name is None:
+                    raise ValueError(
+                        f"the optimizer has a parameter that is not the model's: number {k} of group {number}, of shape {list(parameter.shape)}; "
+                        f"make it of the parameters of what parallelize returns, as in {type(self.optimizer).__name__}(parallel.parameters())"
+                    )
+                if parameter.requires_grad:
+                    found[name] = number, parameter
+        return found
+
+    def rates(self) -> list[float]:
+        """The learning rate of each group, now."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def trained(self, parameters: Mapping[str, TensorType], gradients: Mapping[str, TensorType], states: Mapping[str, DistAttr]) -> tuple[Trained, ...]:
+        """How the parameters that have a gradient are updated now; their states are brought to lie as ``states`` says.
+
+        The very tuple of the last call where nothing has changed since.
+        """
+        updates = [self.definition.update(group) for group in self.optimizer.param_groups]
+        groups = self.groups()
+        seen: list[Any] = [parameters, gradients, states, updates]
+        for name in parameters:
+            number, parameter = groups[name]
+            seen += (number, parameter, *self.optimizer.state[parameter].values())
+        if len(seen) != len(self._seen) or not all(a is b or (k in (3,) and a == b) for k, (a, b) in enumerate(zip(seen, self._seen, strict=True))):
+            self._trained = self._look(parameters, gradients, states, updates, groups)
+            self._seen = [parameters, gradients, states, updates]
+            for name in parameters:
+                number, parameter = groups[name]
+                self._seen += (number, parameter, *self.optimizer.state[parameter].values())
+        return self._trained
+
+    def finish(self) -> None:
+        """After a step: the optimizer's own counts of steps are those of the counters."""
+        for name, tensors in self._counted.items():
+            copy_each(tensors, [self.pieces[name]] * len(tensors))
+        note_a_step(self.optimizer)
+
+    def _look(self, parameters: Mapping[str, TensorType], gradients: Mapping[str, TensorType], states: Mapping[str, DistAttr],
+              updates: Sequence[Update], groups: Mapping[str, tuple[int, torch.nn.Parameter]]) -> tuple[Trained, ...]:  # fmt: skip
+        self.pieces, self._counted = {}, {}
+        found = []
+        counters: dict[float, int] = {}
+        for name, type in parameters.items():
+            number, parameter = groups[name]
+            update, attr = updates[number], states[name]
+            known = {n: self._laid(value, parameter, attr) for n, value in self.optimizer.state[parameter].items() if value is not None}
+            pieces = {n: local_of(value) if isinstance(value, torch.Tensor) else value for n, value in known.items()}
+            own = self.definition.initial(self._piece(parameter, attr), self.optimizer.param_groups[number], pieces)
+            for n, piece in own.items():
+                if n not in known:
+                    known[n] = self._surface(piece, parameter, attr)
+                elif pieces[n] is not piece:  # of another device or dtype than is needed
+                    known[n] = self._surface(piece, parameter, attr)
+            self.optimizer.state[parameter].update(known)
+            steps = 0
+            for n in update.counted:
+                steps = counters.setdefault(float(own[n]), len(counters))
+                counter = f"{STEP}.{steps}"
+                self.pieces.setdefault(counter, own[n].detach().to(_device(parameter), torch.float32).clone())
+                self._counted.setdefault(counter, []).append(known[n])
+            lying = {n: piece for n, piece in own.items() if n not in update.counted}
+            self.pieces |= {f"{name}.{n}": piece for n, piece in lying.items()}
+            types = {n: TensorType(type.shape if known[n].shape == parameter.shape else tuple(piece.shape), piece.dtype) for n, piece in lying.items()}
+            found.append(Trained(name, type, gradients[name], attr, update, types, number, steps))
+        return tuple(found)
+
+    def _piece(self, parameter: torch.nn.Parameter, attr: DistAttr) -> torch.Tensor:
+        """This process's piece of a parameter, as its states lie."""
+        return local_of(self._laid(parameter.detach(), parameter, attr))
+
+    def _laid(self, value: Any, parameter: torch.nn.Parameter, attr: DistAttr) -> Any:
+        """A state as it should lie; what has not the parameter's shape is the same on all ranks."""
+        if self.job is None or not isinstance(value, torch.Tensor) or value.shape != parameter.shape or not parameter.dim():
+            return value
+        from torch.distributed.tensor import distribute_tensor
+
+        placements = placements_of(attr, self.mesh, tuple(parameter.shape))
+        if is_dtensor(value) and value.device_mesh == self.job.device_mesh:
+            return value if value.placements == placements else value.redistribute(placements=placements)
+        value = value.full_tensor() if is_dtensor(value) else value
+        return distribute_tensor(value.detach().to(_device(parameter)).contiguous(), self.job.device_mesh, placements)
+
+    def _surface(self, piece: torch.Tensor, parameter: torch.nn.Parameter, attr: DistAttr) -> torch.Tensor:
+        """A new state as the optimizer has it: of a DTensor parameter, a DTensor."""
+        if self.job is None or not parameter.dim() or piece.shape != local_of(self._laid(parameter.detach(), parameter, attr)).shape:
+            return piece
+        from torch.distributed.tensor import DTensor
+
+        placements = placements_of(attr, self.mesh, tuple(parameter.shape))
+        return DTensor.from_local(piece, self.job.device_mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride())
+
+
+def _device(parameter: torch.Tensor) -> torch.device:
+    return local_of(parameter).device

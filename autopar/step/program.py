@@ -1,0 +1,86 @@
+"""``Step``: the programs of a whole training step, and their text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autopar.errors import TextError, VerifyError
+from autopar.program import Program, record_of
+from autopar.text.printer import print_type
+
+
+@dataclass(eq=False)
+class Step:
+    """A training step: ``micro`` runs once for each micro-batch, ``update`` once.
+
+    Values go from one to the other by name: the sums of gradients and losses, which are states of ``micro`` that begin as zeros,
+    and the parameters, which are states of ``update``.
+
+    Attributes:
+        microbatches: how often ``micro`` runs.
+        count: makes what ``micro`` divides by, of the inputs of all micro-batches; ``None`` where it divides by its own.
+    """
+
+    microbatches: int
+    micro: Program
+    update: Program
+    count: Program | None = None
+
+    @property
+    def programs(self) -> dict[str, Program]:
+        """By name, in the order in which they run."""
+        return {**({} if self.count is None else {"count": self.count}), "micro": self.micro, "update": self.update}
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        return f"<Step of {self.microbatches} micro-batches: {', '.join(f'{name} {program!r}' for name, program in self.programs.items())}>"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Step):
+            return NotImplemented
+        return (self.microbatches, self.programs) == (other.microbatches, other.programs)
+
+    __hash__ = None  # type: ignore[assignment]  # its programs are mutable
+
+    def text(self, *, comments: bool = False) -> str:
+        """One header, and the text of each program behind its name; ``comments=True`` adds module paths and source lines."""
+        parts = [f"{name} {program.text(comments=comments)}" for name, program in self.programs.items()]
+        return "\n".join([f"step of {self.microbatches} micro-batches", *parts])
+
+    @staticmethod
+    def parse(text: str) -> Step:
+        """The step that prints as ``text``; ``TextError`` names the line and what is wrong with it."""
+        head, *lines = text.splitlines() or [""]
+        words = head.split()
+        if len(words) != 4 or words[:2] != ["step", "of"] or not words[2].isdecimal() or words[3] != "micro-batches":
+            raise TextError(f"line 1: the header of a step is 'step of 2 micro-batches'\n    {head}")
+        found: dict[str, tuple[int, list[str]]] = {}
+        name = ""
+        for number, line in enumerate(lines, 2):
+            first, _, rest = line.partition(" ")
+            if first in ("count", "micro", "update") and rest.startswith("program "):
+                if first in found:
+                    raise TextError(f"line {number}: the step has {first} twice\n    {line}")
+                name, line = first, rest
+                found[name] = number - 1, []
+            if not name:
+                raise TextError(f"line {number}: a step begins with 'micro program …', or with 'count program …' before it\n    {line}")
+            found[name][1].append(line)
+        if missing := [name for name in ("micro", "update") if name not in found]:
+            raise TextError(f"line {len(lines) + 1}: the step ends without its {missing[0]} program")
+        programs = {name: Program.parse("\n" * before + "\n".join(part)) for name, (before, part) in found.items()}
+        return Step(int(words[2]), programs["micro"], programs["update"], programs.get("count"))
+
+    def verify(self) -> None:
+        """Check each program, and that they agree on what goes from one to the other; ``VerifyError`` otherwise."""
+        for program in self.programs.values():
+            program.verify()
+        own = {record_of(node).name or node.name: node for node in self.micro.placeholders}
+        for node in self.update.placeholders:
+            name = record_of(node).name or node.name
+            if name in own and record_of(own[name]).type != record_of(node).type:
+                raise VerifyError(
+                    f"micro and update disagree on {name}: {print_type(record_of(own[name]).type)} in micro, {print_type(record_of(node).type)} in update"
+                )

@@ -1,0 +1,151 @@
+"""Update: the program that ends a step: gradients are reduced, their norm is clipped, and the optimizer takes its step.
+
+    up_weight : f32[8 4] = state(up_weight_next, 'up.weight')
+    up_weight_exp_avg : f32[8/dp 4] = state(up_weight_exp_avg_next, 'up.weight.exp_avg')
+    up_weight_exp_avg_sq : f32[8/dp 4] = state(up_weight_exp_avg_sq_next, 'up.weight.exp_avg_sq')
+    step_0 : f32[] = state(step_0_next, '.step.0')
+    up_weight_grad : f32[8 4] +dp = buffer('up.weight.grad')
+    lr_0 : f64[] = input('.lr.0')
+    update:
+      step_0_next : f32[] = autopar::counted(step_0, None)
+      adamw : (f32[8 4], …) = autopar::adamw(up_weight, up_weight_grad, up_weight_exp_avg, …, step_0_next, lr_0, None, None, beta1=0.9, …)
+
+One op a parameter; the transfers follow from how its operands lie: here a reduce-scatter of the gradient before it, and an
+all-gather of the parameter behind it. Averaging, unscaling and clipping are one number that gradients are divided by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from autopar.layout import DistAttr
+from autopar.optimizers.update import COUNTED, Update
+from autopar.program import Program
+from autopar.record import Record, TensorType
+from autopar.squares import SUM_OF_SQUARES
+from autopar.step.assembly import Assembly
+from autopar.step.micro import LOSS, gradient_name
+
+LEARNING_RATE = ".lr"  # one input for each parameter group
+STEP = ".step"  # the states that count steps: one for all parameters that have taken equally many
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One parameter of the optimizer.
+
+    Attributes:
+        name: the user's.
+        type: of the parameter; ``gradient``: of the sum of its gradients, as ``micro`` leaves it.
+        state: how the optimizer's state lies, and how the reduced gradient is read.
+        update: what the optimizer does to it; ``types`` are those of its states, but of those that are counted.
+        group: the number of its parameter group.
+        steps: which of the counters counts its steps.
+    """
+
+    name: str
+    type: TensorType
+    gradient: TensorType
+    state: DistAttr
+    update: Update
+    types: Mapping[str, TensorType]
+    group: int
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class UpdateProgram:
+    """The traced program, and how its placeholders lie; what it returns, in order: ``loss``, and ``norm`` where it is clipped."""
+
+    program: Program
+    constraints: Mapping[str, DistAttr]
+    returns: tuple[str, ...]
+
+
+def update_of(trained: Sequence[Trained], loss: TensorType, device: torch.device, *, clip_norm: float | None = None) -> UpdateProgram:
+    """The update of all trained parameters; linear in them.
+
+    Args:
+        loss: of the state that losses add up in.
+        clip_norm: what the norm of all gradients is clipped to, as by ``clip_grad_norm_``.
+    """
+    return _Update(trained, loss, device, clip_norm).run()
+
+
+class _Update:
+    def __init__(self, trained: Sequence[Trained], loss: TensorType, device: torch.device, clip_norm: float | None) -> None:
+        self.trained, self.loss, self.clip_norm = trained, loss, clip_norm
+        self.made = Assembly(device)
+        self.made.phase = "update"
+        self.constraints: dict[str, DistAttr] = {}
+
+    def run(self) -> UpdateProgram:
+        parameters = [self._state(t.name, t.type, t.type.attr) for t in self.trained]
+        states = [{n: self._state(f"{t.name}.{n}", type, self._lies(t, type)) for n, type in t.types.items()} for t in self.trained]
+        steps = {k: self._input(f"{STEP}.{k}", torch.float32, "state") for k in sorted({t.steps for t in self.trained if t.update.counted})}
+        gradients = [self._gradient(t) for t in self.trained]
+        loss = self.made.placeholder(LOSS, Record(self.loss, role="buffer", name=LOSS))
+        rates = {g: self._input(f"{LEARNING_RATE}.{g}", torch.float64, "input") for g in sorted({t.group for t in self.trained})}
+        replaced: dict[fx.Node, fx.Node] = {}
+        returned, returns = [loss], ["loss"]
+        divisor = found_inf = None
+        if self.clip_norm is not None:
+            total = self._total(gradients)
+            norm, divisor = self.made.inline(clipped, total, self.clip_norm, name=("norm", "divisor"))
+            returned.append(norm)
+            returns.append("norm")
+        counted = {k: self.made.inline(COUNTED, step, found_inf, name=f"{step.name}_next") for k, step in steps.items()}
+        replaced |= {steps[k]: node for k, node in counted.items()}
+        for t, parameter, gradient, own in zip(self.trained, parameters, gradients, states, strict=True):
+            new = self._updated(t, parameter, gradient, own, counted.get(t.steps), rates[t.group], divisor, found_inf)
+            replaced |= dict(zip((parameter, *own.values()), new, strict=True))
+        return UpdateProgram(self.made.program(returned, replaced), self.constraints, tuple(returns))
+
+    def _updated(self, t: Trained, parameter: fx.Node, gradient: fx.Node, own: Mapping[str, fx.Node], step: fx.Node | None, rate: fx.Node,
+                 divisor: fx.Node | None, found_inf: fx.Node | None) -> Sequence[fx.Node]:  # fmt: skip
+        """The parameter after the step, and its states."""
+        operands = [own.get(name, step) for name in t.update.states]
+        names = [f"{node.name}_next" for node in (parameter, *own.values())]
+        made = self.made.inline(t.update.function, parameter, gradient, *operands, rate, divisor, found_inf, name=names, **t.update.constants)
+        return made if isinstance(made, tuple) else (made,)
+
+    def _total(self, gradients: Sequence[fx.Node]) -> fx.Node:
+        """The sum of all squares; first of those that are split over the same axes, which wait for one reduction."""
+        alike: dict[frozenset[str], list[fx.Node]] = {}
+        for t, gradient in zip(self.trained, gradients, strict=True):
+            alike.setdefault(frozenset(t.state.axes), []).append(self.made.inline(SUM_OF_SQUARES, gradient, name="squares"))
+        return self._sum([self._sum(some) for some in alike.values()])
+
+    def _sum(self, values: Sequence[fx.Node]) -> fx.Node:
+        total, *rest = values
+        for one in rest:
+            total = self.made.inline(torch.ops.aten.add.Tensor, total, one, name="squares")
+        return total
+
+    def _state(self, name: str, type: TensorType, attr: DistAttr) -> fx.Node:
+        node = self.made.placeholder(name, Record(TensorType(type.shape, type.dtype), role="state", name=name))
+        self.constraints[node.name] = attr
+        return node
+
+    def _lies(self, t: Trained, type: TensorType) -> DistAttr:
+        return t.state if type.shape == t.type.shape else DistAttr.replicated(len(type.shape))
+
+    def _gradient(self, t: Trained) -> fx.Node:
+        """The sum of a parameter's gradients: it lies as ``micro`` leaves it, and is read as the optimizer's state lies."""
+        name = gradient_name(t.name)
+        node = self.made.placeholder(name, Record(t.gradient, role="buffer", name=name))
+        self.constraints[node.name] = t.state
+        return node
+
+    def _input(self, name: str, dtype: torch.dtype, role: str) -> fx.Node:
+        return self.made.placeholder(name, Record(TensorType((), dtype), role=role, name=name))
+
+
+def clipped(total: torch.Tensor, limit: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The norm, and what gradients are divided by so that it is at most ``limit``: as ``clip_grad_norm_`` does, with its 1e-6."""
+    norm = total.sqrt()
+    return norm, ((norm + 1e-6) / limit).clamp(min=1.0)

@@ -1,0 +1,53 @@
+"""ZeRO (Rajbhandari et al., SC 2020): what is split over the data axis, besides the batch. Layouts, and nothing else.
+
+| stage | split over dp | what follows |
+| --- | --- | --- |
+| 1 | the optimizer's state | a reduce-scatter of each gradient and an all-gather of each parameter, once a step |
+| 2 | the sums of gradients, too | a reduce-scatter for each micro-batch |
+| 3 | parameters, too | all-gathers in each forward and backward, and none in the update |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from autopar.layout import DistAttr
+from autopar.mesh import Mesh
+
+STAGES: tuple[frozenset[str], ...] = (
+    frozenset(),
+    frozenset({"state"}),
+    frozenset({"state", "gradient"}),
+    frozenset({"state", "gradient", "parameter"}),
+)
+
+
+def data_axis(mesh: Mesh, inputs: Mapping[str, DistAttr]) -> str:
+    """The axis over which ZeRO splits: the first that splits the first dim of an input.
+
+    Raises:
+        ValueError: none does.
+    """
+    split = {axis for attr in inputs.values() for _, axes in attr.dims[0] for axis in axes} if inputs else set()
+    for axis in mesh.names:
+        if axis in split:
+            return axis
+    raise ValueError(f"zero= splits what an axis of the batch replicates, but no axis of the mesh ({mesh}) splits an input; use zero=0, or split the batch")
+
+
+def split_over(attr: DistAttr, shape: Sequence[int], mesh: Mesh, axis: str) -> DistAttr:
+    """``attr``, and one more dim split over ``axis``: the first that no axis splits and that divides, else the longest.
+
+    A value with fewer elements along each free dim than ``axis`` has ranks stays as it is, and so does one that ``axis`` splits.
+    """
+    if axis in attr.axes or mesh.sizes[axis] == 1:
+        return attr
+    whole = attr.normalize(tuple(shape), mesh)
+    free = [d for d, dim in enumerate(whole.dims) if len(dim) == 1 and not dim[0][1] and shape[d] >= mesh.sizes[axis]]
+    if not free:
+        return attr
+    chosen = next((d for d in free if shape[d] % mesh.sizes[axis] == 0), max(free, key=lambda d: shape[d]))
+    dims = list(whole.dims)
+    dims[chosen] = ((dims[chosen][0][0], (axis,)),)
+    return replace(whole, dims=tuple(dims)).normalize(tuple(shape), mesh)

@@ -1,0 +1,131 @@
+"""Recompute: what the backward reads of the forward is computed again there, and not kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from torch import fx
+
+from autopar.commit import Value
+from autopar.layout import DistAttr, layout_of
+from autopar.mesh import Mesh
+from autopar.passes.manager import Pass
+from autopar.program import Program, is_getitem, map_operands, operands, record_of
+from autopar.recompute import Regions, regions
+from autopar.record import TensorType, ValueType
+from autopar.rules.registry import rule_of
+from autopar.torch_private import OpOverload, returns_alias
+
+
+@dataclass(frozen=True)
+class Recompute(Pass):
+    """Activation checkpointing (Chen et al., arXiv:1604.06174): copies of forward ops, in front of the first who needs them.
+
+        forward:                                              forward:
+          a : f32[8 64] = mm(x, v)                              a : f32[8 64] = mm(x, v)
+          h : f32[8 64] = relu(a)                               h : f32[8 64] = relu(a)
+          y : f32[8 4] = mm(h, w)                               y : f32[8 4] = mm(h, w)
+        backward:                                     →       backward:
+          g : f32[8 64] = mm(d_y, w_t)                          g : f32[8 64] = mm(d_y, w_t)
+          t : f32[64 8] = t(h)                                  a_again : f32[8 64] = mm(x, v)
+                                                                h_again : f32[8 64] = relu(a_again)
+                                                                t : f32[64 8] = t(h_again)
+
+    What comes into a region from outside is kept, and all that is made in it is not, but for what is returned, and what is
+    read outside both in the forward and in the backward, as the input of the next layer is: computing that again would
+    bring back the regions behind it, one by one, to the first. Random ops draw the same numbers again, for their seed and
+    stream are the same. What reads a state is kept, for the state has its next value by then. A forward op whose result
+    only the backward reads is moved there.
+
+    Attributes:
+        what: ``"blocks"``, the layers of the model: numbered modules with modules of their own; a glob over module paths, or several; or ``"min-cut"``,
+            all but what torch's partitioner would keep.
+        mesh, constraints: those of ``place``; what is said of a value is said of its copy.
+    """
+
+    name: ClassVar[str] = "recompute"
+    takes: ClassVar[str] = "traced"
+    gives: ClassVar[str] = "traced"
+
+    what: str | Sequence[str] = "blocks"
+    mesh: Mesh | None = None
+    constraints: Mapping[str, DistAttr] = field(default_factory=dict)
+
+    def run(self, program: Program) -> list[str]:
+        program.mesh = self.mesh or program.mesh
+        first = needed(program, regions(program, self.what))
+        new: dict[fx.Node, Value] = {}
+        doomed = unread(program, first)
+        with program.edit() as edit:
+            for node, before in reversed(first.items()):
+                args, kwargs = (map_operands(given, lambda n: new.get(n, n)) for given in (node.args, dict(node.kwargs)))
+                new[node] = edit.insert(node.target, args, kwargs, before=before, type=self.type(node), phase=record_of(before).phase,
+                                        name=f"{node.name}_again", about=node)  # fmt: skip
+            for node, copy in new.items():
+                for user in node.users:
+                    if record_of(user).phase != "forward":
+                        edit.replace_use(user, node, copy)
+            for node in doomed:
+                edit.erase(node)
+        kept = [n for n in program.nodes if n.op == "call_function" and record_of(n).phase == "forward" and _is_kept(n)]
+        return [f"{len(new) - len(doomed)} ops of the forward run again in the backward, {len(doomed)} only there; {_bytes(first):,} bytes of "
+                f"values are computed again and {_bytes(kept):,} kept, whole and with views counted"]  # fmt: skip
+
+    def type(self, node: fx.Node) -> ValueType:
+        """That of the copy: the value's own, with what the user wants of it."""
+        type, attr = record_of(node).type, self.constraints.get(node.name)
+        if attr is None or self.mesh is None or not isinstance(type, TensorType):
+            return type
+        return replace(type, layout=layout_of(self.mesh, attr))
+
+
+def needed(program: Program, region: Regions) -> dict[fx.Node, fx.Node]:
+    """What is computed again → the backward op in front of which; the last of the forward first. One walk back."""
+    place = {node: k for k, node in enumerate(program.nodes)}
+    pinned = reading_states(program)
+    found: dict[fx.Node, fx.Node] = {}
+    for node in reversed(program.graph.nodes):
+        if node.op != "call_function" or record_of(node).phase != "forward":
+            continue
+        op = node.args[0] if is_getitem(node) else node  # of several results, some may be kept; but a copy reads a copy
+        own = region(op) if region(node) is not None else None  # type: ignore[arg-type]
+        readers = {user: found.get(user, user) for user in node.users if record_of(user).phase != "forward" or user in found}
+        if own is None or not readers or op in pinned or any(user.op == "output" for user in node.users):
+            continue
+        others = {user for user in node.users if region(user) != own}
+        if not any(record_of(user).phase == "forward" for user in others) or others.isdisjoint(readers):
+            found[node] = min(readers.values(), key=place.__getitem__)
+    return found
+
+
+def reading_states(program: Program) -> set[fx.Node]:
+    """The ops that read a state, or a view of one."""
+    found: set[fx.Node] = set()
+    views = {node for node in program.placeholders if record_of(node).role == "state"}
+    for node in program.nodes if views else ():
+        if node.op == "call_function" and not views.isdisjoint(operands(node)):
+            found.add(node)
+            if is_getitem(node) or returns_alias(node.target) or (isinstance(node.target, OpOverload) and rule_of(node.target).view):
+                views.add(node)
+    return found
+
+
+def unread(program: Program, again: Mapping[fx.Node, fx.Node]) -> list[fx.Node]:
+    """What nothing reads when the backward reads the copies."""
+    found: dict[fx.Node, None] = {}
+    for node in again:
+        if all(user in found or record_of(user).phase != "forward" for user in node.users):
+            found[node] = None
+    return list(found)
+
+
+def _is_kept(node: fx.Node) -> bool:
+    return any(record_of(user).phase != "forward" for user in node.users)
+
+
+def _bytes(nodes: Sequence[fx.Node] | Mapping[fx.Node, fx.Node]) -> int:
+    types = [record_of(node).type for node in nodes]
+    return sum(math.prod(type.shape) * type.dtype.itemsize for type in types if isinstance(type, TensorType))
