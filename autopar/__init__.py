@@ -3,10 +3,12 @@
 >>> parallel = autopar.parallelize(model, autopar.Mesh(dp=2, tp=2), plan={"*.up.weight": ("tp", None)}, example=(x,))
 """
 
+from autopar import checkpoint
 from autopar.api import parallelize
 from autopar.errors import (
     AutoparError,
     CaptureError,
+    CheckpointError,
     EditError,
     PlanError,
     RuleError,
@@ -24,6 +26,7 @@ from autopar.rules import register_rule
 __version__ = "0.1.0"
 
 __all__ = [
-    "AutoparError", "CaptureError", "DistAttr", "EditError", "Layout", "Mesh", "Parallel", "PlanError", "Program",
-    "RuleError", "SimulationError", "TextError", "TransitionError", "VerifyError", "parallelize", "register_rule",
+    "AutoparError", "CaptureError", "CheckpointError", "DistAttr", "EditError", "Layout", "Mesh", "Parallel", "PlanError",
+    "Program", "RuleError", "SimulationError", "TextError", "TransitionError", "VerifyError", "checkpoint", "parallelize",
+    "register_rule",
 ]  # fmt: skip

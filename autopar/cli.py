@@ -181,6 +181,17 @@ def schedule(
 
 
 @app.command()
+def checkpoint(
+    path: Annotated[str, typer.Argument(metavar="FOLDER", help="That autopar.checkpoint.save was given, or one of the checkpoints in it.")],
+    verify: Annotated[bool, Option("--verify", metavar="", help="Read all files, and compare their checksums.")] = False,
+) -> None:
+    """List the checkpoints of a folder, and what is in the newest: names, shapes, dtypes, values."""
+    from autopar.checkpoint.command import run
+
+    raise typer.Exit(run(path, verify))
+
+
+@app.command()
 def rules() -> None:
     """Print the table of sharding rules: how each op comes apart."""
     from autopar.report.rules import page

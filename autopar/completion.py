@@ -340,7 +340,7 @@ def gradient_sums(program: Program) -> dict[fx.Node, fx.Node | None]:
     found: dict[fx.Node, fx.Node | None] = {}
     for name, node in named.items():
         parameter, _, last = name.rpartition(".")
-        if record_of(node).role in ("state", "buffer") and (last == "grad" and parameter in named or name == ".loss"):
+        if record_of(node).role in ("state", "buffer") and ((last == "grad" and parameter in named) or name == ".loss"):
             found[node] = named.get(parameter)
     return found
 

@@ -148,7 +148,7 @@ class _Walk:
         name = record.name or node.name
         if node.name in self.kinds:
             return self.kinds[node.name]
-        if record.role == "state" and name.endswith(GRADIENT):
+        if record.role in ("state", "buffer") and name.endswith(GRADIENT):
             return "gradients"
         if record.role == "state" and name + GRADIENT in self.names:
             return "parameters"

@@ -210,6 +210,31 @@ def refused(folder: str) -> dict[str, tuple[str, str]]:
     return found
 
 
+def in_a_thread(folder: str) -> tuple[str, str]:
+    """While a state is written, a step uses the same ranks and changes it; saves do not overtake each other."""
+    mesh = device_mesh_of(Mesh(dp=4))
+    state = {"w": distribute_tensor(torch.ones(4 * 2**18), mesh, [Shard(0)]), "b": torch.ones(3), "step": 1}
+    saves = []
+    for step in (1, 2):
+        state["step"] = step
+        saves.append(checkpoint.async_save(folder, state, keep=None))
+        for _ in range(20):
+            total = state["w"].to_local()[:1].clone()
+            distributed.all_reduce(total)
+            assert total == 4 * step
+        state["w"].to_local().add_(1)
+        state["b"].add_(1)
+    saves[1].result()
+    path = checkpoint.save(folder, state | {"step": 3}, keep=None)
+    for step, saved in enumerate([*(save.result() for save in saves), path], 1):
+        assert saved.name == f"checkpoint-{step:06}"
+        again = {"w": distribute_tensor(torch.zeros(4 * 2**18), mesh, [Shard(0)]), "b": torch.zeros(3), "step": 0}
+        assert checkpoint.load(saved, again)["step"] == step
+        assert (again["w"].to_local() == step).all() and (again["b"] == step).all()
+    assert told(lambda: checkpoint.async_save(folder, {"step": object()}))[0] == "TypeError"
+    return told(lambda: checkpoint.async_save(folder + "/latest/in", state).result())
+
+
 def elsewhere(folder: str) -> tuple[str, str]:
     """Rank 1 has a file system of its own: what it writes is not where rank 0 looks."""
     from autopar.checkpoint import writing

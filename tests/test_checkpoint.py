@@ -22,9 +22,11 @@ from hypothesis import strategies as st
 from processes import ranks
 from safetensors.torch import load_file
 from torch.distributed.tensor import Placement, Replicate, Shard
+from typer.testing import CliRunner
 
 from autopar import checkpoint
 from autopar.checkpoint import manifest, pieces, values
+from autopar.cli import app
 from autopar.errors import CheckpointError
 from autopar.torch_private import strided_shard
 
@@ -71,6 +73,11 @@ def test_from_any_layout_to_any_other(tmp_path_factory: pytest.TempPathFactory, 
 
 def test_training_goes_on_on_another_mesh(tmp_path: Path) -> None:
     ranks(4).run(checkpoints.trained, str(tmp_path))
+
+
+def test_saving_in_a_thread(tmp_path: Path) -> None:
+    for how, text in ranks(4).run(checkpoints.in_a_thread, str(tmp_path)):
+        assert how == "CheckpointError" and text.startswith(f"no checkpoint was written to {tmp_path}/latest/in: rank 0: ")
 
 
 def test_no_rank_holds_a_whole_tensor(tmp_path: Path) -> None:
@@ -328,6 +335,33 @@ def test_a_state_that_does_not_fit_is_refused_untouched(two: Path) -> None:
         checkpoint.load(two, {f"layers.{k}": torch.ones(1) for k in range(9)})
 
 
+def test_the_command_tells_what_is_there(two: Path, tmp_path: Path) -> None:
+    def asked(*arguments: str) -> tuple[int, str, str]:
+        result = CliRunner().invoke(app, ["checkpoint", *arguments])
+        return result.exit_code, result.stdout, result.stderr
+
+    status, out, _ = asked(str(two), "--verify")
+    lines = out.splitlines()
+    assert status == 0
+    size = sum(file.stat().st_size for file in (two / "checkpoint-000002").glob("rank-*"))
+    assert lines[0] == f"checkpoint-000002   step 2, 23 tensors, {size:,} bytes in 4 files, by torch {torch.__version__}"
+    assert lines[1].startswith("checkpoint-000001   step 1, 23 tensors, ")
+    assert lines[3:5] == [lines[0], "all files are as they were written"]
+    assert "model/up.weight" in lines[5] and lines[5].split()[1:] == ["bfloat16", "[12", "8]", "192", "bytes"]
+    assert any(line.split() == ["data/seen", "[2,", "3]"] for line in lines)
+    broken = two / "checkpoint-000002" / "rank-00003.safetensors"
+    before = broken.read_bytes()
+    broken.write_bytes(before[:-1] + b"x")
+    assert asked(str(two))[0] == 0
+    assert asked(str(two / "checkpoint-000002"), "--verify")[::2] == (2, f"autopar: {broken} has been changed since it was written: its CRC-32 is another; load another checkpoint, by its own path\n")
+    broken.write_bytes(before[:-1])
+    status, out, _ = asked(str(two))
+    assert status == 0 and out.splitlines()[0] == f"checkpoint-000002   {broken} has {len(before) - 1} bytes, and was written with {len(before)}"
+    assert out.splitlines()[3].startswith("checkpoint-000001   step 1")
+    broken.write_bytes(before)
+    assert asked(str(tmp_path))[::2] == (2, f"autopar: {tmp_path} has no checkpoint.json, so it is no checkpoint; load a folder that autopar.checkpoint.save has written\n")
+
+
 # -- code ---------------------------------------------------------------------------------------------------------
 
 
@@ -402,7 +436,7 @@ def test_a_failure_of_one_rank_is_one_of_all(tmp_path: Path) -> None:
             assert how == own, (case, rank, text)
             if how != "TypeError":
                 wanted = TOLD[case].replace("{folder}", folder).replace("{short}x", short(f"{folder}x")).replace("{short}", short(folder))
-                assert text.startswith(wanted) or case == "a generator" and "\n    rng   rank 0: int64 [1] with the CRC-32 " in text, (case, rank, text)
+                assert text.startswith(wanted) or (case == "a generator" and "\n    rng   rank 0: int64 [1] with the CRC-32 " in text), (case, rank, text)
         assert "File too large; make room, or name another folder, and save again" in answer["full"][1]
     assert sorted(path.name for path in Path(folder).iterdir()) == ["checkpoint-000001", "latest"]
     how, text = ranks(4).run(checkpoints.elsewhere, folder)[3]

@@ -91,32 +91,37 @@ def test_buckets_are_the_op_for_each(kind: type[Optimizer], options: dict[str, A
 
 
 @CASES
-@pytest.mark.parametrize("lay", [(transposed,), (plain, transposed), (transposed, plain), (sliced,), (plain, sliced), (plain, plain, sliced)],
-                         ids=lambda lay: " ".join(one.__name__ for one in lay))  # fmt: skip
-def test_memory_may_lie_otherwise(kind: type[Optimizer], options: dict[str, Any], lay: Sequence[Laid]) -> None:
+def test_memory_may_lie_otherwise(kind: type[Optimizer], options: dict[str, Any]) -> None:
     """Kernels take memory as it lies; what is around a piece stays as it was."""
-    stepped = started(kind, options, torch.float64)
-    ours = InPlace(stepped, lay)
-    tensors = [tensor for some in (ours.params, *ours.states) for tensor in some]
-    strides = [(tensor.stride(), tensor.data_ptr()) for tensor in tensors]
-    for k in range(3):
-        stepped.step(drawn(SHAPES, k + 1))
-        ours.step(drawn(SHAPES, k + 1))
-    check_alike(ours, stepped)
-    assert [(tensor.stride(), tensor.data_ptr()) for tensor in tensors] == strides
-    for tensor in tensors:
-        if tensor.dim() and not tensor.is_contiguous() and tensor.stride(-1) == 2:
-            around = tensor.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() + 1)
-            assert bool((around == 7).all())
+    for lay in ((transposed,), (plain, transposed), (transposed, plain), (sliced,), (plain, sliced), (plain, plain, sliced)):
+        stepped = started(kind, options, torch.float64)
+        ours = InPlace(stepped, lay)
+        tensors = [tensor for some in (ours.params, *ours.states) for tensor in some]
+        places = [(tensor.stride(), tensor.data_ptr()) for tensor in tensors]
+        for k in range(3):
+            stepped.step(drawn(SHAPES, k + 1))
+            ours.step(drawn(SHAPES, k + 1))
+        check_alike(ours, stepped)
+        assert [(tensor.stride(), tensor.data_ptr()) for tensor in tensors] == places
+        for tensor in tensors:
+            if tensor.dim() and not tensor.is_contiguous() and tensor.stride(-1) == 2:
+                around = tensor.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() + 1)
+                assert bool((around == 7).all())
 
 
-def test_gradients_of_another_dtype() -> None:
-    stepped = started(AdamW, {}, torch.float32)
-    ours = InPlace(stepped)
-    for k, dtype in enumerate((torch.bfloat16, torch.float16, torch.float64)):
-        stepped.step(drawn(SHAPES, k, dtype))
-        ours.step(drawn(SHAPES, k, dtype))
-    check_alike(ours, stepped)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_gradients_of_another_dtype(dtype: torch.dtype) -> None:
+    """As large as float16 does not hold, before they are divided; as small, afterwards."""
+    stepped = started(AdamW, {}, dtype)
+    for k, gradients in enumerate((torch.bfloat16, torch.float32, torch.float64)):
+        scale = torch.tensor(2.0**20, dtype=gradients if gradients == torch.float64 else torch.float32)
+        for size in (2.0**20, 2.0**-10):
+            ours = InPlace(stepped)
+            grads = [size * grad for grad in drawn(SHAPES, k, gradients)]
+            stepped.step(grads, scale)
+            ours.step(grads, scale)
+            check_alike(ours, stepped)
+            assert all(bool(param.isfinite().all()) for param in stepped.params)
 
 
 def test_a_count_may_be_shared() -> None:

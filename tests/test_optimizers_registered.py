@@ -147,6 +147,17 @@ def test_traced_it_is_plain_ops(kind: Any, options: dict[str, Any], told: dict[s
     assert ops and all(op.namespace == "aten" and not op._schema.is_mutable for op in ops)
 
 
+def test_half_precision_is_rounded_once() -> None:
+    register_optimizer(Lion, **REGISTERED[0][2])
+    param, grad = nn.Parameter(torch.ones(3, dtype=torch.float16)), torch.full((3,), 2.0**20)
+    update = definition_of(Lion([param], **REGISTERED[0][1])).update({**REGISTERED[0][1]})
+    lr = torch.tensor(1e-3, dtype=torch.float64)
+    new, state = update(param, grad, {"exp_avg": torch.zeros(3, dtype=torch.float16)}, lr, torch.tensor(2.0**20))
+    assert (new.dtype, state["exp_avg"].dtype) == (torch.float16, torch.float16)
+    assert new.tolist() == [torch.tensor(1 - 1e-4 - 1e-3).half().item()] * 3
+    assert state["exp_avg"].tolist() == [torch.tensor(0.01).half().item()] * 3
+
+
 def test_equal_groups_have_equal_updates() -> None:
     register_optimizer(Lion, **REGISTERED[0][2])
     one, other = (Lion([nn.Parameter(torch.ones(2))], **REGISTERED[0][1]) for _ in range(2))

@@ -19,8 +19,8 @@ SOURCES = [path for path in SOURCES if (ROOT / "autopar" / "passes") not in path
 # each part may import only from rows above its own, or from its own row where that is marked
 ORDER: tuple[tuple[str, ...], ...] = (
     ("mesh", "notation", "errors", "torch_private", "collector"),
-    ("layout", "structure", "inventory", "held", "squares", "drawn", "timeline"),
-    ("boxes", "optimizers"),
+    ("layout", "structure", "inventory", "held", "drawn", "timeline"),
+    ("boxes", "optimizers", "squares"),
     ("messages",),
     ("dtensor",),
     ("record",),
@@ -30,7 +30,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("edit",),
     ("rules", "transitions"),
     ("verify", "choice", "channels", "cost", "liveness"),
-    ("pipeline",),
+    ("pipeline", "arena"),
     ("decompose_batch_norm", "decompose_lists", "decompose_strides"),
     ("report", "recompute", "provenance", "decompositions", "spec", "arguments", "borrow", "specialize"),
     ("subgraph", "expansions"),

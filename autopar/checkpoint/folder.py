@@ -12,7 +12,6 @@ renamed before they are removed, for the same reason. ``latest`` is for people a
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import secrets
@@ -21,6 +20,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from autopar.checkpoint.files import force, write
 from autopar.checkpoint.manifest import NAME, Manifest, changed, parse
 from autopar.errors import CheckpointError
 
@@ -34,7 +34,7 @@ NUMBERED = re.compile(rf"({WHOLE}|{re.escape(WRITING)}|{re.escape(REMOVING)})(\d
 
 def latest(folder: str | os.PathLike[str]) -> Path | None:
     """The newest whole checkpoint of a folder, ``None`` where there is none. Looks at the sizes of its files, and no further."""
-    return next((path for path in _checkpoints(Path(folder)) if not missing_from(path)), None)
+    return next((path for path in checkpoints_in(Path(folder)) if not missing_from(path)), None)
 
 
 def chosen(path: str | os.PathLike[str]) -> Path:
@@ -51,7 +51,7 @@ def chosen(path: str | os.PathLike[str]) -> Path:
         if said := missing_from(path):
             raise CheckpointError(said)
         return path
-    there = _checkpoints(path)
+    there = checkpoints_in(path)
     newest = latest(path)
     if newest is None:
         said = "".join(f"\n    {missing_from(one)}" for one in there)
@@ -87,7 +87,7 @@ def missing_from(checkpoint: Path) -> str:
     return ""
 
 
-def _checkpoints(folder: Path) -> list[Path]:
+def checkpoints_in(folder: Path) -> list[Path]:
     """Those that have the name of a whole one, the newest first."""
     return [path for number, kind, path in sorted(_entries(folder), reverse=True) if kind == WHOLE and path.is_dir()]
 
@@ -147,7 +147,7 @@ def tidy(checkpoint: Path, keep: int | None) -> None:
         write(fresh, f"{checkpoint.name}\n")
         os.replace(fresh, folder / LATEST)
         force(folder)
-        whole = [path for path in _checkpoints(folder) if not missing_from(path)]
+        whole = [path for path in checkpoints_in(folder) if not missing_from(path)]
         for path in whole[keep:] if keep is not None else ():
             gone = path.with_name(REMOVING + path.name.removeprefix(WHOLE))
             os.rename(path, gone)
@@ -159,23 +159,3 @@ def tidy(checkpoint: Path, keep: int | None) -> None:
 def abandon(place: Path) -> None:
     """Remove what was not finished, as far as that is possible."""
     shutil.rmtree(place, ignore_errors=True)
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file and force it to disk."""
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def force(folder: Path) -> None:
-    """Force the names in a folder to disk."""
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems have nothing to force there
-            raise
-    finally:
-        os.close(opened)

@@ -115,15 +115,13 @@ def parse(text: str, path: Path) -> Manifest:
     first, _, body = text.partition("\n")
     try:
         head = json.loads(first)
-        known = head["format"] == FORMAT
-        version, digest = head["version"], head["sha256"]
-    except (ValueError, KeyError, TypeError):
-        known = False
-    if not known:
+    except ValueError:
+        head = None
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise CheckpointError(f"{path} is no manifest of a checkpoint; load a folder that autopar.checkpoint.save has written")
-    if type(version) is not int or not 1 <= version <= VERSION:
+    if type(version := head.get("version")) is not int or not 1 <= version <= VERSION:
         raise CheckpointError(f"{path} has version {version} of the format, and this autopar reads up to {VERSION}; load it with the autopar that wrote it, or a newer one")
-    if hashlib.sha256(body.removesuffix("\n").encode()).hexdigest() != digest:
+    if hashlib.sha256(body.removesuffix("\n").encode()).hexdigest() != head.get("sha256"):
         raise changed(path, "its SHA-256 is another")
     try:
         return _checked(json.loads(body))

@@ -9,8 +9,7 @@ from __future__ import annotations
 import io
 import math
 import os
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,7 +25,8 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.futures import Future
 
-from autopar.checkpoint.manifest import Chunk, Manifest, StoredFile, changed
+from autopar.checkpoint.files import fill
+from autopar.checkpoint.manifest import Chunk, Manifest
 from autopar.checkpoint.pieces import STRETCH, Piece, stretches
 from autopar.errors import CheckpointError
 
@@ -135,34 +135,3 @@ def _read(file: BinaryIO, chunk: Chunk, item: ReadItem, target: torch.Tensor, bu
         fill(file, view)
         read = torch.frombuffer(buffer, dtype=dtype, count=count).reshape(one.sizes)
         target[one.target].copy_(read[one.wanted])
-
-
-def fill(file: BinaryIO, view: memoryview) -> None:
-    """Read as many bytes as ``view`` has; ``EOFError`` where there are fewer."""
-    got = 0
-    while got < len(view):
-        count = file.readinto(view[got:])  # type: ignore[attr-defined]
-        if not count:
-            raise EOFError("it ends before what the manifest says is in it")
-        got += count
-
-
-def verify(checkpoint: Path, files: Sequence[StoredFile]) -> None:
-    """Read files from end to end, and compare their checksums.
-
-    Raises:
-        CheckpointError: one is not as it was written.
-    """
-    buffer = memoryview(bytearray(STRETCH))
-    for stored in files:
-        path, checksum, left = checkpoint / stored.name, 0, stored.bytes
-        with open(path, "rb", buffering=0) as file:
-            while left:
-                view = buffer[: min(left, STRETCH)]
-                try:
-                    fill(file, view)
-                except EOFError:
-                    raise changed(path, "it is shorter") from None
-                checksum, left = zlib.crc32(view, checksum), left - len(view)
-        if checksum != stored.crc32:
-            raise changed(path, "its CRC-32 is another")

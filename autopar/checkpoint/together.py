@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -97,6 +98,28 @@ def _lost() -> Iterator[None]:
 def lost(error: Exception, what: str = "no checkpoint was written or loaded") -> CheckpointError:
     """The error of a collective that failed: a rank has died, or left."""
     return CheckpointError(f"{what}: a rank was lost, or does not answer: {error}")
+
+
+@contextmanager
+def torch_failures(what: str, group: Group) -> Iterator[None]:
+    """What fails inside of ``torch.distributed.checkpoint`` is an error of ours: its own is none that ``except Exception`` sees.
+
+    Raises:
+        CheckpointError: names the first rank that failed.
+    """
+    from torch.distributed.checkpoint import CheckpointException
+
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # a process may be alone
+            yield
+    except CheckpointException as failure:
+        rank, (error, _) = min(failure.failures.items(), key=lambda item: item[0])
+        if isinstance(failure.failures.get(rank_in(group), (None,))[0], KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        raise CheckpointError(f"{what}: rank {ranks_of(group)[rank]}: {error}") from error
+    except RuntimeError as error:
+        raise lost(error, what) from error
 
 
 def agree(group: Group, outline: Callable[[], Mapping[str, str]]) -> None:

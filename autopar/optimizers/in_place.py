@@ -54,20 +54,24 @@ def _in_place(name: str) -> Callable[..., None]:
             _one_by_one(UPDATES[name], params, grads, states, lr, grad_scale, found_inf, constants)
             return
         kernel, arranged, said = FUSED[name]
-        if grad_scale is not None and grad_scale.dtype != torch.float32:  # kernels take no other; rounded, it would spoil float64
-            grads, grad_scale = [unscaled(grad, param.dtype, grad_scale) for grad, param in zip(grads, params, strict=True)], None
+        if grad_scale is not None and grad_scale.dtype == params[0].dtype == torch.float64:  # kernels take a float32 only
+            grads, grad_scale = [unscaled(grad, grad_scale.dtype, grad_scale) for grad in grads], None
         grads = [grad.to(param.dtype).contiguous() for grad, param in zip(grads, params, strict=True)]
         written = [params, *states[:lying]]
         dense = [[tensor.contiguous() for tensor in some] for some in written]
         steps = [[step.float() for step in some] for some in states[lying:]]
-        kernel(dense[0], grads, *arranged(*dense[1:], *steps), lr=lr if lr.is_cpu else lr.float(), grad_scale=grad_scale,
-               found_inf=None if found_inf is None else found_inf.float(), **said, **constants)  # fmt: skip
+        kernel(dense[0], grads, *arranged(*dense[1:], *steps), lr=lr if lr.is_cpu else lr.float(),
+               grad_scale=_float32(grad_scale), found_inf=_float32(found_inf), **said, **constants)  # fmt: skip
         for some, copies in zip(written, dense, strict=True):
             for tensor, copy in zip(some, copies, strict=True):
                 if copy is not tensor:
                     tensor.copy_(copy)
 
     return update
+
+
+def _float32(number: torch.Tensor | None) -> torch.Tensor | None:
+    return None if number is None else number.float()
 
 
 def _has_kernel(name: str, params: Tensors, grads: Tensors) -> bool:

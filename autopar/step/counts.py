@@ -85,9 +85,7 @@ def _of_inputs_alone(program: Program) -> set[fx.Node]:
             type = record_of(node).type
             if record_of(node).role in ("input", "buffer") and isinstance(type, TensorType):
                 found.add(node)
-        elif node.op == "get_attr" or (node.op == "call_function" and all(value in found for value in operands(node))):
-            found.add(node)
-        elif _is_total_weight(node) and all(value in found for value in _weighted(node)):
+        elif node.op == "get_attr" or (node.op == "call_function" and all(value in found for value in operands(node))) or (_is_total_weight(node) and all(value in found for value in _weighted(node))):
             found.add(node)
     return found
 

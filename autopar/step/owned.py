@@ -102,9 +102,7 @@ class Owned:
             pieces = {n: local_of(value) if isinstance(value, torch.Tensor) else value for n, value in known.items()}
             own = self.definition.initial(self._piece(parameter, attr), self.optimizer.param_groups[number], pieces)
             for n, piece in own.items():
-                if n not in known:
-                    known[n] = self._surface(piece, parameter, attr)
-                elif pieces[n] is not piece:  # of another device or dtype than is needed
+                if n not in known or pieces[n] is not piece:
                     known[n] = self._surface(piece, parameter, attr)
             self.optimizer.state[parameter].update(known)
             steps = 0

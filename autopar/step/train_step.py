@@ -63,6 +63,11 @@ class TrainStep:
         """What each pass did, of the micro-batch and then of the update; prints as a table. ``RuntimeError`` before a capture."""
         return reports_of(*self._current())
 
+    @property
+    def captures(self) -> int:
+        """How many micro-batches have been captured: one for each structure, shapes and dtypes of arguments, and mode."""
+        return len(self._micros)
+
     def local(self, rank: int) -> Step:
         """The programs of one rank, in the shapes of its pieces."""
         micro, update = self._current()

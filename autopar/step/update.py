@@ -88,7 +88,7 @@ class _Update:
         states = [{n: self._state(f"{t.name}.{n}", type, self._lies(t, type)) for n, type in t.types.items()} for t in self.trained]
         steps = {k: self._input(f"{STEP}.{k}", torch.float32, "state") for k in sorted({t.steps for t in self.trained if t.update.counted})}
         gradients = [self._gradient(t) for t in self.trained]
-        loss = self.made.placeholder(LOSS, Record(self.loss, role="buffer", name=LOSS))
+        loss = self._sum_of(LOSS, self.loss, DistAttr.replicated(0))
         rates = {g: self._input(f"{LEARNING_RATE}.{g}", torch.float64, "input") for g in sorted({t.group for t in self.trained})}
         replaced: dict[fx.Node, fx.Node] = {}
         returned, returns = [loss], ["loss"]
@@ -118,9 +118,9 @@ class _Update:
         alike: dict[frozenset[str], list[fx.Node]] = {}
         for t, gradient in zip(self.trained, gradients, strict=True):
             alike.setdefault(frozenset(t.state.axes), []).append(self.made.inline(SUM_OF_SQUARES, gradient, name="squares"))
-        return self._sum([self._sum(some) for some in alike.values()])
+        return self._added([self._added(some) for some in alike.values()])
 
-    def _sum(self, values: Sequence[fx.Node]) -> fx.Node:
+    def _added(self, values: Sequence[fx.Node]) -> fx.Node:
         total, *rest = values
         for one in rest:
             total = self.made.inline(torch.ops.aten.add.Tensor, total, one, name="squares")
@@ -135,10 +135,13 @@ class _Update:
         return t.state if type.shape == t.type.shape else DistAttr.replicated(len(type.shape))
 
     def _gradient(self, t: Trained) -> fx.Node:
-        """The sum of a parameter's gradients: it lies as ``micro`` leaves it, and is read as the optimizer's state lies."""
-        name = gradient_name(t.name)
-        node = self.made.placeholder(name, Record(t.gradient, role="buffer", name=name))
-        self.constraints[node.name] = t.state
+        """The sum of a parameter's gradients: it lies as ``micro`` leaves it, and is reduced to how the optimizer's state lies."""
+        return self._sum_of(gradient_name(t.name), t.gradient, t.state)
+
+    def _sum_of(self, name: str, type: TensorType, seen: DistAttr) -> fx.Node:
+        waits = bool(type.attr.pending)
+        node = self.made.placeholder(name, Record(type if waits else TensorType(type.shape, type.dtype), role="buffer", name=name))
+        self.constraints[node.name] = seen if waits else type.attr
         return node
 
     def _input(self, name: str, dtype: torch.dtype, role: str) -> fx.Node:

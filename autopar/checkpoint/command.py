@@ -1,0 +1,82 @@
+"""What ``autopar checkpoint`` does: say what is in a folder of checkpoints, or in one of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from autopar.checkpoint.files import verify
+from autopar.checkpoint.folder import checkpoints_in, latest, missing_from, read_manifest
+from autopar.checkpoint.manifest import Manifest
+from autopar.checkpoint.values import leaves
+from autopar.errors import CheckpointError
+
+DONE, CUT_OFF, REFUSED = 0, 1, 2  # exit statuses
+WIDTH = 80  # characters of a value
+
+
+def run(path: str, check: bool) -> int:
+    """Print what a folder has, or one checkpoint; the exit status. What stands in the way is told in a line."""
+    try:
+        for line in _lines(Path(path), check):
+            print(line)
+        sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads on: `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CUT_OFF
+    except (CheckpointError, OSError) as error:
+        print(f"autopar: {error}", file=sys.stderr)
+        return REFUSED
+    return DONE
+
+
+def _lines(path: Path, check: bool) -> Iterator[str]:
+    there = checkpoints_in(path)
+    if there:
+        newest = latest(path)
+        yield from _columns([(one.name, missing_from(one) or _summary(read_manifest(one))) for one in there])
+        if newest is None:
+            raise CheckpointError(f"{path} has no whole checkpoint")
+        yield ""
+    else:
+        newest = path
+        if said := missing_from(path):
+            raise CheckpointError(said)
+    manifest = read_manifest(newest)
+    yield f"{newest.name}   {_summary(manifest)}"
+    if check:
+        verify(newest, manifest.files)
+        yield "all files are as they were written"
+    yield from _columns([(name, str(one), f"{_bytes(one.shape, one.dtype.itemsize):,} bytes") for name, one in manifest.tensors.items()])
+    yield from _columns([(name, _short(json.dumps(value))) for name, value in leaves(manifest.tree)])
+
+
+def _summary(manifest: Manifest) -> str:
+    step = "" if (value := _step(manifest)) is None else f"step {value}, "
+    size = sum(file.bytes for file in manifest.files)
+    count = len(manifest.files)
+    return f"{step}{len(manifest.tensors)} tensors, {size:,} bytes in {count} file{'s' * (count != 1)}, by torch {manifest.torch}"
+
+
+def _step(manifest: Manifest) -> int | None:
+    """The state's own ``step``, where it has one."""
+    found = manifest.tree.get("step") if isinstance(manifest.tree, dict) else None
+    return found if isinstance(found, int) else None
+
+
+def _bytes(shape: tuple[int, ...], width: int) -> int:
+    return math.prod(shape) * width
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
