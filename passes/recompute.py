@@ -68,6 +68,8 @@ class Recompute(Pass):
                 for user in node.users:
                     if record_of(user).phase != "forward":
                         edit.replace_use(user, node, copy)
+            for node in doomed:
+                edit.erase(node)
         kept = [n for n in program.nodes if n.op == "call_function" and record_of(n).phase == "forward" and _is_kept(n)]
         return [f"{len(new) - len(doomed)} ops of the forward run again in the backward, {len(doomed)} only there; {_bytes(first):,} bytes of "
                 f"values are computed again and {_bytes(kept):,} kept, whole and with views counted"]  # fmt: skip

@@ -37,7 +37,7 @@ def rows() -> dict[str, torch.Tensor]:
 
 MODELS: dict[str, tuple[Any, Any, Any, tuple[str, ...]]] = {  # how it is made, its batch, its plan, what is computed again
     "dropout": (Dropping, rows, COLUMN_ROW, ("blocks", "*.act", "min-cut")),
-    "states": (Normed, rows, None, ("blocks", "*", "min-cut")),
+    "states": (Normed, rows, None, ("blocks", "*")),
     "llama": (lambda: llama(kv=2, layers=2).float(), lambda: loops.text(0), "megatron", ("blocks", "*.mlp")),
     "llama sequence": (lambda: llama(kv=2, layers=2).float(), lambda: loops.text(0), "megatron+sp", ("blocks", "min-cut")),
     "gpt2": (lambda: gpt2(layers=2).float(), lambda: loops.text(0), "megatron", ("blocks",)),

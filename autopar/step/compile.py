@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from autopar.capture import Captured
 from autopar.compiled import Compiler
-from autopar.errors import CaptureError
+from autopar.errors import CaptureError, at_line
 from autopar.layout import DistAttr
 from autopar.localize import LocalPrograms
 from autopar.program import Program, operands, record_of
@@ -18,7 +19,7 @@ from autopar.record import TensorType
 from autopar.report.passes import PassReport, Reports
 from autopar.specialize import specialize
 from autopar.step.counts import count_program
-from autopar.step.micro import LOSS, gradient_name, micro_of
+from autopar.step.micro import LOSS, Micro, gradient_name, micro_of
 from autopar.step.options import Options
 from autopar.step.program import Step
 from autopar.step.update import Trained, update_of
@@ -75,8 +76,11 @@ def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, 
     captured, attrs, report = compiler.capture(args, kwargs, laid, notes)
     traced = specialize(captured.program, frozenset({loss_of(captured)}), captured.device)
     verify(traced, "specialize")
+    start = time.perf_counter()
     found = micro_of(traced, options.microbatches, captured.device, trained)
+    ms = (time.perf_counter() - start) * 1e3
     verify(found.program, "micro")
+    reported = [report, PassReport("micro", ms, notes=_about_the_mean(found))]
     named = {record_of(node).name or node.name: node.name for node in found.program.placeholders}
     inputs = {record_of(node).name or node.name: attrs[node.name] for node in found.program.placeholders
               if record_of(node).role == "input" and node.name in attrs}  # fmt: skip
@@ -104,7 +108,18 @@ def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, 
     parameters: dict[str, TensorType] = {name: types[name] for name in found.gradients}  # type: ignore[misc]
     states = {n: split_over(t.attr, t.shape, mesh, axis) if "state" in split else t.attr for n, t in parameters.items()}
     gradients: dict[str, TensorType] = {name: types[gradient_name(name)] for name in found.gradients}  # type: ignore[misc]
-    return MicroBatch(captured, found.program, local, counts, parameters, gradients, states, types[LOSS], (report, *reports))  # type: ignore[arg-type]
+    return MicroBatch(captured, found.program, local, counts, parameters, gradients, states, types[LOSS], (*reported, *reports))  # type: ignore[arg-type]
+
+
+def _about_the_mean(micro: Micro) -> tuple[str, ...]:
+    """What a person should know of the loss of several micro-batches."""
+    lines = [at_line(record_of(node).source, record_of(node).module) for node in micro.counts.others]
+    if not lines:
+        return ()
+    return (
+        "the loss is the mean of those of the micro-batches, in which each has the same say: a term of it is no sum over the batch that is "
+        f"divided by a count\n{lines[0]}",
+    )
 
 
 def loss_of(captured: Captured) -> int:

@@ -27,13 +27,16 @@ aten = torch.ops.aten
 
 DIVISIONS = {aten.div.Tensor}
 SUMS = {aten.sum.default, aten.count_nonzero.default}
-WEIGHTED = {aten.nll_loss_forward.default, aten.nll_loss2d_forward.default}  # their second result is the total weight
-TERMS = {  # ops through which a term of the loss reaches it
-    aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.mul.Scalar, aten.div.Scalar, aten.neg.default, aten._to_copy.default,
-    aten.view.default, aten.add.Scalar, aten.where.self,
+WEIGHTED = {aten.nll_loss_forward.default, aten.nll_loss2d_forward.default}  # sums; their second result is the total weight
+WEIGHTED_BACKWARD = {aten.nll_loss_backward.default, aten.nll_loss2d_backward.default}  # of a sum, which the weight is not used for
+SUM = 2  # torch's number of reduction="sum"
+TERMS = {  # ops through which the terms of a loss reach it
+    aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.mul.Scalar, aten.div.Scalar, aten.neg.default, aten._to_copy.default, aten.view.default,
 }  # fmt: skip
-MEASURES = {aten._to_copy.default, aten.clamp.default, aten.clamp_min.default, aten.view.default, aten.maximum.default, aten.mul.Scalar,
-            aten.add.Tensor, aten.add.Scalar}  # fmt: skip  # ops between a sum and what divides
+MEASURES = {  # ops between sums and what divides
+    aten._to_copy.default, aten.clamp.default, aten.clamp_min.default, aten.view.default, aten.maximum.default, aten.mul.Scalar, aten.add.Tensor,
+    aten.add.Scalar,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -43,33 +46,45 @@ class Counts:
     Attributes:
         sums: divisor → the sums over the batch that it is made of.
         divisions: those by a count, of the forward and of the backward → the divisor.
+        others: terms of the loss that are no means over the batch, in which each micro-batch has the same say.
     """
 
     sums: Mapping[fx.Node, tuple[fx.Node, ...]]
     divisions: Mapping[fx.Node, fx.Node]
+    others: tuple[fx.Node, ...] = ()
 
 
 def counts_of(program: Program, loss: fx.Node) -> Counts:
     """The counts by which terms of ``loss`` are divided; linear in the graph."""
     fixed = _of_inputs_alone(program)
     sums: dict[fx.Node, tuple[fx.Node, ...]] = {}
-    open_, seen = [loss], {loss}
+    terms: set[fx.Node] = set()
+    others: dict[fx.Node, None] = {}
+    open_ = [(loss, False)]  # and whether it has been divided
     while open_:
-        node = open_.pop()
-        if node.op != "call_function" or not _is_scalar(node):
-            continue
-        terms = operands(node) if node.target in TERMS else []
+        node, divided = open_.pop()
+        if node in fixed and not divided:
+            continue  # a number that the loss is shifted by
+        terms.add(node)
         if node.target in DIVISIONS:
-            terms = [node.args[0]]  # type: ignore[list-item]
             if found := _sums_behind(node.args[1], fixed):  # type: ignore[arg-type]
                 sums[node.args[1]] = found  # type: ignore[index]
-        for term in terms:
-            if term not in seen:
-                seen.add(term)
-                open_.append(term)
-    divisions = {user: count for count in sums for user in count.users
-                 if user.target in DIVISIONS and user.args[1] is count and (user in seen or record_of(user).phase == "backward")}  # fmt: skip
-    return Counts(sums, divisions)
+            open_.append((node.args[0], bool(found) or node.args[1] in fixed))  # type: ignore[arg-type]
+        elif node.target in TERMS and _is_scalar(node) and (moving := [value for value in operands(node) if value not in fixed]) and (
+            len(moving) == 1 or node.target is not aten.mul.Tensor
+        ):
+            open_ += [(value, divided or node.target is aten.div.Scalar) for value in moving]
+        elif not (divided and (node.target in SUMS or (is_getitem(node) and node.args[0].target in WEIGHTED))):  # type: ignore[union-attr]
+            others[node] = None
+    divisions = {user: count for count in sums for user in count.users if _divides(user, count, terms)}
+    return Counts(sums, divisions, tuple(others))
+
+
+def _divides(user: fx.Node, count: fx.Node, terms: set[fx.Node]) -> bool:
+    """Whether a count divides here: a term of the loss, or its gradient."""
+    if user.target in WEIGHTED_BACKWARD:
+        return user.args[4] == SUM
+    return user.target in DIVISIONS and user.args[1] is count and (user in terms or record_of(user).phase == "backward")
 
 
 def _is_scalar(node: fx.Node) -> bool:
