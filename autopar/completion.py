@@ -238,11 +238,12 @@ class Completion:
         others = frozenset(self.mesh.names) - data
         staying = tuple(others if value in self.parameters else data for value in operand_nodes)
         values = [self.read(value) for value in operand_nodes]
-        homes = tuple(v.attr for v in values)  # type: ignore[union-attr]
+        asked = required_dtypes(record, values)
+        homes = tuple(v.attr if rounds_nothing(v, dtype) else v.attr.without_pending() for v, dtype in zip(values, asked, strict=True))  # type: ignore[union-attr,arg-type]
         dtypes = tuple(v.dtype for v in values)  # type: ignore[union-attr]
         needs, gives = cheapest(bound, homes, dtypes, staying, self.mesh, self.aims.get(node), self.opened(node),
                                 self.waiting(node, operand_nodes, homes))  # fmt: skip
-        uses = tuple(requirement_of(self.mesh, a, dtype) for a, dtype in zip(needs, dtypes, strict=True))
+        uses = tuple(requirement_of(self.mesh, a, dtype) for a, dtype in zip(needs, asked, strict=True))
         return self.laid(record.type, gives), uses
 
     def waiting(self, node: fx.Node, values: Sequence[fx.Node], homes: Sequence[DistAttr]) -> frozenset[int]:
@@ -343,6 +344,17 @@ def gradient_sums(program: Program) -> dict[fx.Node, fx.Node | None]:
         if record_of(node).role in ("state", "buffer") and ((last == "grad" and parameter in named) or name == ".loss"):
             found[node] = named.get(parameter)
     return found
+
+
+def required_dtypes(record: Record, values: Sequence[ValueType]) -> tuple[torch.dtype, ...]:
+    """In which dtype each operand is used: as a traced program says, else its own."""
+    asked = record.uses or (None,) * len(values)
+    return tuple(value.dtype if need is None else need.dtype for value, need in zip(values, asked, strict=True))  # type: ignore[union-attr]
+
+
+def rounds_nothing(type: TensorType, dtype: torch.dtype) -> bool:
+    """Whether a value can be cast while it is pending; what is narrowed is reduced first."""
+    return type.dtype == dtype or torch.promote_types(type.dtype, dtype) == dtype
 
 
 def gradient_aims(program: Program, types: Mapping[fx.Node, ValueType], axes: frozenset[str], mesh: Mesh) -> dict[fx.Node, Aim]:

@@ -60,6 +60,14 @@ class CheckpointError(AutoparError, RuntimeError):
     """A checkpoint that cannot be written or read, does not fit, or is not as it was written. Ranks that bring different states."""
 
 
+class PrecisionError(AutoparError, NotImplementedError):
+    """Mixed precision would run an op in a dtype that it has no kernel for."""
+
+
+class OverflowingError(AutoparError, ArithmeticError):
+    """Gradients overflow in low precision, whatever the loss is multiplied by."""
+
+
 class ProofError(AutoparError, AssertionError):
     """A sharding rule claims what its op does not do: running it on pieces gives something else."""
 

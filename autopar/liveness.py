@@ -2,7 +2,7 @@
 
 One walk in the order of execution. A value is made by its op and let go behind the last op that reads it, as in the functions that
 run it; a view keeps what it views. What the caller holds stays: parameters, inputs, returned values, gradients. A state's next
-value takes the memory of the state.
+value is written into the state's memory, or takes its place.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Lifetimes:
 def liveness(program: Program, kept: Collection[str] | None = None, kinds: Mapping[str, str] | None = None, *, in_place: bool = True) -> Lifetimes:
     """When each piece of a rank's memory is in use; linear in the graph.
 
-    Buffers that torch's kernels and the collectives need while they run are not seen.
+    Buffers that torch's kernels, collectives and their buckets need while they run are not seen.
 
     Args:
         program: of one rank: level ``local`` or ``scheduled``.
@@ -195,7 +195,7 @@ class _Walk:
         """Whether a transfer's result is in the memory of what it reads: an all-reduce of what nobody else reads, a piece of dim 0."""
         given = transfers.arguments(node.target, node.args, node.kwargs)
         if node.target is transfers.all_reduce:
-            return len(value.users) == 1 and value.op == "call_function"
+            return len(value.users) == 1 and all(one.born != START for part in self.of[value] for one in part)
         if node.target is transfers.slice:
             return not given.get("parts") and given["dim"] == 0
         if node.target is transfers.cast:

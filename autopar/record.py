@@ -62,9 +62,9 @@ ValueType = TensorType | tuple[TensorType | None, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What an op asks of an operand."""
+    """What an op asks of an operand. At the level ``traced`` that is a dtype alone."""
 
-    layout: Layout
+    layout: Layout | None
     dtype: torch.dtype
 
 
@@ -82,13 +82,26 @@ class Result:
     of: str = ""
 
 
+class Call(NamedTuple):
+    """One call of an op by the model: the nodes that capture made of it, and of its backward, have it in common.
+
+    Attributes:
+        number: in the order in which forward made them.
+        op: as it was called, ``aten::mse_loss``, before it was taken apart.
+    """
+
+    number: int
+    op: str
+
+
 class Record(NamedTuple):
     """All that is known of one node; a tuple, because every inserted op needs one.
 
     Attributes:
         type: the value's type; a tuple for ops with several results, ``None`` for the output node.
         uses: one requirement for each operand occurrence, in argument order (``None`` for a tuple operand);
-            empty for transfers, which take what they are given, and at levels without requirements.
+            empty for transfers, which take what they are given, and at levels without requirements. At the level ``traced``,
+            ``None`` for operands that are taken as they are, and empty where all are.
         phase: ``forward``, ``backward`` or ``update``.
         role: of placeholders, one of ``input param buffer tangent seed state``.
         index: of tangents, the position of their value among those returned.
@@ -98,6 +111,7 @@ class Record(NamedTuple):
         started: at the level ``scheduled``, a collective that only starts and needs a ``wait``.
         module: path of the module that ran the op ("" is the root); a comment, outside equality.
         source: the user's line, ``model.py:41  self.act(self.up(x))``; a comment, outside equality.
+        call: of what capture made, the call that it is part of; a comment, outside equality.
     """
 
     type: ValueType
@@ -111,6 +125,7 @@ class Record(NamedTuple):
     started: bool = False
     module: str = ""
     source: str = ""
+    call: Call | None = None
 
     @property
     def meaning(self) -> tuple[object, ...]:

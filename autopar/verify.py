@@ -43,7 +43,7 @@ class _Verifier:
 
     def run(self) -> None:
         checks: dict[str, tuple[Callable[[fx.Node, Record], None], ...]] = {
-            "traced": (self.check_untransferred, self.check_unstreamed),
+            "traced": (self.check_dtypes, self.check_untransferred, self.check_unstreamed),
             "placed": (self.check_placed, self.check_rule, self.check_untransferred, self.check_unstreamed),
             "explicit": (self.check_placed, self.check_rule, self.check_unstreamed),
             "local": (self.check_local, self.check_unstreamed),
@@ -136,8 +136,15 @@ class _Verifier:
             if not isinstance(home, TensorType) or not isinstance(mine, TensorType) or home.shape != mine.shape:
                 raise self.error(node, f"{value} is the {result.kind} of {result.of} and has another shape", homes[result.of], value)
             need = record.uses[index] if index < len(record.uses) else None
-            if result.kind == "state" and home.layout is not None and record.uses and need != Requirement(home.layout, home.dtype):
+            if result.kind == "state" and home.layout is not None and need is not None and need.layout is not None and need != Requirement(home.layout, home.dtype):
                 raise self.error(node, f"{result.of} and what replaces it lie alike: require {value} as {print_type(home)}", homes[result.of], value)
+
+    def check_dtypes(self, node: fx.Node, record: Record) -> None:
+        """A traced program requires dtypes alone."""
+        if record.uses and len(record.uses) != len(operands(node)):
+            raise self.error(node, f"{len(operands(node))} operands, but {len(record.uses)} requirements: every use has one, or none has")
+        if any(need is not None and need.layout is not None for need in record.uses):
+            raise self.error(node, "a use in a traced program requires a dtype alone; place says how it lies")
 
     def check_untransferred(self, node: fx.Node, record: Record) -> None:
         if node.target in transfers.BY_FUNCTION:
@@ -166,6 +173,8 @@ class _Verifier:
                 continue
             if need is None:
                 raise self.error(node, f"the use of {value.name} has no requirement", value)
+            if need.layout is None:
+                raise self.error(node, f"the use of {value.name} requires a dtype alone; place gives it a Layout", value)
             self.check_layout(node, type, need.layout)
             if self.program.level == "explicit" and (need.layout, need.dtype) != (type.layout, type.dtype):
                 user = "the output" if node.op == "output" else node.name

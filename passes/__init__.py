@@ -10,6 +10,7 @@ import torch
 
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
+from autopar.passes.amp import Amp
 from autopar.passes.defer import Defer
 from autopar.passes.expand import Expand
 from autopar.passes.fold import Fold
@@ -20,6 +21,7 @@ from autopar.passes.place import Place
 from autopar.passes.recompute import Recompute
 from autopar.passes.reshard import Reshard
 from autopar.passes.share import Share
+from autopar.passes.widen import Widen
 
 PIPELINE: tuple[type[Pass], ...] = (Expand, Place, Follow, Lift, Defer, Reshard, Fold, Share)
 
@@ -33,4 +35,4 @@ def pipeline(mesh: Mesh | None = None, constraints: Mapping[str, DistAttr] | Non
     return [step(*options.get(step, ())) for step in PIPELINE]
 
 
-__all__ = ["PIPELINE", "Defer", "Expand", "Fold", "Follow", "Lift", "Pass", "Place", "Recompute", "Reshard", "Share", "pipeline", "run_passes"]
+__all__ = ["PIPELINE", "Amp", "Defer", "Expand", "Fold", "Follow", "Lift", "Pass", "Place", "Recompute", "Reshard", "Share", "Widen", "pipeline", "run_passes"]

@@ -71,8 +71,8 @@ class Recompute(Pass):
             for node in doomed:
                 edit.erase(node)
         kept = [n for n in program.nodes if n.op == "call_function" and record_of(n).phase == "forward" and _is_kept(n)]
-        return [f"{len(new) - len(doomed)} ops of the forward run again in the backward, {len(doomed)} only there; {_bytes(first):,} bytes of "
-                f"values are computed again and {_bytes(kept):,} kept, whole and with views counted"]  # fmt: skip
+        return [f"{len(new) - len(doomed)} ops of the forward run again in the backward, {len(doomed)} have moved there; {_bytes(first):,} bytes of "
+                f"values are computed again, {_bytes(kept):,} are kept (whole values, views counted too)"]  # fmt: skip
 
     def type(self, node: fx.Node) -> ValueType:
         """That of the copy: the value's own, with what the user wants of it."""

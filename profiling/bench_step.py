@@ -33,7 +33,7 @@ import autopar
 from autopar.parallel import Parallel
 from autopar.runtime.process_step import ProcessStep, _Step
 
-LINES = [Parallel.forward, Parallel._pieces, Parallel._gradient, ProcessStep.forward, _Step.forward, _Step.backward]
+LINES = [Parallel.forward, Parallel.pieces, Parallel._gradient, ProcessStep.forward, _Step.forward, _Step.backward]
 SAME = 1e-5  # loss and the norm of all gradients, relatively
 TINY = 300  # ops forward
 ONE = "one process"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import resource
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -212,23 +213,29 @@ def refused(folder: str) -> dict[str, tuple[str, str]]:
 
 def in_a_thread(folder: str) -> tuple[str, str]:
     """While a state is written, a step uses the same ranks and changes it; saves do not overtake each other."""
-    mesh = device_mesh_of(Mesh(dp=4))
-    state = {"w": distribute_tensor(torch.ones(4 * 2**18), mesh, [Shard(0)]), "b": torch.ones(3), "step": 1}
+    from autopar.checkpoint import writing
+
+    mesh, write, gates = device_mesh_of(Mesh(dp=4)), writing._write, {step: threading.Event() for step in (1, 2, 3)}
+    writing._write = lambda path, *args: gates[int(path.parent.name.split("-")[1])].wait() and write(path, *args)
+    gates[3].set()
+    state = {"w": distribute_tensor(torch.ones(1024), mesh, [Shard(0)]), "b": torch.ones(3), "step": 1}
     saves = []
     for step in (1, 2):
         state["step"] = step
         saves.append(checkpoint.async_save(folder, state, keep=None))
+        assert all(save.done() for save in saves[:-1])  # one copy at a time
         for _ in range(20):
             total = state["w"].to_local()[:1].clone()
             distributed.all_reduce(total)
             assert total == 4 * step
         state["w"].to_local().add_(1)
         state["b"].add_(1)
-    saves[1].result()
+        threading.Timer(0.2, gates[step].set).start()  # the next save comes before that
     path = checkpoint.save(folder, state | {"step": 3}, keep=None)
+    writing._write = write
     for step, saved in enumerate([*(save.result() for save in saves), path], 1):
         assert saved.name == f"checkpoint-{step:06}"
-        again = {"w": distribute_tensor(torch.zeros(4 * 2**18), mesh, [Shard(0)]), "b": torch.zeros(3), "step": 0}
+        again = {"w": distribute_tensor(torch.zeros(1024), mesh, [Shard(0)]), "b": torch.zeros(3), "step": 0}
         assert checkpoint.load(saved, again)["step"] == step
         assert (again["w"].to_local() == step).all() and (again["b"] == step).all()
     assert told(lambda: checkpoint.async_save(folder, {"step": object()}))[0] == "TypeError"

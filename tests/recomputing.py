@@ -82,7 +82,7 @@ class Counting(nn.Module):
         self.register_buffer("scale", torch.ones(8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.tanh(self.linear(x) * self.scale.unsqueeze(0).clone())
+        y = torch.tanh(self.linear(x) * torch.cat(self.scale.unsqueeze(0).split(4, 1), 1))  # a copy of views
         self.scale = self.scale + 1
         return y
 

@@ -63,10 +63,10 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(loops.groups_of(model), lr=1e-2)
 
 
-def run(step: Any, *args: Any, promoted: bool = True, **kwargs: Any) -> torch.Tensor:
-    """One step: simulated where this process is alone on a mesh of several."""
+def run(step: Any, *args: Any, promoted: bool = True, called: bool = False, **kwargs: Any) -> torch.Tensor:
+    """One step: simulated where this process is alone, unless it is to be called."""
     with PromotedCasts() if promoted else contextlib.nullcontext():
-        return (step.simulate if step.parallel.job is None else step)(*args, **kwargs)
+        return (step.simulate if step.parallel.job is None and not called else step)(*args, **kwargs)
 
 
 def differences(step: Any, single: Single) -> dict[str, float]:
@@ -85,7 +85,7 @@ def differences(step: Any, single: Single) -> dict[str, float]:
 
 
 def steps_alike(name: str, sizes: dict[str, int], options: dict[str, Any], count: int = 10,
-                optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw, tolerance: float = 1e-9) -> None:  # fmt: skip
+                optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw, tolerance: float = 1e-9, called: bool = False) -> None:  # fmt: skip
     """Losses, norms, parameters, buffers and the optimizer's state equal those of a single device after so many steps."""
     torch.manual_seed(0)
     make, batches, plan = MODELS[name]
@@ -99,7 +99,7 @@ def steps_alike(name: str, sizes: dict[str, int], options: dict[str, Any], count
     schedules = [torch.optim.lr_scheduler.StepLR(one.optimizer, 3, 0.5) for one in (step, single)]
     for k in range(count):
         batch = batches(k)
-        ours, (loss, norm) = run(step, batch), single(**batch)
+        ours, (loss, norm) = run(step, batch, called=called), single(**batch)
         for schedule in schedules:
             schedule.step()
         assert type(ours) is torch.Tensor and relative(ours, loss) <= tolerance, (k, ours, loss)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import math
@@ -303,6 +304,37 @@ def test_errors_name_what_is_wrong(two: Path, tmp_path: Path) -> None:
         assert error(newest) == f"CheckpointError: {newest / manifest.NAME} {said}"
     (newest / manifest.NAME).write_text(whole_text)
     loaded(str(two), 2, "one process")
+
+
+FORGED: dict[str, tuple[str, str]] = {
+    "a chunk outside": ('"chunks": [[[0, 0], [6, 8]', '"chunks": [[[7, 0], [6, 8]'),
+    "a chunk before": ('"chunks": [[[0, 0], [6, 8]', '"chunks": [[[-1, 0], [6, 8]'),
+    "not all of it": ('"chunks": [[[0, 0], [6, 8]', '"chunks": [[[0, 0], [5, 8]'),
+    "a file elsewhere": ("rank-00000", "../rank-00000"),
+    "no file of it": ('"files": [{"name": "rank-00000', '"files": [{"name": "rank-00009'),
+    "a dtype": ('"dtype": "BF16"', '"dtype": "BF17"'),
+    "a kind": ('{"$tuple": [0.9', '{"$tuples": [0.9'),
+    "an object": ('"step": 2, "data"', '"step": {"$array": ["|O", [1], "AAAAAAAAAAA="]}, "data"'),
+    "no data": ('"step": 2, "data"', '"step": {"$bytes": 3}, "data"'),
+    "nothing": ('"torch": ', '"torhc": '),
+}
+
+
+@pytest.mark.parametrize("case", FORGED)
+def test_a_manifest_that_contradicts_itself(two: Path, case: str) -> None:
+    """Signed as if it had been written so."""
+    path = two / "checkpoint-000002" / manifest.NAME
+    text = path.read_text()
+    head, _, body = text.partition("\n")
+    assert FORGED[case][0] in body
+    forged = body.replace(*FORGED[case]).removesuffix("\n")
+    signed = json.dumps(json.loads(head) | {"sha256": hashlib.sha256(forged.encode()).hexdigest()})
+    try:
+        path.write_text(f"{signed}\n{forged}\n")
+        with pytest.raises(CheckpointError, match=f"{path} contradicts itself: .*; load another checkpoint"):
+            checkpoint.load(path.parent, empty(2, "one process"))
+    finally:
+        path.write_text(text)
 
 
 def test_a_state_that_does_not_fit_is_refused_untouched(two: Path) -> None:

@@ -168,7 +168,8 @@ backward:
   d_w : f32[8 4] = mm(g_t, x)
   w_grad_sum : f32[8 4] = add.Tensor(w_grad, d_w)
   z : f32[12 4] = relu(wide)
-  return z
+  flat : f32[48] = _unsafe_view(z, [48])
+  return flat
 """
 
 
@@ -179,7 +180,7 @@ def test_states_transfers_and_views() -> None:
     gathered, z = 8 * 12 * 4, 12 * 4 * 4
     held = 2 * w + x
     assert found.held() == [held + n for n in (0, y, y, y + one, one, one, one + gathered, one + gathered, one + gathered,
-                                              one + gathered + w, gathered + w, gathered + z)]  # fmt: skip
+                                              one + gathered + w, gathered + w, gathered + z, z)]  # fmt: skip
     kinds = {storage.node.name: storage.kind for storage in found.storages}
     assert kinds == {"w": "parameters", "w_grad": "gradients", "x": "inputs", "y": "activations", "s": "activations",
                      "g_tp": "transfers", "d_w": "activations", "z": "activations"}  # fmt: skip

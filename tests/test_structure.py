@@ -29,7 +29,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("commit",),
     ("edit",),
     ("rules", "transitions"),
-    ("verify", "choice", "channels", "cost", "liveness"),
+    ("verify", "choice", "channels", "cost", "liveness", "precision", "loss_scaling"),
     ("pipeline", "arena"),
     ("decompose_batch_norm", "decompose_lists", "decompose_strides"),
     ("report", "recompute", "provenance", "decompositions", "spec", "arguments", "borrow", "specialize"),

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from autopar.checkpoint.values import Tree
+from autopar.checkpoint.values import Tree, put_together
 from autopar.errors import CheckpointError
 
 NAME = "checkpoint.json"
@@ -145,6 +145,7 @@ def _checked(body: dict[str, Any]) -> Manifest:
         tensors[name] = StoredTensor(dtype, shape, chunks)
     if wrong := [name for name in files if Path(name).name != name]:
         raise ValueError(f"{wrong[0]} is no file of the folder")
+    put_together(body["state"], {})  # fails where it cannot be made
     return Manifest(body["state"], tensors, tuple(files.values()), body["torch"])
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +28,8 @@ from torch import fx
 from autopar import transfers
 from autopar.drawn import folded
 from autopar.errors import SimulationError, at_line
-from autopar.program import Program, map_operands, operands, record_of
+from autopar.optimizers import IN_PLACE
+from autopar.program import Program, is_getitem, map_operands, operands, record_of
 from autopar.record import TensorType
 from autopar.rules.registry import rule_of
 from autopar.runtime import where
@@ -43,6 +44,7 @@ from autopar.runtime.collectives import (
     start_all_reduce,
     start_all_reduce_in_place,
 )
+from autopar.runtime.donated import SHARED, Donated
 from autopar.runtime.effects import pending_piece, place_along
 from autopar.runtime.packing import packing
 from autopar.runtime.simulate import ANY_STRIDES
@@ -98,11 +100,12 @@ def lower(program: Program, groups: Mapping[Ranks, str], gate: Callable[[], None
 
 
 def lower_whole(program: Program, groups: Mapping[Ranks, str], gate: Callable[[], None] | None = None,
-                bytes: Mapping[str, int] | None = None, device: torch.device | None = None) -> Lowered:  # fmt: skip
-    """All phases of a rank's local program as one function, which gives the program's results. Arguments as of ``lower``."""
+                bytes: Mapping[str, int] | None = None, device: torch.device | None = None, donated: Donated | None = None) -> Lowered:  # fmt: skip
+    """All phases of a rank's local program as one function, which gives the program's results. Arguments as of ``lower``;
+    ``donated`` is what it may write to: of these placeholders the next values are in the memory of the old ones."""
     nodes = [node for node in program.nodes if node.op in ("call_function", "get_attr")]
     title = f"{' and '.join(dict.fromkeys(record_of(node).phase for node in nodes))} of rank {program.rank}"
-    phase = _Phase(program, groups, title, Buckets.of(program, nodes, bytes or {}), gate, device or torch.device("cpu"))
+    phase = _Phase(program, groups, title, Buckets.of(program, nodes, bytes or {}), gate, device or torch.device("cpu"), donated)
     return phase.run(nodes, list(dict.fromkeys(operands(program.output))))
 
 
@@ -115,18 +118,21 @@ def _read_from_outside(nodes: list[fx.Node], results: list[fx.Node]) -> list[fx.
 
 class _Phase:
     def __init__(self, program: Program, groups: Mapping[Ranks, str], title: str, buckets: Buckets,
-                 gate: Callable[[], None] | None, device: torch.device) -> None:  # fmt: skip
+                 gate: Callable[[], None] | None, device: torch.device, donated: Donated | None = None) -> None:  # fmt: skip
         self.program, self.groups, self.title, self.buckets, self.gate, self.device = program, groups, title, buckets, gate, device
         self.graph = fx.Graph()
         self.values: dict[fx.Node, fx.Node] = {}
         self.started: dict[fx.Node, tuple[fx.Node, Exchange]] = {}  # collectives that nobody has waited for
         self.shared: dict[fx.Node, list[fx.Node]] = {}  # a member of a bucket → all of them
         self.fresh: set[fx.Node] = set()  # values in memory of their own
+        self.donated = donated or Donated()
+        self.updates = self.donated.updates
+        self.fresh |= self.donated.placeholders
         self.lines: dict[str, fx.Node] = {}  # what a name of the generated code stands for
 
     def run(self, nodes: list[fx.Node], results: list[fx.Node]) -> Lowered:
         constants = [node for node in nodes if node.op == "get_attr"]
-        takes = [*constants, *_read_from_outside(nodes, results)]
+        takes = [*constants, *(node for node in _read_from_outside(nodes, results) if node not in self.donated.zeros)]
         for node in takes:
             self.values[node] = self.graph.placeholder(node.name)
         members = self.buckets.members
@@ -163,6 +169,17 @@ class _Phase:
         return new
 
     def node(self, node: fx.Node) -> None:
+        if node in self.donated.sums:
+            self.values[node] = self.sum(node)
+            return
+        if node in self.updates:
+            self.values[node] = self.updated(node, 0)
+            if node in self.donated.buckets:
+                self.update(self.donated.buckets[node])
+            return
+        if is_getitem(node) and node.args[0] in self.updates:
+            self.values[node] = self.updated(*node.args)  # type: ignore[arg-type]
+            return
         row = transfers.BY_FUNCTION.get(node.target)
         if row is not None:
             self.transfer(node, row)
@@ -172,6 +189,29 @@ class _Phase:
         self.values[node] = self.call(node, node.name, target, args, kwargs)
         if self.is_fresh(node):
             self.fresh.add(node)
+
+    def sum(self, node: fx.Node) -> fx.Node:
+        """A sum of gradients, added to in place; the first one is the gradient itself, if nobody else has its memory."""
+        sum, addend = self.donated.sums[node], operands(node)[1]
+        value = self.read(addend)
+        if sum not in self.donated.zeros:
+            return self.call(node, node.name, torch.ops.aten.add_.Tensor, (self.values[sum], value))
+        dtype = record_of(node).type.dtype  # type: ignore[union-attr]
+        if addend in self.fresh and len(addend.users) == 1 and record_of(addend).type.dtype == dtype:  # type: ignore[union-attr]
+            return value
+        return self.call(node, node.name, own_copy, (value, dtype))
+
+    def update(self, nodes: Sequence[fx.Node]) -> None:
+        """The updates of several parameters at once; the new values are in the memory of the old ones."""
+        rows = [node.args for node in nodes]
+        count = len(rows[0]) - len(SHARED)
+        parameters, gradients, *states = [[self.read(row[k]) for row in rows] for k in range(count)]  # type: ignore[arg-type]
+        shared = [map_operands(value, self.read) for value in rows[0][count:]]
+        self.call(nodes[0], f"{nodes[0].name}_in_place", IN_PLACE[nodes[0].target], (parameters, gradients, states, *shared), nodes[0].kwargs)
+
+    def updated(self, node: fx.Node, element: int) -> fx.Node:
+        """A result of an update: the old value, which is written to."""
+        return self.read(node.args[element and element + 1])  # type: ignore[arg-type]
 
     def is_fresh(self, node: fx.Node) -> bool:
         """Whether nobody else reads the memory of a value: it is new, or it views what only it reads."""
@@ -296,6 +336,11 @@ class _Phase:
 
 
 _NUMBERS = itertools.count()
+
+
+def own_copy(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The same values in memory that nobody else has."""
+    return x.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 def own_piece(x: torch.Tensor, view: tuple[int, ...], dim: int, start: int, size: int, shape: tuple[int, ...]) -> torch.Tensor:

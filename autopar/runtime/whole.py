@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from autopar.program import Program, record_of
 from autopar.runtime import where
 from autopar.runtime.buckets import largest_pieces
+from autopar.runtime.donated import Donated
 from autopar.runtime.interface import Interface
 from autopar.runtime.lower import Lowered, lower_whole
 from autopar.runtime.modes import as_captured
@@ -44,22 +45,29 @@ class ProcessRun(Results):
         explicit: the program with Layouts; ``local``: that of this rank.
         groups: ranks, in ascending order → the name of their process group.
         gate: called before the first collective.
+        donated: placeholders whose pieces are handed over: their memory may be that of the results.
     """
 
     def __init__(self, explicit: Program, local: Program, groups: Mapping[tuple[int, ...], str], gate: Callable[[], None] | None,
-                 device: torch.device) -> None:  # fmt: skip
+                 device: torch.device, donated: Collection[str] = ()) -> None:  # fmt: skip
         super().__init__(explicit)
         self._local, self._bytes, self._groups, self._gate, self._device = local, largest_pieces(explicit), groups, gate, device
         self._constants = {name: constant.tensor for name, constant in explicit.constants.items()}
+        self._donated = frozenset(donated)
+        self._lowered: dict[frozenset[str], Lowered] = {}
 
-    @cached_property
-    def lowered(self) -> Lowered:
-        return lower_whole(self._local, self._groups, self._gate, self._bytes, self._device)
+    def lowered(self, zeros: frozenset[str] = frozenset()) -> Lowered:
+        """The function, for donated placeholders that are given, or for some that are zero and are not."""
+        if zeros not in self._lowered:
+            donated = Donated.of(self._local, self._donated, zeros)
+            assert {node.name for node in donated.zeros} == zeros, zeros
+            self._lowered[zeros] = lower_whole(self._local, self._groups, self._gate, self._bytes, self._device, donated)
+        return self._lowered[zeros]
 
-    def __call__(self, values: Pieces) -> tuple[list[torch.Tensor], Pieces]:
-        """Run on this rank's pieces, by placeholder. ``values`` is emptied, so that a piece that nobody else holds is freed behind
-        its last reader."""
-        lowered = self.lowered
+    def __call__(self, values: Pieces, zeros: frozenset[str] = frozenset()) -> tuple[list[torch.Tensor], Pieces]:
+        """Run on this rank's pieces, by placeholder, but for those that are ``zeros``. ``values`` is emptied, so that a piece that
+        nobody else holds is freed behind its last reader."""
+        lowered = self.lowered(zeros)
         boxed = [self._constants[name] if name in self._constants else values[name] for name in lowered.takes]
         values.clear()
         where.tick()

@@ -7,7 +7,7 @@ taken over: full tensors are cut, DTensors are re-laid.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from autopar.record import TensorType
 from autopar.runtime.job import Job
 from autopar.shards import is_dtensor, local_of
 from autopar.step.update import STEP, Trained
-from autopar.torch_private import copy_each, note_a_step
+from autopar.torch_private import copy_each, note_a_step, version_of
 
 
 class Owned:
@@ -41,7 +41,8 @@ class Owned:
         self.definition: Definition = definition_of(optimizer)
         self.pieces: dict[str, torch.Tensor] = {}
         self._names = {id(tensor): name for name, tensor in parameters}
-        self._seen: list[Any] = []  # what was there when it was last looked at
+        self._seen: tuple[Any, ...] | None = None  # what was there when it was last looked at
+        self._versions: list[int] = []
         self._trained: tuple[Trained, ...] = ()
         self._counted: dict[str, list[torch.Tensor]] = {}  # counter → the tensors of the optimizer's state that it stands for
         self.groups()
@@ -72,22 +73,27 @@ class Owned:
         """
         updates = [self.definition.update(group) for group in self.optimizer.param_groups]
         groups = self.groups()
-        seen: list[Any] = [parameters, gradients, states, updates]
-        for name in parameters:
-            number, parameter = groups[name]
-            seen += (number, parameter, *self.optimizer.state[parameter].values())
-        if len(seen) != len(self._seen) or not all(a is b or (k in (3,) and a == b) for k, (a, b) in enumerate(zip(seen, self._seen, strict=True))):
+        now = self._facts(parameters, groups)
+        known = self._seen
+        if known is None or known[:4] != (parameters, gradients, states, updates) or len(known[4]) != len(now) or any(a is not b for a, b in zip(known[4], now, strict=True)) or self._versions != self._counts():
             self._trained = self._look(parameters, gradients, states, updates, groups)
-            self._seen = [parameters, gradients, states, updates]
-            for name in parameters:
-                number, parameter = groups[name]
-                self._seen += (number, parameter, *self.optimizer.state[parameter].values())
+            self._seen = parameters, gradients, states, updates, self._facts(parameters, groups)
+            self._versions = self._counts()
         return self._trained
+
+    def _facts(self, parameters: Iterable[str], groups: Mapping[str, tuple[int, torch.nn.Parameter]]) -> list[object]:
+        """The objects that pieces were taken from."""
+        return [part for name in parameters for part in (*groups[name], *self.optimizer.state[groups[name][1]].values())]
+
+    def _counts(self) -> list[int]:
+        """Whether somebody has written to the counts of steps, which are kept twice: torch's own step does."""
+        return [version_of(tensor) for tensors in self._counted.values() for tensor in tensors]
 
     def finish(self) -> None:
         """After a step: the optimizer's own counts of steps are those of the counters."""
         for name, tensors in self._counted.items():
             copy_each(tensors, [self.pieces[name]] * len(tensors))
+        self._versions = self._counts()
         note_a_step(self.optimizer)
 
     def _look(self, parameters: Mapping[str, TensorType], gradients: Mapping[str, TensorType], states: Mapping[str, DistAttr],

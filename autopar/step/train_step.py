@@ -7,20 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autopar.arguments import bind_arguments
 from autopar.borrow import ONE_AT_A_TIME
-from autopar.inputs import Given
 from autopar.inventory import inventory
-from autopar.program import Program
 from autopar.report.passes import Reports
-from autopar.runtime.pieces import cut, join
-from autopar.runtime.whole import Pieces, ProcessRun, Results, SimulatedRun
+from autopar.runtime.whole import Pieces
 from autopar.step.batches import Call, as_call, micro_batches
 from autopar.step.compile import MicroBatch, StepUpdate, compile_micro, compile_update, reports_of, step_of
-from autopar.step.micro import COUNT, LOSS, gradient_name
 from autopar.step.options import Options
 from autopar.step.owned import Owned
 from autopar.step.program import Step
+from autopar.step.runs import OnProcess, Simulated
 from autopar.step.update import LEARNING_RATE, Trained
 from autopar.step.zero import STAGES
 from autopar.torch_private import without_function_modes
@@ -45,7 +41,7 @@ class TrainStep:
         self._owned = Owned(optimizer, inventory(parallel.module).parameters, parallel.mesh, parallel.job)
         self._micros: dict[Any, MicroBatch] = {}
         self._updates: dict[Any, StepUpdate] = {}
-        self._runs: dict[int, Any] = {}
+        self._here, self._simulated = OnProcess(parallel), Simulated(parallel)
         self._latest: tuple[MicroBatch, StepUpdate] | None = None
 
     def __repr__(self) -> str:
@@ -120,40 +116,7 @@ class TrainStep:
             calls = self._calls(args, kwargs)
             micro, update, _ = self._compiled(calls)
         with without_function_modes(), torch.no_grad():
-            return self._simulate(calls, micro, update)
-
-    def _simulate(self, calls: list[Call], micro: MicroBatch, update: StepUpdate) -> torch.Tensor:
-        run, end = self._simulated(micro.program, micro.local), self._simulated(update.program, update.local)
-        own = inventory(self.parallel.module)
-        full = {name: tensor.detach() for name, tensor in (*own.parameters, *own.buffers)}
-        ranks = self.parallel.mesh.ranks
-        held = {rank: {**_cut(run, full, rank), **_zeros(run, rank)} for rank in ranks}
-        inputs = [dict(zip((a := bind_arguments(self.parallel.module, *call)).names, a.tensors, strict=True)) for call in calls]
-        counts = self._simulated_counts(micro, inputs, full)
-        for given in inputs:
-            seed = self.parallel.seed(micro.captured)
-            values = {}
-            for rank in ranks:
-                values[rank] = {**held[rank], **_cut(run, given, rank), **counts[rank]}
-                if seed:
-                    values[rank][run.named["seed"]] = seed[0]
-            for rank, (_, states) in run(values).items():
-                held[rank] |= states
-        for name, of in run.named.items():
-            if of in run.states and name in full:
-                full[name].copy_(_join(run, held, of))
-        pieces = {**full, **self._owned.pieces, **self._rates(update.program, torch.device("cpu"))}
-        results = {}
-        for rank in ranks:
-            handed = {end.named[name]: held[rank][of] for name, of in run.named.items() if name in end.named and name not in pieces}
-            results[rank] = {**_cut(end, pieces, rank), **handed}
-        made = end(results)
-        for name, of in end.named.items():
-            if of in end.states:
-                pieces[name].copy_(_join(end, {rank: states for rank, (_, states) in made.items()}, of))
-        self._owned.finish()
-        returned = [join({rank: own[k] for rank, (own, _) in made.items()}, type, name) for k, (name, type) in enumerate(end.interface.returned)]
-        return self._told(update, returned)
+            return self._told(update, self._simulated(calls, micro, update, self._state(update)))
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """One step: the loss of the batch, the same on every rank, without a gradient. All ranks call it alike.
@@ -173,93 +136,17 @@ class TrainStep:
             parallel.agree_on("train step", given)
             micro, update, _ = self._compiled(calls)
         with without_function_modes(), torch.no_grad():
-            return self._run(given, micro, update)
+            return self._told(update, self._here(given, micro, update, self._state(update)))
 
-    def _run(self, given: list[Given], micro: MicroBatch, update: StepUpdate) -> torch.Tensor:
-        parallel = self.parallel
-        rank = parallel.compiler.seat.rank  # type: ignore[union-attr]
-        run, end = self._lowered(micro.program, micro.local), self._lowered(update.program, update.local)
-        own = inventory(parallel.module)
-        pieces = [parallel.pieces(one, own, run.interface, rank)[0] for one in given]
-        of_model = dict(zip(run.interface.given, pieces[0], strict=False))
-        state = {name: of_model[name] for name in list(run.interface.given)[: len(own.parameters) + len(own.buffers)]}
-        inputs = [dict(list(zip(run.interface.given, some, strict=False))[len(state) :]) for some in pieces]
-        counts = self._counts(micro, run, inputs, state)
-        sums = _zeros(run, rank)
-        for values in inputs:
-            seed = dict(zip(["seed"], parallel.seed(micro.captured), strict=False))
-            _, made = run({**state, **values, **counts, **sums, **{run.named[name]: tensor for name, tensor in seed.items()}})
-            for of, tensor in made.items():
-                if of in sums:
-                    sums[of] = tensor
-                else:
-                    state[of].copy_(tensor)
-        named = {name: state[of] for name, of in run.named.items() if of in state}
-        named |= self._owned.pieces | self._rates(update.program, micro.captured.device) | {name: sums[of] for name, of in run.named.items() if of in sums}
-        returned, made = end({of: named[name] for name, of in end.named.items()})
-        for name, of in end.named.items():
-            if of in made:
-                named[name].copy_(made[of])
-        self._owned.finish()
-        return self._told(update, returned)
-
-    def _counts(self, micro: MicroBatch, to: ProcessRun, inputs: list[Pieces], state: Pieces) -> Pieces:
-        """What the micro-batches divide by, if they are told."""
-        if micro.count is None:
-            return {}
-        run = self._lowered(*micro.count)
-        given = {f"{of}_{k}": tensor for k, values in enumerate(inputs) for of, tensor in values.items()}
-        returned, _ = run({of: (state | given)[of] for of in run.interface.given})
-        return {to.named[f"{COUNT}.{k}"]: count for k, count in enumerate(returned)}
-
-    def _lowered(self, program: Program, local: Any) -> ProcessRun:
-        if id(program) not in self._runs:
-            seat, device = self.parallel.compiler.seat, torch.device("cpu") if self.parallel.job is None else self.parallel.job.device
-            assert seat is not None
-            gate = None if seat.agreement is None else seat.agreement.finish
-            self._runs[id(program)] = ProcessRun(program, local[seat.rank], seat.groups, gate, device)
-        return self._runs[id(program)]
-
-    def _simulated_counts(self, micro: MicroBatch, inputs: list[dict[str, torch.Tensor]], full: dict[str, torch.Tensor]) -> dict[int, Pieces]:
-        ranks = self.parallel.mesh.ranks
-        if micro.count is None:
-            return {rank: {} for rank in ranks}
-        run, to = self._simulated(*micro.count), self._simulated(micro.program, micro.local)
-        given = {f"{name}.{k}": tensor for k, tensors in enumerate(inputs) for name, tensor in tensors.items()}
-        made = run({rank: _cut(run, {**full, **given}, rank) for rank in ranks})
-        return {rank: {to.named[f"{COUNT}.{k}"]: count for k, count in enumerate(returned)} for rank, (returned, _) in made.items()}
-
-    def _simulated(self, program: Program, local: Any) -> SimulatedRun:
-        if id(program) not in self._runs:
-            self._runs[id(program)] = SimulatedRun(program, local)
-        return self._runs[id(program)]
-
-    def _rates(self, update: Program, device: torch.device) -> Pieces:
-        return {f"{LEARNING_RATE}.{k}": torch.tensor(rate, dtype=torch.float64, device=device) for k, rate in enumerate(self._owned.rates())}
+    def _state(self, update: StepUpdate) -> Pieces:
+        """What the update takes beside parameters and gradients, by the user's names: the optimizer's state, and learning rates."""
+        device = torch.device("cpu") if self.parallel.job is None else self.parallel.job.device
+        rates = {f"{LEARNING_RATE}.{k}": torch.tensor(rate, dtype=torch.float64, device=device) for k, rate in enumerate(self._owned.rates())}
+        return {**self._owned.pieces, **rates}
 
     def _told(self, update: StepUpdate, returned: list[torch.Tensor]) -> torch.Tensor:
-        """The loss; the rest is kept."""
+        """The loss, after a step; the rest is kept."""
+        self._owned.finish()
         found = dict(zip(update.returns, returned, strict=True))
         self.grad_norm = found.get("norm")
         return found["loss"]
-
-
-def _cut(run: SimulatedRun, tensors: Mapping[str, torch.Tensor], rank: int) -> Pieces:
-    """The pieces of those tensors that a program takes, on one rank."""
-    at = run.interface.mesh.coordinates(rank)
-    return {of: cut(tensors[name].detach(), run.interface.types[of], at).clone() for name, of in run.named.items() if name in tensors}
-
-
-def _zeros(run: Results, rank: int) -> Pieces:
-    """What the sums of gradients and losses begin with, on one rank."""
-    mesh = run.interface.mesh
-    found = {}
-    for name, of in run.named.items():
-        if of in run.states and (name == LOSS or name.endswith(gradient_name(""))):
-            type = run.interface.types[of]
-            found[of] = torch.zeros(type.attr.local_shape(type.shape, mesh, mesh.coordinates(rank)), dtype=type.dtype)
-    return found
-
-
-def _join(run: SimulatedRun, held: Mapping[int, Pieces], of: str) -> torch.Tensor:
-    return join({rank: own[of] for rank, own in held.items()}, run.interface.types[of], of)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from autopar import transfers
 from autopar.errors import TextError
 from autopar.mesh import Mesh
 from autopar.program import LEVELS, Constant, Program, record_of, set_record
-from autopar.record import PHASES, ROLES, Record, Requirement, Result, TensorType, ValueType
+from autopar.record import DTYPE_NAMES, PHASES, ROLES, Record, Requirement, Result, TensorType, ValueType
 from autopar.text.tokens import RESERVED, WORDS, can_name
 from autopar.text.types import TypeReader
 from autopar.torch_private import OpOverload
@@ -78,7 +78,7 @@ class _Parser(TypeReader):
             node = self.values[after]
             results.append((Result("state", name), node, self.state_needs.get(name, self._own(node))))
         output = self.graph.output(tuple(node for _, node, _ in results))
-        uses = tuple(need for _, _, need in results) if self.has_uses else ()
+        uses = self._told(need for _, _, need in results)
         set_record(output, Record(None, uses, results=tuple(result for result, _, _ in results)))
         return Program(self.graph, self.level, self.mesh, stages=self.stages, streams=tuple(self.streams),
                        coordinates=self.coordinates, tree=self.tree, constants=self.constants)  # fmt: skip
@@ -139,7 +139,7 @@ class _Parser(TypeReader):
         if self.tree:
             raise self.error("the program returns twice")
         self.word("return")
-        self._begin(self.has_uses)
+        self._begin(self.may_ask)
         fragments, done = [""], self.tokens[0].end + 1
         while self.at < len(self.tokens):
             token = self.tokens[self.at]
@@ -161,7 +161,7 @@ class _Parser(TypeReader):
         if any(result.of == of for result, _, _ in self.grads):
             raise self.error(f"the gradient of {of} is given twice")
         self.sign("=")
-        self._begin(self.has_uses)
+        self._begin(self.may_ask)
         self.grads.append((Result("grad", of), self.operand(), self.uses[-1]))
 
     def _state_line(self) -> None:
@@ -173,7 +173,7 @@ class _Parser(TypeReader):
         if of in self.state_needs:
             raise self.error(f"the next value of {of} is given twice")
         self.sign("=")
-        self._begin(self.has_uses)
+        self._begin(self.may_ask)
         if self.operand().name != self.states[of][0]:
             raise self.error(f"the state {of} is replaced by {self.states[of][0]}, as its placeholder says")
         self.state_needs[of] = self.uses[-1]
@@ -203,18 +203,18 @@ class _Parser(TypeReader):
         if self.peek("constant"):
             self._constant(name, type)
             return "get_attr", name, (), {}, {}
-        self._begin(self.has_uses)
+        self._begin(self.may_ask)
         if self.kind() == "word" and self.look(1) == "[":
             args: tuple[Any, ...] = self._element()
-            return "call_function", operator.getitem, args, {}, {"uses": tuple(self.uses) if self.has_uses else ()}
+            return "call_function", operator.getitem, args, {}, {"uses": self._told(self.uses)}
         started = self.look(1) not in ("(", "") and self.skip("start")
         target = self._target(self.word())
         transfer = target in transfers.BY_FUNCTION
-        self.asks = self.has_uses and not transfer
+        self.asks = self.may_ask and not transfer
         args, kwargs = self._arguments(transfer)
         if transfer:
             self._check_transfer(target, args, kwargs)
-        uses = tuple(self.uses) if self.asks else ()
+        uses = self._told(self.uses) if self.asks else ()
         return "call_function", target, args, kwargs, {"uses": uses, "started": started}
 
     def _placeholder(self, name: str) -> dict[str, Any]:
@@ -340,16 +340,26 @@ class _Parser(TypeReader):
 
     def _requirement(self, node: fx.Node) -> Requirement:
         own = record_of(node).type
-        if not self.asks:
+        if not self.asks or (self.level == "traced" and self.kind() != "word"):
             raise self.error("only ops and results of placed and explicit programs require a Layout with 'as'; transfers take what they are given")
         if not isinstance(own, TensorType):
             raise self.error(f"{node.name} has several tensors; require a Layout of its elements")
+        if self.level == "traced":
+            dtype = self.dtype()
+            if self.peek("["):
+                raise self.error(f"a use in a traced program requires a dtype alone, as in '{node.name} as {DTYPE_NAMES[dtype]}': place says how it lies")
+            return Requirement(None, dtype)
         dtype = self.dtype() if self.kind() == "word" else own.dtype
         shape, layout = self.placed()
         if shape != own.shape:
             raise self.error(f"{node.name} has the shape {list(own.shape)}, required is {list(shape)}")
         assert layout is not None
         return Requirement(layout, dtype)
+
+    def _told(self, uses: Iterable[Requirement | None]) -> tuple[Requirement | None, ...]:
+        """The requirements of a record: at the level ``traced`` none where nothing is required."""
+        found = tuple(uses)
+        return found if self.has_uses or any(found) else ()
 
     def _own(self, node: fx.Node) -> Requirement | None:
         own = record_of(node).type

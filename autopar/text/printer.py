@@ -173,7 +173,9 @@ def print_type(value: ValueType) -> str:
 
 
 def print_requirement(need: Requirement, value: TensorType) -> str:
-    """What follows ``as``: the dtype only where it differs from the value's."""
+    """What follows ``as``: the dtype only where it differs from the value's; at the level ``traced`` alone."""
+    if need.layout is None:
+        return DTYPE_NAMES[need.dtype]
     dtype = "" if need.dtype == value.dtype else DTYPE_NAMES[need.dtype]
     return dtype + _placed(value.shape, need.layout.attr, need.layout.mesh)
 

@@ -26,6 +26,11 @@ class TypeReader(Cursor):
         """Whether every value has a Layout and every use a requirement."""
         return self.level in ("placed", "explicit")
 
+    @property
+    def may_ask(self) -> bool:
+        """Whether a use may have a requirement: of a traced program, a dtype."""
+        return self.has_uses or self.level == "traced"
+
     def type(self) -> ValueType:
         if self.skip("None"):
             return None

@@ -1,0 +1,59 @@
+"""Widen: what waits to be reduced in low precision is reduced in float32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from autopar.edit import Value
+from autopar.passes.manager import Pass
+from autopar.program import Program, operands, record_of
+from autopar.record import Requirement, TensorType
+from autopar.rules.pointwise import CASTS
+
+(CAST,) = CASTS
+LOW = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Widen(Pass):
+    """Cast a pending value of low precision before those who need it reduced; what they need it as stays.
+
+        mm : bf16[8 4] +tp = mm(x, w)                               mm : bf16[8 4] +tp = mm(x, w)
+        y : bf16[8 4] = relu(mm as [8 4])                   →       wide : f32[8 4] +tp = _to_copy(mm, dtype=f32)
+                                                                    y : bf16[8 4] = relu(wide as bf16[8 4])
+
+    A pending value is never narrowed: so the transfers between are a reduction in float32 and then a cast, wherever that brings fewer
+    bytes. It runs in front of ``reshard``, and is for groups so large that addends of 8 or 11 bits round too much; twice the bytes
+    are reduced.
+    """
+
+    name: ClassVar[str] = "widen"
+    takes: ClassVar[str] = "placed"
+    gives: ClassVar[str] = "placed"
+
+    def run(self, program: Program) -> None:
+        with program.edit() as edit:
+            wide: dict[fx.Node, Value] = {}
+            for user in program.nodes:
+                for k, (value, need) in enumerate(zip(operands(user), record_of(user).uses, strict=False)):
+                    if need is None or not _reduces(value, need):
+                        continue
+                    if value not in wide:
+                        own = record_of(value).type
+                        assert isinstance(own, TensorType) and own.layout is not None
+                        wide[value] = edit.insert(CAST, (value,), {"dtype": torch.float32}, before=value.next, type=replace(own, dtype=torch.float32),
+                                                  phase=record_of(value).phase, uses=(Requirement(own.layout, own.dtype),), name=f"{value.name}_wide",
+                                                  about=value)  # fmt: skip
+                    edit.replace_use(user, value, wide[value], index=k)
+
+
+def _reduces(value: fx.Node, need: Requirement) -> bool:
+    """Whether a use needs a pending value of low precision reduced."""
+    own = record_of(value).type
+    if not isinstance(own, TensorType) or own.dtype not in LOW or need.layout is None:
+        return False
+    return bool(set(own.attr.pending) - set(need.layout.attr.pending))

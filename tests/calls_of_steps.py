@@ -1,0 +1,108 @@
+"""What people do with a training step, on each of four processes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import loops
+import pytest
+import steps
+import torch
+from steps import Single, adamw, differences, run
+from test_equality import relative
+from torch import distributed
+
+import autopar
+from autopar import Mesh
+from autopar.shards import is_dtensor
+
+CALLS = ["pieces_of_each_rank", "loaded_states", "moved_by_zero", "beside_the_loop", "batches_that_differ", "evaluation_between", "optimizers"]
+SIZES = {"dp": 2, "tp": 2}
+
+
+def _made(**options: Any) -> tuple[Any, Single, Any]:
+    torch.manual_seed(0)
+    make, batches, plan = steps.MODELS["mlp"]
+    model = make()
+    alone = copy.deepcopy(model)
+    given = {key: options.pop(key) for key in ("inputs",) if key in options}
+    parallel = autopar.parallelize(model, Mesh(SIZES), plan, **given)
+    return parallel.train_step(adamw(parallel), **options), Single(alone, adamw(alone), options.get("clip_norm")), batches
+
+
+def pieces_of_each_rank() -> None:
+    """Each rank brings its own rows; those of the first micro-batch of all ranks are the first micro-batch."""
+    step, single, batches = _made(microbatches=2, inputs="local", zero=1)
+    dp = Mesh(SIZES).coordinates(distributed.get_rank())["dp"]
+    for k in range(3):
+        x = batches(k)["x"]
+        assert relative(step(x.chunk(2)[dp]), single(x)[0]) <= 1e-12
+    assert max(differences(step, single).values()) <= 1e-9
+
+
+def loaded_states() -> None:
+    """Full tensors and DTensors, of torch's optimizer and of another stage of ZeRO."""
+    step, single, batches = _made(zero=1)
+    for k in range(2):
+        run(step, batches(k)), single(**batches(k))
+    state = step.optimizer.state_dict()
+    split = [value for one in state["state"].values() for value in one.values() if is_dtensor(value) and any(p.is_shard(0) for p in value.placements)]
+    assert split, "the state of some parameter is split"
+    other = step.parallel.train_step(torch.optim.AdamW(loops.groups_of(step.parallel), lr=1e-2), zero=0)
+    other.optimizer.load_state_dict(copy.deepcopy(state))
+    run(other, batches(2)), single(**batches(2))
+    assert max(differences(other, single).values()) <= 1e-9
+    other.optimizer.load_state_dict(copy.deepcopy(single.optimizer.state_dict()))  # full tensors
+    run(other, batches(3)), single(**batches(3))
+    assert max(differences(other, single).values()) <= 1e-9
+
+
+def moved_by_zero() -> None:
+    """ZeRO 3 splits the parameters, which stay the same objects; without it they stay where they are."""
+    step, single, batches = _made(zero=3)
+    before = {name: id(p) for name, p in step.parallel.named_parameters()}
+    whole = step.parallel.inner.blocks[0].down.bias
+    assert all(p.is_replicate() for p in whole.placements)
+    run(step, batches(0)), single(**batches(0))
+    assert before == {name: id(p) for name, p in step.parallel.named_parameters()}
+    assert whole.placements[0].is_shard(0) and whole.to_local().numel() == 4
+    assert max(differences(step, single).values()) <= 1e-9
+    out = step.parallel(**batches(1))
+    assert relative(loops.whole(out), single.model(**batches(1))) <= 1e-12
+
+
+def beside_the_loop() -> None:
+    """A step, then the loop with torch's own optimizer, then a step."""
+    step, single, batches = _made()
+    for k in range(4):
+        if k % 2:
+            step.parallel(**batches(k)).backward()
+            step.optimizer.step()
+            step.optimizer.zero_grad()
+        else:
+            run(step, batches(k))
+        single(**batches(k))
+    assert max(differences(step, single).values()) <= 1e-9
+
+
+def batches_that_differ() -> None:
+    """Ranks that bring other values of one batch are told so, and none hangs."""
+    step, _, batches = _made()
+    with pytest.raises(RuntimeError, match="bring different values of x"):
+        run(step, batches(distributed.get_rank()))
+
+
+def evaluation_between() -> None:
+    step, single, batches = _made(zero=1)
+    for k in range(2):
+        run(step, batches(k)), single(**batches(k))
+        step.parallel.eval(), single.model.eval()
+        with torch.no_grad():
+            assert relative(step.parallel(**batches(9)), single.model(**batches(9))) <= 1e-12
+        step.parallel.train(), single.model.train()
+
+
+def optimizers() -> None:
+    for make in (lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9), lambda m: torch.optim.Adagrad(m.parameters(), lr=0.1)):
+        steps.steps_alike("mlp", SIZES, {"zero": 1, "microbatches": 2}, count=2, optimizer=make)

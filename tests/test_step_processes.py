@@ -1,0 +1,33 @@
+"""Training steps on real gloo processes have the numbers of a single device's loop."""
+
+from __future__ import annotations
+
+import math
+
+import calls_of_steps
+import pytest
+import steps
+from processes import ranks
+
+CASES = [
+    ("mlp", {"dp": 2, "tp": 2}, 3), ("mlp", {"dp": 4}, 2), ("llama", {"dp": 2, "tp": 2}, 1), ("llama sequence", {"dp": 2, "tp": 2}, 3),
+    ("llama", {"dp": 4}, 0), ("gpt2", {"dp": 2, "tp": 2}, 2), ("gpt2", {"dp": 4}, 3), ("bert", {"dp": 2, "tp": 2}, 0), ("bert", {"dp": 4}, 1),
+    ("resnet", {"dp": 2, "tp": 2}, 1), ("mlp", {"dp": 2}, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "sizes", "zero"), CASES, ids=str)
+def test_ten_steps(name: str, sizes: dict[str, int], zero: int) -> None:
+    options = {"microbatches": 1 if name == "resnet" else 2, "zero": zero, "clip_norm": 0.5}
+    ranks(math.prod(sizes.values())).run(steps.steps_alike, name, sizes, options)
+
+
+@pytest.mark.parametrize("name", steps.MODELS)
+def test_one_process(name: str) -> None:
+    """A mesh of one rank needs no process group."""
+    steps.steps_alike(name, {"dp": 1}, {"microbatches": 1 if name == "resnet" else 2, "clip_norm": 0.5}, count=3, called=True)
+
+
+@pytest.mark.parametrize("name", calls_of_steps.CALLS)
+def test_calls(name: str) -> None:
+    ranks(4).run(getattr(calls_of_steps, name))
