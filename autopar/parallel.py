@@ -321,6 +321,8 @@ class Parallel(torch.nn.Module):
                 parameters of this model.
             microbatches: into how many pieces a batch is cut; their gradients add up, and are reduced once. The loss and the
                 gradients are those of the whole batch, also where its pieces have unequal numbers of tokens.
+            recompute: what is computed again in the backward, and not kept: ``"blocks"``, the model's layers; a glob over module paths,
+                as ``"*.layers.*"``, or several; or ``"min-cut"``, all but what torch's partitioner would keep.
             zero: ZeRO's stage: 1 splits the optimizer's state over the data axis, 2 the sums of gradients too, 3 parameters too.
             clip_norm: what the norm of all gradients is clipped to; ``step.grad_norm`` has it.
 

@@ -54,21 +54,25 @@ class ProcessRun(Results):
         self._local, self._bytes, self._groups, self._gate, self._device = local, largest_pieces(explicit), groups, gate, device
         self._constants = {name: constant.tensor for name, constant in explicit.constants.items()}
         self._donated = frozenset(donated)
+        self._types = {node.name: record_of(node).type for node in local.placeholders}
         self._lowered: dict[frozenset[str], Lowered] = {}
 
     def lowered(self, zeros: frozenset[str] = frozenset()) -> Lowered:
-        """The function, for donated placeholders that are given, or for some that are zero and are not."""
+        """The function, for donated placeholders that are given, or for some that are zero and may not be."""
         if zeros not in self._lowered:
             donated = Donated.of(self._local, self._donated, zeros)
-            assert {node.name for node in donated.zeros} == zeros, zeros
             self._lowered[zeros] = lower_whole(self._local, self._groups, self._gate, self._bytes, self._device, donated)
         return self._lowered[zeros]
+
+    def _zero(self, name: str) -> torch.Tensor:
+        type = self._types[name]
+        return torch.zeros(type.shape, dtype=type.dtype, device=self._device)
 
     def __call__(self, values: Pieces, zeros: frozenset[str] = frozenset()) -> tuple[list[torch.Tensor], Pieces]:
         """Run on this rank's pieces, by placeholder, but for those that are ``zeros``. ``values`` is emptied, so that a piece that
         nobody else holds is freed behind its last reader."""
         lowered = self.lowered(zeros)
-        boxed = [self._constants[name] if name in self._constants else values[name] for name in lowered.takes]
+        boxed = [self._constants[n] if n in self._constants else self._zero(n) if n in zeros else values[n] for n in lowered.takes]
         values.clear()
         where.tick()
         with as_captured():

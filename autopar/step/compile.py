@@ -14,6 +14,7 @@ from autopar.compiled import Compiler
 from autopar.errors import CaptureError, at_line
 from autopar.layout import DistAttr
 from autopar.localize import LocalPrograms
+from autopar.passes import Recompute, run_passes
 from autopar.program import Program, operands, record_of
 from autopar.record import TensorType
 from autopar.report.passes import PassReport, Reports
@@ -103,6 +104,8 @@ def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, 
         verify(counting, "count")
         own = {node.name: inputs[name] for node in counting.placeholders if (name := record_of(node).name.rpartition(".")[0]) in inputs}
         counts = counting, compiler.place(counting, own, captured.device)[0]
+    if options.recompute is not None:
+        reported += run_passes(found.program, [Recompute(options.recompute, mesh, attrs)])
     local, reports = compiler.place(found.program, attrs, captured.device)
     types = {record_of(node).name or node.name: record_of(node).type for node in found.program.placeholders}
     parameters: dict[str, TensorType] = {name: types[name] for name in found.gradients}  # type: ignore[misc]

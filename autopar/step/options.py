@@ -14,6 +14,7 @@ class Options:
     """The keywords of ``parallel.train_step``; their text there."""
 
     microbatches: int = 1
+    recompute: str | tuple[str, ...] | None = None
     zero: int = 0
     clip_norm: float | None = None
 
@@ -30,6 +31,8 @@ def options_of(given: Mapping[str, Any]) -> Options:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=2, cutoff=0.4)
             raise TypeError(f"train_step has no option {name!r}; near it: {', '.join(near) or 'none'}. It has {', '.join(names)}")
+    if isinstance(given.get("recompute"), list):
+        given = {**given, "recompute": tuple(given["recompute"])}
     found = Options(**given)
     if isinstance(found.microbatches, bool) or not isinstance(found.microbatches, int) or found.microbatches < 1:
         raise ValueError(f"microbatches={found.microbatches!r} is no number of micro-batches; give 1 or more")

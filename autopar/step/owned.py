@@ -62,6 +62,14 @@ class Owned:
                     found[name] = number, parameter
         return found
 
+    def name(self, parameter: torch.Tensor) -> str:
+        """The user's name of one of the optimizer's parameters."""
+        return self._names[id(parameter)]
+
+    def forget(self) -> None:
+        """The optimizer's state has been replaced."""
+        self._seen = None
+
     def rates(self) -> list[float]:
         """The learning rate of each group, now."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]

@@ -56,7 +56,7 @@ class OnProcess:
         zeros = sums_of(run)
         sums: Pieces = {}
         for values in inputs:
-            seed = {run.named["seed"]: one for one in parallel.seed(micro.captured)}
+            seed = _seed(run, parallel, micro)
             _, made = run({**model, **values, **counts, **sums, **seed}, frozenset() if sums else zeros)
             sums = {of: tensor for of, tensor in made.items() if of in zeros}
             for of, tensor in made.items():
@@ -122,7 +122,7 @@ class Simulated:
         counts = self._counts(micro, run, inputs, full)
         held = {rank: {**_cut(run, full, rank), **_zeros(run, rank)} for rank in ranks}
         for given in inputs:
-            seed = {run.named["seed"]: one for one in self.parallel.seed(micro.captured)}
+            seed = _seed(run, self.parallel, micro)
             made = run({rank: {**held[rank], **_cut(run, given, rank), **counts[rank], **seed} for rank in ranks})
             for rank, (_, states) in made.items():
                 held[rank] |= states
@@ -148,6 +148,12 @@ class Simulated:
         if id(program) not in self._runs:
             self._runs[id(program)] = SimulatedRun(program, local)
         return self._runs[id(program)]
+
+
+def _seed(run: Results, parallel: Parallel, micro: MicroBatch) -> Pieces:
+    """The seed of a micro-batch, if it draws: each draws in its turn."""
+    seed = parallel.seed(micro.captured)
+    return {run.named["seed"]: seed[0]} if seed else {}
 
 
 def _cut(run: SimulatedRun, tensors: Mapping[str, torch.Tensor], rank: int) -> Pieces:

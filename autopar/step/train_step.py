@@ -17,6 +17,7 @@ from autopar.step.options import Options
 from autopar.step.owned import Owned
 from autopar.step.program import Step
 from autopar.step.runs import OnProcess, Simulated
+from autopar.step.state import load_into, state_of
 from autopar.step.update import LEARNING_RATE, Trained
 from autopar.step.zero import STAGES
 from autopar.torch_private import without_function_modes
@@ -32,13 +33,16 @@ class TrainStep:
         parallel: the model on the mesh; its parameters are updated in place.
         optimizer: whose state lies, as ever, in ``optimizer.state``; learning rates are read from its groups at each step.
         options: those of ``parallel.train_step``.
+        owned: the optimizer's parameters and pieces of its state.
+        steps: how many were taken, skipped ones included.
         grad_norm: of the last step, before it was clipped; ``None`` without ``clip_norm``.
     """
 
     def __init__(self, parallel: Parallel, optimizer: torch.optim.Optimizer, options: Options) -> None:
         self.parallel, self.optimizer, self.options = parallel, optimizer, options
         self.grad_norm: torch.Tensor | None = None
-        self._owned = Owned(optimizer, inventory(parallel.module).parameters, parallel.mesh, parallel.job)
+        self.steps = 0
+        self.owned = Owned(optimizer, inventory(parallel.module).parameters, parallel.mesh, parallel.job)
         self._micros: dict[Any, MicroBatch] = {}
         self._updates: dict[Any, StepUpdate] = {}
         self._here, self._simulated = OnProcess(parallel), Simulated(parallel)
@@ -87,7 +91,7 @@ class TrainStep:
 
     def _compiled(self, calls: list[Call]) -> tuple[MicroBatch, StepUpdate, tuple[Trained, ...]]:
         given = self.parallel.given(*calls[0])
-        groups = self._owned.groups()
+        groups = self.owned.groups()
         key = self.parallel.key(given), tuple(groups)
         if key not in self._micros:
             args, kwargs = given.whole()
@@ -99,12 +103,30 @@ class TrainStep:
             return self._ended(key, micro)
 
     def _ended(self, key: Any, micro: MicroBatch) -> tuple[MicroBatch, StepUpdate, tuple[Trained, ...]]:
-        trained = self._owned.trained(micro.parameters, micro.gradients, micro.states)
+        trained = self.owned.trained(micro.parameters, micro.gradients, micro.states)
         facts = tuple((t.group, t.steps, t.update.function, t.update.states, tuple(t.update.constants.items()), tuple(t.types.items())) for t in trained)
         if (key, facts) not in self._updates:
             self._updates[key, facts] = compile_update(self.parallel.compiler, trained, micro.loss, micro.captured.device, self.options)
         self._latest = micro, self._updates[key, facts]
         return *self._latest, trained
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a training goes on from, by the user's names: ``model``, ``optimizer``, ``rng``, ``step``.
+
+        For ``autopar.checkpoint.save`` and ``load``, or ``torch.distributed.checkpoint``: the tensors are the step's own, DTensors on
+        processes. All ranks call it. A step that has not run has no state of the optimizer; ``capture(batch)`` gives it one.
+        """
+        return state_of(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state, of this mesh or another, and of any stage of ZeRO. All ranks call it.
+
+        Raises:
+            ValueError: a part is missing, or is of another model or other groups; nothing has been changed.
+        """
+        load_into(self, state)
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -141,12 +163,13 @@ class TrainStep:
     def _state(self, update: StepUpdate) -> Pieces:
         """What the update takes beside parameters and gradients, by the user's names: the optimizer's state, and learning rates."""
         device = torch.device("cpu") if self.parallel.job is None else self.parallel.job.device
-        rates = {f"{LEARNING_RATE}.{k}": torch.tensor(rate, dtype=torch.float64, device=device) for k, rate in enumerate(self._owned.rates())}
-        return {**self._owned.pieces, **rates}
+        rates = {f"{LEARNING_RATE}.{k}": torch.tensor(rate, dtype=torch.float64, device=device) for k, rate in enumerate(self.owned.rates())}
+        return {**self.owned.pieces, **rates}
 
     def _told(self, update: StepUpdate, returned: list[torch.Tensor]) -> torch.Tensor:
         """The loss, after a step; the rest is kept."""
-        self._owned.finish()
+        self.owned.finish()
+        self.steps += 1
         found = dict(zip(update.returns, returned, strict=True))
         self.grad_norm = found.get("norm")
         return found["loss"]
