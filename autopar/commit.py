@@ -94,7 +94,7 @@ class Changes:
             phase = phase or there.phase
             if about is None or not about.source:
                 about = there
-        set_record(node, Record(staged.type, staged.uses, phase, module=about.module, source=about.source))
+        set_record(node, Record(staged.type, staged.uses, phase, module=about.module, source=about.source, call=about.call))
         if staged.type is None:
             self._stale.add(node)
         self._counted.inserted += 1

@@ -111,9 +111,9 @@ class Compiler:
         verify(captured.program, "capture")
         return captured, attrs, PassReport("capture", captured_ms, notes=(*notes, *captured.notes, *decided))
 
-    def place(self, program: Program, attrs: Mapping[str, DistAttr], device: torch.device) -> tuple[LocalPrograms, list[PassReport]]:
+    def place(self, program: Program, attrs: Mapping[str, DistAttr], device: torch.device, *, widen: bool = False) -> tuple[LocalPrograms, list[PassReport]]:
         """Everything after capture: the program gets its Layouts and transfers, and each rank its own."""
-        reports = run_passes(program, pipeline(self.mesh, attrs, strict=self.strict, whole=self.whole, device=device))
+        reports = run_passes(program, pipeline(self.mesh, attrs, strict=self.strict, whole=self.whole, device=device, widen=widen))
         start = time.perf_counter()
         local = LocalPrograms(program, lambda made: verify(made, "localize"))
         for rank in self.mesh.ranks if self.seat is None else [self.seat.rank]:

@@ -213,12 +213,13 @@ class Completion:
         """Returned values are reduced and lie as DTensor can say; gradients and states lie as what they belong to."""
         homes = {p.name: self.types[p] for p in self.program.placeholders if p in self.types}
         needs = []
-        for value, result in zip(operands(node), record.results, strict=True):
+        asked = required_dtypes(record, [self.read(value) for value in operands(node)])
+        for value, result, dtype in zip(operands(node), record.results, asked, strict=True):
             type = self.read(value)
             assert isinstance(type, TensorType)
             home = homes.get(result.of)
             attr = home.attr if isinstance(home, TensorType) else self.at_edge(type)
-            needs.append(requirement_of(self.mesh, attr, type.dtype))
+            needs.append(requirement_of(self.mesh, attr, dtype))
         return tuple(needs)
 
     def choose(self, node: fx.Node, record: Record) -> tuple[ValueType, tuple[Requirement | None, ...]]:

@@ -16,7 +16,7 @@ from autopar.borrow import ONE_AT_A_TIME
 from autopar.capture import Captured
 from autopar.compiled import Compiled, Compiler, Seat
 from autopar.constraints import layouts_of
-from autopar.dtensor import placements_of
+from autopar.dtensor import edge_of, placements_of
 from autopar.initialize import Init, initialize
 from autopar.inputs import Given, given_call, piece_of
 from autopar.inventory import Inventory, Named, inventory
@@ -71,6 +71,7 @@ class Parallel(torch.nn.Module):
             seat = Seat(mesh.ranks[0], {}) if job is None else Seat(job.rank, job.groups, agreement)
         attrs = layouts_of(plan, model, mesh)
         module = model if job is None else sharded(model, attrs, mesh, job)
+        self._homes = {name: edge_of(attrs.get(name, DistAttr.replicated(p.dim())), mesh, p.shape, strided=True) for name, p in model.named_parameters()}
         self._over(module, Compiler(module, mesh, plan, seat, strict, outputs == "global", random))
 
     def _over(self, module: torch.nn.Module, compiler: Compiler) -> None:
@@ -111,6 +112,13 @@ class Parallel(torch.nn.Module):
     def training(self, mode: bool) -> None:
         if "module" in self.__dict__:
             self.module.training = mode
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process's pieces lie."""
+        if self.job is not None:
+            return self.job.device
+        return next((p.device for p in self.module.parameters() if not p.is_meta), torch.device("cpu"))
 
     @property
     def _agreement(self) -> Agreement | None:
@@ -297,13 +305,15 @@ class Parallel(torch.nn.Module):
         return step_seed(captured.draws, self.compiler.random, captured.device, None if job is None else job.control)
 
     def move(self, homes: Mapping[str, DistAttr]) -> None:
-        """Let parameters lie otherwise than the plan says, from now on; what was captured is forgotten. All ranks call it."""
-        if all(self.compiler.homes.get(name) == attr for name, attr in homes.items()):
+        """Let parameters lie otherwise, from now on; what was captured for another place is forgotten. All ranks call it."""
+        moved = {name: attr for name, attr in homes.items() if self._homes.get(name) != attr}
+        if not moved:
             return
-        self.compiler = replace(self.compiler, homes={**self.compiler.homes, **homes})
+        self._homes |= moved
+        self.compiler = replace(self.compiler, homes={**self.compiler.homes, **moved})
         self._compiled, self._latest = {}, None
         if self.job is not None:
-            relaid(inventory(self.module).parameters, homes, self.mesh, self.job)
+            relaid(inventory(self.module).parameters, moved, self.mesh, self.job)
 
     def train_step(self, optimizer: torch.optim.Optimizer, **options: Any) -> TrainStep:
         """The whole training step as one static program: ``loss = step(batch)`` runs forward, backward and optimizer.
@@ -321,6 +331,12 @@ class Parallel(torch.nn.Module):
                 parameters of this model.
             microbatches: into how many pieces a batch is cut; their gradients add up, and are reduced once. The loss and the
                 gradients are those of the whole batch, also where its pieces have unequal numbers of tokens.
+            amp: mixed precision, ``"bf16-O1"``, ``"fp16-O1"``: as under ``torch.autocast``; ``"bf16-O2"``, ``"fp16-O2"``: all but norms, losses and
+                their like; parameters stay in float32, and forward and backward take low-precision copies of them.
+            keep: ops that run in another dtype than ``amp`` says, ``{"aten::silu": "f32"}``.
+            reduce_dtype: ``torch.float32``: sums of low-precision values over ranks are made in float32.
+            loss_scale: with fp16, the first scale of the loss, or a ``LossScaling``. A step whose gradients overflow changes nothing, on
+                all ranks alike, and lowers the scale; ``step.loss_scale`` has it, and ``step.skipped`` whether the last one did.
             recompute: what is computed again in the backward, and not kept: ``"blocks"``, the model's layers; a glob over module paths,
                 as ``"*.layers.*"``, or several; or ``"min-cut"``, all but what torch's partitioner would keep.
             zero: ZeRO's stage: 1 splits the optimizer's state over the data axis, 2 the sums of gradients too, 3 parameters too.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import linecache
 import operator
 import os
@@ -21,6 +22,7 @@ from torch import fx
 
 from autopar.drawn import FUNCTIONAL, REJECTING, RRELU, Streams
 from autopar.errors import CaptureError, at_line
+from autopar.record import Call
 from autopar.torch_private import (
     DATA_DEPENDENT,
     TorchDispatchMode,
@@ -48,11 +50,12 @@ LINE = 100  # characters of a user's line that are quoted
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Module path ("" is the root), the user's line, phase."""
+    """Module path ("" is the root), the user's line, phase, and the call; a backward op has that of the forward's."""
 
     module: str = ""
     source: str = ""
     phase: str = "forward"
+    call: Call | None = None
 
 
 def is_users(filename: str) -> bool:
@@ -85,6 +88,7 @@ class Recorder(TorchDispatchMode):
         self._paths = {id(module): path for path, module in reversed(list(model.named_modules(remove_duplicate=False)))}
         self._running: list[str] = []
         self._forward: dict[int, Origin] = {}
+        self._calls = itertools.count()
         self.newest: fx.Node | None = None  # the last node that was made
         self.written: dict[int, Origin] = {}
         self.current = Origin()
@@ -122,7 +126,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "prim":  # device queries: no node
             return func(*args, **(kwargs or {}))
-        self.observe()
+        self.observe(func)
         if writes_outside(func, args):
             self.refused = self.refused or CaptureError(
                 f"forward writes into a tensor that is neither a parameter, nor a buffer, nor an argument, nor made in it\n"
@@ -177,15 +181,16 @@ class Recorder(TorchDispatchMode):
         self.refused = self.refused or CaptureError(f"{op.__name__} {why}\n{at_line(self.current.source, self.current.module)}\n  {remedy}")
         raise self.refused
 
-    def observe(self) -> None:
+    def observe(self, func: Any) -> None:
         """Find out where the op that is being called comes from."""
         if self.phase == "forward":
-            self.current = Origin(self._running[-1] if self._running else "", user_line())
+            call = Call(next(self._calls), func.name())
+            self.current = Origin(self._running[-1] if self._running else "", user_line(), call=call)
             self._forward.setdefault(autograd_sequence_number(), self.current)  # later ops without a gradient share the number
         else:
             of = running_backward_of()
             forward = Origin() if of is None else self._forward.get(of, Origin())
-            self.current = Origin(forward.module, forward.source, self.phase)
+            self.current = Origin(forward.module, forward.source, self.phase, forward.call)
 
     def _note(self, graph: fx.Graph) -> None:
         newest = None
@@ -206,7 +211,7 @@ class Replay(Recorder):
         self.written = _written(graph.graph, origins)
         self.interpreter = _Interpreter(graph, self, origins)
 
-    def observe(self) -> None:
+    def observe(self, func: Any) -> None:
         """The interpreter has said it."""
 
     def run(self, *args: Any) -> Any:

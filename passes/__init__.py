@@ -28,11 +28,12 @@ PIPELINE: tuple[type[Pass], ...] = (Expand, Place, Follow, Lift, Defer, Reshard,
 
 
 def pipeline(mesh: Mesh | None = None, constraints: Mapping[str, DistAttr] | None = None, *, strict: bool = False, whole: bool = False,
-             device: torch.device | None = None) -> list[Pass]:  # fmt: skip
-    """The passes in their order, with what ``expand`` and ``place`` are told."""
+             device: torch.device | None = None, widen: bool = False) -> list[Pass]:  # fmt: skip
+    """The passes in their order, with what ``expand`` and ``place`` are told. ``widen``: sums in low precision are reduced in float32."""
     asked = (mesh, constraints or {}, strict, whole)
     options: dict[type[Pass], tuple[Any, ...]] = {Place: asked, Expand: (*asked, device)}
-    return [step(*options.get(step, ())) for step in PIPELINE]
+    order = [other for step in PIPELINE for other in ((Widen, step) if widen and step is Reshard else (step,))]
+    return [step(*options.get(step, ())) for step in order]
 
 
 __all__ = ["PIPELINE", "Amp", "Defer", "Expand", "Fold", "Follow", "Lift", "Pass", "Place", "Recompute", "Reshard", "Share", "Widen", "pipeline", "run_passes"]

@@ -17,8 +17,8 @@ from autopar.expansions import EXPANSIONS
 from autopar.layout import DistAttr, Layout, layout_of
 from autopar.mesh import Mesh
 from autopar.passes.manager import Pass
-from autopar.program import Program, operands, record_of
-from autopar.record import TensorType
+from autopar.program import Program, map_operands, operands, record_of
+from autopar.record import Requirement, TensorType
 from autopar.rules.binding import typed
 from autopar.subgraph import Ref, subgraph
 
@@ -73,9 +73,12 @@ class Expand(Pass):
             split: of what numbers the places along the dim, so that those who are told them know which they hold.
             new: what replaces what. A constraint on a value goes with it.
         """
-        args, kwargs = [typed(a) for a in node.args], {key: typed(value) for key, value in node.kwargs.items()}
+        asked = iter(record_of(node).uses or [None] * len(operands(node)))  # dtypes, of mixed precision
+        args, kwargs = (map_operands(given, lambda operand: _as_asked(typed(operand), next(asked))) for given in (node.args, dict(node.kwargs)))
+        args, kwargs = [typed(a) for a in args], {key: typed(value) for key, value in kwargs.items()}
         found = subgraph(EXPANSIONS[node.target].function, args, kwargs, self.device or torch.device("cpu"))
         given = [new.get(operand, operand) for operand in operands(node)]
+        needs = record_of(node).uses or (None,) * len(given)
         made: list[Value] = []
 
         def value(ref: Ref) -> Value:
@@ -95,7 +98,10 @@ class Expand(Pass):
             if found.results == (Ref(k),) and (layout := self.layout(node, split.mesh)) is not None:
                 assert isinstance(type, TensorType)
                 type = replace(type, layout=layout)
-            made.append(edit.insert(step.target, _filled(step.args, value), _filled(dict(step.kwargs), value), before=node, type=type, about=node))
+            read = _refs((step.args, dict(step.kwargs)))
+            uses = [needs[-ref.step - 1] if ref.step < 0 else None for ref in read]
+            made.append(edit.insert(step.target, _filled(step.args, value), _filled(dict(step.kwargs), value), before=node, type=type, about=node,
+                                    uses=uses if any(uses) else ()))  # fmt: skip
         parts = {0: node} if len(found.results) == 1 and not is_tuple(node) else {int(user.args[1]): user for user in node.users}  # type: ignore[call-overload]
         for part, old in parts.items():
             ref = found.results[part]
@@ -114,6 +120,17 @@ class Expand(Pass):
 
 def is_tuple(node: fx.Node) -> bool:
     return isinstance(record_of(node).type, tuple)
+
+
+def _as_asked(type: Any, need: Requirement | None) -> Any:
+    return type if need is None else replace(type, dtype=need.dtype)
+
+
+def _refs(value: Any) -> list[Ref]:
+    """The references among arguments, in their order."""
+    found: list[Ref] = []
+    _filled(value, found.append)
+    return found
 
 
 def _filled(value: Any, of: Callable[[Ref], Value]) -> Any:

@@ -63,7 +63,7 @@ class Recompute(Pass):
             for node, before in reversed(first.items()):
                 args, kwargs = (map_operands(given, lambda n: new.get(n, n)) for given in (node.args, dict(node.kwargs)))
                 new[node] = edit.insert(node.target, args, kwargs, before=before, type=self.type(node), phase=record_of(before).phase,
-                                        name=f"{node.name}_again", about=node)  # fmt: skip
+                                        name=f"{node.name}_again", about=node, uses=record_of(node).uses)  # fmt: skip
             for node, copy in new.items():
                 for user in node.users:
                     if record_of(user).phase != "forward":

@@ -9,7 +9,9 @@ from torch import fx
 
 from autopar import transfers
 from autopar.passes.manager import Pass
-from autopar.program import Program, map_operands, record_of
+from autopar.program import Program, map_operands, operands, record_of
+from autopar.record import TensorType
+from autopar.rules.registry import RULES
 
 REDUCTIONS = (transfers.all_reduce, transfers.reduce_scatter)
 
@@ -24,7 +26,8 @@ class Share(Pass):
         b : f32[32 8] = mm(x_tp_1, w)
 
     Not across phases: what the forward gathered is gathered again in the backward, so that it need not be kept. But what
-    the forward reduced is kept: it is no larger than the partial results that would be kept to be reduced again.
+    the forward reduced is kept: it is no larger than the partial results that would be kept to be reduced again. So is what
+    it cast to fewer bytes, but for parameters, which are there anyway.
     """
 
     name: ClassVar[str] = "share"
@@ -39,12 +42,23 @@ class Share(Pass):
                 if node.target not in transfers.BY_FUNCTION:
                     continue
                 args = map_operands(node.args, lambda n: kept.get(n, n))
-                phase = "" if node.target in REDUCTIONS else record_of(node).phase
+                phase = "" if node.target in REDUCTIONS or _narrows(node) else record_of(node).phase
                 key = (node.target, _hashable(args), _hashable(node.kwargs), phase)
                 kept[node] = twin = first.setdefault(key, node)
                 if twin is not node:
                     edit.replace_all_uses(node, twin)
                     edit.erase(node)
+
+
+def _narrows(node: fx.Node) -> bool:
+    """Whether a cast makes fewer bytes of a value that is kept for it alone, and not a parameter or a view of one."""
+    (value,) = operands(node)
+    source, result = record_of(value).type, record_of(node).type
+    if node.target is not transfers.cast or not isinstance(source, TensorType) or not isinstance(result, TensorType):
+        return False
+    while value.op == "call_function" and (value.target in transfers.BY_FUNCTION or ((rule := RULES.get(value.target)) and rule.view)):  # type: ignore[arg-type]
+        (value,) = operands(value)
+    return value.op == "call_function" and result.dtype.itemsize < source.dtype.itemsize
 
 
 def _hashable(value: Any) -> Any:

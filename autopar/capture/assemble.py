@@ -196,7 +196,7 @@ class _Assembly:
                 )
             program.constants[node.name] = Constant.of(tensor)
             node.target = node.name
-        set_record(node, Record(_type(node), phase=origin.phase, module=origin.module, source=origin.source))
+        set_record(node, Record(_type(node), phase=origin.phase, module=origin.module, source=origin.source, call=origin.call))
 
 
 def _type(node: fx.Node) -> ValueType:

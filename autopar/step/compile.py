@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,9 +12,10 @@ import torch
 from autopar.capture import Captured
 from autopar.compiled import Compiler
 from autopar.errors import CaptureError, at_line
-from autopar.layout import DistAttr
+from autopar.layout import DistAttr, layout_of
 from autopar.localize import LocalPrograms
-from autopar.passes import Recompute, run_passes
+from autopar.passes import Amp, Recompute, run_passes
+from autopar.passes.amp import low_precision
 from autopar.program import Program, operands, record_of
 from autopar.record import TensorType
 from autopar.report.passes import PassReport, Reports
@@ -35,7 +36,8 @@ class MicroBatch:
     Attributes:
         program, local: ``micro``, with its transfers, and of each rank.
         count: the same of ``count``; ``None`` where it has none.
-        parameters, gradients: of those that are trained, by the user's name: their types.
+        parameters, gradients: of those that are trained, by the user's name: their types, between steps, and those of their sums.
+        copies: of those that ``micro`` takes in low precision, the types of these copies.
         states: how the optimizer's state of each lies.
         loss: the type of the state that losses add up in.
     """
@@ -46,6 +48,7 @@ class MicroBatch:
     count: tuple[Program, LocalPrograms] | None
     parameters: dict[str, TensorType]
     gradients: dict[str, TensorType]
+    copies: dict[str, TensorType]
     states: dict[str, DistAttr]
     loss: TensorType
     reports: tuple[PassReport, ...]
@@ -74,14 +77,15 @@ def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, 
         ValueError: ``zero`` without an axis that splits the batch.
     """
     mesh = compiler.mesh
-    captured, attrs, report = compiler.capture(args, kwargs, laid, notes)
+    captured, attrs, report = replace(compiler, homes={}).capture(args, kwargs, laid, notes)  # where parameters lie is decided here
     traced = specialize(captured.program, frozenset({loss_of(captured)}), captured.device)
     verify(traced, "specialize")
+    reported = [report, *run_passes(traced, [Amp(options.amp, options.keep, device=captured.device)] if options.amp else [])]
     start = time.perf_counter()
-    found = micro_of(traced, options.microbatches, captured.device, trained)
+    found = micro_of(traced, options.microbatches, captured.device, trained, scaled=options.scaled)
     ms = (time.perf_counter() - start) * 1e3
     verify(found.program, "micro")
-    reported = [report, PassReport("micro", ms, notes=_about_the_mean(found))]
+    reported.append(PassReport("micro", ms, notes=_about_the_mean(found)))
     named = {record_of(node).name or node.name: node.name for node in found.program.placeholders}
     inputs = {record_of(node).name or node.name: attrs[node.name] for node in found.program.placeholders
               if record_of(node).role == "input" and node.name in attrs}  # fmt: skip
@@ -106,12 +110,14 @@ def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, 
         counts = counting, compiler.place(counting, own, captured.device)[0]
     if options.recompute is not None:
         reported += run_passes(found.program, [Recompute(options.recompute, mesh, attrs)])
-    local, reports = compiler.place(found.program, attrs, captured.device)
-    types = {record_of(node).name or node.name: record_of(node).type for node in found.program.placeholders}
-    parameters: dict[str, TensorType] = {name: types[name] for name in found.gradients}  # type: ignore[misc]
-    states = {n: split_over(t.attr, t.shape, mesh, axis) if "state" in split else t.attr for n, t in parameters.items()}
-    gradients: dict[str, TensorType] = {name: types[gradient_name(name)] for name in found.gradients}  # type: ignore[misc]
-    return MicroBatch(captured, found.program, local, counts, parameters, gradients, states, types[LOSS], (*reported, *reports))  # type: ignore[arg-type]
+    local, reports = compiler.place(found.program, attrs, captured.device, widen=options.reduce_dtype is not None)
+    types: dict[str, TensorType] = {record_of(node).name or node.name: record_of(node).type for node in found.program.placeholders}  # type: ignore[misc]
+    taken = {name: types[name] for name in found.gradients}
+    states = {n: split_over(t.attr, t.shape, mesh, axis) if "state" in split else t.attr for n, t in taken.items()}
+    copies = {name: taken[name] for name in low_precision(found.program) if name in taken}
+    parameters = taken | {n: TensorType(t.shape, torch.float32, layout_of(mesh, states[n])) for n, t in copies.items()}
+    gradients = {name: types[gradient_name(name)] for name in found.gradients}
+    return MicroBatch(captured, found.program, local, counts, parameters, gradients, copies, states, types[LOSS], (*reported, *reports))  # type: ignore[arg-type]
 
 
 def _about_the_mean(micro: Micro) -> tuple[str, ...]:
@@ -141,7 +147,7 @@ def loss_of(captured: Captured) -> int:
 
 def compile_update(compiler: Compiler, trained: Sequence[Trained], loss: TensorType, device: torch.device, options: Options) -> StepUpdate:
     """The optimizer's step on the mesh."""
-    found = update_of(trained, loss, device, clip_norm=options.clip_norm)
+    found = update_of(trained, loss, device, clip_norm=options.clip_norm, scaling=options.loss_scale if options.scaled else None)
     verify(found.program, "update")
     local, reports = compiler.place(found.program, found.constraints, device)
     return StepUpdate(found.program, local, found.returns, tuple(reports))

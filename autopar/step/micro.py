@@ -22,7 +22,7 @@ What else the model returns is not computed, unless the loss needs it.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
@@ -33,7 +33,7 @@ from autopar.step.assembly import Assembly, type_of
 from autopar.step.counts import Counts, counted_as, counts_of
 
 aten = torch.ops.aten
-LOSS, SCALE, COUNT = ".loss", ".loss_scale", ".count"  # names of the step's own begin with a dot: the state in which losses add up, inputs
+LOSS, SCALE, COUNT = ".loss", ".scale", ".count"  # names of the step's own begin with a dot: the state in which losses add up, inputs
 GRADIENT = ".grad"  # behind the name of a parameter: the state that its gradients add up in
 
 
@@ -61,7 +61,7 @@ def micro_of(traced: Program, microbatches: int, device: torch.device, wanted: C
     Args:
         traced: a captured step whose one tangent is that of its loss.
         wanted: names of the parameters whose gradients are needed; those of the others are not computed.
-        scaled: gradients are those of the loss times the input ``.loss_scale``.
+        scaled: gradients are those of the loss times the input ``.scale``.
     """
     return _Micro(traced, microbatches, device, wanted, scaled).run()
 
@@ -78,6 +78,8 @@ class _Micro:
         homes = {node.name: node for node in traced.placeholders}
         self.next = [(homes[result.of], node) for node, result in rows if result.kind == "state"]
         named = [(homes[result.of], node) for node, result in rows if result.kind == "grad"]
+        uses = record_of(traced.output).uses or (None,) * len(rows)
+        self.dtypes = {homes[result.of]: need.dtype for (_, result), need in zip(rows, uses, strict=True) if need is not None and result.kind == "grad"}
         self.gradients = [(home, node) for home, node in named if record_of(home).role == "param" and parameter_name(home) in wanted]
 
     def run(self) -> Micro:
@@ -90,7 +92,7 @@ class _Micro:
         scale = self.made.placeholder(SCALE, Record(TensorType((), torch.float32), role="input", name=SCALE)) if self.scaled else None
         sums: dict[fx.Node, list[fx.Node]] = {}
         for home, node in self.gradients:
-            sums.setdefault(node, []).append(self._state(gradient_name(parameter_name(home)), type_of(node)))
+            sums.setdefault(node, []).append(self._state(gradient_name(parameter_name(home)), replace(type_of(node), dtype=self.dtypes.get(home) or type_of(node).dtype)))
         loss = self._state(LOSS, type_of(self.loss))
         for node in seeds:
             self.values[node] = self.made.placeholder(node.name, record_of(node))

@@ -5,8 +5,13 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+import torch
+
+from autopar.loss_scaling import LossScaling
+from autopar.precision.policy import policy_of
 
 
 @dataclass(frozen=True)
@@ -14,9 +19,18 @@ class Options:
     """The keywords of ``parallel.train_step``; their text there."""
 
     microbatches: int = 1
+    amp: str | None = None
+    keep: Mapping[str, str] = field(default_factory=dict)
+    reduce_dtype: torch.dtype | None = None
+    loss_scale: LossScaling = field(default_factory=LossScaling)
     recompute: str | tuple[str, ...] | None = None
     zero: int = 0
     clip_norm: float | None = None
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the loss is scaled: small gradients are lost in fp16."""
+        return self.amp is not None and self.amp.startswith("fp16")
 
 
 def options_of(given: Mapping[str, Any]) -> Options:
@@ -33,7 +47,17 @@ def options_of(given: Mapping[str, Any]) -> Options:
             raise TypeError(f"train_step has no option {name!r}; near it: {', '.join(near) or 'none'}. It has {', '.join(names)}")
     if isinstance(given.get("recompute"), list):
         given = {**given, "recompute": tuple(given["recompute"])}
+    given = dict(given)
+    if isinstance(scale := given.get("loss_scale"), (int, float)) and not isinstance(scale, bool):
+        given["loss_scale"] = LossScaling(initial=float(scale))
+    given["amp"] = None if given.get("amp") is None else policy_of(given["amp"], given.get("keep", {})).name
     found = Options(**given)
+    if not isinstance(found.loss_scale, LossScaling):
+        raise TypeError(f"loss_scale={found.loss_scale!r} is neither a number, the first scale, nor a LossScaling")
+    if found.reduce_dtype not in (None, torch.float32):
+        raise ValueError(f"reduce_dtype={found.reduce_dtype!r}: sums in low precision are reduced as they are (None), or in torch.float32")
+    if found.keep and found.amp is None:
+        raise ValueError("keep= says in which dtype ops run under amp=, which is not given")
     if isinstance(found.microbatches, bool) or not isinstance(found.microbatches, int) or found.microbatches < 1:
         raise ValueError(f"microbatches={found.microbatches!r} is no number of micro-batches; give 1 or more")
     if isinstance(found.zero, bool) or found.zero not in (0, 1, 2, 3):

@@ -22,6 +22,7 @@ from autopar.runtime.whole import Pieces, ProcessRun, Results, SimulatedRun
 from autopar.step.batches import Call
 from autopar.step.compile import MicroBatch, StepUpdate
 from autopar.step.micro import COUNT, LOSS, gradient_name
+from autopar.step.update import COPY
 
 if TYPE_CHECKING:
     from autopar.parallel import Parallel
@@ -53,11 +54,12 @@ class OnProcess:
         model = dict(zip(run.interface.given[:count], pieces[0], strict=False))
         inputs = [dict(zip(run.interface.given[count:], some[count:], strict=False)) for some in pieces]
         counts = self._counts(micro, run, inputs, model)
+        own_state = _of_micro(run, state)
         zeros = sums_of(run)
         sums: Pieces = {}
         for values in inputs:
             seed = _seed(run, parallel, micro)
-            _, made = run({**model, **values, **counts, **sums, **seed}, frozenset() if sums else zeros)
+            _, made = run({**model, **values, **counts, **sums, **seed, **own_state}, frozenset() if sums else zeros)
             sums = {of: tensor for of, tensor in made.items() if of in zeros}
             for of, tensor in made.items():
                 if of not in zeros:
@@ -120,7 +122,8 @@ class Simulated:
             arguments = bind_arguments(self.parallel.module, *call)
             inputs.append(dict(zip(arguments.names, arguments.tensors, strict=True)))
         counts = self._counts(micro, run, inputs, full)
-        held = {rank: {**_cut(run, full, rank), **_zeros(run, rank)} for rank in ranks}
+        copies = {name.removesuffix(COPY): tensor for name, tensor in state.items() if name.endswith(COPY)}
+        held = {rank: {**_cut(run, {**full, **state, **copies}, rank), **_zeros(run, rank)} for rank in ranks}
         for given in inputs:
             seed = _seed(run, self.parallel, micro)
             made = run({rank: {**held[rank], **_cut(run, given, rank), **counts[rank], **seed} for rank in ranks})
@@ -154,6 +157,12 @@ def _seed(run: Results, parallel: Parallel, micro: MicroBatch) -> Pieces:
     """The seed of a micro-batch, if it draws: each draws in its turn."""
     seed = parallel.seed(micro.captured)
     return {run.named["seed"]: seed[0]} if seed else {}
+
+
+def _of_micro(run: Results, state: Mapping[str, torch.Tensor]) -> Pieces:
+    """What ``micro`` takes of a step's state: the scale of the loss, and copies in the place of parameters."""
+    given = {name.removesuffix(COPY): tensor for name, tensor in state.items()}
+    return {of: given[name] for name, of in run.named.items() if name in given}
 
 
 def _cut(run: SimulatedRun, tensors: Mapping[str, torch.Tensor], rank: int) -> Pieces:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
-
 if TYPE_CHECKING:
     from autopar.step.train_step import TrainStep
 
@@ -28,6 +27,7 @@ def state_of(step: TrainStep) -> dict[str, Any]:
     return {
         "model": dict(step.parallel.module.state_dict()),
         "optimizer": {"state": state, "param_groups": groups},
+        **({} if step.scaler is None else {"scaler": step.options.loss_scale.state_dict(*step.scaler)}),
         "rng": _rng(step),
         "step": step.steps,
     }
@@ -63,6 +63,9 @@ def load_into(step: TrainStep, state: Mapping[str, Any]) -> None:
             optimizer.state[tensor] = dict(state["optimizer"]["state"][name])
         else:
             optimizer.state.pop(tensor, None)
+    if step.scaler is not None and "scaler" in state:
+        for tensor, value in zip(step.scaler, (state["scaler"]["scale"], state["scaler"]["_growth_tracker"]), strict=True):
+            tensor.fill_(value)
     torch.set_rng_state(state["rng"].cpu())
     step.steps = int(state["step"])
     owned.forget()

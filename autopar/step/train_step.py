@@ -13,17 +13,21 @@ from autopar.report.passes import Reports
 from autopar.runtime.whole import Pieces
 from autopar.step.batches import Call, as_call, micro_batches
 from autopar.step.compile import MicroBatch, StepUpdate, compile_micro, compile_update, reports_of, step_of
+from autopar.step.copies import Copies
+from autopar.step.micro import SCALE
 from autopar.step.options import Options
 from autopar.step.owned import Owned
 from autopar.step.program import Step
 from autopar.step.runs import OnProcess, Simulated
 from autopar.step.state import load_into, state_of
-from autopar.step.update import LEARNING_RATE, Trained
-from autopar.step.zero import STAGES
+from autopar.step.update import COPY, GROWTH, LEARNING_RATE, Trained
 from autopar.torch_private import without_function_modes
 
 if TYPE_CHECKING:
     from autopar.parallel import Parallel
+
+
+LOOKED_AT = 100  # steps after which a scale on an accelerator is looked at: that waits for the device
 
 
 class TrainStep:
@@ -36,12 +40,17 @@ class TrainStep:
         owned: the optimizer's parameters and pieces of its state.
         steps: how many were taken, skipped ones included.
         grad_norm: of the last step, before it was clipped; ``None`` without ``clip_norm``.
+        skipped: 1 where the gradients of the last step overflowed and nothing was changed, else 0; ``None`` without fp16.
+        scaler: the scale of the loss, and the steps since it was changed; ``None`` without fp16.
     """
 
     def __init__(self, parallel: Parallel, optimizer: torch.optim.Optimizer, options: Options) -> None:
         self.parallel, self.optimizer, self.options = parallel, optimizer, options
         self.grad_norm: torch.Tensor | None = None
         self.steps = 0
+        self.skipped: torch.Tensor | None = None
+        self.scaler = list(options.loss_scale.state(parallel.device)) if options.scaled else None
+        self._copies = Copies(parallel.mesh, parallel.job)
         self.owned = Owned(optimizer, inventory(parallel.module).parameters, parallel.mesh, parallel.job)
         self._micros: dict[Any, MicroBatch] = {}
         self._updates: dict[Any, StepUpdate] = {}
@@ -97,14 +106,13 @@ class TrainStep:
             args, kwargs = given.whole()
             self._micros[key] = compile_micro(self.parallel.compiler, args, kwargs, given.laid, self.options, list(groups))
         micro = self._micros[key]
-        if "parameter" in STAGES[self.options.zero]:
-            self.parallel.move({name: type.attr for name, type in micro.parameters.items()})
+        self.parallel.move({name: type.attr for name, type in micro.parameters.items()})
         with without_function_modes():  # those are for the model
             return self._ended(key, micro)
 
     def _ended(self, key: Any, micro: MicroBatch) -> tuple[MicroBatch, StepUpdate, tuple[Trained, ...]]:
-        trained = self.owned.trained(micro.parameters, micro.gradients, micro.states)
-        facts = tuple((t.group, t.steps, t.update.function, t.update.states, tuple(t.update.constants.items()), tuple(t.types.items())) for t in trained)
+        trained = self.owned.trained(micro.parameters, micro.gradients, micro.states, micro.copies)
+        facts = tuple((t.group, t.steps, t.update.function, t.update.states, tuple(t.update.constants.items()), tuple(t.types.items()), t.copy) for t in trained)
         if (key, facts) not in self._updates:
             self._updates[key, facts] = compile_update(self.parallel.compiler, trained, micro.loss, micro.captured.device, self.options)
         self._latest = micro, self._updates[key, facts]
@@ -138,7 +146,7 @@ class TrainStep:
             calls = self._calls(args, kwargs)
             micro, update, _ = self._compiled(calls)
         with without_function_modes(), torch.no_grad():
-            return self._told(update, self._simulated(calls, micro, update, self._state(update)))
+            return self._told(update, self._simulated(calls, micro, update, self._state(micro)))
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """One step: the loss of the batch, the same on every rank, without a gradient. All ranks call it alike.
@@ -158,18 +166,27 @@ class TrainStep:
             parallel.agree_on("train step", given)
             micro, update, _ = self._compiled(calls)
         with without_function_modes(), torch.no_grad():
-            return self._told(update, self._here(given, micro, update, self._state(update)))
+            return self._told(update, self._here(given, micro, update, self._state(micro)))
 
-    def _state(self, update: StepUpdate) -> Pieces:
-        """What the update takes beside parameters and gradients, by the user's names: the optimizer's state, and learning rates."""
-        device = torch.device("cpu") if self.parallel.job is None else self.parallel.job.device
-        rates = {f"{LEARNING_RATE}.{k}": torch.tensor(rate, dtype=torch.float64, device=device) for k, rate in enumerate(self.owned.rates())}
-        return {**self.owned.pieces, **rates}
+    def _state(self, micro: MicroBatch) -> Pieces:
+        """What a step takes beside parameters, buffers and inputs, by the user's names: the optimizer's state, learning rates, copies of
+        parameters in low precision, the scale of the loss."""
+        rates = {f"{LEARNING_RATE}.{k}": torch.tensor(rate, dtype=torch.float64, device=self.parallel.device) for k, rate in enumerate(self.owned.rates())}
+        copies = self._copies.refresh(self._parameters(), micro.copies) if micro.copies else {}
+        scaler = {} if self.scaler is None else dict(zip((SCALE, GROWTH), self.scaler, strict=True))
+        return {**self.owned.pieces, **rates, **scaler, **{name + COPY: copy for name, copy in copies.items()}}
+
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        return dict(inventory(self.parallel.module).parameters)
 
     def _told(self, update: StepUpdate, returned: list[torch.Tensor]) -> torch.Tensor:
         """The loss, after a step; the rest is kept."""
         self.owned.finish()
         self.steps += 1
+        if self._copies.made:
+            self._copies.keep(self._parameters())
         found = dict(zip(update.returns, returned, strict=True))
-        self.grad_norm = found.get("norm")
+        self.grad_norm, self.skipped = found.get("norm"), found.get("found_inf")
+        if self.scaler is not None and (self.scaler[0].is_cpu or self.steps % LOOKED_AT == 0):
+            self.options.loss_scale.check(self.scaler[0])
         return found["loss"]

@@ -23,14 +23,17 @@ import torch
 from torch import fx
 
 from autopar.layout import DistAttr
+from autopar.loss_scaling import LossScaling, updated_scale
 from autopar.optimizers.update import COUNTED, Update
 from autopar.program import Program
 from autopar.record import Record, TensorType
 from autopar.squares import SUM_OF_SQUARES
 from autopar.step.assembly import Assembly
-from autopar.step.micro import LOSS, gradient_name
+from autopar.step.micro import LOSS, SCALE, gradient_name
 
 LEARNING_RATE = ".lr"  # one input for each parameter group
+GROWTH = ".growth"  # the steps since the scale of the loss was changed
+COPY = ".copy"  # behind the name of a parameter: the state that is its copy in low precision
 STEP = ".step"  # the states that count steps: one for all parameters that have taken equally many
 
 
@@ -45,6 +48,7 @@ class Trained:
         update: what the optimizer does to it; ``types`` are those of its states, but of those that are counted.
         group: the number of its parameter group.
         steps: which of the counters counts its steps.
+        copy: of the low-precision copy that ``micro`` takes, if it takes one.
     """
 
     name: str
@@ -55,30 +59,34 @@ class Trained:
     types: Mapping[str, TensorType]
     group: int
     steps: int = 0
+    copy: TensorType | None = None
 
 
 @dataclass(frozen=True)
 class UpdateProgram:
-    """The traced program, and how its placeholders lie; what it returns, in order: ``loss``, and ``norm`` where it is clipped."""
+    """The traced program, and how its placeholders lie; what it returns, in order: ``loss``, ``norm`` where it is clipped, and where
+    the loss is scaled ``found_inf``, which is 1 where gradients overflowed and nothing was changed."""
 
     program: Program
     constraints: Mapping[str, DistAttr]
     returns: tuple[str, ...]
 
 
-def update_of(trained: Sequence[Trained], loss: TensorType, device: torch.device, *, clip_norm: float | None = None) -> UpdateProgram:
+def update_of(trained: Sequence[Trained], loss: TensorType, device: torch.device, *, clip_norm: float | None = None,
+              scaling: LossScaling | None = None) -> UpdateProgram:  # fmt: skip
     """The update of all trained parameters; linear in them.
 
     Args:
         loss: of the state that losses add up in.
         clip_norm: what the norm of all gradients is clipped to, as by ``clip_grad_norm_``.
+        scaling: how the scale of the loss moves, of which gradients are multiples.
     """
-    return _Update(trained, loss, device, clip_norm).run()
+    return _Update(trained, loss, device, clip_norm, scaling).run()
 
 
 class _Update:
-    def __init__(self, trained: Sequence[Trained], loss: TensorType, device: torch.device, clip_norm: float | None) -> None:
-        self.trained, self.loss, self.clip_norm = trained, loss, clip_norm
+    def __init__(self, trained: Sequence[Trained], loss: TensorType, device: torch.device, clip_norm: float | None, scaling: LossScaling | None) -> None:
+        self.trained, self.loss, self.clip_norm, self.scaling = trained, loss, clip_norm, scaling
         self.made = Assembly(device)
         self.made.phase = "update"
         self.constraints: dict[str, DistAttr] = {}
@@ -87,23 +95,31 @@ class _Update:
         parameters = [self._state(t.name, t.type, t.type.attr) for t in self.trained]
         states = [{n: self._state(f"{t.name}.{n}", type, self._lies(t, type)) for n, type in t.types.items()} for t in self.trained]
         steps = {k: self._input(f"{STEP}.{k}", torch.float32, "state") for k in sorted({t.steps for t in self.trained if t.update.counted})}
+        copies = [None if t.copy is None else self._state(f"{t.name}{COPY}", t.copy, t.copy.attr) for t in self.trained]
+        scale = None if self.scaling is None else [self._input(SCALE, torch.float32, "state"), self._input(GROWTH, torch.int32, "state")]
         gradients = [self._gradient(t) for t in self.trained]
         loss = self._sum_of(LOSS, self.loss, DistAttr.replicated(0))
         rates = {g: self._input(f"{LEARNING_RATE}.{g}", torch.float64, "input") for g in sorted({t.group for t in self.trained})}
         replaced: dict[fx.Node, fx.Node] = {}
-        returned, returns = [loss], ["loss"]
-        divisor = found_inf = None
-        if self.clip_norm is not None:
+        returned, divisor, found_inf = {"loss": loss}, None, None
+        if scale is not None or self.clip_norm is not None:
             total = self._total(gradients)
-            norm, divisor = self.made.inline(clipped, total, self.clip_norm, name=("norm", "divisor"))
-            returned.append(norm)
-            returns.append("norm")
+            divisor = scale and scale[0]
+        if scale is not None:
+            found_inf = returned["found_inf"] = self.made.inline(overflowed, total, name="found_inf")
+            replaced |= zip(scale, self.made.inline(updated_scale, *scale, found_inf, **self.scaling.constants, name=("scale_next", "growth_next")), strict=True)  # type: ignore[union-attr]
+        if self.clip_norm is not None:
+            norm, divisor = self.made.inline(clipped, total, divisor, self.clip_norm, name=("norm", "divisor"))
+            returned["norm"] = norm
         counted = {k: self.made.inline(COUNTED, step, found_inf, name=f"{step.name}_next") for k, step in steps.items()}
         replaced |= {steps[k]: node for k, node in counted.items()}
         for t, parameter, gradient, own in zip(self.trained, parameters, gradients, states, strict=True):
             new = self._updated(t, parameter, gradient, own, counted.get(t.steps), rates[t.group], divisor, found_inf)
             replaced |= dict(zip((parameter, *own.values()), new, strict=True))
-        return UpdateProgram(self.made.program(returned, replaced), self.constraints, tuple(returns))
+        for t, parameter, copy in zip(self.trained, parameters, copies, strict=True):  # behind all updates, which are then done at once
+            if copy is not None:
+                replaced[copy] = self.made.inline(torch.ops.aten._to_copy.default, replaced[parameter], dtype=t.copy.dtype, name=f"{copy.name}_next")  # type: ignore[union-attr]
+        return UpdateProgram(self.made.program(list(returned.values()), replaced), self.constraints, tuple(returned))
 
     def _updated(self, t: Trained, parameter: fx.Node, gradient: fx.Node, own: Mapping[str, fx.Node], step: fx.Node | None, rate: fx.Node,
                  divisor: fx.Node | None, found_inf: fx.Node | None) -> Sequence[fx.Node]:  # fmt: skip
@@ -148,7 +164,13 @@ class _Update:
         return self.made.placeholder(name, Record(TensorType((), dtype), role=role, name=name))
 
 
-def clipped(total: torch.Tensor, limit: float) -> tuple[torch.Tensor, torch.Tensor]:
+def clipped(total: torch.Tensor, scale: torch.Tensor | None, limit: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The norm, and what gradients are divided by so that it is at most ``limit``: as ``clip_grad_norm_`` does, with its 1e-6."""
-    norm = total.sqrt()
-    return norm, ((norm + 1e-6) / limit).clamp(min=1.0)
+    norm = total.sqrt() if scale is None else total.sqrt() / scale
+    divisor = ((norm + 1e-6) / limit).clamp(min=1.0)
+    return norm, divisor if scale is None else divisor * scale
+
+
+def overflowed(total: torch.Tensor) -> torch.Tensor:
+    """1 where a gradient is inf or nan, else 0."""
+    return total.isfinite().logical_not().to(torch.float32)
