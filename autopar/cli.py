@@ -10,7 +10,9 @@ from typer import Option
 import autopar
 from autopar.pipeline.command import BATCHES, RANKS, Request
 from autopar.pipeline.policies import POLICIES
-from autopar.train.options import DEVICES, DTYPES, Options
+from autopar.train.optimizers import OPTIMIZERS
+from autopar.train.options import AMPS, DEVICES, DTYPES, Options, options_of
+from autopar.train.presets import TRAININGS
 from autopar.train.sizes import SIZES
 
 DEFAULT = Options()
@@ -38,6 +40,10 @@ EXAMPLES = """
 
 [cyan]autopar train --simulate --mesh dp=2,tp=4 --plan megatron+sp[/cyan] — eight ranks in this process
 
+[cyan]autopar train --preset llama-fp16-o2 --checkpoint runs/a --resume[/cyan] — goes on where it was ended
+
+[cyan]autopar train --zero 1 --amp bf16-O1 --microbatches 4 --clip-norm 1 --warmup 10[/cyan]
+
 [cyan]autopar train --mesh tp=2 --size small --steps 100 --text book.txt[/cyan]
 
 [cyan]torchrun --nproc-per-node 4 -m autopar train --mesh dp=4[/cyan] — the processes are torchrun's
@@ -47,7 +53,7 @@ EXAMPLES = """
 0: the losses are the same.  1: they differ, are not finite, or a rank failed.  2: what was asked for was refused.
 """
 
-MESH, TRAINING, COMPARISON = "Mesh", "Training", "Comparison"
+MESH, TRAINING, STEP, CHECKPOINTS, COMPARISON = "Mesh", "Training", "Step", "Checkpoints", "Comparison"
 PIPELINE, TIMES, RESULT = "Pipeline", "Times and sizes, in any unit", "Result"
 
 SCHEDULE = (
@@ -88,6 +94,11 @@ def main(
 
 @app.command(help=WHAT, epilog=EXAMPLES)
 def train(
+    context: typer.Context,
+    preset: Annotated[str | None, Option(
+        metavar="NAME", rich_help_panel=MESH, show_default=False,
+        help="Options that have a name; what is given besides comes first. " + "; ".join(f"{name}: {one.what}" for name, one in TRAININGS.items()) + ".",
+    )] = DEFAULT.preset,
     mesh: Annotated[str, Option(
         metavar="AXIS=SIZE,…", rich_help_panel=MESH, help="Axes and their sizes; a rank for each point of the grid.",
     )] = DEFAULT.mesh,
@@ -121,26 +132,57 @@ def train(
         metavar="NUMBER", rich_help_panel=TRAINING, help="Sequences in a step, all ranks together.",
     )] = DEFAULT.batch,
     sequence: Annotated[int, Option(metavar="NUMBER", rich_help_panel=TRAINING, help="Bytes in a sequence.")] = DEFAULT.sequence,
+    microbatches: Annotated[int, Option(
+        metavar="NUMBER", rich_help_panel=STEP, help="Pieces that a batch is cut into; their gradients add up.",
+    )] = DEFAULT.microbatches,
+    amp: Annotated[str, Option(
+        metavar="POLICY", rich_help_panel=STEP, help=f"Mixed precision: {', '.join(AMPS)}. O1 as torch.autocast, O2 with float32 master weights.",
+    )] = DEFAULT.amp,
+    loss_scale: Annotated[float | None, Option(
+        metavar="NUMBER", rich_help_panel=STEP, help="With fp16, the first scale of the loss; it moves by itself.", show_default="65536",
+    )] = DEFAULT.loss_scale,
+    recompute: Annotated[str, Option(
+        metavar="WHAT", rich_help_panel=STEP, help="Computed again in the backward, and not kept: none, blocks, min-cut, or a glob over modules.",
+    )] = DEFAULT.recompute,
+    zero: Annotated[int, Option(
+        metavar="STAGE", rich_help_panel=STEP, help="Split over the data axis: 1 the optimizer's state, 2 gradients too, 3 parameters too.",
+    )] = DEFAULT.zero,
+    clip_norm: Annotated[float, Option(
+        metavar="NUMBER", rich_help_panel=STEP, help="What the norm of all gradients is clipped to.", show_default="inf: not clipped",
+    )] = DEFAULT.clip_norm,
+    optimizer: Annotated[str, Option(metavar="NAME", rich_help_panel=STEP, help=f"One of torch's: {', '.join(OPTIMIZERS)}.")] = DEFAULT.optimizer,
     lr: Annotated[float | None, Option(
-        metavar="NUMBER", rich_help_panel=TRAINING, help="Learning rate of AdamW.", show_default="that of the size",
+        metavar="NUMBER", rich_help_panel=STEP, help="Learning rate.", show_default="that of the size",
     )] = DEFAULT.lr,
+    warmup: Annotated[int, Option(
+        metavar="STEPS", rich_help_panel=STEP, help="In which the learning rate rises, before it falls as a cosine; 0: it stays as it is.",
+    )] = DEFAULT.warmup,
+    weight_decay: Annotated[float, Option(metavar="NUMBER", rich_help_panel=STEP, help="Of the optimizer.")] = DEFAULT.weight_decay,
+    checkpoint: Annotated[str | None, Option(
+        metavar="FOLDER", rich_help_panel=CHECKPOINTS, help="Where checkpoints are kept, the newest two.", show_default=False,
+    )] = DEFAULT.checkpoint,
+    every: Annotated[int, Option(
+        metavar="STEPS", rich_help_panel=CHECKPOINTS, help="Between two checkpoints; there is one at the end too.",
+    )] = DEFAULT.every,
+    resume: Annotated[bool, Option(
+        "--resume", metavar="", rich_help_panel=CHECKPOINTS,
+        help="Go on from the newest whole checkpoint, on any mesh and stage of ZeRO; begin where there is none.",
+    )] = DEFAULT.resume,
     dtype: Annotated[str, Option(
         metavar="NAME", rich_help_panel=TRAINING, help=f"Of weights and gradients: {', '.join(DTYPES)}.",
     )] = DEFAULT.dtype,
     seed: Annotated[int, Option(metavar="NUMBER", rich_help_panel=TRAINING, help="Of weights and batches.")] = DEFAULT.seed,
     tolerance: Annotated[float | None, Option(
         metavar="NUMBER", rich_help_panel=COMPARISON, help="The relative difference of two losses that still passes.",
-        show_default="1e-4; 1e-2 for bfloat16",
+        show_default=f"{', '.join(f'{tolerance:g} for {name}' for name, (_, tolerance) in DTYPES.items())}; "
+        f"{', '.join(f'{tolerance:g} for {name}' for name, tolerance in AMPS.items() if tolerance)}",
     )] = DEFAULT.tolerance,
 ) -> None:
     """Follow the options; the exit status says whether the losses are the same."""
     from autopar.train.run import run
 
-    options = Options(
-        mesh=mesh, plan=plan, simulate=simulate, device=device, timeout=timeout, port=port, text=text, size=size, dtype=dtype,
-        steps=steps, batch=batch, sequence=sequence, lr=lr, seed=seed, tolerance=tolerance,
-    )  # fmt: skip
-    raise typer.Exit(run(options))
+    given = [name for name in context.params if context.get_parameter_source(name).name != "DEFAULT"]
+    raise typer.Exit(run(options_of({name: context.params[name] for name in given})))
 
 
 @app.command(help=SCHEDULE, epilog=SCHEDULE_EXAMPLES)

@@ -3,7 +3,8 @@
 The setting of PaddlePaddle #60022, as far as it exists here: 12 layers, dims full, sequence 2048, forward and backward;
 on dp=2 tp=2, Megatron over tp, parameters and gradients split over dp as well. The pass alone is timed, with what it
 asks for (the transitions), and not the capture. Seconds are those of the CPU, on which the pass is one thread, so that
-other processes do not count; of several runs the fastest.
+other processes do not count; of several runs the fastest. With ``--step`` those of a training step, too: ``micro``,
+forward and backward of one micro-batch, and ``update``; and what all passes take.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ import argparse
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from plot_reshard import plot
 from profilers import calls_of, lines_of, positive
 from stacks import below, sample, speedscope
-from workloads import LLAMA_PLAN, LLAMA_TRANSFERS, MESH, llama, placed_llama
+from workloads import LLAMA_PLAN, LLAMA_TRANSFERS, MESH, STEP, STEP_PLAN, STEP_TRANSFERS, PlacedStep, llama, placed_llama, placed_step
 
 import autopar
 from autopar import transfers
@@ -35,12 +37,14 @@ PROFILES_ITSELF = True  # the pass, and not the capture before it
 LINES = [Reshard.run, disagreements, Edit.insert, Changes.insert, Changes.settle]
 HEAD = f"{MESH}, Megatron over tp, parameters and gradients split over dp\n\n"
 REPEAT = 25
+Key = TypeVar("Key")
 ENOUGH = 4.0  # seconds, after which a run is not repeated
+COMPILED = 3  # times that a step is
 
 
 @dataclass
 class Run:
-    """One mode on one number of layers."""
+    """One mode on one program."""
 
     seconds: float
     counts: Counts
@@ -50,6 +54,7 @@ class Run:
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", type=positive, nargs="+", default=[12])
     parser.add_argument("--mode", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--step", action="store_true", help="the programs of a training step, too")
     parser.add_argument("--outside", action="store_true", help="the same edits, metadata kept by Inductor's FakeTensorUpdater")
     parser.add_argument("--whole", action="store_true", help="reshard's share of a call of parallelize")
 
@@ -66,14 +71,14 @@ def once(placed: Program, mode: str, printed: bool = True) -> Run:
     return Run(seconds, program.counts, str(program) if printed else "")
 
 
-def measure(programs: dict[int, Program], mode: str) -> dict[int, Run]:
-    """All sizes in turn, so that a slow minute of the machine is one of all of them."""
-    runs = {layers: [once(placed, mode)] for layers, placed in programs.items()}
+def measure(programs: Mapping[Key, Program], mode: str) -> dict[Key, Run]:
+    """All programs in turn, so that a slow minute of the machine is one of all of them."""
+    runs = {key: [once(placed, mode)] for key, placed in programs.items()}
     for _ in range(REPEAT - 1):
-        for layers, placed in programs.items():
-            if sum(run.seconds for run in runs[layers]) < ENOUGH:
-                runs[layers].append(once(placed, mode, printed=False))
-    return {layers: replace(min(each, key=lambda run: run.seconds), text=each[0].text) for layers, each in runs.items()}
+        for key, placed in programs.items():
+            if sum(run.seconds for run in runs[key]) < ENOUGH:
+                runs[key].append(once(placed, mode, printed=False))
+    return {key: replace(min(each, key=lambda run: run.seconds), text=each[0].text) for key, each in runs.items()}
 
 
 def inserted(placed: Program) -> Counter[str]:
@@ -83,23 +88,23 @@ def inserted(placed: Program) -> Counter[str]:
     return Counter(node.target.__name__ for node in program.nodes if node.target in transfers.BY_FUNCTION)
 
 
-def check(layers: int, kinds: Counter[str], runs: dict[str, Run]) -> None:
+def check(expected: Mapping[str, tuple[int, int]], layers: int, kinds: Counter[str], runs: dict[str, Run]) -> None:
     """As many transfers as there should be, and the same bytes from every mode."""
-    assert kinds == {kind: whole + each * layers for kind, (whole, each) in LLAMA_TRANSFERS.items() if whole + each}, kinds
+    assert kinds == {kind: whole + each * layers for kind, (whole, each) in expected.items() if whole + each}, kinds
     assert len({run.text for run in runs.values()}) == 1, "the modes print different programs"
     for mode, run in runs.items():
         assert run.counts.inserted == kinds.total()
         assert run.counts.commits == 1 or mode != "batched"
 
 
-def table(layers: int, placed: Program, kinds: Counter[str], runs: dict[str, Run]) -> str:
+def table(title: str, placed: Program, kinds: Counter[str], runs: dict[str, Run]) -> str:
     def row(what: str, values: list[float], form: str) -> str:
         return f"{what:24}" + "".join(f"{value:14{form}}" for value in values)
 
     every = list(runs.values())
     fastest = min(run.seconds for run in every)
     return "\n".join([
-        f"{layers} layers: {len(placed.graph.nodes)} nodes, {kinds.total()} inserted ({', '.join(f'{n} {kind}' for kind, n in kinds.most_common())})",
+        f"{title}: {len(placed.graph.nodes)} nodes, {kinds.total()} inserted ({', '.join(f'{n} {kind}' for kind, n in kinds.most_common())})",
         f"{'':24}" + "".join(f"{mode:>14}" for mode in runs),
         row("milliseconds", [run.seconds * 1e3 for run in every], ".1f"),
         row("times the fastest", [run.seconds / fastest for run in every], ".1f"),
@@ -168,6 +173,32 @@ def whole(layers: int) -> str:
     )
 
 
+def step(layers: int, options: argparse.Namespace) -> str:
+    """The programs of a training step: reshard in each mode, and then all passes."""
+    said = [f"a training step on {MESH}, {STEP_PLAN}; AdamW, {', '.join(f'{name}={value!r}' for name, value in STEP.items())}\n"]
+    steps = [placed_step(layers) for _ in range(COMPILED)]
+    programs = steps[0].programs
+    measured = {mode: measure(programs, mode) for mode in options.mode}
+    for name, placed in programs.items():
+        runs = {mode: by_name[name] for mode, by_name in measured.items()}
+        kinds = inserted(placed)
+        check(STEP_TRANSFERS[name], layers, kinds, runs)
+        said.append(table(f"{name}, {layers} layers", placed, kinds, runs))
+        if options.tool != "time":
+            said.append(tables(options.tool, placed, options.mode))
+    return "\n".join([*said, all_passes(steps)])
+
+
+def all_passes(steps: list[PlacedStep]) -> str:
+    """Each pass of each program: by the clock, of several compilations the fastest."""
+    said = [f"{'all passes':24}{'milliseconds':>14}{'inserted':>14}{'removed':>14}{'commits':>14}"]
+    for name in steps[0].reports:
+        for same in zip(*(step.reports[name] for step in steps), strict=True):
+            ms, first = min(report.ms for report in same), same[0]
+            said.append(f"{f'{name}: {first.name}':24}{ms:14.1f}{first.inserted:14d}{first.removed:14d}{first.commits:14d}")
+    return "\n".join(said) + "\n"
+
+
 def run(options: argparse.Namespace) -> str:
     folder = Path(__file__).parent / "results" if options.record else Path(tempfile.gettempdir()) / "autopar"
     try:  # before minutes of measuring
@@ -185,8 +216,8 @@ def run(options: argparse.Namespace) -> str:
     rows = {layers: {mode: runs[layers] for mode, runs in measured.items()} for layers in programs}
     for layers, placed in programs.items():
         kinds = inserted(placed)
-        check(layers, kinds, rows[layers])
-        said.append(table(layers, placed, kinds, rows[layers]))
+        check(LLAMA_TRANSFERS, layers, kinds, rows[layers])
+        said.append(table(f"{layers} layers", placed, kinds, rows[layers]))
         if layers == least:
             said.append(f"the first run of the process, {options.mode[0]}: {cold.seconds * 1e3:.1f} ms\n")
     if len(rows) > 1:
@@ -197,6 +228,8 @@ def run(options: argparse.Namespace) -> str:
         said.append(compare(first, least))
     if options.whole:
         said.append(whole(least))
+    if options.step:
+        said.append(step(least, options))
     if options.tool != "time":  # the pictures are those of the runs that are timed
         said.append(tables(options.tool, first, options.mode))
         return HEAD + "\n".join(said)

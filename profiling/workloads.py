@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 from torch import nn
 
+import autopar
 from autopar import Mesh
 from autopar.capture import capture
+from autopar.compiled import Compiler
 from autopar.constraints import constraints
-from autopar.passes import Reshard, pipeline, run_passes
+from autopar.layout import DistAttr
+from autopar.localize import LocalPrograms
+from autopar.optimizers import definition_of
+from autopar.passes import Pass, Reshard, pipeline, run_passes
 from autopar.program import Program
+from autopar.record import TensorType
+from autopar.report.passes import PassReport, Reports
+from autopar.step.compile import compile_micro, compile_update
+from autopar.step.options import options_of
+from autopar.step.update import Trained
 
 MESH = Mesh(dp=2, tp=2)
 PLAN = {"*.up.weight": ("tp", None), "*.up.bias": ("tp",), "*.down.weight": (None, "tp")}
@@ -34,6 +47,13 @@ LLAMA_TRANSFERS = {  # what reshard inserts: of the whole model, and more with e
     "reduce_scatter": (3, 9),
     "all_reduce": (4, 6),
     "slice": (0, 2),
+}
+
+STEP = {"microbatches": 16, "amp": "fp16-O2", "loss_scale": 1024.0, "recompute": "blocks", "zero": 1, "clip_norm": 1.0}
+STEP_PLAN = "megatron"
+STEP_TRANSFERS = {
+    "micro": {"cast": (11, 49), "all_reduce": (14, 7), "slice": (4, 3)},
+    "update": {"reduce_scatter": (6, 18), "all_gather": (3, 9), "slice": (1, 2), "all_reduce": (6, 0)},
 }
 
 
@@ -71,5 +91,48 @@ def placed_llama(layers: int) -> Program:
     model, given = llama(layers)
     captured = capture(model, (), given)
     attrs, _ = constraints(LLAMA_PLAN, model, MESH, captured)
-    run_passes(captured.program, itertools.takewhile(lambda step: not isinstance(step, Reshard), pipeline(MESH, attrs)))
+    run_passes(captured.program, before_reshard(pipeline(MESH, attrs)))
     return captured.program
+
+
+def before_reshard(passes: list[Pass]) -> list[Pass]:
+    return list(itertools.takewhile(lambda step: not isinstance(step, Reshard), passes))
+
+
+@dataclass(frozen=True)
+class Keeping(Compiler):
+    """A compiler that keeps a copy of each program as reshard is given it."""
+
+    placed: list[Program] = field(default_factory=list)
+
+    def place(self, program: Program, attrs: Mapping[str, DistAttr], device: torch.device, **options: Any) -> tuple[LocalPrograms, list[PassReport]]:
+        self.placed.append(program.copy())
+        run_passes(self.placed[-1], before_reshard(pipeline(self.mesh, attrs, device=device)))
+        return super().place(program, attrs, device, **options)
+
+
+@dataclass(frozen=True)
+class PlacedStep:
+    """A training step's ``micro`` and ``update``, as reshard is given them, and what all passes did to each."""
+
+    programs: dict[str, Program]
+    reports: dict[str, Reports]
+
+
+def placed_step(layers: int) -> PlacedStep:
+    """The training step of ``llama`` with AdamW and the options ``STEP``, on ``MESH``; the batch is that of one micro-batch."""
+    model, given = llama(layers)
+    parallel = autopar.parallelize(model, MESH, STEP_PLAN)
+    compiler = Keeping(**{one.name: getattr(parallel.compiler, one.name) for one in fields(Compiler)})
+    options = options_of(STEP)
+    micro = compile_micro(compiler, (), given, {}, options, [name for name, _ in model.named_parameters()])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
+    update = definition_of(optimizer).update(optimizer.param_groups[0])
+    states = [name for name in update.states if name not in update.counted]
+    trained = [
+        Trained(name, type, micro.gradients[name], micro.states[name], update, dict.fromkeys(states, TensorType(type.shape, torch.float32)), 0, copy=micro.copies.get(name))
+        for name, type in micro.parameters.items()
+    ]
+    end = compile_update(compiler, trained, micro.loss, micro.captured.device, options)
+    *_, first, last = compiler.placed  # what the micro-batches divide by is counted before
+    return PlacedStep({"micro": first, "update": last}, {"micro": Reports(micro.reports), "update": Reports(end.reports)})

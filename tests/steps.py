@@ -107,3 +107,89 @@ def steps_alike(name: str, sizes: dict[str, int], options: dict[str, Any], count
     worst = differences(step, single)
     assert max(worst.values()) <= tolerance, {name: value for name, value in worst.items() if value > tolerance}
     assert step.captures == 1
+
+
+def halved(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    return copy.deepcopy(model).to(dtype)
+
+
+class LowPrecision:
+    """The loop of a single device in mixed precision, as people write it: O1 is ``torch.autocast``; O2 a model in low precision that
+    takes its parameters from those in float32, and hands its gradients to them. fp16 with a ``GradScaler``.
+
+    Attributes:
+        scales: the scale after each step.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, amp: str | None, clip_norm: float | None = None, scale: float = 1024.0,
+                 microbatches: int = 1) -> None:  # fmt: skip
+        self.model, self.optimizer, self.amp, self.clip_norm, self.microbatches = model, optimizer, amp or "", clip_norm, microbatches
+        self.dtype = torch.float16 if self.amp.startswith("fp16") else torch.bfloat16
+        self.low = halved(model, self.dtype) if self.amp.endswith("O2") else model
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=self.amp.startswith("fp16"))
+        self.scales: list[float] = []
+
+    def __call__(self, **batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss, and the norm of the gradients before they are clipped."""
+        total = torch.zeros(())
+        cut = {name: tensor.chunk(self.microbatches) for name, tensor in batch.items()}
+        labels = sum((part[..., 1:] != -100).sum() for part in cut["labels"]) if "labels" in cut else None
+        for k in range(self.microbatches):
+            given = {name: parts[k] for name, parts in cut.items()}
+            share = 1 / self.microbatches if labels is None else (given["labels"][..., 1:] != -100).sum() / labels
+            if self.low is not self.model:
+                given = {name: tensor.to(self.dtype) if tensor.is_floating_point() else tensor for name, tensor in given.items()}
+            with torch.autocast("cpu", self.dtype, enabled=self.amp.endswith("O1")):
+                found = self.low(**given)
+            loss = (found if isinstance(found, torch.Tensor) else found.loss).float() * share
+            self.scaler.scale(loss).backward()
+            total += loss.detach()
+        if self.low is not self.model:
+            for master, low in zip(self.model.parameters(), self.low.parameters(), strict=True):
+                master.grad, low.grad = low.grad.float(), None
+        self.scaler.unscale_(self.optimizer)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm or float("inf"))
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.scales.append(self.scaler.get_scale())
+        self.optimizer.zero_grad()
+        if self.low is not self.model:
+            with torch.no_grad():
+                for master, low in zip(self.model.parameters(), self.low.parameters(), strict=True):
+                    low.copy_(master)
+        return total, norm
+
+
+def narrow(batch: Batch) -> dict[str, torch.Tensor]:
+    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
+
+
+def noise_of(name: str, sizes: dict[str, int], amp: str, options: dict[str, Any], count: int = 5,
+             optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw) -> dict[str, tuple[float, float]]:  # fmt: skip
+    """How far steps in mixed precision are from a single device's in float32, and how far a single device's own mixed precision is: of
+    losses and norms the largest relative distance of any step, of parameters that of all together, of how far they have moved."""
+    torch.manual_seed(0)
+    make, batches, plan = MODELS[name]
+    model = make().float()
+    begin = [p.detach().clone() for p in model.parameters()]
+    alone = [LowPrecision(own := copy.deepcopy(model), optimizer(own), one, options.get("clip_norm")) for one in (None, amp)]
+    parallel = autopar.parallelize(model, Mesh(sizes), plan if "tp" in sizes else None)
+    step = parallel.train_step(optimizer(parallel), amp=amp, loss_scale=1024.0, **options)
+    found: dict[str, list[tuple[float, float]]] = {"loss": [], "norm": []}
+    for k in range(count):
+        batch = narrow(batches(k))
+        loss = run(step, batch, promoted=False)
+        (exact, exact_norm), (low, low_norm) = (single(**batch) for single in alone)
+        assert loss.dtype == torch.float32 and not step.skipped
+        found["loss"].append((relative(loss, exact), relative(low, exact)))
+        found["norm"].append((relative(step.grad_norm, exact_norm), relative(low_norm, exact_norm)))
+    assert all(p.dtype == torch.float32 for p in parallel.parameters()), "master weights"
+    assert all(tensor.dtype == torch.float32 for tensor in parallel.state_dict().values() if tensor.is_floating_point())
+    ours, exactly, lowly = ([loops.whole(p).detach() for p in one.parameters()] for one in (parallel, *(single.model for single in alone)))
+    moved = _norm([a - b for a, b in zip(exactly, begin, strict=True)])
+    distances = tuple(float(_norm([a - b for a, b in zip(some, exactly, strict=True)]) / moved) for some in (ours, lowly))
+    return {"parameters": distances, **{name: (max(a for a, _ in pairs), max(b for _, b in pairs)) for name, pairs in found.items()}}  # type: ignore[dict-item]
+
+
+def _norm(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([tensor.double().square().sum() for tensor in tensors]).sum().sqrt()

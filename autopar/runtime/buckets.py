@@ -1,9 +1,11 @@
-"""Buckets: all-reduces over one axis that share a collective.
+"""Buckets: reductions and gathers over one axis that share a collective.
 
 A collective of a small tensor costs as much as one of a large one, nearly. So those that only leave the step, as
 gradients do, are gathered as they are made, and a full bucket is reduced as one flat tensor while the backward goes on.
 The sizes are DistributedDataParallel's (Li et al., PyTorch Distributed, VLDB 2020): a small first bucket, which starts
-early, then large ones. And small ones that stand side by side, as the sum and the count of a loss do, are one.
+early, then large ones. And small ones that stand side by side, as the sum and the count of a loss do, are one. What an update
+reduces, the sums of gradients, is there when it begins, and all of it starts then; what it gathers, parameters, it gathers side by
+side at its end.
 """
 
 from __future__ import annotations
@@ -25,14 +27,17 @@ from autopar.torch_private import FUNCTIONAL
 FIRST, OTHERS = 2**20, 25 * 2**20  # bytes
 SMALL = 2**16  # bytes, up to which an all-reduce joins its neighbours
 
-Key = tuple[Any, str, torch.dtype]  # axis or axes, op, dtype
+Key = tuple[Any, Any, str, torch.dtype]  # transfer, axis or axes, op, dtype
+
+
+SHARED = (transfers.all_reduce, transfers.reduce_scatter, transfers.all_gather)
 
 
 def largest_pieces(explicit: Program) -> dict[str, int]:
-    """Each all-reduce → the bytes of its largest piece: what fills a bucket must be the same number on every rank."""
+    """Each reduction and gather → the bytes of its operand's largest piece: what fills a bucket must be the same number on every rank."""
     found = {}
     for node in explicit.nodes:
-        if node.target is transfers.all_reduce:
+        if node.target in SHARED:
             type = record_of(operands(node)[0]).type
             assert isinstance(type, TensorType) and type.layout is not None
             mesh = type.layout.mesh
@@ -54,11 +59,13 @@ class Buckets:
         bytes: each all-reduce → what it puts into a bucket.
         due: value → the all-reduces of it that go into one, when it has been made.
         runs: the first of some that stand side by side → all of them.
+        early: those whose operands are there when the phase begins.
     """
 
     bytes: Mapping[str, int]
     due: dict[fx.Node, list[fx.Node]]
     runs: dict[fx.Node, list[fx.Node]]
+    early: list[list[fx.Node]] = field(default_factory=list)
     _open: dict[Key, list[fx.Node]] = field(default_factory=dict)
     _held: dict[Key, int] = field(default_factory=dict)
     _limit: dict[Key, int] = field(default_factory=dict)
@@ -69,23 +76,26 @@ class Buckets:
         own, output = set(nodes), program.output
         due: dict[fx.Node, list[fx.Node]] = {}
         runs: list[list[fx.Node]] = [[]]
+        early: dict[Key, list[list[fx.Node]]] = {}
         for node in nodes:
-            alone = node.target is not transfers.all_reduce or node.name not in bytes or node.kwargs.get("op") == "avg" or _is_widened(node)
-            operand = None if alone else operands(node)[0]
-            if operand in own and set(node.users) == {output}:
-                due.setdefault(operand, []).append(node)  # type: ignore[arg-type]
-            elif alone or bytes[node.name] > SMALL:
+            operand = operands(node)[0] if node.name in bytes and _may_share(node) else None
+            if operand is None:
                 runs.append([])
-            elif runs[-1] and (_key(node) != _key(runs[-1][0]) or operand in runs[-1]):
-                runs.append([node])
+            elif record_of(node).phase == "update" and operand.op == "placeholder":
+                _put(early.setdefault(_key(node), []), node, bytes, OTHERS)
+            elif node.target is transfers.all_reduce and operand in own and set(node.users) == {output}:
+                due.setdefault(operand, []).append(node)
             else:
-                runs[-1].append(node)
-        return Buckets(bytes, due, {run[0]: run for run in runs if len(run) > 1})
+                limit = OTHERS if node.target is transfers.all_gather else SMALL
+                if bytes[node.name] > limit or (runs[-1] and (_key(node) != _key(runs[-1][0]) or operand in runs[-1])):
+                    runs.append([])
+                _put(runs, node, bytes, limit)
+        return Buckets(bytes, due, {run[0]: run for run in runs if len(run) > 1}, [some for every in early.values() for some in every])
 
     @property
     def members(self) -> set[fx.Node]:
         """All that are in one, or will be."""
-        return {node for some in (*self.due.values(), *self.runs.values()) for node in some}
+        return {node for some in (*self.due.values(), *self.runs.values(), *self.early) for node in some}
 
     def add(self, node: fx.Node) -> list[fx.Node]:
         """The members of the bucket that is full now, if one is."""
@@ -104,10 +114,33 @@ class Buckets:
         return left
 
 
+def _may_share(node: fx.Node) -> bool:
+    """Whether a transfer may be one of several: sums of one dtype, of pieces of one size; gathers only at the end of an update."""
+    given = transfers.arguments(node.target, node.args, node.kwargs)
+    if node.target is transfers.all_gather and record_of(node).phase != "update":
+        return False
+    return given.get("op", "sum") != "avg" and not _is_widened(node) and len(set(given.get("sizes") or ())) <= 1
+
+
+def _put(buckets: list[list[fx.Node]], node: fx.Node, bytes: Mapping[str, int], limit: int) -> None:
+    """Into the last bucket, unless that is full."""
+    if not buckets or (buckets[-1] and sum(bytes[one.name] for one in buckets[-1]) + bytes[node.name] > limit):
+        buckets.append([])
+    buckets[-1].append(node)
+
+
 def _key(node: fx.Node) -> Key:
     given, type = transfers.arguments(node.target, node.args, node.kwargs), record_of(node).type
     assert isinstance(type, TensorType)
-    return given["axis"], given.get("op", "sum"), type.dtype
+    return node.target, given["axis"], given.get("op", "sum"), type.dtype
+
+
+# -- what a bucket does: all its pieces are one flat tensor ------------------------------------------------------------
+
+
+Place = tuple[tuple[int, ...], int, tuple[int, ...]]
+"""Of a piece of a bucket, its shape with merged dims taken apart, the dim that is scattered or gathered, and the shape of the result;
+a tuple of tuples, so that generated code can hold it."""
 
 
 def start_bucket(pieces: list[torch.Tensor], op: str, group: str) -> torch.Tensor:
@@ -118,3 +151,31 @@ def finish_bucket(started: torch.Tensor, shapes: Sequence[Sequence[int]]) -> lis
     """The members, as views of the one tensor."""
     flat = FUNCTIONAL.wait_tensor(started)
     return [piece.view(shape) for piece, shape in zip(flat.split([math.prod(shape) for shape in shapes]), shapes, strict=True)]
+
+
+def start_scatter_bucket(pieces: list[torch.Tensor], places: Sequence[Place], ranks: int, op: str, group: str) -> torch.Tensor:
+    """A row for each rank, of its parts of all members."""
+    rows = [
+        torch.stack(piece.reshape(view).chunk(ranks, dim)).reshape(ranks, -1) if dim else piece.reshape(ranks, -1)
+        for piece, (view, dim, _) in zip(pieces, places, strict=True)
+    ]
+    return FUNCTIONAL.reduce_scatter_tensor(torch.cat(rows, 1), op, ranks, group)
+
+
+def finish_scatter_bucket(started: torch.Tensor, places: Sequence[Place]) -> list[torch.Tensor]:
+    """The members, as views of the one tensor."""
+    row = FUNCTIONAL.wait_tensor(started).reshape(-1)
+    return [piece.view(shape) for piece, (_, _, shape) in zip(row.split([math.prod(shape) for _, _, shape in places]), places, strict=True)]
+
+
+def start_gather_bucket(pieces: list[torch.Tensor], ranks: int, group: str) -> torch.Tensor:
+    return FUNCTIONAL.all_gather_into_tensor(torch.cat([piece.reshape(-1) for piece in pieces]).unsqueeze(0), ranks, group)
+
+
+def finish_gather_bucket(started: torch.Tensor, places: Sequence[Place]) -> list[torch.Tensor]:
+    rows = FUNCTIONAL.wait_tensor(started)  # [ranks, all pieces]
+    columns = rows.split([math.prod(view) for view, _, _ in places], 1)
+    return [
+        torch.cat([piece.reshape(view) for piece in column.unbind()], dim).reshape(shape)
+        for column, (view, dim, shape) in zip(columns, places, strict=True)
+    ]

@@ -33,7 +33,16 @@ from autopar.program import Program, is_getitem, map_operands, operands, record_
 from autopar.record import TensorType
 from autopar.rules.registry import rule_of
 from autopar.runtime import where
-from autopar.runtime.buckets import Buckets, finish_bucket, start_bucket
+from autopar.runtime.buckets import (
+    Buckets,
+    Place,
+    finish_bucket,
+    finish_gather_bucket,
+    finish_scatter_bucket,
+    start_bucket,
+    start_gather_bucket,
+    start_scatter_bucket,
+)
 from autopar.runtime.collectives import (
     REDUCE,
     Exchange,
@@ -136,6 +145,8 @@ class _Phase:
         for node in takes:
             self.values[node] = self.graph.placeholder(node.name)
         members = self.buckets.members
+        for some in self.buckets.early:
+            self.bucket(some)
         for node in nodes:
             if node.op == "call_function" and node not in members:
                 self.node(node)
@@ -282,22 +293,44 @@ class _Phase:
             self.gate = None
 
     def bucket(self, members: list[fx.Node]) -> None:
-        """Start the all-reduces of a bucket, as one."""
+        """Start the collectives of a bucket, as one."""
         if len(members) == 1:
             self.node(members[0])
         if len(members) < 2:
             return
         pieces = [self.read(operands(node)[0]) for node in members]
         self.open_gate()
-        given = transfers.arguments(members[0].target, members[0].args, members[0].kwargs)
-        started = self.call(members[0], f"{members[0].name}_bucket", start_bucket, (pieces, REDUCE[given.get("op", "sum")], self.group(given)[1]))
-        self.values[members[0]] = started
+        first = members[0]
+        given = transfers.arguments(first.target, first.args, first.kwargs)
+        ranks, group = self.group(given)
+        op = REDUCE[given.get("op", "sum")]
+        start: Callable[..., torch.Tensor]
+        args: tuple[Any, ...]
+        if first.target is transfers.all_reduce:
+            start, args = start_bucket, (op, group)
+        elif first.target is transfers.reduce_scatter:
+            start, args = start_scatter_bucket, (self.places(members), len(ranks), op, group)
+        else:
+            start, args = start_gather_bucket, (len(ranks), group)
+        self.values[first] = self.call(first, f"{first.name}_bucket", start, (pieces, *args))
         self.shared |= dict.fromkeys(members, members)
+
+    def places(self, members: Sequence[fx.Node]) -> tuple[Place, ...]:
+        found = []
+        for node in members:
+            given, source = transfers.arguments(node.target, node.args, node.kwargs), record_of(operands(node)[0]).type
+            view = tuple(n for dim in given["parts"] for n in dim) if given.get("parts") else tuple(source.shape)  # type: ignore[union-attr]
+            found.append((view, given["dim"], tuple(record_of(node).type.shape)))  # type: ignore[union-attr]
+        return tuple(found)
 
     def open(self, members: list[fx.Node]) -> None:
         """Wait for a bucket, and take out what is in it."""
-        shapes = [tuple(record_of(node).type.shape) for node in members]  # type: ignore[union-attr]
-        pieces = self.call(members[0], f"{members[0].name}_pieces", finish_bucket, (self.values[members[0]], shapes))
+        if members[0].target is transfers.all_reduce:
+            finish, args = finish_bucket, [tuple(record_of(node).type.shape) for node in members]  # type: ignore[union-attr]
+        else:
+            finish = finish_scatter_bucket if members[0].target is transfers.reduce_scatter else finish_gather_bucket
+            args = self.places(members)  # type: ignore[assignment]
+        pieces = self.call(members[0], f"{members[0].name}_pieces", finish, (self.values[members[0]], args))
         for k, node in enumerate(members):
             del self.shared[node]
             self.values[node] = self.call(node, node.name, operator.getitem, (pieces, k))

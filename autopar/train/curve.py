@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autopar.train.loop import Step
+
 TINY = 1e-30  # a value of zero is compared with this
 SHOWN = 9  # steps in the table, the worst one besides
 
@@ -16,14 +18,23 @@ class Comparison:
 
     parallel: Sequence[float]
     single: Sequence[float]
+    skipped: frozenset[int] = frozenset()  # steps that both have skipped, whose values may be infinite
+
+    @classmethod
+    def of_steps(cls, parallel: Sequence[Step], single: Sequence[Step], what: str) -> Comparison:
+        """Of their losses, or their norms."""
+        skipped = {k for k, (a, b) in enumerate(zip(parallel, single, strict=False)) if a.skipped and b.skipped}
+        return cls([getattr(step, what) for step in parallel], [getattr(step, what) for step in single], frozenset(skipped))
 
     def __post_init__(self) -> None:
         if not self.parallel or len(self.parallel) != len(self.single):
             raise ValueError(f"{len(self.parallel)} and {len(self.single)} steps cannot be compared")
 
     def difference(self, step: int) -> float:
-        """Relative to the single device's value; infinite when either is not finite."""
+        """Relative to the single device's value; infinite when either is not finite, but for a step that both have skipped."""
         a, b = self.parallel[step], self.single[step]
+        if step in self.skipped:
+            return 0.0
         if not (math.isfinite(a) and math.isfinite(b)):
             return math.inf
         return abs(a - b) / max(abs(b), TINY)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
-from torch.nn.utils import get_total_norm
+from torch.optim.lr_scheduler import LRScheduler
+
+Batch = Mapping[str, torch.Tensor]
+Taken = tuple[torch.Tensor, torch.Tensor, bool]  # the loss, the norm of its gradients, whether they overflowed and nothing was changed
 
 
 @dataclass(frozen=True)
@@ -18,29 +20,24 @@ class Step:
 
     The norm is there because AdamW does the same with gradients that are all too large by one factor: losses alone
     would not show it.
+
+    Attributes:
+        skipped: the gradients overflowed, so that nothing was changed; their norm is not finite.
     """
 
     number: int
     loss: float
     norm: float
     seconds: float
+    skipped: bool = False
 
 
-def train(
-    call: Callable[..., Any],
-    parameters: Iterable[torch.nn.Parameter],
-    batches: Iterable[Mapping[str, torch.Tensor]],
-    lr: float,
-) -> Iterator[Step]:
-    """Train with AdamW, a step for each batch. ``call`` takes a batch as keywords; what it returns has a ``.loss``."""
-    parameters = list(parameters)
-    optimizer = torch.optim.AdamW(parameters, lr=lr)
-    for number, batch in enumerate(batches):
+def train(take: Callable[[Batch], Taken], schedule: LRScheduler, batches: Iterable[Batch], first: int = 0) -> Iterator[Step]:
+    """Train, a step for each batch; the first of them has the number ``first``."""
+    for number, batch in enumerate(batches, first):
         start = time.perf_counter()
-        optimizer.zero_grad()
-        loss = call(**batch).loss
-        loss.backward()
-        norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
-        optimizer.step()
-        value = loss.item()
-        yield Step(number, value, (norm.full_tensor() if isinstance(norm, DTensor) else norm).item(), time.perf_counter() - start)
+        loss, norm, skipped = take(batch)
+        with warnings.catch_warnings():  # a first step that is skipped is no wrong order of calls
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+            schedule.step()
+        yield Step(number, loss.item(), norm.item(), time.perf_counter() - start, skipped)

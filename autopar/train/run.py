@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -15,12 +15,25 @@ from rich.console import Console
 import autopar
 from autopar.constraints import layouts_of
 from autopar.errors import AutoparError, LaunchError
+from autopar.step.train_step import TrainStep
+from autopar.train.check import Checked, check
 from autopar.train.curve import Comparison
 from autopar.train.launched import launched
-from autopar.train.loop import Step, train
+from autopar.train.loop import Batch, Step, Taken, train
 from autopar.train.model import llama
-from autopar.train.options import Checked, Options, check
-from autopar.train.show import console_of, show_comparison, show_decisions, show_request, show_steps
+from autopar.train.optimizers import OPTIMIZERS, schedule_of
+from autopar.train.options import Options
+from autopar.train.saved import Saved, check_resumed
+from autopar.train.show import (
+    console_of,
+    show_comparison,
+    show_decisions,
+    show_request,
+    show_resumed,
+    show_saved,
+    show_steps,
+)
+from autopar.train.single import Single
 
 EQUAL, DIFFERENT, REFUSED = 0, 1, 2  # exit statuses
 TOLD = 64  # added to that of a rank which this command started, when the rank has told the user itself
@@ -52,6 +65,7 @@ def _start(checked: Checked) -> int:
     from autopar.runtime.launch import launch
 
     options = replace(checked.options, device=checked.device.type)
+    check_resumed(options)
     if not isinstance(checked.plan, str):  # what is wrong with it is told here, once
         shapes = {name: (options.batch, options.sequence) for name in _batch(checked, 0)}
         layouts_of(checked.plan, _model(checked, torch.device("meta")), checked.mesh, shapes)
@@ -73,32 +87,56 @@ def _train(checked: Checked) -> int:
     """Train on the mesh; then the first rank trains alone and compares, when the others have left."""
     first = checked.launched is None or checked.launched.rank == 0
     console = console_of(first)
-    options = checked.options
+    o = checked.options
     model = _model(checked)
     show_request(console, checked, sum(p.numel() for p in model.parameters()))
-    example = _batch(checked, 0)
-    parallel = autopar.parallelize(model, checked.mesh, checked.plan, example=example, timeout=options.timeout)
-    show_decisions(console, parallel.reports, parallel.transfers)
-    call, owner = (parallel, parallel) if checked.processes else (parallel.simulate, model)
-    steps = _steps(checked, f"on {checked.mesh}", call, owner, console)
+    parallel = autopar.parallelize(model, checked.mesh, checked.plan, timeout=o.timeout)
+    optimizer = _optimizer(checked, parallel)
+    step = parallel.train_step(optimizer, **checked.step_options)
+    schedule = schedule_of(optimizer, o.warmup, o.steps)
+    programs = step.capture(_batch(checked, 0))
+    show_decisions(console, step.reports, programs)
+    saved = Saved(o, step, schedule)
+    before = saved.resume()
+    show_resumed(console, o, len(before))
+    taken = train(_take(step, checked.processes), schedule, _batches(checked, len(before)), len(before))
+    steps = [*before, *_shown(checked, f"on {checked.mesh}", saved.kept(before, taken, partial(show_saved, console)), console, len(before))]
     if dist.is_initialized():
         dist.destroy_process_group()
     if not first:
         return EQUAL
     alone = _model(checked)
-    wanted = _steps(checked, "on a single device", alone, alone, console)
-    losses = Comparison([step.loss for step in steps], [step.loss for step in wanted])
-    norms = Comparison([step.norm for step in steps], [step.norm for step in wanted])
+    optimizer = _optimizer(checked, alone)
+    single = Single(alone, optimizer, o.microbatches, o.clip_norm, checked.policy, checked.scaling)
+    wanted = _shown(checked, "on a single device", train(single, schedule_of(optimizer, o.warmup, o.steps), _batches(checked)), console)
+    losses, norms = Comparison.of_steps(steps, wanted, "loss"), Comparison.of_steps(steps, wanted, "norm")
     show_comparison(console, losses, norms, checked)
     return EQUAL if losses.within(checked.tolerance) and norms.within(checked.tolerance) else DIFFERENT
 
 
-def _steps(checked: Checked, title: str, call: Callable[..., Any], owner: torch.nn.Module, console: Console) -> list[Step]:
+def _take(step: TrainStep, processes: bool) -> Callable[[Batch], Taken]:
+    """A step on the mesh."""
+
+    def take(batch: Batch) -> Taken:
+        loss = step(batch) if processes else step.simulate(batch)
+        assert step.grad_norm is not None  # clip_norm is at least infinite
+        return loss, step.grad_norm, step.skipped is not None and bool(step.skipped)
+
+    return take
+
+
+def _shown(checked: Checked, title: str, steps: Iterable[Step], console: Console, first: int = 0) -> list[Step]:
     """All steps, seen while they are made."""
     o = checked.options
-    batches = (_batch(checked, step) for step in range(o.steps))
-    steps = train(call, owner.parameters(), batches, checked.lr)
-    return list(show_steps(console, title, steps, o.steps, o.batch * o.sequence))
+    return list(show_steps(console, title, steps, o.steps, o.batch * o.sequence, first))
+
+
+def _optimizer(checked: Checked, model: torch.nn.Module) -> torch.optim.Optimizer:
+    return OPTIMIZERS[checked.options.optimizer](model.parameters(), checked.lr, checked.options.weight_decay)
+
+
+def _batches(checked: Checked, first: int = 0) -> Iterator[Batch]:
+    return (_batch(checked, step) for step in range(first, checked.options.steps))
 
 
 def _model(checked: Checked, device: torch.device | None = None) -> torch.nn.Module:
@@ -106,6 +144,6 @@ def _model(checked: Checked, device: torch.device | None = None) -> torch.nn.Mod
     return llama(checked.size, o.sequence, o.seed, checked.dtype, device or checked.device)
 
 
-def _batch(checked: Checked, step: int) -> dict[str, torch.Tensor]:
+def _batch(checked: Checked, step: int) -> Batch:
     o = checked.options
     return checked.text.batch(o.seed, step, o.batch, o.sequence, checked.device)

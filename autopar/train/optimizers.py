@@ -1,0 +1,32 @@
+"""The optimizers that can be chosen, and the schedule of their learning rate. Both are torch's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+Parameters = Iterable[torch.nn.Parameter]
+
+OPTIMIZERS: dict[str, Callable[[Parameters, float, float], Optimizer]] = {  # of parameters, learning rate, weight decay
+    "adamw": lambda parameters, lr, decay: AdamW(parameters, lr=lr, weight_decay=decay),
+    "adam": lambda parameters, lr, decay: Adam(parameters, lr=lr, weight_decay=decay),
+    "sgd": lambda parameters, lr, decay: SGD(parameters, lr=lr, weight_decay=decay, momentum=0.9),
+}
+
+
+def factor(step: int, warmup: int, steps: int) -> float:
+    """What the learning rate is multiplied by at a step from 0: linear up to 1 in ``warmup`` steps, then half a cosine that
+    reaches 0 after ``steps``; without a warm-up always 1."""
+    if not warmup:
+        return 1.0
+    if step < warmup:
+        return (step + 1) / warmup
+    return (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, steps - warmup)))) / 2
+
+
+def schedule_of(optimizer: Optimizer, warmup: int, steps: int) -> LambdaLR:
+    return LambdaLR(optimizer, lambda step: factor(step, warmup, steps))
