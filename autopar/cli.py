@@ -173,9 +173,9 @@ def train(
     )] = DEFAULT.dtype,
     seed: Annotated[int, Option(metavar="NUMBER", rich_help_panel=TRAINING, help="Of weights and batches.")] = DEFAULT.seed,
     tolerance: Annotated[float | None, Option(
-        metavar="NUMBER", rich_help_panel=COMPARISON, help="The relative difference of two losses that still passes.",
-        show_default=f"{', '.join(f'{tolerance:g} for {name}' for name, (_, tolerance) in DTYPES.items())}; "
-        f"{', '.join(f'{tolerance:g} for {name}' for name, tolerance in AMPS.items() if tolerance)}",
+        metavar="NUMBER", rich_help_panel=COMPARISON, help="The relative difference of two losses, and of two norms of gradients, that still passes.",
+        show_default=f"{', '.join(f'{one.loss:g} for {name}' for name, (_, one) in DTYPES.items())}; "
+        f"{', '.join(f'{one.loss:g} for {name}' for name, one in AMPS.items() if one)}; more for norms in low precision",
     )] = DEFAULT.tolerance,
 ) -> None:
     """Follow the options; the exit status says whether the losses are the same."""

@@ -22,7 +22,18 @@ import numpy as np
 from plot_reshard import plot
 from profilers import calls_of, lines_of, positive
 from stacks import below, sample, speedscope
-from workloads import LLAMA_PLAN, LLAMA_TRANSFERS, MESH, STEP, STEP_PLAN, STEP_TRANSFERS, PlacedStep, llama, placed_llama, placed_step
+from workloads import (
+    LLAMA_PLAN,
+    LLAMA_TRANSFERS,
+    MESH,
+    STEP,
+    STEP_PLAN,
+    STEP_TRANSFERS,
+    PlacedStep,
+    llama,
+    placed_llama,
+    placed_step,
+)
 
 import autopar
 from autopar import transfers

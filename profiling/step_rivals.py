@@ -1,7 +1,8 @@
-"""The systems that ``bench_step`` compares: one Llama of Hugging Face, put on processes in the ways people do it."""
+"""The systems that ``bench_step`` compares: one Llama of Hugging Face, trained by AdamW, on processes in the ways people do it."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,9 +14,13 @@ from torch import distributed, nn
 import autopar
 
 Batch = dict[str, torch.Tensor]
+Step = Callable[[], torch.Tensor]  # a whole training step; the loss
 
-ROWS, LENGTH, VOCABULARY = 2, 128, 1000
+ROWS, LENGTH, VOCABULARY = 2, 128, 1000  # rows of a micro-batch of a rank
+MICROBATCHES = 4  # where there are several
+RATE = 1e-4
 BY_COLUMNS, BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")
+KERNELS: dict[str, dict[str, bool]] = {"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {}}  # of AdamW
 
 
 def llama() -> nn.Module:
@@ -30,58 +35,52 @@ def llama() -> nn.Module:
     return LlamaForCausalLM(config)
 
 
-def batch(ranks: int = 1) -> Batch:
-    """``ROWS`` sequences for each of the ranks that share a batch."""
+def batch(pieces: int = 1) -> Batch:
+    """``ROWS`` sequences for each micro-batch of each rank that shares it."""
     generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(VOCABULARY, (ROWS * ranks, LENGTH), generator=generator)
+    ids = torch.randint(VOCABULARY, (ROWS * pieces, LENGTH), generator=generator)
     return {"input_ids": ids, "labels": ids}
 
 
 def own_rows(whole: Batch) -> Batch:
     """This rank's, contiguous as from a loader."""
-    rank = distributed.get_rank()
-    return {name: value[ROWS * rank : ROWS * (rank + 1)].clone() for name, value in whole.items()}
+    return {name: value.chunk(distributed.get_world_size())[distributed.get_rank()].clone() for name, value in whole.items()}
 
 
 @dataclass(frozen=True)
 class System:
-    """A model that is trained in one way, and the batch that a rank gives it.
+    """A model that is trained in one way.
 
     Attributes:
-        mean: the global loss and gradients are the mean over the ranks of what a rank has; ``loss`` alone where the
-            gradients are the global ones already.
+        name: of the way.
+        kernel: of AdamW; of those of one name the fastest is compared.
+        beside: which of ours this one is compared with; ``aim``: of the time of that one over this one's.
+        local: ``step`` gives this rank's loss, of which the global one is the mean over the ranks.
+        alone: nothing is sent, so that parameters are those of no training: how fast a step could be.
         cut: parameter → the dim of which each rank has a plain piece.
-        aim: of the time of ours over this one's.
     """
 
     name: str
     model: nn.Module
-    batch: Batch
+    step: Step
+    kernel: str = ""
+    beside: str = "autopar"
     aim: float | None = None
-    mean: str = ""
+    local: bool = False
+    alone: bool = False
     cut: Mapping[str, int] = field(default_factory=dict)
 
-    def step(self) -> torch.Tensor:
-        """Forward and backward."""
-        loss = self.model(**self.batch).loss
-        loss.backward()
-        return loss
-
-    def clear(self) -> None:
-        self.model.zero_grad()
-
     def numbers(self) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The global loss and the whole gradients of one step."""
+        """The global loss of one step, and the whole parameters behind it."""
         loss = self.step().detach().clone()
-        found = {n.removeprefix("module."): whole(p.grad) for n, p in self.model.named_parameters()}
-        self.clear()
+        found = {n.removeprefix("module."): whole(p.detach()) for n, p in self.model.named_parameters()}
         for name, dim in self.cut.items():
             pieces = [torch.empty_like(found[name]) for _ in range(distributed.get_world_size())]
             distributed.all_gather(pieces, found[name].contiguous())
             found[name] = torch.cat(pieces, dim)
-        for tensor in (*([loss] if self.mean else []), *(found.values() if self.mean == "all" else [])):
-            distributed.all_reduce(tensor)
-            tensor /= distributed.get_world_size()
+        if self.local:
+            distributed.all_reduce(loss)
+            loss /= distributed.get_world_size()
         return loss, found
 
 
@@ -90,25 +89,93 @@ def whole(tensor: Any) -> torch.Tensor:
     return full.clone()
 
 
+# -- ways to train -----------------------------------------------------------------------------------------------------
+
+
+def ours(model: nn.Module, given: Batch, mesh: autopar.Mesh, plan: str, name: str = "autopar", inputs: str = "global", **options: Any) -> System:
+    parallel = autopar.parallelize(copy.deepcopy(model), mesh, plan, inputs=inputs)
+    step = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=RATE), **options)
+    return System(name, parallel, lambda: step(given))
+
+
+def loops(name: str, make: Callable[[], nn.Module], given: Batch, microbatches: int = 1, *,
+          last: Callable[[nn.Module, bool], contextlib.AbstractContextManager[Any]] = lambda model, last: contextlib.nullcontext(), **facts: Any) -> list[System]:  # fmt: skip
+    """The loop that people write, with each kernel of AdamW.
+
+    Args:
+        last: what a micro-batch runs in, which is the last one or not.
+    """
+    return [System(name, model, loop(model, given, microbatches, last, chosen), kernel, **facts) for kernel, chosen in KERNELS.items() for model in [make()]]
+
+
+def loop(model: nn.Module, given: Batch, microbatches: int, last: Callable[[nn.Module, bool], contextlib.AbstractContextManager[Any]], chosen: Mapping[str, bool]) -> Step:
+    optimizer = torch.optim.AdamW(alike(model), lr=RATE, **chosen)
+    pieces = [dict(zip(given, tensors, strict=True)) for tensors in zip(*(tensor.chunk(microbatches) for tensor in given.values()), strict=True)]
+
+    def step() -> torch.Tensor:
+        total = torch.zeros(())
+        for k, piece in enumerate(pieces):
+            with last(model, k == len(pieces) - 1):
+                loss = model(**piece).loss / microbatches
+                loss.backward()
+            total += loss.detach()
+        optimizer.step()
+        optimizer.zero_grad()
+        return total
+
+    return step
+
+
+def alike(model: nn.Module) -> list[dict[str, Any]]:
+    """Parameter groups; a kernel takes plain tensors, or DTensors."""
+    kinds: dict[type, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        kinds.setdefault(type(parameter.data), []).append(parameter)
+    return [{"params": some} for some in kinds.values()]
+
+
 def one_process(model: nn.Module) -> list[System]:
-    mesh = autopar.Mesh(dp=1)
     return [
-        System("autopar", autopar.parallelize(copy.deepcopy(model), mesh, "ddp"), batch()),
-        System("eager", copy.deepcopy(model), batch(), aim=1.05),
+        ours(model, batch(), autopar.Mesh(dp=1), "ddp"),
+        *loops("eager", lambda: copy.deepcopy(model), batch(), aim=1.05),
     ]
 
 
-def data_parallel(model: nn.Module) -> list[System]:
+def data_parallel(model: nn.Module, microbatches: int = 1) -> list[System]:
     ranks = distributed.get_world_size()
-    own = own_rows(batch(ranks))
-    ours = autopar.parallelize(model, autopar.Mesh(dp=ranks), "ddp", inputs="local")
-    ddp = nn.parallel.DistributedDataParallel(copy.deepcopy(model))
+    own = own_rows(batch(ranks * microbatches))
+    mesh, options = autopar.Mesh(dp=ranks), {"inputs": "local", "microbatches": microbatches}
     return [
-        System("autopar", ours, own),
-        System("DistributedDataParallel", ddp, own, aim=0.95, mean="loss"),
-        System("FSDP2", fsdp2(copy.deepcopy(model), ranks), own, aim=0.6, mean="loss"),
-        System("eager, nothing sent", copy.deepcopy(model), own, mean="all"),
-    ]
+        ours(model, own, mesh, "ddp", **options),
+        ours(model, own, mesh, "ddp", "autopar, zero=3", zero=3, **options),
+        *loops("DistributedDataParallel", lambda: nn.parallel.DistributedDataParallel(copy.deepcopy(model)), own, microbatches,
+               last=lambda model, last: contextlib.nullcontext() if last else model.no_sync(), aim=0.95, local=True),
+        *loops("FSDP2", lambda: fsdp2(copy.deepcopy(model), ranks), own, microbatches,
+               last=_synchronized, beside="autopar, zero=3", aim=0.6, local=True),
+        *loops("floor: nothing sent", lambda: copy.deepcopy(model), own, microbatches, local=True, alone=True),
+        System("floor: all-reduce alone", model, all_reduce_of(model), alone=True),
+    ]  # fmt: skip
+
+
+def in_microbatches(model: nn.Module) -> list[System]:
+    return data_parallel(model, MICROBATCHES)
+
+
+def all_reduce_of(model: nn.Module) -> Step:
+    """All gradients in one all-reduce."""
+    gradients = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
+
+    def step() -> torch.Tensor:
+        distributed.all_reduce(gradients)
+        return gradients
+
+    return step
+
+
+@contextlib.contextmanager
+def _synchronized(model: Any, last: bool) -> Any:
+    model.set_requires_gradient_sync(last)
+    yield
 
 
 def fsdp2(model: nn.Module, ranks: int) -> nn.Module:
@@ -123,17 +190,17 @@ def fsdp2(model: nn.Module, ranks: int) -> nn.Module:
 
 def tensor_parallel(model: nn.Module) -> list[System]:
     ranks = distributed.get_world_size()
-    own = batch()
-    ours = autopar.parallelize(model, autopar.Mesh(tp=ranks), "megatron")
-    hand, cut = written_by_hand(copy.deepcopy(model))
+    cut: dict[str, int] = {}
     return [
-        System("autopar", ours, own),
-        System("DTensor", dtensor(copy.deepcopy(model), ranks), own, aim=0.6 if ranks == 4 else None),
-        System("written by hand", hand, own, aim=1.1, cut=cut),
+        ours(model, batch(), autopar.Mesh(tp=ranks), "megatron"),
+        *loops("DTensor", lambda: dtensor(copy.deepcopy(model), ranks), batch(), aim=0.6 if ranks == 4 else None),
+        *loops("written by hand", lambda: written_by_hand(copy.deepcopy(model), cut), batch(), aim=1.1, cut=cut),
     ]
 
 
-FAMILIES: dict[str, Callable[[nn.Module], list[System]]] = {"data": data_parallel, "tensor": tensor_parallel}
+FAMILIES: dict[str, Callable[[nn.Module], list[System]]] = {
+    "data parallel": data_parallel, f"data parallel, {MICROBATCHES} micro-batches": in_microbatches, "tensor parallel": tensor_parallel,
+}  # fmt: skip
 
 
 def dtensor(model: nn.Module, ranks: int) -> nn.Module:
@@ -176,14 +243,12 @@ class ReduceFromGroup(torch.autograd.Function):
         return gradient
 
 
-def written_by_hand(model: nn.Module) -> tuple[nn.Module, dict[str, int]]:
+def written_by_hand(model: nn.Module, cut: dict[str, int]) -> nn.Module:
     """Tensor parallelism as in Megatron: two all-reduces a layer forward and two backward, each over all of a block.
 
-    Returns:
-        The model, and of which dim each parameter is a piece.
+    ``cut`` is told of which dim each parameter is a piece.
     """
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
-    cut: dict[str, int] = {}
     for name, linear in model.named_modules():
         kind = name.rpartition(".")[2]
         if kind in BY_COLUMNS + BY_ROWS:
@@ -194,7 +259,7 @@ def written_by_hand(model: nn.Module) -> tuple[nn.Module, dict[str, int]]:
     for layer in model.model.layers:
         layer.mlp.register_forward_pre_hook(lambda _, args: (CopyToGroup.apply(args[0]),))
         layer.self_attn.register_forward_pre_hook(_copied_states, with_kwargs=True)
-    return model, cut
+    return model
 
 
 def _copied_states(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

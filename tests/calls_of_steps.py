@@ -106,3 +106,20 @@ def evaluation_between() -> None:
 def optimizers() -> None:
     for make in (lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9), lambda m: torch.optim.Adagrad(m.parameters(), lr=0.1)):
         steps.steps_alike("mlp", SIZES, {"zero": 1, "microbatches": 2}, count=2, optimizer=make)
+
+
+def one_rank_overflows() -> None:
+    """Only the rows of the last rank are too large: no rank takes the step, and all lower the scale."""
+    torch.manual_seed(0)
+    make, batches, _ = steps.MODELS["mlp"]
+    parallel = autopar.parallelize(make().float(), Mesh(dp=4))
+    step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), amp="fp16-O2", loss_scale=8.0, zero=1)
+    for k in range(3):
+        batch = steps.narrow(batches(k))
+        if k == 1:
+            batch["x"][-1] = 1e4
+        before = [p.to_local().clone() for p in parallel.parameters()]
+        run(step, batch, promoted=False)
+        same = all(torch.equal(a, p.to_local()) for a, p in zip(before, parallel.parameters(), strict=True))
+        assert bool(step.skipped) == same == (k == 1), k
+    assert float(step.scaler[0]) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
+from autopar.loss_scaling import LossScaling
 
 Batch = Mapping[str, torch.Tensor]
 
@@ -109,46 +111,41 @@ def steps_alike(name: str, sizes: dict[str, int], options: dict[str, Any], count
     assert step.captures == 1
 
 
-def halved(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    return copy.deepcopy(model).to(dtype)
-
-
 class LowPrecision:
     """The loop of a single device in mixed precision, as people write it: O1 is ``torch.autocast``; O2 a model in low precision that
-    takes its parameters from those in float32, and hands its gradients to them. fp16 with a ``GradScaler``.
+    takes its parameters from those in float32, and hands its gradients to them. fp16 with a ``GradScaler``. ``amp=None``: in float32.
 
     Attributes:
         scales: the scale after each step.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, amp: str | None, clip_norm: float | None = None, scale: float = 1024.0,
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, amp: str | None, scaling: LossScaling, *, clip_norm: float | None = None,
                  microbatches: int = 1) -> None:  # fmt: skip
         self.model, self.optimizer, self.amp, self.clip_norm, self.microbatches = model, optimizer, amp or "", clip_norm, microbatches
         self.dtype = torch.float16 if self.amp.startswith("fp16") else torch.bfloat16
-        self.low = halved(model, self.dtype) if self.amp.endswith("O2") else model
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=self.amp.startswith("fp16"))
+        self.low = copy.deepcopy(model).to(self.dtype) if self.amp.endswith("O2") else model
+        self.scaler = torch.amp.GradScaler("cpu", scaling.initial, scaling.growth, scaling.backoff, scaling.interval, enabled=self.amp.startswith("fp16"))
         self.scales: list[float] = []
 
     def __call__(self, **batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The loss, and the norm of the gradients before they are clipped."""
-        total = torch.zeros(())
         cut = {name: tensor.chunk(self.microbatches) for name, tensor in batch.items()}
-        labels = sum((part[..., 1:] != -100).sum() for part in cut["labels"]) if "labels" in cut else None
-        for k in range(self.microbatches):
+        labels = [(part[:, 1:] != -100).sum() for part in cut["labels"]] if "labels" in cut else [torch.tensor(1)] * self.microbatches
+        total = torch.zeros(())
+        for k, count in enumerate(labels):
             given = {name: parts[k] for name, parts in cut.items()}
-            share = 1 / self.microbatches if labels is None else (given["labels"][..., 1:] != -100).sum() / labels
             if self.low is not self.model:
                 given = {name: tensor.to(self.dtype) if tensor.is_floating_point() else tensor for name, tensor in given.items()}
             with torch.autocast("cpu", self.dtype, enabled=self.amp.endswith("O1")):
                 found = self.low(**given)
-            loss = (found if isinstance(found, torch.Tensor) else found.loss).float() * share
+            loss = (found if isinstance(found, torch.Tensor) else found.loss).float() * count / sum(labels)
             self.scaler.scale(loss).backward()
             total += loss.detach()
         if self.low is not self.model:
             for master, low in zip(self.model.parameters(), self.low.parameters(), strict=True):
                 master.grad, low.grad = low.grad.float(), None
         self.scaler.unscale_(self.optimizer)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm or float("inf"))
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), float("inf") if self.clip_norm is None else self.clip_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.scales.append(self.scaler.get_scale())
@@ -160,36 +157,76 @@ class LowPrecision:
         return total, norm
 
 
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(loops.groups_of(model), lr=0.1, momentum=0.9)
+
+
 def narrow(batch: Batch) -> dict[str, torch.Tensor]:
     return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
 
 
-def noise_of(name: str, sizes: dict[str, int], amp: str, options: dict[str, Any], count: int = 5,
-             optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw) -> dict[str, tuple[float, float]]:  # fmt: skip
-    """How far steps in mixed precision are from a single device's in float32, and how far a single device's own mixed precision is: of
-    losses and norms the largest relative distance of any step, of parameters that of all together, of how far they have moved."""
+def distance(a: nn.Module, b: nn.Module) -> float:
+    """The norm of all differences between their parameters."""
+    return float(torch.cat([(loops.whole(p) - loops.whole(q)).detach().flatten() for p, q in zip(a.parameters(), b.parameters(), strict=True)]).norm())
+
+
+def mixed_alike(name: str, sizes: dict[str, int], amp: str, options: dict[str, Any], optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
+                parameters: float = 2.0, count: int = 5) -> None:  # fmt: skip
+    """Steps in mixed precision are about as far from float32 as those of a single device: parameters at most ``parameters`` times as far and
+    at least a third; losses and norms at most three times as far, or a rounding of the low precision."""
     torch.manual_seed(0)
     make, batches, plan = MODELS[name]
     model = make().float()
-    begin = [p.detach().clone() for p in model.parameters()]
-    alone = [LowPrecision(own := copy.deepcopy(model), optimizer(own), one, options.get("clip_norm")) for one in (None, amp)]
+    begin, (exact, low) = copy.deepcopy(model), (
+        LowPrecision(own := copy.deepcopy(model), optimizer(own), one, LossScaling(1024.0), clip_norm=options["clip_norm"]) for one in (None, amp)
+    )  # fmt: skip
     parallel = autopar.parallelize(model, Mesh(sizes), plan if "tp" in sizes else None)
     step = parallel.train_step(optimizer(parallel), amp=amp, loss_scale=1024.0, **options)
-    found: dict[str, list[tuple[float, float]]] = {"loss": [], "norm": []}
+    rounding = torch.finfo(low.dtype).eps / 2
     for k in range(count):
         batch = narrow(batches(k))
         loss = run(step, batch, promoted=False)
-        (exact, exact_norm), (low, low_norm) = (single(**batch) for single in alone)
+        ours, (exactly, lowly) = (loss, step.grad_norm), (single(**batch) for single in (exact, low))
         assert loss.dtype == torch.float32 and not step.skipped
-        found["loss"].append((relative(loss, exact), relative(low, exact)))
-        found["norm"].append((relative(step.grad_norm, exact_norm), relative(low_norm, exact_norm)))
-    assert all(p.dtype == torch.float32 for p in parallel.parameters()), "master weights"
-    assert all(tensor.dtype == torch.float32 for tensor in parallel.state_dict().values() if tensor.is_floating_point())
-    ours, exactly, lowly = ([loops.whole(p).detach() for p in one.parameters()] for one in (parallel, *(single.model for single in alone)))
-    moved = _norm([a - b for a, b in zip(exactly, begin, strict=True)])
-    distances = tuple(float(_norm([a - b for a, b in zip(some, exactly, strict=True)]) / moved) for some in (ours, lowly))
-    return {"parameters": distances, **{name: (max(a for a, _ in pairs), max(b for _, b in pairs)) for name, pairs in found.items()}}  # type: ignore[dict-item]
+        for a, b, c in zip(ours, exactly, lowly, strict=True):
+            assert relative(a, b) <= max(3 * relative(c, b), rounding), (k, a, b, c)
+    tensors = [*parallel.parameters(), *parallel.state_dict().values(), *(t for one in step.optimizer.state.values() for t in one.values())]
+    assert {tensor.dtype for tensor in tensors if tensor.is_floating_point()} == {torch.float32}, "master weights"
+    noise, found, moved = distance(low.model, exact.model), distance(parallel, exact.model), distance(begin, exact.model)
+    assert noise < 0.2 * moved and noise / 3 <= found <= parameters * noise, (noise, found, moved)
 
 
-def _norm(tensors: list[torch.Tensor]) -> torch.Tensor:
-    return torch.stack([tensor.double().square().sum() for tensor in tensors]).sum().sqrt()
+def overflows_alike(sizes: dict[str, int], amp: str, zero: int) -> None:
+    """The first scale is far too large and falls until gradients fit; it rises twice afterwards. All as torch's GradScaler has it."""
+    torch.manual_seed(0)
+    make, batches, plan = MODELS["mlp"]
+    model = make().float()
+    scaling = LossScaling(initial=2.0**22, interval=3)
+    single = LowPrecision(own := copy.deepcopy(model), adamw(own), amp, scaling, clip_norm=0.5, microbatches=2)
+    parallel = autopar.parallelize(model, Mesh(sizes), plan)
+    step = parallel.train_step(adamw(parallel), amp=amp, loss_scale=scaling, zero=zero, microbatches=2, clip_norm=0.5)
+    begin, scales, skipped = copy.deepcopy(own), [], []
+    for k in range(14):
+        batch = narrow(batches(k))
+        before = _all_of(step)
+        run(step, batch, promoted=False), single(**batch)
+        after = _all_of(step)
+        skipped.append(bool(step.skipped))
+        if skipped[-1] and before.keys() == after.keys():
+            assert all(torch.equal(before[name], after[name]) for name in after), "nothing is changed, bit for bit"
+        elif skipped[-1]:  # the first step made the optimizer's state
+            assert all(torch.equal(before[name], after[name]) for name in before) and not any(t.any() for name, t in after.items() if name not in before)
+        assert all(tensor.isfinite().all() for tensor in after.values())
+        scales.append(float(step.scaler[0]))
+    assert scales == single.scales, (scales, single.scales)
+    assert skipped[0] and not skipped[-1] and any(b > a for a, b in itertools.pairwise(scales)) and step.steps == 14
+    taken = {float(one["step"]) for one in step.optimizer.state.values()}
+    assert taken == {float(one["step"]) for one in single.optimizer.state.values()} == {14.0 - sum(skipped)}
+    assert distance(parallel, own) <= 0.05 * distance(begin, own)
+
+
+def _all_of(step: Any) -> dict[str, torch.Tensor]:
+    """Copies of parameters and of the optimizer's state."""
+    found = {name: p.detach() for name, p in step.parallel.named_parameters()}
+    found |= {f"{name}.{key}": value for name, p in step.parallel.named_parameters() for key, value in step.optimizer.state.get(p, {}).items()}
+    return {name: loops.whole(tensor).clone() for name, tensor in found.items()}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from autopar.errors import TextError, VerifyError
 from autopar.program import Program, record_of
+from autopar.step.update import COPY
 from autopar.text.printer import print_type
 
 
@@ -77,10 +78,8 @@ class Step:
         """Check each program, and that they agree on what goes from one to the other; ``VerifyError`` otherwise."""
         for program in self.programs.values():
             program.verify()
-        own = {record_of(node).name or node.name: node for node in self.micro.placeholders}
-        for node in self.update.placeholders:
-            name = record_of(node).name or node.name
-            if name in own and record_of(own[name]).type != record_of(node).type:
-                raise VerifyError(
-                    f"micro and update disagree on {name}: {print_type(record_of(own[name]).type)} in micro, {print_type(record_of(node).type)} in update"
-                )
+        own, theirs = ({record_of(node).name or node.name: record_of(node).type for node in p.placeholders} for p in (self.micro, self.update))
+        for name, type in own.items():
+            other = theirs.get(name + COPY, theirs.get(name, type))
+            if other != type:
+                raise VerifyError(f"micro and update disagree on {name}: {print_type(type)} in micro, {print_type(other)} in update")

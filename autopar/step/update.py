@@ -118,7 +118,7 @@ class _Update:
             replaced |= dict(zip((parameter, *own.values()), new, strict=True))
         for t, parameter, copy in zip(self.trained, parameters, copies, strict=True):  # behind all updates, which are then done at once
             if copy is not None:
-                replaced[copy] = self.made.inline(torch.ops.aten._to_copy.default, replaced[parameter], dtype=t.copy.dtype, name=f"{copy.name}_next")  # type: ignore[union-attr]
+                replaced[copy] = self.made.inline(torch.Tensor.to, replaced[parameter], t.copy.dtype, name=f"{copy.name}_next")  # type: ignore[union-attr]
         return UpdateProgram(self.made.program(list(returned.values()), replaced), self.constraints, tuple(returned))
 
     def _updated(self, t: Trained, parameter: fx.Node, gradient: fx.Node, own: Mapping[str, fx.Node], step: fx.Node | None, rate: fx.Node,

@@ -29,7 +29,7 @@ def data_axis(mesh: Mesh, inputs: Mapping[str, DistAttr]) -> str:
     Raises:
         ValueError: none does.
     """
-    split = {axis for attr in inputs.values() for _, axes in attr.dims[0] for axis in axes} if inputs else set()
+    split = {axis for attr in inputs.values() for dim in attr.dims[:1] for _, axes in dim for axis in axes}
     for axis in mesh.names:
         if axis in split:
             return axis

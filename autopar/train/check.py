@@ -21,7 +21,7 @@ from autopar.precision import POLICIES, Policy
 from autopar.presets import PRESETS
 from autopar.train.launched import Launched
 from autopar.train.optimizers import OPTIMIZERS
-from autopar.train.options import AMPS, DEVICES, DTYPES, LIMITS, NONE, Options, option
+from autopar.train.options import AMPS, DEVICES, DTYPES, LIMITS, NONE, Options, Tolerance, option
 from autopar.train.presets import TRAININGS
 from autopar.train.refused import Refused
 from autopar.train.sizes import SIZES, Size
@@ -56,7 +56,7 @@ class Checked:
     policy: Policy | None
     scaling: LossScaling
     lr: float
-    tolerance: float
+    tolerance: Tolerance
 
     @property
     def step_options(self) -> dict[str, Any]:
@@ -97,10 +97,10 @@ def check(options: Options, launched: Launched | None) -> Checked:
     processes = launched is not None or (mesh.size > 1 and not options.simulate)
     local = 1 if not processes else mesh.size if launched is None else launched.local_size
     scaling = LossScaling() if options.loss_scale is None else LossScaling(options.loss_scale)
-    tolerances = (options.tolerance, amp, tolerance)
+    given = None if options.tolerance is None else Tolerance(options.tolerance, options.tolerance)
     return Checked(
         options, mesh, plan, plan_name, processes, launched, _device(options.device, local, launched), text, size, options.size,
-        dtype, POLICIES.get(options.amp), scaling, options.lr or size.lr, next(one for one in tolerances if one is not None),
+        dtype, POLICIES.get(options.amp), scaling, options.lr or size.lr, given or amp or tolerance,
     )  # fmt: skip
 
 

@@ -65,7 +65,7 @@ def _start(checked: Checked) -> int:
     from autopar.runtime.launch import launch
 
     options = replace(checked.options, device=checked.device.type)
-    check_resumed(options)
+    check_resumed(checked)
     if not isinstance(checked.plan, str):  # what is wrong with it is told here, once
         shapes = {name: (options.batch, options.sequence) for name in _batch(checked, 0)}
         layouts_of(checked.plan, _model(checked, torch.device("meta")), checked.mesh, shapes)
@@ -96,7 +96,7 @@ def _train(checked: Checked) -> int:
     schedule = schedule_of(optimizer, o.warmup, o.steps)
     programs = step.capture(_batch(checked, 0))
     show_decisions(console, step.reports, programs)
-    saved = Saved(o, step, schedule)
+    saved = Saved(checked, step, schedule)
     before = saved.resume()
     show_resumed(console, o, len(before))
     taken = train(_take(step, checked.processes), schedule, _batches(checked, len(before)), len(before))
@@ -111,7 +111,7 @@ def _train(checked: Checked) -> int:
     wanted = _shown(checked, "on a single device", train(single, schedule_of(optimizer, o.warmup, o.steps), _batches(checked)), console)
     losses, norms = Comparison.of_steps(steps, wanted, "loss"), Comparison.of_steps(steps, wanted, "norm")
     show_comparison(console, losses, norms, checked)
-    return EQUAL if losses.within(checked.tolerance) and norms.within(checked.tolerance) else DIFFERENT
+    return EQUAL if losses.within(checked.tolerance.loss) and norms.within(checked.tolerance.norm) else DIFFERENT
 
 
 def _take(step: TrainStep, processes: bool) -> Callable[[Batch], Taken]:

@@ -6,7 +6,7 @@ moment and goes on has the numbers of one that was not.
 
 from __future__ import annotations
 
-import dataclasses
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,33 +16,34 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from autopar import checkpoint
 from autopar.step.train_step import TrainStep
+from autopar.train.check import Checked
 from autopar.train.loop import Step
-from autopar.train.options import NONE, Options, option
+from autopar.train.options import option
 from autopar.train.refused import Refused
 
-SAME = ("size", "text", "dtype", "batch", "sequence", "optimizer", "lr", "warmup", "weight_decay", "clip_norm", "seed", "amp")  # the numbers follow from these
-OTHER = "steps"  # with a warm-up, the whole schedule follows from it
+SAME = ("size", "dtype", "batch", "sequence", "optimizer", "warmup", "weight_decay", "clip_norm", "seed", "amp")
 
 
-def wanted(options: Options) -> dict[str, Any]:
-    """The options that a training cannot go on without: with others it would have other numbers."""
-    found = {name: getattr(options, name) for name in SAME}
-    found["text"] = options.text and str(Path(options.text).resolve())
-    return found | {OTHER: options.steps if options.warmup else None}
+def numbers_of(checked: Checked) -> dict[str, Any]:
+    """The options from which the numbers of a training follow: it does not go on with others. The mesh and the like are free."""
+    o, text = checked.options, checked.text
+    found = {name: getattr(o, name) for name in SAME}
+    found |= {"lr": checked.lr, "text": f"{text.name} ({len(text.data):,} bytes, crc32 {zlib.crc32(text.data.numpy()):08x})"}
+    return found | ({"steps": o.steps} if o.warmup else {})  # the schedule ends with the last of them
 
 
-def check_resumed(options: Options) -> int:
+def check_resumed(checked: Checked) -> int:
     """How many steps the newest whole checkpoint has, 0 where there is none; ``Refused`` where it is of other options."""
+    options = checked.options
     folder = options.checkpoint
     if not options.resume or folder is None or checkpoint.latest(folder) is None:
         return 0
     found = checkpoint.load(folder, {}, strict=False)
     if not isinstance(found.get("options"), dict) or "curve" not in found:
         raise Refused(f"--checkpoint {folder} is not of autopar train; name another folder")
-    for name, value in wanted(options).items():
+    for name, value in numbers_of(checked).items():
         if (saved := found["options"].get(name)) != value:
-            remedy = f"give {option(name)} {saved}" if saved is not None else f"leave {option(name)} out"
-            raise Refused(f"{option(name)} {NONE if value is None else value}, but the checkpoint in {folder} was made with {saved}; {remedy}, or name another folder")
+            raise Refused(f"{option(name)} is {value}, and in the checkpoint in {folder} it was {saved}; give {option(name)} as it was, or name another folder")
     taken = len(found["curve"])
     if taken > options.steps:
         raise Refused(f"--steps {options.steps}, but the checkpoint in {folder} has taken {taken} already; give --steps {taken} or more")
@@ -53,41 +54,41 @@ def check_resumed(options: Options) -> int:
 class Saved:
     """The checkpoints of one training. All ranks call all of it alike."""
 
-    options: Options
+    checked: Checked
     step: TrainStep
     schedule: LRScheduler
 
     def resume(self) -> list[Step]:
         """Go on from the newest whole checkpoint: the steps that were taken; none where there is no checkpoint. The step has been captured."""
-        if not check_resumed(self.options):
+        if not check_resumed(self.checked):
             return []
         state = checkpoint.load(self._folder, self._state([]))
         self.step.load_state_dict(state["step"])
         self.schedule.load_state_dict(state["schedule"])
-        steps = [Step(number, *row) for number, row in enumerate(state["curve"])]
+        steps = [Step(number, loss, norm, skipped=skipped) for number, (loss, norm, skipped) in enumerate(state["curve"])]
         if state["next"] != len(steps):
             raise Refused(f"--checkpoint {self._folder} is not of autopar train; name another folder")
         return steps
 
     def kept(self, before: list[Step], steps: Iterable[Step], told: Callable[[Path, int], None]) -> Iterator[Step]:
         """The same steps, with a checkpoint after every ``--every`` of them and after the last. ``told`` hears of each one."""
-        curve = list(before)
+        curve, o = list(before), self.checked.options
         for step in steps:
             curve.append(step)
-            if self.options.checkpoint is not None and (len(curve) % self.options.every == 0 or len(curve) == self.options.steps):
+            if o.checkpoint is not None and (len(curve) % o.every == 0 or len(curve) == o.steps):
                 told(checkpoint.save(self._folder, self._state(curve)), len(curve))
             yield step
 
     @property
     def _folder(self) -> str:
-        assert self.options.checkpoint is not None
-        return self.options.checkpoint
+        assert self.checked.options.checkpoint is not None
+        return self.checked.options.checkpoint
 
     def _state(self, curve: list[Step]) -> dict[str, Any]:
         return {
             "step": self.step.state_dict(),
             "schedule": self.schedule.state_dict(),
             "next": len(curve),  # the batch, and the number of the step
-            "curve": [list(dataclasses.astuple(step)[1:]) for step in curve],
-            "options": wanted(self.options),
+            "curve": [[step.loss, step.norm, step.skipped] for step in curve],
+            "options": numbers_of(self.checked),
         }

@@ -82,6 +82,7 @@ def show_decisions(console: Console, reports: Reports, step: Program) -> None:
         box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold",
     )  # fmt: skip
     casts, total = 0, Counter[str]()
+    widest = 0
     for name, program in step.programs.items():
         runs = 1 if name == "update" else step.microbatches
         total.update({axis: count * runs for axis, count in bytes_per_axis(program).items()})
@@ -92,7 +93,10 @@ def show_decisions(console: Console, reports: Reports, step: Program) -> None:
             module = row.module or "the root"
             module = module if len(module) <= MODULE else "…" + module[1 - MODULE :]
             line = row.source if console.width > WIDTH else row.source.partition("  ")[0]
-            table.add_row(row.transfer, row.axis, row.phase, str(row.times * runs), f"{row.bytes * runs:,}", Line(module), Line(line))
+            moved = f"{row.bytes * runs:,}"
+            widest = max(widest, len(moved))
+            table.add_row(row.transfer, row.axis, row.phase, str(row.times * runs), moved, Line(module), Line(line))
+    table.columns[4].min_width = widest  # else it is the widest column that gives way
     console.print()
     console.print(table)
     told = ", ".join(f"{axis} {count:,}" for axis, count in total.items()) or "none"
@@ -149,14 +153,15 @@ def show_comparison(console: Console, losses: Comparison, norms: Comparison, che
         table.add_row(str(step + 1), f"{losses.parallel[step]:.6f}", f"{losses.single[step]:.6f}", *marked)
     console.print()
     console.print(table)
-    equal = losses.within(checked.tolerance) and norms.within(checked.tolerance)
+    allowed = checked.tolerance
+    equal = losses.within(allowed.loss) and norms.within(allowed.norm)
     if not math.isfinite(losses.largest + norms.largest):
         worst = losses.worst if not math.isfinite(losses.largest) else norms.worst
         verdict = f"NOT finite: step {worst + 1}; try a smaller --lr"
     else:
         verdict = (
             f"{'the same' if equal else 'NOT the same'} numbers: {len(losses.single)} losses differ by {losses.largest:.1e} at most "
-            f"(step {losses.worst + 1}), the tolerance is {checked.tolerance:.0e}\n"
-            f"the norms of their gradients differ by {norms.largest:.1e} at most (step {norms.worst + 1})"
+            f"(step {losses.worst + 1}), the tolerance is {allowed.loss:.0e}\n"
+            f"the norms of their gradients differ by {norms.largest:.1e} at most (step {norms.worst + 1}), the tolerance is {allowed.norm:.0e}"
         )
     console.print(f"\n{verdict}", style="green" if equal else "bold red")
