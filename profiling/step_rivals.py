@@ -54,9 +54,9 @@ class System:
     Attributes:
         name: of the way.
         kernel: of AdamW; of those of one name the fastest is compared.
-        beside: which of ours this one is compared with; ``aim``: of the time of that one over this one's.
+        beside: the name of which of ours this one is compared with; ``aim``: of the time of that one over this one's.
         local: ``step`` gives this rank's loss, of which the global one is the mean over the ranks.
-        alone: nothing is sent, so that parameters are those of no training: how fast a step could be.
+        alone: part of a step, or one that sends nothing: how fast a step could be, and not a training.
         cut: parameter → the dim of which each rank has a plain piece.
     """
 
@@ -69,6 +69,10 @@ class System:
     local: bool = False
     alone: bool = False
     cut: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}, {self.kernel}" if self.kernel else self.name
 
     def numbers(self) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The global loss of one step, and the whole parameters behind it."""
@@ -157,10 +161,6 @@ def data_parallel(model: nn.Module, microbatches: int = 1) -> list[System]:
     ]  # fmt: skip
 
 
-def in_microbatches(model: nn.Module) -> list[System]:
-    return data_parallel(model, MICROBATCHES)
-
-
 def all_reduce_of(model: nn.Module) -> Step:
     """All gradients in one all-reduce."""
     gradients = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
@@ -198,9 +198,11 @@ def tensor_parallel(model: nn.Module) -> list[System]:
     ]
 
 
-FAMILIES: dict[str, Callable[[nn.Module], list[System]]] = {
-    "data parallel": data_parallel, f"data parallel, {MICROBATCHES} micro-batches": in_microbatches, "tensor parallel": tensor_parallel,
-}  # fmt: skip
+FAMILIES: dict[str, tuple[str, Callable[[nn.Module], list[System]]]] = {
+    "data": ("data parallel", data_parallel),
+    "microbatches": (f"{MICROBATCHES} micro-batches", lambda model: data_parallel(model, MICROBATCHES)),
+    "tensor": ("tensor parallel", tensor_parallel),
+}
 
 
 def dtensor(model: nn.Module, ranks: int) -> nn.Module:

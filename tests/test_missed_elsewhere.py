@@ -311,12 +311,13 @@ def recorded(source: TensorType, target: TensorType, world: Mesh | None, rank: i
         bytes_of(x)
         return x.new_empty(sum(received), *x.shape[1:])
 
-    functional = SimpleNamespace(all_gather_into_tensor=gather, all_to_all_single=all_to_all, wait_tensor=lambda x: x)
+    functional = SimpleNamespace(all_to_all_single=all_to_all, wait_tensor=lambda x: x)
     point_to_point = SimpleNamespace(
         isend="isend", irecv="irecv", batch_isend_irecv=lambda operations: (),
         P2POp=lambda how, x, other: bytes_of(x) if how == "isend" else None,
     )  # fmt: skip
     monkeypatch.setattr(collectives, "FUNCTIONAL", functional)
+    monkeypatch.setattr(collectives, "start_gather", gather)
     monkeypatch.setattr(collectives, "distributed", point_to_point)
     return local_programs(source, target, world)[rank], handed
 

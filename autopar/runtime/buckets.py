@@ -22,7 +22,7 @@ from autopar import transfers
 from autopar.layout import span
 from autopar.program import Program, operands, record_of
 from autopar.record import TensorType
-from autopar.torch_private import FUNCTIONAL
+from autopar.torch_private import FUNCTIONAL, start_gather
 
 FIRST, OTHERS = 2**20, 25 * 2**20  # bytes
 SMALL = 2**16  # bytes, up to which an all-reduce joins its neighbours
@@ -169,7 +169,7 @@ def finish_scatter_bucket(started: torch.Tensor, places: Sequence[Place]) -> lis
 
 
 def start_gather_bucket(pieces: list[torch.Tensor], ranks: int, group: str) -> torch.Tensor:
-    return FUNCTIONAL.all_gather_into_tensor(torch.cat([piece.reshape(-1) for piece in pieces]).unsqueeze(0), ranks, group)
+    return start_gather(torch.cat([piece.reshape(-1) for piece in pieces]).unsqueeze(0), ranks, group)
 
 
 def finish_gather_bucket(started: torch.Tensor, places: Sequence[Place]) -> list[torch.Tensor]:

@@ -20,7 +20,7 @@ from torch import distributed
 
 from autopar import transfers
 from autopar.runtime.packing import Packing, Places, as_bytes, from_bytes, new_piece, size_of, take
-from autopar.torch_private import FUNCTIONAL
+from autopar.torch_private import FUNCTIONAL, start_gather
 
 Shape = Sequence[int]
 
@@ -64,7 +64,7 @@ def start_all_reduce_in_place(x: torch.Tensor, op: str, group: str) -> torch.Ten
 
 def start_all_gather(x: torch.Tensor, view: Shape, dim: int, sizes: Shape, group: str) -> torch.Tensor:
     piece = _padded(x.reshape(view), dim, max(sizes)).contiguous()
-    return FUNCTIONAL.all_gather_into_tensor(carried(piece).unsqueeze(0), len(sizes), group)
+    return start_gather(carried(piece).unsqueeze(0), len(sizes), group)
 
 
 def finish_all_gather(started: torch.Tensor, shape: Shape, dim: int, sizes: Shape, dtype: torch.dtype) -> torch.Tensor:

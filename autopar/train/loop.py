@@ -28,7 +28,7 @@ class Step:
     number: int
     loss: float
     norm: float
-    seconds: float
+    seconds: float = 0.0
     skipped: bool = False
 
 

@@ -53,6 +53,7 @@ def run(options: Options) -> int:
 
 def _follow(options: Options) -> int:
     checked = check(options, launched())
+    check_resumed(checked)
     if checked.processes and checked.launched is None:
         return _start(checked)
     if checked.device.type == "cuda":
@@ -65,7 +66,6 @@ def _start(checked: Checked) -> int:
     from autopar.runtime.launch import launch
 
     options = replace(checked.options, device=checked.device.type)
-    check_resumed(checked)
     if not isinstance(checked.plan, str):  # what is wrong with it is told here, once
         shapes = {name: (options.batch, options.sequence) for name in _batch(checked, 0)}
         layouts_of(checked.plan, _model(checked, torch.device("meta")), checked.mesh, shapes)

@@ -159,9 +159,10 @@ def show_comparison(console: Console, losses: Comparison, norms: Comparison, che
         worst = losses.worst if not math.isfinite(losses.largest) else norms.worst
         verdict = f"NOT finite: step {worst + 1}; try a smaller --lr"
     else:
+        both = f"; {len(losses.skipped)} were skipped, their gradients overflowed" if losses.skipped else ""
         verdict = (
             f"{'the same' if equal else 'NOT the same'} numbers: {len(losses.single)} losses differ by {losses.largest:.1e} at most "
             f"(step {losses.worst + 1}), the tolerance is {allowed.loss:.0e}\n"
-            f"the norms of their gradients differ by {norms.largest:.1e} at most (step {norms.worst + 1}), the tolerance is {allowed.norm:.0e}"
+            f"the norms of their gradients differ by {norms.largest:.1e} at most (step {norms.worst + 1}), the tolerance is {allowed.norm:.0e}{both}"
         )
     console.print(f"\n{verdict}", style="green" if equal else "bold red")
