@@ -11,7 +11,7 @@ import autopar
 from autopar.pipeline.command import BATCHES, RANKS, Request
 from autopar.pipeline.policies import POLICIES
 from autopar.train.optimizers import OPTIMIZERS
-from autopar.train.options import AMPS, DEVICES, DTYPES, Options, options_of
+from autopar.train.options import AMPS, DEVICES, DTYPES, RECOMPUTED, Options, options_of
 from autopar.train.presets import TRAININGS
 from autopar.train.sizes import SIZES
 
@@ -142,7 +142,7 @@ def train(
         metavar="NUMBER", rich_help_panel=STEP, help="With fp16, the first scale of the loss; it moves by itself.", show_default="65536",
     )] = DEFAULT.loss_scale,
     recompute: Annotated[str, Option(
-        metavar="WHAT", rich_help_panel=STEP, help="Computed again in the backward, and not kept: none, blocks, min-cut, or a glob over modules.",
+        metavar="WHAT", rich_help_panel=STEP, help=f"Computed again in the backward, and not kept: {', '.join(RECOMPUTED)}, or a glob over modules.",
     )] = DEFAULT.recompute,
     zero: Annotated[int, Option(
         metavar="STAGE", rich_help_panel=STEP, help="Split over the data axis: 1 the optimizer's state, 2 gradients too, 3 parameters too.",

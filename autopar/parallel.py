@@ -299,6 +299,11 @@ class Parallel(torch.nn.Module):
         _refuse_without_values(named)
         return _returned_like_the_model(compiled, compiled.simulated([*(tensor for _, tensor in named), *self.seed(compiled.captured)]), args, kwargs)
 
+    def refuse_without_values(self, given: Given) -> None:
+        """``ValueError`` where a parameter, a buffer or an argument has no values to compute with."""
+        own, arguments = inventory(self.module), given.arguments
+        _refuse_without_values([*own.parameters, *own.buffers, *zip(arguments.names, arguments.tensors, strict=True)])
+
     def seed(self, captured: Captured) -> list[torch.Tensor]:
         """What the placeholder ``seed`` of a capture is given, if it has one."""
         job = self.job

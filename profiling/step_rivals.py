@@ -15,6 +15,7 @@ import autopar
 
 Batch = dict[str, torch.Tensor]
 Step = Callable[[], torch.Tensor]  # a whole training step; the loss
+Last = Callable[[Any, bool], contextlib.AbstractContextManager[Any]]  # what a micro-batch runs in, which is the last one or not
 
 ROWS, LENGTH, VOCABULARY = 2, 128, 1000  # rows of a micro-batch of a rank
 MICROBATCHES = 4  # where there are several
@@ -48,6 +49,16 @@ def own_rows(whole: Batch) -> Batch:
 
 
 @dataclass(frozen=True)
+class Numbers:
+    """What a first step leaves: the global loss, and by name the whole parameters and the means of their gradients, which AdamW's
+    first change of parameters, a sign, does not tell the size of."""
+
+    loss: torch.Tensor
+    parameters: dict[str, torch.Tensor]
+    means: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
 class System:
     """A model that is trained in one way.
 
@@ -62,6 +73,7 @@ class System:
 
     name: str
     model: nn.Module
+    optimizer: torch.optim.Optimizer
     step: Step
     kernel: str = ""
     beside: str = "autopar"
@@ -74,18 +86,23 @@ class System:
     def title(self) -> str:
         return f"{self.name}, {self.kernel}" if self.kernel else self.name
 
-    def numbers(self) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The global loss of one step, and the whole parameters behind it."""
+    def numbers(self) -> Numbers:
+        """Of one step, the first."""
         loss = self.step().detach().clone()
-        found = {n.removeprefix("module."): whole(p.detach()) for n, p in self.model.named_parameters()}
-        for name, dim in self.cut.items():
-            pieces = [torch.empty_like(found[name]) for _ in range(distributed.get_world_size())]
-            distributed.all_gather(pieces, found[name].contiguous())
-            found[name] = torch.cat(pieces, dim)
         if self.local:
             distributed.all_reduce(loss)
             loss /= distributed.get_world_size()
-        return loss, found
+        named = {n.removeprefix("module."): p for n, p in self.model.named_parameters()}
+        parameters = {n: self._whole(n, p.detach()) for n, p in named.items()}
+        return Numbers(loss, parameters, {n: self._whole(n, self.optimizer.state[p]["exp_avg"]) for n, p in named.items()})
+
+    def _whole(self, name: str, piece: torch.Tensor) -> torch.Tensor:
+        found = whole(piece)
+        if name not in self.cut:
+            return found
+        pieces = [torch.empty_like(found) for _ in range(distributed.get_world_size())]
+        distributed.all_gather(pieces, found.contiguous())
+        return torch.cat(pieces, self.cut[name])
 
 
 def whole(tensor: Any) -> torch.Tensor:
@@ -98,22 +115,23 @@ def whole(tensor: Any) -> torch.Tensor:
 
 def ours(model: nn.Module, given: Batch, mesh: autopar.Mesh, plan: str, name: str = "autopar", inputs: str = "global", **options: Any) -> System:
     parallel = autopar.parallelize(copy.deepcopy(model), mesh, plan, inputs=inputs)
-    step = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=RATE), **options)
-    return System(name, parallel, lambda: step(given))
+    optimizer = torch.optim.AdamW(parallel.parameters(), lr=RATE)
+    step = parallel.train_step(optimizer, **options)
+    return System(name, parallel, optimizer, lambda: step(given))
 
 
 def loops(name: str, make: Callable[[], nn.Module], given: Batch, microbatches: int = 1, *,
-          last: Callable[[nn.Module, bool], contextlib.AbstractContextManager[Any]] = lambda model, last: contextlib.nullcontext(), **facts: Any) -> list[System]:  # fmt: skip
-    """The loop that people write, with each kernel of AdamW.
+          last: Last = lambda model, last: contextlib.nullcontext(), **facts: Any) -> list[System]:  # fmt: skip
+    """The loop that people write, with each kernel of AdamW."""
+    found = []
+    for kernel, chosen in KERNELS.items():
+        model = make()
+        optimizer = torch.optim.AdamW(alike(model), lr=RATE, **chosen)
+        found.append(System(name, model, optimizer, loop(model, optimizer, given, microbatches, last), kernel, **facts))
+    return found
 
-    Args:
-        last: what a micro-batch runs in, which is the last one or not.
-    """
-    return [System(name, model, loop(model, given, microbatches, last, chosen), kernel, **facts) for kernel, chosen in KERNELS.items() for model in [make()]]
 
-
-def loop(model: nn.Module, given: Batch, microbatches: int, last: Callable[[nn.Module, bool], contextlib.AbstractContextManager[Any]], chosen: Mapping[str, bool]) -> Step:
-    optimizer = torch.optim.AdamW(alike(model), lr=RATE, **chosen)
+def loop(model: nn.Module, optimizer: torch.optim.Optimizer, given: Batch, microbatches: int, last: Last) -> Step:
     pieces = [dict(zip(given, tensors, strict=True)) for tensors in zip(*(tensor.chunk(microbatches) for tensor in given.values()), strict=True)]
 
     def step() -> torch.Tensor:
@@ -157,7 +175,7 @@ def data_parallel(model: nn.Module, microbatches: int = 1) -> list[System]:
         *loops("FSDP2", lambda: fsdp2(copy.deepcopy(model), ranks), own, microbatches,
                last=_synchronized, beside="autopar, zero=3", aim=0.6, local=True),
         *loops("floor: nothing sent", lambda: copy.deepcopy(model), own, microbatches, local=True, alone=True),
-        System("floor: all-reduce alone", model, all_reduce_of(model), alone=True),
+        System("floor: all-reduce alone", model, torch.optim.AdamW(model.parameters()), all_reduce_of(model), alone=True),
     ]  # fmt: skip
 
 

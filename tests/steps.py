@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -177,9 +176,8 @@ def mixed_alike(name: str, sizes: dict[str, int], amp: str, options: dict[str, A
     torch.manual_seed(0)
     make, batches, plan = MODELS[name]
     model = make().float()
-    begin, (exact, low) = copy.deepcopy(model), (
-        LowPrecision(own := copy.deepcopy(model), optimizer(own), one, LossScaling(1024.0), clip_norm=options["clip_norm"]) for one in (None, amp)
-    )  # fmt: skip
+    begin = copy.deepcopy(model)
+    exact, low = (LowPrecision(own := copy.deepcopy(model), optimizer(own), one, LossScaling(1024.0), clip_norm=options["clip_norm"]) for one in (None, amp))
     parallel = autopar.parallelize(model, Mesh(sizes), plan if "tp" in sizes else None)
     step = parallel.train_step(optimizer(parallel), amp=amp, loss_scale=1024.0, **options)
     rounding = torch.finfo(low.dtype).eps / 2
@@ -197,32 +195,35 @@ def mixed_alike(name: str, sizes: dict[str, int], amp: str, options: dict[str, A
 
 
 def overflows_alike(sizes: dict[str, int], amp: str, zero: int) -> None:
-    """The first scale is far too large and falls until gradients fit; it rises twice afterwards. All as torch's GradScaler has it."""
+    """The first scale is far too large and falls until gradients fit; every third step it rises, too far. All as torch's GradScaler has it.
+
+    The factors are large so that no scale is near the largest that fits: ranks add up fewer rows, and that is another for them.
+    """
     torch.manual_seed(0)
     make, batches, plan = MODELS["mlp"]
     model = make().float()
-    scaling = LossScaling(initial=2.0**22, interval=3)
+    scaling = LossScaling(initial=2.0**30, growth=2.0**8, backoff=2.0**-8, interval=3)
     single = LowPrecision(own := copy.deepcopy(model), adamw(own), amp, scaling, clip_norm=0.5, microbatches=2)
-    parallel = autopar.parallelize(model, Mesh(sizes), plan)
+    parallel = autopar.parallelize(model, Mesh(sizes), plan if "tp" in sizes else None)
     step = parallel.train_step(adamw(parallel), amp=amp, loss_scale=scaling, zero=zero, microbatches=2, clip_norm=0.5)
-    begin, scales, skipped = copy.deepcopy(own), [], []
-    for k in range(14):
+    begin = copy.deepcopy(own)
+    scales, skipped = [], []
+    for k in range(8):
         batch = narrow(batches(k))
         before = _all_of(step)
         run(step, batch, promoted=False), single(**batch)
         after = _all_of(step)
         skipped.append(bool(step.skipped))
-        if skipped[-1] and before.keys() == after.keys():
-            assert all(torch.equal(before[name], after[name]) for name in after), "nothing is changed, bit for bit"
-        elif skipped[-1]:  # the first step made the optimizer's state
-            assert all(torch.equal(before[name], after[name]) for name in before) and not any(t.any() for name, t in after.items() if name not in before)
-        assert all(tensor.isfinite().all() for tensor in after.values())
+        if skipped[-1]:
+            assert all(torch.equal(before[name], after[name]) for name in before), "nothing is changed, bit for bit"
+            assert not any(tensor.any() for name, tensor in after.items() if name not in before), "the first step makes the optimizer's state"
+        else:
+            assert before.keys() == after.keys() and not all(torch.equal(before[name], after[name]) for name in before)
         scales.append(float(step.scaler[0]))
-    assert scales == single.scales, (scales, single.scales)
-    assert skipped[0] and not skipped[-1] and any(b > a for a, b in itertools.pairwise(scales)) and step.steps == 14
-    taken = {float(one["step"]) for one in step.optimizer.state.values()}
-    assert taken == {float(one["step"]) for one in single.optimizer.state.values()} == {14.0 - sum(skipped)}
-    assert distance(parallel, own) <= 0.05 * distance(begin, own)
+    assert skipped == [True, True, False, False, False, True, False, False]
+    assert scales == single.scales == [2.0**22, 2.0**14, 2.0**14, 2.0**14, 2.0**22, 2.0**14, 2.0**14, 2.0**14]
+    assert step.steps == 8 and {float(one["step"]) for one in step.optimizer.state.values()} == {5.0}
+    assert distance(parallel, own) <= 0.02 * distance(begin, own)
 
 
 def _all_of(step: Any) -> dict[str, torch.Tensor]:

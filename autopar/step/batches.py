@@ -46,15 +46,18 @@ def micro_batches(model: torch.nn.Module, call: Call, count: int) -> list[Call]:
     """
     arguments = bind_arguments(model, *call)
     length = next((len(tensor) for tensor in arguments.tensors if tensor.dim()), None)
+    if length == 0:
+        raise ValueError(f"a batch without rows has no loss ({_named(arguments, 0)}); leave it out")
     if count == 1:
         return [call]
     if length is None:
         raise ValueError(f"microbatches={count}, but no argument of the step is a tensor with a dim that could be cut; pass microbatches=1")
     if length % count:
-        near = [n for n in range(1, length + 1) if length % n == 0]
+        fitting = dict.fromkeys(n for n in (length - length % count, length + count - length % count) if n)
+        fewer = max(n for n in range(1, count + 1) if length % n == 0)
         raise ValueError(
             f"{count} micro-batches do not divide a batch of {length} rows ({_named(arguments, length)}): "
-            f"use a batch of {length - length % count or count} or {length + count - length % count} rows, or microbatches={min(near, key=lambda n: abs(n - count))}"
+            f"use a batch of {' or '.join(map(str, fitting))} rows, or microbatches={fewer}"
         )
     cut: list[list[Any]] = []
     names = iter(arguments.names)

@@ -37,7 +37,7 @@ class MicroBatch:
         program, local: ``micro``, with its transfers, and of each rank.
         count: the same of ``count``; ``None`` where it has none.
         parameters, gradients: of those that are trained, by the user's name: their types, between steps, and those of their sums.
-        copies: of those that ``micro`` takes in low precision, the types of these copies.
+        copies: of those that ``micro`` takes in low precision, trained or not, the types of these copies.
         states: how the optimizer's state of each lies.
         loss: the type of the state that losses add up in.
     """
@@ -114,8 +114,8 @@ def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, 
     types: dict[str, TensorType] = {record_of(node).name or node.name: record_of(node).type for node in found.program.placeholders}  # type: ignore[misc]
     taken = {name: types[name] for name in found.gradients}
     states = {n: split_over(t.attr, t.shape, mesh, axis) if "state" in split else t.attr for n, t in taken.items()}
-    copies = {name: taken[name] for name in low_precision(found.program) if name in taken}
-    parameters = taken | {n: TensorType(t.shape, torch.float32, layout_of(mesh, states[n])) for n, t in copies.items()}
+    copies = {name: types[name] for name in low_precision(found.program)} if options.amp else {}
+    parameters = taken | {n: TensorType(t.shape, torch.float32, layout_of(mesh, states[n])) for n, t in copies.items() if n in taken}
     gradients = {name: types[gradient_name(name)] for name in found.gradients}
     return MicroBatch(captured, found.program, local, counts, parameters, gradients, copies, states, types[LOSS], (*reported, *reports))  # type: ignore[arg-type]
 
@@ -139,6 +139,8 @@ def loss_of(captured: Captured) -> int:
         if record_of(returned[k]).type.shape == ():  # type: ignore[union-attr]
             return k
     shapes = ", ".join(str(list(record_of(node).type.shape)) for node in returned)  # type: ignore[union-attr]
+    if any(record_of(node).type.shape == () for node in returned):  # type: ignore[union-attr]
+        raise CaptureError("the loss has no gradient: no parameter that it depends on requires one\n  let some parameter require a gradient: requires_grad_(True)")
     raise CaptureError(
         f"a training step needs a loss, and the model returns none: one number that has a gradient ({f'it returns {shapes}' if shapes else 'it returns no tensor'})\n"
         f"  let forward compute the loss from its arguments, and return it; with labels, as models of Hugging Face do"

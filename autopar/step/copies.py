@@ -30,7 +30,10 @@ class Copies:
     _versions: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def refresh(self, parameters: Mapping[str, torch.Tensor], types: Mapping[str, TensorType]) -> dict[str, torch.Tensor]:
-        """The copies, of these types; those of parameters that have been written to are made anew. All ranks call it."""
+        """The copies, of these types; those of parameters that have been written to are made anew. All ranks call it.
+
+        What is written through ``parameter.data`` is not seen: torch does not count it.
+        """
         for name, type in types.items():
             parameter, piece = parameters[name], self.made.get(name)
             if piece is None or piece.dtype != type.dtype or self._versions[name] != _version(parameter):

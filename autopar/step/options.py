@@ -45,10 +45,14 @@ def options_of(given: Mapping[str, Any]) -> Options:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=2, cutoff=0.4)
             raise TypeError(f"train_step has no option {name!r}; near it: {', '.join(near) or 'none'}. It has {', '.join(names)}")
+    if not isinstance(given.get("keep", {}), Mapping):
+        raise TypeError(f"keep={given['keep']!r} is no dict of ops and dtypes, as in keep={{'aten::silu': 'f32'}}")
     if isinstance(given.get("recompute"), list):
         given = {**given, "recompute": tuple(given["recompute"])}
     given = dict(given)
     if isinstance(scale := given.get("loss_scale"), (int, float)) and not isinstance(scale, bool):
+        if not LossScaling.minimum <= scale < math.inf:
+            raise ValueError(f"loss_scale={scale!r} is no first scale of a loss: give {LossScaling.minimum:g} or more, such as 1024.0")
         given["loss_scale"] = LossScaling(initial=float(scale))
     given["amp"] = None if given.get("amp") is None else policy_of(given["amp"], given.get("keep", {})).name
     found = Options(**given)
@@ -56,11 +60,15 @@ def options_of(given: Mapping[str, Any]) -> Options:
         raise TypeError(f"loss_scale={found.loss_scale!r} is neither a number, the first scale, nor a LossScaling")
     if found.reduce_dtype not in (None, torch.float32):
         raise ValueError(f"reduce_dtype={found.reduce_dtype!r}: sums in low precision are reduced as they are (None), or in torch.float32")
+    if "loss_scale" in given and not found.scaled:
+        raise ValueError(f"loss_scale= is for fp16, whose small gradients are lost; amp={found.amp!r} needs none")
+    if found.recompute is not None and not found.recompute:
+        raise ValueError(f'recompute={found.recompute!r}: say "blocks", "min-cut", a glob over module paths, as in "*.layers.*", or None')
     if found.keep and found.amp is None:
         raise ValueError("keep= says in which dtype ops run under amp=, which is not given")
     if isinstance(found.microbatches, bool) or not isinstance(found.microbatches, int) or found.microbatches < 1:
         raise ValueError(f"microbatches={found.microbatches!r} is no number of micro-batches; give 1 or more")
-    if isinstance(found.zero, bool) or found.zero not in (0, 1, 2, 3):
+    if isinstance(found.zero, bool) or not isinstance(found.zero, int) or found.zero not in (0, 1, 2, 3):
         raise ValueError(f"zero={found.zero!r} is no stage of ZeRO: 0 splits nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too")
     norm = found.clip_norm
     if norm is not None and (isinstance(norm, bool) or not isinstance(norm, (int, float)) or not norm > 0):

@@ -57,6 +57,9 @@ class TrainStep:
         self._here, self._simulated = OnProcess(parallel), Simulated(parallel)
         self._latest: tuple[MicroBatch, StepUpdate] | None = None
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        raise TypeError("a training step is not copied: its optimizer has the parameters of one model; copy that, and make another step of it")
+
     def __repr__(self) -> str:
         return f"TrainStep({type(self.parallel.module).__name__} on {self.parallel.mesh}, {type(self.optimizer).__name__}, {self.options})"
 
@@ -90,7 +93,7 @@ class TrainStep:
 
     def capture(self, *args: Any, **kwargs: Any) -> Step:
         """Capture the step of such a batch and place it, unless that was done before; nothing is computed."""
-        with ONE_AT_A_TIME:
+        with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
             self._compiled(self._calls(args, kwargs))
         return self.program
 
@@ -142,10 +145,11 @@ class TrainStep:
         """One step with all ranks in this process: the loss. Parameters and the optimizer's state are the full tensors."""
         if self.parallel.job is not None:
             raise RuntimeError("the parameters of this model lie on processes; to simulate, call parallelize in a process that is alone")
-        with ONE_AT_A_TIME:
+        with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
             calls = self._calls(args, kwargs)
+            self.parallel.refuse_without_values(self.parallel.given(*calls[0]))
             micro, update, _ = self._compiled(calls)
-        with without_function_modes(), torch.no_grad():
+        with torch.inference_mode(False), without_function_modes(), torch.no_grad():
             return self._told(update, self._simulated(calls, micro, update, self._state(micro)))
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -160,12 +164,13 @@ class TrainStep:
                 f"the mesh ({parallel.mesh}) needs {parallel.mesh.size} processes, and this one is alone; start them with "
                 f"torchrun --nproc-per-node {parallel.mesh.size}, or call .simulate(...) to run all ranks in this process"
             )
-        with ONE_AT_A_TIME:
+        with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
             calls = self._calls(args, kwargs)
             given = [parallel.given(*call) for call in calls]
+            parallel.refuse_without_values(given[0])
             parallel.agree_on("train step", given)
             micro, update, _ = self._compiled(calls)
-        with without_function_modes(), torch.no_grad():
+        with torch.inference_mode(False), without_function_modes(), torch.no_grad():
             return self._told(update, self._here(given, micro, update, self._state(micro)))
 
     def _state(self, micro: MicroBatch) -> Pieces:

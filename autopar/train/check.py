@@ -39,7 +39,7 @@ class Checked:
         launched: this process, where it is a rank of a job already.
         plan_name, size_name: as they are called in what is printed.
         policy: mixed precision; ``None`` without.
-        scaling: of the loss, with fp16.
+        scaling: of the loss; ``None`` without fp16.
     """
 
     options: Options
@@ -54,7 +54,7 @@ class Checked:
     size_name: str
     dtype: torch.dtype
     policy: Policy | None
-    scaling: LossScaling
+    scaling: LossScaling | None
     lr: float
     tolerance: Tolerance
 
@@ -62,9 +62,12 @@ class Checked:
     def step_options(self) -> dict[str, Any]:
         """The keywords of ``parallel.train_step``."""
         o = self.options
-        recompute = None if o.recompute == NONE else o.recompute
-        return {"microbatches": o.microbatches, "amp": self.policy and self.policy.name, "loss_scale": self.scaling, "recompute": recompute,
-                "zero": o.zero, "clip_norm": o.clip_norm}  # fmt: skip
+        found: dict[str, Any] = {"microbatches": o.microbatches, "zero": o.zero, "clip_norm": o.clip_norm}
+        if self.policy is not None:
+            found["amp"] = self.policy.name
+        if self.scaling is not None:
+            found["loss_scale"] = self.scaling
+        return found if o.recompute == NONE else found | {"recompute": o.recompute}
 
 
 def check(options: Options, launched: Launched | None) -> Checked:
@@ -96,11 +99,12 @@ def check(options: Options, launched: Launched | None) -> Checked:
     _check_processes(options, mesh, launched)
     processes = launched is not None or (mesh.size > 1 and not options.simulate)
     local = 1 if not processes else mesh.size if launched is None else launched.local_size
-    scaling = LossScaling() if options.loss_scale is None else LossScaling(options.loss_scale)
+    policy = POLICIES.get(options.amp)
+    scaling = LossScaling(options.loss_scale or LossScaling.initial) if policy is not None and policy.low is torch.float16 else None
     given = None if options.tolerance is None else Tolerance(options.tolerance, options.tolerance)
     return Checked(
         options, mesh, plan, plan_name, processes, launched, _device(options.device, local, launched), text, size, options.size,
-        dtype, POLICIES.get(options.amp), scaling, options.lr or size.lr, given or amp or tolerance,
+        dtype, policy, scaling, options.lr or size.lr, given or amp or tolerance,
     )  # fmt: skip
 
 

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autopar.train.loop import Step
-
 TINY = 1e-30  # a value of zero is compared with this
 SHOWN = 9  # steps in the table, the worst one besides
 
@@ -18,13 +16,7 @@ class Comparison:
 
     parallel: Sequence[float]
     single: Sequence[float]
-    skipped: frozenset[int] = frozenset()  # steps that both have skipped, whose values may be infinite
-
-    @classmethod
-    def of_steps(cls, parallel: Sequence[Step], single: Sequence[Step], what: str) -> Comparison:
-        """Of their losses, or their norms."""
-        skipped = {k for k, (a, b) in enumerate(zip(parallel, single, strict=False)) if a.skipped and b.skipped}
-        return cls([getattr(step, what) for step in parallel], [getattr(step, what) for step in single], frozenset(skipped))
+    skipped: frozenset[int] = frozenset()  # steps that both have skipped, for values that are not finite then
 
     def __post_init__(self) -> None:
         if not self.parallel or len(self.parallel) != len(self.single):

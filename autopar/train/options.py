@@ -35,6 +35,7 @@ AMPS: dict[str, Tolerance | None] = {  # ``None``: that of the dtype
     "bf16-O2": Tolerance(1e-2, 2e-1),
     "fp16-O2": Tolerance(2e-3, 5e-2),
 }
+RECOMPUTED = (NONE, "blocks", "min-cut")  # and globs
 DEVICES = ("cpu", "cuda")
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 import autopar
 from autopar.constraints import layouts_of
 from autopar.errors import AutoparError, LaunchError
+from autopar.step.program import Step as Programs
 from autopar.step.train_step import TrainStep
 from autopar.train.check import Checked, check
 from autopar.train.curve import Comparison
@@ -22,7 +23,8 @@ from autopar.train.launched import launched
 from autopar.train.loop import Batch, Step, Taken, train
 from autopar.train.model import llama
 from autopar.train.optimizers import OPTIMIZERS, schedule_of
-from autopar.train.options import Options
+from autopar.train.options import RECOMPUTED, Options
+from autopar.train.refused import Refused
 from autopar.train.saved import Saved, check_resumed
 from autopar.train.show import (
     console_of,
@@ -94,7 +96,7 @@ def _train(checked: Checked) -> int:
     optimizer = _optimizer(checked, parallel)
     step = parallel.train_step(optimizer, **checked.step_options)
     schedule = schedule_of(optimizer, o.warmup, o.steps)
-    programs = step.capture(_batch(checked, 0))
+    programs = _captured(checked, step)
     show_decisions(console, step.reports, programs)
     saved = Saved(checked, step, schedule)
     before = saved.resume()
@@ -109,9 +111,21 @@ def _train(checked: Checked) -> int:
     optimizer = _optimizer(checked, alone)
     single = Single(alone, optimizer, o.microbatches, o.clip_norm, checked.policy, checked.scaling)
     wanted = _shown(checked, "on a single device", train(single, schedule_of(optimizer, o.warmup, o.steps), _batches(checked)), console)
-    losses, norms = Comparison.of_steps(steps, wanted, "loss"), Comparison.of_steps(steps, wanted, "norm")
+    losses = Comparison([step.loss for step in steps], [step.loss for step in wanted])
+    skipped = frozenset(step.number for step, other in zip(steps, wanted, strict=True) if step.skipped and other.skipped)
+    norms = Comparison([step.norm for step in steps], [step.norm for step in wanted], skipped)
     show_comparison(console, losses, norms, checked)
     return EQUAL if losses.within(checked.tolerance.loss) and norms.within(checked.tolerance.norm) else DIFFERENT
+
+
+def _captured(checked: Checked, step: TrainStep) -> Programs:
+    """Its programs; the optimizer has its state then. What globs of modules mean is known now only."""
+    try:
+        return step.capture(_batch(checked, 0))
+    except ValueError as error:
+        if checked.options.recompute in RECOMPUTED:
+            raise
+        raise Refused(f"--recompute {checked.options.recompute}: {error}; or use one of {', '.join(RECOMPUTED)}") from None
 
 
 def _take(step: TrainStep, processes: bool) -> Callable[[Batch], Taken]:

@@ -60,7 +60,7 @@ def _parts(checked: Checked) -> list[str]:
     shown = (
         (o.microbatches > 1, f"{o.microbatches} micro-batches"),
         (o.amp != NONE, f"{o.amp}"),
-        (o.amp.startswith("fp16"), f"loss scale from {checked.scaling.initial:g}"),
+        (checked.scaling is not None, f"loss scale from {checked.scaling.initial if checked.scaling else 1:g}"),
         (o.recompute != NONE, f"recompute {o.recompute}"),
         (o.zero > 0, f"ZeRO {o.zero}"),
         (o.clip_norm != math.inf, f"norm clipped to {o.clip_norm:g}"),
@@ -159,10 +159,10 @@ def show_comparison(console: Console, losses: Comparison, norms: Comparison, che
         worst = losses.worst if not math.isfinite(losses.largest) else norms.worst
         verdict = f"NOT finite: step {worst + 1}; try a smaller --lr"
     else:
-        both = f"; {len(losses.skipped)} were skipped, their gradients overflowed" if losses.skipped else ""
+        skipped = f"\n{len(norms.skipped)} steps were skipped by both: their gradients overflowed" if norms.skipped else ""
         verdict = (
             f"{'the same' if equal else 'NOT the same'} numbers: {len(losses.single)} losses differ by {losses.largest:.1e} at most "
             f"(step {losses.worst + 1}), the tolerance is {allowed.loss:.0e}\n"
-            f"the norms of their gradients differ by {norms.largest:.1e} at most (step {norms.worst + 1}), the tolerance is {allowed.norm:.0e}{both}"
+            f"the norms of their gradients differ by {norms.largest:.1e} at most (step {norms.worst + 1}), the tolerance is {allowed.norm:.0e}{skipped}"
         )
     console.print(f"\n{verdict}", style="green" if equal else "bold red")

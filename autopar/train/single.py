@@ -29,15 +29,15 @@ class Single:
     microbatches: int
     clip_norm: float
     policy: Policy | None
-    scaling: LossScaling
+    scaling: LossScaling | None
     running: nn.Module = field(init=False)  # the model, or its copy in low precision
 
     def __post_init__(self) -> None:
         copied = self.policy is not None and self.policy.parameters
         self.running = copy.deepcopy(self.model).to(self.policy.low) if copied else self.model  # type: ignore[union-attr]
         self.device = next(self.model.parameters()).device.type
-        s, scaled = self.scaling, self.policy is not None and self.policy.low is torch.float16
-        self.scaler = GradScaler(self.device, s.initial, s.growth, s.backoff, s.interval, enabled=scaled)
+        s = self.scaling or LossScaling()
+        self.scaler = GradScaler(self.device, s.initial, s.growth, s.backoff, s.interval, enabled=self.scaling is not None)
 
     def __call__(self, batch: Batch) -> Taken:
         total = torch.zeros((), device=self.device)
