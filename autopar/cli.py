@@ -138,8 +138,8 @@ def train(
     amp: Annotated[str, Option(
         metavar="POLICY", rich_help_panel=STEP, help=f"Mixed precision: {', '.join(AMPS)}. O1 as torch.autocast, O2 with float32 master weights.",
     )] = DEFAULT.amp,
-    loss_scale: Annotated[float | None, Option(
-        metavar="NUMBER", rich_help_panel=STEP, help="With fp16, the first scale of the loss; it moves by itself.", show_default="65536",
+    loss_scale: Annotated[float, Option(
+        metavar="NUMBER", rich_help_panel=STEP, help="With fp16, the first scale of the loss; it moves by itself.",
     )] = DEFAULT.loss_scale,
     recompute: Annotated[str, Option(
         metavar="WHAT", rich_help_panel=STEP, help=f"Computed again in the backward, and not kept: {', '.join(RECOMPUTED)}, or a glob over modules.",

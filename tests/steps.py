@@ -179,7 +179,7 @@ def mixed_alike(name: str, sizes: dict[str, int], amp: str, options: dict[str, A
     begin = copy.deepcopy(model)
     exact, low = (LowPrecision(own := copy.deepcopy(model), optimizer(own), one, LossScaling(1024.0), clip_norm=options["clip_norm"]) for one in (None, amp))
     parallel = autopar.parallelize(model, Mesh(sizes), plan if "tp" in sizes else None)
-    step = parallel.train_step(optimizer(parallel), amp=amp, loss_scale=1024.0, **options)
+    step = parallel.train_step(optimizer(parallel), amp=amp, **({"loss_scale": 1024.0} if amp.startswith("fp16") else {}), **options)
     rounding = torch.finfo(low.dtype).eps / 2
     for k in range(count):
         batch = narrow(batches(k))

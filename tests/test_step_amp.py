@@ -29,7 +29,7 @@ CASES = [
 ]  # fmt: skip
 ON_PROCESSES = [
     ("mlp", {"dp": 2, "tp": 2}, "fp16-O2", 3), ("llama", {"dp": 2, "tp": 2}, "bf16-O2", 1), ("llama", {"dp": 2, "tp": 2}, "fp16-O1", 2),
-    ("gpt2", {"dp": 2, "tp": 2}, "bf16-O1", 0), ("gpt2", {"dp": 4}, "fp16-O2", 1),
+    ("gpt2", {"dp": 4}, "fp16-O2", 1),
 ]  # fmt: skip
 
 
@@ -188,7 +188,7 @@ def test_frozen_parameters(amp: str) -> None:
         before = model.up.weight.clone()
         step = parallel.train_step(torch.optim.SGD(parallel.down.parameters(), lr=0.1), amp=amp, zero=1)
         for _ in range(2):
-            wanted = float(model(x, y))
+            wanted = float(model(x, y).detach())
             assert float(step.simulate(x, y)) == pytest.approx(wanted, rel=0.01)
         assert torch.equal(before, model.up.weight) and model.up.weight.dtype == torch.float32
 
@@ -199,7 +199,7 @@ def test_a_model_in_low_precision() -> None:
     model = Pair().bfloat16()
     alone = copy.deepcopy(model)
     step = made(model)
-    assert float(step.simulate(x, y)) == pytest.approx(float(alone(x, y)), rel=0.01)
+    assert float(step.simulate(x, y)) == pytest.approx(float(alone(x, y).detach()), rel=0.01)
     alone(x, y).backward()
     torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9).step()
     assert ".copy" not in str(step.program)
@@ -222,7 +222,7 @@ def test_reduce_dtype(amp: str) -> None:
             assert {kind for _, kind, _ in reduced[dtype]} == {low}
             continue
         for name, kind, operand in reduced[dtype]:
-            assert kind == "f32" and re.search(rf"  {operand} : f32\[.* = cast\(\w+, f32\)", text), (name, operand)
+            assert kind == "f32" and re.search(rf"  {operand} : f32\[.* = _to_copy\(\w+, dtype=f32\)", text), (name, operand)
     assert [name for name, _, _ in reduced[None]] != [] and len(reduced[None]) == len(reduced[torch.float32])
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-import autopar
 from autopar.cli import app
 from autopar.runtime import launch as launcher
 from autopar.train import run as running

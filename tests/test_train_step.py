@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from test_train import alone, command  # noqa: F401  # a fixture of all tests here too
 
 from autopar.train import run as running
-from autopar.train.options import Options, options_of
+from autopar.train.check import Checked, check
+from autopar.train.loop import Step
 from autopar.train.optimizers import factor, schedule_of
+from autopar.train.options import Options, option, options_of
 from autopar.train.presets import TRAININGS
 
 SHORT = ("--simulate", "--steps", "4", "--sequence", "16")
@@ -75,31 +79,33 @@ def test_steps(options: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(rf"^the same numbers: 4 losses .*, the tolerance is {losses}\nthe norms .*, the tolerance is {norms}$", out, re.M)
 
 
-@pytest.mark.parametrize("change", ["--clip-norm 0.6", "--weight-decay 1", "--warmup 4", "--optimizer sgd"])
-def test_a_single_device_with_another_option_fails(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the comparison holds equal: without the option on one side, the losses differ."""
-    name, value = change.removeprefix("--").replace("-", "_").split()
-    monkeypatch.setattr(running, "Single", lambda model, optimizer, microbatches, clip, *rest: single(model, optimizer, microbatches, math.inf, *rest))
-    monkeypatch.setattr(running, "schedule_of", lambda optimizer, warmup, steps: schedule_of(optimizer, warmup * (_of_mesh(optimizer)), steps))
-    monkeypatch.setattr(running, "_optimizer", lambda checked, model: optimizers(checked, model) if model.__class__.__name__ == "Parallel" else torch.optim.AdamW(model.parameters(), lr=checked.lr))
-    if name == "clip_norm":
-        value = "0.01"
-    assert command("--mesh", "dp=2", "--batch", "4", "--lr", "0.1", *SHORT, f"--{name.replace('_', '-')}", value) == 1
+@pytest.mark.parametrize("change", ["clip_norm=0.01", "weight_decay=1", "warmup=4", "optimizer=sgd", "amp=bf16-O2", "seed=1"])
+def test_a_single_device_without_the_option_fails(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So each is heeded on the mesh."""
 
+    def without(checked: Checked, console: Console) -> list[Step]:
+        default = {name: getattr(Options, name)}
+        return original(replace(check(replace(checked.options, **default), None), tolerance=checked.tolerance), console)
 
-single, optimizers, meshes = running.Single, running._optimizer, []
-
-
-def _of_mesh(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it is the first that a schedule is made for."""
-    meshes.append(optimizer)
-    return len(meshes) % 2 == 1
+    name, value = change.split("=")
+    original = running._alone
+    monkeypatch.setattr(running, "_alone", without)
+    given = ("--mesh", "dp=1", "--batch", "4", "--lr", "0.02", "--tolerance", "1e-4", *SHORT)
+    assert command(*given, option(name), value) == 1
 
 
 def test_steps_that_both_skip(capsys: pytest.CaptureFixture[str]) -> None:
     """Gradients overflow at such a scale; losses are compared all the same."""
     assert command("--mesh", "dp=2", "--batch", "4", *SHORT, "--amp", "fp16-O2", "--loss-scale", "1e9") == 0
     assert "4 steps were skipped by both: their gradients overflowed" in capsys.readouterr().out
+
+
+def test_a_step_that_one_side_skips(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    original = running._alone
+    monkeypatch.setattr(running, "_alone", lambda *given: [replace(step, skipped=step.number == 2) for step in original(*given)])
+    assert command("--mesh", "dp=1", "--batch", "4", *SHORT) == 1
+    out = capsys.readouterr().out
+    assert "NOT the same numbers: step 3 overflowed on one side alone, at the edge of fp16; try a smaller --loss-scale" in " ".join(out.split())
 
 
 def test_globs_of_modules(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from autopar.program import Program, operands, record_of
 from autopar.record import TensorType
 from autopar.report.passes import PassReport, Reports
 from autopar.specialize import specialize
+from autopar.step.copies import copy_program
 from autopar.step.counts import count_program
 from autopar.step.micro import LOSS, Micro, gradient_name, micro_of
 from autopar.step.options import Options
@@ -28,6 +29,8 @@ from autopar.step.update import Trained, update_of
 from autopar.step.zero import STAGES, data_axis, split_over
 from autopar.verify import verify
 
+Placed = tuple[Program, LocalPrograms]
+
 
 @dataclass(frozen=True)
 class MicroBatch:
@@ -35,9 +38,8 @@ class MicroBatch:
 
     Attributes:
         program, local: ``micro``, with its transfers, and of each rank.
-        count: the same of ``count``; ``None`` where it has none.
+        count: the same of ``count``; ``None`` where it has none. And of ``copy``.
         parameters, gradients: of those that are trained, by the user's name: their types, between steps, and those of their sums.
-        copies: of those that ``micro`` takes in low precision, trained or not, the types of these copies.
         states: how the optimizer's state of each lies.
         loss: the type of the state that losses add up in.
     """
@@ -45,10 +47,10 @@ class MicroBatch:
     captured: Captured
     program: Program
     local: LocalPrograms
-    count: tuple[Program, LocalPrograms] | None
+    count: Placed | None
+    copy: Placed | None
     parameters: dict[str, TensorType]
     gradients: dict[str, TensorType]
-    copies: dict[str, TensorType]
     states: dict[str, DistAttr]
     loss: TensorType
     reports: tuple[PassReport, ...]
@@ -115,9 +117,17 @@ def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, 
     taken = {name: types[name] for name in found.gradients}
     states = {n: split_over(t.attr, t.shape, mesh, axis) if "state" in split else t.attr for n, t in taken.items()}
     copies = {name: types[name] for name in low_precision(found.program)} if options.amp else {}
-    parameters = taken | {n: TensorType(t.shape, torch.float32, layout_of(mesh, states[n])) for n, t in copies.items() if n in taken}
+    masters = {n: TensorType(t.shape, torch.float32, layout_of(mesh, states.get(n, t.attr))) for n, t in copies.items()}
+    parameters = taken | {n: type for n, type in masters.items() if n in taken}
     gradients = {name: types[gradient_name(name)] for name in found.gradients}
-    return MicroBatch(captured, found.program, local, counts, parameters, gradients, copies, states, types[LOSS], (*reported, *reports))  # type: ignore[arg-type]
+    copying = _copying(compiler, masters, copies, captured.device) if copies else None
+    return MicroBatch(captured, found.program, local, counts, copying, parameters, gradients, states, types[LOSS], (*reported, *reports))
+
+
+def _copying(compiler: Compiler, masters: Mapping[str, TensorType], copies: Mapping[str, TensorType], device: torch.device) -> Placed:
+    program, attrs = copy_program(masters, copies, device)
+    verify(program, "copy")
+    return program, compiler.place(program, attrs, device)[0]
 
 
 def _about_the_mean(micro: Micro) -> tuple[str, ...]:
@@ -157,7 +167,7 @@ def compile_update(compiler: Compiler, trained: Sequence[Trained], loss: TensorT
 
 def step_of(micro: MicroBatch, update: StepUpdate, microbatches: int) -> Step:
     """Both, as one step."""
-    return Step(microbatches, micro.program, update.program, None if micro.count is None else micro.count[0])
+    return Step(microbatches, micro.program, update.program, micro.count and micro.count[0], micro.copy and micro.copy[0])
 
 
 def reports_of(micro: MicroBatch, update: StepUpdate) -> Reports:

@@ -1,58 +1,42 @@
-"""The low-precision copies of parameters that ``micro`` computes with: parameters themselves stay in float32 (master weights), and with
-ZeRO split as the optimizer's state is. The update makes new copies; who else writes to a parameter makes them stale."""
+"""Copy: the low-precision copies of parameters that ``micro`` computes with. Parameters themselves stay in float32 (master weights), and
+with ZeRO lie as the optimizer's state does.
+
+    up_weight : f32[256/tp 64/dp] = param('up.weight')
+    up_weight_copy : bf16[256/tp 64] = state(up_weight_copy_next_dp, 'up.weight.copy')
+    update:
+      up_weight_copy_next : bf16[256/tp 64/dp] = _to_copy(up_weight, dtype=bf16)
+      up_weight_copy_next_dp : bf16[256/tp 64] = all_gather(up_weight_copy_next, 1, dp)
+
+They are made when a step begins, and not when the one before ends: whoever has written to a parameter in between is heard.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import torch
 
-from autopar.dtensor import placements_of
-from autopar.mesh import Mesh
-from autopar.record import TensorType
-from autopar.runtime.job import Job
-from autopar.shards import local_of
-from autopar.torch_private import version_of
+from autopar.layout import DistAttr
+from autopar.program import Program
+from autopar.record import Record, TensorType
+from autopar.step.assembly import Assembly
+
+COPY = ".copy"  # behind the name of a parameter
 
 
-@dataclass
-class Copies:
-    """This process's pieces of the copies, by parameter; full tensors where it is alone.
+def copy_program(parameters: Mapping[str, TensorType], copies: Mapping[str, TensorType], device: torch.device) -> tuple[Program, dict[str, DistAttr]]:
+    """The traced program that makes the copies, and how its placeholders lie.
 
-    Attributes:
-        made: name → the copy.
+    Args:
+        parameters, copies: their types, by the name of the parameter.
     """
-
-    mesh: Mesh
-    job: Job | None
-    made: dict[str, torch.Tensor] = field(default_factory=dict)
-    _versions: dict[str, tuple[int, int]] = field(default_factory=dict)
-
-    def refresh(self, parameters: Mapping[str, torch.Tensor], types: Mapping[str, TensorType]) -> dict[str, torch.Tensor]:
-        """The copies, of these types; those of parameters that have been written to are made anew. All ranks call it.
-
-        What is written through ``parameter.data`` is not seen: torch does not count it.
-        """
-        for name, type in types.items():
-            parameter, piece = parameters[name], self.made.get(name)
-            if piece is None or piece.dtype != type.dtype or self._versions[name] != _version(parameter):
-                self.made[name] = self._copy(parameter.detach(), type)
-                self._versions[name] = _version(parameter)
-        return {name: self.made[name] for name in types}
-
-    def keep(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """After an update, which has made them anew."""
-        self._versions = {name: _version(parameters[name]) for name in self.made}
-
-    def _copy(self, parameter: torch.Tensor, type: TensorType) -> torch.Tensor:
-        low = parameter.to(type.dtype)
-        if self.job is not None:
-            low = low.redistribute(placements=placements_of(type.attr, self.mesh, type.shape))  # type: ignore[attr-defined]
-        return local_of(low).clone()
-
-
-def _version(parameter: torch.Tensor) -> tuple[int, int]:
-    """The parameter's memory, and how often it was written to."""
-    piece = local_of(parameter)
-    return piece.data_ptr(), version_of(piece)
+    made = Assembly(device)
+    made.phase = "update"
+    constraints: dict[str, DistAttr] = {}
+    replaced = {}
+    sources = {name: made.placeholder(name, Record(TensorType(type.shape, type.dtype), role="param", name=name)) for name, type in parameters.items()}
+    for name, type in copies.items():
+        copy = made.placeholder(name + COPY, Record(TensorType(type.shape, type.dtype), role="state", name=name + COPY))
+        constraints |= {sources[name].name: parameters[name].attr, copy.name: type.attr}
+        replaced[copy] = made.inline(torch.Tensor.to, sources[name], type.dtype, name=f"{copy.name}_next")
+    return made.program((), replaced), constraints

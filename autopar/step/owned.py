@@ -74,8 +74,7 @@ class Owned:
         """The learning rate of each group, now."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
-    def trained(self, parameters: Mapping[str, TensorType], gradients: Mapping[str, TensorType], states: Mapping[str, DistAttr],
-                copies: Mapping[str, TensorType]) -> tuple[Trained, ...]:  # fmt: skip
+    def trained(self, parameters: Mapping[str, TensorType], gradients: Mapping[str, TensorType], states: Mapping[str, DistAttr]) -> tuple[Trained, ...]:
         """How the parameters that have a gradient are updated now; their states are brought to lie as ``states`` says.
 
         The very tuple of the last call where nothing has changed since.
@@ -85,7 +84,7 @@ class Owned:
         now = self._facts(parameters, groups)
         known = self._seen
         if known is None or known[:4] != (parameters, gradients, states, updates) or list(map(id, known[4])) != list(map(id, now)) or self._versions != self._counts():
-            self._trained = self._look(parameters, gradients, states, copies, updates, groups)
+            self._trained = self._look(parameters, gradients, states, updates, groups)
             self._seen = parameters, gradients, states, updates, self._facts(parameters, groups)
             self._versions = self._counts()
         return self._trained
@@ -106,7 +105,7 @@ class Owned:
         note_a_step(self.optimizer)
 
     def _look(self, parameters: Mapping[str, TensorType], gradients: Mapping[str, TensorType], states: Mapping[str, DistAttr],
-              copies: Mapping[str, TensorType], updates: Sequence[Update], groups: Mapping[str, tuple[int, torch.nn.Parameter]]) -> tuple[Trained, ...]:  # fmt: skip
+              updates: Sequence[Update], groups: Mapping[str, tuple[int, torch.nn.Parameter]]) -> tuple[Trained, ...]:  # fmt: skip
         self.pieces, self._counted = {}, {}
         found = []
         counters: dict[float, int] = {}
@@ -129,7 +128,7 @@ class Owned:
             lying = {n: piece for n, piece in own.items() if n not in update.counted}
             self.pieces |= {f"{name}.{n}": piece for n, piece in lying.items()}
             types = {n: TensorType(type.shape if known[n].shape == parameter.shape else tuple(piece.shape), piece.dtype) for n, piece in lying.items()}
-            found.append(Trained(name, type, gradients[name], attr, update, types, number, steps, copies.get(name)))
+            found.append(Trained(name, type, gradients[name], attr, update, types, number, steps))
         return tuple(found)
 
     def _piece(self, parameter: torch.nn.Parameter, attr: DistAttr) -> torch.Tensor:

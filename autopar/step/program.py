@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from autopar.errors import TextError, VerifyError
 from autopar.program import Program, record_of
-from autopar.step.update import COPY
+from autopar.step.copies import COPY
 from autopar.text.printer import print_type
 
 
@@ -20,17 +20,20 @@ class Step:
     Attributes:
         microbatches: how often ``micro`` runs.
         count: makes what ``micro`` divides by, of the inputs of all micro-batches; ``None`` where it divides by its own.
+        copy: makes the low-precision copies of parameters that ``micro`` takes in their place; ``None`` where it takes themselves.
     """
 
     microbatches: int
     micro: Program
     update: Program
     count: Program | None = None
+    copy: Program | None = None
 
     @property
     def programs(self) -> dict[str, Program]:
         """By name, in the order in which they run."""
-        return {**({} if self.count is None else {"count": self.count}), "micro": self.micro, "update": self.update}
+        found = {"count": self.count, "copy": self.copy, "micro": self.micro, "update": self.update}
+        return {name: program for name, program in found.items() if program is not None}
 
     def __str__(self) -> str:
         return self.text()
@@ -61,25 +64,26 @@ class Step:
         name = ""
         for number, line in enumerate(lines, 2):
             first, _, rest = line.partition(" ")
-            if first in ("count", "micro", "update") and rest.startswith("program "):
+            if first in ("count", "copy", "micro", "update") and rest.startswith("program "):
                 if first in found:
                     raise TextError(f"line {number}: the step has {first} twice\n    {line}")
                 name, line = first, rest
                 found[name] = number - 1, []
             if not name:
-                raise TextError(f"line {number}: a step begins with 'micro program …', or with 'count program …' before it\n    {line}")
+                raise TextError(f"line {number}: a step begins with 'micro program …', or with 'count program …' or 'copy program …' before it\n    {line}")
             found[name][1].append(line)
         if missing := [name for name in ("micro", "update") if name not in found]:
             raise TextError(f"line {len(lines) + 1}: the step ends without its {missing[0]} program")
         programs = {name: Program.parse("\n" * before + "\n".join(part)) for name, (before, part) in found.items()}
-        return Step(int(words[2]), programs["micro"], programs["update"], programs.get("count"))
+        return Step(int(words[2]), programs["micro"], programs["update"], programs.get("count"), programs.get("copy"))
 
     def verify(self) -> None:
         """Check each program, and that they agree on what goes from one to the other; ``VerifyError`` otherwise."""
         for program in self.programs.values():
             program.verify()
-        own, theirs = ({record_of(node).name or node.name: record_of(node).type for node in p.placeholders} for p in (self.micro, self.update))
-        for name, type in own.items():
-            other = theirs.get(name + COPY, theirs.get(name, type))
+        types = {key: {record_of(node).name or node.name: record_of(node).type for node in program.placeholders} for key, program in self.programs.items()}
+        copies = {name.removesuffix(COPY): type for name, type in types.pop("copy", {}).items() if name.endswith(COPY)}
+        for name, type in types["micro"].items():
+            key, other = ("copy", copies[name]) if name in copies else ("update", types["update"].get(name, type))
             if other != type:
-                raise VerifyError(f"micro and update disagree on {name}: {print_type(type)} in micro, {print_type(other)} in update")
+                raise VerifyError(f"micro and {key} disagree on {name}: {print_type(type)} in micro, {print_type(other)} in {key}")

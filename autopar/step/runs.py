@@ -21,8 +21,8 @@ from autopar.runtime.pieces import cut, join
 from autopar.runtime.whole import Pieces, ProcessRun, Results, SimulatedRun
 from autopar.step.batches import Call
 from autopar.step.compile import MicroBatch, StepUpdate
+from autopar.step.copies import COPY
 from autopar.step.micro import COUNT, LOSS, gradient_name
-from autopar.step.update import COPY
 
 if TYPE_CHECKING:
     from autopar.parallel import Parallel
@@ -54,12 +54,12 @@ class OnProcess:
         model = dict(zip(run.interface.given[:count], pieces[0], strict=False))
         inputs = [dict(zip(run.interface.given[count:], some[count:], strict=False)) for some in pieces]
         counts = self._counts(micro, run, inputs, model)
-        own_state = _of_micro(run, state)
+        taken = _of_micro(run, state) | self._copies(micro, run, model)
         zeros = sums_of(run)
         sums: Pieces = {}
         for values in inputs:
             seed = _seed(run, parallel, micro)
-            _, made = run({**model, **values, **counts, **sums, **seed, **own_state}, frozenset() if sums else zeros)
+            _, made = run({**model, **values, **counts, **sums, **seed, **taken}, frozenset() if sums else zeros)
             sums = {of: tensor for of, tensor in made.items() if of in zeros}
             for of, tensor in made.items():
                 if of not in zeros:
@@ -73,6 +73,15 @@ class OnProcess:
             if of in made and made[of] is not held[name]:
                 held[name].copy_(made[of])
         return returned
+
+    def _copies(self, micro: MicroBatch, to: ProcessRun, model: Pieces) -> Pieces:
+        """What ``micro`` takes in the place of parameters."""
+        if micro.copy is None:
+            return {}
+        run = self._run(*micro.copy)
+        names = {name: model[of] for name, of in to.named.items() if of in model}
+        _, made = run({of: names[name] for name, of in run.named.items() if name in names})
+        return {to.named[name.removesuffix(COPY)]: made[of] for name, of in run.named.items() if of in made}
 
     def _counts(self, micro: MicroBatch, to: ProcessRun, inputs: list[Pieces], model: Pieces) -> Pieces:
         """What the micro-batches divide by, if they are told."""
@@ -122,8 +131,8 @@ class Simulated:
             arguments = bind_arguments(self.parallel.module, *call)
             inputs.append(dict(zip(arguments.names, arguments.tensors, strict=True)))
         counts = self._counts(micro, run, inputs, full)
-        copies = {name.removesuffix(COPY): tensor for name, tensor in state.items() if name.endswith(COPY)}
-        held = {rank: {**_cut(run, {**full, **state, **copies}, rank), **_zeros(run, rank)} for rank in ranks}
+        copies = self._copies(micro, run, full)
+        held = {rank: {**_cut(run, {**full, **state}, rank), **_zeros(run, rank), **copies[rank]} for rank in ranks}
         for given in inputs:
             seed = _seed(run, self.parallel, micro)
             made = run({rank: {**held[rank], **_cut(run, given, rank), **counts[rank], **seed} for rank in ranks})
@@ -136,6 +145,15 @@ class Simulated:
         _write(end, full, {rank: states for rank, (_, states) in made.items()})
         returned = {rank: tensors for rank, (tensors, _) in made.items()}
         return [join({rank: own[k] for rank, own in returned.items()}, type, name) for k, (name, type) in enumerate(end.interface.returned)]
+
+    def _copies(self, micro: MicroBatch, to: SimulatedRun, full: Mapping[str, torch.Tensor]) -> dict[int, Pieces]:
+        """What ``micro`` takes in the place of parameters."""
+        ranks = self.parallel.mesh.ranks
+        if micro.copy is None:
+            return {rank: {} for rank in ranks}
+        run = self._run(*micro.copy)
+        made = run({rank: _cut(run, full, rank) for rank in ranks})
+        return {rank: {to.named[name.removesuffix(COPY)]: states[of] for name, of in run.named.items() if of in states} for rank, (_, states) in made.items()}
 
     def _counts(self, micro: MicroBatch, to: SimulatedRun, inputs: list[dict[str, torch.Tensor]], full: Mapping[str, torch.Tensor]) -> dict[int, Pieces]:
         """What the micro-batches divide by, if they are told."""
@@ -160,9 +178,8 @@ def _seed(run: Results, parallel: Parallel, micro: MicroBatch) -> Pieces:
 
 
 def _of_micro(run: Results, state: Mapping[str, torch.Tensor]) -> Pieces:
-    """What ``micro`` takes of a step's state: the scale of the loss, and copies in the place of parameters."""
-    given = {name.removesuffix(COPY): tensor for name, tensor in state.items()}
-    return {of: given[name] for name, of in run.named.items() if name in given}
+    """What ``micro`` takes of a step's state: the scale of the loss."""
+    return {of: state[name] for name, of in run.named.items() if name in state}
 
 
 def _cut(run: SimulatedRun, tensors: Mapping[str, torch.Tensor], rank: int) -> Pieces:

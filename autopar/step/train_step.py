@@ -13,14 +13,13 @@ from autopar.report.passes import Reports
 from autopar.runtime.whole import Pieces
 from autopar.step.batches import Call, as_call, micro_batches
 from autopar.step.compile import MicroBatch, StepUpdate, compile_micro, compile_update, reports_of, step_of
-from autopar.step.copies import Copies
 from autopar.step.micro import SCALE
 from autopar.step.options import Options
 from autopar.step.owned import Owned
 from autopar.step.program import Step
 from autopar.step.runs import OnProcess, Simulated
 from autopar.step.state import load_into, state_of
-from autopar.step.update import COPY, GROWTH, LEARNING_RATE, Trained
+from autopar.step.update import GROWTH, LEARNING_RATE, Trained
 from autopar.torch_private import without_function_modes
 
 if TYPE_CHECKING:
@@ -50,7 +49,6 @@ class TrainStep:
         self.steps = 0
         self.skipped: torch.Tensor | None = None
         self.scaler = list(options.loss_scale.state(parallel.device)) if options.scaled else None
-        self._copies = Copies(parallel.mesh, parallel.job)
         self.owned = Owned(optimizer, inventory(parallel.module).parameters, parallel.mesh, parallel.job)
         self._micros: dict[Any, MicroBatch] = {}
         self._updates: dict[Any, StepUpdate] = {}
@@ -83,8 +81,8 @@ class TrainStep:
     def local(self, rank: int) -> Step:
         """The programs of one rank, in the shapes of its pieces."""
         micro, update = self._current()
-        count = None if micro.count is None else micro.count[1][rank]
-        return Step(self.options.microbatches, micro.local[rank], update.local[rank], count)
+        count, copy = (None if placed is None else placed[1][rank] for placed in (micro.count, micro.copy))
+        return Step(self.options.microbatches, micro.local[rank], update.local[rank], count, copy)
 
     def _current(self) -> tuple[MicroBatch, StepUpdate]:
         if self._latest is None:
@@ -114,8 +112,8 @@ class TrainStep:
             return self._ended(key, micro)
 
     def _ended(self, key: Any, micro: MicroBatch) -> tuple[MicroBatch, StepUpdate, tuple[Trained, ...]]:
-        trained = self.owned.trained(micro.parameters, micro.gradients, micro.states, micro.copies)
-        facts = tuple((t.group, t.steps, t.update.function, t.update.states, tuple(t.update.constants.items()), tuple(t.types.items()), t.copy) for t in trained)
+        trained = self.owned.trained(micro.parameters, micro.gradients, micro.states)
+        facts = tuple((t.group, t.steps, t.update.function, t.update.states, tuple(t.update.constants.items()), tuple(t.types.items())) for t in trained)
         if (key, facts) not in self._updates:
             self._updates[key, facts] = compile_update(self.parallel.compiler, trained, micro.loss, micro.captured.device, self.options)
         self._latest = micro, self._updates[key, facts]
@@ -150,7 +148,7 @@ class TrainStep:
             self.parallel.refuse_without_values(self.parallel.given(*calls[0]))
             micro, update, _ = self._compiled(calls)
         with torch.inference_mode(False), without_function_modes(), torch.no_grad():
-            return self._told(update, self._simulated(calls, micro, update, self._state(micro)))
+            return self._told(update, self._simulated(calls, micro, update, self._state()))
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """One step: the loss of the batch, the same on every rank, without a gradient. All ranks call it alike.
@@ -171,25 +169,18 @@ class TrainStep:
             parallel.agree_on("train step", given)
             micro, update, _ = self._compiled(calls)
         with torch.inference_mode(False), without_function_modes(), torch.no_grad():
-            return self._told(update, self._here(given, micro, update, self._state(micro)))
+            return self._told(update, self._here(given, micro, update, self._state()))
 
-    def _state(self, micro: MicroBatch) -> Pieces:
-        """What a step takes beside parameters, buffers and inputs, by the user's names: the optimizer's state, learning rates, copies of
-        parameters in low precision, the scale of the loss."""
+    def _state(self) -> Pieces:
+        """What a step takes beside parameters, buffers and inputs, by the user's names: the optimizer's state, learning rates, the scale of
+        the loss."""
         rates = {f"{LEARNING_RATE}.{k}": torch.tensor(rate, dtype=torch.float64, device=self.parallel.device) for k, rate in enumerate(self.owned.rates())}
-        copies = self._copies.refresh(self._parameters(), micro.copies) if micro.copies else {}
-        scaler = {} if self.scaler is None else dict(zip((SCALE, GROWTH), self.scaler, strict=True))
-        return {**self.owned.pieces, **rates, **scaler, **{name + COPY: copy for name, copy in copies.items()}}
-
-    def _parameters(self) -> dict[str, torch.Tensor]:
-        return dict(inventory(self.parallel.module).parameters)
+        return {**self.owned.pieces, **rates, **({} if self.scaler is None else dict(zip((SCALE, GROWTH), self.scaler, strict=True)))}
 
     def _told(self, update: StepUpdate, returned: list[torch.Tensor]) -> torch.Tensor:
         """The loss, after a step; the rest is kept."""
         self.owned.finish()
         self.steps += 1
-        if self._copies.made:
-            self._copies.keep(self._parameters())
         found = dict(zip(update.returns, returned, strict=True))
         self.grad_norm, self.skipped = found.get("norm"), found.get("found_inf")
         if self.scaler is not None and (self.scaler[0].is_cpu or self.steps % LOOKED_AT == 0):

@@ -33,7 +33,6 @@ from autopar.step.micro import LOSS, SCALE, gradient_name
 
 LEARNING_RATE = ".lr"  # one input for each parameter group
 GROWTH = ".growth"  # the steps since the scale of the loss was changed
-COPY = ".copy"  # behind the name of a parameter: the state that is its copy in low precision
 STEP = ".step"  # the states that count steps: one for all parameters that have taken equally many
 
 
@@ -48,7 +47,6 @@ class Trained:
         update: what the optimizer does to it; ``types`` are those of its states, but of those that are counted.
         group: the number of its parameter group.
         steps: which of the counters counts its steps.
-        copy: of the low-precision copy that ``micro`` takes, if it takes one.
     """
 
     name: str
@@ -59,7 +57,6 @@ class Trained:
     types: Mapping[str, TensorType]
     group: int
     steps: int = 0
-    copy: TensorType | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,6 @@ class _Update:
         parameters = [self._state(t.name, t.type, t.type.attr) for t in self.trained]
         states = [{n: self._state(f"{t.name}.{n}", type, self._lies(t, type)) for n, type in t.types.items()} for t in self.trained]
         steps = {k: self._input(f"{STEP}.{k}", torch.float32, "state") for k in sorted({t.steps for t in self.trained if t.update.counted})}
-        copies = [None if t.copy is None else self._state(f"{t.name}{COPY}", t.copy, t.copy.attr) for t in self.trained]
         scale = None if self.scaling is None else [self._input(SCALE, torch.float32, "state"), self._input(GROWTH, torch.int32, "state")]
         gradients = [self._gradient(t) for t in self.trained]
         loss = self._sum_of(LOSS, self.loss, DistAttr.replicated(0))
@@ -116,9 +112,6 @@ class _Update:
         for t, parameter, gradient, own in zip(self.trained, parameters, gradients, states, strict=True):
             new = self._updated(t, parameter, gradient, own, counted.get(t.steps), rates[t.group], divisor, found_inf)
             replaced |= dict(zip((parameter, *own.values()), new, strict=True))
-        for t, parameter, copy in zip(self.trained, parameters, copies, strict=True):  # behind all updates, which are then done at once
-            if copy is not None:
-                replaced[copy] = self.made.inline(torch.Tensor.to, replaced[parameter], t.copy.dtype, name=f"{copy.name}_next")  # type: ignore[union-attr]
         return UpdateProgram(self.made.program(list(returned.values()), replaced), self.constraints, tuple(returned))
 
     def _updated(self, t: Trained, parameter: fx.Node, gradient: fx.Node, own: Mapping[str, fx.Node], step: fx.Node | None, rate: fx.Node,

@@ -100,7 +100,7 @@ def check(options: Options, launched: Launched | None) -> Checked:
     processes = launched is not None or (mesh.size > 1 and not options.simulate)
     local = 1 if not processes else mesh.size if launched is None else launched.local_size
     policy = POLICIES.get(options.amp)
-    scaling = LossScaling(options.loss_scale or LossScaling.initial) if policy is not None and policy.low is torch.float16 else None
+    scaling = LossScaling(options.loss_scale) if policy is not None and policy.low is torch.float16 else None
     given = None if options.tolerance is None else Tolerance(options.tolerance, options.tolerance)
     return Checked(
         options, mesh, plan, plan_name, processes, launched, _device(options.device, local, launched), text, size, options.size,

@@ -64,7 +64,7 @@ class Options:
     clip_norm: float = math.inf
     seed: int = 0
     amp: str = NONE
-    loss_scale: float | None = None
+    loss_scale: float = 1024.0  # at torch's 65536 a first step may overflow on one side alone
     recompute: str = NONE
     zero: int = 0
     checkpoint: str | None = None

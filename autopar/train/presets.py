@@ -24,7 +24,7 @@ TRAININGS: dict[str, Preset] = {
         },
     ),
     "llama-bf16-zero3": Preset(
-        "parameters, gradients and the optimizer's state split over the data axis, and bfloat16",
+        "all of a training's state split over the data axis, in bfloat16",
         {"mesh": "dp=4", "amp": "bf16-O1", "recompute": "blocks", "batch": 8, "microbatches": 2, "zero": 3, "clip_norm": 1.0, "warmup": 5},
     ),
 }  # fmt: skip

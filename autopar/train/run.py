@@ -107,15 +107,22 @@ def _train(checked: Checked) -> int:
         dist.destroy_process_group()
     if not first:
         return EQUAL
-    alone = _model(checked)
-    optimizer = _optimizer(checked, alone)
-    single = Single(alone, optimizer, o.microbatches, o.clip_norm, checked.policy, checked.scaling)
-    wanted = _shown(checked, "on a single device", train(single, schedule_of(optimizer, o.warmup, o.steps), _batches(checked)), console)
+    wanted = _alone(checked, console)
     losses = Comparison([step.loss for step in steps], [step.loss for step in wanted])
     skipped = frozenset(step.number for step, other in zip(steps, wanted, strict=True) if step.skipped and other.skipped)
     norms = Comparison([step.norm for step in steps], [step.norm for step in wanted], skipped)
-    show_comparison(console, losses, norms, checked)
-    return EQUAL if losses.within(checked.tolerance.loss) and norms.within(checked.tolerance.norm) else DIFFERENT
+    differently = [step.number for step, other in zip(steps, wanted, strict=True) if step.skipped != other.skipped]
+    show_comparison(console, losses, norms, checked, differently)
+    return EQUAL if not differently and losses.within(checked.tolerance.loss) and norms.within(checked.tolerance.norm) else DIFFERENT
+
+
+def _alone(checked: Checked, console: Console) -> list[Step]:
+    """The steps of the same training on a single device."""
+    o = checked.options
+    model = _model(checked)
+    optimizer = _optimizer(checked, model)
+    single = Single(model, optimizer, o.microbatches, o.clip_norm, checked.policy, checked.scaling)
+    return _shown(checked, "on a single device", train(single, schedule_of(optimizer, o.warmup, o.steps), _batches(checked)), console)
 
 
 def _captured(checked: Checked, step: TrainStep) -> Programs:

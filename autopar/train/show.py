@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rich import box
@@ -144,8 +144,11 @@ def _rates(steps: Iterable[Step], tokens: int, first: int) -> Iterator[tuple[Ste
         yield step, tokens * max(1, taken) / seconds
 
 
-def show_comparison(console: Console, losses: Comparison, norms: Comparison, checked: Checked) -> None:
-    """The losses of some steps side by side, how much they and the norms of the gradients differ, and the verdict."""
+def show_comparison(console: Console, losses: Comparison, norms: Comparison, checked: Checked, differently: Sequence[int]) -> None:
+    """The losses of some steps side by side, how much they and the norms of the gradients differ, and the verdict.
+
+    ``differently``: the steps that one of both skipped.
+    """
     names = ("step", f"loss, {checked.mesh}", "loss, single device", "difference", "of gradient norms")
     table = Table(*(Column(name, justify="right") for name in names), box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     for step in sorted({*losses.steps(), norms.worst}):
@@ -155,7 +158,9 @@ def show_comparison(console: Console, losses: Comparison, norms: Comparison, che
     console.print(table)
     allowed = checked.tolerance
     equal = losses.within(allowed.loss) and norms.within(allowed.norm)
-    if not math.isfinite(losses.largest + norms.largest):
+    if differently:
+        verdict = f"NOT the same numbers: step {differently[0] + 1} overflowed on one side alone, at the edge of fp16; try a smaller --loss-scale"
+    elif not math.isfinite(losses.largest + norms.largest):
         worst = losses.worst if not math.isfinite(losses.largest) else norms.worst
         verdict = f"NOT finite: step {worst + 1}; try a smaller --lr"
     else:
