@@ -456,8 +456,8 @@ def start_gather(piece: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
     if piece.device.type != "cpu":
         return FUNCTIONAL.all_gather_into_tensor(piece, ranks, group)
     from torch import distributed
-    from torch._C._distributed_c10d import _register_work
-    from torch.distributed.distributed_c10d import _resolve_process_group
+    from torch._C._distributed_c10d import _register_work  # tried on 2.13
+    from torch.distributed.distributed_c10d import _resolve_process_group  # tried on 2.13
 
     found = piece.new_empty((ranks * piece.shape[0], *piece.shape[1:]))
     _register_work(found, distributed.all_gather_into_tensor(found, piece, group=_resolve_process_group(group), async_op=True))

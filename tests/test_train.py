@@ -183,7 +183,7 @@ REFUSED = {
     "--loss-scale nan": r"--loss-scale nan must be 1 or more, such as 1024",
     "--warmup -1": r"--warmup -1 must be 0 or more steps",
     "--weight-decay -1": r"--weight-decay -1\.0 must be 0 or more, such as 0\.01",
-    "--optimizer adamv": r"--optimizer adamv is unknown; choose from adamw, adam, sgd; did you mean adamw\?",
+    "--optimizer adamww": r"--optimizer adamww is unknown; choose from adamw, adam, sgd; did you mean adamw\?",
     "--every 0": r"--every 0 must be at least 1",
     "--resume": r"--resume goes on from a checkpoint, but no folder is named; add --checkpoint FOLDER",
     "--port 99999": r"--port 99999 must be between 1 and 65535",
