@@ -135,16 +135,16 @@ def bad_input() -> None:
     with pytest.raises(ValueError, match=r"a parameter that is not the model's: number 0 of group 0, of shape \[8\]; .* as in AdamW\(parallel\.parameters\(\)\)"):
         parallel.train_step(early)
     step = parallel.train_step(adamw(parallel), microbatches=2, zero=1)
-    before = {name: loops.whole(p) for name, p in parallel.named_parameters()}
     with pytest.raises(RuntimeError, match="lie on processes; to simulate, call parallelize in a process that is alone"):
         step.simulate(batches(0))
     x = batches(0)["x"]
     placed = distribute_tensor(x, parallel.job.device_mesh, [Shard(0), Replicate()])
     with pytest.raises(ValueError, match="the argument x is a DTensor, which is not cut into micro-batches; pass plain tensors, or microbatches=1"):
         step(placed)
-    with pytest.raises(RuntimeError, match=r"the ranks make different calls\n    ranks 0 2: train step \(x float64\[6, 8\]\) .*\n    ranks 1 3: .*\[5, 8\]"):
-        run(step, x[: 12 - 2 * (distributed.get_rank() % 2)])
-    assert all(torch.equal(before[name], loops.whole(p)) for name, p in parallel.named_parameters())
     whole = step.parallel.train_step(step.optimizer, zero=1)
     alone = Single(copy.deepcopy(model), torch.optim.SGD(model.parameters(), lr=0.0))
     assert relative(run(whole, placed), alone(x)[0]) <= 1e-12
+    before = {name: loops.whole(p) for name, p in parallel.named_parameters()}
+    with pytest.raises(RuntimeError, match=r"the ranks make different calls\n    ranks 0 2: train step \(x float64\[6, 8\]\) .*\n    ranks 1 3: .*\[5, 8\]"):
+        run(step, x[: 12 - 2 * (distributed.get_rank() % 2)])
+    assert all(torch.equal(before[name], loops.whole(p)) for name, p in parallel.named_parameters())

@@ -133,7 +133,7 @@ def test_a_text_and_a_plan_from_files(tmp_path: Path, capsys: pytest.CaptureFixt
     assert command(*SHORT, "--text", str(tmp_path / "book.txt"), "--plan", str(tmp_path / "plan.json")) == 0
     out = capsys.readouterr().out
     assert "of book.txt (120 bytes)" in out
-    assert re.search(r"^all_reduce +tp +forward .* lm_head +", out, re.M)  # of what the plan splits
+    assert re.search(r"^slice +tp +forward .* lm_head +", out, re.M)  # of what the plan splits
 
 
 # -- what is refused

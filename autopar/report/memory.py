@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -76,21 +76,26 @@ class MemoryReport(tuple[PhasePeak, ...]):
         raise KeyError(f"no phase {name!r} in the program; it has {', '.join(row.phase for row in self)}")
 
     def __str__(self) -> str:
-        kinds = [kind for kind in KINDS if any(row.kinds.get(kind) for row in self)]
-        table = Table("phase", *(Column(name, justify="right") for name in ("peak", *kinds)))
-        for row in self:
-            table.add_row(row.phase, *(f"{n:,}" for n in (row.bytes, *(row.kinds.get(kind, 0) for kind in kinds))))
-        most = Table("phase", Column("at", no_wrap=True, overflow="ellipsis", max_width=60), Column("line", no_wrap=True, overflow="ellipsis", max_width=40),
-                     "largest values", "most in modules")  # fmt: skip
-        for row in self:
-            texts = (row.line, row.source, _listed(row.values), _listed(row.modules))  # no markup: lines of programs have brackets
-            most.add_row(row.phase, *map(Text, texts))
-        out = io.StringIO()
-        console = Console(file=out, width=200)
-        console.print(table)
-        console.print(most)
-        return (f"{out.getvalue()}bytes of one rank, {self.held:,} of them held by the caller; with fixed places, the {self.made:,} that are made "
+        return (f"{tables(self)}bytes of one rank, {self.held:,} of them held by the caller; with fixed places, the {self.made:,} that are made "
                 f"and in use at the peak take {self.arena:,}\n")  # fmt: skip
+
+
+def tables(rows: Sequence[PhasePeak]) -> str:
+    """The peak of each phase by kinds, and what dominates there."""
+    kinds = [kind for kind in KINDS if any(row.kinds.get(kind) for row in rows)]
+    table = Table("phase", *(Column(name, justify="right") for name in ("peak", *kinds)))
+    for row in rows:
+        table.add_row(row.phase, *(f"{n:,}" for n in (row.bytes, *(row.kinds.get(kind, 0) for kind in kinds))))
+    most = Table("phase", Column("at", no_wrap=True, overflow="ellipsis", max_width=60), Column("line", no_wrap=True, overflow="ellipsis", max_width=40),
+                 "largest values", "most in modules")  # fmt: skip
+    for row in rows:
+        texts = (row.line, row.source, _listed(row.values), _listed(row.modules))  # no markup: lines of programs have brackets
+        most.add_row(row.phase, *map(Text, texts))
+    out = io.StringIO()
+    console = Console(file=out, width=200)
+    console.print(table)
+    console.print(most)
+    return out.getvalue()
 
 
 def memory_of(program: Program, kept: Collection[str] | None = None, kinds: Mapping[str, str] | None = None, *,

@@ -64,7 +64,7 @@ class OnProcess:
             for of, tensor in made.items():
                 if of not in zeros:
                     model[of].copy_(tensor)
-        del made, values
+        del made, values, taken, inputs, pieces
         end = self._run(update.program, update.local, in_place=True)
         held = {name: model[of] for name, of in run.named.items() if of in model} | dict(state)
         names = {name: of for name, of in run.named.items() if of in zeros}

@@ -9,10 +9,12 @@ import torch
 
 from autopar.borrow import ONE_AT_A_TIME
 from autopar.inventory import inventory
+from autopar.report.memory import memory_of
 from autopar.report.passes import Reports
 from autopar.runtime.whole import Pieces
 from autopar.step.batches import Call, as_call, micro_batches
 from autopar.step.compile import MicroBatch, StepUpdate, compile_micro, compile_update, reports_of, step_of
+from autopar.step.memory import StepMemory, memory_of_step
 from autopar.step.micro import SCALE
 from autopar.step.options import Options
 from autopar.step.owned import Owned
@@ -83,6 +85,11 @@ class TrainStep:
         micro, update = self._current()
         count, copy = (None if placed is None else placed[1][rank] for placed in (micro.count, micro.copy))
         return Step(self.options.microbatches, micro.local[rank], update.local[rank], count, copy)
+
+    def memory(self, rank: int = 0) -> StepMemory:
+        """What a rank's memory holds at the peak of each phase, by liveness, and what dominates there; prints as tables."""
+        local = self.local(rank)
+        return memory_of_step(local, memory_of(local.micro), memory_of(local.update))
 
     def _current(self) -> tuple[MicroBatch, StepUpdate]:
         if self._latest is None:
