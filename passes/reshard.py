@@ -63,8 +63,9 @@ def disagreements(program: Program) -> Iterator[tuple[fx.Node, int, fx.Node, lis
     """
     output = program.output
     about = record_of(output)
+    begins = next((record_of(node).phase for node in program.nodes if node.op == "call_function"), "forward")
     results = [
-        (k, value, need, result.kind != "grad" and record_of(value).phase == "forward")
+        (k, value, need, result.kind != "grad" and record_of(value).phase == "forward" == begins)
         for k, (value, need, result) in enumerate(zip(operands(output), about.uses, about.results, strict=True))
     ]
     find = _Known().calls

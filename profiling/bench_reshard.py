@@ -4,7 +4,7 @@ The setting of PaddlePaddle #60022, as far as it exists here: 12 layers, dims fu
 on dp=2 tp=2, Megatron over tp, parameters and gradients split over dp as well. The pass alone is timed, with what it
 asks for (the transitions), and not the capture. Seconds are those of the CPU, on which the pass is one thread, so that
 other processes do not count; of several runs the fastest. With ``--step`` those of a training step, too: ``micro``,
-forward and backward of one micro-batch, and ``update``; and what all passes take.
+forward and backward of one micro-batch, ``update``, and the low-precision ``copy`` of parameters; and what all passes take.
 """
 
 from __future__ import annotations

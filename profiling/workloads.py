@@ -53,7 +53,8 @@ STEP = {"microbatches": 16, "amp": "fp16-O2", "loss_scale": 1024.0, "recompute":
 STEP_PLAN = "megatron"
 STEP_TRANSFERS = {
     "micro": {"cast": (11, 49), "all_reduce": (14, 7), "slice": (4, 3)},
-    "update": {"reduce_scatter": (6, 18), "all_gather": (3, 9), "slice": (1, 2), "all_reduce": (6, 0)},
+    "update": {"reduce_scatter": (6, 18), "all_gather": (1, 2), "slice": (1, 2), "all_reduce": (6, 0)},
+    "copy": {"all_gather": (2, 7)},
 }
 
 
@@ -113,7 +114,7 @@ class Keeping(Compiler):
 
 @dataclass(frozen=True)
 class PlacedStep:
-    """A training step's ``micro`` and ``update``, as reshard is given them, and what all passes did to each."""
+    """A training step's ``micro``, ``update`` and ``copy``, as reshard is given them, and what all passes did to the first two."""
 
     programs: dict[str, Program]
     reports: dict[str, Reports]
@@ -130,9 +131,9 @@ def placed_step(layers: int) -> PlacedStep:
     update = definition_of(optimizer).update(optimizer.param_groups[0])
     states = [name for name in update.states if name not in update.counted]
     trained = [
-        Trained(name, type, micro.gradients[name], micro.states[name], update, dict.fromkeys(states, TensorType(type.shape, torch.float32)), 0, copy=micro.copies.get(name))
+        Trained(name, type, micro.gradients[name], micro.states[name], update, dict.fromkeys(states, TensorType(type.shape, torch.float32)), 0)
         for name, type in micro.parameters.items()
     ]
     end = compile_update(compiler, trained, micro.loss, micro.captured.device, options)
-    *_, first, last = compiler.placed  # what the micro-batches divide by is counted before
-    return PlacedStep({"micro": first, "update": last}, {"micro": Reports(micro.reports), "update": Reports(end.reports)})
+    _, first, copies, last = compiler.placed  # before them, what the micro-batches divide by
+    return PlacedStep({"micro": first, "update": last, "copy": copies}, {"micro": Reports(micro.reports), "update": Reports(end.reports)})

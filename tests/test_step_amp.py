@@ -98,6 +98,19 @@ def test_one_rank_overflows() -> None:
     ranks(4).run(calls_of_steps.one_rank_overflows)
 
 
+def test_one_infinite_gradient() -> None:
+    """And no nan: the sum over rows that is the gradient of the last bias, in one column."""
+    step = made(amp="fp16-O2", loss_scale=2.0**16)
+    x, y = batch()
+    y[:, 0] = -15.0  # times 2 / 64 and the scale: 30 720 in each of four rows
+    with torch.no_grad():
+        for p in (step.parallel.up.bias, step.parallel.down.weight):  # all other gradients are finite
+            p.zero_()
+    before = [p.clone() for p in step.parallel.parameters()]
+    step.simulate(torch.zeros_like(x), y)
+    assert float(step.skipped) == 1 and all(torch.equal(a, b) for a, b in zip(before, step.parallel.parameters(), strict=True))
+
+
 def test_a_scale_that_underflows() -> None:
     step = made(amp="fp16-O2", loss_scale=LossScaling(initial=4.0, minimum=1.0), microbatches=2)
     x, y = batch()

@@ -11,6 +11,7 @@ import torch
 from processes import ranks
 from steps import LowPrecision, distance, narrow, run
 from test_equality import relative
+from test_step_amp import one_thread  # noqa: F401
 from test_transformers import llama
 from torch import nn
 

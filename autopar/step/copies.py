@@ -35,8 +35,8 @@ def copy_program(parameters: Mapping[str, TensorType], copies: Mapping[str, Tens
     constraints: dict[str, DistAttr] = {}
     replaced = {}
     sources = {name: made.placeholder(name, Record(TensorType(type.shape, type.dtype), role="param", name=name)) for name, type in parameters.items()}
-    for name, type in copies.items():
-        copy = made.placeholder(name + COPY, Record(TensorType(type.shape, type.dtype), role="state", name=name + COPY))
-        constraints |= {sources[name].name: parameters[name].attr, copy.name: type.attr}
-        replaced[copy] = made.inline(torch.Tensor.to, sources[name], type.dtype, name=f"{copy.name}_next")
+    targets = {name: made.placeholder(name + COPY, Record(TensorType(t.shape, t.dtype), role="state", name=name + COPY)) for name, t in copies.items()}
+    for name, copy in targets.items():
+        constraints |= {sources[name].name: parameters[name].attr, copy.name: copies[name].attr}
+        replaced[copy] = made.inline(torch.Tensor.to, sources[name], copies[name].dtype, name=f"{copy.name}_next")
     return made.program((), replaced), constraints

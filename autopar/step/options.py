@@ -49,7 +49,7 @@ def options_of(given: Mapping[str, Any]) -> Options:
         raise TypeError(f"keep={given['keep']!r} is no dict of ops and dtypes, as in keep={{'aten::silu': 'f32'}}")
     if isinstance(given.get("recompute"), list):
         given = {**given, "recompute": tuple(given["recompute"])}
-    given = dict(given)
+    given = {name: value for name, value in given.items() if value is not None}
     if isinstance(scale := given.get("loss_scale"), (int, float)) and not isinstance(scale, bool):
         if not LossScaling.minimum <= scale < math.inf:
             raise ValueError(f"loss_scale={scale!r} is no first scale of a loss: give {LossScaling.minimum:g} or more, such as 1024.0")
