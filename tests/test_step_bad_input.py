@@ -67,7 +67,7 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"amp": "bf16", "reduce_dtype": n}, ValueError, f"reduce_dtype={n!r}: sums in low precision are reduced as they are (None), or in torch.float32")
         for n in ("f32", torch.float64)
     ),
-    *(({"amp": "fp16", "loss_scale": n}, TypeError, f"loss_scale={n!r} is neither a number, the first scale, nor a LossScaling") for n in ("8", True, None)),
+    *(({"amp": "fp16", "loss_scale": n}, TypeError, f"loss_scale={n!r} is neither a number, the first scale, nor a LossScaling") for n in ("8", True)),
     *(
         ({"amp": "fp16", "loss_scale": n}, ValueError, f"loss_scale={n!r} is no first scale of a loss: give 6.10352e-05 or more, such as 1024.0")
         for n in (0, -1.0, float("inf"), float("nan"))

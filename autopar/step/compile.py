@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from autopar.capture import Captured
+from autopar.collector import collector_paused
 from autopar.compiled import Compiler
 from autopar.errors import CaptureError, at_line
 from autopar.layout import DistAttr, layout_of
@@ -84,7 +85,8 @@ def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, 
     verify(traced, "specialize")
     reported = [report, *run_passes(traced, [Amp(options.amp, options.keep, device=captured.device)] if options.amp else [])]
     start = time.perf_counter()
-    found = micro_of(traced, options.microbatches, captured.device, trained, scaled=options.scaled)
+    with collector_paused():
+        found = micro_of(traced, options.microbatches, captured.device, trained, scaled=options.scaled)
     ms = (time.perf_counter() - start) * 1e3
     verify(found.program, "micro")
     reported.append(PassReport("micro", ms, notes=_about_the_mean(found)))

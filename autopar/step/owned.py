@@ -121,7 +121,7 @@ class Owned:
             self.optimizer.state[parameter].update(known)
             steps = 0
             for n in update.counted:
-                steps = counters.setdefault(float(own[n]), len(counters))
+                steps = counters.setdefault(0.0 if own[n].is_meta else float(own[n]), len(counters))
                 counter = f"{STEP}.{steps}"
                 self.pieces.setdefault(counter, own[n].detach().to(_device(parameter), torch.float32).clone())
                 self._counted.setdefault(counter, []).append(known[n])

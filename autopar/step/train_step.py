@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autopar.borrow import ONE_AT_A_TIME
+from autopar.inputs import Given
 from autopar.inventory import inventory
 from autopar.report.memory import memory_of
 from autopar.report.passes import Reports
@@ -21,7 +22,7 @@ from autopar.step.owned import Owned
 from autopar.step.program import Step
 from autopar.step.runs import OnProcess, Simulated
 from autopar.step.state import load_into, state_of
-from autopar.step.update import GROWTH, LEARNING_RATE, Trained
+from autopar.step.update import GROWTH, LEARNING_RATE
 from autopar.torch_private import without_function_modes
 
 if TYPE_CHECKING:
@@ -99,15 +100,14 @@ class TrainStep:
     def capture(self, *args: Any, **kwargs: Any) -> Step:
         """Capture the step of such a batch and place it, unless that was done before; nothing is computed."""
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
-            self._compiled(self._calls(args, kwargs))
+            self._compiled(self.parallel.given(*self._calls(args, kwargs)[0]))
         return self.program
 
     def _calls(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Call]:
         model = self.parallel.module
         return micro_batches(model, as_call(model, args, kwargs), self.options.microbatches)
 
-    def _compiled(self, calls: list[Call]) -> tuple[MicroBatch, StepUpdate, tuple[Trained, ...]]:
-        given = self.parallel.given(*calls[0])
+    def _compiled(self, given: Given) -> tuple[MicroBatch, StepUpdate]:
         groups = self.owned.groups()
         key = self.parallel.key(given), tuple(groups)
         if key not in self._micros:
@@ -118,13 +118,13 @@ class TrainStep:
         with without_function_modes():  # those are for the model
             return self._ended(key, micro)
 
-    def _ended(self, key: Any, micro: MicroBatch) -> tuple[MicroBatch, StepUpdate, tuple[Trained, ...]]:
+    def _ended(self, key: Any, micro: MicroBatch) -> tuple[MicroBatch, StepUpdate]:
         trained = self.owned.trained(micro.parameters, micro.gradients, micro.states)
         facts = tuple((t.group, t.steps, t.update.function, t.update.states, tuple(t.update.constants.items()), tuple(t.types.items())) for t in trained)
         if (key, facts) not in self._updates:
             self._updates[key, facts] = compile_update(self.parallel.compiler, trained, micro.loss, micro.captured.device, self.options)
         self._latest = micro, self._updates[key, facts]
-        return *self._latest, trained
+        return self._latest
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -152,8 +152,9 @@ class TrainStep:
             raise RuntimeError("the parameters of this model lie on processes; to simulate, call parallelize in a process that is alone")
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
             calls = self._calls(args, kwargs)
-            self.parallel.refuse_without_values(self.parallel.given(*calls[0]))
-            micro, update, _ = self._compiled(calls)
+            given = self.parallel.given(*calls[0])
+            self.parallel.refuse_without_values(given)
+            micro, update = self._compiled(given)
         with torch.inference_mode(False), without_function_modes(), torch.no_grad():
             return self._told(update, self._simulated(calls, micro, update, self._state()))
 
@@ -174,7 +175,7 @@ class TrainStep:
             given = [parallel.given(*call) for call in calls]
             parallel.refuse_without_values(given[0])
             parallel.agree_on("train step", given)
-            micro, update, _ = self._compiled(calls)
+            micro, update = self._compiled(given[0])
         with torch.inference_mode(False), without_function_modes(), torch.no_grad():
             return self._told(update, self._here(given, micro, update, self._state()))
 
