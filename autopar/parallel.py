@@ -182,15 +182,23 @@ class Parallel(torch.nn.Module):
             call = f"{what} {_told(given[0], self.key(given[0]))}" + f" and {len(given) - 1} more" * (len(given) > 1)
             self._agreement.begin(call, [brought for one in given for brought in _brought(one)], call)
 
+    def agreed(self) -> None:
+        """The other ranks make the same call; ``RuntimeError`` otherwise."""
+        if self._agreement is not None:
+            self._agreement.finish()
+
+    def agree_on_program(self, text: str) -> None:
+        """The other ranks have captured the same program; ``RuntimeError`` otherwise."""
+        if self._agreement is not None:
+            self._agreement.begin(f"capture a program with the digest {hashlib.sha256(text.encode()).hexdigest()[:16]}")
+            self._agreement.finish()
+
     def _captured(self, given: Given, key: Key) -> Compiled:
         if key not in self._compiled:
             notes = self._about_recapture(key)
             args, kwargs = given.whole()
             compiled = self.compiler.compile(args, kwargs, given.laid, notes)
-            if self._agreement is not None:  # one order of collectives on all ranks: their programs are one
-                text = hashlib.sha256(str(compiled.program).encode()).hexdigest()[:16]
-                self._agreement.begin(f"capture a program with the digest {text}")
-                self._agreement.finish()
+            self.agree_on_program(str(compiled.program))  # one order of collectives on all ranks: their programs are one
             self._compiled[key] = compiled
         self._latest = self._compiled[key]
         return self._latest

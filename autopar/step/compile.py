@@ -90,28 +90,21 @@ def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, 
     ms = (time.perf_counter() - start) * 1e3
     verify(found.program, "micro")
     reported.append(PassReport("micro", ms, notes=_about_the_mean(found)))
-    named = {record_of(node).name or node.name: node.name for node in found.program.placeholders}
-    inputs = {record_of(node).name or node.name: attrs[node.name] for node in found.program.placeholders
-              if record_of(node).role == "input" and node.name in attrs}  # fmt: skip
-    attrs = {name: attr for name, attr in attrs.items()}
+    placeholders = {record_of(node).name or node.name: node for node in found.program.placeholders}
+    inputs = {name: attrs[node.name] for name, node in placeholders.items() if record_of(node).role == "input" and node.name in attrs}
     split = STAGES[options.zero]
     axis = data_axis(mesh, inputs) if split else ""
-    shapes = {name: record_of(node).type.shape for node in found.program.placeholders for name in [record_of(node).name or node.name]}  # type: ignore[union-attr]
-    if "parameter" in split:
-        for name in trained:
-            if name in named:
-                own = attrs.get(named[name], DistAttr.replicated(len(shapes[name])))
-                attrs[named[name]] = split_over(own, shapes[name], mesh, axis)
-    if "gradient" in split:
-        for name in found.gradients:
-            own = attrs.get(named[name], DistAttr.replicated(len(shapes[name])))
-            attrs[named[gradient_name(name)]] = split_over(own, shapes[name], mesh, axis)
+    targets = [name for name in trained if name in placeholders] if "parameter" in split else []
+    targets += [gradient_name(name) for name in found.gradients] if "gradient" in split else []
+    for name in targets:  # a sum of gradients lies as its parameter, and is split further
+        own, shape = placeholders[name.removesuffix(gradient_name(""))].name, record_of(placeholders[name]).type.shape  # type: ignore[union-attr]
+        attrs[placeholders[name].name] = split_over(attrs.get(own, DistAttr.replicated(len(shape))), shape, mesh, axis)
     counts = None
     if found.counts.sums:
         counting = count_program(traced, found.counts, options.microbatches, captured.device)
         verify(counting, "count")
-        own = {node.name: inputs[name] for node in counting.placeholders if (name := record_of(node).name.rpartition(".")[0]) in inputs}
-        counts = counting, compiler.place(counting, own, captured.device)[0]
+        laid_alike = {node.name: inputs[name] for node in counting.placeholders if (name := record_of(node).name.rpartition(".")[0]) in inputs}
+        counts = counting, compiler.place(counting, laid_alike, captured.device)[0]
     if options.recompute is not None:
         reported += run_passes(found.program, [Recompute(options.recompute, mesh, attrs)])
     local, reports = compiler.place(found.program, attrs, captured.device, widen=options.reduce_dtype is not None)

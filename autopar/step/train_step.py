@@ -107,6 +107,9 @@ class TrainStep:
         model = self.parallel.module
         return micro_batches(model, as_call(model, args, kwargs), self.options.microbatches)
 
+    def _is_known(self, given: Given) -> bool:
+        return (self.parallel.key(given), tuple(self.owned.groups())) in self._micros
+
     def _compiled(self, given: Given) -> tuple[MicroBatch, StepUpdate]:
         groups = self.owned.groups()
         key = self.parallel.key(given), tuple(groups)
@@ -174,8 +177,14 @@ class TrainStep:
             calls = self._calls(args, kwargs)
             given = [parallel.given(*call) for call in calls]
             parallel.refuse_without_values(given[0])
+            known = len(self._micros), len(self._updates)
             parallel.agree_on("train step", given)
+            if not self._is_known(given[0]):
+                parallel.agreed()  # before parameters and states move
             micro, update = self._compiled(given[0])
+            if (len(self._micros), len(self._updates)) != known:  # one order of collectives on all ranks: their programs are one
+                parallel.agreed()
+                parallel.agree_on_program(str(self.program))
         with torch.inference_mode(False), without_function_modes(), torch.no_grad():
             return self._told(update, self._here(given, micro, update, self._state()))
 
