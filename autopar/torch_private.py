@@ -459,8 +459,9 @@ def start_gather(piece: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
     from torch._C._distributed_c10d import _register_work  # tried on 2.13
     from torch.distributed.distributed_c10d import _resolve_process_group  # tried on 2.13
 
+    gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor  # its name from 2.13 on
     found = piece.new_empty((ranks * piece.shape[0], *piece.shape[1:]))
-    _register_work(found, distributed.all_gather_into_tensor(found, piece, group=_resolve_process_group(group), async_op=True))
+    _register_work(found, gather(found, piece, group=_resolve_process_group(group), async_op=True))
     return found
 
 
