@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -307,6 +307,18 @@ def _collect(values: Any, found: list[fx.Node]) -> None:
             _collect(value, found)
         elif isinstance(value, dict):
             _collect(value.values(), found)
+
+
+def behind(values: Iterable[fx.Node]) -> set[fx.Node]:
+    """The values, and all that they are made of."""
+    found: set[fx.Node] = set()
+    open_ = list(values)
+    while open_:
+        node = open_.pop()
+        if node not in found:
+            found.add(node)
+            open_ += node.all_input_nodes
+    return found
 
 
 def map_operands(value: Any, function: Callable[[fx.Node], Any]) -> Any:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from autopar.program import Program, is_getitem, make_node, map_operands, operands, record_of, set_record
+from autopar.program import Program, behind, is_getitem, make_node, map_operands, operands, record_of, set_record
 from autopar.record import Record, Result, TensorType
 
 ADDITIONS = {torch.ops.aten.add.Tensor}
@@ -92,7 +92,7 @@ class _Specialized:
     def output(self, node: fx.Node) -> None:
         record = record_of(node)
         returned = [value for value, result in zip(operands(node), record.results, strict=True) if result.kind == "return"]
-        leading = _names_behind([returned[index] for index in self.given])
+        leading = {node.name for node in behind(returned[index] for index in self.given)}
         kept: list[tuple[fx.Node, Result]] = [
             (self.nodes[value], result)
             for value, result in zip(operands(node), record.results, strict=True)
@@ -106,15 +106,3 @@ class _Specialized:
         for node in reversed(self.graph.nodes):
             if node.op == "call_function" and not node.users:
                 self.graph.erase_node(node)
-
-
-def _names_behind(values: list[fx.Node]) -> set[str]:
-    """The names of all that these values are made of."""
-    found: set[fx.Node] = set()
-    open_ = list(values)
-    while open_:
-        node = open_.pop()
-        if node not in found:
-            found.add(node)
-            open_ += node.all_input_nodes
-    return {node.name for node in found}

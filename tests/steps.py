@@ -31,6 +31,17 @@ class Squared(nn.Module):
         return self.inner(x).square().mean()
 
 
+class Pair(nn.Module):
+    """A column-row pair and the mean square error of what it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(self.down(torch.relu(self.up(x))), y)
+
+
 def vectors(step: int) -> dict[str, torch.Tensor]:
     torch.manual_seed(step)
     return {"x": torch.randn(12, 8, dtype=torch.float64)}

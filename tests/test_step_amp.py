@@ -12,6 +12,7 @@ import pytest
 import steps
 import torch
 from processes import ranks
+from steps import Pair
 from test_equality import relative
 from torch import nn
 
@@ -55,17 +56,6 @@ def test_five_steps_on_processes(name: str, sizes: dict[str, int], amp: str, zer
 def test_adamw_in_mixed_precision() -> None:
     """Its first steps go by the signs of gradients, also of those that are noise; so only losses and norms are close."""
     steps.mixed_alike("llama", {"dp": 2, "tp": 2}, "bf16-O2", {**OPTIONS, "zero": 1}, steps.adamw, parameters=4.0)
-
-
-class Pair(nn.Module):
-    """A column-row pair and the mean square error of what it returns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return nn.functional.mse_loss(self.down(torch.relu(self.up(x))), y)
 
 
 PLAN = {"*.up.weight": ("tp", None), "*.down.weight": (None, "tp")}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from steps import Pair
 
 import autopar
 from autopar import Mesh
@@ -21,17 +21,6 @@ from autopar.step.program import Step
 GOLDEN = Path(__file__).parent / "golden" / "step"
 PLAN = {"*.up.weight": ("tp", None), "*.up.bias": ("tp",), "*.down.weight": (None, "tp")}
 CASES: dict[str, dict[str, Any]] = {**{f"zero{stage}": {"zero": stage} for stage in range(4)}, "bf16-O2_zero1": {"zero": 1, "amp": "bf16-O2"}}
-
-
-class Pair(nn.Module):
-    """A column-row pair and the mean square error of what it returns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return nn.functional.mse_loss(self.down(torch.relu(self.up(x))), y)
 
 
 @pytest.mark.parametrize("name", CASES)

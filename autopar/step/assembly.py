@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.program import Constant, Program, make_node, map_operands, operands, record_of, set_record
+from autopar.program import Constant, Program, make_node, map_operands, record_of, set_record
 from autopar.record import Record, Result, TensorType
 from autopar.subgraph import Ref, subgraph
 from autopar.text.tokens import can_name
@@ -107,18 +107,6 @@ class Assembly:
             name = f"{base}_{k}"
         self._names.add(name)
         return name
-
-
-def behind(values: Sequence[fx.Node]) -> set[fx.Node]:
-    """The values, and all that they are made of."""
-    found: set[fx.Node] = set()
-    open_ = list(values)
-    while open_:
-        node = open_.pop()
-        if node not in found:
-            found.add(node)
-            open_ += operands(node)
-    return found
 
 
 def type_of(node: fx.Node) -> TensorType:

@@ -104,7 +104,9 @@ def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, 
         counting = count_program(traced, found.counts, options.microbatches, captured.device)
         verify(counting, "count")
         laid_alike = {node.name: inputs[name] for node in counting.placeholders if (name := record_of(node).name.rpartition(".")[0]) in inputs}
-        counts = counting, compiler.place(counting, laid_alike, captured.device)[0]
+        counted, reports = compiler.place(counting, laid_alike, captured.device)
+        counts = counting, counted
+        reported += _of("count", reports)
     if options.recompute is not None:
         reported += run_passes(found.program, [Recompute(options.recompute, mesh, attrs)])
     local, reports = compiler.place(found.program, attrs, captured.device, widen=options.reduce_dtype is not None)
@@ -115,14 +117,14 @@ def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, 
     masters = {n: TensorType(t.shape, torch.float32, layout_of(mesh, states.get(n, t.attr))) for n, t in copies.items()}
     parameters = taken | {n: type for n, type in masters.items() if n in taken}
     gradients = {name: types[gradient_name(name)] for name in found.gradients}
-    copying = _copying(compiler, masters, copies, captured.device) if copies else None
+    copying = None
+    if copies:
+        program, laid_so = copy_program(masters, copies, captured.device)
+        verify(program, "copy")
+        copied, more = compiler.place(program, laid_so, captured.device)
+        copying = program, copied
+        reports = [*reports, *_of("copy", more)]
     return MicroBatch(captured, found.program, local, counts, copying, parameters, gradients, states, types[LOSS], (*reported, *reports))
-
-
-def _copying(compiler: Compiler, masters: Mapping[str, TensorType], copies: Mapping[str, TensorType], device: torch.device) -> Placed:
-    program, attrs = copy_program(masters, copies, device)
-    verify(program, "copy")
-    return program, compiler.place(program, attrs, device)[0]
 
 
 def _about_the_mean(micro: Micro) -> tuple[str, ...]:
@@ -166,5 +168,9 @@ def step_of(micro: MicroBatch, update: StepUpdate, microbatches: int) -> Step:
 
 
 def reports_of(micro: MicroBatch, update: StepUpdate) -> Reports:
-    """What each pass did, of ``micro`` and then of ``update``."""
-    return Reports((*micro.reports, *update.reports))
+    """What each pass did: to ``micro`` under the pass's own name, to the others as ``update reshard``."""
+    return Reports((*micro.reports, *_of("update", update.reports)))
+
+
+def _of(program: str, reports: Sequence[PassReport]) -> list[PassReport]:
+    return [replace(report, name=f"{program} {report.name}") for report in reports]

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from autopar.program import Program, is_getitem, operands, record_of
+from autopar.program import Program, behind, is_getitem, operands, record_of
 from autopar.record import TensorType
-from autopar.step.assembly import Assembly, behind, type_of
+from autopar.step.assembly import Assembly, type_of
 
 aten = torch.ops.aten
 
