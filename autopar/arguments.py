@@ -79,7 +79,7 @@ class Signature:
         constants: the other arguments, with their types (1, 1.0 and True are equal in Python).
         state: the parameters and buffers: each name, facts, and the first name of the same tensor.
         training: the training flag of each module, as often as it has a name.
-        modes: whether gradients are on, and the autocast state.
+        modes: whether gradients are on, whether algorithms are to be deterministic (0, 1: warn, 2: refuse others), and the autocast state.
         names: of the tensors among the arguments, for people.
     """
 
@@ -103,7 +103,7 @@ def signature_of(own: Inventory, arguments: Arguments) -> Signature:
         tuple((type(v), repr(v)) for v in arguments.flat if not isinstance(v, torch.Tensor)),
         tuple((name, _facts(tensor), first[id(tensor)]) for name, tensor in named),
         tuple(own.training),
-        (torch.is_grad_enabled(), *((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))),
+        (torch.is_grad_enabled(), torch.get_deterministic_debug_mode(), *((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))),
         tuple(arguments.names),
     )
 

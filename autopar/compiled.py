@@ -114,12 +114,17 @@ class Compiler:
     def place(self, program: Program, attrs: Mapping[str, DistAttr], device: torch.device, *, widen: bool = False) -> tuple[LocalPrograms, list[PassReport]]:
         """Everything after capture: the program gets its Layouts and transfers, and each rank its own."""
         reports = run_passes(program, pipeline(self.mesh, attrs, strict=self.strict, whole=self.whole, device=device, widen=widen))
+        local, report = self.localize(program)
+        return local, [*reports, report]
+
+    def localize(self, program: Program) -> tuple[LocalPrograms, PassReport]:
+        """Each rank's own, of an explicit program."""
         start = time.perf_counter()
         local = LocalPrograms(program, lambda made: verify(made, "localize"))
         for rank in self.mesh.ranks if self.seat is None else [self.seat.rank]:
             local[rank]
         ms = (time.perf_counter() - start) * 1e3
-        return local, [*reports, PassReport("localize", ms, bytes=bytes_per_axis(program))]
+        return local, PassReport("localize", ms, bytes=bytes_per_axis(program))
 
     def _placed(self, captured: Captured, program: Program, attrs: Mapping[str, DistAttr], reports: list[PassReport]) -> Compiled:
         traced = program.copy() if len(captured.differentiable) > 1 else program

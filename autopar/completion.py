@@ -16,7 +16,7 @@ from autopar.errors import RuleError, at_line
 from autopar.expansions import opened_factors
 from autopar.layout import Dim, DistAttr, Layout, layout_of
 from autopar.mesh import EXPERTS, Mesh
-from autopar.program import Program, is_getitem, operands, record_of
+from autopar.program import Program, is_getitem, name_of, operands, record_of
 from autopar.record import Record, Requirement, TensorType, ValueType, requirement_of
 from autopar.rules.binding import axes_of, bind_node
 from autopar.rules.pointwise import CASTS
@@ -338,7 +338,7 @@ ADDITIONS = {torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor}
 def gradient_sums(program: Program) -> dict[fx.Node, fx.Node | None]:
     """The states in which the gradients of parameters add up → the parameter: ``up.weight.grad`` → ``up.weight``. And those
     in which the losses do, ``.loss``; a name of the step's own begins with a dot."""
-    named = {record_of(node).name or node.name: node for node in program.placeholders}
+    named = {name_of(node): node for node in program.placeholders}
     found: dict[fx.Node, fx.Node | None] = {}
     for name, node in named.items():
         parameter, _, last = name.rpartition(".")

@@ -68,6 +68,10 @@ class OverflowingError(AutoparError, ArithmeticError):
     """Gradients overflow in low precision, whatever the loss is multiplied by."""
 
 
+class AnomalyError(AutoparError, RuntimeError):
+    """An op of a step made a NaN, or one came in, while anomalies are looked for."""
+
+
 class ProofError(AutoparError, AssertionError):
     """A sharding rule claims what its op does not do: running it on pieces gives something else."""
 

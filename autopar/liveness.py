@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from autopar import transfers
-from autopar.program import Program, is_getitem, operands, record_of
+from autopar.program import Program, is_getitem, name_of, operands, record_of
 from autopar.record import Record, TensorType, ValueType
 from autopar.torch_private import OpOverload, returns_alias
 
@@ -110,7 +110,7 @@ class _Walk:
             raise ValueError(f"the program has no placeholder {min(unknown)!r}; it has {', '.join(self.placeholders)}")
         given_up = {"tangent"} if in_place else {"tangent", "state"}
         self.kept = {name for name, n in self.placeholders.items() if record_of(n).role not in given_up} if kept is None else set(kept)
-        self.names = {record_of(node).name or name for name, node in self.placeholders.items()}
+        self.names = {name_of(node) for node in self.placeholders.values()}
         self.ops = [node for node in program.nodes if node.op == "call_function"]
         self.storages: list[Storage] = []
         self.of: dict[fx.Node, tuple[tuple[Storage, ...], ...]] = {}  # value → what each of its parts lies in; a tuple has several
@@ -145,7 +145,7 @@ class _Walk:
         self.of[node] = ((one,),)
 
     def kind(self, node: fx.Node, record: Record) -> str:
-        name = record.name or node.name
+        name = name_of(node)
         if node.name in self.kinds:
             return self.kinds[node.name]
         if record.role in ("state", "buffer") and name.endswith(GRADIENT):

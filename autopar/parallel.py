@@ -334,7 +334,7 @@ class Parallel(torch.nn.Module):
             step = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=1e-3), microbatches=16, zero=1, clip_norm=1.0)
             for batch in batches:
                 loss = step(batch)                # a dict, a tuple, or the model's own arguments
-                scheduler.step()                  # learning rates are read from the optimizer's groups
+                scheduler.step()                  # learning rates, betas, momentum and weight decay are read from the optimizer's groups
 
         The model returns its loss: the first of its outputs that is one number. Parameters and ``optimizer.state`` are updated in
         place, so that state dicts, schedulers and evaluation with ``parallel(...)`` work beside it.
@@ -354,6 +354,11 @@ class Parallel(torch.nn.Module):
                 as ``"*.layers.*"``, or several; or ``"min-cut"``, all but what torch's partitioner would keep.
             zero: ZeRO's stage: 1 splits the optimizer's state over the data axis, 2 the sums of gradients too, 3 parameters too.
             clip_norm: what the norm of all gradients is clipped to; ``step.grad_norm`` has it.
+            ema: the decay of a moving average of each parameter, as torch's ``get_ema_multi_avg_fn`` has it: ``step.ema`` has them, and inside of
+                ``with step.averaged():`` the model.
+            detect_anomaly: look for NaN behind each op, as ``torch.autograd.detect_anomaly()`` around a step does too. The first op that makes
+                one is an ``AnomalyError``, with your line and the ranges of its operands. inf is no anomaly; nor is, with fp16, what an
+                overflow of scaled gradients makes of it. What was written before the error stays so: an update has written its parameters.
 
         Raises:
             TypeError: an unknown option, an optimizer that is not known.
@@ -411,7 +416,8 @@ def _told(given: Given, key: Key) -> str:
     told += [value for _, value in signature.constants]
     flags = signature.training
     mode = "train" if all(flags) else "train in part" if any(flags) else "eval"
-    return f"({', '.join(told)}) in {mode}" + " without gradients" * (not signature.modes[0])
+    grad, deterministic = signature.modes[:2]
+    return f"({', '.join(told)}) in {mode}" + " without gradients" * (not grad) + " deterministically" * (deterministic > 0)
 
 
 def _brought(given: Given) -> list[Brought]:

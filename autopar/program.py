@@ -270,6 +270,11 @@ def record_of(node: fx.Node) -> Record:
     return node.meta[KEY]
 
 
+def name_of(placeholder: fx.Node) -> str:
+    """The user's name of a parameter, a buffer, an input, a state."""
+    return record_of(placeholder).name or placeholder.name
+
+
 def set_record(node: fx.Node, record: Record) -> None:
     node.meta[KEY] = record
 

@@ -69,13 +69,16 @@ def user_line() -> str:
     """``model.py:41  self.act(self.up(x))`` of the innermost frame outside torch and autopar; "" where none is."""
     frame = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if is_users(name):
-            text = linecache.getline(name, frame.f_lineno).strip()
-            shown = text if len(text) <= LINE else text[: LINE - 1] + "…"
-            return f"{os.path.basename(name)}:{frame.f_lineno}  {shown}".rstrip()
+        if is_users(frame.f_code.co_filename):
+            return _quoted(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return ""
+
+
+def _quoted(filename: str, number: int) -> str:
+    text = linecache.getline(filename, number).strip()
+    shown = text if len(text) <= LINE else text[: LINE - 1] + "…"
+    return f"{os.path.basename(filename)}:{number}  {shown}".rstrip()
 
 
 class Recorder(TorchDispatchMode):
@@ -122,6 +125,19 @@ class Recorder(TorchDispatchMode):
         finally:
             for handle in handles:
                 handle.remove()
+
+    def origin_of(self, error: BaseException) -> Origin:
+        """Where an error comes from: in forward the user's innermost line that it went through, for torch refuses shapes before it
+        calls an op; in backward, which has none, the op that was running."""
+        if self.phase == "backward":
+            return self.current
+        source, module, trace = "", "", error.__traceback__
+        while trace is not None:
+            code = trace.tb_frame.f_code
+            source = _quoted(code.co_filename, trace.tb_lineno) if is_users(code.co_filename) else source
+            module = self._paths.get(id(trace.tb_frame.f_locals.get("self")), module)
+            trace = trace.tb_next
+        return Origin(module, source or self.current.source)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "prim":  # device queries: no node

@@ -78,14 +78,14 @@ class _Recorder(TorchDispatchMode):
         return made
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "prim":  # a question after the device: no op
-            return func(*args, **(kwargs or {}))
         if func in DECOMPOSITIONS:
             with self:
                 found = DECOMPOSITIONS[func](*args, **(kwargs or {}))
             if found is not NotImplemented:
                 return found
         found = func(*args, **(kwargs or {}))
+        if not isinstance(found, (torch.Tensor, tuple, list)):  # a question after a device or a dtype: no op
+            return found
         args, given = pytree.tree_map_only(torch.Tensor, lambda t: self.refs[id(t)], (args, kwargs or {}))
         several = isinstance(found, (tuple, list))
         self.steps.append(Step(func, tuple(args), given, tuple(map(_type, found)) if several else _type(found)))  # type: ignore[arg-type]

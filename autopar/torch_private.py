@@ -74,6 +74,7 @@ __all__ = [
     "has_kernel",
     "has_step_hooks",
     "inputs_of",
+    "interpolate_each",
     "is_composite",
     "is_erased",
     "is_random_composite",
@@ -433,6 +434,7 @@ FUSED_ADAGRAD = torch.ops.aten._fused_adagrad_.tensor_lr
 
 add_to_each = torch._foreach_add_  # tried on 2.13: a tensor without dims, added to each of a list in place
 copy_each = torch._foreach_copy_  # tried on 2.13: to each of a list, the tensor of another list
+interpolate_each = torch._foreach_lerp_  # tried on 2.13: each of a list, moved in place towards that of another by a share
 
 
 @functools.cache

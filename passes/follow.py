@@ -69,9 +69,9 @@ def _followed(node: fx.Node, changed: dict[fx.Node, Record]) -> Record | None:
     asked = bound.before(need.layout.attr, need.layout.mesh)
     if asked is None or not isinstance(source, TensorType):
         return None
-    before = Requirement(replace(need.layout, attr=asked), source.dtype)
-    new = replace(have, layout=need.layout)
     now = record.uses[0]
+    before = Requirement(replace(need.layout, attr=asked), source.dtype if now is None else now.dtype)
+    new = replace(have, layout=need.layout)
     paid = cost(have, new) + (0 if now is None else cost(source, replace(source, layout=now.layout)))
     if cost(source, replace(source, layout=before.layout)) > paid:
         return None

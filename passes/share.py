@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from torch import fx
 
 from autopar import transfers
+from autopar.blocks import block_of, is_parameter, reader_of
 from autopar.passes.manager import Pass
 from autopar.program import Program, map_operands, operands, record_of
 from autopar.record import TensorType
@@ -27,7 +28,8 @@ class Share(Pass):
 
     Not across phases: what the forward gathered is gathered again in the backward, so that it need not be kept. But what
     the forward reduced is kept: it is no larger than the partial results that would be kept to be reduced again. So is what
-    it cast to fewer bytes, but for parameters, which are there anyway.
+    it cast to fewer bytes, but for parameters, which are there anyway; and the parameters of the block with which the forward
+    ends and the backward begins.
     """
 
     name: ClassVar[str] = "share"
@@ -37,12 +39,13 @@ class Share(Pass):
     def run(self, program: Program) -> None:
         first: dict[Any, fx.Node] = {}
         kept: dict[fx.Node, fx.Node] = {}
+        turning = _turning(program)
         with program.edit() as edit:
             for node in program.nodes:
                 if node.target not in transfers.BY_FUNCTION:
                     continue
                 args = map_operands(node.args, lambda n: kept.get(n, n))
-                phase = "" if node.target in REDUCTIONS or _narrows(node) else record_of(node).phase
+                phase = "" if node.target in REDUCTIONS or _narrows(node) else "forward" if node in turning else record_of(node).phase
                 key = (node.target, _hashable(args), _hashable(node.kwargs), phase)
                 kept[node] = twin = first.setdefault(key, node)
                 if twin is not node:
@@ -59,6 +62,24 @@ def _narrows(node: fx.Node) -> bool:
     while value.op == "call_function" and (value.target in transfers.BY_FUNCTION or ((rule := RULES.get(value.target)) and rule.view)):  # type: ignore[arg-type]
         (value,) = operands(value)
     return value.op == "call_function" and result.dtype.itemsize < source.dtype.itemsize
+
+
+def _turning(program: Program) -> set[fx.Node]:
+    """Of the gathers of parameters in the backward, those that come before it has left the last block of the forward."""
+    block = block_of(program)
+    last: str | None = None
+    found = set()
+    for node in program.nodes:
+        if node.target is not transfers.all_gather or not is_parameter(operands(node)[0]):
+            continue
+        where = block(reader_of(node))
+        if record_of(node).phase == "forward":
+            last = where
+        elif where != last:
+            break
+        else:
+            found.add(node)
+    return found
 
 
 def _hashable(value: Any) -> Any:

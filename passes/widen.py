@@ -15,6 +15,7 @@ from autopar.record import Requirement, TensorType
 from autopar.rules.pointwise import CASTS
 
 (CAST,) = CASTS
+ADDED = (torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor)  # what they are given in low precision they widen themselves
 LOW = (torch.bfloat16, torch.float16)
 
 
@@ -26,9 +27,13 @@ class Widen(Pass):
         y : bf16[8 4] = relu(mm as [8 4])                   →       wide : f32[8 4] +tp = _to_copy(mm, dtype=f32)
                                                                     y : bf16[8 4] = relu(wide as bf16[8 4])
 
+        t : bf16[8 4] +dp = t(mm_1)                                 t : bf16[8 4] +dp = t(mm_1)
+        sum : f32[8/dp 4] = add.Tensor(g, t as [8/dp 4])    →       wide : f32[8 4] +dp = _to_copy(t, dtype=f32)
+                                                                    sum : f32[8/dp 4] = add.Tensor(g, wide as f32[8/dp 4])
+
     A pending value is never narrowed: so the transfers between are a reduction in float32 and then a cast, wherever that brings fewer
-    bytes. It runs in front of ``reshard``, and is for groups so large that addends of 8 or 11 bits round too much; twice the bytes
-    are reduced.
+    bytes. An addition in float32 takes it as that: a gradient is not rounded once more on its way to its sum. The pass runs in front
+    of ``reshard``, and is for groups so large that addends of 8 or 11 bits round too much; twice the bytes are reduced.
     """
 
     name: ClassVar[str] = "widen"
@@ -39,6 +44,7 @@ class Widen(Pass):
         with program.edit() as edit:
             wide: dict[fx.Node, Value] = {}
             for user in program.nodes:
+                uses = list(record_of(user).uses)
                 for k, (value, need) in enumerate(zip(operands(user), record_of(user).uses, strict=False)):
                     if need is None or not _reduces(value, need):
                         continue
@@ -49,6 +55,9 @@ class Widen(Pass):
                                                   phase=record_of(value).phase, uses=(Requirement(own.layout, own.dtype),), name=f"{value.name}_wide",
                                                   about=value)  # fmt: skip
                     edit.replace_use(user, value, wide[value], index=k)
+                    if user.target in ADDED and record_of(user).type.dtype == torch.float32:  # type: ignore[union-attr]
+                        uses[k] = replace(need, dtype=torch.float32)
+                edit.annotate(user, uses=tuple(uses))
 
 
 def _reduces(value: fx.Node, need: Requirement) -> bool:

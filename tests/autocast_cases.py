@@ -80,6 +80,20 @@ class ConvNet(nn.Module):
         return self.head(F.max_pool2d(x + self.second(x), 2).mean((2, 3)))
 
 
+def residuals(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    """A stream in float32, to which products in low precision are added: gradients of it add up in float32."""
+    for w in weights:
+        x = x + x @ w
+    return x
+
+
+def two_ways(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Gradients of ``p`` add up in low precision; one of them is a sum itself, in float32: that of the stream that it is added to."""
+    p = x @ a
+    stream = p.sub(x)
+    return stream + stream @ b + p.sin() @ b
+
+
 def f(*shape: int) -> torch.Tensor:
     return torch.randn(shape)
 
@@ -95,6 +109,8 @@ CASES: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
     "batched products": lambda: (Function(lambda x, a: torch.bmm(x, a) * 2 + x, (3, 5, 5)), (f(3, 5, 5),)),
     "residual": lambda: (Function(lambda x, a, b: x + (x @ a).relu() @ b, (8, 6), (6, 8)), (f(5, 8),)),
     "product, then a wide residual": lambda: (Function(lambda x, a, b: x * 2 + (x @ a) * (x @ b), (8, 8), (8, 8)), (f(5, 8),)),
+    "residuals": lambda: (Function(residuals, (8, 8), (8, 8), (8, 8)), (f(5, 8),)),
+    "a product that goes two ways": lambda: (Function(two_ways, (8, 8), (8, 8)), (f(5, 8),)),
     "one value, three products": lambda: (Function(lambda x, a, b, c: torch.exp(x) @ a + torch.exp(x).mul(2) @ b + (x @ c), (8, 8), (8, 8), (8, 8)), (f(5, 8),)),
     "vectors": lambda: (Function(lambda x, a: (a @ x) * (x @ x), (8, 8)), (f(8).requires_grad_(),)),
     "convolution": lambda: (nn.Conv2d(3, 4, 3), (f(2, 3, 6, 6),)),

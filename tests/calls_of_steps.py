@@ -94,6 +94,40 @@ def batches_that_differ() -> None:
         run(step, batches(distributed.get_rank()))
 
 
+def after_a_refusal() -> None:
+    """What the ranks do alike after a call that was refused is not: another shape, new or known, other values, another program."""
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    torch.manual_seed(0)
+    make, batches, _ = steps.MODELS["mlp"]
+    model = make()
+    alone = copy.deepcopy(model)
+    parallel = autopar.parallelize(model, Mesh(dp=size))
+    step, single = parallel.train_step(adamw(parallel), zero=1), Single(alone, adamw(alone))
+
+    def refused(x: torch.Tensor, match: str = "the ranks make different calls\n") -> None:
+        with pytest.raises(RuntimeError, match=match):
+            step(x)
+
+    for k in range(6):
+        x = batches(k)["x"]
+        if k < 2:
+            refused(x[: 2 * size * (1 + rank)])
+        elif k == 2:
+            refused(x[: 6 * (1 + rank)])  # all of it is known
+        elif k == 3:
+            refused(x + rank, "bring different values of x")
+        elif k == 4:
+            step.optimizer.param_groups[0]["eps"] = 1e-6 if rank else 1e-7  # a constant: another update
+            refused(x), refused(x)
+            step.optimizer.param_groups[0]["eps"] = 1e-8
+        else:
+            parallel.train(not rank)
+            refused(x)
+            parallel.train()
+        assert relative(step(x), single(x)[0]) <= 1e-12, k
+    assert max(differences(step, single).values()) <= 1e-9
+
+
 def evaluation_between() -> None:
     step, single, batches = _made(zero=1)
     for k in range(2):

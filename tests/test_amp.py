@@ -97,6 +97,7 @@ STEPS: dict[str, Any] = {
     "gelu": lambda x, y, w: F.gelu(x),
     "power": lambda x, y, w: x.pow(2),
     "add": lambda x, y, w: x + y,
+    "subtract": lambda x, y, w: x - y,
     "multiply": lambda x, y, w: x * y,
     "scale": lambda x, y, w: x * w[0],
     "divide": lambda x, y, w: x / (1 + y.square()),

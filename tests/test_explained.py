@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -181,3 +183,42 @@ def test_an_error_of_the_models_own_says_where_it_comes_from() -> None:
         autopar.parallelize(nn.Sequential(nn.Linear(8, 8), nn.Linear(9, 4)), Mesh(dp=2), example=(x,))
     (note,) = caught.value.__notes__
     assert note.startswith("while autopar captured the step, at\n") and note.endswith("in module 1")
+
+
+class Loss(nn.Module):
+    """A linear layer, and a loss of what it makes."""
+
+    def __init__(self, loss: Any) -> None:
+        super().__init__()
+        self.linear, self.loss = nn.Linear(8, 4), loss
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = self.linear(x)
+        return self.loss(z, y)
+
+
+def straight(z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return nn.functional.mse_loss(z, y)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="errors take notes from 3.11 on")
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize(("loss", "target", "message", "line", "module"), [
+    (straight, torch.randn(6, 3), "must match the size of tensor b (3)", "return nn.functional.mse_loss(z, y)", "the root"),
+    (nn.MSELoss(), torch.randn(6, 3), "must match the size of tensor b (3)", "return self.loss(z, y)", "loss"),
+    (nn.BCEWithLogitsLoss(), torch.rand(6, 3), "must be the same as input size", "return self.loss(z, y)", "loss"),
+    (nn.CrossEntropyLoss(), torch.zeros(5, dtype=torch.int64), "Expected input batch_size (6) to match target batch_size (5)", "return self.loss(z, y)", "loss"),
+], ids=["function", "mse", "bce", "cross-entropy"])  # fmt: skip
+@pytest.mark.parametrize("step", [False, True], ids=["call", "step"])
+def test_a_target_of_a_wrong_shape(loss: Any, target: torch.Tensor, message: str, line: str, module: str, step: bool) -> None:
+    """torch refuses it before it calls an op: the line is that of the loss, and not of the op before."""
+    parallel = autopar.parallelize(Loss(loss), Mesh(dp=2))
+    with pytest.raises((RuntimeError, ValueError), match=re.escape(message)) as caught:
+        if step:
+            parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1)).simulate(torch.randn(6, 8), target)
+        else:
+            parallel.simulate(torch.randn(6, 8), target)
+    (note,) = caught.value.__notes__
+    first, second = note.splitlines()
+    assert first == "while autopar captured the step, at"
+    assert second.startswith("    test_explained.py:") and second.endswith(f"  {line}   in module {module}")

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from autopar.optimizers import COUNTED, definition_of
-from autopar.optimizers.ops import SIGNATURES, UPDATES
+from autopar.optimizers.ops import SIGNATURES, UPDATES, scheduled_of
 from autopar.rules import RULES
 from autopar.runtime.proof import prove
 from autopar.torch_private import FakeTensorMode, has_kernel, make_fx
@@ -156,14 +156,14 @@ def test_a_step_is_traced_to_its_ops() -> None:
     optimizer = AdamW(parameters())
     update = definition_of(optimizer).update(optimizer.param_groups[0])
     assert (update.op, update.states, update.counted) == (UPDATES["adamw"], ("exp_avg", "exp_avg_sq", "step"), ("step",))
-    assert update.constants == {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8, "maximize": False}
+    assert update.scheduled == {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01} and update.constants == {"eps": 1e-8, "maximize": False}
 
-    def step(param: Any, grad: Any, mean: Any, square: Any, count: Any, lr: Any) -> Any:
-        return update(param, grad, {"exp_avg": mean, "exp_avg_sq": square, "step": count}, lr)
+    def step(param: Any, grad: Any, mean: Any, square: Any, count: Any, lr: Any, scheduled: Any) -> Any:
+        return update(param, grad, {"exp_avg": mean, "exp_avg_sq": square, "step": count}, lr, scheduled=scheduled)
 
     with FakeTensorMode():
         x, count = torch.empty(4, 3), torch.empty(())
-        graph = make_fx(step)(x, x.half(), x, x, count, count.double()).graph
+        graph = make_fx(step)(x, x.half(), x, x, count, count.double(), update.operands()).graph
     ops = [node.target for node in graph.nodes if node.op == "call_function" and "getitem" not in node.name]
     assert ops == [COUNTED, UPDATES["adamw"]]
 
@@ -180,9 +180,9 @@ def test_fake_results_are_like_the_real_ones(kind: type[Optimizer], options: dic
     lr = torch.tensor(0.1, dtype=torch.float64)
     for param in turned:
         given = (param, param.contiguous().float(), *definition.initial(param, group).values(), lr, torch.ones(()), torch.zeros(()))
-        wanted = update.function(*given, **update.constants)
+        wanted = update.function(*given, **update.operands(), **update.constants)
         with FakeTensorMode() as mode:
-            found = update.function(*map(mode.from_tensor, given), **update.constants)
+            found = update.function(*map(mode.from_tensor, given), **update.operands(), **update.constants)
         for a, b in zip(*(x if isinstance(x, tuple) else (x,) for x in (found, wanted)), strict=True):
             assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride())
 
@@ -192,8 +192,10 @@ def test_updates_tell_changed_options() -> None:
     (group,) = optimizer.param_groups
     definition = definition_of(optimizer)
     before = definition.update(group)
-    assert definition.update({**group, "lr": 0.2}) == before
-    assert definition.update({**group, "momentum": 0.8}) != before
+    for number in ("lr", "momentum", "weight_decay"):  # schedulers change them
+        assert definition.update({**group, number: 0.2}) == before
+    assert definition.update({**group, "momentum": 0.2}).scheduled == {"momentum": 0.2, "weight_decay": 0.0}
+    assert definition.update({**group, "nesterov": True}) != before
     assert definition.update({**group, "dampening": 0.1}).op != before.op
 
 
@@ -250,6 +252,7 @@ def test_rules_hold_on_pieces(name: str) -> None:
     lying, without_dims, options = SIGNATURES[name]
     numbers = {"maximize": True, "nesterov": True, "eps": 1e-3, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1}
     given = {option: numbers.get(option, 0.7) for option in options.split()}
+    given |= {option: K(given[option]) for option in scheduled_of(name)}
     for shape in ((4, 5), (6,), (2, 1, 3), ()):
         scalars = [K(3.0) for _ in without_dims.split()]
         spec = call(F(*shape), F(*shape), *(P(*shape) for _ in lying.split()), *scalars, K(0.1), K(2.0), K(0.0), **given)

@@ -56,7 +56,7 @@ class InPlace:
                 count(some, found_inf)
         assert self.update.op is not None
         grads = [self.lay_gradient(grad.clone()) for grad in grads]
-        IN_PLACE[self.update.op](self.params, grads, self.states, LR, grad_scale, found_inf, **self.update.constants)
+        IN_PLACE[self.update.op](self.params, grads, self.states, LR, grad_scale, found_inf, **self.update.operands(), **self.update.constants)
 
 
 def check_alike(ours: InPlace, stepped: Stepped) -> None:
@@ -129,7 +129,7 @@ def test_a_count_may_be_shared() -> None:
     ours = InPlace(stepped)
     stepped.step(drawn(SHAPES, 1))
     ours.states[-1] = [torch.ones(())] * len(SHAPES)
-    IN_PLACE[UPDATES["adamw"]](ours.params, drawn(SHAPES, 1), ours.states, LR, None, None, **ours.update.constants)
+    IN_PLACE[UPDATES["adamw"]](ours.params, drawn(SHAPES, 1), ours.states, LR, None, None, **ours.update.operands(), **ours.update.constants)
     check_alike(ours, stepped)
 
 

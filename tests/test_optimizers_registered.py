@@ -177,11 +177,25 @@ def test_a_second_definition_takes_the_place_of_the_first() -> None:
     ((Lion(params=[nn.Parameter(torch.ones(2))]),), TypeError, "is no subclass of torch.optim.Optimizer"),
     ((Lion, "lion"), TypeError, "the update of Lion is a function of (param, grad, state, lr), not 'lion'"),
     ((Lion, lion, "exp_avg", "step"), ValueError, "'step' is shared, but no state of Lion; its states are exp_avg: name it in state too"),
+    ((Lion, lion, "exp_avg", "", "decay"), ValueError, "'decay' is scheduled, but no option of Lion; its options are betas weight_decay: name it in options too"),
+    ((Lion, lion, "exp_avg", "", "lr"), ValueError, "'lr' is scheduled, but no option of Lion; a step has one of its own"),
 ])  # fmt: skip
 def test_what_cannot_be_registered(given: tuple[Any, ...], error: type[Exception], message: str) -> None:
-    kind, update, state, shared = (*given, *(None, lion, "exp_avg", ())[len(given) :])
+    kind, update, state, shared, scheduled = (*given, *(None, lion, "exp_avg", (), ())[len(given) :])
     with pytest.raises(error, match=re.escape(message)):
-        register_optimizer(kind, update=update, state=state, shared=shared)
+        register_optimizer(kind, update=update, state=state, shared=shared, options="betas weight_decay", scheduled=scheduled)
+
+
+def test_what_is_scheduled_is_a_number_or_some() -> None:
+    register_optimizer(Lion, update=lion, state="exp_avg", options="betas weight_decay", scheduled="betas weight_decay")
+    optimizer = Lion([nn.Parameter(torch.ones(2))], **REGISTERED[0][1])
+    (group,) = optimizer.param_groups
+    update = definition_of(optimizer).update(group)
+    assert (update.scheduled, update.constants) == ({"betas.0": 0.9, "betas.1": 0.99, "weight_decay": 0.1}, {})
+    assert definition_of(optimizer).update({**group, "betas": (0.8, 0.99)}) == update
+    group["weight_decay"] = True
+    with pytest.raises(ValueError, match="weight_decay of Lion is True, and what is scheduled is a number, or a tuple of numbers: leave it out of scheduled"):
+        definition_of(optimizer)
 
 
 def test_options_are_entries_of_groups() -> None:

@@ -130,7 +130,7 @@ def test_state_dicts_both_ways() -> None:
 
 
 def test_groups_may_change_between_steps() -> None:
-    """Learning rates are inputs; another weight decay is another update, and no other capture."""
+    """Learning rates and weight decay are inputs; another ``eps`` is another update, and no other capture."""
     make, batches, plan = steps.MODELS["mlp"]
     torch.manual_seed(0)
     model = make()
@@ -140,7 +140,8 @@ def test_groups_may_change_between_steps() -> None:
     for k in range(4):
         for one in (step, single):
             one.optimizer.param_groups[0]["lr"] = 1e-2 * (k + 1)
-            one.optimizer.param_groups[1]["weight_decay"] = 0.1 * (k // 2)
+            one.optimizer.param_groups[1]["weight_decay"] = 0.1 * k
+            one.optimizer.param_groups[1]["eps"] = 1e-8 * (1 + k // 2)
         assert relative(step.simulate(batches(k)), single(**batches(k))[0]) <= 1e-11
     assert max(differences(step, single).values()) <= 1e-9
     assert step.captures == 1 and len(step._updates) == 2

@@ -232,7 +232,35 @@ def test_reduce_dtype(amp: str) -> None:
             continue
         for name, kind, operand in reduced[dtype]:
             assert kind == "f32" and re.search(rf"  {operand} : f32\[.* = _to_copy\(\w+, dtype=f32\)", text), (name, operand)
+        added = re.findall(r"_grad_sum : f32\[.* = add\.Tensor\(\w+, (\w+)\)", text)
+        assert len(added) == 4 and all(f"  {value} : f32[" in text for value in added), "no gradient is rounded again before it is added"
     assert [name for name, _, _ in reduced[None]] != [] and len(reduced[None]) == len(reduced[torch.float32])
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize("amp", ["bf16-O1", "bf16-O2", "fp16-O2"])
+def test_a_sum_over_ranks_has_all_its_bits(amp: str, zero: int) -> None:
+    """The addends of two ranks are numbers of low precision, and their sum is none."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x).sum()
+
+    model = Model()
+    nn.init.zeros_(model.linear.weight)
+    x = torch.tensor([[1.0], [2.0**-12]]).expand(2, 4).clone()  # float16 holds 11 bits
+    found, scale = {}, {"loss_scale": 1.0} if amp.startswith("fp16") else {}
+    for dtype in (None, torch.float32):
+        parallel = autopar.parallelize(copy.deepcopy(model), Mesh(dp=2))
+        step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=1.0), amp=amp, zero=zero, reduce_dtype=dtype, **scale)
+        step.simulate(x)
+        (weight,) = parallel.parameters()
+        found[dtype] = set(weight.flatten().tolist())
+    assert found == {None: {-1.0}, torch.float32: {-1 - 2.0**-12}}
 
 
 def test_an_op_without_a_kernel() -> None:

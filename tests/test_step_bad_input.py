@@ -46,7 +46,7 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(8, 8), torch.randn(8, 8)
 
 
-ALL = "microbatches, amp, keep, reduce_dtype, loss_scale, recompute, zero, clip_norm"
+ALL = "microbatches, amp, keep, reduce_dtype, loss_scale, recompute, zero, clip_norm, ema, detect_anomaly"
 SAY = 'say "blocks", "min-cut", '
 OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"micro_batches": 2}, TypeError, f"train_step has no option 'micro_batches'; near it: microbatches. It has {ALL}"),
@@ -73,6 +73,10 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
         for n in (0, -1.0, float("inf"), float("nan"))
     ),
     ({"amp": "bf16-O2", "loss_scale": 8}, ValueError, "loss_scale= is for fp16, whose small gradients are lost; amp='bf16-O2' needs none"),
+    *(
+        ({"detect_anomaly": n}, ValueError, f"detect_anomaly={n!r}: True looks for the first NaN behind each op, False does not")
+        for n in (1, "yes")
+    ),
     ({"recompute": ""}, ValueError, f'recompute=\'\': {SAY}a glob over module paths, as in "*.layers.*", or None'),
 ]
 

@@ -28,6 +28,10 @@ def test_one_process(name: str) -> None:
     steps.steps_alike(name, {"dp": 1}, {"microbatches": 1 if name == "resnet" else 2, "clip_norm": 0.5}, count=3, called=True)
 
 
+def test_after_a_refusal() -> None:
+    ranks(2).run(calls_of_steps.after_a_refusal)
+
+
 @pytest.mark.parametrize("name", calls_of_steps.CALLS)
 def test_calls(name: str) -> None:
     ranks(4).run(getattr(calls_of_steps, name))

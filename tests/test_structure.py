@@ -25,7 +25,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("dtensor",),
     ("record",),
     ("program", "transfers", "machine"),
-    ("text", "uses", "bound"),
+    ("text", "uses", "bound", "blocks"),
     ("commit",),
     ("edit",),
     ("rules", "transitions"),

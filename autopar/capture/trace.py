@@ -18,7 +18,7 @@ from autopar.decompose_strides import STRIDES
 from autopar.decompose_unknown import decomposition_table
 from autopar.drawn import Streams
 from autopar.errors import CaptureError, at_line
-from autopar.provenance import Recorder, Replay
+from autopar.provenance import Origin, Recorder, Replay
 from autopar.structure import Structure, flatten, is_cache, unflatten, way_to
 from autopar.torch_private import (
     DATA_DEPENDENT,
@@ -144,21 +144,16 @@ class Tracer:
         except DATA_DEPENDENT as error:
             self.recorder.dependent = self.recorder.dependent or (self.recorder.current, error)
         except Exception as error:
-            if (known := explained(error, self.recorder.current)) is not None:
+            origin = self.recorder.origin_of(error)
+            if (known := explained(error, origin)) is not None:
                 raise known from error
-            self._add_line(error)
+            _add_line(error, origin)
             raise
         if self.recorder.refused is not None:
             raise self.recorder.refused
         if self.recorder.dependent is not None:
             origin, cause = self.recorder.dependent
             raise values_read(origin, cause) from cause
-
-    def _add_line(self, error: Exception) -> None:
-        """An error of torch's or the model's own, from Python 3.11 on, says which op of the model it comes from."""
-        origin = self.recorder.current
-        if hasattr(error, "add_note") and not isinstance(error, CaptureError):
-            error.add_note(f"while autopar captured the step, at\n{at_line(origin.source, origin.module)}")
 
     def _probe(self, fakes: Sequence[torch.Tensor], seed: torch.Tensor) -> list[torch.Tensor]:
         """One forward on fakes, to learn which outputs have a tangent, and of what shape."""
@@ -208,6 +203,12 @@ class Tracer:
             raise
         replay.follow(returned)
         return again
+
+
+def _add_line(error: Exception, origin: Origin) -> None:
+    """An error of torch's or the model's own, from Python 3.11 on, says which line of the model it comes from."""
+    if hasattr(error, "add_note") and not isinstance(error, CaptureError):
+        error.add_note(f"while autopar captured the step, at\n{at_line(origin.source, origin.module)}")
 
 
 @contextlib.contextmanager

@@ -4,14 +4,15 @@
     state = definition.initial(param, group)                          # {"exp_avg": …, "exp_avg_sq": …, "step": …}
     update = definition.update(group)                                 # autopar::adamw, its states, and the group's numbers
     param, state = update(param, grad, state, lr)                     # new ones; traced, a ``counted`` and an ``adamw``
-    count(steps, None); IN_PLACE[update.op](params, grads, states, lr, None, None, **update.constants)
+    count(steps, None); IN_PLACE[update.op](params, grads, states, lr, None, None, **update.operands(), **update.constants)
 """
 
 from autopar.optimizers import known  # noqa: F401  # fills the table of definitions
+from autopar.optimizers.average import AVERAGED
 from autopar.optimizers.definition import Definition, definition_of
-from autopar.optimizers.in_place import IN_PLACE, count
+from autopar.optimizers.in_place import IN_PLACE, SHARED, count
 from autopar.optimizers.ops import COUNTED
 from autopar.optimizers.register import register_optimizer
 from autopar.optimizers.update import Update
 
-__all__ = ["COUNTED", "IN_PLACE", "Definition", "Update", "count", "definition_of", "register_optimizer"]
+__all__ = ["AVERAGED", "COUNTED", "IN_PLACE", "SHARED", "Definition", "Update", "count", "definition_of", "register_optimizer"]

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from autopar.optimizers.ops import SIGNATURES, UPDATES, unscaled
+from autopar.optimizers.average import AVERAGED, average
+from autopar.optimizers.ops import SIGNATURES, UPDATES, on_host, unscaled
 from autopar.torch_private import (
     FUSED_ADAGRAD,
     FUSED_ADAM,
@@ -47,11 +48,11 @@ def _in_place(name: str) -> Callable[..., None]:
 
     @torch.no_grad()
     def update(params: Tensors, grads: Tensors, states: Sequence[Tensors], lr: torch.Tensor, grad_scale: torch.Tensor | None,
-               found_inf: torch.Tensor | None, **constants: Any) -> None:  # fmt: skip
+               found_inf: torch.Tensor | None, **options: Any) -> None:  # fmt: skip
         if not params:
             return
         if not _has_kernel(name, params, grads):
-            _one_by_one(UPDATES[name], params, grads, states, lr, grad_scale, found_inf, constants)
+            _one_by_one(UPDATES[name], params, grads, states, lr, grad_scale, found_inf, options)
             return
         kernel, arranged, said = FUSED[name]
         if grad_scale is not None and grad_scale.dtype == params[0].dtype == torch.float64:  # kernels take a float32 only
@@ -61,7 +62,7 @@ def _in_place(name: str) -> Callable[..., None]:
         dense = [[tensor.contiguous() for tensor in some] for some in written]
         steps = [[step.float() for step in some] for some in states[lying:]]
         kernel(dense[0], grads, *arranged(*dense[1:], *steps), lr=lr if lr.is_cpu else lr.float(),
-               grad_scale=_float32(grad_scale), found_inf=_float32(found_inf), **said, **constants)  # fmt: skip
+               grad_scale=_float32(grad_scale), found_inf=_float32(found_inf), **said, **on_host(options))  # fmt: skip
         for some, copies in zip(written, dense, strict=True):
             for tensor, copy in zip(some, copies, strict=True):
                 if copy is not tensor:
@@ -82,14 +83,17 @@ def _has_kernel(name: str, params: Tensors, grads: Tensors) -> bool:
 
 
 def _one_by_one(op: OpOverload, params: Tensors, grads: Tensors, states: Sequence[Tensors], lr: torch.Tensor, grad_scale: torch.Tensor | None,
-                found_inf: torch.Tensor | None, constants: dict[str, Any]) -> None:  # fmt: skip
+                found_inf: torch.Tensor | None, options: dict[str, Any]) -> None:  # fmt: skip
     for param, grad, *state in zip(params, grads, *states, strict=True):
-        found = op(param, grad, *state, lr, grad_scale, found_inf, **constants)
+        found = op(param, grad, *state, lr, grad_scale, found_inf, **options)
         for tensor, new in zip((param, *state), found if isinstance(found, tuple) else (found,), strict=False):
             tensor.copy_(new)
 
 
-#: op → a function of (params, grads, states, lr, grad_scale, found_inf, **constants) that writes the new parameters and states over
+#: op → a function of (params, grads, states, lr, grad_scale, found_inf, **options) that writes the new parameters and states over
 #: the old: the op, once for each parameter. ``states`` holds a list for each of the op's states, in its order; steps are counted already.
 #: All parameters have one dtype and device. What gradients then hold is left open: kernels divide them in place.
-IN_PLACE: dict[OpOverload, Callable[..., None]] = {op: _in_place(name) for name, op in UPDATES.items()}
+#: And ``averaged``, of (averages, params, states, count, found_inf, decay=…).
+IN_PLACE: dict[OpOverload, Callable[..., None]] = {**{op: _in_place(name) for name, op in UPDATES.items()}, AVERAGED: average}
+#: op → how many of its last operands are the same for all that are done at once: lr, grad_scale, found_inf.
+SHARED: dict[OpOverload, int] = {**dict.fromkeys(UPDATES.values(), 3), AVERAGED: 2}

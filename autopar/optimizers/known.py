@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from autopar.optimizers.definition import DEFINITIONS, Definition, Group, State, constant
-from autopar.optimizers.ops import SIGNATURES, TRUTHS, UPDATES, states_of
+from autopar.optimizers.ops import SIGNATURES, TRUTHS, UPDATES, scheduled_of, states_of
 from autopar.optimizers.update import Update
 
 
@@ -40,8 +40,9 @@ def _update_by(kind: str, choose: Callable[[Group], str]) -> Callable[[Group], U
         beta1, beta2 = group.get("betas", (None, None))
         given = {**group, "beta1": beta1, "beta2": beta2}
         numbers = {option: constant(kind, option, given[option]) for option in options.split()}
-        constants = {option: bool(value) if option in TRUTHS else float(value) for option, value in numbers.items()}
-        return Update(UPDATES[name], states_of(name), constants, tuple(counted.split()), elementwise=True)
+        numbers = {option: bool(value) if option in TRUTHS else float(value) for option, value in numbers.items()}
+        scheduled = {option: numbers.pop(option) for option in scheduled_of(name)}
+        return Update(UPDATES[name], states_of(name), numbers, tuple(counted.split()), elementwise=True, scheduled=scheduled)
 
     return update
 

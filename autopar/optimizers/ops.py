@@ -1,7 +1,7 @@
 """The updates of torch's optimizers as ops: functions of a parameter, its gradient and its state that write nothing.
 
     new_step                        = counted(step, found_inf)
-    new_param, new_avg, new_avg_sq  = adamw(param, grad, exp_avg, exp_avg_sq, new_step, lr, grad_scale, found_inf, beta1=0.9, …)
+    new_param, new_avg, new_avg_sq  = adamw(param, grad, exp_avg, exp_avg_sq, new_step, lr, grad_scale, found_inf, beta1=beta1, …, eps=1e-8)
 
 Each is torch's own formula, operation by operation in its order (``torch.optim``, one tensor after the other); half precision is
 computed in float32 and rounded once, as the fused kernels do. ``step`` is counted already. The numbers that change from
@@ -10,11 +10,13 @@ step to step are tensors without dims:
     lr          the learning rate; float64, so that 1e-3 is as near as it is in Python
     grad_scale  what gradients are divided by: averaging, unscaling and clipping in one number
     found_inf   1 where the step is skipped and nothing changes, else 0
+    SCHEDULED   the numbers that schedulers change too (``OneCycleLR`` cycles beta1 or momentum); float64. Kernels take them as numbers, so
+                they are read on the host: on the CPU, where nobody waits for an accelerator
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -37,6 +39,7 @@ SIGNATURES: dict[str, tuple[str, str, str]] = {  # op → states that lie as the
     "adagrad": ("sum", "step", "lr_decay weight_decay eps maximize"),
 }
 TRUTHS = ("nesterov", "maximize")
+SCHEDULED = ("beta1", "beta2", "momentum", "weight_decay")
 
 UPDATES: dict[str, OpOverload] = {}
 
@@ -64,7 +67,7 @@ def _update(name: str) -> Callable[[Callable[..., tuple[Tensor, ...]]], Callable
             *states, lr, grad_scale, found_inf = rest
             wide, *others = (widened(x) for x in (param, *states[: results - 1]))
             grad = unscaled(grad, wide.dtype, grad_scale)
-            new = formula(wide, -grad if maximize else grad, *others, *states[results - 1 :], lr=lr.double(), **options)
+            new = formula(wide, -grad if maximize else grad, *others, *states[results - 1 :], lr=lr.double(), **on_host(options))
             kept = tuple(unless(found_inf, x.to(old.dtype), old) for x, old in zip(new, (param, *states), strict=False))
             return kept if len(kept) > 1 else kept[0]
 
@@ -79,12 +82,22 @@ def _update(name: str) -> Callable[[Callable[..., tuple[Tensor, ...]]], Callable
 
 
 def _schema(name: str) -> str:
-    """``(Tensor param, Tensor grad, …, Tensor lr, Tensor? grad_scale, Tensor? found_inf, *, float beta1, …) -> (Tensor, …)``."""
+    """``(Tensor param, Tensor grad, …, Tensor lr, Tensor? grad_scale, Tensor? found_inf, *, Tensor beta1, …, float eps, …) -> (Tensor, …)``."""
     lying, _, options = SIGNATURES[name]
     operands = [f"Tensor {operand}" for operand in ("param", "grad", *states_of(name), "lr")]
-    numbers = [f"{'bool' if option in TRUTHS else 'float'} {option}" for option in options.split()]
+    numbers = [f"{'Tensor' if option in SCHEDULED else 'bool' if option in TRUTHS else 'float'} {option}" for option in options.split()]
     results = ", ".join(["Tensor"] * (1 + len(lying.split())))
     return f"({', '.join([*operands, 'Tensor? grad_scale', 'Tensor? found_inf', '*', *numbers])}) -> ({results})"
+
+
+def scheduled_of(name: str) -> tuple[str, ...]:
+    """The options of an op that are tensors, in its order."""
+    return tuple(option for option in SIGNATURES[name][2].split() if option in SCHEDULED)
+
+
+def on_host(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with the numbers that tensors hold."""
+    return {name: value.item() if isinstance(value, Tensor) else value for name, value in options.items()}
 
 
 def widened(x: Tensor) -> Tensor:

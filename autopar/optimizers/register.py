@@ -13,7 +13,7 @@ import torch
 
 from autopar.optimizers.definition import DEFINITIONS, Definition, Group, State, constant, words
 from autopar.optimizers.ops import unless, unscaled, widened
-from autopar.optimizers.update import Update
+from autopar.optimizers.update import RATE, Update
 from autopar.torch_private import DATA_DEPENDENT, version_of
 
 Function = Callable[..., tuple[torch.Tensor, Mapping[str, torch.Tensor]]]
@@ -26,6 +26,7 @@ def register_optimizer(
     state: str | Iterable[str] = (),
     shared: str | Iterable[str] = (),
     options: str | Iterable[str] = (),
+    scheduled: str | Iterable[str] = (),
     initial: Callable[[torch.Tensor, Group], State] | None = None,
 ) -> None:
     """Tell autopar how an optimizer of yours updates a parameter, so that its step can be part of a graph.
@@ -48,11 +49,14 @@ def register_optimizer(
         state: the names of its states, as in ``optimizer.state[param]``.
         shared: those of them that have no dims, such as ``step``.
         options: the entries of a group that it takes: numbers, truths, texts and tuples of them.
+        scheduled: those of them that change from step to step, as ``OneCycleLR`` changes ``betas`` or ``momentum``: numbers, and tuples of
+            them. ``update`` is given tensors without dims, as ``lr`` is one; the others are part of the program, so that another value
+            of theirs is another program.
         initial: of a parameter and its group, the states that do not begin as zeros.
 
     Raises:
         TypeError: ``cls`` is no class of optimizers, or ``update`` no function.
-        ValueError: a name in ``shared`` that is not in ``state``.
+        ValueError: a name in ``shared`` that is not in ``state``, or in ``scheduled`` that is not in ``options``.
     """
     if not isinstance(cls, type) or not issubclass(cls, torch.optim.Optimizer):
         raise TypeError(f"{cls!r} is no subclass of torch.optim.Optimizer; give the class of your optimizer")
@@ -62,10 +66,16 @@ def register_optimizer(
     for name in words(shared):
         if name not in states:
             raise ValueError(f"{name!r} is shared, but no state of {cls.__name__}; its states are {', '.join(states) or 'none'}: name it in state too")
+    for name in words(scheduled):
+        if name not in words(options) or name in (RATE, "step"):
+            why = "a step has one of its own" if name in (RATE, "step") else f"its options are {' '.join(words(options)) or 'none'}: name it in options too"
+            raise ValueError(f"{name!r} is scheduled, but no option of {cls.__name__}; {why}")
     function = _Plain(cls.__name__, update, states)
 
     def update_of(group: Group) -> Update:
-        return Update(function, states, {option: _option(cls.__name__, option, group) for option in words(options)})
+        given = {option: _option(cls.__name__, option, group) for option in words(options)}
+        changing = {key: number for option in words(scheduled) for key, number in _numbers(cls.__name__, option, given.pop(option)).items()}
+        return Update(function, states, given, scheduled=changing)
 
     def begin(param: torch.Tensor, group: Group, known: Mapping[str, Any]) -> State:
         return initial(param, group) if initial else {}
@@ -77,6 +87,24 @@ def _option(kind: str, name: str, group: Group) -> Any:
     if name not in group:
         raise ValueError(f"{name!r} is to be an option of {kind}, but its groups have {', '.join(sorted(set(group) - {'params'}))}: give one of these")
     return constant(kind, name, group[name])
+
+
+def _numbers(kind: str, name: str, value: Any) -> dict[str, float]:
+    """What is scheduled of an option: itself, or each number of a tuple, as ``betas.0``."""
+    numbers = {f"{name}.{k}": one for k, one in enumerate(value)} if isinstance(value, (tuple, list)) else {name: value}
+    for one in numbers.values():
+        if isinstance(one, bool) or not isinstance(one, (int, float)):
+            raise ValueError(f"{name} of {kind} is {value!r}, and what is scheduled is a number, or a tuple of numbers: leave it out of scheduled")
+    return {key: float(one) for key, one in numbers.items()}
+
+
+def _regrouped(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with the tuples that ``_numbers`` has taken apart."""
+    found: dict[str, Any] = {}
+    for key, value in options.items():
+        name, _, part = key.partition(".")
+        found[name] = (*found.get(name, ()), value) if part else value
+    return found
 
 
 @dataclass(frozen=True)
@@ -95,7 +123,7 @@ class _Plain:
         given = {"the parameter": wide, "the gradient": grad, **others}
         versions = [version_of(tensor) for tensor in given.values()]
         try:
-            new, made = self._returned(self.update(wide, grad, others.copy(), lr, **options))
+            new, made = self._returned(self.update(wide, grad, others.copy(), lr, **_regrouped(options)))
         except DATA_DEPENDENT as error:
             raise ValueError(f"the update of {self.name} looks at a value, which a graph does not have: choose with torch.where{self._line(error)}") from error
         for (name, tensor), version in zip(given.items(), versions, strict=True):

@@ -14,8 +14,9 @@ import torch
 from torch import fx
 
 from autopar.precision.policy import Kind, Policy
+from autopar.precision.summed import ADD, Summed, shape_of
 from autopar.program import Program, is_getitem, operands, record_of
-from autopar.record import TensorType, ValueType
+from autopar.record import TensorType
 from autopar.rules.pointwise import CASTS
 from autopar.rules.registry import RULES, op_name
 
@@ -34,7 +35,6 @@ FORWARD_OF = {  # ops of a backward, in programs that do not tell what they are 
     "_softmax_backward_data": "_softmax", "_log_softmax_backward_data": "_log_softmax", "nll_loss_backward": "nll_loss_forward",
     "nll_loss2d_backward": "nll_loss2d_forward", "logsumexp_backward": "logsumexp", "_prelu_kernel_backward": "_prelu_kernel",
 }  # fmt: skip
-ADD = torch.ops.aten.add.Tensor
 
 Made = torch.dtype | tuple[torch.dtype | None, ...] | None
 
@@ -64,10 +64,10 @@ class Dtypes:
         self.weak: set[fx.Node] = set()  # parameters, buffers, and what is computed of them alone, where the policy starts low
         self.moving: set[fx.Node] = set()  # computed of tangents
         self.statistics: set[fx.Node] = set()
-        self.sums: set[fx.Node] = set()  # gradients of one value that add up
         self.asked: dict[tuple[int, fx.Node], torch.dtype] = {}  # in which dtype a call used a value
         self.incoming: dict[int, torch.dtype] = {}  # of the gradient that the backward of a call is given
         self.result: dict[int, torch.dtype] = {}  # of what a call made, as it is seen
+        self.summed = Summed()
         self.demand: dict[fx.Node, torch.dtype] = {}
         self.readers: dict[fx.Node, list[torch.dtype]] = {}  # of weak placeholders: what those who use them want
 
@@ -84,6 +84,7 @@ class Dtypes:
         for node in nodes:
             if record_of(node).phase == "backward" and node.op == "call_function" and self.moving.intersection(node.all_input_nodes):
                 self.moving.add(node)
+        self.summed.returning = {call.number for node in self.moving if (call := record_of(node).call) is not None}
         named = {node.name: node for node in self.program.placeholders}
         homes: dict[fx.Node, list[fx.Node]] = {}
         for value, result in zip(operands(output), record_of(output).results, strict=True):
@@ -91,7 +92,6 @@ class Dtypes:
                 homes.setdefault(value, []).append(named[result.of])
         for node in reversed(nodes):
             if node in self.moving and self._adds_up(node):
-                self.sums.add(node)
                 self._demand(node, output, homes)
         for node in nodes:
             if node.op == "call_function" and record_of(node).phase == "backward":
@@ -145,6 +145,7 @@ class Dtypes:
                     self.asked[call.number, value] = want
             if dtype is not None:
                 self.incoming[call.number] = self.result[call.number] = dtype
+                self.summed.results[call.number] = node
         if kind is Kind.INSIDE and dtype is not None:
             first = next((self._seen(value) for value in values if self._is_float(value)), dtype)
             if call is not None and call.number in self.apart:
@@ -232,34 +233,30 @@ class Dtypes:
         values, call = operands(node), record_of(node).call
         if node.target is not ADD or node.kwargs or len(values) != 2 or not self.moving.issuperset(values) or call is None:
             return False
-        inside = any(user not in self.sums and (about := record_of(user).call) is not None and about.number == call.number for user in node.users)
-        return not inside and all(_shape(value) == _shape(node) for value in values)
+        inside = any(user not in self.summed.of and (about := record_of(user).call) is not None and about.number == call.number for user in node.users)
+        return not inside and all(shape_of(value) == shape_of(node) for value in values)
 
     def _demand(self, node: fx.Node, output: fx.Node, homes: Mapping[fx.Node, Sequence[fx.Node]]) -> None:
-        """Gradients add up in the dtype of the value that they are of: what the backward of its maker takes, or its placeholder's.
+        """Gradients add up in the dtype of the value that they are of, as autograd's do.
 
         Args:
             homes: gradients that the program gives → the placeholders that they are of.
         """
-        found = []
-        for user in node.users:
-            call = record_of(user).call
-            if user is output:
-                found += [self.made[home] for home in homes.get(node, ())]
-            elif user in self.sums:
-                found += [self.demand[user]] if user in self.demand else []
-            elif call is not None and call.number in self.result:
-                found.append(self.result[call.number])
-        floats = [dtype for dtype in found if dtype in FLOATS]
+        floats = [dtype for value in self.summed.note(node, output, homes) if (dtype := self._dtype_of(value)) in FLOATS]
         if floats:
             self.demand[node] = _widest(floats)  # type: ignore[arg-type]
+
+    def _dtype_of(self, value: fx.Node) -> Made:
+        """The dtype of a value, as its call made it."""
+        call = record_of(value).call
+        return self.made[value] if call is None else self.result.get(call.number, self.made[value])
 
     def _backward(self, node: fx.Node) -> None:
         values, call = operands(node), record_of(node).call
         own = self.policy.kind(f"aten::{_packet(node)}", self.device)
         have = [self._seen(value) for value in values]
         incoming = None if call is None else self.incoming.get(call.number)
-        if node in self.sums:
+        if node in self.summed.of:
             dtype = self.demand.get(node)
             self._set(node, dtype or _widest(d for d in have if d in FLOATS), have if dtype is None else [dtype] * len(values))
             return
@@ -273,7 +270,7 @@ class Dtypes:
             about = record_of(value).call
             if have[k] not in FLOATS:
                 continue
-            if about is not None and about.number == call.number and value not in self.sums:
+            if about is not None and about.number == call.number and value not in self.summed.of:
                 have[k] = self.made[value]  # type: ignore[call-overload]
             elif value in self.moving:
                 have[k] = incoming
@@ -347,13 +344,8 @@ def _packet(node: fx.Node) -> str:
     return op_name(node.target).partition(".")[0]  # type: ignore[arg-type]
 
 
-def _shape(node: fx.Node) -> tuple[int, ...] | None:
-    type: ValueType = record_of(node).type
-    return type.shape if isinstance(type, TensorType) else None
-
-
 def _rank(node: fx.Node) -> int:
-    return len(_shape(node) or ())
+    return len(shape_of(node) or ())
 
 
 def _widest(dtypes: Iterable[torch.dtype]) -> torch.dtype:

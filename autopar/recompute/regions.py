@@ -9,6 +9,7 @@ from functools import cache
 
 from torch import fx
 
+from autopar.blocks import ancestors, blocks, module_paths
 from autopar.program import Program, record_of
 
 Regions = Callable[[fx.Node], str | None]  # of a node of either phase; ``None``: of no region
@@ -25,32 +26,17 @@ def modules(program: Program, what: str | Sequence[str]) -> Regions:
     """
     paths = module_paths(program)
     chosen = blocks(paths) if what == "blocks" else matches(paths, [what] if isinstance(what, str) else what)
-
-    @cache
-    def outermost(path: str) -> str | None:
-        return next((one for one in _ancestors(path) if one in chosen), None)
-
-    return lambda node: outermost(record_of(node).module)
-
-
-def module_paths(program: Program) -> list[str]:
-    """The modules that run ops in the forward, and those they lie in; the root is ``""``."""
-    own = dict.fromkeys(record_of(n).module for n in program.nodes if n.op == "call_function" and record_of(n).phase == "forward")
-    return list(dict.fromkeys(one for path in own for one in _ancestors(path)))
-
-
-def blocks(paths: Iterable[str]) -> frozenset[str]:
-    """Numbered modules with modules of their own, not inside of another: ``h.0``, ``encoder.block.3``; those of all lists."""
-    paths = list(paths)
-    composite = {path.rpartition(".")[0] for path in paths if path}
-    numbered = {path for path in paths if path.rpartition(".")[2].isdecimal() and path in composite}
-    found = frozenset(path for path in numbered if not numbered.intersection(_ancestors(path)[:-1]))
-    if not found:
+    if not chosen:
         raise ValueError(
             f'recompute="blocks" takes the numbered modules with modules of their own, as layers.0 with layers.0.mlp, and the step has none; '
             f"name modules with globs; it has {', '.join(path for path in paths if path) or 'no modules but the root'}"
         )
-    return found
+
+    @cache
+    def outermost(path: str) -> str | None:
+        return next((one for one in ancestors(path) if one in chosen), None)
+
+    return lambda node: outermost(record_of(node).module)
 
 
 def matches(paths: Sequence[str], globs: Iterable[str]) -> frozenset[str]:
@@ -64,9 +50,3 @@ def matches(paths: Sequence[str], globs: Iterable[str]) -> frozenset[str]:
             raise ValueError(f"recompute's glob {glob!r} matches no module that the step runs; near it: {', '.join(near) or 'there are none'}")
         found |= mine
     return frozenset(found)
-
-
-def _ancestors(path: str) -> list[str]:
-    """``a.b`` → ``""``, ``a``, ``a.b``."""
-    parts = path.split(".") if path else []
-    return [".".join(parts[:k]) for k in range(len(parts) + 1)]

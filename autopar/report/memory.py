@@ -101,7 +101,11 @@ def tables(rows: Sequence[PhasePeak]) -> str:
 def memory_of(program: Program, kept: Collection[str] | None = None, kinds: Mapping[str, str] | None = None, *,
               in_place: bool = True) -> MemoryReport:  # fmt: skip
     """The memory that a rank's program needs; the arguments are those of ``liveness``. Linear in the graph."""
-    found = liveness(program, kept, kinds, in_place=in_place)
+    return report_of(liveness(program, kept, kinds, in_place=in_place))
+
+
+def report_of(found: Lifetimes) -> MemoryReport:
+    """The memory of such lifetimes."""
     held = found.held()
     last: dict[str, int] = {}
     for position, node in enumerate(found.ops):

@@ -1,13 +1,14 @@
-"""The steps of optimizers (``autopar.optimizers``): element by element. Step counts, scales and learning rates are the same everywhere."""
+"""The steps of optimizers (``autopar.optimizers``): element by element. Step counts, scales and scheduled numbers are the same everywhere."""
 
 from __future__ import annotations
 
-from autopar.optimizers.ops import SIGNATURES
+from autopar.optimizers.ops import SIGNATURES, scheduled_of
 from autopar.rules.registry import rule
 
 for name, (lying, without_dims, _) in SIGNATURES.items():
-    states, scalars = lying.split(), [*without_dims.split(), "lr", "grad_scale", "found_inf"]
+    states, scalars = lying.split(), [*without_dims.split(), "lr", "grad_scale", "found_inf", *scheduled_of(name)]
     operands = ["..."] * (2 + len(states)) + ["()"] * len(scalars)
     rule(f"{', '.join(operands)} -> {', '.join(['...'] * (1 + len(states)))}", f"autopar::{name}")
 
 rule("(), () -> ()", "autopar::counted")
+rule("..., ..., (), () -> ...", "autopar::averaged")

@@ -44,8 +44,12 @@ class Agreement:
 
     def __init__(self, control: distributed.ProcessGroup, mesh: Mesh) -> None:
         self._control, self._mesh = control, mesh
-        self._history = hashlib.blake2b(digest_size=6)  # exact as a float
         self._pending: tuple[distributed.Work, list[torch.Tensor], str, dict[tuple[str, ...], list[str]]] | None = None
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Nothing has been called; of calls that were refused on all ranks, the next ones know nothing."""
+        self._history = hashlib.blake2b(digest_size=6)  # exact as a float
         self._seen: dict[str, int] = {}
 
     def begin(self, call: str, brought: Sequence[Brought] = (), kind: str = "") -> None:
@@ -73,7 +77,7 @@ class Agreement:
         self._pending = (work, every, call, {axes: [one.name for one in groups[axes]] for axes in kinds})
 
     def finish(self) -> None:
-        """Wait for the others' calls, unless that was done.
+        """Wait for the others' calls, unless that was done. What is refused is refused on all ranks, and they may go on with calls that are alike.
 
         Raises:
             RuntimeError: a rank makes another call, or brings other values of what is one; ranks and calls are told.
@@ -97,6 +101,7 @@ class Agreement:
     def _refuse_calls(self, call: str) -> None:
         calls: list[str] = [""] * self._control.size()
         distributed.all_gather_object(calls, call, self._control)
+        self._begin_anew()
         ranks: dict[str, list[int]] = {}
         for rank, one in enumerate(calls):
             ranks.setdefault(one, []).append(rank)

@@ -17,13 +17,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from autopar.optimizers import IN_PLACE
+from autopar.optimizers import IN_PLACE, SHARED
 from autopar.program import Program, is_getitem, operands, record_of
 from autopar.rules.registry import rule_of
 from autopar.torch_private import OpOverload, returns_alias
 
 ADD = torch.ops.aten.add.Tensor
-SHARED = ("lr", "grad_scale", "found_inf")  # the last operands of an update, the same for all that are done at once
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Donated:
 
     Attributes:
         placeholders: whose memory is the program's.
-        sums: additions to one of them, whose result takes its place → that placeholder.
+        sums: additions to one of them, which nothing else reads → that placeholder.
         zeros: those of them that are not given: they are zero.
         buckets: the last of some updates → all of them, which are done at once, in place; ``updates`` are all of these.
     """
@@ -50,12 +49,10 @@ class Donated:
     def of(program: Program, names: Collection[str], zeros: Collection[str] = ()) -> Donated:
         """Of a local program and the names of the placeholders that are handed over; linear in the graph."""
         own = frozenset(node for node in program.placeholders if node.name in names)
-        rows = zip(operands(program.output), record_of(program.output).results, strict=True)
-        next_of = {result.of: value for value, result in rows if result.kind == "state"}
         sums = {}
         for node in own:
-            value = next_of.get(node.name)
-            if value is not None and value.target is ADD and value.args[0] is node and len(node.users) == 1 and not value.kwargs and value.args[1] is not node:
+            value = next(iter(node.users), node)
+            if len(node.users) == 1 and value.target is ADD and value.args[0] is node and isinstance(value.args[1], fx.Node) and not value.kwargs and value.args[1] is not node:
                 sums[value] = node
         empty = frozenset(node for node in sums.values() if node.name in zeros)
         return Donated(own, sums, empty, {some[-1]: tuple(some) for some in _alike(program, own)})
@@ -86,8 +83,9 @@ def _written(update: fx.Node) -> Sequence[fx.Node]:
 
 
 def _is_last(value: fx.Node, update: fx.Node, own: frozenset[fx.Node]) -> bool:
-    """Whether nothing but an update reads a value, whose memory nobody else has."""
-    if len(value.users) != 1 or operands(update).count(value) != 1:
+    """Whether nothing reads a value, whose memory nobody else has, beside an update or after it."""
+    others = [user for user in value.users if user is not update]
+    if any(user.op == "output" or record_of(user).phase == "update" for user in others) or operands(update).count(value) != 1:
         return False
     if value.op == "placeholder":
         return value in own
@@ -99,4 +97,4 @@ def _is_last(value: fx.Node, update: fx.Node, own: frozenset[fx.Node]) -> bool:
 def _numbers(update: fx.Node) -> object:
     """What updates that are done at once have in common: the op, its numbers, and the operands that all of them share."""
     dtypes = tuple(record_of(value).type.dtype for value in _written(update))  # type: ignore[union-attr]
-    return update.target, update.args[-len(SHARED) :], tuple(update.kwargs.items()), dtypes
+    return update.target, update.args[-SHARED[update.target] :], tuple(update.kwargs.items()), dtypes

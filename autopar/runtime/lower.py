@@ -28,11 +28,12 @@ from torch import fx
 from autopar import transfers
 from autopar.drawn import folded
 from autopar.errors import SimulationError, at_line
-from autopar.optimizers import IN_PLACE
+from autopar.optimizers import IN_PLACE, SHARED
 from autopar.program import Program, is_getitem, map_operands, operands, record_of
 from autopar.record import TensorType
 from autopar.rules.registry import rule_of
 from autopar.runtime import where
+from autopar.runtime.anomaly import Hunt, is_looked_at, op_of
 from autopar.runtime.buckets import (
     Buckets,
     Place,
@@ -53,7 +54,7 @@ from autopar.runtime.collectives import (
     start_all_reduce,
     start_all_reduce_in_place,
 )
-from autopar.runtime.donated import SHARED, Donated
+from autopar.runtime.donated import Donated
 from autopar.runtime.effects import pending_piece, place_along
 from autopar.runtime.packing import packing
 from autopar.runtime.simulate import ANY_STRIDES
@@ -71,16 +72,18 @@ class Lowered:
         run: takes a list of tensors, which it empties, and returns a list.
         takes, gives: the names of their values.
         graph: the FX graph it was made of, which other compilers take too.
+        made: a value of it → what of the program it is, or is a part of.
     """
 
     run: Callable[[list[torch.Tensor]], list[torch.Tensor]]
     takes: tuple[str, ...]
     gives: tuple[str, ...]
     graph: fx.Graph
+    made: Mapping[str, fx.Node]
 
 
 def lower(program: Program, groups: Mapping[Ranks, str], gate: Callable[[], None] | None = None,
-          bytes: Mapping[str, int] | None = None, device: torch.device | None = None) -> dict[str, Lowered]:  # fmt: skip
+          bytes: Mapping[str, int] | None = None, device: torch.device | None = None, hunt: Hunt | None = None) -> dict[str, Lowered]:  # fmt: skip
     """The phases of a rank's local program; linear in the graph.
 
     Args:
@@ -88,6 +91,7 @@ def lower(program: Program, groups: Mapping[Ranks, str], gate: Callable[[], None
         gate: called before the first collective of each phase.
         bytes: all-reduce → what it puts into a bucket; others are alone.
         device: where what comes from another stage is put; CPU when left out.
+        hunt: looks at each value behind the op that made it.
     """
     values: dict[str, list[fx.Node]] = {"forward": []}
     for node in program.nodes:
@@ -103,18 +107,20 @@ def lower(program: Program, groups: Mapping[Ranks, str], gate: Callable[[], None
     found = {}
     for phase, nodes in values.items():
         buckets = Buckets.of(program, nodes, bytes or {})
-        one = _Phase(program, groups, f"{phase} of rank {program.rank}", buckets, gate, device or torch.device("cpu"))
+        one = _Phase(program, groups, f"{phase} of rank {program.rank}", buckets, gate, device or torch.device("cpu"), hunt=hunt)
         found[phase] = one.run(nodes, list(dict.fromkeys(results[phase])))
     return found
 
 
 def lower_whole(program: Program, groups: Mapping[Ranks, str], gate: Callable[[], None] | None = None,
-                bytes: Mapping[str, int] | None = None, device: torch.device | None = None, donated: Donated | None = None) -> Lowered:  # fmt: skip
+                bytes: Mapping[str, int] | None = None, device: torch.device | None = None, donated: Donated | None = None,
+                hunt: Hunt | None = None) -> Lowered:  # fmt: skip
     """All phases of a rank's local program as one function, which gives the program's results. Arguments as of ``lower``;
     ``donated`` is what it may write to: of these placeholders the next values are in the memory of the old ones."""
     nodes = [node for node in program.nodes if node.op in ("call_function", "get_attr")]
     title = f"{' and '.join(dict.fromkeys(record_of(node).phase for node in nodes))} of rank {program.rank}"
-    phase = _Phase(program, groups, title, Buckets.of(program, nodes, bytes or {}), gate, device or torch.device("cpu"), donated)
+    donated = donated or Donated()
+    phase = _Phase(program, groups, title, Buckets.of(program, nodes, bytes or {}, donated.sums), gate, device or torch.device("cpu"), donated, hunt)
     return phase.run(nodes, list(dict.fromkeys(operands(program.output))))
 
 
@@ -127,41 +133,70 @@ def _read_from_outside(nodes: list[fx.Node], results: list[fx.Node]) -> list[fx.
 
 class _Phase:
     def __init__(self, program: Program, groups: Mapping[Ranks, str], title: str, buckets: Buckets,
-                 gate: Callable[[], None] | None, device: torch.device, donated: Donated | None = None) -> None:  # fmt: skip
+                 gate: Callable[[], None] | None, device: torch.device, donated: Donated | None = None, hunt: Hunt | None = None) -> None:  # fmt: skip
         self.program, self.groups, self.title, self.buckets, self.gate, self.device = program, groups, title, buckets, gate, device
         self.graph = fx.Graph()
         self.values: dict[fx.Node, fx.Node] = {}
         self.started: dict[fx.Node, tuple[fx.Node, Exchange]] = {}  # collectives that nobody has waited for
         self.shared: dict[fx.Node, list[fx.Node]] = {}  # a member of a bucket → all of them
+        self.coming: list[fx.Node] = []  # sums to which what is under way is added
         self.fresh: set[fx.Node] = set()  # values in memory of their own
         self.donated = donated or Donated()
         self.updates = self.donated.updates
         self.fresh |= self.donated.placeholders
         self.lines: dict[str, fx.Node] = {}  # what a name of the generated code stands for
+        self.hunt = hunt
+        if hunt is not None:
+            self.look, self.look_at_updates = hunt.look, hunt.look_at_updates  # one object each, as generated code names objects
 
     def run(self, nodes: list[fx.Node], results: list[fx.Node]) -> Lowered:
         constants = [node for node in nodes if node.op == "get_attr"]
         takes = [*constants, *(node for node in _read_from_outside(nodes, results) if node not in self.donated.zeros)]
         for node in takes:
             self.values[node] = self.graph.placeholder(node.name)
-        members = self.buckets.members
-        for some in self.buckets.early:
+        for node in constants:
+            self.looked_at(node, self.values[node])
+        members, sums = self.buckets.members, set(self.buckets.late.values())
+        for some in (*self.buckets.early, *self.buckets.begin(0)):
             self.bucket(some)
+        end = next((node for node in nodes if record_of(node).phase == "update"), None)
         for node in nodes:
-            if node.op == "call_function" and node not in members:
-                self.node(node)
-            elif node in self.buckets.runs:
+            if node is end:
+                self.settle()
+            if node in self.buckets.runs:
                 self.bucket(self.buckets.runs[node])
-            for reduced in self.buckets.due.get(node, ()):
-                self.bucket(self.buckets.add(reduced))
-        for rest in self.buckets.rest():
-            self.bucket(rest)
+            elif node.op == "call_function" and node not in members and node not in sums and node not in self.values:
+                self.node(node)
+                self.made(node)
+        self.settle()
         self.graph.output([self.read(node) for node in results])
         self.graph.set_codegen(BoxedCodeGen())
-        return Lowered(self.compile(), tuple(n.name for n in takes), tuple(n.name for n in results), self.graph)
+        return Lowered(self.compile(), tuple(n.name for n in takes), tuple(n.name for n in results), self.graph, self.lines)
+
+    def made(self, node: fx.Node) -> None:
+        """Reduce a value with others, if that is due."""
+        for reduced in self.buckets.due.get(node, ()):
+            self.bucket(self.buckets.add(reduced))
+
+    def settle(self) -> None:
+        """Start what waits for a bucket to fill, and add what comes to sums."""
+        while (left := self.buckets.rest()) or self.coming:
+            for some in left:
+                self.bucket(some)
+            self.add_up()
+
+    def add_up(self) -> None:
+        """Add the latest bucket of gradients to their sums."""
+        coming, self.coming = self.coming, []
+        for sum in coming:
+            self.values[sum] = self.sum(sum)
+            self.made(sum)
 
     def read(self, node: fx.Node) -> fx.Node:
         """A value, after its collective has been waited for."""
+        if node in self.buckets.stage:
+            for some in self.buckets.begin(self.buckets.stage[node] + 1):
+                self.bucket(some)
         if node in self.shared:
             self.open(self.shared[node])
         elif node in self.started:
@@ -177,7 +212,15 @@ class _Phase:
     def call(self, node: fx.Node, name: str, target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> fx.Node:
         new = self.graph.create_node("call_function", target, args, dict(kwargs or {}), name=name)
         self.lines[new.name] = node
+        if name == node.name:
+            self.looked_at(node, new)
         return new
+
+    def looked_at(self, node: fx.Node, value: fx.Node) -> None:
+        """Behind a value, a line that looks for NaN."""
+        if self.hunt is not None and is_looked_at(node):
+            read = tuple(self.values.get(operand) for operand in operands(op_of(node)))
+            self.graph.call_function(self.look, (node.name, value, read))
 
     def node(self, node: fx.Node) -> None:
         if node in self.donated.sums:
@@ -215,10 +258,12 @@ class _Phase:
     def update(self, nodes: Sequence[fx.Node]) -> None:
         """The updates of several parameters at once; the new values are in the memory of the old ones."""
         rows = [node.args for node in nodes]
-        count = len(rows[0]) - len(SHARED)
+        count = len(rows[0]) - SHARED[nodes[0].target]  # type: ignore[index]
         parameters, gradients, *states = [[self.read(row[k]) for row in rows] for k in range(count)]  # type: ignore[arg-type]
-        shared = [map_operands(value, self.read) for value in rows[0][count:]]
-        self.call(nodes[0], f"{nodes[0].name}_in_place", IN_PLACE[nodes[0].target], (parameters, gradients, states, *shared), nodes[0].kwargs)
+        shared, numbers = map_operands((rows[0][count:], dict(nodes[0].kwargs)), self.read)
+        self.call(nodes[0], f"{nodes[0].name}_in_place", IN_PLACE[nodes[0].target], (parameters, gradients, states, *shared), numbers)
+        if self.hunt is not None:
+            self.graph.call_function(self.look_at_updates, ([node.name for node in nodes], gradients, [parameters, *states]))
 
     def updated(self, node: fx.Node, element: int) -> fx.Node:
         """A result of an update: the old value, which is written to."""
@@ -249,7 +294,7 @@ class _Phase:
         if found.wide:
             x = self.call(node, f"{node.name}_operand", torch.Tensor.to, (x, found.wide))
         start = found.start
-        if start is start_all_reduce and operand in self.fresh and len(operand.users) == 1:
+        if start is start_all_reduce and operand in self.fresh and len(operand.users) == 1 and self.hunt is None:
             start = start_all_reduce_in_place
         if node.target is transfers.redistribute:
             found = replace(found, finished=(x, *found.finished))
@@ -294,10 +339,19 @@ class _Phase:
 
     def bucket(self, members: list[fx.Node]) -> None:
         """Start the collectives of a bucket, as one."""
+        for operand in (operands(node)[0] for node in members if node in self.buckets.stage):
+            if operand not in self.values:  # the cast of a parameter, before its turn
+                self.node(operand)
         if len(members) == 1:
             self.node(members[0])
-        if len(members) < 2:
-            return
+        elif members:
+            self.start(members)
+        if coming := [self.buckets.late[node] for node in members if node in self.buckets.late]:
+            self.add_up()
+            self.coming = coming
+
+    def start(self, members: list[fx.Node]) -> None:
+        """Start several collectives as one."""
         pieces = [self.read(operands(node)[0]) for node in members]
         self.open_gate()
         first = members[0]
@@ -325,15 +379,21 @@ class _Phase:
 
     def open(self, members: list[fx.Node]) -> None:
         """Wait for a bucket, and take out what is in it."""
-        if members[0].target is transfers.all_reduce:
-            finish, args = finish_bucket, [tuple(record_of(node).type.shape) for node in members]  # type: ignore[union-attr]
+        first = members[0]
+        finish: Callable[..., Any]
+        args: tuple[Any, ...]
+        if first.target is transfers.all_reduce:
+            finish, args = finish_bucket, ([tuple(record_of(node).type.shape) for node in members],)  # type: ignore[union-attr]
+        elif first.target is transfers.reduce_scatter:
+            ranks, _ = self.group(transfers.arguments(first.target, first.args, first.kwargs))
+            finish, args = finish_scatter_bucket, (self.places(members), ranks.index(self.program.rank))
         else:
-            finish = finish_scatter_bucket if members[0].target is transfers.reduce_scatter else finish_gather_bucket
-            args = self.places(members)  # type: ignore[assignment]
-        pieces = self.call(members[0], f"{members[0].name}_pieces", finish, (self.values[members[0]], args))
+            finish, args = finish_gather_bucket, (self.places(members),)
+        pieces = self.call(first, f"{first.name}_pieces", finish, (self.values[first], *args))
         for k, node in enumerate(members):
             del self.shared[node]
             self.values[node] = self.call(node, node.name, operator.getitem, (pieces, k))
+            self.fresh.add(node)
 
     def local(self, node: fx.Node, given: Mapping[str, Any], at: Mapping[str, int]) -> fx.Node:
         """A transfer in which nothing is sent."""
@@ -365,7 +425,15 @@ class _Phase:
         lines = code.src.splitlines(keepends=True)
         linecache.cache[file] = (len(code.src), None, lines, file)
         where.register(function.__code__, _Lines(self.program, self.lines, lines))
-        return lambda tensors: function(None, tensors)
+
+        def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+            try:
+                return function(None, tensors)
+            except Exception as error:
+                where.add_op(error)
+                raise
+
+        return run
 
 
 _NUMBERS = itertools.count()

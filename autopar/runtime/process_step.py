@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from autopar.program import Program
-from autopar.runtime import where
+from autopar.runtime import anomaly, where
 from autopar.runtime.agreement import Agreement, Brought
 from autopar.runtime.buckets import largest_pieces
 from autopar.runtime.interface import Interface
@@ -60,6 +60,12 @@ class ProcessStep:
     def phases(self) -> Mapping[str, Lowered]:
         """Made when they are run: most steps only ever run for fewer gradients."""
         return lower(self._local, self._groups, None if self._agreement is None else self._agreement.finish, self._bytes)
+
+    @cached_property
+    def looking(self) -> Mapping[str, Lowered]:
+        """The same, which look for NaN."""
+        gate = None if self._agreement is None else self._agreement.finish
+        return lower(self._local, self._groups, gate, self._bytes, hunt=anomaly.Hunt(self._local))
 
     def __call__(self, pieces: Sequence[torch.Tensor], leaves: Mapping[str, torch.Tensor], gradient: Gradient,
                  owners: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:  # fmt: skip
@@ -121,7 +127,7 @@ class ProcessStep:
 
     def _run(self, phase: str, boxed: list[Any]) -> list[torch.Tensor]:
         where.tick()
-        return self.phases[phase].run(boxed)
+        return (self.looking if anomaly.is_on() else self.phases)[phase].run(boxed)
 
 
 def _distinct(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

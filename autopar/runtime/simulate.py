@@ -16,8 +16,9 @@ import torch
 from torch import fx
 
 from autopar import transfers
-from autopar.errors import SimulationError
+from autopar.errors import SimulationError, at_line
 from autopar.program import Program, record_of
+from autopar.runtime import where
 from autopar.runtime.effects import COLLECTIVE, LOCAL, Here
 from autopar.runtime.packing import Packing, new_piece, packing, take
 from autopar.transfers import Meshes
@@ -105,7 +106,12 @@ def run_rank(code: Sequence[Instruction], values: Values, meshes: Meshes, rank: 
         else:
             args = [_load(a, values) for a in step.args]
             kwargs = {key: _load(v, values) for key, v in step.kwargs.items()} if step.kwargs else {}
-            values[step.name] = step.function(*args, **kwargs)
+            try:
+                values[step.name] = step.function(*args, **kwargs)
+            except Exception as error:
+                record = record_of(step.node)
+                where.add_op(error, f"{step.name} on rank {rank}   {at_line(record.source, record.module).strip()}")
+                raise
 
 
 def run_ranks(meshes: Meshes, code: Mapping[int, Sequence[Instruction]], values: Mapping[int, Values]) -> None:

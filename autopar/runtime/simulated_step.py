@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from autopar.program import Program
+from autopar.runtime import anomaly
 from autopar.runtime.interface import Interface
 from autopar.runtime.modes import as_captured
 from autopar.runtime.pieces import cut, join
@@ -74,6 +75,8 @@ class SimulatedStep:
         return {name: piece.clone() if name in self.interface.states else piece for name, piece in pieces.items()}
 
     def run(self, phase: str, values: dict[int, Values]) -> None:
+        if anomaly.is_on():
+            values |= {rank: anomaly.Watched(own, anomaly.Hunt(self._local[rank])) for rank, own in values.items()}
         code: dict[int, Sequence[Instruction]] = {rank: phases.get(phase, ()) for rank, phases in self.code.items()}
         with as_captured():
             run_ranks(self.meshes, code, values)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType, TracebackType
 
+from autopar.errors import AutoparError
 from autopar.provenance import LINE, is_users
 
 # by id, since two code objects of the same text are equal; each goes with its code, since a step may be captured anew
@@ -70,6 +71,13 @@ def where_raised(traceback: TracebackType | None) -> Place:
         if text is not None:
             return Place(_ticks, True, text)
     return Place(_ticks, False, _users_line(iter(steps)))
+
+
+def add_op(error: Exception, text: str = "") -> None:
+    """An error that an op of a step raised says, from Python 3.11 on, which op that is; ``text``, where the traceback does not tell it."""
+    place = where_raised(error.__traceback__)
+    if (text or place.inside) and hasattr(error, "add_note") and not isinstance(error, AutoparError):
+        error.add_note(f"while autopar ran\n    {text or place.text}")
 
 
 def _outwards(frame: FrameType | None) -> Iterator[tuple[CodeType, int]]:

@@ -7,8 +7,9 @@ from functools import cached_property
 
 import torch
 
-from autopar.program import Program, record_of
-from autopar.runtime import where
+from autopar.program import Program, name_of, record_of
+from autopar.runtime import anomaly, where
+from autopar.runtime.anomaly import Hunt, Watched
 from autopar.runtime.buckets import largest_pieces
 from autopar.runtime.donated import Donated
 from autopar.runtime.interface import Interface
@@ -24,12 +25,13 @@ class Results:
 
     Attributes:
         interface: types of its placeholders, which are called by their names in the program.
-        named: the user's name of a placeholder → its name in the program.
+        named: the user's name of a placeholder → its name in the program; ``names``: the other way.
     """
 
     def __init__(self, explicit: Program) -> None:
         self.interface = Interface.of(explicit)
-        self.named = {record_of(node).name or node.name: node.name for node in explicit.placeholders}
+        self.named = {name_of(node): node.name for node in explicit.placeholders}
+        self.names = {of: name for name, of in self.named.items()}
         self.states = {of: name for of, (name, _) in self.interface.states.items()}
         self.returned = [name for name, _ in self.interface.returned]
 
@@ -46,32 +48,41 @@ class ProcessRun(Results):
         groups: ranks, in ascending order → the name of their process group.
         gate: called before the first collective.
         donated: placeholders whose pieces are handed over: their memory may be that of the results.
+        scaled: gradients are multiples by a scale, under which they may overflow.
     """
 
     def __init__(self, explicit: Program, local: Program, groups: Mapping[tuple[int, ...], str], gate: Callable[[], None] | None,
-                 device: torch.device, donated: Collection[str] = ()) -> None:  # fmt: skip
+                 device: torch.device, donated: Collection[str] = (), scaled: bool = False) -> None:  # fmt: skip
         super().__init__(explicit)
         self._local, self._bytes, self._groups, self._gate, self._device = local, largest_pieces(explicit), groups, gate, device
         self._constants = {name: constant.tensor for name, constant in explicit.constants.items()}
         self._donated = frozenset(donated)
         self._types = {node.name: record_of(node).type for node in local.placeholders}
-        self._lowered: dict[frozenset[str], Lowered] = {}
+        self._lowered: dict[tuple[frozenset[str], Hunt | None], Lowered] = {}
+        self._scaled = scaled
 
-    def lowered(self, zeros: frozenset[str] = frozenset()) -> Lowered:
-        """The function, for donated placeholders that are given, or for some that are zero and may not be."""
-        if zeros not in self._lowered:
+    @cached_property
+    def hunt(self) -> Hunt:
+        return Hunt(self._local, scaled=self._scaled)
+
+    def lowered(self, zeros: frozenset[str] = frozenset(), hunt: Hunt | None = None) -> Lowered:
+        """The function, for donated placeholders that are given, or for some that are zero and may not be; and one that looks for NaN."""
+        if (zeros, hunt) not in self._lowered:
             donated = Donated.of(self._local, self._donated, zeros)
-            self._lowered[zeros] = lower_whole(self._local, self._groups, self._gate, self._bytes, self._device, donated)
-        return self._lowered[zeros]
+            self._lowered[zeros, hunt] = lower_whole(self._local, self._groups, self._gate, self._bytes, self._device, donated, hunt)
+        return self._lowered[zeros, hunt]
 
     def _zero(self, name: str) -> torch.Tensor:
         type = self._types[name]
         return torch.zeros(type.shape, dtype=type.dtype, device=self._device)
 
-    def __call__(self, values: Pieces, zeros: frozenset[str] = frozenset()) -> tuple[list[torch.Tensor], Pieces]:
+    def __call__(self, values: Pieces, zeros: frozenset[str] = frozenset(), during: str = "") -> tuple[list[torch.Tensor], Pieces]:
         """Run on this rank's pieces, by placeholder, but for those that are ``zeros``. ``values`` is emptied, so that a piece that
-        nobody else holds is freed behind its last reader."""
-        lowered = self.lowered(zeros)
+        nobody else holds is freed behind its last reader. ``during``: of what the run is a part, for whom a NaN is told."""
+        hunt = self.hunt if anomaly.is_on() else None
+        if hunt is not None:
+            hunt.during = during
+        lowered = self.lowered(zeros, hunt)
         boxed = [self._constants[n] if n in self._constants else self._zero(n) if n in zeros else values[n] for n in lowered.takes]
         values.clear()
         where.tick()
@@ -85,9 +96,9 @@ class ProcessRun(Results):
 class SimulatedRun(Results):
     """The programs of all ranks, run in this process."""
 
-    def __init__(self, explicit: Program, local: Mapping[int, Program]) -> None:
+    def __init__(self, explicit: Program, local: Mapping[int, Program], scaled: bool = False) -> None:
         super().__init__(explicit)
-        self._meshes, self._local = explicit.meshes, local
+        self._meshes, self._local, self._scaled = explicit.meshes, local, scaled
 
     @cached_property
     def code(self) -> dict[int, list[Instruction]]:
@@ -98,8 +109,10 @@ class SimulatedRun(Results):
                 compiled[id(program.graph)] = [step for steps in compile_phases(program).values() for step in steps]
         return {rank: compiled[id(program.graph)] for rank, program in self._local.items()}
 
-    def __call__(self, values: dict[int, Values]) -> dict[int, tuple[list[torch.Tensor], Pieces]]:
-        """Run on the pieces of each rank, by placeholder."""
+    def __call__(self, values: dict[int, Values], during: str = "") -> dict[int, tuple[list[torch.Tensor], Pieces]]:
+        """Run on the pieces of each rank, by placeholder. ``during`` as of ``ProcessRun``."""
+        if anomaly.is_on():
+            values = {rank: Watched(own, Hunt(self._local[rank], scaled=self._scaled, during=during)) for rank, own in values.items()}
         with as_captured():
             run_ranks(self._meshes, self.code, values)
         return {rank: self.of(own) for rank, own in values.items()}

@@ -20,14 +20,13 @@ class Assembly:
 
     Args:
         device: where its values are.
-        constants: tensors behind the ``get_attr`` nodes that are copied.
 
     Attributes:
         phase, about: of the values made next: their phase, and the record whose module and source line they have.
     """
 
-    def __init__(self, device: torch.device, constants: Mapping[str, Constant] | None = None) -> None:
-        self.device, self.constants = device, dict(constants or {})
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.constants = device, dict[str, Constant]()
         self.phase, self.about = "forward", Record(None)
         self._graph = fx.Graph()
         self._names: set[str] = set()
@@ -39,12 +38,12 @@ class Assembly:
         set_record(node, record._replace(name="" if record.name == name else record.name))
         return node
 
-    def copy(self, node: fx.Node, values: Mapping[fx.Node, fx.Node]) -> fx.Node:
-        """A node of another program, under its name if that is free, on other operands."""
+    def copy(self, node: fx.Node, values: Mapping[fx.Node, fx.Node], constants: Mapping[str, Constant]) -> fx.Node:
+        """A node of another program, with such constants, under its name if that is free, on other operands."""
         args, kwargs = map_operands(node.args, values.__getitem__), map_operands(dict(node.kwargs), values.__getitem__)
         name, target = self._free(node.name), node.target
         if node.op == "get_attr":
-            self.constants[name] = self.constants[str(target)]
+            self.constants[name] = constants[str(target)]
             target = name
         new = make_node(self._graph, name, node.op, target, args, kwargs)
         set_record(new, record_of(node))
@@ -55,9 +54,9 @@ class Assembly:
 
         ``name``: of its result, or of each; else they are named after the ops.
         """
-        given = tuple(TensorType(type_of(arg).shape, type_of(arg).dtype) if isinstance(arg, fx.Node) else arg for arg in args)
-        nodes = [arg for arg in args if isinstance(arg, fx.Node)]
-        found = subgraph(function, given, kwargs, self.device)
+        given, named_given = map_operands((args, kwargs), lambda node: TensorType(type_of(node).shape, type_of(node).dtype))
+        nodes = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, fx.Node)]
+        found = subgraph(function, given, named_given, self.device)
         made: list[fx.Node] = []
         named = dict(zip(found.results, (name,) if isinstance(name, str) else name, strict=False))
 

@@ -17,12 +17,13 @@ from autopar.layout import DistAttr, layout_of
 from autopar.localize import LocalPrograms
 from autopar.passes import Amp, Recompute, run_passes
 from autopar.passes.amp import low_precision
-from autopar.program import Program, operands, record_of
+from autopar.program import Program, name_of, operands, record_of
 from autopar.record import TensorType
 from autopar.report.passes import PassReport, Reports
 from autopar.specialize import specialize
 from autopar.step.copies import copy_program
 from autopar.step.counts import count_program
+from autopar.step.joined import joined
 from autopar.step.micro import LOSS, Micro, gradient_name, micro_of
 from autopar.step.options import Options
 from autopar.step.program import Step
@@ -59,10 +60,17 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class StepUpdate:
-    """The end of the step on the mesh; ``returns`` names what it returns."""
+    """The end of the step on the mesh; ``returns`` names what it returns.
+
+    Attributes:
+        last: the last micro-batch and the update, joined.
+        states: the names of those that it replaces.
+    """
 
     program: Program
     local: LocalPrograms
+    last: Placed
+    states: frozenset[str]
     returns: tuple[str, ...]
     reports: tuple[PassReport, ...]
 
@@ -90,7 +98,7 @@ def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, 
     ms = (time.perf_counter() - start) * 1e3
     verify(found.program, "micro")
     reported.append(PassReport("micro", ms, notes=_about_the_mean(found)))
-    placeholders = {record_of(node).name or node.name: node for node in found.program.placeholders}
+    placeholders = {name_of(node): node for node in found.program.placeholders}
     inputs = {name: attrs[node.name] for name, node in placeholders.items() if record_of(node).role == "input" and node.name in attrs}
     split = STAGES[options.zero]
     axis = data_axis(mesh, inputs) if split else ""
@@ -110,7 +118,7 @@ def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, 
     if options.recompute is not None:
         reported += run_passes(found.program, [Recompute(options.recompute, mesh, attrs)])
     local, reports = compiler.place(found.program, attrs, captured.device, widen=options.reduce_dtype is not None)
-    types: dict[str, TensorType] = {record_of(node).name or node.name: record_of(node).type for node in found.program.placeholders}  # type: ignore[misc]
+    types: dict[str, TensorType] = {name_of(node): record_of(node).type for node in found.program.placeholders}  # type: ignore[misc]
     taken = {name: types[name] for name in found.gradients}
     states = {n: split_over(t.attr, t.shape, mesh, axis) if "state" in split else t.attr for n, t in taken.items()}
     copies = {name: types[name] for name in low_precision(found.program)} if options.amp else {}
@@ -154,12 +162,21 @@ def loss_of(captured: Captured) -> int:
     )
 
 
-def compile_update(compiler: Compiler, trained: Sequence[Trained], loss: TensorType, device: torch.device, options: Options) -> StepUpdate:
-    """The optimizer's step on the mesh."""
-    found = update_of(trained, loss, device, clip_norm=options.clip_norm, scaling=options.loss_scale if options.scaled else None)
+def compile_update(compiler: Compiler, trained: Sequence[Trained], micro: MicroBatch, options: Options) -> StepUpdate:
+    """The optimizer's step on the mesh, behind such micro-batches."""
+    device = micro.captured.device
+    found = update_of(trained, micro.loss, device, clip_norm=options.clip_norm, scaling=options.loss_scale if options.scaled else None, ema=options.ema)
     verify(found.program, "update")
     local, reports = compiler.place(found.program, found.constraints, device)
-    return StepUpdate(found.program, local, found.returns, tuple(reports))
+    start = time.perf_counter()
+    with collector_paused():
+        last = joined(micro.program, found.program)
+    ms = (time.perf_counter() - start) * 1e3
+    verify(last, "join")
+    ended, report = compiler.localize(last)
+    reports += [PassReport("join", ms), replace(report, name="join localize")]
+    states = frozenset(name_of(node) for node in found.program.placeholders if record_of(node).role == "state")
+    return StepUpdate(found.program, local, (last, ended), states, found.returns, tuple(reports))
 
 
 def step_of(micro: MicroBatch, update: StepUpdate, microbatches: int) -> Step:

@@ -156,7 +156,7 @@ def count_program(program: Program, counts: Counts, microbatches: int, device: t
         add : i64[] = add.Tensor(sum_1, sum_2)
         div : f32[] = div.Scalar(add, 2)
     """
-    made = Assembly(device, program.constants)
+    made = Assembly(device)
     sums = list(dict.fromkeys(one for some in counts.sums.values() for one in some))
     needed = behind([value for one in sums for value in (_weighted(one) if _is_total_weight(one) else [one])])
     own = [node for node in program.nodes if node in needed]
@@ -169,7 +169,7 @@ def count_program(program: Program, counts: Counts, microbatches: int, device: t
     for values in of_each:
         for node in own:
             if node.op != "placeholder":
-                values[node] = made.copy(node, values)
+                values[node] = made.copy(node, values, program.constants)
         for one in sums:
             made.about = record_of(one)
             if _is_total_weight(one):
@@ -184,7 +184,7 @@ def count_program(program: Program, counts: Counts, microbatches: int, device: t
         between = behind([divisor]) - behind(some) | {divisor}
         for node in program.nodes:
             if node in between and node not in values:
-                values[node] = made.copy(node, values)
+                values[node] = made.copy(node, values, program.constants)
         results.append(made.inline(mean, values[divisor], microbatches, counted_as(counts, divisor), name="count"))
     return made.program(results)
 

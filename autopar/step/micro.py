@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from autopar.program import Program, operands, record_of
+from autopar.program import Program, name_of, operands, record_of
 from autopar.record import Record, TensorType
 from autopar.step.assembly import Assembly, type_of
 from autopar.step.counts import Counts, counted_as, counts_of
@@ -69,7 +69,7 @@ def micro_of(traced: Program, microbatches: int, device: torch.device, wanted: C
 class _Micro:
     def __init__(self, traced: Program, microbatches: int, device: torch.device, wanted: Collection[str], scaled: bool) -> None:
         self.traced, self.share, self.scaled = traced, 1 / microbatches, scaled
-        self.made = Assembly(device, traced.constants)
+        self.made = Assembly(device)
         self.values: dict[fx.Node, fx.Node] = {}
         (self.tangent,) = (node for node in traced.placeholders if record_of(node).role == "tangent")
         rows = list(zip(operands(traced.output), record_of(traced.output).results, strict=True))
@@ -80,19 +80,19 @@ class _Micro:
         named = [(homes[result.of], node) for node, result in rows if result.kind == "grad"]
         uses = record_of(traced.output).uses or (None,) * len(rows)
         self.dtypes = {homes[result.of]: need.dtype for (_, result), need in zip(rows, uses, strict=True) if need is not None and result.kind == "grad"}
-        self.gradients = [(home, node) for home, node in named if record_of(home).role == "param" and parameter_name(home) in wanted]
+        self.gradients = [(home, node) for home, node in named if record_of(home).role == "param" and name_of(home) in wanted]
 
     def run(self) -> Micro:
         placeholders = [node for node in self.traced.placeholders if node is not self.tangent]
         seeds = [node for node in placeholders if record_of(node).role == "seed"]
         for node in placeholders:
             if node not in seeds:
-                self.values[node] = self.made.placeholder(node.name, record_of(node)._replace(name=record_of(node).name or node.name))
+                self.values[node] = self.made.placeholder(node.name, record_of(node)._replace(name=name_of(node)))
         counts = self._counts()
         scale = self.made.placeholder(SCALE, Record(TensorType((), torch.float32), role="input", name=SCALE)) if self.scaled else None
         sums: dict[fx.Node, list[fx.Node]] = {}
         for home, node in self.gradients:
-            sums.setdefault(node, []).append(self._state(gradient_name(parameter_name(home)), replace(type_of(node), dtype=self.dtypes.get(home) or type_of(node).dtype)))
+            sums.setdefault(node, []).append(self._state(gradient_name(name_of(home)), replace(type_of(node), dtype=self.dtypes.get(home) or type_of(node).dtype)))
         loss = self._state(LOSS, type_of(self.loss))
         for node in seeds:
             self.values[node] = self.made.placeholder(node.name, record_of(node))
@@ -105,7 +105,7 @@ class _Micro:
                 self._begin_backward(scale)
             divided = self.counts.divisions.get(node)
             values: Mapping[fx.Node, fx.Node] = self.values if divided is None else {**self.values, divided: counts[divided]}
-            self.values[node] = self.made.copy(node, values)
+            self.values[node] = self.made.copy(node, values, self.traced.constants)
             self.made.phase, self.made.about = record.phase, record
             if node is self.loss:
                 own = self.values[node] if self.share == 1 else self.made.inline(aten.mul.Scalar, self.values[node], self.share, name="share")
@@ -114,7 +114,7 @@ class _Micro:
                 states[one] = self.made.inline(aten.add.Tensor, one, self.values[node], name=f"{one.name}_sum")
         states |= {self.values[home]: self.values[node] for home, node in self.next}
         program = self.made.program((), states)
-        return Micro(program, self.counts, tuple(parameter_name(home) for home, _ in self.gradients))
+        return Micro(program, self.counts, tuple(name_of(home) for home, _ in self.gradients))
 
     def _counts(self) -> dict[fx.Node, fx.Node]:
         return {
@@ -134,8 +134,3 @@ class _Micro:
             return
         tangent = scale if self.share == 1 else self.made.inline(aten.mul.Scalar, scale, self.share)
         self.values[self.tangent] = tangent if dtype == torch.float32 else self.made.inline(aten._to_copy.default, tangent, dtype=dtype)
-
-
-def parameter_name(placeholder: fx.Node) -> str:
-    """The user's name of a parameter."""
-    return record_of(placeholder).name or placeholder.name

@@ -26,6 +26,8 @@ class Options:
     recompute: str | tuple[str, ...] | None = None
     zero: int = 0
     clip_norm: float | None = None
+    ema: float | None = None
+    detect_anomaly: bool = False
 
     @property
     def scaled(self) -> bool:
@@ -73,4 +75,8 @@ def options_of(given: Mapping[str, Any]) -> Options:
     norm = found.clip_norm
     if norm is not None and (isinstance(norm, bool) or not isinstance(norm, (int, float)) or not norm > 0):
         raise ValueError(f"clip_norm={norm!r} is no norm above 0; None does not clip, {math.inf} only measures")
+    if found.ema is not None and (isinstance(found.ema, bool) or not isinstance(found.ema, (int, float)) or not 0 <= found.ema <= 1):
+        raise ValueError(f"ema={found.ema!r} is no decay of a moving average: give a number from 0 to 1, such as 0.999, or None")
+    if not isinstance(found.detect_anomaly, bool):
+        raise ValueError(f"detect_anomaly={found.detect_anomaly!r}: True looks for the first NaN behind each op, False does not")
     return found

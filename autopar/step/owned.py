@@ -17,10 +17,11 @@ from autopar.inventory import Named
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
 from autopar.optimizers import Definition, Update, definition_of
+from autopar.optimizers.update import RATE, scalar
 from autopar.record import TensorType
 from autopar.runtime.job import Job
 from autopar.shards import is_dtensor, local_of
-from autopar.step.update import STEP, Trained
+from autopar.step.update import STEP, Trained, scheduled_name
 from autopar.torch_private import copy_each, note_a_step, version_of
 
 
@@ -70,9 +71,13 @@ class Owned:
         """The optimizer's state has been replaced."""
         self._seen = None
 
-    def rates(self) -> list[float]:
-        """The learning rate of each group, now."""
-        return [float(group["lr"]) for group in self.optimizer.param_groups]
+    def numbers(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """What schedulers change, of each group, now: ``.lr.0``, ``.beta1.0``; on ``device``, but for what kernels read on the host."""
+        found = {}
+        for k, group in enumerate(self.optimizer.param_groups):
+            scheduled = {RATE: scalar(float(group["lr"]), device), **self.definition.update(group).operands(device)}
+            found |= {scheduled_name(name, k): value for name, value in scheduled.items()}
+        return found
 
     def trained(self, parameters: Mapping[str, TensorType], gradients: Mapping[str, TensorType], states: Mapping[str, DistAttr]) -> tuple[Trained, ...]:
         """How the parameters that have a gradient are updated now; their states are brought to lie as ``states`` says.
@@ -112,7 +117,7 @@ class Owned:
         for name, type in parameters.items():
             number, parameter = groups[name]
             update, attr = updates[number], states[name]
-            known = {n: self._laid(value, parameter, attr) for n, value in self.optimizer.state[parameter].items() if value is not None}
+            known = {n: self.laid(value, parameter, attr) for n, value in self.optimizer.state[parameter].items() if value is not None}
             pieces = {n: local_of(value) if isinstance(value, torch.Tensor) else value for n, value in known.items()}
             own = self.definition.initial(self._piece(parameter, attr), self.optimizer.param_groups[number], pieces)
             for n, piece in own.items():
@@ -133,9 +138,9 @@ class Owned:
 
     def _piece(self, parameter: torch.nn.Parameter, attr: DistAttr) -> torch.Tensor:
         """This process's piece of a parameter, as its states lie."""
-        return local_of(self._laid(parameter.detach(), parameter, attr))
+        return local_of(self.laid(parameter.detach(), parameter, attr))
 
-    def _laid(self, value: Any, parameter: torch.nn.Parameter, attr: DistAttr) -> Any:
+    def laid(self, value: Any, parameter: torch.nn.Parameter, attr: DistAttr) -> Any:
         """A state as it should lie; what has not the parameter's shape is the same on all ranks."""
         if self.job is None or not isinstance(value, torch.Tensor) or value.shape != parameter.shape or not parameter.dim():
             return value
@@ -149,7 +154,7 @@ class Owned:
 
     def _surface(self, piece: torch.Tensor, parameter: torch.nn.Parameter, attr: DistAttr) -> torch.Tensor:
         """A new state as the optimizer has it: of a DTensor parameter, a DTensor."""
-        if self.job is None or not parameter.dim() or piece.shape != local_of(self._laid(parameter.detach(), parameter, attr)).shape:
+        if self.job is None or not parameter.dim() or piece.shape != local_of(self.laid(parameter.detach(), parameter, attr)).shape:
             return piece
         from torch.distributed.tensor import DTensor
 

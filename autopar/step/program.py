@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.errors import TextError, VerifyError
-from autopar.program import Program, record_of
+from autopar.program import Program, name_of, record_of
 from autopar.step.copies import COPY
 from autopar.text.printer import print_type
 
@@ -81,7 +81,7 @@ class Step:
         """Check each program, and that they agree on what goes from one to the other; ``VerifyError`` otherwise."""
         for program in self.programs.values():
             program.verify()
-        types = {key: {record_of(node).name or node.name: record_of(node).type for node in program.placeholders} for key, program in self.programs.items()}
+        types = {key: {name_of(node): record_of(node).type for node in program.placeholders} for key, program in self.programs.items()}
         copies = {name.removesuffix(COPY): type for name, type in types.pop("copy", {}).items() if name.endswith(COPY)}
         for name, type in types["micro"].items():
             key, other = ("copy", copies[name]) if name in copies else ("update", types["update"].get(name, type))

@@ -6,7 +6,7 @@ over them. Parameters and the optimizer's state are written in place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,20 +17,44 @@ from autopar.inputs import Given
 from autopar.inventory import inventory
 from autopar.localize import LocalPrograms
 from autopar.program import Program
+from autopar.runtime import anomaly
+from autopar.runtime.anomaly import nth
+from autopar.runtime.lower import Lowered
 from autopar.runtime.pieces import cut, join
 from autopar.runtime.whole import Pieces, ProcessRun, Results, SimulatedRun
 from autopar.step.batches import Call
 from autopar.step.compile import MicroBatch, StepUpdate
 from autopar.step.copies import COPY
-from autopar.step.micro import COUNT, LOSS, gradient_name
+from autopar.step.micro import COUNT, LOSS, SCALE, gradient_name
 
 if TYPE_CHECKING:
     from autopar.parallel import Parallel
 
 
+COUNTS, COPIES = "the counts of all micro-batches", "the low-precision copies of parameters"  # what runs beside micro-batches and update
+
+
+def lowered_of(last: Program, local: LocalPrograms, rank: int, written: Collection[str], microbatches: int) -> Lowered:
+    """The function that a rank runs for the last micro-batch and the update, to look at."""
+    run = ProcessRun(last, local[rank], _Groups(), None, torch.device("cpu"), _donated(Results(last), written))
+    return run.lowered(frozenset(run.named[name] for name in sums_of(run)) if microbatches == 1 else frozenset())
+
+
+class _Groups(dict[Any, str]):
+    """A process group of any ranks, in name."""
+
+    def __missing__(self, ranks: Any) -> str:
+        return "group"
+
+
+def _donated(found: Results, written: Collection[str]) -> list[str]:
+    """The placeholders of a program that it may write to: sums, and states that it is told of by the user's names."""
+    return [of for name, of in found.named.items() if name in written or name in sums_of(found)]
+
+
 def sums_of(program: Results) -> frozenset[str]:
-    """The placeholders of a program that are sums of gradients or of losses."""
-    return frozenset(of for name, of in program.named.items() if name == LOSS or name.endswith(gradient_name("")))
+    """The sums of gradients and of losses that a program takes, by the user's names."""
+    return frozenset(name for name in program.named if name == LOSS or name.endswith(gradient_name("")))
 
 
 @dataclass
@@ -48,66 +72,79 @@ class OnProcess:
         """What the update returns. ``state``: what it takes beside parameters and sums, by the user's names; written in place."""
         parallel = self.parallel
         own = inventory(parallel.module)
-        run = self._run(micro.program, micro.local)
+        run, end = self._run(micro.program, micro.local), self._run(*update.last, update.states)
         pieces = [parallel.pieces(one, own, run.interface, self._rank)[0] for one in given]
+        names = [run.names[of] for of in run.interface.given]
         count = len(own.parameters) + len(own.buffers)
-        model = dict(zip(run.interface.given[:count], pieces[0], strict=False))
-        inputs = [dict(zip(run.interface.given[count:], some[count:], strict=False)) for some in pieces]
-        counts = self._counts(micro, run, inputs, model)
-        taken = _of_micro(run, state) | self._copies(micro, run, model)
-        zeros = sums_of(run)
+        held: Pieces = {**dict(zip(names[:count], pieces[0], strict=False)), **state}
+        inputs = [dict(zip(names[count:], some[count:], strict=False)) for some in pieces]
+        if anomaly.is_on():
+            anomaly.refuse_nan(own, dict(zip(names[:count], pieces[0], strict=False)), inputs, state, self._rank)
+        del pieces
+        copies = self._copies(micro, held)
+        taken = {**held, **self._counts(micro, inputs, held), **copies}
+        low = {name.removesuffix(COPY): tensor for name, tensor in copies.items()}
+        *others, last = inputs
+        total = len(inputs)
+        del inputs, copies
         sums: Pieces = {}
-        for values in inputs:
-            seed = _seed(run, parallel, micro)
-            _, made = run({**model, **values, **counts, **sums, **seed, **taken}, frozenset() if sums else zeros)
-            sums = {of: tensor for of, tensor in made.items() if of in zeros}
-            for of, tensor in made.items():
-                if of not in zeros:
-                    model[of].copy_(tensor)
-        del made, values, taken, inputs, pieces
-        end = self._run(update.program, update.local, in_place=True)
-        held = {name: model[of] for name, of in run.named.items() if of in model} | dict(state)
-        names = {name: of for name, of in run.named.items() if of in zeros}
-        returned, made = end({of: sums.pop(names[name]) if name in names else held[name] for name, of in end.named.items()})
-        for name, of in end.named.items():
-            if of in made and made[of] is not held[name]:
-                held[name].copy_(made[of])
+        for k, values in enumerate(others, 1):
+            _, made = self._called(run, {**taken, **low, **values, **_seed(parallel, micro), **sums}, during=nth(k, total))
+            sums = {name: made.pop(name) for name in sums_of(run)}
+            for name, tensor in made.items():
+                held[name].copy_(tensor)
+            del made
+        low.clear()
+        returned, made = self._called(end, {**taken, **last, **_seed(parallel, micro), **sums}, taken, sums, during=nth(total, total))
+        for name, tensor in made.items():
+            if tensor is not held[name]:
+                held[name].copy_(tensor)
         return returned
 
-    def _copies(self, micro: MicroBatch, to: ProcessRun, model: Pieces) -> Pieces:
-        """What ``micro`` takes in the place of parameters."""
+    def _called(self, run: ProcessRun, values: Pieces, *emptied: Pieces, during: str) -> tuple[list[torch.Tensor], Pieces]:
+        """Run a program on pieces, by the user's names: what it returns, and the next values of its states. Sums that are not among the
+        pieces are zero. ``emptied``: where else pieces are held that are not needed any more."""
+        zeros = frozenset(run.named[name] for name in sums_of(run) if name not in values)
+        given = {of: values[name] for name, of in run.named.items() if name in values}
+        for some in (values, *emptied):
+            some.clear()
+        returned, made = run(given, zeros, during)
+        return returned, {run.names[of]: tensor for of, tensor in made.items()}
+
+    def _copies(self, micro: MicroBatch, held: Pieces) -> Pieces:
+        """Those of parameters in low precision."""
         if micro.copy is None:
             return {}
-        run = self._run(*micro.copy)
-        names = {name: model[of] for name, of in to.named.items() if of in model}
-        _, made = run({of: names[name] for name, of in run.named.items() if name in names})
-        return {to.named[name.removesuffix(COPY)]: made[of] for name, of in run.named.items() if of in made}
+        _, made = self._called(self._run(*micro.copy), dict(held), during=COPIES)
+        return made
 
-    def _counts(self, micro: MicroBatch, to: ProcessRun, inputs: list[Pieces], model: Pieces) -> Pieces:
+    def _counts(self, micro: MicroBatch, inputs: list[Pieces], held: Pieces) -> Pieces:
         """What the micro-batches divide by, if they are told."""
         if micro.count is None:
             return {}
-        run = self._run(*micro.count)
-        given = model | {f"{of}_{k}": tensor for k, values in enumerate(inputs) for of, tensor in values.items()}
-        returned, _ = run({of: given[of] for of in run.interface.given})
-        return {to.named[f"{COUNT}.{k}"]: count for k, count in enumerate(returned)}
+        given = {f"{name}.{k}": tensor for k, values in enumerate(inputs) for name, tensor in values.items()}
+        returned, _ = self._called(self._run(*micro.count), held | given, during=COUNTS)
+        return {f"{COUNT}.{k}": count for k, count in enumerate(returned)}
 
     @property
     def _rank(self) -> int:
         assert self.parallel.compiler.seat is not None
         return self.parallel.compiler.seat.rank
 
-    def _run(self, program: Program, local: LocalPrograms, *, in_place: bool = False) -> ProcessRun:
-        """``in_place``: the states are written to, and not only the sums."""
+    def _run(self, program: Program, local: LocalPrograms, written: Collection[str] = ()) -> ProcessRun:
+        """``written``: the states, by the user's names, that are written to, and not only the sums."""
         if id(program) not in self._runs:
             seat, job = self.parallel.compiler.seat, self.parallel.job
             assert seat is not None
             gate = None if seat.agreement is None else seat.agreement.finish
             device = torch.device("cpu") if job is None else job.device
             found = Results(program)
-            donated = sums_of(found) | (found.states.keys() if in_place else frozenset())
-            self._runs[id(program)] = ProcessRun(program, local[seat.rank], seat.groups, gate, device, donated)
+            self._runs[id(program)] = ProcessRun(program, local[seat.rank], seat.groups, gate, device, _donated(found, written), SCALE in found.named)
         return self._runs[id(program)]
+
+    def forget(self, program: Program) -> None:
+        """The program is not run again."""
+        self._runs.pop(id(program), None)
 
 
 @dataclass
@@ -130,12 +167,14 @@ class Simulated:
         for call in calls:
             arguments = bind_arguments(self.parallel.module, *call)
             inputs.append(dict(zip(arguments.names, arguments.tensors, strict=True)))
+        if anomaly.is_on():
+            anomaly.refuse_nan(own, full, inputs, state)
         counts = self._counts(micro, run, inputs, full)
         copies = self._copies(micro, run, full)
         held = {rank: {**_cut(run, {**full, **state}, rank), **_zeros(run, rank), **copies[rank]} for rank in ranks}
-        for given in inputs:
-            seed = _seed(run, self.parallel, micro)
-            made = run({rank: {**held[rank], **_cut(run, given, rank), **counts[rank], **seed} for rank in ranks})
+        for k, given in enumerate(inputs, 1):
+            seed = {run.named[name]: one for name, one in _seed(self.parallel, micro).items()}
+            made = run({rank: {**held[rank], **_cut(run, given, rank), **counts[rank], **seed} for rank in ranks}, nth(k, len(inputs)))
             for rank, (_, states) in made.items():
                 held[rank] |= states
         _write(run, full, held)
@@ -152,7 +191,7 @@ class Simulated:
         if micro.copy is None:
             return {rank: {} for rank in ranks}
         run = self._run(*micro.copy)
-        made = run({rank: _cut(run, full, rank) for rank in ranks})
+        made = run({rank: _cut(run, full, rank) for rank in ranks}, COPIES)
         return {rank: {to.named[name.removesuffix(COPY)]: states[of] for name, of in run.named.items() if of in states} for rank, (_, states) in made.items()}
 
     def _counts(self, micro: MicroBatch, to: SimulatedRun, inputs: list[dict[str, torch.Tensor]], full: Mapping[str, torch.Tensor]) -> dict[int, Pieces]:
@@ -162,24 +201,23 @@ class Simulated:
             return {rank: {} for rank in ranks}
         run = self._run(*micro.count)
         given = {**full, **{f"{name}.{k}": tensor for k, tensors in enumerate(inputs) for name, tensor in tensors.items()}}
-        made = run({rank: _cut(run, given, rank) for rank in ranks})
+        made = run({rank: _cut(run, given, rank) for rank in ranks}, COUNTS)
         return {rank: {to.named[f"{COUNT}.{k}"]: count for k, count in enumerate(returned)} for rank, (returned, _) in made.items()}
 
     def _run(self, program: Program, local: Any) -> SimulatedRun:
         if id(program) not in self._runs:
-            self._runs[id(program)] = SimulatedRun(program, local)
+            self._runs[id(program)] = SimulatedRun(program, local, SCALE in Results(program).named)
         return self._runs[id(program)]
 
+    def forget(self, program: Program) -> None:
+        """The program is not run again."""
+        self._runs.pop(id(program), None)
 
-def _seed(run: Results, parallel: Parallel, micro: MicroBatch) -> Pieces:
+
+def _seed(parallel: Parallel, micro: MicroBatch) -> Pieces:
     """The seed of a micro-batch, if it draws: each draws in its turn."""
     seed = parallel.seed(micro.captured)
-    return {run.named["seed"]: seed[0]} if seed else {}
-
-
-def _of_micro(run: Results, state: Mapping[str, torch.Tensor]) -> Pieces:
-    """What ``micro`` takes of a step's state: the scale of the loss."""
-    return {of: state[name] for name, of in run.named.items() if name in state}
+    return {"seed": seed[0]} if seed else {}
 
 
 def _cut(run: SimulatedRun, tensors: Mapping[str, torch.Tensor], rank: int) -> Pieces:
@@ -191,7 +229,7 @@ def _cut(run: SimulatedRun, tensors: Mapping[str, torch.Tensor], rank: int) -> P
 def _zeros(run: SimulatedRun, rank: int) -> Pieces:
     """What sums begin with, on one rank."""
     mesh = run.interface.mesh
-    types = {of: run.interface.types[of] for of in sums_of(run)}
+    types = {of: run.interface.types[of] for of in map(run.named.__getitem__, sums_of(run))}
     return {of: torch.zeros(type.attr.local_shape(type.shape, mesh, mesh.coordinates(rank)), dtype=type.dtype) for of, type in types.items()}
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def state_of(step: TrainStep) -> dict[str, Any]:
-    """Parameters and buffers, the optimizer's state and groups, the generator of random numbers, and how many steps were taken.
+    """Parameters and buffers, the optimizer's state and groups, the averages of weights, the generator of random numbers, and how many steps were taken.
 
     Tensors are those of the step, and not copies; on processes DTensors, of which each rank has its pieces.
     """
@@ -27,6 +27,7 @@ def state_of(step: TrainStep) -> dict[str, Any]:
     return {
         "model": dict(step.parallel.module.state_dict()),
         "optimizer": {"state": state, "param_groups": groups},
+        **({} if step.averages is None else {"ema": step.averages.state_dict()}),
         **({} if step.scaler is None else {"scaler": step.options.loss_scale.state_dict(*step.scaler)}),
         "rng": _rng(step),
         "step": step.steps,
@@ -42,6 +43,10 @@ def load_into(step: TrainStep, state: Mapping[str, Any]) -> None:
     for part in ("model", "optimizer", "rng", "step"):
         if part not in state:
             raise ValueError(f"the state of a step has no {part!r}, but {', '.join(map(repr, state)) or 'nothing'}; save what step.state_dict() gives")
+    if step.averages is not None:
+        if "ema" not in state:
+            raise ValueError("the state of a step has no 'ema', the averages of its weights; save it of a step with ema=, or leave ema= out of this one")
+        step.averages.check(state["ema"])
     owned, optimizer = step.owned, step.optimizer
     named = {owned.name(tensor): tensor for group in optimizer.param_groups for tensor in group["params"]}
     given = state["optimizer"]["param_groups"]
@@ -66,6 +71,8 @@ def load_into(step: TrainStep, state: Mapping[str, Any]) -> None:
     if step.scaler is not None and "scaler" in state:
         for tensor, value in zip(step.scaler, (state["scaler"]["scale"], state["scaler"]["_growth_tracker"]), strict=True):
             tensor.fill_(value)
+    if step.averages is not None:
+        step.averages.load_state_dict(state["ema"])
     torch.set_rng_state(state["rng"].cpu())
     step.steps = int(state["step"])
     owned.forget()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,9 +12,9 @@ import torch
 from autopar.borrow import ONE_AT_A_TIME
 from autopar.inputs import Given
 from autopar.inventory import inventory
-from autopar.report.memory import memory_of
 from autopar.report.passes import Reports
 from autopar.runtime.whole import Pieces
+from autopar.step.average import Averages
 from autopar.step.batches import Call, as_call, micro_batches
 from autopar.step.compile import MicroBatch, StepUpdate, compile_micro, compile_update, reports_of, step_of
 from autopar.step.memory import StepMemory, memory_of_step
@@ -20,15 +22,16 @@ from autopar.step.micro import SCALE
 from autopar.step.options import Options
 from autopar.step.owned import Owned
 from autopar.step.program import Step
-from autopar.step.runs import OnProcess, Simulated
+from autopar.step.runs import OnProcess, Simulated, lowered_of
 from autopar.step.state import load_into, state_of
-from autopar.step.update import GROWTH, LEARNING_RATE
+from autopar.step.update import GROWTH
 from autopar.torch_private import without_function_modes
 
 if TYPE_CHECKING:
     from autopar.parallel import Parallel
 
 
+UPDATES_KEPT = 8  # of one micro-batch: options of an optimizer that are no inputs, and change at each step, would make ever more of them
 LOOKED_AT = 100  # steps after which a scale on an accelerator is looked at: that waits for the device
 
 
@@ -37,13 +40,14 @@ class TrainStep:
 
     Attributes:
         parallel: the model on the mesh; its parameters are updated in place.
-        optimizer: whose state lies, as ever, in ``optimizer.state``; learning rates are read from its groups at each step.
+        optimizer: whose state lies, as ever, in ``optimizer.state``; what schedulers change is read from its groups at each step.
         options: those of ``parallel.train_step``.
         owned: the optimizer's parameters and pieces of its state.
         steps: how many were taken, skipped ones included.
         grad_norm: of the last step, before it was clipped; ``None`` without ``clip_norm``.
         skipped: 1 where the gradients of the last step overflowed and nothing was changed, else 0; ``None`` without fp16.
         scaler: the scale of the loss, and the steps since it was changed; ``None`` without fp16.
+        averages: the moving averages of the parameters; ``None`` without ``ema``.
     """
 
     def __init__(self, parallel: Parallel, optimizer: torch.optim.Optimizer, options: Options) -> None:
@@ -53,8 +57,10 @@ class TrainStep:
         self.skipped: torch.Tensor | None = None
         self.scaler = list(options.loss_scale.state(parallel.device)) if options.scaled else None
         self.owned = Owned(optimizer, inventory(parallel.module).parameters, parallel.mesh, parallel.job)
+        self.averages = None if options.ema is None else Averages(self.owned, parallel.device)
         self._micros: dict[Any, MicroBatch] = {}
         self._updates: dict[Any, StepUpdate] = {}
+        self._made = 0  # how many programs of both kinds
         self._here, self._simulated = OnProcess(parallel), Simulated(parallel)
         self._latest: tuple[MicroBatch, StepUpdate] | None = None
 
@@ -89,8 +95,8 @@ class TrainStep:
 
     def memory(self, rank: int = 0) -> StepMemory:
         """What a rank's memory holds at the peak of each phase, by liveness, and what dominates there; prints as tables."""
-        local = self.local(rank)
-        return memory_of_step(local, memory_of(local.micro), memory_of(local.update))
+        last = self._current()[1].last
+        return memory_of_step(last[1][rank], lowered_of(*last, rank, self._current()[1].states, self.options.microbatches), self.options.microbatches)
 
     def _current(self) -> tuple[MicroBatch, StepUpdate]:
         if self._latest is None:
@@ -104,8 +110,13 @@ class TrainStep:
         return self.program
 
     def _calls(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Call]:
+        self._refuse_while_averaged()
         model = self.parallel.module
         return micro_batches(model, as_call(model, args, kwargs), self.options.microbatches)
+
+    def _refuse_while_averaged(self) -> None:
+        if self.averages is not None:
+            self.averages.refuse_while_lent()
 
     def _is_known(self, given: Given) -> bool:
         return (self.parallel.key(given), tuple(self.owned.groups())) in self._micros
@@ -116,6 +127,7 @@ class TrainStep:
         if key not in self._micros:
             args, kwargs = given.whole()
             self._micros[key] = compile_micro(self.parallel.compiler, args, kwargs, given.laid, self.options, list(groups))
+            self._made += 1
         micro = self._micros[key]
         self.parallel.move({name: type.attr for name, type in micro.parameters.items()})
         with without_function_modes():  # those are for the model
@@ -123,20 +135,37 @@ class TrainStep:
 
     def _ended(self, key: Any, micro: MicroBatch) -> tuple[MicroBatch, StepUpdate]:
         trained = self.owned.trained(micro.parameters, micro.gradients, micro.states)
-        facts = tuple((t.group, t.steps, t.update.function, t.update.states, tuple(t.update.constants.items()), tuple(t.types.items())) for t in trained)
-        if (key, facts) not in self._updates:
-            self._updates[key, facts] = compile_update(self.parallel.compiler, trained, micro.loss, micro.captured.device, self.options)
-        self._latest = micro, self._updates[key, facts]
+        facts = tuple(
+            (t.group, t.steps, t.update.function, t.update.states, tuple(t.update.scheduled), tuple(t.update.constants.items()), tuple(t.types.items()))
+            for t in trained
+        )
+        if self.averages is not None:
+            self.averages.lie(trained)
+        update = self._updates.pop((key, facts), None)
+        if update is None:
+            update = compile_update(self.parallel.compiler, trained, micro, self.options)
+            self._made += 1
+            self._forget_an_update([other for other in self._updates if other[0] == key])
+        self._updates[key, facts] = update
+        self._latest = micro, update
         return self._latest
+
+    def _forget_an_update(self, kept: Sequence[Any]) -> None:
+        """Of so many, by their keys, the one that was used longest ago."""
+        if len(kept) >= UPDATES_KEPT:
+            old = self._updates.pop(kept[0])
+            self._here.forget(old.last[0])
+            self._simulated.forget(old.program)
 
     # -- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a training goes on from, by the user's names: ``model``, ``optimizer``, ``rng``, ``step``.
+        """All that a training goes on from, by the user's names: ``model``, ``optimizer``, ``rng``, ``step``; ``ema`` where there is one.
 
         For ``autopar.checkpoint.save`` and ``load``, or ``torch.distributed.checkpoint``: the tensors are the step's own, DTensors on
         processes. All ranks call it. A step that has not run has no state of the optimizer; ``capture(batch)`` gives it one.
         """
+        self._refuse_while_averaged()
         return state_of(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -145,7 +174,29 @@ class TrainStep:
         Raises:
             ValueError: a part is missing, or is of another model or other groups; nothing has been changed.
         """
+        self._refuse_while_averaged()
         load_into(self, state)
+
+    @property
+    def ema(self) -> dict[str, torch.Tensor] | None:
+        """The moving average of each parameter that is trained, by its name: the step's own tensors, DTensors on processes. ``None`` without
+        ``ema=``; empty before a capture."""
+        return None if self.averages is None else dict(self.averages.tensors)
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """A block in which the model has the averages of its weights, to evaluate or to save it; then it has its weights again, bit for bit.
+
+            with step.averaged():
+                out = parallel(x)
+
+        All ranks enter it. Buffers stay as they are. There are no steps inside.
+
+        Raises:
+            RuntimeError: the step keeps no averages, or the model has them already.
+        """
+        if self.averages is None:
+            raise RuntimeError("the step keeps no averages of its weights; give train_step their decay, as in ema=0.999")
+        return self.averages.in_model()
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -158,7 +209,7 @@ class TrainStep:
             given = self.parallel.given(*calls[0])
             self.parallel.refuse_without_values(given)
             micro, update = self._compiled(given)
-        with torch.inference_mode(False), without_function_modes(), torch.no_grad():
+        with torch.inference_mode(False), without_function_modes(), torch.no_grad(), self._looking():
             return self._told(update, self._simulated(calls, micro, update, self._state()))
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -177,22 +228,36 @@ class TrainStep:
             calls = self._calls(args, kwargs)
             given = [parallel.given(*call) for call in calls]
             parallel.refuse_without_values(given[0])
-            known = len(self._micros), len(self._updates)
+            known = self._made
             parallel.agree_on("train step", given)
             if not self._is_known(given[0]):
                 parallel.agreed()  # before parameters and states move
             micro, update = self._compiled(given[0])
-            if (len(self._micros), len(self._updates)) != known:  # one order of collectives on all ranks: their programs are one
-                parallel.agreed()
-                parallel.agree_on_program(str(self.program))
-        with torch.inference_mode(False), without_function_modes(), torch.no_grad():
+            if self._made != known:
+                self._agree_on_programs()
+        with torch.inference_mode(False), without_function_modes(), torch.no_grad(), self._looking():
             return self._told(update, self._here(given, micro, update, self._state()))
 
+    def _agree_on_programs(self) -> None:
+        """One order of collectives on all ranks: their programs are one. Where they are not, none is kept, so that the next call asks again."""
+        try:
+            self.parallel.agreed()
+            self.parallel.agree_on_program(str(self.program))
+        except RuntimeError:
+            self._micros, self._updates, self._latest = {}, {}, None
+            self._here = OnProcess(self.parallel)
+            raise
+
+    def _looking(self) -> contextlib.AbstractContextManager[Any]:
+        """For NaN, where the step was told to."""
+        return torch.autograd.set_detect_anomaly(True) if self.options.detect_anomaly else contextlib.nullcontext()
+
     def _state(self) -> Pieces:
-        """What a step takes beside parameters, buffers and inputs, by the user's names: the optimizer's state, learning rates, the scale of
-        the loss."""
-        rates = {f"{LEARNING_RATE}.{k}": torch.tensor(rate, dtype=torch.float64, device=self.parallel.device) for k, rate in enumerate(self.owned.rates())}
-        return {**self.owned.pieces, **rates, **({} if self.scaler is None else dict(zip((SCALE, GROWTH), self.scaler, strict=True)))}
+        """What a step takes beside parameters, buffers and inputs, by the user's names: the optimizer's state, what schedulers change,
+        the averages of weights, the scale of the loss."""
+        scaler = {} if self.scaler is None else dict(zip((SCALE, GROWTH), self.scaler, strict=True))
+        averages = {} if self.averages is None else self.averages.pieces
+        return {**self.owned.pieces, **self.owned.numbers(self.parallel.device), **averages, **scaler}
 
     def _told(self, update: StepUpdate, returned: list[torch.Tensor]) -> torch.Tensor:
         """The loss, after a step; the rest is kept."""

@@ -6,9 +6,10 @@
     step_0 : f32[] = state(step_0_next, '.step.0')
     up_weight_grad : f32[8 4] +dp = buffer('up.weight.grad')
     lr_0 : f64[] = input('.lr.0')
+    beta1_0 : f64[] = input('.beta1.0')
     update:
       step_0_next : f32[] = autopar::counted(step_0, None)
-      adamw : (f32[8 4], …) = autopar::adamw(up_weight, up_weight_grad, up_weight_exp_avg, …, step_0_next, lr_0, None, None, beta1=0.9, …)
+      adamw : (f32[8 4], …) = autopar::adamw(up_weight, up_weight_grad, up_weight_exp_avg, …, step_0_next, lr_0, None, None, beta1=beta1_0, …)
 
 One op a parameter; the transfers follow from how its operands lie: here a reduce-scatter of the gradient before it, and an
 all-gather of the parameter behind it. Averaging, unscaling and clipping are one number that gradients are divided by.
@@ -24,16 +25,22 @@ from torch import fx
 
 from autopar.layout import DistAttr
 from autopar.loss_scaling import LossScaling, updated_scale
-from autopar.optimizers.update import COUNTED, Update
+from autopar.optimizers import AVERAGED
+from autopar.optimizers.update import COUNTED, RATE, Update
 from autopar.program import Program
 from autopar.record import Record, TensorType
 from autopar.squares import SUM_OF_SQUARES
 from autopar.step.assembly import Assembly
 from autopar.step.micro import LOSS, SCALE, gradient_name
 
-LEARNING_RATE = ".lr"  # one input for each parameter group
 GROWTH = ".growth"  # the steps since the scale of the loss was changed
+AVERAGE, AVERAGES = ".ema", ".averages"  # behind the name of a parameter: the state of its average; the state that counts averaged steps
 STEP = ".step"  # the states that count steps: one for all parameters that have taken equally many
+
+
+def scheduled_name(number: str, group: int) -> str:
+    """The input of what schedulers change in a parameter group: its learning rate, its momentum."""
+    return f".{number}.{group}"
 
 
 @dataclass(frozen=True)
@@ -70,20 +77,22 @@ class UpdateProgram:
 
 
 def update_of(trained: Sequence[Trained], loss: TensorType, device: torch.device, *, clip_norm: float | None = None,
-              scaling: LossScaling | None = None) -> UpdateProgram:  # fmt: skip
+              scaling: LossScaling | None = None, ema: float | None = None) -> UpdateProgram:  # fmt: skip
     """The update of all trained parameters; linear in them.
 
     Args:
         loss: of the state that losses add up in.
         clip_norm: what the norm of all gradients is clipped to, as by ``clip_grad_norm_``.
         scaling: how the scale of the loss moves, of which gradients are multiples.
+        ema: the decay of the moving averages of parameters; ``None``: there are none.
     """
-    return _Update(trained, loss, device, clip_norm, scaling).run()
+    return _Update(trained, loss, device, clip_norm, scaling, ema).run()
 
 
 class _Update:
-    def __init__(self, trained: Sequence[Trained], loss: TensorType, device: torch.device, clip_norm: float | None, scaling: LossScaling | None) -> None:
-        self.trained, self.loss, self.clip_norm, self.scaling = trained, loss, clip_norm, scaling
+    def __init__(self, trained: Sequence[Trained], loss: TensorType, device: torch.device, clip_norm: float | None, scaling: LossScaling | None,
+                 ema: float | None) -> None:  # fmt: skip
+        self.trained, self.loss, self.clip_norm, self.scaling, self.ema = trained, loss, clip_norm, scaling, ema
         self.made = Assembly(device)
         self.made.phase = "update"
         self.constraints: dict[str, DistAttr] = {}
@@ -91,11 +100,14 @@ class _Update:
     def run(self) -> UpdateProgram:
         parameters = [self._state(t.name, t.type, t.type.attr) for t in self.trained]
         states = [{n: self._state(f"{t.name}.{n}", type, self._lies(t, type)) for n, type in t.types.items()} for t in self.trained]
+        averages = [] if self.ema is None else [self._state(t.name + AVERAGE, t.type, t.state) for t in self.trained]
+        count = None if self.ema is None else self._input(AVERAGES, torch.int64, "state")
         steps = {k: self._input(f"{STEP}.{k}", torch.float32, "state") for k in sorted({t.steps for t in self.trained if t.update.counted})}
         scale = None if self.scaling is None else [self._input(SCALE, torch.float32, "state"), self._input(GROWTH, torch.int32, "state")]
         gradients = [self._gradient(t) for t in self.trained]
         loss = self._sum_of(LOSS, self.loss, DistAttr.replicated(0))
-        rates = {g: self._input(f"{LEARNING_RATE}.{g}", torch.float64, "input") for g in sorted({t.group for t in self.trained})}
+        updates = {t.group: t.update for t in self.trained}
+        numbers = {g: {n: self._input(scheduled_name(n, g), torch.float64, "input") for n in (RATE, *updates[g].scheduled)} for g in sorted(updates)}
         replaced: dict[fx.Node, fx.Node] = {}
         returned, divisor, found_inf = {"loss": loss}, None, None
         if scale is not None or self.clip_norm is not None:
@@ -110,16 +122,22 @@ class _Update:
         counted = {k: self.made.inline(COUNTED, step, found_inf, name=f"{step.name}_next") for k, step in steps.items()}
         replaced |= {steps[k]: node for k, node in counted.items()}
         for t, parameter, gradient, own in zip(self.trained, parameters, gradients, states, strict=True):
-            new = self._updated(t, parameter, gradient, own, counted.get(t.steps), rates[t.group], divisor, found_inf)
+            new = self._updated(t, parameter, gradient, own, counted.get(t.steps), numbers[t.group], divisor, found_inf)
             replaced |= dict(zip((parameter, *own.values()), new, strict=True))
+        if count is not None:  # behind all of them, which are one kernel, as these are
+            replaced[count] = self.made.inline(COUNTED, count, found_inf, name=f"{count.name}_next")
+            for parameter, average in zip(parameters, averages, strict=True):
+                operands = average, replaced[parameter], replaced[count], found_inf
+                replaced[average] = self.made.inline(AVERAGED, *operands, name=f"{average.name}_next", decay=self.ema)
         return UpdateProgram(self.made.program(list(returned.values()), replaced), self.constraints, tuple(returned))
 
-    def _updated(self, t: Trained, parameter: fx.Node, gradient: fx.Node, own: Mapping[str, fx.Node], step: fx.Node | None, rate: fx.Node,
-                 divisor: fx.Node | None, found_inf: fx.Node | None) -> Sequence[fx.Node]:  # fmt: skip
+    def _updated(self, t: Trained, parameter: fx.Node, gradient: fx.Node, own: Mapping[str, fx.Node], step: fx.Node | None,
+                 numbers: Mapping[str, fx.Node], divisor: fx.Node | None, found_inf: fx.Node | None) -> Sequence[fx.Node]:  # fmt: skip
         """The parameter after the step, and its states."""
         operands = [own.get(name, step) for name in t.update.states]
         names = [f"{node.name}_next" for node in (parameter, *own.values())]
-        made = self.made.inline(t.update.function, parameter, gradient, *operands, rate, divisor, found_inf, name=names, **t.update.constants)
+        scheduled = {name: numbers[name] for name in t.update.scheduled}
+        made = self.made.inline(t.update.function, parameter, gradient, *operands, numbers[RATE], divisor, found_inf, name=names, **scheduled, **t.update.constants)
         return made if isinstance(made, tuple) else (made,)
 
     def _total(self, gradients: Sequence[fx.Node]) -> fx.Node:
