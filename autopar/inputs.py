@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from autopar.arguments import Arguments
-from autopar.constraints import layouts_of
 from autopar.dtensor import attr_of, mesh_of, placements_of
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
-from autopar.plan import Plan
 from autopar.record import TensorType
 from autopar.runtime.pieces import cut
 from autopar.shards import is_dtensor, local_of
@@ -51,11 +49,17 @@ class Given:
         return tuple(self.laid.items()), tuple(self.shapes.items())
 
 
-def given_call(arguments: Arguments, inputs: str, model: torch.nn.Module, plan: Plan | None, mesh: Mesh) -> Given:
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def given_call(arguments: Arguments, inputs: str, mesh: Mesh, layouts: Callable[[Shapes], Mapping[str, DistAttr]]) -> Given:
     """How the tensors of a call lie.
 
     With ``inputs="local"`` each rank brings its own piece, and all bring pieces of one size; the plan is applied to the
     pieces, and a dim that it splits is as many times longer as there are pieces.
+
+    Args:
+        layouts: what the plan says of inputs of such shapes.
 
     Raises:
         ValueError: a DTensor on another mesh, or pending; pieces of a merged dim.
@@ -69,7 +73,7 @@ def given_call(arguments: Arguments, inputs: str, model: torch.nn.Module, plan: 
         else:
             plain[name] = tuple(tensor.shape)
     if inputs == "local" and mesh.size > 1 and plain:
-        attrs = layouts_of(plan, model, mesh, plain)
+        attrs = layouts(plain)
         for name, shape in plain.items():
             attr = laid[name] = attrs.get(name, DistAttr.replicated(len(shape)))
             if any(len(dim) > 1 for dim in attr.dims):

@@ -18,7 +18,7 @@ from autopar.compiled import Compiled, Compiler, Seat
 from autopar.constraints import layouts_of
 from autopar.dtensor import edge_of, placements_of
 from autopar.initialize import Init, initialize
-from autopar.inputs import Given, given_call, piece_of
+from autopar.inputs import Given, Shapes, given_call, piece_of
 from autopar.inventory import Inventory, Named, inventory
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
@@ -80,6 +80,7 @@ class Parallel(torch.nn.Module):
         self.compiler = compiler
         self._compiled: dict[Key, Compiled] = {}
         self._latest: Compiled | None = None
+        self._layouts: dict[tuple[tuple[str, tuple[int, ...]], ...], Mapping[str, DistAttr]] = {}
         self._known = dict(module.named_parameters())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parallel:
@@ -166,20 +167,27 @@ class Parallel(torch.nn.Module):
             RuntimeError: it was not, and ``recapture=False``.
         """
         given = self.given(args, kwargs)
-        return self._captured(given, _key(given, inventory(self.module)))
+        return self._captured(given, self.key(given, inventory(self.module)))
 
     def given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Given:
         """The tensors of a call, and how they lie."""
-        return given_call(bind_arguments(self.module, args, kwargs), self._inputs, self.module, self._plan, self.mesh)
+        return given_call(bind_arguments(self.module, args, kwargs), self._inputs, self.mesh, self._layouts_of)
 
-    def key(self, given: Given) -> Key:
+    def _layouts_of(self, shapes: Shapes) -> Mapping[str, DistAttr]:
+        """What the plan says of inputs of such shapes."""
+        key = tuple(shapes.items())
+        if key not in self._layouts:
+            self._layouts[key] = layouts_of(self._plan, self.module, self.mesh, shapes)
+        return self._layouts[key]
+
+    def key(self, given: Given, own: Inventory) -> Key:
         """What a capture of a call is keyed by."""
-        return _key(given, inventory(self.module))
+        return signature_of(own, given.arguments), given.facts
 
-    def agree_on(self, what: str, given: Sequence[Given]) -> None:
+    def agree_on(self, what: str, given: Sequence[Given], key: Key) -> None:
         """Tell the other ranks that this one makes a call, of such tensors; they are compared before its first collective."""
         if self._agreement is not None:
-            call = f"{what} {_told(given[0], self.key(given[0]))}" + f" and {len(given) - 1} more" * (len(given) > 1)
+            call = f"{what} {_told(given[0], key)}" + f" and {len(given) - 1} more" * (len(given) > 1)
             self._agreement.begin(call, [brought for one in given for brought in _brought(one)], call)
 
     def agreed(self) -> None:
@@ -227,7 +235,7 @@ class Parallel(torch.nn.Module):
             )
         with ONE_AT_A_TIME:  # while a thread captures, the model's tensors are lent
             given, own = self.given(args, kwargs), inventory(self.module)
-            key = _key(given, own)
+            key = self.key(given, own)
             if self._agreement is not None and key not in self._compiled:
                 self._agreement.begin(f"call {_told(given, key)}, for the first time")
                 self._agreement.finish()
@@ -302,7 +310,7 @@ class Parallel(torch.nn.Module):
             raise RuntimeError("the parameters of this model lie on processes; to simulate, call parallelize in a process that is alone")
         with ONE_AT_A_TIME:
             given, own = self.given(args, kwargs), inventory(self.module)
-            compiled = self._captured(given, _key(given, own))
+            compiled = self._captured(given, self.key(given, own))
         named = [*own.parameters, *own.buffers, *zip(given.arguments.names, given.arguments.tensors, strict=True)]
         _refuse_without_values(named)
         return _returned_like_the_model(compiled, compiled.simulated([*(tensor for _, tensor in named), *self.seed(compiled.captured)]), args, kwargs)
@@ -403,10 +411,6 @@ def _refuse_without_values(named: Named) -> None:
             )
         if tensor.is_meta:
             raise ValueError(f"{name} is on the meta device and has no values; to_empty() and init it")
-
-
-def _key(given: Given, own: Inventory) -> Key:
-    return signature_of(own, given.arguments), given.facts
 
 
 def _told(given: Given, key: Key) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,18 +24,19 @@ def as_call(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
         return args, dict(kwargs)
     (batch,) = args
     if isinstance(batch, Mapping):
-        names = set(_names(model))
+        names = _names(getattr(model.forward, "__func__", model.forward))
         return ((), dict(batch)) if all(isinstance(key, str) and (not names or key in names or None in names) for key in batch) else (args, {})
     return tuple(batch), {}
 
 
-def _names(model: torch.nn.Module) -> list[str | None]:
+@functools.lru_cache(maxsize=256)
+def _names(forward: Callable[..., Any]) -> frozenset[str | None]:
     """The parameters of ``forward``; ``None`` stands for any keyword."""
     try:
-        parameters = inspect.signature(model.forward).parameters.values()
+        parameters = inspect.signature(forward).parameters.values()
     except (TypeError, ValueError):
-        return [None]
-    return [None if p.kind is p.VAR_KEYWORD else p.name for p in parameters]
+        return frozenset({None})
+    return frozenset(None if p.kind is p.VAR_KEYWORD else p.name for p in parameters)
 
 
 def micro_batches(model: torch.nn.Module, call: Call, count: int) -> list[Call]:

@@ -28,7 +28,7 @@ from autopar.step.update import GROWTH
 from autopar.torch_private import without_function_modes
 
 if TYPE_CHECKING:
-    from autopar.parallel import Parallel
+    from autopar.parallel import Key, Parallel
 
 
 UPDATES_KEPT = 8  # of one micro-batch: options of an optimizer that are no inputs, and change at each step, would make ever more of them
@@ -106,7 +106,7 @@ class TrainStep:
     def capture(self, *args: Any, **kwargs: Any) -> Step:
         """Capture the step of such a batch and place it, unless that was done before; nothing is computed."""
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
-            self._compiled(self.parallel.given(*self._calls(args, kwargs)[0]))
+            self._compiled(*self._keyed(self.parallel.given(*self._calls(args, kwargs)[0])))
         return self.program
 
     def _calls(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Call]:
@@ -118,15 +118,14 @@ class TrainStep:
         if self.averages is not None:
             self.averages.refuse_while_lent()
 
-    def _is_known(self, given: Given) -> bool:
-        return (self.parallel.key(given), tuple(self.owned.groups())) in self._micros
+    def _keyed(self, given: Given) -> tuple[Given, tuple[Key, tuple[str, ...]]]:
+        """A call, and what its programs are keyed by: the second part are the names of the trained parameters."""
+        return given, (self.parallel.key(given, inventory(self.parallel.module)), tuple(self.owned.groups()))
 
-    def _compiled(self, given: Given) -> tuple[MicroBatch, StepUpdate]:
-        groups = self.owned.groups()
-        key = self.parallel.key(given), tuple(groups)
+    def _compiled(self, given: Given, key: tuple[Key, tuple[str, ...]]) -> tuple[MicroBatch, StepUpdate]:
         if key not in self._micros:
             args, kwargs = given.whole()
-            self._micros[key] = compile_micro(self.parallel.compiler, args, kwargs, given.laid, self.options, list(groups))
+            self._micros[key] = compile_micro(self.parallel.compiler, args, kwargs, given.laid, self.options, key[1])
             self._made += 1
         micro = self._micros[key]
         self.parallel.move({name: type.attr for name, type in micro.parameters.items()})
@@ -208,7 +207,7 @@ class TrainStep:
             calls = self._calls(args, kwargs)
             given = self.parallel.given(*calls[0])
             self.parallel.refuse_without_values(given)
-            micro, update = self._compiled(given)
+            micro, update = self._compiled(*self._keyed(given))
         with torch.inference_mode(False), without_function_modes(), torch.no_grad(), self._looking():
             return self._told(update, self._simulated(calls, micro, update, self._state()))
 
@@ -227,12 +226,14 @@ class TrainStep:
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
             calls = self._calls(args, kwargs)
             given = [parallel.given(*call) for call in calls]
-            parallel.refuse_without_values(given[0])
+            _, key = self._keyed(given[0])
+            if key not in self._micros:
+                parallel.refuse_without_values(given[0])
             known = self._made
-            parallel.agree_on("train step", given)
-            if not self._is_known(given[0]):
+            parallel.agree_on("train step", given, key[0])
+            if key not in self._micros:
                 parallel.agreed()  # before parameters and states move
-            micro, update = self._compiled(given[0])
+            micro, update = self._compiled(given[0], key)
             if self._made != known:
                 self._agree_on_programs()
         with torch.inference_mode(False), without_function_modes(), torch.no_grad(), self._looking():
