@@ -134,6 +134,6 @@ def placed_step(layers: int) -> PlacedStep:
         Trained(name, type, micro.gradients[name], micro.states[name], update, dict.fromkeys(states, TensorType(type.shape, torch.float32)), 0)
         for name, type in micro.parameters.items()
     ]
-    end = compile_update(compiler, trained, micro.loss, micro.captured.device, options)
+    end = compile_update(compiler, trained, micro, options)
     _, first, copies, last = compiler.placed  # before them, what the micro-batches divide by
     return PlacedStep({"micro": first, "update": last, "copy": copies}, {"micro": Reports(micro.reports), "update": Reports(end.reports)})
