@@ -201,3 +201,30 @@ def test_ways_to_give_a_batch() -> None:
         step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), microbatches=2)
         losses.append(run(step, *given, promoted=False, **named))
     assert len({float(loss) for loss in losses}) == 1
+
+
+class Weighing(nn.Module):
+    """An argument is called as a parameter, and another as a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 3, dtype=torch.float64))
+        self.register_buffer("scale", torch.tensor(2.0, dtype=torch.float64))
+
+    def forward(self, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(weight @ self.weight * self.scale, scale)
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_names_of_arguments(called: bool, microbatches: int) -> None:
+    torch.manual_seed(0)
+    model = Weighing()
+    alone = copy.deepcopy(model)
+    step = autopar.parallelize(model, Mesh(dp=1 if called else 2)).train_step(torch.optim.SGD(model.parameters(), lr=0.1), microbatches=microbatches)
+    single = Single(alone, torch.optim.SGD(alone.parameters(), lr=0.1))
+    for _ in range(2):
+        x, y = torch.randn(8, 4, dtype=torch.float64), torch.randint(3, (8,))
+        y[0] = -100
+        assert relative(run(step, x, y, called=called), single(x, y)[0]) <= 1e-12
+    assert max(differences(step, single).values()) <= 1e-12

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -39,11 +39,17 @@ class Memory(NamedTuple):
 Args = tuple[Any, ...]
 Sizes = Callable[[Any], int]  # an operand, or several → their bytes
 
+def _rows(places: Sequence[buckets.Place]) -> int:
+    """Of how many ranks a scattered bucket has a row."""
+    whole, own = (sum(math.prod(one[k]) for one in places) for k in (0, 2))
+    return whole // max(own, 1)
+
+
 MEMORY: dict[Callable[..., Any], Callable[[Args, Sizes, int], Memory]] = {  # function → of its arguments, and the bytes of the value it makes
     buckets.start_bucket: lambda args, sizes, own: Memory(sizes(args[0])),
     buckets.finish_bucket: lambda args, sizes, own: Memory(None),
     buckets.start_scatter_bucket: lambda args, sizes, own: Memory(sizes(args[0])),
-    buckets.finish_scatter_bucket: lambda args, sizes, own: Memory(sum(math.prod(shape) for _, _, shape in args[1]) * (sizes(args[0]) // sum(math.prod(view) for view, _, _ in args[1]))),
+    buckets.finish_scatter_bucket: lambda args, sizes, own: Memory(sizes(args[0]) // _rows(args[1])),
     buckets.start_gather_bucket: lambda args, sizes, own: Memory(sizes(args[0]) * args[1], sizes(args[0])),
     buckets.finish_gather_bucket: lambda args, sizes, own: Memory(None),  # its parts are new
     operator.getitem: lambda args, sizes, own: Memory(own),

@@ -17,7 +17,7 @@ from autopar.layout import DistAttr, layout_of
 from autopar.localize import LocalPrograms
 from autopar.passes import Amp, Recompute, run_passes
 from autopar.passes.amp import low_precision
-from autopar.program import Program, name_of, operands, record_of
+from autopar.program import Program, name_of, operands, record_of, set_record
 from autopar.record import TensorType
 from autopar.report.passes import PassReport, Reports
 from autopar.specialize import specialize
@@ -91,6 +91,7 @@ def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, 
     captured, attrs, report = replace(compiler, homes={}).capture(args, kwargs, laid, notes)  # where parameters lie is decided here
     traced = specialize(captured.program, frozenset({loss_of(captured)}), captured.device)
     verify(traced, "specialize")
+    _tell_apart(traced)
     reported = [report, *run_passes(traced, [Amp(options.amp, options.keep, device=captured.device)] if options.amp else [])]
     start = time.perf_counter()
     with collector_paused():
@@ -133,6 +134,17 @@ def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, 
         copying = program, copied
         reports = [*reports, *_of("copy", more)]
     return MicroBatch(captured, found.program, local, counts, copying, parameters, gradients, states, types[LOSS], (*reported, *reports))
+
+
+def _tell_apart(traced: Program) -> None:
+    """An argument that is called as a parameter or a buffer is called otherwise: values go by names from program to program."""
+    known = {name_of(node) for node in traced.placeholders if record_of(node).role != "input"}
+    for node in traced.placeholders:
+        if record_of(node).role == "input" and (name := name_of(node)) in known:
+            while name in known:
+                name += "_"
+            set_record(node, record_of(node)._replace(name=name))
+            known.add(name)
 
 
 def _about_the_mean(micro: Micro) -> tuple[str, ...]:

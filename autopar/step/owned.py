@@ -96,7 +96,7 @@ class Owned:
 
     def _facts(self, parameters: Iterable[str], groups: Mapping[str, tuple[int, torch.nn.Parameter]]) -> list[object]:
         """The objects that pieces were taken from."""
-        return [part for name in parameters for part in (*groups[name], *self.optimizer.state[groups[name][1]].values())]
+        return [part for name in parameters for part in (*groups[name], *self.optimizer.state.get(groups[name][1], {}).values())]
 
     def _counts(self) -> list[int]:
         """Whether somebody has written to the counts of steps, which are kept twice: torch's own step does."""
@@ -117,13 +117,14 @@ class Owned:
         for name, type in parameters.items():
             number, parameter = groups[name]
             update, attr = updates[number], states[name]
-            known = {n: self.laid(value, parameter, attr) for n, value in self.optimizer.state[parameter].items() if value is not None}
+            known = {n: self.laid(value, parameter, attr) for n, value in self.optimizer.state.get(parameter, {}).items() if value is not None}
             pieces = {n: local_of(value) if isinstance(value, torch.Tensor) else value for n, value in known.items()}
             own = self.definition.initial(self._piece(parameter, attr), self.optimizer.param_groups[number], pieces)
             for n, piece in own.items():
                 if n not in known or pieces[n] is not piece:
                     known[n] = self._surface(piece, parameter, attr)
-            self.optimizer.state[parameter].update(known)
+            if known:
+                self.optimizer.state[parameter].update(known)
             steps = 0
             for n in update.counted:
                 steps = counters.setdefault(0.0 if own[n].is_meta else float(own[n]), len(counters))

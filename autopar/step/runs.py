@@ -163,10 +163,8 @@ class Simulated:
         run, end = self._run(micro.program, micro.local), self._run(update.program, update.local)
         own, ranks = inventory(self.parallel.module), self.parallel.mesh.ranks
         full: dict[str, torch.Tensor] = {name: tensor.detach() for name, tensor in (*own.parameters, *own.buffers)}
-        inputs = []
-        for call in calls:
-            arguments = bind_arguments(self.parallel.module, *call)
-            inputs.append(dict(zip(arguments.names, arguments.tensors, strict=True)))
+        names = [run.names[of] for of in run.interface.given[len(full) :]]
+        inputs = [dict(zip(names, bind_arguments(self.parallel.module, *call).tensors, strict=False)) for call in calls]
         if anomaly.is_on():
             anomaly.refuse_nan(own, full, inputs, state)
         counts = self._counts(micro, run, inputs, full)
