@@ -46,7 +46,7 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(8, 8), torch.randn(8, 8)
 
 
-ALL = "microbatches, amp, keep, reduce_dtype, loss_scale, recompute, zero, clip_norm, ema, detect_anomaly"
+ALL = "microbatches, amp, keep, reduce_dtype, loss_scale, recompute, zero, clip_norm, ema, detect_anomaly, offload"
 SAY = 'say "blocks", "min-cut", '
 OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"micro_batches": 2}, TypeError, f"train_step has no option 'micro_batches'; near it: microbatches. It has {ALL}"),

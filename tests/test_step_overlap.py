@@ -149,6 +149,16 @@ def test_parameters_are_gathered_a_block_ahead(monkeypatch: pytest.MonkeyPatch) 
     assert len(waited) == len(begun)
 
 
+def test_the_backward_begins_with_the_last_block() -> None:
+    """Whose parameters it still has; those of the others it gathers again."""
+    make, batches, _ = steps.MODELS["mlp"]
+    step = made(make(), Mesh(dp=2), zero=3)
+    text = str(step.capture(**batches(0)).micro)
+    forward, _, backward = text.partition("\nbackward:\n")
+    gathered = [{re.search(r"blocks_(\d)", line)[1] for line in part.splitlines() if "all_gather(inner_blocks" in line} for part in (forward, backward)]  # type: ignore[index]
+    assert gathered == [{"0", "1"}, {"0"}]
+
+
 def test_small_blocks_share_a_gather() -> None:
     lines = code(made(llama(layers=4), Mesh(dp=2), zero=3), **text())
     assert len(places(lines, "start_gather_bucket")) == 2, "one forward, one backward"
