@@ -367,6 +367,10 @@ class Parallel(torch.nn.Module):
             detect_anomaly: look for NaN behind each op, as ``torch.autograd.detect_anomaly()`` around a step does too. The first op that makes
                 one is an ``AnomalyError``, with your line and the ranges of its operands. inf is no anomaly; nor is, with fp16, what an
                 overflow of scaled gradients makes of it. What was written before the error stays so: an update has written its parameters.
+            offload: keep the optimizer's state, and averages, in host memory, and update each rank's pieces there by torch's kernels for the CPU, as
+                in ZeRO-Offload: their gradients go to the host, and the pieces there and back. ``optimizer.state`` has DTensors whose pieces are on
+                the CPU; torch's own ``optimizer.step()`` beside it then needs them on the device. It is for accelerators, and was tried on CPU
+                alone, where it only copies; ``simulate`` has one memory, and nothing to offload.
 
         Raises:
             TypeError: an unknown option, an optimizer that is not known.

@@ -91,7 +91,7 @@ def for_model(state: Mapping[str, Any], own: Mapping[str, torch.Tensor], job: Jo
             continue  # what does not fit, load_state_dict says
         placements = here.placements if is_dtensor(here) else [Replicate()] * job.device_mesh.ndim  # type: ignore[attr-defined]
         if is_dtensor(value) and value.device_mesh == job.device_mesh:  # type: ignore[attr-defined]
-            value = value.detach().redistribute(placements=placements)  # type: ignore[attr-defined]
+            value = value.detach().to(job.device).redistribute(placements=placements)  # type: ignore[attr-defined]
         else:
             value = value.full_tensor() if is_dtensor(value) else value  # type: ignore[attr-defined]  # on another mesh
             value = distribute_tensor(value.detach().to(here.device), job.device_mesh, placements)

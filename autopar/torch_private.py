@@ -480,3 +480,12 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
 def version_of(tensor: torch.Tensor) -> int:
     """How often a tensor's memory was written to; of an inference tensor nobody counts. Tried on 2.13."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def dtensor_around(piece: torch.Tensor, device_mesh: Any, placements: Sequence[Any], shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+    """A DTensor whose local tensor is ``piece``, where it is; ``from_local`` would bring it to the mesh's device. Tried on 2.13."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta  # tried on 2.13
+
+    spec = DTensorSpec(device_mesh, tuple(placements), tensor_meta=TensorMeta(torch.Size(shape), tuple(stride), piece.dtype))
+    return DTensor(piece, spec, requires_grad=False)

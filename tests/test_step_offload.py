@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,25 @@ from optimizer_steps import drawn
 from processes import ranks
 from steps import adamw, narrow, run, sgd
 from torch import distributed, nn
-from torch.overrides import TorchFunctionMode
+from torch._subclasses import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
+from torch.overrides import TorchFunctionMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils import _pytree as pytree
 
 import autopar
 from autopar import Mesh, checkpoint
+from autopar.layout import DistAttr
 from autopar.loss_scaling import LossScaling
-from autopar.optimizers import AVERAGED, IN_PLACE, OFFLOADED, offload, register_optimizer
+from autopar.optimizers import AVERAGED, IN_PLACE, OFFLOADED, definition, offload, register_optimizer
 from autopar.optimizers.definition import DEFINITIONS
 from autopar.optimizers.ops import SCHEDULED, SIGNATURES, TRUTHS, UPDATES, states_of
+from autopar.record import TensorType
+from autopar.runtime.job import Job
 from autopar.shards import is_dtensor, local_of
+from autopar.step.average import Averages
+from autopar.step.owned import Owned
 
 Batches = Callable[[int], Mapping[str, torch.Tensor]]
 
@@ -117,28 +126,37 @@ def test_simulated() -> None:
 # -- where states are ------------------------------------------------------------------------------------------------
 
 
+def values(step: Any) -> dict[str, torch.Tensor]:
+    """Parameters, the optimizer's state and averages, whole."""
+    named = dict(step.parallel.named_parameters())
+    found = {f"{name}.{key}": value for name, parameter in named.items() for key, value in step.optimizer.state[parameter].items()}
+    found |= {**named, **{f"{name}.ema": average for name, average in step.ema.items()}}
+    return {name: loops.whole(value).clone() for name, value in found.items()}
+
+
 def moved(folder: str) -> None:
-    """A checkpoint of a step that offloads goes on as the step does: in one that does, in one that does not, and with another stage of ZeRO."""
+    """The state of a step that offloads, from a checkpoint or given as it is, goes on as the step does; in other stages of ZeRO and on
+    another mesh as it would without."""
     step, batches = made({"dp": 2}, offload=True, zero=1, ema=0.9)
     for k in range(2):
         run(step, batches(k))
     states = [value for one in step.optimizer.state.values() for value in one.values()]
-    assert {value.device.type for value in (*states, *step.ema.values())} == {"cpu"} and any(is_dtensor(v) and v.placements[0].is_shard() for v in states)
+    assert any(is_dtensor(value) and value.placements[0].is_shard() for value in states)
     checkpoint.save(folder, step.state_dict())
+    state = copy.deepcopy(step.state_dict())
     run(step, batches(2))
-    wanted = {name: loops.whole(value) for name, value in _values(step).items()}
-    for options in ({"offload": True, "zero": 1}, {"offload": False, "zero": 1}, {"offload": True, "zero": 3}, {"offload": True, "zero": 0}):
-        other, _ = made({"dp": 2}, ema=0.9, **options)
-        other.capture(batches(9))
-        other.load_state_dict(checkpoint.load(folder, other.state_dict()))
-        run(other, batches(2))
-        check_same({name: loops.whole(value) for name, value in _values(other).items()}, wanted)
-
-
-def _values(step: Any) -> dict[str, torch.Tensor]:
-    named = dict(step.parallel.named_parameters())
-    found = {f"{name}.{key}": value for name, parameter in named.items() for key, value in step.optimizer.state[parameter].items()}
-    return {**named, **found, **{f"{name}.ema": average for name, average in step.ema.items()}}
+    for sizes, zero in (({"dp": 2}, 1), ({"dp": 2}, 0), ({"dp": 2}, 3), ({"dp": 1, "tp": 2}, 0)):
+        found = []
+        for away, saved in ((True, True), (False, True), (True, False), (False, False)):
+            other, _ = made(sizes, ema=0.9, offload=away, zero=zero)
+            other.capture(batches(9))
+            other.load_state_dict(checkpoint.load(folder, other.state_dict()) if saved else copy.deepcopy(state))
+            run(other, batches(2))
+            found.append(values(other))
+        for one in found[1:]:
+            check_same(found[0], one)
+        if zero == 1:
+            check_same(found[0], values(step))
 
 
 def test_checkpoints(tmp_path: Path) -> None:
@@ -146,10 +164,8 @@ def test_checkpoints(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def accelerator() -> Iterator[DeviceMesh]:
-    """A device mesh of an accelerator that is not there."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
+def accelerators() -> Iterator[DeviceMesh]:
+    """A device mesh of accelerators that are not there."""
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
         yield DeviceMesh("cuda", torch.arange(2), mesh_dim_names=("dp",), _init_backend=False)
@@ -157,12 +173,139 @@ def accelerator() -> Iterator[DeviceMesh]:
         distributed.destroy_process_group()
 
 
-def test_states_of_an_accelerator_are_on_the_host(accelerator: DeviceMesh) -> None:
-    """Where parameters are DTensors of a mesh of GPUs, so are their states, and the local tensors of these are on the CPU. Nothing is computed."""
-    job = Job(0, accelerator, {}, torch.device("cuda", 0), None)  # type: ignore[arg-type]
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        local = torch.empty(3, 4, device="cuda")
-        parameter = nn.Parameter(DTensor.from_local(local, accelerator, [Shard(0)], run_check=False, shape=(6, 4), stride=(4, 1)))
-        for offload in (True, False):
-            owned = Owned(torch.optim.AdamW([parameter]), [("w", parameter)], Mesh(dp=2), job, offload)
-            split = DistAttr.parse("2/dp 4") if False else None
+@pytest.mark.parametrize("away", [True, False])
+def test_states_beside_an_accelerator(accelerators: DeviceMesh, away: bool) -> None:
+    """They are DTensors of its mesh whose pieces are on the CPU: those that begin, and those that were loaded to the device. Nothing is computed."""
+    job = Job(0, accelerators, {}, torch.device("cuda", 0), distributed.group.WORLD)  # type: ignore[arg-type]
+    type, attr = TensorType((6, 4), torch.float32), DistAttr.split("dp", None)
+    with FakeTensorMode(), torch.no_grad():
+        split = DTensor.from_local(torch.empty(3, 4, device="cuda"), accelerators, [Shard(0)], run_check=False, shape=(6, 4), stride=(4, 1))
+        parameter = nn.Parameter(split)
+        owned = Owned(torch.optim.SGD([parameter], lr=0.1, momentum=0.9), [("w", parameter)], Mesh(dp=2), job, away)
+        wanted = "cpu" if away else "cuda"
+        for known in ({}, {"momentum_buffer": split.clone()}):
+            owned.optimizer.state[parameter] = known
+            owned.trained({"w": type}, {"w": type}, {"w": attr})
+            state = owned.optimizer.state[parameter]["momentum_buffer"]
+            assert is_dtensor(state) and state.device_mesh == accelerators and state.placements == (Shard(0),) and state.shape == (6, 4)
+            assert {tensor.device.type for tensor in (state, state.to_local(), owned.pieces["w.momentum_buffer"])} == {wanted}
+            assert owned.pieces["w.momentum_buffer"] is state.to_local()
+        averages = Averages(owned, torch.device("cuda", 0))
+        averages.lie(owned.trained({"w": type}, {"w": type}, {"w": attr}))
+        assert averages.tensors["w"].device.type == averages.pieces["w.ema"].device.type == wanted and local_of(parameter).device.type == "cuda"
+
+
+# -- what travels, and when ------------------------------------------------------------------------------------------
+
+
+class Noted(TorchFunctionMode):
+    """Notes what is copied where; what would be written to an accelerator is not."""
+
+    def __init__(self, events: list[str]) -> None:
+        super().__init__()
+        self.events = events
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is torch.empty:
+            self.events.append(f"{'pinned' if kwargs['pin_memory'] else 'pageable'} on {kwargs['device']}")
+        if function is torch.Tensor.copy_:
+            self.events.append(f"{args[1].device.type} to {args[0].device.type}{', waits' * (not kwargs.get('non_blocking'))}")
+            if args[0].device.type == "cuda":
+                return args[0]
+        return function(*args, **kwargs)
+
+
+def test_the_order_of_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tensors on an accelerator: all copies begin, then the device is waited for, once, and then the host reads."""
+    events: list[str] = []
+    stream = type("Stream", (), {"synchronize": lambda self: events.append("wait")})()
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: stream)
+    for op in (UPDATES["adamw"], AVERAGED):
+        monkeypatch.setitem(IN_PLACE, op, lambda *args, **options: events.append(" ".join(_devices([args, options]))))
+    with FakeTensorMode(), Noted(events):
+        params, grads = ([torch.zeros(2, device="cuda") for _ in range(2)] for _ in range(2))
+        states, step, number = [[torch.zeros(2)] * 2] * 2, torch.zeros((), device="cuda"), torch.zeros((), device="cuda")
+        OFFLOADED[UPDATES["adamw"]](params, grads, [*states, [step, step]], number, None, number, eps=1e-8, beta1=torch.zeros(()))
+        assert events == ["pinned on cpu"] * 6 + ["cuda to cpu"] * 6 + ["wait", "cpu", "cpu to cuda", "cpu to cuda"], "of two pairs, a count and a number"
+        events.clear()
+        OFFLOADED[AVERAGED]([torch.zeros(2)] * 2, params, [], step, None, decay=0.9)
+        assert events == ["pinned on cpu"] * 3 + ["cuda to cpu"] * 3 + ["wait", "cpu"]
+
+
+def _devices(values: Any) -> set[str]:
+    return {leaf.device.type for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)}
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    name=st.sampled_from([*UPDATES, "averaged"]), seed=st.integers(0, 9), dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
+    scale=st.sampled_from([None, 8.0]), found=st.sampled_from([None, 0.0, 1.0]), columns=st.booleans(),
+)  # fmt: skip
+def test_kernels_on_the_host(name: str, seed: int, dtype: torch.dtype, scale: float | None, found: float | None, columns: bool) -> None:
+    """Bit for bit what is done in place, into the same memory; gradients stay as they are."""
+    def number(value: float | None) -> torch.Tensor | None:
+        return None if value is None else torch.tensor(value)
+
+    given = [drawn([(3, 4), (5,), (0, 3)], 10 * seed + k, dtype) for k in range(5)]
+    if columns:
+        given[0] = [x.t().contiguous().t() if x.dim() == 2 else x for x in given[0]]
+    lying, _, options = SIGNATURES.get(name, ("", "", ""))
+    states = [[x.abs() for x in some] for some in given[2 : 2 + len(lying.split())]] + [[torch.tensor(3.0)] * 3] * ("step" in states_of(name) if name in UPDATES else 0)
+    shared = (torch.tensor(4), number(found)) if name == "averaged" else (torch.tensor(0.01, dtype=torch.float64), number(scale), number(found))
+    said: dict[str, Any] = {key: True if key in TRUTHS else torch.tensor(0.5, dtype=torch.float64) if key in SCHEDULED else 0.5 for key in options.split()}
+    said |= {"decay": 0.9} if name == "averaged" else {}
+    op, made = AVERAGED if name == "averaged" else UPDATES[name], []
+    for table in (IN_PLACE, OFFLOADED):
+        params, grads, own = pytree.tree_map(torch.clone, (given[0], given[1], states))
+        places = [x.data_ptr() for x in (*params, *grads)]
+        table[op](params, grads, own, *shared, **said)
+        assert places == [x.data_ptr() for x in (*params, *grads)]
+        made.append([*params, *(x for some in own for x in some)])
+    assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
+    assert name == "sgd" or all(torch.equal(a, b) for a, b in zip(grads, given[1], strict=True))
+
+
+# -- what is told ----------------------------------------------------------------------------------------------------
+
+
+def test_memory() -> None:
+    """What is on the host is in no row, and told below; the rest is as it was."""
+    found = []
+    for away in (False, True):
+        step, batches = made({"dp": 2}, offload=away, zero=1, ema=0.9)
+        step.capture(batches(0))
+        found.append(step.memory())
+    without, memory = found
+    pieces = sum(value.nbytes for name, value in step.owned.pieces.items() if not name.startswith(".")) + sum(value.nbytes for value in step.ema.values())
+    assert without.host == 0 and "host" not in str(without)
+    assert 0 < memory.host == without.held - memory.held < pieces, "ZeRO has split it over two"
+    for before, row in zip(without, memory, strict=True):
+        assert before.bytes - row.bytes == memory.host and row.kinds.get("optimizer state", 0) < 100, "counters"
+    assert f"of them between steps too; beside them, {memory.host:,} of the optimizer's state are in host memory\n" in str(memory)
+
+
+@pytest.mark.parametrize("value", [1, "cpu", 0])
+def test_wrong_values(value: Any) -> None:
+    with pytest.raises(ValueError) as caught:
+        made({"dp": 2}, offload=value)
+    assert str(caught.value) == f"offload={value!r}: True keeps the optimizer's state in host memory, False beside the parameters"
+
+
+class Sign(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        raise NotImplementedError
+
+
+def test_plain_ops_are_not_offloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autopar.optimizers.definition.DEFINITIONS", dict(DEFINITIONS))
+    monkeypatch.setattr("autopar.optimizers.register.DEFINITIONS", definition.DEFINITIONS)
+    register_optimizer(Sign, update=lambda param, grad, state, lr: (param - lr * grad.sign(), state))
+    sign = lambda parallel: Sign(parallel.parameters(), lr=0.1)  # noqa: E731
+    made({"dp": 2}, sign)
+    with pytest.raises(ValueError) as caught:
+        made({"dp": 2}, sign, offload=True)
+    assert str(caught.value) == (
+        "offload=True updates parameters on the host by the kernels of torch's own optimizers, and the step of Sign is made of plain ops, "
+        "which run where its parameters are: leave offload out"
+    )

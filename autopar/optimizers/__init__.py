@@ -11,8 +11,9 @@ from autopar.optimizers import known  # noqa: F401  # fills the table of definit
 from autopar.optimizers.average import AVERAGED
 from autopar.optimizers.definition import Definition, definition_of
 from autopar.optimizers.in_place import IN_PLACE, SHARED, count
+from autopar.optimizers.offload import HOST, OFFLOADED
 from autopar.optimizers.ops import COUNTED
 from autopar.optimizers.register import register_optimizer
 from autopar.optimizers.update import Update
 
-__all__ = ["AVERAGED", "COUNTED", "IN_PLACE", "SHARED", "Definition", "Update", "count", "definition_of", "register_optimizer"]
+__all__ = ["AVERAGED", "COUNTED", "HOST", "IN_PLACE", "OFFLOADED", "SHARED", "Definition", "Update", "count", "definition_of", "register_optimizer"]

@@ -34,19 +34,21 @@ class Donated:
         sums: additions to one of them, which nothing else reads → that placeholder.
         zeros: those of them that are not given: they are zero.
         buckets: the last of some updates → all of them, which are done at once, in place; ``updates`` are all of these.
+        offloaded: whether that is done on the host, where the optimizer's state is.
     """
 
     placeholders: frozenset[fx.Node] = frozenset()
     sums: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
     zeros: frozenset[fx.Node] = frozenset()
     buckets: Mapping[fx.Node, tuple[fx.Node, ...]] = field(default_factory=dict)
+    offloaded: bool = False
 
     @property
     def updates(self) -> set[fx.Node]:
         return {node for some in self.buckets.values() for node in some}
 
     @staticmethod
-    def of(program: Program, names: Collection[str], zeros: Collection[str] = ()) -> Donated:
+    def of(program: Program, names: Collection[str], zeros: Collection[str] = (), offloaded: bool = False) -> Donated:
         """Of a local program and the names of the placeholders that are handed over; linear in the graph."""
         own = frozenset(node for node in program.placeholders if node.name in names)
         sums = {}
@@ -55,7 +57,7 @@ class Donated:
             if len(node.users) == 1 and value.target is ADD and value.args[0] is node and isinstance(value.args[1], fx.Node) and not value.kwargs and value.args[1] is not node:
                 sums[value] = node
         empty = frozenset(node for node in sums.values() if node.name in zeros)
-        return Donated(own, sums, empty, {some[-1]: tuple(some) for some in _alike(program, own)})
+        return Donated(own, sums, empty, {some[-1]: tuple(some) for some in _alike(program, own)}, offloaded)
 
 
 def _alike(program: Program, own: frozenset[fx.Node]) -> list[list[fx.Node]]:

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from autopar.liveness import HIDDEN_VIEWS, START, Lifetimes, Storage, size
-from autopar.optimizers import IN_PLACE
+from autopar.optimizers import IN_PLACE, OFFLOADED
 from autopar.program import Program, record_of
 from autopar.runtime import buckets, collectives, lower
 from autopar.runtime.lower import Lowered
@@ -146,7 +146,7 @@ class _Walk:
             return Memory(None if self.bytes[node.all_input_nodes[0]] == own else own)
         if isinstance(node.target, OpOverload):
             return Memory(None if returns_alias(node.target) or node.target in HIDDEN_VIEWS else own)
-        return Memory(None) if node.target in IN_PLACE.values() else Memory(own)
+        return Memory(None) if node.target in (*IN_PLACE.values(), *OFFLOADED.values()) else Memory(own)
 
     def size(self, values: Any) -> int:
         return self.bytes[values] if isinstance(values, fx.Node) else sum(map(self.size, values))

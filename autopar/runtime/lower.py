@@ -28,7 +28,7 @@ from torch import fx
 from autopar import transfers
 from autopar.drawn import folded
 from autopar.errors import SimulationError, at_line
-from autopar.optimizers import IN_PLACE, SHARED
+from autopar.optimizers import IN_PLACE, OFFLOADED, SHARED
 from autopar.program import Program, is_getitem, map_operands, operands, record_of
 from autopar.record import TensorType
 from autopar.rules.registry import rule_of
@@ -261,7 +261,8 @@ class _Phase:
         count = len(rows[0]) - SHARED[nodes[0].target]  # type: ignore[index]
         parameters, gradients, *states = [[self.read(row[k]) for row in rows] for k in range(count)]  # type: ignore[arg-type]
         shared, numbers = map_operands((rows[0][count:], dict(nodes[0].kwargs)), self.read)
-        self.call(nodes[0], f"{nodes[0].name}_in_place", IN_PLACE[nodes[0].target], (parameters, gradients, states, *shared), numbers)
+        update = (OFFLOADED if self.donated.offloaded else IN_PLACE)[nodes[0].target]  # type: ignore[index]
+        self.call(nodes[0], f"{nodes[0].name}_in_place", update, (parameters, gradients, states, *shared), numbers)
         if self.hunt is not None:
             self.graph.call_function(self.look_at_updates, ([node.name for node in nodes], gradients, [parameters, *states]))
 

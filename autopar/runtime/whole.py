@@ -49,17 +49,18 @@ class ProcessRun(Results):
         gate: called before the first collective.
         donated: placeholders whose pieces are handed over: their memory may be that of the results.
         scaled: gradients are multiples by a scale, under which they may overflow.
+        offloaded: the optimizer's state is in host memory.
     """
 
     def __init__(self, explicit: Program, local: Program, groups: Mapping[tuple[int, ...], str], gate: Callable[[], None] | None,
-                 device: torch.device, donated: Collection[str] = (), scaled: bool = False) -> None:  # fmt: skip
+                 device: torch.device, donated: Collection[str] = (), scaled: bool = False, offloaded: bool = False) -> None:  # fmt: skip
         super().__init__(explicit)
         self._local, self._bytes, self._groups, self._gate, self._device = local, largest_pieces(explicit), groups, gate, device
         self._constants = {name: constant.tensor for name, constant in explicit.constants.items()}
         self._donated = frozenset(donated)
         self._types = {node.name: record_of(node).type for node in local.placeholders}
         self._lowered: dict[tuple[frozenset[str], Hunt | None], Lowered] = {}
-        self._scaled = scaled
+        self._scaled, self._offloaded = scaled, offloaded
 
     @cached_property
     def hunt(self) -> Hunt:
@@ -68,7 +69,7 @@ class ProcessRun(Results):
     def lowered(self, zeros: frozenset[str] = frozenset(), hunt: Hunt | None = None) -> Lowered:
         """The function, for donated placeholders that are given, or for some that are zero and may not be; and one that looks for NaN."""
         if (zeros, hunt) not in self._lowered:
-            donated = Donated.of(self._local, self._donated, zeros)
+            donated = Donated.of(self._local, self._donated, zeros, self._offloaded)
             self._lowered[zeros, hunt] = lower_whole(self._local, self._groups, self._gate, self._bytes, self._device, donated, hunt)
         return self._lowered[zeros, hunt]
 

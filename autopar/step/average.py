@@ -101,7 +101,7 @@ class Averages:
 
 def as_it_lies(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """A DTensor, re-laid as a parameter lies."""
-    return tensor.redistribute(placements=parameter.placements) if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+    return tensor.to(local_of(parameter).device).redistribute(placements=parameter.placements) if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
 
 
 @torch.no_grad()

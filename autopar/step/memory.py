@@ -15,15 +15,19 @@ from autopar.runtime.lower import Lowered
 from autopar.step.copies import COPY
 from autopar.step.micro import LOSS, gradient_name
 
+STATE = "optimizer state"
+
 
 class StepMemory(tuple[PhasePeak, ...]):
     """A row for each phase of the last micro-batch, which has all that the others have, and for the update; prints as tables.
 
     Attributes:
         held: bytes that stay between steps: parameters, buffers, the optimizer's state, and the batch.
+        host: bytes of the optimizer's state that are in host memory, and in none of the rows.
     """
 
     held: int
+    host: int
 
     @property
     def peak(self) -> int:
@@ -40,18 +44,25 @@ class StepMemory(tuple[PhasePeak, ...]):
         return next(row for row in self if row.phase == name)
 
     def __str__(self) -> str:
-        return f"{tables(self)}bytes of one rank, {self.held:,} of them between steps too\n"
+        beside = f"; beside them, {self.host:,} of the optimizer's state are in host memory" if self.host else ""
+        return f"{tables(self)}bytes of one rank, {self.held:,} of them between steps too{beside}\n"
 
 
-def memory_of_step(last: Program, lowered: Lowered, microbatches: int) -> StepMemory:
-    """The memory of a step, of its last micro-batch and update on one rank, joined, and the function that they are lowered to."""
+def memory_of_step(last: Program, lowered: Lowered, microbatches: int, offload: bool = False) -> StepMemory:
+    """The memory of a step, of its last micro-batch and update on one rank, joined, and the function that they are lowered to.
+
+    ``offload``: what the optimizer keeps of its parameters is in host memory.
+    """
     placeholders = {name_of(node): node for node in last.placeholders}
     kinds = {node.name: _kind(name, node, placeholders) for name, node in placeholders.items()}
+    away = {node for name, node in placeholders.items() if offload and kinds[node.name] == STATE and not name.startswith(".")}
     kept = {node.name for name, node in placeholders.items() if not (_is_sum(name) or name.endswith(COPY) or record_of(node).role == "seed")}
     batch = sum(size(record_of(node).type) for name, node in placeholders.items() if record_of(node).role == "input" and not name.startswith("."))
-    report = report_of(lifetimes(last, lowered, kept, kinds))
+    lives = lifetimes(last, lowered, kept, kinds)
+    report = report_of(replace(lives, storages=tuple(one for one in lives.storages if one.node not in away)))
     found = StepMemory(_beside(row, "inputs", batch * (microbatches - 1)) for row in report)
     found.held = report.held + batch * (microbatches - 1)
+    found.host = sum(size(record_of(node).type) for node in away)
     return found
 
 
@@ -62,7 +73,7 @@ def _kind(name: str, node: fx.Node, placeholders: Mapping[str, fx.Node]) -> str:
     if role == "param" or name + gradient_name("") in placeholders:
         return "parameters"
     if role == "state":
-        return "optimizer state" if name.rpartition(".")[0] + gradient_name("") in placeholders or name.startswith(".") else "buffers"
+        return STATE if name.rpartition(".")[0] + gradient_name("") in placeholders or name.startswith(".") else "buffers"
     return {"buffer": "buffers"}.get(role, "inputs")
 
 

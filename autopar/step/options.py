@@ -28,6 +28,7 @@ class Options:
     clip_norm: float | None = None
     ema: float | None = None
     detect_anomaly: bool = False
+    offload: bool = False
 
     @property
     def scaled(self) -> bool:
@@ -79,4 +80,6 @@ def options_of(given: Mapping[str, Any]) -> Options:
         raise ValueError(f"ema={found.ema!r} is no decay of a moving average: give a number from 0 to 1, such as 0.999, or None")
     if not isinstance(found.detect_anomaly, bool):
         raise ValueError(f"detect_anomaly={found.detect_anomaly!r}: True looks for the first NaN behind each op, False does not")
+    if not isinstance(found.offload, bool):
+        raise ValueError(f"offload={found.offload!r}: True keeps the optimizer's state in host memory, False beside the parameters")
     return found

@@ -16,13 +16,13 @@ from autopar.dtensor import placements_of
 from autopar.inventory import Named
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
-from autopar.optimizers import Definition, Update, definition_of
+from autopar.optimizers import HOST, Definition, Update, definition_of
 from autopar.optimizers.update import RATE, scalar
 from autopar.record import TensorType
 from autopar.runtime.job import Job
 from autopar.shards import is_dtensor, local_of
 from autopar.step.update import STEP, Trained, scheduled_name
-from autopar.torch_private import copy_each, note_a_step, version_of
+from autopar.torch_private import copy_each, dtensor_around, note_a_step, version_of
 
 
 class Owned:
@@ -31,14 +31,16 @@ class Owned:
     Attributes:
         pieces: this process's pieces of the optimizer's state, by the user's name of the parameter and that of the state:
             ``up.weight.exp_avg``; and the counters of steps, ``.step.0``. What is written to them is the optimizer's state.
+        offload: whether what the optimizer keeps of a parameter is in host memory; the counters are beside the parameters.
 
     Raises:
         TypeError: it is no optimizer, or one that is not known.
-        ValueError: one of its parameters is not the model's.
+        ValueError: one of its parameters is not the model's, or its step is not offloaded.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Named, mesh: Mesh, job: Job | None) -> None:
-        self.optimizer, self.mesh, self.job = optimizer, mesh, job
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Named, mesh: Mesh, job: Job | None,
+                 offload: bool = False) -> None:  # fmt: skip
+        self.optimizer, self.mesh, self.job, self.offload = optimizer, mesh, job, offload
         self.definition: Definition = definition_of(optimizer)
         self.pieces: dict[str, torch.Tensor] = {}
         self._names = {id(tensor): name for name, tensor in parameters}
@@ -47,6 +49,14 @@ class Owned:
         self._trained: tuple[Trained, ...] = ()
         self._counted: dict[str, list[torch.Tensor]] = {}  # counter → the tensors of the optimizer's state that it stands for
         self.groups()
+        self._refuse_to_offload_plain_ops()
+
+    def _refuse_to_offload_plain_ops(self) -> None:
+        if self.offload and any(self.definition.update(group).op is None for group in self.optimizer.param_groups):
+            raise ValueError(
+                f"offload=True updates parameters on the host by the kernels of torch's own optimizers, and the step of {self.definition.name} is made "
+                f"of plain ops, which run where its parameters are: leave offload out"
+            )
 
     def groups(self) -> dict[str, tuple[int, torch.nn.Parameter]]:
         """Each parameter that requires a gradient, by name, and the number of its group."""
@@ -105,7 +115,7 @@ class Owned:
     def finish(self) -> None:
         """After a step: the optimizer's own counts of steps are those of the counters."""
         for name, tensors in self._counted.items():
-            copy_each(tensors, [self.pieces[name]] * len(tensors))
+            copy_each(tensors, [self.pieces[name].to(tensors[0].device)] * len(tensors))  # it waits for an accelerator once
         self._versions = self._counts()
         note_a_step(self.optimizer)
 
@@ -142,25 +152,29 @@ class Owned:
         return local_of(self.laid(parameter.detach(), parameter, attr))
 
     def laid(self, value: Any, parameter: torch.nn.Parameter, attr: DistAttr) -> Any:
-        """A state as it should lie; what has not the parameter's shape is the same on all ranks."""
+        """A state as it should lie, where it belongs; what has not the parameter's shape is the same on all ranks."""
+        return self._at_home(self._relaid(value, parameter, attr))
+
+    def _at_home(self, state: Any) -> Any:
+        return state.to(HOST) if self.offload and isinstance(state, torch.Tensor) and not state.is_meta else state
+
+    def _relaid(self, value: Any, parameter: torch.nn.Parameter, attr: DistAttr) -> Any:
         if self.job is None or not isinstance(value, torch.Tensor) or value.shape != parameter.shape or not parameter.dim():
             return value
         from torch.distributed.tensor import distribute_tensor
 
         placements = placements_of(attr, self.mesh, tuple(parameter.shape))
         if is_dtensor(value) and value.device_mesh == self.job.device_mesh:
-            return value if value.placements == placements else value.redistribute(placements=placements)
-        value = value.full_tensor() if is_dtensor(value) else value
+            return value if value.placements == placements else value.to(_device(parameter)).redistribute(placements=placements)
+        value = value.to(_device(parameter)).full_tensor() if is_dtensor(value) else value
         return distribute_tensor(value.detach().to(_device(parameter)).contiguous(), self.job.device_mesh, placements)
 
     def _surface(self, piece: torch.Tensor, parameter: torch.nn.Parameter, attr: DistAttr) -> torch.Tensor:
         """A new state as the optimizer has it: of a DTensor parameter, a DTensor."""
-        if self.job is None or not parameter.dim() or piece.shape != local_of(self.laid(parameter.detach(), parameter, attr)).shape:
+        if self.job is None or not parameter.dim() or piece.shape != local_of(self._relaid(parameter.detach(), parameter, attr)).shape:
             return piece
-        from torch.distributed.tensor import DTensor
-
         placements = placements_of(attr, self.mesh, tuple(parameter.shape))
-        return DTensor.from_local(piece, self.job.device_mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride())
+        return dtensor_around(piece, self.job.device_mesh, placements, parameter.shape, parameter.stride())
 
 
 def _device(parameter: torch.Tensor) -> torch.device:

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 COUNTS, COPIES = "the counts of all micro-batches", "the low-precision copies of parameters"  # what runs beside micro-batches and update
 
 
-def lowered_of(last: Program, local: LocalPrograms, rank: int, written: Collection[str], microbatches: int) -> Lowered:
+def lowered_of(last: Program, local: LocalPrograms, rank: int, written: Collection[str], microbatches: int, offload: bool = False) -> Lowered:
     """The function that a rank runs for the last micro-batch and the update, to look at."""
-    run = ProcessRun(last, local[rank], _Groups(), None, torch.device("cpu"), _donated(Results(last), written))
+    run = ProcessRun(last, local[rank], _Groups(), None, torch.device("cpu"), _donated(Results(last), written), offloaded=offload)
     return run.lowered(frozenset(run.named[name] for name in sums_of(run)) if microbatches == 1 else frozenset())
 
 
@@ -63,9 +63,11 @@ class OnProcess:
 
     Attributes:
         parallel: the model.
+        offload: whether the optimizer's state is in host memory.
     """
 
     parallel: Parallel
+    offload: bool = False
     _runs: dict[int, ProcessRun] = field(default_factory=dict)
 
     def __call__(self, given: Sequence[Given], micro: MicroBatch, update: StepUpdate, state: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -139,7 +141,8 @@ class OnProcess:
             gate = None if seat.agreement is None else seat.agreement.finish
             device = torch.device("cpu") if job is None else job.device
             found = Results(program)
-            self._runs[id(program)] = ProcessRun(program, local[seat.rank], seat.groups, gate, device, _donated(found, written), SCALE in found.named)
+            scaled = SCALE in found.named
+            self._runs[id(program)] = ProcessRun(program, local[seat.rank], seat.groups, gate, device, _donated(found, written), scaled, self.offload)
         return self._runs[id(program)]
 
     def forget(self, program: Program) -> None:

@@ -56,12 +56,12 @@ class TrainStep:
         self.steps = 0
         self.skipped: torch.Tensor | None = None
         self.scaler = list(options.loss_scale.state(parallel.device)) if options.scaled else None
-        self.owned = Owned(optimizer, inventory(parallel.module).parameters, parallel.mesh, parallel.job)
+        self.owned = Owned(optimizer, inventory(parallel.module).parameters, parallel.mesh, parallel.job, options.offload)
         self.averages = None if options.ema is None else Averages(self.owned, parallel.device)
         self._micros: dict[Any, MicroBatch] = {}
         self._updates: dict[Any, StepUpdate] = {}
         self._made = 0  # how many programs of both kinds
-        self._here, self._simulated = OnProcess(parallel), Simulated(parallel)
+        self._here, self._simulated = OnProcess(parallel, options.offload), Simulated(parallel)
         self._latest: tuple[MicroBatch, StepUpdate] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -95,8 +95,9 @@ class TrainStep:
 
     def memory(self, rank: int = 0) -> StepMemory:
         """What a rank's memory holds at the peak of each phase, by liveness, and what dominates there; prints as tables."""
-        last = self._current()[1].last
-        return memory_of_step(last[1][rank], lowered_of(*last, rank, self._current()[1].states, self.options.microbatches), self.options.microbatches)
+        update, options = self._current()[1], self.options
+        lowered = lowered_of(*update.last, rank, update.states, options.microbatches, options.offload)
+        return memory_of_step(update.last[1][rank], lowered, options.microbatches, options.offload)
 
     def _current(self) -> tuple[MicroBatch, StepUpdate]:
         if self._latest is None:
@@ -246,7 +247,7 @@ class TrainStep:
             self.parallel.agree_on_program(str(self.program))
         except RuntimeError:
             self._micros, self._updates, self._latest = {}, {}, None
-            self._here = OnProcess(self.parallel)
+            self._here = OnProcess(self.parallel, self.options.offload)
             raise
 
     def _looking(self) -> contextlib.AbstractContextManager[Any]:
