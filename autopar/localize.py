@@ -181,7 +181,7 @@ class _Localizer:
                         map_operands(args, self.nodes.__getitem__), map_operands(kwargs, self.nodes.__getitem__))  # fmt: skip
         self.nodes[node] = new
         set_record(new, Record(kind, (), record.phase, record.role, record.index, record.name, record.results,
-                               module=record.module, source=record.source))  # fmt: skip
+                               module=record.module, source=record.source, call=record.call))  # fmt: skip
 
     def output(self, node: fx.Node, record: Record) -> None:
         """What of the results this rank has."""

@@ -184,11 +184,11 @@ class Parallel(torch.nn.Module):
         """What a capture of a call is keyed by."""
         return signature_of(own, given.arguments), given.facts
 
-    def agree_on(self, what: str, given: Sequence[Given], key: Key) -> None:
-        """Tell the other ranks that this one makes a call, of such tensors; they are compared before its first collective."""
+    def agree_on(self, what: str, given: Sequence[Given], key: Key, numbers: str = "") -> None:
+        """Tell the other ranks that this one makes a call, of such tensors and numbers; they are compared before its first collective."""
         if self._agreement is not None:
             call = f"{what} {_told(given[0], key)}" + f" and {len(given) - 1} more" * (len(given) > 1)
-            self._agreement.begin(call, [brought for one in given for brought in _brought(one)], call)
+            self._agreement.begin(f"{call} {numbers}".rstrip(), [brought for one in given for brought in _brought(one)], call)
 
     def agreed(self) -> None:
         """The other ranks make the same call; ``RuntimeError`` otherwise."""
@@ -334,7 +334,7 @@ class Parallel(torch.nn.Module):
         self.compiler = replace(self.compiler, homes={**self.compiler.homes, **moved})
         self._compiled, self._latest = {}, None
         if self.job is not None:
-            relaid(inventory(self.module).parameters, moved, self.mesh, self.job)
+            relaid(self.module, moved, self.mesh, self.job)
 
     def train_step(self, optimizer: torch.optim.Optimizer, **options: Any) -> TrainStep:
         """The whole training step as one static program: ``loss = step(batch)`` runs forward, backward and optimizer.

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from autopar.dtensor import edge_of, placements_of
-from autopar.inventory import Named, inventory
+from autopar.inventory import inventory
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
 from autopar.runtime.job import Job
-from autopar.torch_private import is_strided_shard
+from autopar.torch_private import forget_weak_references, is_strided_shard
 
 
 def sharded(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh: Mesh, job: Job) -> torch.nn.Module:
@@ -46,9 +46,10 @@ def _placed(tensor: torch.Tensor, attr: DistAttr, mesh: Mesh, job: Job) -> Any:
     return distribute_tensor(value, job.device_mesh, placements)
 
 
-def relaid(parameters: Named, attrs: Mapping[str, DistAttr], mesh: Mesh, job: Job) -> None:
+def relaid(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh: Mesh, job: Job) -> None:
     """Bring parameters to lie as ``attrs`` says. They stay the same objects, so that an optimizer keeps them; their gradients go."""
-    for name, parameter in parameters:
+    forget_weak_references(model)
+    for name, parameter in inventory(model).parameters:
         placements = placements_of(attrs[name], mesh, tuple(parameter.shape)) if name in attrs else None
         if placements is not None and parameter.placements != placements:  # type: ignore[attr-defined]
             parameter.grad = None

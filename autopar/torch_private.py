@@ -472,6 +472,14 @@ def note_a_step(optimizer: torch.optim.Optimizer) -> None:
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
+def forget_weak_references(model: torch.nn.Module) -> None:
+    """Recurrent layers refer weakly to their parameters, and ``swap_tensors`` refuses such. Nothing but ``_apply`` of the layer reads them, which
+    makes them anew. Tried on 2.13."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.RNNBase):
+            module._flat_weight_refs = []
+
+
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Whether something is called before or after each step of an optimizer. Tried on 2.13."""
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)

@@ -108,7 +108,7 @@ def after_a_refusal() -> None:
         with pytest.raises(RuntimeError, match=match):
             step(x)
 
-    for k in range(6):
+    for k in range(7):
         x = batches(k)["x"]
         if k < 2:
             refused(x[: 2 * size * (1 + rank)])
@@ -120,6 +120,10 @@ def after_a_refusal() -> None:
             step.optimizer.param_groups[0]["eps"] = 1e-6 if rank else 1e-7  # a constant: another update
             refused(x), refused(x)
             step.optimizer.param_groups[0]["eps"] = 1e-8
+        elif k == 5:
+            step.optimizer.param_groups[0]["lr"] = 0.1 / (1 + rank)  # as by a schedule that looks at this rank's loss
+            refused(x, r"train step .* by AdamW\(weight_decay=0\.1, lr=0\.05, betas=\(0\.9, 0\.999\), .*, zero=1\n")
+            step.optimizer.param_groups[0]["lr"] = 1e-2
         else:
             parallel.train(not rank)
             refused(x)

@@ -91,6 +91,20 @@ def test_buckets_are_the_op_for_each(kind: type[Optimizer], options: dict[str, A
 
 
 @CASES
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_long_pieces_in_half_precision(kind: type[Optimizer], options: dict[str, Any], dtype: torch.dtype) -> None:
+    """Of more elements than a register of the CPU holds, and some beside: all are written."""
+    shapes = [(35,), (64,), (7, 19)]
+    stepped = Stepped(kind([nn.Parameter(tensor) for tensor in drawn(shapes, 0, dtype)], **{**options, "lr": LR.item()}))
+    for k in range(3):
+        ours = InPlace(stepped)
+        grads = drawn(shapes, k + 1, dtype)
+        stepped.step(grads, None, None)
+        ours.step(grads, None, None)
+        check_alike(ours, stepped)
+
+
+@CASES
 def test_memory_may_lie_otherwise(kind: type[Optimizer], options: dict[str, Any]) -> None:
     """Kernels take memory as it lies; what is around a piece stays as it was."""
     for lay in ((transposed,), (plain, transposed), (transposed, plain), (sliced,), (plain, sliced), (plain, plain, sliced)):

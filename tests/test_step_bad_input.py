@@ -318,3 +318,26 @@ def test_shapes_modes_and_what_is_trained_may_change() -> None:
     assert step.captures == 4
     for a, b in zip(parallel.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("loss", [lambda h, y: (h - y).square().sum(), lambda h, y: (h - y).square().mean().sqrt()], ids=["a sum", "a root"])
+def test_a_loss_that_is_no_mean_is_told(loss: Any) -> None:
+    """The numbers of micro-batches are not those of the whole batch."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return loss(self.up(x), y)
+
+    for microbatches in (1, 2):
+        parallel = autopar.parallelize(Model(), Mesh(dp=2))
+        step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), microbatches=microbatches)
+        batch = torch.randn(8, 4), torch.randn(8, 4)
+        if microbatches == 1:
+            step.capture(*batch)
+            continue
+        with pytest.warns(UserWarning, match=r"(?s)not that of the whole batch: a term of it is no sum .*test_step_bad_input\.py.*write it as a mean, or use microbatches=1"):
+            step.capture(*batch)

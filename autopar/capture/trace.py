@@ -86,7 +86,7 @@ class Tracer:
         own = [*self.parameters.values(), *self.buffers.values()]
         self.recorder.streams = streams = Streams(seed)
         lent = self.borrower.borrowed(dict(zip(own, tensors, strict=False)))
-        alone = streams.numbering(), caches_forgotten(self.model), self.beside.watched(), assignments_refused(), _autograd_alone()
+        alone = streams.numbering(), caches_forgotten(self.model), self.beside.watched(), assignments_refused(), _autograd_alone(), _plain_recurrences()
         with contextlib.ExitStack() as stack:
             for context in (lent, *alone, self._explained(), self.recorder.modules()):
                 stack.enter_context(context)
@@ -231,3 +231,15 @@ def _device(tensors: Sequence[torch.Tensor]) -> torch.device:
     """That of the first tensor that has values. On meta alone: the accelerator, or CPU, so that the ops are those of a run."""
     real = next((tensor.device for tensor in tensors if not tensor.is_meta), None)
     return real or torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+
+
+@contextlib.contextmanager
+def _plain_recurrences() -> Iterator[None]:
+    """Recurrent layers as plain ops, and not as one of oneDNN, whose backward takes a tensor that may be undefined. Kernels that ops choose
+    when they run are not concerned."""
+    before = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = before

@@ -34,6 +34,7 @@ FUSED: dict[str, tuple[OpOverload, Callable[..., tuple[Any, ...]], dict[str, Any
     "sgd.momentum": (FUSED_SGD, lambda buffer: (buffer,), DESCENT),
     "adagrad": (FUSED_ADAGRAD, lambda total, step: (total, step), {}),
 }
+UNWRITTEN = ("sgd", "sgd.momentum")  # kernels of torch 2.13 that on CPU leave most elements in half precision as they were
 
 
 def count(steps: Tensors, found_inf: torch.Tensor | None) -> None:
@@ -79,7 +80,8 @@ def _has_kernel(name: str, params: Tensors, grads: Tensors) -> bool:
     """Kernels take gradients in the parameter's dtype; to round them to half precision, still scaled, would lose the largest."""
     dtype = params[0].dtype
     rounded = dtype in (torch.float16, torch.bfloat16) and any(grad.dtype != dtype for grad in grads)
-    return name in FUSED and has_kernel(FUSED[name][0], params[0].device.type) and not rounded
+    lossy = rounded or (name in UNWRITTEN and dtype in (torch.float16, torch.bfloat16) and params[0].is_cpu)
+    return name in FUSED and has_kernel(FUSED[name][0], params[0].device.type) and not lossy
 
 
 def _one_by_one(op: OpOverload, params: Tensors, grads: Tensors, states: Sequence[Tensors], lr: torch.Tensor, grad_scale: torch.Tensor | None,

@@ -109,7 +109,7 @@ class Agreement:
         if len(ranks) == 1:
             raise RuntimeError(f"the ranks have not made the same calls before this one{told}\n  let all ranks call forward and backward alike, also in the last step")
         raise RuntimeError(
-            f"the ranks make different calls{told}\n  let all ranks call forward and backward alike, in the same mode, with tensors of the same shapes: "
+            f"the ranks make different calls{told}\n  let all ranks call forward and backward alike, in the same mode, with the same options and learning rates, with tensors of the same shapes: "
             f"with inputs=\"global\" the same batch, with inputs=\"local\" batches of the same size (drop_last=True)"
         )
 
@@ -128,7 +128,7 @@ def _checksum(pieces: Sequence[torch.Tensor]) -> tuple[float, float]:
             total += float(values @ torch.linspace(0.5, 1.5, len(values), dtype=torch.float64))
             scale += 16 * torch.finfo(flat.dtype).eps * float(values.abs().sum())
         else:
-            exact = zlib.crc32(flat.contiguous().view(torch.uint8).numpy(), exact)
+            exact = zlib.crc32(flat.numpy().tobytes(), exact)
     return total + exact, scale
 
 

@@ -5,8 +5,11 @@
                                                   y = torch.ops.aten.log.default(h)
                                                   look('y', y, (h,))
 
-An anomaly is a NaN in the result of an op none of whose operands has one. inf is none: masks are made of it. Where nobody asks, there
-are neither these lines nor a question in their place: the functions that look are others, made when they are first needed.
+An anomaly is a NaN in the result of an op none of whose operands has one, if it gets into something that leaves: what the program
+returns, a state, what is sent to other ranks, and in the backward what one function of autograd hands to the next, as torch has it. It is
+told then, before that is sent; a NaN that a mask takes away, as in the gradient of the norm of zeros, is none. Nor is inf: masks are made
+of it. Where nobody asks, there are neither these lines nor a question in their place: the functions that look are others, made when they
+are first needed.
 
 Under a scale of the loss (``loss_scaling``) gradients may overflow, and what is made of inf may be NaN. That is what the scale is for: the
 step is skipped. So there an anomaly of the backward or of the update is a NaN made of finite operands, on this rank; what comes from
@@ -56,6 +59,8 @@ class Hunt:
     def __init__(self, program: Program, *, scaled: bool = False, during: str = "") -> None:
         self.program, self.scaled, self.during = program, scaled, during
         self.nodes = {node.name: node for node in program.nodes}
+        self.leaving = _leaving(program)
+        self._nan: dict[str, str] = {}  # values that have one now → what is told of it, where their op made it
 
     def look(self, name: str, value: torch.Tensor, read: Sequence[Any]) -> None:
         """Behind an op, or a collective that was waited for.
@@ -65,15 +70,28 @@ class Hunt:
             read: the operands of its op; one that is the value itself was written over.
 
         Raises:
-            AnomalyError: none of the operands has a NaN, and the value has.
+            AnomalyError: the value leaves, and has a NaN; it tells the op that made it.
         """
+        self._nan.pop(name, None)
         if not has_nan(value):
             return
         node = self.nodes[name]
         left = [one for one in read if isinstance(one, torch.Tensor) and one is not value]
-        if any(map(has_nan, left)) or (self._may_overflow(node) and (_axes(node) or len(left) < len(read) or not all(map(is_finite, left)))):
-            return
-        raise AnomalyError(self._text(node, value, dict(zip(operands(op_of(node)), read, strict=True))))
+        handed_on = any(map(has_nan, left)) or (self._may_overflow(node) and (_axes(node) or len(left) < len(read) or not all(map(is_finite, left))))
+        self._nan[name] = "" if handed_on else self._text(node, value, dict(zip(operands(op_of(node)), read, strict=True)))
+        if node in self.leaving and (told := self._made_by(node)):
+            raise AnomalyError(told)
+
+    def _made_by(self, node: fx.Node) -> str:
+        """What is told of the first NaN that a value comes from; nothing where none was made here."""
+        behind: set[str] = set()
+        open_ = [node]
+        while open_:
+            one = open_.pop()
+            if one.name in self._nan and one.name not in behind:
+                behind.add(one.name)
+                open_ += operands(op_of(one))
+        return next((told for name, told in self._nan.items() if told and name in behind), "")
 
     def look_at_updates(self, names: Sequence[str], gradients: Sequence[torch.Tensor], written: Sequence[Sequence[torch.Tensor]]) -> None:
         """Behind the updates of several parameters at once, in place.
@@ -113,6 +131,27 @@ class Hunt:
         group = self.program.meshes[given.get("stage")].group(self.program.rank, given["axis"])
         others = [str(rank) for rank in group if rank != self.program.rank]
         return f"this rank's piece has none, so it came over {' '.join(axes)} from rank{'s' * (len(others) > 1)} {' '.join(others)}"
+
+
+def _leaving(program: Program) -> set[fx.Node]:
+    """The values that are seen outside of what computes them: results, what other ranks are sent, what the update reads of the phases
+    before it, and what the backward of one call hands to that of another; and what is added to a sum of these, which may be the sum itself."""
+    found: set[fx.Node] = set()
+    for node in reversed(list(program.nodes)):
+        phase = record_of(node).phase
+        for user in node.users:
+            sent = user.target in (transfers.send, transfers.recv) or bool(_axes(user))
+            added = user in found and user.target is torch.ops.aten.add.Tensor and operands(user)[0].op == "placeholder"
+            other = record_of(user).phase
+            handed = phase == other == "backward" and _call(user) != _call(node)
+            if user.op == "output" or sent or added or handed or (other == "update" != phase):
+                found.add(node)
+    return found
+
+
+def _call(node: fx.Node) -> int | None:
+    call = record_of(node).call
+    return None if call is None else call.number
 
 
 class Watched(dict[str, Any]):

@@ -91,7 +91,7 @@ class _Walk:
         end, graph = len(self.ops), self.lowered.graph
         homes = {node.name: node for node in self.program.nodes if node.op in ("placeholder", "get_attr")}
         for node in graph.find_nodes(op="placeholder"):
-            home = homes[node.name]
+            home = homes[str(node.target)]  # FX writes names of its own in small letters
             self.bytes[node] = size(record_of(home).type)
             lives = home.op == "get_attr" or home.name in self.kept
             self.parts[node] = ((self.store(home, self.bytes[node], self.kinds.get(home.name, "buffers"), START, end if lives else START),),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -99,6 +100,8 @@ def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, 
     ms = (time.perf_counter() - start) * 1e3
     verify(found.program, "micro")
     reported.append(PassReport("micro", ms, notes=_about_the_mean(found)))
+    for note in reported[-1].notes:
+        warnings.warn(note, stacklevel=2)  # the numbers are not those of the whole batch
     placeholders = {name_of(node): node for node in found.program.placeholders}
     inputs = {name: attrs[node.name] for name, node in placeholders.items() if record_of(node).role == "input" and node.name in attrs}
     split = STAGES[options.zero]
@@ -153,8 +156,8 @@ def _about_the_mean(micro: Micro) -> tuple[str, ...]:
     if not lines:
         return ()
     return (
-        "the loss is the mean of those of the micro-batches, in which each has the same say: a term of it is no sum over the batch that is "
-        f"divided by a count\n{lines[0]}",
+        "the loss is the mean of those of the micro-batches, in which each has the same say, and not that of the whole batch: a term of it is "
+        f"no sum over the batch that is divided by a count\n{lines[0]}\n  write it as a mean, or use microbatches=1",
     )
 
 

@@ -13,6 +13,8 @@ import torch
 from autopar.loss_scaling import LossScaling
 from autopar.precision.policy import policy_of
 
+OWN = ("detect_anomaly", "offload")  # options that change nothing for other ranks
+
 
 @dataclass(frozen=True)
 class Options:
@@ -34,6 +36,13 @@ class Options:
     def scaled(self) -> bool:
         """Whether the loss is scaled: small gradients are lost in fp16."""
         return self.amp is not None and self.amp.startswith("fp16")
+
+
+def told(options: Options) -> str:
+    """Those that are not as they are when left out, but for what a rank may have for itself: ``, zero=1, clip_norm=1.0``."""
+    plain = Options()
+    given = {one.name: getattr(options, one.name) for one in fields(options)}
+    return "".join(f", {name}={value!r}" for name, value in given.items() if name not in OWN and value != getattr(plain, name))
 
 
 def options_of(given: Mapping[str, Any]) -> Options:

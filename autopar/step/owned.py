@@ -77,6 +77,14 @@ class Owned:
         """The user's name of one of the optimizer's parameters."""
         return self._names[id(parameter)]
 
+    def told(self) -> str:
+        """The optimizer and its numbers, in words that are the same on every rank that has the same: ``AdamW(lr=0.001, betas=(0.9, 0.999))``."""
+        groups = []
+        for group in self.optimizer.param_groups:
+            numbers = {key: value for key, value in group.items() if isinstance(value, (int, float, tuple)) and value is not False}
+            groups.append(", ".join(f"{key}={value}" for key, value in numbers.items()))
+        return f"{type(self.optimizer).__name__}({'; '.join(groups)})"
+
     def forget(self) -> None:
         """The optimizer's state has been replaced."""
         self._seen = None

@@ -19,7 +19,7 @@ from autopar.step.batches import Call, as_call, micro_batches
 from autopar.step.compile import MicroBatch, StepUpdate, compile_micro, compile_update, reports_of, step_of
 from autopar.step.memory import StepMemory, memory_of_step
 from autopar.step.micro import SCALE
-from autopar.step.options import Options
+from autopar.step.options import Options, told
 from autopar.step.owned import Owned
 from autopar.step.program import Step
 from autopar.step.runs import OnProcess, Simulated, lowered_of
@@ -61,6 +61,7 @@ class TrainStep:
         self._micros: dict[Any, MicroBatch] = {}
         self._updates: dict[Any, StepUpdate] = {}
         self._made = 0  # how many programs of both kinds
+        self._told_options = told(options)
         self._here, self._simulated = OnProcess(parallel, options.offload), Simulated(parallel)
         self._latest: tuple[MicroBatch, StepUpdate] | None = None
 
@@ -231,7 +232,7 @@ class TrainStep:
             if key not in self._micros:
                 parallel.refuse_without_values(given[0])
             known = self._made
-            parallel.agree_on("train step", given, key[0])
+            parallel.agree_on("train step", given, key[0], f"by {self.owned.told()}{self._told_options}")
             if key not in self._micros:
                 parallel.agreed()  # before parameters and states move
             micro, update = self._compiled(given[0], key)
