@@ -35,6 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # tried on 2.13
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
+set_onednn = torch._C._set_mkldnn_enabled  # tried on 2.13: whether ops are oneDNN's; the public flag may have been closed for the process
 FUNCTIONAL = torch.ops._c10d_functional  # tried on 2.13: collectives that return a tensor to be waited for
 
 NO_DIMS = torch.Size()

@@ -26,6 +26,7 @@ from autopar.torch_private import (
     are_saved_tensors_hooked,
     make_fx,
     mutates,
+    set_onednn,
     single_threaded_backward,
 )
 
@@ -238,8 +239,8 @@ def _plain_recurrences() -> Iterator[None]:
     """Recurrent layers as plain ops, and not as one of oneDNN, whose backward takes a tensor that may be undefined. Kernels that ops choose
     when they run are not concerned."""
     before = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = False
+    set_onednn(False)
     try:
         yield
     finally:
-        torch.backends.mkldnn.enabled = before
+        set_onednn(before)
