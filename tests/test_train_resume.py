@@ -153,10 +153,11 @@ def saving(job: subprocess.Popen[str], folder: Path) -> None:
     newest = checkpoint.latest(folder)
     limit = time.monotonic() + 60
     while time.monotonic() < limit and job.poll() is None:
-        now = checkpoint.latest(folder)
-        if now != newest and any(folder.glob(".writing-*")):
+        if any(folder.glob(".writing-*")) and checkpoint.latest(folder) != newest:  # in this order: a save takes some milliseconds
             return
-    raise AssertionError("no checkpoint was written")
+    job.kill()
+    assert job.stdout is not None
+    raise AssertionError(f"no checkpoint was written\n{job.stdout.read()[-4000:]}")
 
 
 KILLS = (  # when, and whether the whole command or one rank of it is killed
