@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import schedules
@@ -62,14 +63,19 @@ def registered() -> Iterator[None]:
     DEFINITIONS.update(before)
 
 
+def beside(mesh: Mesh) -> Any:
+    """A model on a mesh, the same alone, and its batches."""
+    torch.manual_seed(0)
+    make, batches, _ = steps.MODELS["mlp"]
+    model = make()
+    alone = copy.deepcopy(model)
+    return autopar.parallelize(model, mesh), alone, batches
+
+
 @pytest.mark.usefixtures("registered")
 def test_a_registered_optimizer() -> None:
     """What it names is an input of plain ops; a tuple is one for each of its numbers."""
-    torch.manual_seed(0)
-    of, batches, _ = steps.MODELS["mlp"]
-    model = of()
-    alone = copy.deepcopy(model)
-    parallel = autopar.parallelize(model, Mesh(dp=2))
+    parallel, alone, batches = beside(Mesh(dp=2))
     step, single = (kind(one, Lion(one.parameters(), lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)) for kind, one in (
         (lambda parallel, optimizer: parallel.train_step(optimizer, zero=1), parallel), (steps.Single, alone)))  # fmt: skip
     rates = [OneCycleLR(one.optimizer, max_lr=1e-2, total_steps=12) for one in (step, single)]
@@ -88,11 +94,7 @@ def test_a_registered_optimizer() -> None:
 
 def test_updates_that_constants_make_are_not_kept_for_ever() -> None:
     """An option that is no operand, changed at every step: each is another update, and so many are kept, with what was made of them."""
-    torch.manual_seed(0)
-    of, batches, _ = steps.MODELS["mlp"]
-    model = of()
-    alone = copy.deepcopy(model)
-    parallel = autopar.parallelize(model, Mesh(dp=1))
+    parallel, alone, batches = beside(Mesh(dp=1))
     step, single = parallel.train_step(steps.adamw(parallel)), steps.Single(alone, steps.adamw(alone))
     for k in range(12):
         for one in (step, single):

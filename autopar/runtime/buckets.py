@@ -7,7 +7,7 @@ A collective of a small tensor costs as much as one of a large one, nearly. So s
   each micro-batch scatters, as with ZeRO 2, are added to a bucket later;
 * parameters that are gathered where they are used, as with ZeRO 3: those of a block, while the block before it is computed
   (Zhao et al., PyTorch FSDP, VLDB 2023);
-* what an update reduces of what it is given: all of it, when it begins; and the parameters that it gathers at its end;
+* the parameters that an update gathers at its end;
 * small ones that stand side by side, as the sum and the count of a loss do.
 """
 
@@ -68,7 +68,6 @@ class Buckets:
         due: value → the reductions of it that go into one, when it has been made.
         late: reductions of which nothing but a sum in donated memory is made, which can wait → that sum.
         runs: the first of some that stand side by side → all of them.
-        early: those whose operands are there when the phase begins.
         ahead: gathers of parameters, a block's together, in the order in which blocks are computed; ``stage``: in which of them one is.
     """
 
@@ -76,7 +75,6 @@ class Buckets:
     due: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
     late: dict[fx.Node, fx.Node] = field(default_factory=dict)
     runs: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
-    early: list[list[fx.Node]] = field(default_factory=list)
     ahead: list[Stage] = field(default_factory=list)
     stage: dict[fx.Node, int] = field(default_factory=dict)
     _begun: int = 0
@@ -89,7 +87,6 @@ class Buckets:
         """Of a phase's nodes. ``sums``: additions to donated memory."""
         found, own, output = Buckets(bytes), set(nodes), program.output
         runs: list[list[fx.Node]] = [[]]
-        early: dict[Key, list[list[fx.Node]]] = {}
         ahead = _Ahead(program, bytes)
         for node in nodes:
             operand = operands(node)[0] if node.name in bytes and _may_share(node) else None
@@ -97,8 +94,6 @@ class Buckets:
                 runs.append([])
             elif node.target is transfers.all_gather and record_of(node).phase != "update":
                 ahead.add(node)
-            elif record_of(node).phase == "update" and operand.op == "placeholder":
-                _put(early.setdefault(_key(node), []), node, bytes, OTHERS)
             elif operand in own and len(node.users) == 1 and next(iter(node.users)) in sums:
                 found.late[node] = next(iter(node.users))
                 found.due.setdefault(operand, []).append(node)
@@ -110,7 +105,6 @@ class Buckets:
                     runs.append([])
                 _put(runs, node, bytes, limit)
         found.runs = {run[0]: run for run in runs if len(run) > 1}
-        found.early = [some for every in early.values() for some in every]
         found.ahead = ahead.stages
         found.stage = {node: k for k, stage in enumerate(ahead.stages) for some in stage.values() for node in some}
         return found
@@ -124,7 +118,7 @@ class Buckets:
     @property
     def members(self) -> set[fx.Node]:
         """All that are in one, or will be."""
-        return {node for some in (*self.due.values(), *self.runs.values(), *self.early, self.stage) for node in some}
+        return {node for some in (*self.due.values(), *self.runs.values(), self.stage) for node in some}
 
     def add(self, node: fx.Node) -> list[fx.Node]:
         """The members of the bucket that is full now, if one is."""

@@ -157,7 +157,7 @@ class _Phase:
         for node in constants:
             self.looked_at(node, self.values[node])
         members, sums = self.buckets.members, set(self.buckets.late.values())
-        for some in (*self.buckets.early, *self.buckets.begin(0)):
+        for some in self.buckets.begin(0):
             self.bucket(some)
         end = next((node for node in nodes if record_of(node).phase == "update"), None)
         for node in nodes:
