@@ -91,6 +91,9 @@ def test_the_report() -> None:
     assert {"parameters", "gradients", "optimizer state", "activations"} <= set(memory.phase("backward").kinds)
     whole = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=1e-3), microbatches=2, zero=0, amp="bf16-O2")
     whole.capture(batch)
+    one = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=1e-3))
+    one.capture(batch)
+    assert one.memory(0).phase("update").kinds["gradients"] > 0.9 * one.memory(0).phase("update").kinds["parameters"], "without a sum to add to"
     state = [one.memory(3).phase("update").kinds["optimizer state"] for one in (step, whole)]
     assert state[0] < 0.6 * state[1], "ZeRO splits it over two"
     assert "lm_head" in str(memory) and "between steps too" in str(memory)

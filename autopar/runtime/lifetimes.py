@@ -16,7 +16,7 @@ from torch import fx
 
 from autopar.liveness import HIDDEN_VIEWS, START, Lifetimes, Storage, size
 from autopar.optimizers import IN_PLACE, OFFLOADED
-from autopar.program import Program, record_of
+from autopar.program import Program, operands, record_of
 from autopar.runtime import buckets, collectives, lower
 from autopar.runtime.lower import Lowered
 from autopar.torch_private import OpOverload, returns_alias
@@ -103,7 +103,19 @@ class _Walk:
             self.read(node, position)
             self.call(node, made, position)
         self.read(graph.output_node(), end)
+        self.tell_gradients()
         return Lifetimes(self.program, tuple(stands), tuple(self.storages))
+
+    def tell_gradients(self) -> None:
+        """A sum that begins with zero is the gradient that is added to it."""
+        values = {node.name: node for node in self.ops}
+        for node in self.program.nodes:
+            home = node.args[0] if node.target is aten.add.Tensor else None
+            if not isinstance(home, fx.Node) or self.kinds.get(home.name) != "gradients" or home.name in self.lowered.takes:
+                continue
+            for name in (node.name, *(value.name for value in operands(node)[1:])):
+                for one in (one for part in self.parts.get(values.get(name), ()) for one in part):  # type: ignore[arg-type]
+                    one.kind = "gradients" if one.born != START else one.kind
 
     def read(self, node: fx.Node, position: int) -> None:
         for value in node.all_input_nodes:
