@@ -97,13 +97,22 @@ def log_sigmoid_backward(gradient, x, buffer):
 
 def _nll_loss_forward(op):
     def forward(scores, target, weight, reduction, ignore_index):
-        """``mean → sum / total weight``: both are sums over the batch."""
+        """``mean → sum / total weight``: both are sums over the batch. The weight is that of the targets alone, and known before the scores."""
         if reduction != MEAN:
             return NotImplemented
-        total, count = op(scores, target, weight, SUM, ignore_index)
-        return aten.div.Tensor(total, count), count
+        count = _total_weight(target, weight, ignore_index, scores.dtype)
+        return aten.div.Tensor(op(scores, target, weight, SUM, ignore_index)[0], count), count
 
     return forward
+
+
+def _total_weight(target, weight, ignore_index, dtype):
+    """How many targets are not ignored, or the sum of the weights of their classes."""
+    kept = aten.ne.Scalar(target, ignore_index)
+    if weight is None:
+        return aten._to_copy.default(aten.sum.default(kept), dtype=dtype)
+    own = aten.index.Tensor(weight, [aten.where.ScalarOther(kept, target, 0)])
+    return aten.sum.default(aten.mul.Tensor(own, kept))
 
 
 def _nll_loss_backward(op):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -75,6 +76,12 @@ class Assembly:
             made.append(node)
         results = tuple(None if ref is None else value(ref) for ref in found.results)
         return results[0] if len(results) == 1 else results
+
+    def arrange(self, order: Callable[[Sequence[fx.Node]], Sequence[fx.Node]]) -> None:
+        """Put the values into another order, in which each stands behind its operands."""
+        ordered = order([node for node in self._graph.nodes if node.op != "placeholder"])
+        for before, node in itertools.pairwise(ordered):
+            before.append(node)
 
     def program(self, returned: Sequence[fx.Node], states: Mapping[fx.Node, fx.Node] | None = None, tree: tuple[str, ...] | None = None) -> Program:
         """The program: what it returns, and for each state what replaces it. What nothing reads is not part of it."""

@@ -25,7 +25,7 @@ from autopar.specialize import specialize
 from autopar.step.copies import copy_program
 from autopar.step.counts import count_program
 from autopar.step.joined import joined
-from autopar.step.micro import LOSS, Micro, gradient_name, micro_of
+from autopar.step.micro import COUNT, LOSS, Micro, gradient_name, micro_of
 from autopar.step.options import Options
 from autopar.step.program import Step
 from autopar.step.update import Trained, update_of
@@ -42,6 +42,7 @@ class MicroBatch:
     Attributes:
         program, local: ``micro``, with its transfers, and of each rank.
         count: the same of ``count``; ``None`` where it has none. And of ``copy``.
+        first: ``count`` and the first of several micro-batches, joined.
         parameters, gradients: of those that are trained, by the user's name: their types, between steps, and those of their sums.
         states: how the optimizer's state of each lies.
         loss: the type of the state that losses add up in.
@@ -52,6 +53,7 @@ class MicroBatch:
     local: LocalPrograms
     count: Placed | None
     copy: Placed | None
+    first: Placed | None
     parameters: dict[str, TensorType]
     gradients: dict[str, TensorType]
     states: dict[str, DistAttr]
@@ -136,7 +138,21 @@ def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, 
         copied, more = compiler.place(program, laid_so, captured.device)
         copying = program, copied
         reports = [*reports, *_of("copy", more)]
-    return MicroBatch(captured, found.program, local, counts, copying, parameters, gradients, states, types[LOSS], (*reported, *reports))
+    first = None
+    if counts and options.microbatches > 1:
+        first, more = _joined(compiler, counts[0], found.program, [f"{COUNT}.{k}" for k in range(len(found.counts.sums))])
+        reports = [*reports, *_of("count", more)]
+    return MicroBatch(captured, found.program, local, counts, copying, first, parameters, gradients, states, types[LOSS], (*reported, *reports))
+
+
+def _joined(compiler: Compiler, first: Program, second: Program, handed: Sequence[str] = ()) -> tuple[Placed, list[PassReport]]:
+    start = time.perf_counter()
+    with collector_paused():
+        made = joined(first, second, handed)
+    ms = (time.perf_counter() - start) * 1e3
+    verify(made, "join")
+    local, report = compiler.localize(made)
+    return (made, local), [PassReport("join", ms), replace(report, name="join localize")]
 
 
 def _tell_apart(traced: Program) -> None:
@@ -183,15 +199,10 @@ def compile_update(compiler: Compiler, trained: Sequence[Trained], micro: MicroB
     found = update_of(trained, micro.loss, device, clip_norm=options.clip_norm, scaling=options.loss_scale if options.scaled else None, ema=options.ema)
     verify(found.program, "update")
     local, reports = compiler.place(found.program, found.constraints, device)
-    start = time.perf_counter()
-    with collector_paused():
-        last = joined(micro.program, found.program)
-    ms = (time.perf_counter() - start) * 1e3
-    verify(last, "join")
-    ended, report = compiler.localize(last)
-    reports += [PassReport("join", ms), replace(report, name="join localize")]
+    last, more = _joined(compiler, micro.program, found.program)
+    reports += more
     states = frozenset(name_of(node) for node in found.program.placeholders if record_of(node).role == "state")
-    return StepUpdate(found.program, local, (last, ended), states, found.returns, tuple(reports))
+    return StepUpdate(found.program, local, last, states, found.returns, tuple(reports))
 
 
 def step_of(micro: MicroBatch, update: StepUpdate, microbatches: int) -> Step:

@@ -100,23 +100,9 @@ def _of_inputs_alone(program: Program) -> set[fx.Node]:
             type = record_of(node).type
             if record_of(node).role in ("input", "buffer") and isinstance(type, TensorType):
                 found.add(node)
-        elif node.op == "get_attr" or (node.op == "call_function" and all(value in found for value in operands(node))) or (_is_total_weight(node) and all(value in found for value in _weighted(node))):
+        elif node.op == "get_attr" or (node.op == "call_function" and all(value in found for value in operands(node))):
             found.add(node)
     return found
-
-
-def _is_total_weight(node: fx.Node) -> bool:
-    return is_getitem(node) and node.args[0].target in WEIGHTED and node.args[1] == 1  # type: ignore[union-attr]
-
-
-def _weighted_by(node: fx.Node) -> tuple[fx.Node, fx.Node | None, int]:
-    """Of a total weight, the targets, the weights of the classes if there are any, and the class that is ignored."""
-    _, target, weight, _, ignore = node.args[0].args  # type: ignore[union-attr]
-    return target, weight, ignore  # type: ignore[return-value]
-
-
-def _weighted(node: fx.Node) -> list[fx.Node]:
-    return [value for value in _weighted_by(node)[:2] if value is not None]  # type: ignore[misc]
 
 
 def _sums_behind(count: fx.Node, fixed: set[fx.Node]) -> tuple[fx.Node, ...]:
@@ -127,22 +113,13 @@ def _sums_behind(count: fx.Node, fixed: set[fx.Node]) -> tuple[fx.Node, ...]:
         node = open_.pop()
         if node not in fixed or not _is_scalar(node):
             return ()
-        if node.target in SUMS or _is_total_weight(node):
+        if node.target in SUMS:
             found.append(node)
         elif node.target in MEASURES:
             open_ += operands(node)
         elif node.op != "get_attr":
             return ()
     return tuple(dict.fromkeys(found))
-
-
-def total_weight(target: torch.Tensor, weight: torch.Tensor | None, ignore: int) -> torch.Tensor:
-    """What ``nll_loss_forward`` divides its mean by: the weights of the targets that are not ignored."""
-    kept = torch.ne(target, ignore)
-    if weight is None:
-        return kept.sum()
-    own = weight.index_select(0, torch.where(kept, target, 0).reshape(-1))
-    return (own * kept.reshape(-1)).sum()
 
 
 def count_program(program: Program, counts: Counts, microbatches: int, device: torch.device) -> Program:
@@ -158,7 +135,7 @@ def count_program(program: Program, counts: Counts, microbatches: int, device: t
     """
     made = Assembly(device)
     sums = list(dict.fromkeys(one for some in counts.sums.values() for one in some))
-    needed = behind([value for one in sums for value in (_weighted(one) if _is_total_weight(one) else [one])])
+    needed = behind(sums)
     own = [node for node in program.nodes if node in needed]
     same = {node: made.placeholder(node.name, record_of(node)) for node in own if node.op == "placeholder" and record_of(node).role != "input"}
     of_each = []
@@ -172,12 +149,7 @@ def count_program(program: Program, counts: Counts, microbatches: int, device: t
                 values[node] = made.copy(node, values, program.constants)
         for one in sums:
             made.about = record_of(one)
-            if _is_total_weight(one):
-                target, weight, ignore = _weighted_by(one)
-                value = made.inline(total_weight, values[target], weight and values[weight], ignore)
-            else:
-                value = values[one]
-            totals[one] = made.inline(aten.add.Tensor, totals[one], value) if one in totals else value
+            totals[one] = made.inline(aten.add.Tensor, totals[one], values[one]) if one in totals else values[one]
     results = []
     for divisor, some in counts.sums.items():
         values = {one: totals[one] for one in some}

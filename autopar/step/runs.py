@@ -84,14 +84,16 @@ class OnProcess:
             anomaly.refuse_nan(own, dict(zip(names[:count], pieces[0], strict=False)), inputs, state, self._rank)
         del pieces
         copies = self._copies(micro, held)
-        taken = {**held, **self._counts(micro, inputs, held), **copies}
+        taken = {**held, **copies}
         low = {name.removesuffix(COPY): tensor for name, tensor in copies.items()}
         *others, last = inputs
-        total = len(inputs)
+        total, sums = len(inputs), Pieces()
+        counted = {f"{name}.{k}": tensor for k, values in enumerate(inputs) for name, tensor in values.items()} if micro.first else {}
         del inputs, copies
-        sums: Pieces = {}
         for k, values in enumerate(others, 1):
-            _, made = self._called(run, {**taken, **low, **values, **_seed(parallel, micro), **sums}, during=nth(k, total))
+            beginning = self._run(*micro.first) if micro.first and k == 1 else run
+            counts, made = self._called(beginning, {**taken, **low, **values, **_seed(parallel, micro), **sums, **counted}, counted, during=nth(k, total))
+            taken |= {f"{COUNT}.{j}": count for j, count in enumerate(counts)}
             sums = {name: made.pop(name) for name in sums_of(run)}
             for name, tensor in made.items():
                 held[name].copy_(tensor)
@@ -119,14 +121,6 @@ class OnProcess:
             return {}
         _, made = self._called(self._run(*micro.copy), dict(held), during=COPIES)
         return made
-
-    def _counts(self, micro: MicroBatch, inputs: list[Pieces], held: Pieces) -> Pieces:
-        """What the micro-batches divide by, if they are told."""
-        if micro.count is None:
-            return {}
-        given = {f"{name}.{k}": tensor for k, values in enumerate(inputs) for name, tensor in values.items()}
-        returned, _ = self._called(self._run(*micro.count), held | given, during=COUNTS)
-        return {f"{COUNT}.{k}": count for k, count in enumerate(returned)}
 
     @property
     def _rank(self) -> int:
