@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autopar.arguments import Signature, bind_arguments, difference, signature_of
+from autopar.arguments import Arguments, Signature, bind_arguments, difference, signature_of
 from autopar.borrow import ONE_AT_A_TIME
 from autopar.capture import Captured
 from autopar.compiled import Compiled, Compiler, Seat
@@ -166,12 +166,12 @@ class Parallel(torch.nn.Module):
         Raises:
             RuntimeError: it was not, and ``recapture=False``.
         """
-        given = self.given(args, kwargs)
+        given = self.given(bind_arguments(self.module, args, kwargs))
         return self._captured(given, self.key(given, inventory(self.module)))
 
-    def given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Given:
+    def given(self, arguments: Arguments) -> Given:
         """The tensors of a call, and how they lie."""
-        return given_call(bind_arguments(self.module, args, kwargs), self._inputs, self.mesh, self._layouts_of)
+        return given_call(arguments, self._inputs, self.mesh, self._layouts_of)
 
     def _layouts_of(self, shapes: Shapes) -> Mapping[str, DistAttr]:
         """What the plan says of inputs of such shapes."""
@@ -234,7 +234,7 @@ class Parallel(torch.nn.Module):
                 f"torchrun --nproc-per-node {self.mesh.size} and call parallelize in each, or call .simulate(...) to run all ranks in this process"
             )
         with ONE_AT_A_TIME:  # while a thread captures, the model's tensors are lent
-            given, own = self.given(args, kwargs), inventory(self.module)
+            given, own = self.given(bind_arguments(self.module, args, kwargs)), inventory(self.module)
             key = self.key(given, own)
             if self._agreement is not None and key not in self._compiled:
                 self._agreement.begin(f"call {_told(given, key)}, for the first time")
@@ -309,7 +309,7 @@ class Parallel(torch.nn.Module):
         if self.job is not None:
             raise RuntimeError("the parameters of this model lie on processes; to simulate, call parallelize in a process that is alone")
         with ONE_AT_A_TIME:
-            given, own = self.given(args, kwargs), inventory(self.module)
+            given, own = self.given(bind_arguments(self.module, args, kwargs)), inventory(self.module)
             compiled = self._captured(given, self.key(given, own))
         named = [*own.parameters, *own.buffers, *zip(given.arguments.names, given.arguments.tensors, strict=True)]
         _refuse_without_values(named)

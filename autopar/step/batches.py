@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,8 +40,8 @@ def _names(forward: Callable[..., Any]) -> frozenset[str | None]:
     return frozenset(None if p.kind is p.VAR_KEYWORD else p.name for p in parameters)
 
 
-def micro_batches(model: torch.nn.Module, call: Call, count: int) -> list[Call]:
-    """The calls of the micro-batches: each tensor whose dim 0 is as long as that of the first is cut into ``count`` equal pieces,
+def micro_batches(model: torch.nn.Module, call: Call, count: int) -> list[Arguments]:
+    """The arguments of the micro-batches: each tensor whose dim 0 is as long as that of the first is cut into ``count`` equal pieces,
     what is no such tensor is the same for all.
 
     Raises:
@@ -51,7 +52,7 @@ def micro_batches(model: torch.nn.Module, call: Call, count: int) -> list[Call]:
     if length == 0:
         raise ValueError(f"a batch without rows has no loss ({_named(arguments, 0)}); leave it out")
     if count == 1:
-        return [call]
+        return [arguments]
     if length is None:
         raise ValueError(f"microbatches={count}, but no argument of the step is a tensor with a dim that could be cut; pass microbatches=1")
     if length % count:
@@ -71,13 +72,15 @@ def micro_batches(model: torch.nn.Module, call: Call, count: int) -> list[Call]:
             cut.append(list(value.split(length // count)))
         else:
             cut.append([value] * count)
-    calls = []
-    for flat in zip(*cut, strict=True):
-        args, kwargs = unflatten(list(flat), arguments.spec)
-        if kwargs.get(COUNTED) is not None:
-            kwargs[COUNTED] = _share(kwargs[COUNTED], count)
-        calls.append((args, kwargs))
-    return calls
+    pieces = [replace(arguments, flat=list(flat), tensors=[value for value in flat if isinstance(value, torch.Tensor)]) for flat in zip(*cut, strict=True)]
+    return [_with_its_share(model, piece, count) for piece in pieces] if COUNTED in arguments.passed else pieces
+
+
+def _with_its_share(model: torch.nn.Module, piece: Arguments, count: int) -> Arguments:
+    args, kwargs = unflatten(piece.flat, piece.spec)
+    if kwargs.get(COUNTED) is not None:
+        kwargs[COUNTED] = _share(kwargs[COUNTED], count)
+    return bind_arguments(model, args, kwargs)
 
 
 def _share(items: Any, count: int) -> torch.Tensor:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autopar.arguments import bind_arguments
 from autopar.inputs import Given
-from autopar.inventory import inventory
+from autopar.inventory import Inventory
 from autopar.localize import LocalPrograms
 from autopar.program import Program
 from autopar.runtime import anomaly
@@ -22,7 +21,6 @@ from autopar.runtime.anomaly import nth
 from autopar.runtime.lower import Lowered
 from autopar.runtime.pieces import cut, join
 from autopar.runtime.whole import Pieces, ProcessRun, Results, SimulatedRun
-from autopar.step.batches import Call
 from autopar.step.compile import MicroBatch, StepUpdate
 from autopar.step.copies import COPY
 from autopar.step.micro import COUNT, LOSS, SCALE, gradient_name
@@ -70,10 +68,11 @@ class OnProcess:
     offload: bool = False
     _runs: dict[int, ProcessRun] = field(default_factory=dict)
 
-    def __call__(self, given: Sequence[Given], micro: MicroBatch, update: StepUpdate, state: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """What the update returns. ``state``: what it takes beside parameters and sums, by the user's names; written in place."""
+    def __call__(self, given: Sequence[Given], own: Inventory, micro: MicroBatch, update: StepUpdate,
+                 state: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:  # fmt: skip
+        """What the update returns. ``own``: the model's tensors; ``state``: what it takes beside parameters and sums, by the user's names;
+        both written in place."""
         parallel = self.parallel
-        own = inventory(parallel.module)
         run, end = self._run(micro.program, micro.local), self._run(*update.last, update.states)
         pieces = [parallel.pieces(one, own, run.interface, self._rank)[0] for one in given]
         names = [run.names[of] for of in run.interface.given]
@@ -155,21 +154,22 @@ class Simulated:
     parallel: Parallel
     _runs: dict[int, SimulatedRun] = field(default_factory=dict)
 
-    def __call__(self, calls: Sequence[Call], micro: MicroBatch, update: StepUpdate, state: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    def __call__(self, given: Sequence[Given], own: Inventory, micro: MicroBatch, update: StepUpdate,
+                 state: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:  # fmt: skip
         """What the update returns. ``state``: what it takes beside parameters and sums, by the user's names; written in place."""
         run, end = self._run(micro.program, micro.local), self._run(update.program, update.local)
-        own, ranks = inventory(self.parallel.module), self.parallel.mesh.ranks
+        ranks = self.parallel.mesh.ranks
         full: dict[str, torch.Tensor] = {name: tensor.detach() for name, tensor in (*own.parameters, *own.buffers)}
         names = [run.names[of] for of in run.interface.given[len(full) :]]
-        inputs = [dict(zip(names, bind_arguments(self.parallel.module, *call).tensors, strict=False)) for call in calls]
+        inputs = [dict(zip(names, one.arguments.tensors, strict=False)) for one in given]
         if anomaly.is_on():
             anomaly.refuse_nan(own, full, inputs, state)
         counts = self._counts(micro, run, inputs, full)
         copies = self._copies(micro, run, full)
         held = {rank: {**_cut(run, {**full, **state}, rank), **_zeros(run, rank), **copies[rank]} for rank in ranks}
-        for k, given in enumerate(inputs, 1):
+        for k, values in enumerate(inputs, 1):
             seed = {run.named[name]: one for name, one in _seed(self.parallel, micro).items()}
-            made = run({rank: {**held[rank], **_cut(run, given, rank), **counts[rank], **seed} for rank in ranks}, nth(k, len(inputs)))
+            made = run({rank: {**held[rank], **_cut(run, values, rank), **counts[rank], **seed} for rank in ranks}, nth(k, len(inputs)))
             for rank, (_, states) in made.items():
                 held[rank] |= states
         _write(run, full, held)

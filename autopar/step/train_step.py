@@ -11,11 +11,11 @@ import torch
 
 from autopar.borrow import ONE_AT_A_TIME
 from autopar.inputs import Given
-from autopar.inventory import inventory
+from autopar.inventory import Inventory, inventory
 from autopar.report.passes import Reports
 from autopar.runtime.whole import Pieces
 from autopar.step.average import Averages
-from autopar.step.batches import Call, as_call, micro_batches
+from autopar.step.batches import as_call, micro_batches
 from autopar.step.compile import MicroBatch, StepUpdate, compile_micro, compile_update, reports_of, step_of
 from autopar.step.memory import StepMemory, memory_of_step
 from autopar.step.micro import SCALE
@@ -24,7 +24,7 @@ from autopar.step.owned import Owned
 from autopar.step.program import Step
 from autopar.step.runs import OnProcess, Simulated, lowered_of
 from autopar.step.state import load_into, state_of
-from autopar.step.update import GROWTH
+from autopar.step.update import GROWTH, Trained
 from autopar.torch_private import without_function_modes
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class TrainStep:
         self._told_options = told(options)
         self._here, self._simulated = OnProcess(parallel, options.offload), Simulated(parallel)
         self._latest: tuple[MicroBatch, StepUpdate] | None = None
+        self._trained: tuple[Trained, ...] = ()  # what the latest update is of
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         raise TypeError("a training step is not copied: its optimizer has the parameters of one model; copy that, and make another step of it")
@@ -108,21 +109,22 @@ class TrainStep:
     def capture(self, *args: Any, **kwargs: Any) -> Step:
         """Capture the step of such a batch and place it, unless that was done before; nothing is computed."""
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
-            self._compiled(*self._keyed(self.parallel.given(*self._calls(args, kwargs)[0])))
+            self._compiled(*self._keyed(self._given(args, kwargs)[0], inventory(self.parallel.module)))
         return self.program
 
-    def _calls(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Call]:
+    def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Given]:
+        """What each micro-batch is called with."""
         self._refuse_while_averaged()
         model = self.parallel.module
-        return micro_batches(model, as_call(model, args, kwargs), self.options.microbatches)
+        return [self.parallel.given(one) for one in micro_batches(model, as_call(model, args, kwargs), self.options.microbatches)]
 
     def _refuse_while_averaged(self) -> None:
         if self.averages is not None:
             self.averages.refuse_while_lent()
 
-    def _keyed(self, given: Given) -> tuple[Given, tuple[Key, tuple[str, ...]]]:
+    def _keyed(self, given: Given, own: Inventory) -> tuple[Given, tuple[Key, tuple[str, ...]]]:
         """A call, and what its programs are keyed by: the second part are the names of the trained parameters."""
-        return given, (self.parallel.key(given, inventory(self.parallel.module)), tuple(self.owned.groups()))
+        return given, (self.parallel.key(given, own), tuple(self.owned.groups()))
 
     def _compiled(self, given: Given, key: tuple[Key, tuple[str, ...]]) -> tuple[MicroBatch, StepUpdate]:
         if key not in self._micros:
@@ -136,19 +138,21 @@ class TrainStep:
 
     def _ended(self, key: Any, micro: MicroBatch) -> tuple[MicroBatch, StepUpdate]:
         trained = self.owned.trained(micro.parameters, micro.gradients, micro.states)
+        if self.averages is not None:
+            self.averages.lie(trained)
+        if self._latest is not None and self._latest[0] is micro and self._trained is trained:
+            return self._latest
         facts = tuple(
             (t.group, t.steps, t.update.function, t.update.states, tuple(t.update.scheduled), tuple(t.update.constants.items()), tuple(t.types.items()))
             for t in trained
         )
-        if self.averages is not None:
-            self.averages.lie(trained)
         update = self._updates.pop((key, facts), None)
         if update is None:
             update = compile_update(self.parallel.compiler, trained, micro, self.options)
             self._made += 1
             self._forget_an_update([other for other in self._updates if other[0] == key])
         self._updates[key, facts] = update
-        self._latest = micro, update
+        self._latest, self._trained = (micro, update), trained
         return self._latest
 
     def _forget_an_update(self, kept: Sequence[Any]) -> None:
@@ -206,12 +210,11 @@ class TrainStep:
         if self.parallel.job is not None:
             raise RuntimeError("the parameters of this model lie on processes; to simulate, call parallelize in a process that is alone")
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
-            calls = self._calls(args, kwargs)
-            given = self.parallel.given(*calls[0])
-            self.parallel.refuse_without_values(given)
-            micro, update = self._compiled(*self._keyed(given))
+            given, own = self._given(args, kwargs), inventory(self.parallel.module)
+            self.parallel.refuse_without_values(given[0])
+            micro, update = self._compiled(*self._keyed(given[0], own))
         with torch.inference_mode(False), without_function_modes(), torch.no_grad(), self._looking():
-            return self._told(update, self._simulated(calls, micro, update, self._state()))
+            return self._told(update, self._simulated(given, own, micro, update, self._state()))
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """One step: the loss of the batch, the same on every rank, without a gradient. All ranks call it alike.
@@ -226,9 +229,8 @@ class TrainStep:
                 f"torchrun --nproc-per-node {parallel.mesh.size}, or call .simulate(...) to run all ranks in this process"
             )
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
-            calls = self._calls(args, kwargs)
-            given = [parallel.given(*call) for call in calls]
-            _, key = self._keyed(given[0])
+            given, own = self._given(args, kwargs), inventory(self.parallel.module)
+            _, key = self._keyed(given[0], own)
             if key not in self._micros:
                 parallel.refuse_without_values(given[0])
             known = self._made
@@ -239,7 +241,7 @@ class TrainStep:
             if self._made != known:
                 self._agree_on_programs()
         with torch.inference_mode(False), without_function_modes(), torch.no_grad(), self._looking():
-            return self._told(update, self._here(given, micro, update, self._state()))
+            return self._told(update, self._here(given, own, micro, update, self._state()))
 
     def _agree_on_programs(self) -> None:
         """One order of collectives on all ranks: their programs are one. Where they are not, none is kept, so that the next call asks again."""
