@@ -109,7 +109,8 @@ class TrainStep:
     def capture(self, *args: Any, **kwargs: Any) -> Step:
         """Capture the step of such a batch and place it, unless that was done before; nothing is computed."""
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
-            self._compiled(*self._keyed(self._given(args, kwargs)[0], inventory(self.parallel.module)))
+            given = self._given(args, kwargs)[0]
+            self._compiled(given, self._key(given, inventory(self.parallel.module)))
         return self.program
 
     def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Given]:
@@ -122,9 +123,9 @@ class TrainStep:
         if self.averages is not None:
             self.averages.refuse_while_lent()
 
-    def _keyed(self, given: Given, own: Inventory) -> tuple[Given, tuple[Key, tuple[str, ...]]]:
-        """A call, and what its programs are keyed by: the second part are the names of the trained parameters."""
-        return given, (self.parallel.key(given, own), tuple(self.owned.groups()))
+    def _key(self, given: Given, own: Inventory) -> tuple[Key, tuple[str, ...]]:
+        """What the programs of a call are keyed by: the second part are the names of the trained parameters."""
+        return self.parallel.key(given, own), tuple(self.owned.groups())
 
     def _compiled(self, given: Given, key: tuple[Key, tuple[str, ...]]) -> tuple[MicroBatch, StepUpdate]:
         if key not in self._micros:
@@ -212,7 +213,7 @@ class TrainStep:
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
             given, own = self._given(args, kwargs), inventory(self.parallel.module)
             self.parallel.refuse_without_values(given[0])
-            micro, update = self._compiled(*self._keyed(given[0], own))
+            micro, update = self._compiled(given[0], self._key(given[0], own))
         with torch.inference_mode(False), without_function_modes(), torch.no_grad(), self._looking():
             return self._told(update, self._simulated(given, own, micro, update, self._state()))
 
@@ -230,7 +231,7 @@ class TrainStep:
             )
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
             given, own = self._given(args, kwargs), inventory(self.parallel.module)
-            _, key = self._keyed(given[0], own)
+            key = self._key(given[0], own)
             if key not in self._micros:
                 parallel.refuse_without_values(given[0])
             known = self._made
