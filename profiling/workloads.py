@@ -45,7 +45,7 @@ LLAMA_PLAN = [
 LLAMA_TRANSFERS = {  # what reshard inserts: of the whole model, and more with each layer
     "all_gather": (5, 18),
     "reduce_scatter": (3, 9),
-    "all_reduce": (4, 6),
+    "all_reduce": (2, 6),
     "slice": (0, 2),
 }
 
