@@ -84,7 +84,7 @@ def named(run: SimulatedRun, pieces: Mapping[str, torch.Tensor]) -> Pieces:
     return {run.names[of]: tensor for of, tensor in pieces.items()}
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=8)
 @given(name=st.sampled_from(["mlp", "llama", "resnet"]), sizes=st.sampled_from([{"dp": 2}, {"dp": 4}, {"dp": 2, "tp": 2}]), zero=st.integers(0, 3),
        clip_norm=st.sampled_from([None, 0.5]), amp=st.sampled_from([None, "bf16-O2", "fp16-O2"]))  # fmt: skip
 def test_joined_is_one_behind_the_other(name: str, sizes: dict[str, int], zero: int, clip_norm: float | None, amp: str | None) -> None:
