@@ -82,7 +82,7 @@ def cheapest(
     Args:
         staying: for each operand, the axes on which it should stay as it is.
         opened: factors that may be split, although the op needs them whole.
-        waits: operands whose pending sum may pass, because what follows makes less of it.
+        waits: operands whose pending sum may pass, because what follows makes less of it; of an addition, those that may be made pending.
     """
     held = [
         {f: dim for row in bound.factor_splits(dims, shape, home, mesh) if row for f, dim in row.items()}
@@ -137,7 +137,9 @@ def _options(bound: Bound, whole: frozenset[str], waiting: frozenset[int], homes
                 found[("split", factor)] = None
     for index, alternative in enumerate(bound.linear):
         waits = _regroups(bound) or len(alternative) > 1 or waiting.issuperset(alternative)
-        if waits and all((axis, "sum") in homes[position].pending for position in alternative):
+        pending = {position for position in alternative if (axis, "sum") in homes[position].pending}
+        others = set(alternative) - pending
+        if waits and pending and (not others or (waiting >= others and all(axis not in homes[position].axes for position in others))):
             found[("pass", index)] = None
     found[None] = None
     return list(found)

@@ -248,7 +248,10 @@ class Completion:
         return self.laid(record.type, gives), uses
 
     def waiting(self, node: fx.Node, values: Sequence[fx.Node], homes: Sequence[DistAttr]) -> frozenset[int]:
-        """The operands whose pending sum should pass: fewer elements are reduced behind all who read them than here."""
+        """The operands whose pending sum should pass: fewer elements are reduced behind all who read them than here. And those of an
+        addition that should be made pending for the others' sake, because a sum of gradients or of losses waits behind it."""
+        if node.target in ADDITIONS and self.least[node] == 0 and node not in self.adds_up:
+            return frozenset(k for k, home in enumerate(homes) if not home.pending)
         return frozenset(
             k for k, (value, home) in enumerate(zip(values, homes, strict=True))
             if home.pending and _passes(node, k) and self.reduced_behind(value) < _size(value)
@@ -270,12 +273,13 @@ class Completion:
         for node in reversed(self.program.graph.nodes):
             if node.op == "call_function":
                 passed = 0 < len(node.users) <= READERS and all(self.passes_on(user, node) for user in node.users)
-                behind = sum(found[user] for user in node.users) if passed else math.inf
+                behind = sum(found[user] / (len(operands(user)) if user.target in ADDITIONS else 1) for user in node.users) if passed else math.inf
                 found[node] = 0 if node in self.adds_up else min(_size(node), behind)
         return found
 
     def passes_on(self, user: fx.Node, value: fx.Node) -> bool:
-        return user in self.adds_up or _passes_all(user, value)
+        """Terms of a loss, single numbers, are added first and reduced once."""
+        return user in self.adds_up or _passes_all(user, value) or (user.target in ADDITIONS and _size(user) == 1)
 
     def adds_to_pending(self, user: fx.Node, node: fx.Node) -> bool:
         if user.target not in ADDITIONS:

@@ -349,7 +349,8 @@ DECOMPOSITIONS[logits_loss] = _per_element(logits_loss, 4)
 IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default})
 SYNONYMS = {aten._unsafe_view.default: aten.view.default}
 TRANSPOSE = aten.t.default  # twice, it is the value itself
-COPY, ZEROS = aten.copy.default, aten.zeros_like.default
+COPY, ZEROS, FULL = aten.copy.default, aten.zeros_like.default, aten.full.default
+UNREAD = {aten.nll_loss_backward.default: 6, aten.nll_loss2d_backward.default: 6}  # op → the number that only its mean, taken apart here, reads
 VIEWS = frozenset({
     aten.view.default, aten.t.default, aten.transpose.int, aten.permute.default, aten.unsqueeze.default, aten.expand.default,
     aten.squeeze.dims, aten.slice.Tensor, aten.select.int,

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from autopar.decompositions import COPY, IDENTITIES, SYNONYMS, TRANSPOSE, VIEWS, ZEROS
+from autopar.decompositions import COPY, FULL, IDENTITIES, SYNONYMS, TRANSPOSE, UNREAD, VIEWS, ZEROS
 from autopar.drawn import SHAPED
 from autopar.program import record_of, set_record
 from autopar.provenance import Origin
@@ -40,6 +40,23 @@ def simplify(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
         if node in replaced:
             node.replace_all_uses_with(replaced[node])
     return {old: new for old, new in replaced.items() if old is not new}
+
+
+def drop_unread(graph: fx.Graph, origins: dict[fx.Node, Origin]) -> None:
+    """A number that an op takes and does not read is zero: what it was made of would be reduced for nobody.
+
+        nll_loss_forward[1] : f32[] +dp = …                      full : f32[] = full([], 0)
+        a = nll_loss_backward(…, sum, -100, getitem_1)    →      a = nll_loss_backward(…, sum, -100, full)
+    """
+    for node in graph.nodes:
+        if node.target in UNREAD and (value := node.args[UNREAD[node.target]]).op == "call_function":  # type: ignore[union-attr]
+            with graph.inserting_before(node):
+                made = value.meta["val"]  # type: ignore[union-attr]
+                zero = graph.call_function(FULL, ([], 0), {"dtype": made.dtype, "device": made.device})
+            rename(zero, "full")
+            zero.meta = dict(value.meta)  # type: ignore[union-attr]
+            origins[zero] = origins.get(node, Origin())
+            node.update_arg(UNREAD[node.target], zero)
 
 
 def _alike(a: fx.Node, b: fx.Node) -> bool:

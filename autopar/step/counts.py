@@ -28,8 +28,6 @@ aten = torch.ops.aten
 DIVISIONS = {aten.div.Tensor}
 SUMS = {aten.sum.default, aten.count_nonzero.default}
 WEIGHTED = {aten.nll_loss_forward.default, aten.nll_loss2d_forward.default}  # sums; their second result is the total weight
-WEIGHTED_BACKWARD = {aten.nll_loss_backward.default, aten.nll_loss2d_backward.default}  # of a sum, which the weight is not used for
-SUM = 2  # torch's number of reduction="sum"
 TERMS = {  # ops through which the terms of a loss reach it
     aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.mul.Scalar, aten.div.Scalar, aten.neg.default, aten._to_copy.default, aten.view.default,
 }  # fmt: skip
@@ -56,15 +54,15 @@ class Counts:
 
 def counts_of(program: Program, loss: fx.Node) -> Counts:
     """The counts by which terms of ``loss`` are divided; linear in the graph."""
-    fixed = _of_inputs_alone(program)
+    fixed, varying = _of_inputs_alone(program), _varying(program)
     sums: dict[fx.Node, tuple[fx.Node, ...]] = {}
     terms: set[fx.Node] = set()
     others: dict[fx.Node, None] = {}
     open_ = [(loss, False)]  # and whether it has been divided
     while open_:
         node, divided = open_.pop()
-        if node in fixed and not divided:
-            continue  # a number that the loss is shifted by
+        if (node in fixed and not divided) or node not in varying:
+            continue  # a number that the loss is shifted by, and what all micro-batches have alike, as a penalty of weights
         terms.add(node)
         if node.target in DIVISIONS:
             if found := _sums_behind(node.args[1], fixed):  # type: ignore[arg-type]
@@ -82,8 +80,6 @@ def counts_of(program: Program, loss: fx.Node) -> Counts:
 
 def _divides(user: fx.Node, count: fx.Node, terms: set[fx.Node]) -> bool:
     """Whether a count divides here: a term of the loss, or its gradient."""
-    if user.target in WEIGHTED_BACKWARD:
-        return user.args[4] == SUM
     return user.target in DIVISIONS and user.args[1] is count and (user in terms or record_of(user).phase == "backward")
 
 
@@ -92,8 +88,18 @@ def _is_scalar(node: fx.Node) -> bool:
     return isinstance(type, TensorType) and not type.shape
 
 
+def _varying(program: Program) -> set[fx.Node]:
+    """The values that one micro-batch has otherwise than another."""
+    found: set[fx.Node] = set()
+    for node in program.nodes:
+        alike = record_of(node).role in ("param", "buffer") if node.op == "placeholder" else found.isdisjoint(operands(node))
+        if not alike:
+            found.add(node)
+    return found
+
+
 def _of_inputs_alone(program: Program) -> set[fx.Node]:
-    """The values that are computed from inputs and constants alone, without randomness; a total weight is of its targets."""
+    """The values that are computed from inputs and constants alone, without randomness."""
     found: set[fx.Node] = set()
     for node in program.nodes:
         if node.op == "placeholder":
