@@ -350,6 +350,7 @@ IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh
 SYNONYMS = {aten._unsafe_view.default: aten.view.default}
 TRANSPOSE = aten.t.default  # twice, it is the value itself
 COPY, ZEROS, FULL = aten.copy.default, aten.zeros_like.default, aten.full.default
+INDEX, SQUEEZE, ARANGE, ARANGE_FROM = aten.index.Tensor, aten.squeeze.dims, aten.arange.default, aten.arange.start
 UNREAD = {aten.nll_loss_backward.default: 6, aten.nll_loss2d_backward.default: 6}  # op → the number that only its mean, taken apart here, reads
 VIEWS = frozenset({
     aten.view.default, aten.t.default, aten.transpose.int, aten.permute.default, aten.unsqueeze.default, aten.expand.default,

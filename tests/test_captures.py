@@ -309,3 +309,38 @@ def test_constants_stay_known() -> None:
     """Nothing that makes or views a constant is taken apart, so that a number can be read from it."""
     x = torch.randn(4, 8)
     assert torch.equal(autopar.parallelize(Cut(), Mesh(dp=2)).simulate(x), Cut()(x))
+
+
+# -- an index by all rows, in their order ------------------------------------------------------------------------------
+
+LOOKS = {  # how a mask of 4 rows of 6 is looked into → whether the rows are those of the batch, each where it is
+    "rows and places": (lambda m, r, k: m[r[:, None, None, None], k[None, None, None]], True),
+    "rows and as many places": (lambda m, r, k: m[r[:, None], k[None, :4]], True),
+    "three indices": (lambda m, r, k: m[..., None][r[:, None, None], k[None, :, None], torch.zeros(1, dtype=torch.int64)], True),
+    "rows and places of each": (lambda m, r, k: m[r[:, None], (k[None] + r[:, None]) % 6], False),
+    "rows beside places": (lambda m, r, k: m[r, k[:4]], False),
+    "rows last": (lambda m, r, k: m[r[None], k[:, None]], False),
+    "some rows": (lambda m, r, k: m[r[:2, None], k[None]], False),
+    "rows from the second": (lambda m, r, k: m[(r[:, None] + 1) % 4, k[None]], False),
+}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_an_index_by_all_rows_is_none(name: str) -> None:
+    """It gives what it gives, and where rows are looked into where they are, nothing is gathered."""
+    look, own = LOOKS[name]
+
+    class Looks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1, dtype=torch.float64))
+
+        def forward(self, m: torch.Tensor) -> torch.Tensor:
+            return look(m, torch.arange(len(m)), torch.arange(6)) * self.scale
+
+    model, m = Looks(), torch.randn(4, 6, dtype=torch.float64)
+    parallel = autopar.parallelize(model, autopar.Mesh(dp=2), {"m": ("dp", None)})
+    assert torch.equal(parallel.simulate(m), model(m))
+    forward = str(parallel.program).partition("backward:")[0]
+    assert ("[None, " in forward) == own
+    assert ("all_gather(" not in forward) == own, forward

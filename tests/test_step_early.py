@@ -72,7 +72,7 @@ def test_counts_share_a_message() -> None:
 @pytest.mark.parametrize(("model", "microbatches", "zero"), [("llama", 4, 3), ("gpt2", 1, 0), ("bert", 2, 1), ("two losses", 1, 3), ("two losses", 4, 0)])
 def test_the_other_order_is_one(model: str, microbatches: int, zero: int) -> None:
     """Each value stands behind its operands; what is no count, nor made of one, keeps its place among the others."""
-    make, batches = (TwoLosses, two) if model == "two losses" else steps.MODELS[model][:2]
+    make, batches = (lambda: TwoLosses(microbatches == 1), two) if model == "two losses" else steps.MODELS[model][:2]
     step = made(make(), Mesh(dp=2), microbatches=microbatches, zero=zero)
     step.capture(**batches(0))
     micro, update = step._current()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.capture.graph import drop_unread, forward_first, merge_views, simplify, sweep, unfake
+from autopar.capture.graph import drop_unread, forward_first, index_own_rows, merge_views, simplify, sweep, unfake
 from autopar.capture.trace import Tracer
 from autopar.drawn import Draw
 from autopar.errors import CaptureError, at_line
@@ -68,6 +68,7 @@ class _Assembly:
         traced = self.traced
         graph = traced.module.graph
         drop_unread(graph, self.origins)
+        index_own_rows(graph, self.origins)
         replaced = simplify(graph) | merge_views(graph, self.origins)
         *placeholders, seed = graph.find_nodes(op="placeholder")
         names = [*traced.parameters, *traced.buffers, *traced.arguments.names]

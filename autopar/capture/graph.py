@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from autopar.decompositions import COPY, FULL, IDENTITIES, SYNONYMS, TRANSPOSE, UNREAD, VIEWS, ZEROS
+from autopar.decompositions import ARANGE, ARANGE_FROM, COPY, FULL, IDENTITIES, INDEX, SQUEEZE, SYNONYMS, TRANSPOSE, UNREAD, VIEWS, ZEROS
 from autopar.drawn import SHAPED
 from autopar.program import record_of, set_record
 from autopar.provenance import Origin
@@ -57,6 +57,43 @@ def drop_unread(graph: fx.Graph, origins: dict[fx.Node, Origin]) -> None:
             zero.meta = dict(value.meta)  # type: ignore[union-attr]
             origins[zero] = origins.get(node, Origin())
             node.update_arg(UNREAD[node.target], zero)
+
+
+def index_own_rows(graph: fx.Graph, origins: dict[fx.Node, Origin]) -> None:
+    """An index by 0, 1, 2, …, in a dim of its own, is none: each row is looked into where it is, and need not be gathered.
+
+        rows : i64[2 1 1 1] = unsqueeze(arange(2), …)                  k_1 : i64[1 1 6] = squeeze.dims(k, [0])
+        y : bool[2 1 1 6] = index.Tensor(mask, [rows, k])       →      y : bool[2 1 1 6] = index.Tensor(mask, [None, k_1])
+
+    So masks of Hugging Face's models look into their padding.
+    """
+    for node in graph.nodes:
+        if node.target is not INDEX or len(node.args[1]) < 2 or None in node.args[1]:  # type: ignore[arg-type]
+            continue
+        table, (rows, *others) = node.args[:2]  # type: ignore[misc]
+        shapes = [one.meta["val"].shape for one in (rows, *others)]
+        length = max(map(len, shapes))
+        apart = len(shapes[0]) == length > 1 and all(n == 1 for n in shapes[0][1:]) and all(len(s) < length or s[0] == 1 for s in shapes[1:])
+        if not apart or not _counts_up(rows, table.meta["val"].shape[0]):  # type: ignore[union-attr,arg-type]
+            continue
+        left: list[fx.Node | None] = [None]
+        for one, shape in zip(others, shapes[1:], strict=True):
+            if len(shape) == length:
+                with graph.inserting_before(node):
+                    squeezed = graph.call_function(SQUEEZE, (one, [0]))
+                rename(squeezed, "squeeze")
+                squeezed.meta = {**one.meta, "val": one.meta["val"].squeeze(0)}
+                origins[squeezed] = origins.get(node, Origin())
+                one = squeezed
+            left.append(one)
+        node.args = (table, left)
+
+
+def _counts_up(node: fx.Node, size: int) -> bool:
+    """Whether a value holds 0, 1, …, ``size`` - 1, in this order."""
+    while node.target in VIEWS and node.args[0].meta["val"].numel() == size:  # type: ignore[union-attr]
+        node = node.args[0]  # type: ignore[assignment]
+    return (node.target is ARANGE and node.args == (size,)) or (node.target is ARANGE_FROM and node.args == (0, size))
 
 
 def _alike(a: fx.Node, b: fx.Node) -> bool:

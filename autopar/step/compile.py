@@ -114,8 +114,8 @@ def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, 
         own, shape = placeholders[name.removesuffix(gradient_name(""))].name, record_of(placeholders[name]).type.shape  # type: ignore[union-attr]
         attrs[placeholders[name].name] = split_over(attrs.get(own, DistAttr.replicated(len(shape))), shape, mesh, axis)
     counts = None
-    if found.counts.sums:
-        counting = count_program(traced, found.counts, options.microbatches, captured.device)
+    if found.terms.counts:
+        counting = count_program(traced, found.terms, options.microbatches, captured.device)
         verify(counting, "count")
         laid_alike = {node.name: inputs[name] for node in counting.placeholders if (name := record_of(node).name.rpartition(".")[0]) in inputs}
         counted, reports = compiler.place(counting, laid_alike, captured.device)
@@ -140,7 +140,7 @@ def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, 
         reports = [*reports, *_of("copy", more)]
     first = None
     if counts and options.microbatches > 1:
-        first, more = _joined(compiler, counts[0], found.program, [f"{COUNT}.{k}" for k in range(len(found.counts.sums))])
+        first, more = _joined(compiler, counts[0], found.program, [f"{COUNT}.{k}" for k in range(len(found.terms.counts))])
         reports = [*reports, *_of("count", more)]
     return MicroBatch(captured, found.program, local, counts, copying, first, parameters, gradients, states, types[LOSS], (*reported, *reports))
 
@@ -168,13 +168,17 @@ def _tell_apart(traced: Program) -> None:
 
 def _about_the_mean(micro: Micro) -> tuple[str, ...]:
     """What a person should know of the loss of several micro-batches."""
-    lines = [at_line(record_of(node).source, record_of(node).module) for node in micro.counts.others]
-    if not lines:
-        return ()
-    return (
-        "the loss is the mean of those of the micro-batches, in which each has the same say, and not that of the whole batch: a term of it is "
-        f"no sum over the batch that is divided by a count\n{lines[0]}\n  write it as a mean, or use microbatches=1",
+    kinds = (
+        (micro.terms.others, "a term of it is no sum over the batch that is divided by a count"),
+        (micro.terms.meetings, "rows of the batch meet in it, and those of another micro-batch are not there, as in a loop that accumulates gradients"),
     )
+    for nodes, why in kinds:
+        for node in nodes[:1]:
+            return (
+                f"the loss is the mean of those of the micro-batches, in which each has the same say, and not that of the whole batch: {why}\n"
+                f"{at_line(record_of(node).source, record_of(node).module)}\n  write it as a mean of terms of one row each, or use microbatches=1",
+            )
+    return ()
 
 
 def loss_of(captured: Captured) -> int:

@@ -30,7 +30,8 @@ from torch import fx
 from autopar.program import Program, name_of, operands, record_of
 from autopar.record import Record, TensorType
 from autopar.step.assembly import Assembly, type_of
-from autopar.step.counts import Counts, counted_as, counts_of
+from autopar.step.counts import counted_as
+from autopar.step.terms import Terms, terms_of
 
 aten = torch.ops.aten
 LOSS, SCALE, COUNT = ".loss", ".scale", ".count"  # names of the step's own begin with a dot: the state in which losses add up, inputs
@@ -42,12 +43,12 @@ class Micro:
     """The program of one micro-batch, traced.
 
     Attributes:
-        counts: the counts that it takes as inputs ``.count.0``, …; those of the traced program, for ``count_program``.
+        terms: of the traced program's loss, with the counts that it takes as inputs ``.count.0``, ….
         gradients: the names of the parameters that have a gradient.
     """
 
     program: Program
-    counts: Counts
+    terms: Terms
     gradients: tuple[str, ...]
 
 
@@ -74,7 +75,7 @@ class _Micro:
         (self.tangent,) = (node for node in traced.placeholders if record_of(node).role == "tangent")
         rows = list(zip(operands(traced.output), record_of(traced.output).results, strict=True))
         self.loss = [node for node, result in rows if result.kind == "return"][record_of(self.tangent).index]  # type: ignore[index]
-        self.counts = counts_of(traced, self.loss) if microbatches > 1 else Counts({}, {})
+        self.terms = terms_of(traced, self.loss, device) if microbatches > 1 else Terms()
         homes = {node.name: node for node in traced.placeholders}
         self.next = [(homes[result.of], node) for node, result in rows if result.kind == "state"]
         named = [(homes[result.of], node) for node, result in rows if result.kind == "grad"]
@@ -103,7 +104,7 @@ class _Micro:
             record = record_of(node)
             if record.phase == "backward" and self.tangent not in self.values:
                 self._begin_backward(scale)
-            divided = self.counts.divisions.get(node)
+            divided = self.terms.divisions.get(node)
             values: Mapping[fx.Node, fx.Node] = self.values if divided is None else {**self.values, divided: counts[divided]}
             self.values[node] = self.made.copy(node, values, self.traced.constants)
             self.made.phase, self.made.about = record.phase, record
@@ -114,12 +115,12 @@ class _Micro:
                 states[one] = self.made.inline(aten.add.Tensor, one, self.values[node], name=f"{one.name}_sum")
         states |= {self.values[home]: self.values[node] for home, node in self.next}
         program = self.made.program((), states)
-        return Micro(program, self.counts, tuple(name_of(home) for home, _ in self.gradients))
+        return Micro(program, self.terms, tuple(name_of(home) for home, _ in self.gradients))
 
     def _counts(self) -> dict[fx.Node, fx.Node]:
         return {
-            divisor: self.made.placeholder(f"count_{k}", Record(TensorType((), counted_as(self.counts, divisor)), role="input", name=f"{COUNT}.{k}"))
-            for k, divisor in enumerate(self.counts.sums)
+            divisor: self.made.placeholder(f"count_{k}", Record(TensorType((), counted_as(self.terms, divisor)), role="input", name=f"{COUNT}.{k}"))
+            for k, divisor in enumerate(self.terms.counts)
         }
 
     def _state(self, name: str, type: TensorType) -> fx.Node:

@@ -1,0 +1,130 @@
+"""Rows: what the values of one micro-batch are of those of the whole batch.
+
+A batch that is cut into micro-batches is split over an axis of time. So the forward is placed on an axis of two ranks that splits the batch,
+and what values would be on it tells what they are:
+
+    x : f32[6 4] = input                x : f32[6/rows 4] = input             rows
+    h : f32[6 8] = mm(x, w)       →     h : f32[6/rows 8] = mm(x, w)          rows, each of one of its own
+    s : f32[] = sum(h)                  s : f32[] +rows = sum(h)              a sum over rows
+    n : f32[8] = amax(h, [0])           n : f32[8] = amax(h as [6 8], [0])    rows have met
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import fx
+
+from autopar.choice import place_of
+from autopar.completion import Completion, Wanted
+from autopar.drawn import is_drawn
+from autopar.layout import DistAttr
+from autopar.mesh import Mesh
+from autopar.program import Program, behind, operands, record_of
+from autopar.record import Record, TensorType
+from autopar.rules.binding import bind_node
+from autopar.step.assembly import Assembly
+
+aten = torch.ops.aten
+AXIS = "rows"
+FILLED = {aten.full.default, aten.ones.default, aten.zeros.default, aten.full_like.default, aten.ones_like.default, aten.zeros_like.default}
+OWN_STATISTICS = "batch_norm"  # whose rows meet in each micro-batch, as in any loop that accumulates gradients
+
+
+class Rows:
+    """The forward of a traced program, seen so.
+
+    Attributes:
+        count: of rows of a micro-batch: the first dim of the first input that has one. With one row nothing can be seen.
+        varying: the values that one micro-batch has otherwise than another.
+    """
+
+    def __init__(self, program: Program, loss: fx.Node, device: torch.device) -> None:
+        inputs = {node: record_of(node).type for node in program.placeholders if record_of(node).role == "input"}
+        shapes = [type.shape for type in inputs.values() if isinstance(type, TensorType) and type.shape]
+        self.count = shapes[0][0] if shapes else 1
+        cut = {node for node, type in inputs.items() if isinstance(type, TensorType) and type.shape[:1] == (self.count,)}
+        self.varying: set[fx.Node] = set()
+        for node in program.nodes:
+            if (node in cut or record_of(node).role in ("seed", "state")) if node.op == "placeholder" else not self.varying.isdisjoint(operands(node)):
+                self.varying.add(node)
+        self._same: dict[fx.Node, fx.Node] = {}
+        self._placed: Completion | None = None
+        if self.count > 1:
+            self._place(program, loss, cut, device)
+
+    def _place(self, program: Program, loss: fx.Node, cut: Iterable[fx.Node], device: torch.device) -> None:
+        made, needed, same = Assembly(device), behind([loss]), self._same
+        for node in program.nodes:
+            if node in needed:
+                same[node] = made.placeholder(node.name, _drawing(record_of(node))) if node.op == "placeholder" else made.copy(node, same, program.constants)
+        split = {same[node].name: DistAttr.split(AXIS, *[None] * (len(record_of(node).type.shape) - 1)) for node in cut if node in same}  # type: ignore[union-attr]
+        self._placed = Completion(made.program([same[loss]]), Wanted(Mesh({AXIS: 2}), split))
+        self._placed.run()
+
+    def are_in(self, node: fx.Node) -> bool:
+        """Whether a value has a part of each row, which is of that row alone if rows have not met."""
+        type = self._type(node)
+        return type is None or any(AXIS in axes for dim in type.attr.dims for _, axes in dim)
+
+    def are_added_in(self, node: fx.Node) -> bool:
+        """Whether a value is a sum over rows."""
+        type = self._type(node)
+        return type is None or bool(type.attr.pending)
+
+    def _type(self, node: fx.Node) -> TensorType | None:
+        type = None if self._placed is None else self._placed.types[self._same[node]]
+        return type if isinstance(type, TensorType) else None
+
+    def meet(self, values: Iterable[fx.Node]) -> list[fx.Node]:
+        """Where rows meet, in what these values are made of; in order. Linear in it."""
+        placed = self._placed
+        if placed is None:
+            return []
+        found = []
+        for node in behind(values):
+            call, new = record_of(node).call, self._same[node]
+            if node.op != "call_function" or node not in self.varying or (call is not None and OWN_STATISTICS in call.op):
+                continue
+            for value, need in zip(operands(new), placed.uses[new], strict=True):
+                have = placed.types[value]
+                if need is None or not isinstance(have, TensorType) or have.layout == need.layout:
+                    continue
+                place = place_of(AXIS, need.layout.attr)
+                if have.attr.axes or place is None or not _repeats(value, place[0]):
+                    found.append(node)
+                    break
+        return sorted(found)
+
+
+def _drawing(record: Record) -> Record:
+    """With ``random="single"`` the draws of a step are those of a single device, one after the other; for each row they are some, as ever."""
+    return record._replace(type=TensorType((), torch.int64)) if record.role == "seed" else record
+
+
+def _repeats(node: fx.Node, dim: int) -> bool:
+    """Whether a value that all micro-batches have alike is the same all along a dim, and so that of the whole batch, only shorter."""
+    open_, seen = [(node, dim)], set()
+    while open_:
+        value, d = one = open_.pop()
+        type = record_of(value).type
+        if one in seen or value.target in FILLED or is_drawn(value.target) or (isinstance(type, TensorType) and type.shape[d] == 1):
+            continue
+        seen.add(one)
+        if value.op != "call_function" or not isinstance(type, TensorType):
+            return False
+        bound = bind_node(value)
+        factors = set(bound.results[0][d])  # type: ignore[index]
+        held = [(k, e) for k, dims in enumerate(bound.operands) for e, own in enumerate(dims) if not factors.isdisjoint(own)]
+        if not factors.isdisjoint(bound.whole) or not (held or value.target is aten.expand.default):
+            return False
+        open_ += [_indexed(value, operands(value)[k], e) for k, e in held]
+    return True
+
+
+def _indexed(node: fx.Node, value: fx.Node, dim: int) -> tuple[fx.Node, int]:
+    """An operand and a dim of it; of an index, the dim that it looks into: where that repeats, it does not matter which are taken."""
+    if node.target is not aten.index.Tensor or value is node.args[0]:
+        return value, dim
+    return node.args[0], next(k for k, index in enumerate(node.args[1]) if index is value)  # type: ignore[return-value,arg-type]
