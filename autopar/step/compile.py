@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,12 +79,13 @@ class StepUpdate:
 
 
 def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, Any], laid: Mapping[str, DistAttr], options: Options,
-                  trained: Sequence[str], notes: Sequence[str] = ()) -> MicroBatch:  # fmt: skip
+                  trained: Sequence[str], notes: Sequence[str] = (), cut: Collection[str] = ()) -> MicroBatch:  # fmt: skip
     """Capture the call of one micro-batch, and put it on the mesh.
 
     Args:
         laid: how some inputs lie, whatever the plan says.
         trained: the names of the optimizer's parameters.
+        cut: the inputs of which it has its rows, by name.
 
     Raises:
         CaptureError: the model returns no loss.
@@ -94,11 +95,12 @@ def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, 
     captured, attrs, report = replace(compiler, homes={}).capture(args, kwargs, laid, notes)  # where parameters lie is decided here
     traced = specialize(captured.program, frozenset({loss_of(captured)}), captured.device)
     verify(traced, "specialize")
-    _tell_apart(traced)
+    otherwise = _tell_apart(traced)
+    cut = {otherwise.get(name, name) for name in cut}
     reported = [report, *run_passes(traced, [Amp(options.amp, options.keep, device=captured.device)] if options.amp else [])]
     start = time.perf_counter()
     with collector_paused():
-        found = micro_of(traced, options.microbatches, captured.device, trained, scaled=options.scaled)
+        found = micro_of(traced, options.microbatches, captured.device, trained, cut, scaled=options.scaled)
     ms = (time.perf_counter() - start) * 1e3
     verify(found.program, "micro")
     reported.append(PassReport("micro", ms, notes=_about_the_mean(found)))
@@ -155,15 +157,19 @@ def _joined(compiler: Compiler, first: Program, second: Program, handed: Sequenc
     return (made, local), [PassReport("join", ms), replace(report, name="join localize")]
 
 
-def _tell_apart(traced: Program) -> None:
-    """An argument that is called as a parameter or a buffer is called otherwise: values go by names from program to program."""
+def _tell_apart(traced: Program) -> dict[str, str]:
+    """An argument that is called as a parameter or a buffer is called otherwise, by its old name: values go by names from program to program."""
+    otherwise = {}
     known = {name_of(node) for node in traced.placeholders if record_of(node).role != "input"}
     for node in traced.placeholders:
         if record_of(node).role == "input" and (name := name_of(node)) in known:
+            old = name
             while name in known:
                 name += "_"
             set_record(node, record_of(node)._replace(name=name))
             known.add(name)
+            otherwise[old] = name
+    return otherwise
 
 
 def _about_the_mean(micro: Micro) -> tuple[str, ...]:

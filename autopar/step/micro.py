@@ -56,26 +56,27 @@ def gradient_name(parameter: str) -> str:
     return parameter + GRADIENT
 
 
-def micro_of(traced: Program, microbatches: int, device: torch.device, wanted: Collection[str], *, scaled: bool = False) -> Micro:
+def micro_of(traced: Program, microbatches: int, device: torch.device, wanted: Collection[str], cut: Collection[str] = (), *, scaled: bool = False) -> Micro:
     """The program of one of so many micro-batches; linear in the graph.
 
     Args:
         traced: a captured step whose one tangent is that of its loss.
         wanted: names of the parameters whose gradients are needed; those of the others are not computed.
+        cut: names of the inputs of which a micro-batch has its rows.
         scaled: gradients are those of the loss times the input ``.scale``.
     """
-    return _Micro(traced, microbatches, device, wanted, scaled).run()
+    return _Micro(traced, microbatches, device, wanted, cut, scaled).run()
 
 
 class _Micro:
-    def __init__(self, traced: Program, microbatches: int, device: torch.device, wanted: Collection[str], scaled: bool) -> None:
+    def __init__(self, traced: Program, microbatches: int, device: torch.device, wanted: Collection[str], cut: Collection[str], scaled: bool) -> None:
         self.traced, self.share, self.scaled = traced, 1 / microbatches, scaled
         self.made = Assembly(device)
         self.values: dict[fx.Node, fx.Node] = {}
         (self.tangent,) = (node for node in traced.placeholders if record_of(node).role == "tangent")
         rows = list(zip(operands(traced.output), record_of(traced.output).results, strict=True))
         self.loss = [node for node, result in rows if result.kind == "return"][record_of(self.tangent).index]  # type: ignore[index]
-        self.terms = terms_of(traced, self.loss, device) if microbatches > 1 else Terms()
+        self.terms = terms_of(traced, self.loss, cut, device) if microbatches > 1 else Terms()
         homes = {node.name: node for node in traced.placeholders}
         self.next = [(homes[result.of], node) for node, result in rows if result.kind == "state"]
         named = [(homes[result.of], node) for node, result in rows if result.kind == "grad"]

@@ -11,7 +11,7 @@ and what values would be on it tells what they are:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import fx
@@ -21,10 +21,10 @@ from autopar.completion import Completion, Wanted
 from autopar.drawn import is_drawn
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
-from autopar.program import Program, behind, operands, record_of
+from autopar.program import Program, behind, name_of, operands, record_of
 from autopar.record import Record, TensorType
 from autopar.rules.binding import bind_node
-from autopar.step.assembly import Assembly
+from autopar.step.assembly import Assembly, type_of
 
 aten = torch.ops.aten
 AXIS = "rows"
@@ -35,31 +35,32 @@ OWN_STATISTICS = "batch_norm"  # whose rows meet in each micro-batch, as in any 
 class Rows:
     """The forward of a traced program, seen so.
 
+    Args:
+        cut: the names of the inputs of which a micro-batch has its rows.
+
     Attributes:
-        count: of rows of a micro-batch: the first dim of the first input that has one. With one row nothing can be seen.
+        count: of rows of a micro-batch, in the first of these. With one row nothing can be seen.
         varying: the values that one micro-batch has otherwise than another.
     """
 
-    def __init__(self, program: Program, loss: fx.Node, device: torch.device) -> None:
-        inputs = {node: record_of(node).type for node in program.placeholders if record_of(node).role == "input"}
-        shapes = [type.shape for type in inputs.values() if isinstance(type, TensorType) and type.shape]
-        self.count = shapes[0][0] if shapes else 1
-        cut = {node for node, type in inputs.items() if isinstance(type, TensorType) and type.shape[:1] == (self.count,)}
+    def __init__(self, program: Program, loss: fx.Node, cut: Collection[str], device: torch.device) -> None:
+        inputs = {node: type_of(node).shape for node in program.placeholders if record_of(node).role == "input" and name_of(node) in cut}
+        self.count = next((shape[0] for shape in inputs.values()), 1)
         self.varying: set[fx.Node] = set()
         for node in program.nodes:
-            if (node in cut or record_of(node).role in ("seed", "state")) if node.op == "placeholder" else not self.varying.isdisjoint(operands(node)):
+            if (node in inputs or record_of(node).role in ("seed", "state")) if node.op == "placeholder" else not self.varying.isdisjoint(operands(node)):
                 self.varying.add(node)
         self._same: dict[fx.Node, fx.Node] = {}
         self._placed: Completion | None = None
         if self.count > 1:
-            self._place(program, loss, cut, device)
+            self._place(program, loss, inputs, device)
 
-    def _place(self, program: Program, loss: fx.Node, cut: Iterable[fx.Node], device: torch.device) -> None:
+    def _place(self, program: Program, loss: fx.Node, inputs: Mapping[fx.Node, Sequence[int]], device: torch.device) -> None:
         made, needed, same = Assembly(device), behind([loss]), self._same
         for node in program.nodes:
             if node in needed:
                 same[node] = made.placeholder(node.name, _drawing(record_of(node))) if node.op == "placeholder" else made.copy(node, same, program.constants)
-        split = {same[node].name: DistAttr.split(AXIS, *[None] * (len(record_of(node).type.shape) - 1)) for node in cut if node in same}  # type: ignore[union-attr]
+        split = {same[node].name: DistAttr.split(AXIS, *[None] * (len(shape) - 1)) for node, shape in inputs.items() if node in same}
         self._placed = Completion(made.program([same[loss]]), Wanted(Mesh({AXIS: 2}), split))
         self._placed.run()
 

@@ -7,7 +7,7 @@ divided once by what grows with the batch: a number of rows, or a count, which i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -60,14 +60,14 @@ class _Way:
     numbers: tuple[float, ...] = ()
 
 
-def terms_of(program: Program, loss: fx.Node, device: torch.device) -> Terms:
-    """The terms of a traced program's loss; linear in the graph."""
-    return _Search(program, loss, device).run()
+def terms_of(program: Program, loss: fx.Node, cut: Collection[str], device: torch.device) -> Terms:
+    """The terms of a traced program's loss; linear in the graph. ``cut``: the inputs of which a micro-batch has its rows, by name."""
+    return _Search(program, loss, cut, device).run()
 
 
 class _Search:
-    def __init__(self, program: Program, loss: fx.Node, device: torch.device) -> None:
-        self.loss, self.rows = loss, Rows(program, loss, device)
+    def __init__(self, program: Program, loss: fx.Node, cut: Collection[str], device: torch.device) -> None:
+        self.loss, self.rows = loss, Rows(program, loss, cut, device)
         self.told = _of_inputs_alone(program)
         self.found = Terms()
         self.sums: dict[fx.Node, None] = {}  # the terms' sums over rows
