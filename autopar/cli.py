@@ -11,7 +11,7 @@ import autopar
 from autopar.pipeline.command import BATCHES, RANKS, Request
 from autopar.pipeline.policies import POLICIES
 from autopar.train.optimizers import OPTIMIZERS
-from autopar.train.options import AMPS, DEVICES, DTYPES, RECOMPUTED, Options, options_of
+from autopar.train.options import AMPS, DEVICES, DTYPES, LOSS_SCALE, RECOMPUTED, Options, options_of
 from autopar.train.presets import TRAININGS
 from autopar.train.sizes import SIZES
 
@@ -138,8 +138,8 @@ def train(
     amp: Annotated[str, Option(
         metavar="POLICY", rich_help_panel=STEP, help=f"Mixed precision: {', '.join(AMPS)}. O1 as torch.autocast, O2 with float32 master weights.",
     )] = DEFAULT.amp,
-    loss_scale: Annotated[float, Option(
-        metavar="NUMBER", rich_help_panel=STEP, help="With fp16, the first scale of the loss; it moves by itself.",
+    loss_scale: Annotated[float | None, Option(
+        metavar="NUMBER", rich_help_panel=STEP, help="With fp16, the first scale of the loss; it moves by itself.", show_default=f"{LOSS_SCALE:g}",
     )] = DEFAULT.loss_scale,
     recompute: Annotated[str, Option(
         metavar="WHAT", rich_help_panel=STEP, help=f"Computed again in the backward, and not kept: {', '.join(RECOMPUTED)}, or a glob over modules.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from autopar.inputs import Given, Shapes, given_call, piece_of
 from autopar.inventory import Inventory, Named, inventory
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
-from autopar.plan import Plan
+from autopar.plan import Plan, of_the_batch
 from autopar.program import Program
 from autopar.record import TensorType
 from autopar.report.passes import Reports
@@ -81,6 +81,7 @@ class Parallel(torch.nn.Module):
         self._compiled: dict[Key, Compiled] = {}
         self._latest: Compiled | None = None
         self._layouts: dict[tuple[tuple[str, tuple[int, ...]], ...], Mapping[str, DistAttr]] = {}
+        self._of_the_batch: dict[tuple[tuple[str, int], ...], Mapping[str, bool]] = {}
         self._known = dict(module.named_parameters())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parallel:
@@ -180,6 +181,15 @@ class Parallel(torch.nn.Module):
             self._layouts[key] = layouts_of(self._plan, self.module, self.mesh, shapes)
         return self._layouts[key]
 
+    def of_the_batch(self, inputs: Mapping[str, int]) -> Mapping[str, bool]:
+        """Inputs, with their numbers of dims, that the plan names → whether it says that dim 0 is the batch."""
+        key = tuple(inputs.items())
+        if key not in self._of_the_batch:
+            own = inventory(self.module)
+            others = {name for name, _ in (*own.parameters, *own.buffers)}  # of which the plan speaks, where an input is called alike
+            self._of_the_batch[key] = of_the_batch(self._plan, self.mesh, {name: dims for name, dims in inputs.items() if name not in others})
+        return self._of_the_batch[key]
+
     def key(self, given: Given, own: Inventory) -> Key:
         """What a capture of a call is keyed by."""
         return signature_of(own, given.arguments), given.facts
@@ -203,7 +213,7 @@ class Parallel(torch.nn.Module):
 
     def _captured(self, given: Given, key: Key) -> Compiled:
         if key not in self._compiled:
-            notes = self._about_recapture(key)
+            notes = self.about_recapture(key, self._compiled)
             args, kwargs = given.whole()
             compiled = self.compiler.compile(args, kwargs, given.laid, notes)
             self.agree_on_program(str(compiled.program))  # one order of collectives on all ranks: their programs are one
@@ -211,15 +221,17 @@ class Parallel(torch.nn.Module):
         self._latest = self._compiled[key]
         return self._latest
 
-    def _about_recapture(self, key: Key) -> list[str]:
-        """What differs from the last capture of the same modes, for the report; refused with ``recapture=False``."""
-        alike = [other for other, _ in self._compiled if (other.training, other.modes) == (key[0].training, key[0].modes)]
-        if not alike:
+    def about_recapture(self, key: Key, known: Iterable[Key]) -> list[str]:
+        """What differs from the last capture of the same modes, of those with the ``known`` keys, for the report; refused with
+        ``recapture=False``."""
+        keys = list(known)
+        alike = [other for other, _ in keys if (other.training, other.modes) == (key[0].training, key[0].modes)]
+        if not alike or key in keys:
             return []
         what = difference(alike[-1], key[0])
         if not self._recapture:
             raise RuntimeError(f"the step was captured for other arguments, and recapture=False: {what}; pad to one shape, or allow recapture=True")
-        return [f"capture {len(self._compiled) + 1} of this model: {what}"]
+        return [f"capture {len(keys) + 1} of this model: {what}"]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model: its own signature, its own output structure; outputs are attached to autograd.
@@ -352,6 +364,8 @@ class Parallel(torch.nn.Module):
                 parameters of this model.
             microbatches: into how many pieces a batch is cut; their gradients add up, and are reduced once. The loss and the
                 gradients are those of the whole batch, also where its pieces have unequal numbers of tokens.
+                Cut is what has a dim 0 as long as the first tensor's, but for what the plan names: that is cut where the plan splits
+                its dim 0 over an axis of the batch, and so ``{"mask": (None, None)}`` stays whole.
             amp: mixed precision, ``"bf16-O1"``, ``"fp16-O1"``: as under ``torch.autocast``; ``"bf16-O2"``, ``"fp16-O2"``: all but norms, losses and
                 their like; parameters stay in float32, and forward and backward take low-precision copies of them.
             keep: ops that run in another dtype than ``amp`` says, ``{"aten::silu": "f32"}``.

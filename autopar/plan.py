@@ -17,7 +17,7 @@ from autopar.errors import PlanError
 from autopar.layout import DistAttr
 from autopar.mesh import EXPERTS, SEQUENCE, Mesh
 from autopar.presets import PRESETS
-from autopar.spec import Spec, attr_of, dims_of
+from autopar.spec import Spec, attr_of, axes_of, dims_of
 
 Plan = Mapping[str, Spec] | str | Sequence[Mapping[str, Spec] | str]
 
@@ -68,7 +68,6 @@ def resolve(
             is not there, two globs of one mapping that split one value differently (in a preset the later one counts).
     """
     found = Constraints()
-    named_input = False
     shapes = {**parameters, **(inputs or {}), **(outputs or {})}
     names = [*((name, name) for name in shapes), *(aliases or {}).items()]
     for layer in _layers(plan, mesh):
@@ -85,7 +84,6 @@ def resolve(
                 if inputs is not None and (calls or not glob.endswith("()")):
                     raise PlanError(_no_match(glob, [name for name, _ in names]))
                 dims_of(what, spec, None, mesh, open_=glob.endswith("()"))
-            named_input |= any(listed in (inputs or {}) for listed in matches)
             for listed, here in matches.items():
                 try:
                     attr = attr_of(what, spec, listed if ":" in here[0] else here[0], shapes[listed], mesh)
@@ -101,9 +99,33 @@ def resolve(
         if layer.preset and inputs is not None:
             found.notes += [*_about(layer, attrs), *misfits.values()]
         found.attrs |= attrs
-    if inputs and not named_input:
-        _split_batch(found, mesh, inputs)
+    said = _said_of_inputs(plan, mesh, {name: len(shape) for name, shape in (inputs or {}).items()})
+    if inputs and not any(map(any, said.values())):
+        _split_batch(found, mesh, {name: shape for name, shape in inputs.items() if name not in said})
     return found
+
+
+def of_the_batch(plan: Plan | None, mesh: Mesh, inputs: Mapping[str, int]) -> dict[str, bool]:
+    """Inputs that a plan names → whether dim 0 is the batch: an axis of the batch splits it, be it of one rank.
+
+    Nothing on a mesh without such an axis, where a plan cannot say so.
+
+    Args:
+        inputs: name → number of dims.
+    """
+    batch = set(batch_axes(mesh))
+    return {name: bool(dims and dims[0] & batch) for name, dims in _said_of_inputs(plan, mesh, inputs).items()} if batch else {}
+
+
+def batch_axes(mesh: Mesh) -> list[str]:
+    """The axes that may split the batch."""
+    return [name for name in mesh.names if name not in NOT_BATCH or name == EXPERTS]
+
+
+def _said_of_inputs(plan: Plan | None, mesh: Mesh, inputs: Mapping[str, int]) -> dict[str, list[frozenset[str]]]:
+    """Inputs that a plan names → for each dim the axes that it says."""
+    globs = [(glob, spec) for layer in _layers(plan, mesh) for glob, spec in layer.globs.items()]
+    return {name: axes_of(spec, ndim, mesh) for glob, spec in globs for name, ndim in inputs.items() if _matches(glob, name)}
 
 
 def _layers(plan: object, mesh: Mesh) -> list[_Layer]:
@@ -181,7 +203,7 @@ def _show(spec: object) -> str:
 
 
 def _split_batch(found: Constraints, mesh: Mesh, inputs: Mapping[str, Sequence[int]]) -> None:
-    """The default for inputs the plan does not name: the batch over the first axis that has no other meaning, and over ``ep``;
+    """The default for inputs the plan does not name, where it splits none: the batch over the first axis that has no other meaning, and over ``ep``;
     the sequence over ``cp``."""
     first = next((shape for shape in inputs.values() if len(shape)), None)
     if first is None:

@@ -13,7 +13,7 @@ from autopar.inventory import inventory
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
 from autopar.runtime.job import Job
-from autopar.torch_private import forget_weak_references, is_strided_shard
+from autopar.torch_private import is_strided_shard, refer_weakly
 
 
 def sharded(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh: Mesh, job: Job) -> torch.nn.Module:
@@ -48,14 +48,17 @@ def _placed(tensor: torch.Tensor, attr: DistAttr, mesh: Mesh, job: Job) -> Any:
 
 def relaid(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh: Mesh, job: Job) -> None:
     """Bring parameters to lie as ``attrs`` says. They stay the same objects, so that an optimizer keeps them; their gradients go."""
-    forget_weak_references(model)
-    for name, parameter in inventory(model).parameters:
-        placements = placements_of(attrs[name], mesh, tuple(parameter.shape)) if name in attrs else None
-        if placements is not None and parameter.placements != placements:  # type: ignore[attr-defined]
-            parameter.grad = None
-            moved = torch.nn.Parameter(parameter.detach().redistribute(placements=placements), requires_grad=parameter.requires_grad)  # type: ignore[attr-defined]
-            vars(moved).update(vars(parameter))
-            torch.utils.swap_tensors(parameter, moved)
+    refer_weakly(model, False)
+    try:
+        for name, parameter in inventory(model).parameters:
+            placements = placements_of(attrs[name], mesh, tuple(parameter.shape)) if name in attrs else None
+            if placements is not None and parameter.placements != placements:  # type: ignore[attr-defined]
+                parameter.grad = None
+                moved = torch.nn.Parameter(parameter.detach().redistribute(placements=placements), requires_grad=parameter.requires_grad)  # type: ignore[attr-defined]
+                vars(moved).update(vars(parameter))
+                torch.utils.swap_tensors(parameter, moved)
+    finally:
+        refer_weakly(model, True)
 
 
 def is_dtensor(value: Any) -> bool:

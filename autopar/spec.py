@@ -75,6 +75,14 @@ def dims_of(what: str, spec: Spec, ndim: int | None, mesh: Mesh, *, open_: bool 
     return [_dim(what, entry, mesh, open_) for entry in spec]
 
 
+def axes_of(spec: Spec, ndim: int, mesh: Mesh) -> list[frozenset[str]]:
+    """For each dim the axes that split it, those of one rank too, which a DistAttr does not have."""
+    if _is_placements(spec):
+        return [frozenset(axis for axis, one in zip(mesh.names, spec, strict=True) if getattr(one, "dim", None) in (d, d - ndim)) for d in range(ndim)]
+    said = [frozenset(axis for _, axes in dim for axis in axes) for dim in dims_of("", spec, ndim, mesh)]
+    return [*said, *[frozenset()] * (ndim - len(said))]
+
+
 def _dim(what: str, entry: object, mesh: Mesh, open_: bool) -> Dim:
     if not (entry is None or isinstance(entry, str) or _is_list(entry)):
         raise PlanError(f"{what} has {entry!r} where an axis, a tuple of axes or None belongs")

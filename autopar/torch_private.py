@@ -9,6 +9,7 @@ import contextlib
 import functools
 import inspect
 import operator
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,11 +23,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,  # tried on 2.13
     FakeTensorMode,  # tried on 2.13
 )
-from torch.fx.experimental.proxy_tensor import (  # public module, experimental names; tried on 2.13
-    get_proxy_mode,
-    get_proxy_slot,
-    make_fx,
-)
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx  # experimental; 2.13
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # 2.13: control flow on an unknown size
 from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen  # tried on 2.13: arguments in a list that is emptied
 from torch.nn.modules.module import _IncompatibleKeys as IncompatibleKeys  # tried on 2.13: what load_state_dict returns
@@ -473,12 +470,11 @@ def note_a_step(optimizer: torch.optim.Optimizer) -> None:
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
-def forget_weak_references(model: torch.nn.Module) -> None:
-    """Recurrent layers refer weakly to their parameters, and ``swap_tensors`` refuses such. Nothing but ``_apply`` of the layer reads them, which
-    makes them anew. Tried on 2.13."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.RNNBase):
-            module._flat_weight_refs = []
+def refer_weakly(model: torch.nn.Module, whether: bool) -> None:
+    """Recurrent layers refer weakly to their parameters: ``swap_tensors`` refuses such, and a forward compares them, one for each, with those that
+    it has. Tried on 2.13."""
+    for layer in (module for module in model.modules() if isinstance(module, torch.nn.RNNBase)):
+        layer._flat_weight_refs = [None if one is None else weakref.ref(one) for one in layer._flat_weights] if whether else []
 
 
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:

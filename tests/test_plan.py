@@ -6,11 +6,12 @@ from collections import OrderedDict
 from typing import Any
 
 import pytest
+from torch.distributed.tensor import Replicate, Shard
 
 from autopar.errors import PlanError
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
-from autopar.plan import resolve
+from autopar.plan import of_the_batch, resolve
 
 mesh = Mesh(dp=2, tp=2)
 SHAPES = {"up.weight": (12, 8), "up.bias": (12,), "scale": (), "cube": (4, 4, 4)}
@@ -139,3 +140,30 @@ def test_an_alias_is_no_input() -> None:
     """A plan for a tied parameter alone leaves the default for the batch as it is."""
     found = resolve({"head.weight": ("tp",)}, mesh, SHAPES, {"x": (4, 8)}, aliases=ALIASES)
     assert found.attrs == {"up.weight": UP, "x": DistAttr.split("dp", None)}
+
+
+def test_an_input_that_a_plan_names_whole() -> None:
+    """Leaves the default to the others, also where it comes first, and is as long as the batch; one that is split takes it from all."""
+    inputs = {"mask": (4, 4), "x": (4, 8), "y": (4,)}
+    for whole in ((None, None), (Replicate(), Replicate())):
+        found = resolve({"mask": whole}, mesh, {}, inputs)
+        assert found.attrs == {"mask": DistAttr.replicated(2), "x": DistAttr.split("dp", None), "y": DistAttr.split("dp")}
+        assert found.notes == ["dp splits dim 0 of the inputs x, y (the batch, 4); name inputs in the plan to change it"]
+    assert resolve({"mask": (None, None), "y": ("dp",)}, mesh, {}, inputs).attrs == {"mask": DistAttr.replicated(2), "y": DistAttr.split("dp")}
+
+
+def test_whether_dim_0_of_what_a_plan_names_is_the_batch() -> None:
+    inputs = {"x": 2, "mask": 2, "none": 0}
+
+    def asked(plan: Any, **sizes: int) -> dict[str, bool]:
+        return of_the_batch(plan, Mesh(sizes), inputs)
+
+    assert asked(None, dp=2) == asked("megatron", dp=2, tp=2) == {}
+    assert asked({"x": ("dp",), "*mask": (None, "dp")}, dp=1) == {"x": True, "mask": False}
+    assert asked({"x": (("tp", "dp"),), "mask": ("tp",)}, dp=1, tp=2) == {"x": True, "mask": False}
+    assert asked({"x": ("ep",), "mask": ("cp",), "none": ()}, ep=2, cp=2) == {"x": True, "mask": False, "none": False}
+    assert asked({"x": ("(2 -1/dp)",)}, dp=2) == {"x": True}
+    assert asked({"x": (Replicate(), Shard(0)), "mask": (Shard(0), Shard(-1))}, tp=2, dp=1) == {"x": True, "mask": False}
+    assert asked({"x": (Replicate(), Shard(-2))}, tp=2, dp=1) == {"x": True}
+    assert asked([{"x": ("dp",)}, {"x": (None,)}], dp=2) == {"x": False}  # the later has the last word
+    assert asked({"x": (None,), "mask": ("tp",)}, tp=2) == {}  # a mesh without an axis of the batch

@@ -43,20 +43,22 @@ class Read(nn.Module):
 
 
 def trained(zero: int) -> None:
-    """Labels are every other number of a tensor, and a micro-batch has one row of each rank."""
+    """Labels are every other number of a tensor, and a micro-batch has one row of each rank, or two: then the layer is captured again,
+    with parameters that zero=3 has laid otherwise since."""
     torch.manual_seed(0)
     model = Read().double()
     alone = copy.deepcopy(model)
     parallel = autopar.parallelize(model, Mesh(dp=2))
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), zero=zero, microbatches=2)
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
-    for _ in range(3):
-        x, table = torch.randn(4, 3, 6, dtype=torch.float64), torch.randint(8, (4, 2))
+    for rows in (4, 8, 4):
+        x, table = torch.randn(rows, 3, 6, dtype=torch.float64), torch.randint(8, (rows, 2))
         loss = alone(x, table[:, 0])
         assert relative(step(x, table[:, 0]), loss.detach()) <= 1e-12
         loss.backward(), optimizer.step(), optimizer.zero_grad()
     for ours, own in zip(parallel.parameters(), alone.parameters(), strict=True):
         assert relative(ours.full_tensor(), own.detach()) <= 1e-12
+    assert step.captures == 2
     assert {row.phase for row in step.memory(0)} == {"forward", "backward", "update"}
 
 

@@ -141,6 +141,25 @@ def test_what_is_told(name: str) -> None:
     assert WHY[0] in told[0] or (name in MEETINGS and WHY[1] in told[0]), told
 
 
+@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU, nn.RNN])
+def test_layers_that_begin_with_zeros(cell: Any) -> None:
+    """A first state of as many rows, alike in all of them."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = cell(4, 6, batch_first=True, bidirectional=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.cell(x)[0].square().mean()
+
+    model, x = Recurrent().double(), torch.randn(8, 3, 4, dtype=torch.float64)
+    expected = model(x).detach()
+    parallel = autopar.parallelize(model, Mesh(dp=2, tp=2))
+    step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=1.0), microbatches=2)
+    assert abs(step.simulate(x) - expected) < 1e-12
+
+
 def test_batch_norm_is_as_in_a_loop() -> None:
     """Its statistics are those of a micro-batch, and everybody knows."""
     model = Scores(lambda z, y, m, s: ce(z, y))

@@ -21,7 +21,7 @@ from autopar.train import run as running
 from autopar.train.check import check, plan_of
 from autopar.train.curve import Comparison
 from autopar.train.launched import Launched, launched
-from autopar.train.options import Options
+from autopar.train.options import Options, options_of
 from autopar.train.presets import TRAININGS
 from autopar.train.refused import Refused
 from autopar.train.text import Text, check_length, read
@@ -122,6 +122,26 @@ def test_meshes(mesh: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"mesh {mesh.replace(',', ' ')}, plan {'megatron' if 'tp' in mesh else 'ddp'}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("options", ["--zero 1", "--zero 3", "--preset llama-fp16-o2 --batch 16"])
+def test_a_data_axis_of_one_rank_has_nothing_to_split(options: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(*SHORT, *options.split(), "--mesh", "dp=1") == 0
+    assert "the same numbers: 4 losses" in capsys.readouterr().out
+
+
+def test_a_presets_loss_scale_goes_with_its_amp() -> None:
+    assert options_of({"preset": "llama-fp16-o2"}).loss_scale == 1024.0
+    assert options_of({"preset": "llama-fp16-o2", "amp": "bf16-O1"}).loss_scale is None
+    assert options_of({"preset": "llama-fp16-o2", "amp": "bf16-O1", "loss_scale": 8.0}).loss_scale == 8.0  # which is refused
+
+
+def test_a_folder_of_checkpoints_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        app(["checkpoint", str(tmp_path / "nix")])
+    assert end.value.code == 2
+    told = f"autopar: there is no folder {tmp_path / 'nix'}; name the one that autopar.checkpoint.save was given, or a checkpoint in it\n"
+    assert capsys.readouterr() == ("", told)
+
+
 def test_bfloat16() -> None:
     """Has a tolerance of its own."""
     assert command(*SHORT, "--dtype", "bfloat16") == 0
@@ -181,6 +201,8 @@ REFUSED = {
     "--zero 1 --mesh tp=2": r"--zero 1 splits over a data axis, and --mesh tp=2 has none; use --zero 0, or a mesh such as dp=2,tp=2",
     "--clip-norm 0": r"--clip-norm 0\.0 must be above 0, such as 1; inf only measures",
     "--loss-scale nan": r"--loss-scale nan must be 1 or more, such as 1024",
+    "--loss-scale 5": r"--loss-scale is for fp16, whose small gradients are lost, and --amp is none; leave it out, or use --amp fp16-O2",
+    "--loss-scale 5 --amp bf16-O1": r"--loss-scale is for fp16, whose small gradients are lost, and --amp is bf16-O1; leave it out, or use --amp fp16-O2",
     "--warmup -1": r"--warmup -1 must be 0 or more steps",
     "--weight-decay -1": r"--weight-decay -1\.0 must be 0 or more, such as 0\.01",
     "--optimizer adamww": r"--optimizer adamww is unknown; choose from adamw, adam, sgd; did you mean adamw\?",

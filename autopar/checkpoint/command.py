@@ -35,6 +35,8 @@ def run(path: str, check: bool) -> int:
 
 
 def _lines(path: Path, check: bool) -> Iterator[str]:
+    if not path.is_dir():
+        raise CheckpointError(f"there is no folder {path}; name the one that autopar.checkpoint.save was given, or a checkpoint in it")
     there = checkpoints_in(path)
     if there:
         newest = latest(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -12,6 +13,7 @@ from autopar.checkpoint.values import Tree, leaves, names
 from autopar.errors import CheckpointError
 
 SHOWN = 5  # of each kind
+OPTIMIZER = re.compile(r"(^|/)optimizer/state/")  # what an optimizer keeps of a parameter: a training that goes on without it goes wrong
 
 
 def check_fit(what: str, manifest: Manifest, tensors: Mapping[str, torch.Tensor], tree: Tree, strict: bool) -> None:
@@ -27,6 +29,7 @@ def check_fit(what: str, manifest: Manifest, tensors: Mapping[str, torch.Tensor]
     """
     stored = manifest.tensors
     both = [name for name in tensors if name in stored]
+    lost: list[str] = []
     lines = _listed(
         f"{name} is {stored[name]} in the checkpoint, and {described(tensors[name].dtype, tuple(tensors[name].shape))} in the state"
         for name in both
@@ -36,6 +39,7 @@ def check_fit(what: str, manifest: Manifest, tensors: Mapping[str, torch.Tensor]
         here, there = set(names(tree)), set(names(manifest.tree))
         missing = [name for name in tensors if name not in stored]
         unexpected = [name for name in stored if name not in tensors]
+        lost = [name for name in unexpected if OPTIMIZER.search(name)]
         lines += _listed(_only_in("the state", "the checkpoint", name, name in there, unexpected) for name in missing)
         lines += _listed(_only_in("the checkpoint", "the state", name, name in here, missing) for name in unexpected)
         lines += _listed(f"{name} is in the state, and not in the checkpoint" for name, _ in leaves(tree) if name not in there)
@@ -45,7 +49,9 @@ def check_fit(what: str, manifest: Manifest, tensors: Mapping[str, torch.Tensor]
     if 2 * len(both) < max(len(tensors), len(stored)):
         other = f"; {len(both)} of {len(stored)} tensors have a name that the state has, so it may be of another model"
     told = "".join(f"\n    {line}" for line in lines)
-    remedy = "pass a state of the same keys and shapes" + (", or strict=False to load what both have" if strict else "")
+    remedy = "pass a state of the same keys and shapes" + (", or strict=False to load what both have" if strict and not lost else "")
+    if lost and not any(map(OPTIMIZER.search, tensors)):
+        remedy = f"an optimizer has no state before its first step: call step.capture(batch), which gives it one, and then step.state_dict(); {remedy}"
     raise CheckpointError(f"{what} does not fit the state{other}{told}\n  {remedy}")
 
 

@@ -24,12 +24,24 @@ class Definition:
         update: the step of a group's parameters.
         shared: states without dims, the same on every rank; the others lie as the parameter does.
         begin: the states that do not begin as zeros, of a parameter, its group, and what is known of its state.
+        at_once: whether a parameter's states are all made at its first step, so that a state that is not empty has them all.
+        optional: states that may be missing where the others are there.
     """
 
     name: str
     update: Callable[[Group], Update]
     shared: frozenset[str] = frozenset()
     begin: Callable[[torch.Tensor, Group, Mapping[str, Any]], State] = lambda param, group, known: {}
+    at_once: bool = False
+    optional: frozenset[str] = frozenset()
+
+    def lacking(self, group: Group, known: Mapping[str, Any]) -> tuple[str, ...]:
+        """The states that are missing in what is known of a parameter. What has none of them begins anew, and lacks nothing."""
+        states = self.update(group).states
+        missing = tuple(name for name in states if known.get(name) is None)
+        if len(missing) == len(states) and not (self.at_once and known):
+            return ()
+        return tuple(name for name in missing if name not in self.optional)
 
     def initial(self, param: torch.Tensor, group: Group, known: Mapping[str, Any] | None = None) -> State:
         """The state of a parameter, or of a piece of it: what is known, as ``optimizer.state[param]`` has it, and else what torch

@@ -47,12 +47,13 @@ def _update_by(kind: str, choose: Callable[[Group], str]) -> Callable[[Group], U
     return update
 
 
-for _class, _choose, _begin in (
-    (torch.optim.Adam, _adam, None),
-    (torch.optim.AdamW, _adam, None),
-    (torch.optim.SGD, _sgd, _started),
-    (torch.optim.Adagrad, _adagrad, _accumulated),
+_ALL: dict[str, Any] = {"at_once": True}
+
+for _class, _choose, _given in (
+    (torch.optim.Adam, _adam, _ALL),
+    (torch.optim.AdamW, _adam, _ALL),
+    (torch.optim.SGD, _sgd, {"begin": _started, "optional": frozenset({"step"})}),  # torch keeps no step of it
+    (torch.optim.Adagrad, _adagrad, _ALL | {"begin": _accumulated}),
 ):
     _name = _class.__name__
-    _given = {"begin": _begin} if _begin else {}
     DEFINITIONS[_class] = Definition(_name, _update_by(_name, _choose), frozenset({"step"}), **_given)

@@ -109,7 +109,7 @@ class Agreement:
         if len(ranks) == 1:
             raise RuntimeError(f"the ranks have not made the same calls before this one{told}\n  let all ranks call forward and backward alike, also in the last step")
         raise RuntimeError(
-            f"the ranks make different calls{told}\n  let all ranks call forward and backward alike, in the same mode, with the same options and learning rates, with tensors of the same shapes: "
+            f"the ranks make different calls{told}\n  let all ranks call forward and backward alike, in the same mode, with the same options, learning rates and optimizer states, with tensors of the same shapes: "
             f"with inputs=\"global\" the same batch, with inputs=\"local\" batches of the same size (drop_last=True)"
         )
 

@@ -8,13 +8,14 @@ trained is its own average: frozen parameters, also those that were trained befo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from autopar.shards import for_model, is_dtensor, local_of
+from autopar.step.fit import number_of, parts_of
 from autopar.step.owned import Owned
 from autopar.step.update import AVERAGE, AVERAGES, Trained
 
@@ -55,20 +56,33 @@ class Averages:
         """``weights``, by the user's names, and their ``count``; not copies."""
         return {"count": self.count, "weights": dict(self.tensors)}
 
-    def check(self, state: Mapping[str, Any]) -> None:
-        """``ValueError`` where a state is none of these averages; all that is wrong is told by name."""
-        if missing := [part for part in ("count", "weights") if part not in state]:
-            raise ValueError(f"the state's 'ema' has no {missing[0]!r}, but {', '.join(map(repr, state)) or 'nothing'}; save what step.state_dict() gives")
-        shapes = {self.owned.name(parameter): list(parameter.shape) for group in self.owned.optimizer.param_groups for parameter in group["params"]}
-        for name, value in state["weights"].items():
-            if name not in shapes:
+    def check(self, state: Mapping[str, Any], updated: Collection[str] = ()) -> None:
+        """``ValueError`` where a state is none of these averages; all that is wrong is told by name.
+
+        ``updated``: the parameters of which the state has been trained, so that they have an average, if any has.
+        """
+        weights = parts_of("the averages of the state's 'ema'", parts_of("the state's 'ema'", state, ("count", "weights"))["weights"])
+        number_of("the count of the state's 'ema'", state["count"])
+        groups = self.owned.optimizer.param_groups
+        parameters = {self.owned.name(parameter): parameter for group in groups for parameter in group["params"]}
+        for name, value in weights.items():
+            if name not in parameters:
                 raise ValueError(f"the state's 'ema' has {name}, which is no parameter of the optimizer")
-            if list(value.shape) != shapes[name]:
-                raise ValueError(f"the state's 'ema' has {name} of shape {list(value.shape)}, and the parameter is {shapes[name]}: it is of another model")
+            if not isinstance(value, torch.Tensor):
+                raise ValueError(f"the state's 'ema' has {name} as {value!r:.40}, which is no tensor; save what step.state_dict() gives")
+            if value.shape != (shape := parameters[name].shape):
+                raise ValueError(f"the state's 'ema' has {name} of shape {list(value.shape)}, and the parameter is {list(shape)}: it is of another model")
+        stateless = [name for name in self.tensors if not self.owned.keeps_state(name)]  # whether the saved one was trained is not known
+        for name in (*updated, *stateless) if weights else ():
+            if name not in weights and parameters[name].requires_grad:
+                raise ValueError(
+                    f"the state's 'ema' has no average of {name}, which is trained, but of {len(weights)} others; save what step.state_dict() gives, "
+                    f"or let it begin as the weight: state['ema']['weights'][{name!r}] = state['model'][{name!r}]"
+                )
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state: full tensors are cut, DTensors are re-laid. What it has not begins as the weight. All ranks call it."""
+        """Go on from such a state: full tensors are cut, DTensors are re-laid. What it has not, as what was frozen, begins as the weight. All ranks call it."""
         groups = self.owned.groups()
         given = {name: value for name, value in state["weights"].items() if name in groups}
         own = {name: self.tensors[name] if name in self.tensors else groups[name][1].detach().clone() for name in given}

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from autopar.arguments import Arguments, bind_arguments
+from autopar.mesh import Mesh
+from autopar.plan import batch_axes
 from autopar.shards import is_dtensor
 from autopar.structure import unflatten
 
@@ -19,61 +23,131 @@ COUNTED = "num_items_in_batch"  # of Hugging Face's losses: what they divide by,
 
 
 def as_call(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-    """The call that a batch is: ``step(batch)`` with a dict, tuple or list is the call with its parts, unless ``forward``
-    takes a dict, tuple or list itself, which is then its only argument."""
+    """The call that a batch is: ``step(batch)`` with a dict, tuple or list is the call with its parts, unless ``forward`` takes a dict, tuple
+    or list itself, which is then its only argument: a dict with other names than its parameters have; of a forward that needs one
+    argument, a tuple or list of more parts than it takes. Where that cannot be told, ``step((pair,))`` and ``step(pair=pair)`` say it."""
     if len(args) != 1 or kwargs or not isinstance(args[0], (Mapping, tuple, list)):
         return args, dict(kwargs)
     (batch,) = args
+    names, needed, most = _takes(getattr(model.forward, "__func__", model.forward), inspect.ismethod(model.forward))
     if isinstance(batch, Mapping):
-        names = _names(getattr(model.forward, "__func__", model.forward))
         return ((), dict(batch)) if all(isinstance(key, str) and (not names or key in names or None in names) for key in batch) else (args, {})
-    return tuple(batch), {}
+    return (args if needed == 1 and len(batch) > most else tuple(batch)), {}
 
 
 @functools.lru_cache(maxsize=256)
-def _names(forward: Callable[..., Any]) -> frozenset[str | None]:
-    """The parameters of ``forward``; ``None`` stands for any keyword."""
+def _takes(forward: Callable[..., Any], bound: bool) -> tuple[frozenset[str | None], int, float]:
+    """The parameters of ``forward``, ``None`` stands for any keyword; how many arguments by position it needs, and takes at most."""
     try:
-        parameters = inspect.signature(forward).parameters.values()
+        parameters = list(inspect.signature(forward).parameters.values())
     except (TypeError, ValueError):
-        return frozenset({None})
-    return frozenset(None if p.kind is p.VAR_KEYWORD else p.name for p in parameters)
+        return frozenset({None}), 0, math.inf
+    names = frozenset(None if p.kind is p.VAR_KEYWORD else p.name for p in parameters)
+    places = [p for p in parameters[bound:] if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    any_number = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return names, sum(p.default is p.empty for p in places), math.inf if any_number else len(places)
 
 
-def micro_batches(model: torch.nn.Module, call: Call, count: int) -> list[Arguments]:
-    """The arguments of the micro-batches: each tensor whose dim 0 is as long as that of the first is cut into ``count`` equal pieces,
-    what is no such tensor is the same for all.
+class MicroBatches:
+    """Cuts the batches of a step into its micro-batches.
 
-    Raises:
-        ValueError: ``count`` does not divide the batch.
+    A tensor whose dim 0 is the batch is cut into ``count`` equal pieces; what is no such tensor is the same for all. Of tensors that the
+    plan names, the plan says it; of the others it is where it is as long as the first one's.
+
+    Args:
+        named: name → number of dims of tensors of a call → whether dim 0 is the batch, of those that the plan names.
+
+    Attributes:
+        cut: the names of the tensors that were cut, of the latest call.
     """
-    arguments = bind_arguments(model, *call)
-    length = next((len(tensor) for tensor in arguments.tensors if tensor.dim()), None)
-    if length == 0:
-        raise ValueError(f"a batch without rows has no loss ({_named(arguments, 0)}); leave it out")
-    if count == 1:
-        return [arguments]
-    if length is None:
-        raise ValueError(f"microbatches={count}, but no argument of the step is a tensor with a dim that could be cut; pass microbatches=1")
-    if length % count:
-        fitting = dict.fromkeys(n for n in (length - length % count, length + count - length % count) if n)
-        fewer = max(n for n in range(1, count + 1) if length % n == 0)
-        raise ValueError(
-            f"{count} micro-batches do not divide a batch of {length} rows ({_named(arguments, length)}): "
-            f"use a batch of {' or '.join(map(str, fitting))} rows, or microbatches={fewer}"
-        )
-    cut: list[list[Any]] = []
-    names = iter(arguments.names)
-    for value in arguments.flat:
-        name = next(names) if isinstance(value, torch.Tensor) else ""
-        if name and value.dim() and len(value) == length:
-            if is_dtensor(value):
+
+    def __init__(self, model: torch.nn.Module, mesh: Mesh, count: int, named: Callable[[Mapping[str, int]], Mapping[str, bool]]) -> None:
+        self.model, self.count = model, count
+        self._named, self._axes = named, batch_axes(mesh)
+        self._latest: list[tuple[str, int, int, bool]] = []  # what was cut: name, rows, dims, and whether the plan names it
+        self._warned: set[str] = set()
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Arguments]:
+        """The arguments of each micro-batch of a step's call.
+
+        Raises:
+            ValueError: ``count`` does not divide the batch.
+        """
+        arguments, count = bind_arguments(self.model, *as_call(self.model, args, kwargs)), self.count
+        rows = self._rows(arguments)
+        if count == 1:
+            return [arguments]
+        cut: list[list[Any]] = []
+        tensors = zip(arguments.names, rows, strict=True)
+        for value in arguments.flat:
+            name, whether = next(tensors) if isinstance(value, torch.Tensor) else ("", False)
+            if whether and is_dtensor(value):
                 raise ValueError(f"the argument {name} is a DTensor, which is not cut into micro-batches; pass plain tensors, or microbatches=1")
-            cut.append(list(value.split(length // count)))
-        else:
-            cut.append([value] * count)
-    pieces = [replace(arguments, flat=list(flat), tensors=[value for value in flat if isinstance(value, torch.Tensor)]) for flat in zip(*cut, strict=True)]
-    return [_with_its_share(model, piece, count) for piece in pieces] if COUNTED in arguments.passed else pieces
+            cut.append(list(value.split(len(value) // count)) if whether else [value] * count)
+        pieces = [replace(arguments, flat=list(flat), tensors=[value for value in flat if isinstance(value, torch.Tensor)]) for flat in zip(*cut, strict=True)]
+        return [_with_its_share(self.model, piece, count) for piece in pieces] if COUNTED in arguments.passed else pieces
+
+    @property
+    def cut(self) -> tuple[str, ...]:
+        return tuple(name for name, *_ in self._latest)
+
+    def _rows(self, arguments: Arguments) -> list[bool]:
+        """Of each tensor, whether it is cut."""
+        tensors = list(zip(arguments.names, arguments.tensors, strict=True))
+        said = self._named({name: tensor.dim() for name, tensor in tensors}) if self.count > 1 else {}
+        could = [(name, tensor) for name, tensor in tensors if tensor.dim() and said.get(name, True)]
+        first = next((tensor for name, tensor in could if name in said), could[0][1] if could else None)
+        if first is not None and not len(first):
+            raise ValueError(f"a batch without rows has no loss ({_named(could, 0)}); leave it out")
+        if self.count == 1:
+            return [False] * len(tensors)
+        if first is None:
+            whole = [name for name, _ in tensors if name in said]
+            raise ValueError(
+                f"microbatches={self.count}, but no argument of the step is a tensor with a dim that could be cut"
+                + f", for no axis of the batch splits dim 0 of {', '.join(whole)} in the plan" * bool(whole) + "; pass microbatches=1"
+            )  # fmt: skip
+        rows = [bool(tensor.dim()) and said.get(name, len(tensor) == len(first)) for name, tensor in tensors]
+        cut = [one for one, whether in zip(tensors, rows, strict=True) if whether]
+        for length in dict.fromkeys(len(tensor) for _, tensor in cut):
+            if length % self.count:
+                raise _not_divided(self.count, length, _named(cut, length))
+        self._latest = [(name, len(tensor), tensor.dim(), name in said) for name, tensor in cut]
+        for name, tensor in cut:
+            square = tensor.dim() > 1 and tensor.shape[1] == len(tensor)
+            if square and name not in said and (tensor.shape, tensor.dtype) != (first.shape, first.dtype):  # labels are as the first is
+                self._warn(name, tensor)
+        return rows
+
+    def _warn(self, name: str, tensor: torch.Tensor) -> None:
+        """Once, of a tensor that may be a mask and none of the batch's."""
+        if name not in self._warned:
+            self._warned.add(name)
+            warnings.warn(
+                f"the argument {name}, {list(tensor.shape)}, was cut into {self.count} micro-batches, for its dim 0 is as long as the batch; but so is its "
+                f"dim 1. If it is none of the batch, as a mask that all rows share, {self._remedy(name, tensor.dim())}",
+                stacklevel=6,  # where the step is called
+            )
+
+    def _remedy(self, name: str, dims: int) -> str:
+        spec = f'{{"{name}": ({", ".join(["None"] * dims)}{"," * (dims == 1)})}}'
+        return f"say so in the plan: {spec}" + ", on a mesh with an axis for the batch, as dp=1" * (not self._axes)
+
+    def note(self) -> str:
+        """What an error of the model's should say of the micro-batches that it met."""
+        cut = ", ".join(f"{name} has {rows // self.count} of {rows} rows" for name, rows, _, _ in self._latest)
+        free = [(dims, name) for name, _, dims, named in self._latest[1:] if not named]
+        note = f"autopar cut the batch into {self.count} micro-batches, in each of which {cut}"
+        return note if not free else f"{note}\n  if {min(free)[1]} is none of the batch, {self._remedy(min(free)[1], min(free)[0])}"
+
+
+def _not_divided(count: int, length: int, names: str) -> ValueError:
+    fitting = dict.fromkeys(n for n in (length - length % count, length + count - length % count) if n)
+    fewer = max(n for n in range(1, count + 1) if length % n == 0)
+    return ValueError(
+        f"{count} micro-batches do not divide a batch of {length} rows ({names}): "
+        f"use a batch of {' or '.join(map(str, fitting))} rows, or microbatches={fewer}"
+    )
 
 
 def _with_its_share(model: torch.nn.Module, piece: Arguments, count: int) -> Arguments:
@@ -88,5 +162,5 @@ def _share(items: Any, count: int) -> torch.Tensor:
     return torch.as_tensor(items, dtype=torch.get_default_dtype() if not isinstance(items, torch.Tensor) or not items.is_floating_point() else None) / count
 
 
-def _named(arguments: Arguments, length: int) -> str:
-    return ", ".join(name for name, tensor in zip(arguments.names, arguments.tensors, strict=True) if tensor.dim() and len(tensor) == length)
+def _named(tensors: Sequence[tuple[str, torch.Tensor]], length: int) -> str:
+    return ", ".join(name for name, tensor in tensors if len(tensor) == length)

@@ -57,8 +57,8 @@ def options_of(given: Mapping[str, Any]) -> Options:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=2, cutoff=0.4)
             raise TypeError(f"train_step has no option {name!r}; near it: {', '.join(near) or 'none'}. It has {', '.join(names)}")
-    if not isinstance(given.get("keep", {}), Mapping):
-        raise TypeError(f"keep={given['keep']!r} is no dict of ops and dtypes, as in keep={{'aten::silu': 'f32'}}")
+    if not isinstance(keep := given.get("keep", {}), Mapping) or not all(isinstance(op, str) for op in keep):
+        raise TypeError(f"keep={keep!r} is no dict of ops and dtypes, as in keep={{'aten::silu': 'f32'}}")
     if isinstance(given.get("recompute"), list):
         given = {**given, "recompute": tuple(given["recompute"])}
     given = {name: value for name, value in given.items() if value is not None}

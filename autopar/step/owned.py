@@ -7,7 +7,7 @@ taken over: full tensors are cut, DTensors are re-laid.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from autopar.inventory import Named
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
 from autopar.optimizers import HOST, Definition, Update, definition_of
+from autopar.optimizers.definition import Group
 from autopar.optimizers.update import RATE, scalar
 from autopar.record import TensorType
 from autopar.runtime.job import Job
@@ -33,14 +34,17 @@ class Owned:
             ``up.weight.exp_avg``; and the counters of steps, ``.step.0``. What is written to them is the optimizer's state.
         offload: whether what the optimizer keeps of a parameter is in host memory; the counters are beside the parameters.
 
+    ``agreed`` is called before states are moved, which all ranks do or none: it raises where they differ.
+
     Raises:
         TypeError: it is no optimizer, or one that is not known.
         ValueError: one of its parameters is not the model's, or its step is not offloaded.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Named, mesh: Mesh, job: Job | None,
-                 offload: bool = False) -> None:  # fmt: skip
+                 offload: bool = False, agreed: Callable[[], None] = lambda: None) -> None:  # fmt: skip
         self.optimizer, self.mesh, self.job, self.offload = optimizer, mesh, job, offload
+        self._agreed = agreed
         self.definition: Definition = definition_of(optimizer)
         self.pieces: dict[str, torch.Tensor] = {}
         self._names = {id(tensor): name for name, tensor in parameters}
@@ -83,7 +87,46 @@ class Owned:
         for group in self.optimizer.param_groups:
             numbers = {key: value for key, value in group.items() if isinstance(value, (int, float, tuple)) and value is not False}
             groups.append(", ".join(f"{key}={value}" for key, value in numbers.items()))
-        return f"{type(self.optimizer).__name__}({'; '.join(groups)})"
+        return f"{type(self.optimizer).__name__}({'; '.join(groups)}){self._told_of_state()}"
+
+    def _told_of_state(self) -> str:
+        """Of how many parameters there is a state, and after how many steps: of counts on the CPU, which nobody waits for."""
+        states = [state for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad and (state := self.optimizer.state.get(p))]
+        counts = [state.get("step") for state in states]
+        read = [n.item() for n in counts if type(n) is torch.Tensor and n.is_cpu and not n.dim()]
+        steps = {*read, *(n for n in counts if isinstance(n, (int, float)))}
+        after = f" after {' '.join(f'{count:.0f}' for count in sorted(steps))} steps" if steps else ""
+        return f" with a state of {len(states)} parameters{after}" if states else ""
+
+    def keeps_state(self, name: str) -> bool:
+        """Whether the optimizer keeps a state of a parameter: SGD without momentum does not."""
+        number, _ = self.groups()[name]
+        return bool(self.definition.update(self.optimizer.param_groups[number]).states)
+
+    def check(self, parameter: torch.Tensor, group: Group, known: Mapping[str, Any], begun: bool = False) -> None:
+        """``ValueError`` where what is known of a parameter's state is not what its next step can go on from.
+
+        ``begun``: whether steps were taken, so that a state that is named and ``None`` has been lost.
+        """
+        name, update = self.name(parameter), self.definition.update(group)
+        anew = f"or leave the state of {name} out, and it begins anew"
+        lost = [n for n in update.states if begun and n in known and known[n] is None]
+        if missing := (*self.definition.lacking(group, known), *lost):
+            there = ", ".join(repr(n) for n, value in known.items() if value is not None) or "nothing"
+            raise ValueError(
+                f"the state of {name} has no {missing[0]!r}, but {there}: it would begin at zero, and the others go on; "
+                f"load what {self.definition.name} has saved, {anew}"
+            )
+        for n in update.states:
+            value, shared = known.get(n), n in self.definition.shared
+            if value is None or (shared and isinstance(value, (int, float))):
+                continue
+            if not isinstance(value, torch.Tensor):
+                raise ValueError(f"the state of {name} has {n} as {value!r:.40}, which is no tensor; load what {self.definition.name} has saved, {anew}")
+            wanted = torch.Size() if shared else parameter.shape
+            if value.shape != wanted and (shared or update.op is not None):  # states of others may be of any shape
+                lies = "it is one number, without dims" if shared else f"the parameter is {list(wanted)}"
+                raise ValueError(f"the state of {name} has {n} of shape {list(value.shape)}, and {lies}: load the state of this model, {anew}")
 
     def forget(self) -> None:
         """The optimizer's state has been replaced."""
@@ -129,13 +172,18 @@ class Owned:
 
     def _look(self, parameters: Mapping[str, TensorType], gradients: Mapping[str, TensorType], states: Mapping[str, DistAttr],
               updates: Sequence[Update], groups: Mapping[str, tuple[int, torch.nn.Parameter]]) -> tuple[Trained, ...]:  # fmt: skip
+        self._agreed()
+        for name in parameters:
+            number, parameter = groups[name]
+            self.check(parameter, self.optimizer.param_groups[number], self.optimizer.state.get(parameter, {}))
         self.pieces, self._counted = {}, {}
         found = []
         counters: dict[float, int] = {}
         for name, type in parameters.items():
             number, parameter = groups[name]
             update, attr = updates[number], states[name]
-            known = {n: self.laid(value, parameter, attr) for n, value in self.optimizer.state.get(parameter, {}).items() if value is not None}
+            state = {n: self._tensor(n, value, parameter) for n, value in self.optimizer.state.get(parameter, {}).items() if value is not None}
+            known = {n: self.laid(value, parameter, attr) for n, value in state.items()}
             pieces = {n: local_of(value) if isinstance(value, torch.Tensor) else value for n, value in known.items()}
             own = self.definition.initial(self._piece(parameter, attr), self.optimizer.param_groups[number], pieces)
             for n, piece in own.items():
@@ -154,6 +202,11 @@ class Owned:
             types = {n: TensorType(type.shape if known[n].shape == parameter.shape else tuple(piece.shape), piece.dtype) for n, piece in lying.items()}
             found.append(Trained(name, type, gradients[name], attr, update, types, number, steps))
         return tuple(found)
+
+    def _tensor(self, name: str, value: Any, parameter: torch.Tensor) -> Any:
+        """A state that is a plain number, as old counts of steps are, as a tensor."""
+        counts = name in self.definition.shared and isinstance(value, (int, float))
+        return torch.full((), value, dtype=torch.float32, device=_device(parameter)) if counts else value
 
     def _piece(self, parameter: torch.nn.Parameter, attr: DistAttr) -> torch.Tensor:
         """This process's piece of a parameter, as its states lie."""

@@ -21,7 +21,7 @@ from autopar.completion import Completion, Wanted
 from autopar.drawn import is_drawn
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
-from autopar.program import Program, behind, name_of, operands, record_of
+from autopar.program import Program, behind, is_getitem, name_of, operands, record_of
 from autopar.record import Record, TensorType
 from autopar.rules.binding import bind_node
 from autopar.step.assembly import Assembly, type_of
@@ -115,12 +115,13 @@ def _repeats(node: fx.Node, dim: int) -> bool:
         seen.add(one)
         if value.op != "call_function" or not isinstance(type, TensorType):
             return False
-        bound = bind_node(value)
-        factors = set(bound.results[0][d])  # type: ignore[index]
+        op, k = value.args if is_getitem(value) else (value, 0)
+        bound = bind_node(op)  # type: ignore[arg-type]
+        factors = set((bound.results[k] or {d: ()})[d])  # type: ignore[index,misc]
         held = [(k, e) for k, dims in enumerate(bound.operands) for e, own in enumerate(dims) if not factors.isdisjoint(own)]
         if not factors.isdisjoint(bound.whole) or not (held or value.target is aten.expand.default):
             return False
-        open_ += [_indexed(value, operands(value)[k], e) for k, e in held]
+        open_ += [_indexed(op, operands(op)[k], e) for k, e in held]  # type: ignore[arg-type]
     return True
 
 

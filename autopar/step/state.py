@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
+from autopar.step.fit import SAVED, check_generator, check_groups, check_model, check_scaler, number_of, parts_of
+
 if TYPE_CHECKING:
     from autopar.step.train_step import TrainStep
 
@@ -38,30 +40,16 @@ def load_into(step: TrainStep, state: Mapping[str, Any]) -> None:
     """Go on from such a state: full tensors are cut, DTensors are re-laid.
 
     Raises:
-        ValueError: a part is missing, or is of another model; nothing has been changed.
+        TypeError: a part is no mapping where it should be one; nothing has been changed.
+        ValueError: a part is missing, or does not fit this step; nothing has been changed.
     """
-    for part in ("model", "optimizer", "rng", "step"):
-        if part not in state:
-            raise ValueError(f"the state of a step has no {part!r}, but {', '.join(map(repr, state)) or 'nothing'}; save what step.state_dict() gives")
-    if step.averages is not None:
-        if "ema" not in state:
-            raise ValueError("the state of a step has no 'ema', the averages of its weights; save it of a step with ema=, or leave ema= out of this one")
-        step.averages.check(state["ema"])
     owned, optimizer = step.owned, step.optimizer
     named = {owned.name(tensor): tensor for group in optimizer.param_groups for tensor in group["params"]}
-    given = state["optimizer"]["param_groups"]
-    ours = [[owned.name(p) for p in group["params"]] for group in optimizer.param_groups]
-    if [list(group["params"]) for group in given] != ours:
-        raise ValueError(
-            f"the state has other parameter groups: {_told([list(group['params']) for group in given])}, and the optimizer {_told(ours)}; "
-            f"make the optimizer with the groups that were saved"
-        )
-    if unknown := sorted(set(state["optimizer"]["state"]) - set(named)):
-        raise ValueError(f"the optimizer has no parameter {unknown[0]}, of which the state has one")
+    _check(step, state, named)
     own = step.parallel.module.state_dict()
     if any(state["model"].get(name) is not tensor for name, tensor in own.items()):
         step.parallel.load_state_dict(state["model"])
-    for group, saved in zip(optimizer.param_groups, given, strict=True):
+    for group, saved in zip(optimizer.param_groups, state["optimizer"]["param_groups"], strict=True):
         group.update({key: value for key, value in saved.items() if key != "params"})
     for name, tensor in named.items():
         if name in state["optimizer"]["state"]:
@@ -74,8 +62,35 @@ def load_into(step: TrainStep, state: Mapping[str, Any]) -> None:
     if step.averages is not None:
         step.averages.load_state_dict(state["ema"])
     torch.set_rng_state(state["rng"].cpu())
-    step.steps = int(state["step"])
+    step.steps = number_of("the state's 'step'", state["step"])
     owned.forget()
+
+
+def _check(step: TrainStep, state: Mapping[str, Any], named: Mapping[str, torch.Tensor]) -> None:
+    """Everything that is wrong with a state is an error here. ``named``: the optimizer's parameters."""
+    parts_of("the state of a step", state, ("model", "optimizer", "rng", "step"))
+    check_model(parts_of("the state's 'model'", state["model"]), step.parallel.module.state_dict())
+    check_generator(state["rng"])
+    steps = number_of("the state's 'step'", state["step"])
+    saved = parts_of("the state's 'optimizer'", state["optimizer"], ("state", "param_groups"))
+    states = parts_of("the state of the optimizer", saved["state"])
+    if not isinstance(saved["param_groups"], (list, tuple)):
+        raise TypeError(f"the 'param_groups' of the state's 'optimizer' are {saved['param_groups']!r:.40}, and no list; {SAVED}")
+    groups = [parts_of(f"group {k} of the state's 'optimizer'", group, ("params",)) for k, group in enumerate(saved["param_groups"])]
+    own = step.optimizer.param_groups
+    check_groups([list(group["params"]) for group in groups], [[step.owned.name(p) for p in group["params"]] for group in own])
+    if unknown := sorted(set(states) - set(named), key=str):
+        raise ValueError(f"the optimizer has no parameter {unknown[0]}, of which the state has one")
+    for here, group in zip(own, groups, strict=True):
+        for name in filter(states.__contains__, group["params"]):
+            values = parts_of(f"the state of {name}", states[name])
+            step.owned.check(named[name], {**here, **group, "params": here["params"]}, values, begun=steps > 0)
+    if step.scaler is not None and "scaler" in state:
+        check_scaler(parts_of("the state's 'scaler'", state["scaler"], ("scale", "_growth_tracker")))
+    if step.averages is not None:
+        if "ema" not in state:
+            raise ValueError("the state of a step has no 'ema', the averages of its weights; save it of a step with ema=, or leave ema= out of this one")
+        step.averages.check(state["ema"], [name for name, values in states.items() if values])
 
 
 def _rng(step: TrainStep) -> torch.Tensor:
@@ -84,7 +99,3 @@ def _rng(step: TrainStep) -> torch.Tensor:
     if job is not None:
         distributed.broadcast(state, group=job.control, group_src=0)
     return state
-
-
-def _told(groups: list[list[str]]) -> str:
-    return f"{len(groups)} of {', '.join(str(len(group)) for group in groups)}"

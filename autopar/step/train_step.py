@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from autopar.borrow import ONE_AT_A_TIME
+from autopar.errors import AutoparError
 from autopar.inputs import Given
 from autopar.inventory import Inventory, inventory
 from autopar.report.passes import Reports
 from autopar.runtime.whole import Pieces
 from autopar.step.average import Averages
-from autopar.step.batches import as_call, micro_batches
+from autopar.step.batches import MicroBatches
 from autopar.step.compile import MicroBatch, StepUpdate, compile_micro, compile_update, reports_of, step_of
 from autopar.step.memory import StepMemory, memory_of_step
 from autopar.step.micro import SCALE
@@ -29,6 +30,8 @@ from autopar.torch_private import without_function_modes
 
 if TYPE_CHECKING:
     from autopar.parallel import Key, Parallel
+
+    StepKey = tuple[Key, tuple[str, ...], tuple[str, ...]]
 
 
 UPDATES_KEPT = 8  # of one micro-batch: options of an optimizer that are no inputs, and change at each step, would make ever more of them
@@ -56,9 +59,10 @@ class TrainStep:
         self.steps = 0
         self.skipped: torch.Tensor | None = None
         self.scaler = list(options.loss_scale.state(parallel.device)) if options.scaled else None
-        self.owned = Owned(optimizer, inventory(parallel.module).parameters, parallel.mesh, parallel.job, options.offload)
+        self.owned = Owned(optimizer, inventory(parallel.module).parameters, parallel.mesh, parallel.job, options.offload, parallel.agreed)
         self.averages = None if options.ema is None else Averages(self.owned, parallel.device)
-        self._micros: dict[Any, MicroBatch] = {}
+        self._batches = MicroBatches(parallel.module, parallel.mesh, options.microbatches, parallel.of_the_batch)
+        self._micros: dict[StepKey, MicroBatch] = {}
         self._updates: dict[Any, StepUpdate] = {}
         self._made = 0  # how many programs of both kinds
         self._told_options = told(options)
@@ -116,26 +120,36 @@ class TrainStep:
     def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Given]:
         """What each micro-batch is called with."""
         self._refuse_while_averaged()
-        model = self.parallel.module
-        return [self.parallel.given(one) for one in micro_batches(model, as_call(model, args, kwargs), self.options.microbatches)]
+        return [self.parallel.given(one) for one in self._batches(args, kwargs)]
 
     def _refuse_while_averaged(self) -> None:
         if self.averages is not None:
             self.averages.refuse_while_lent()
 
-    def _key(self, given: Given, own: Inventory) -> tuple[Key, tuple[str, ...]]:
-        """What the programs of a call are keyed by: the second part are the names of the trained parameters."""
-        return self.parallel.key(given, own), tuple(self.owned.groups())
+    def _key(self, given: Given, own: Inventory) -> StepKey:
+        """What the programs of the latest call are keyed by: beside its own key the names of the trained parameters, and of the inputs that were cut."""
+        return self.parallel.key(given, own), tuple(self.owned.groups()), self._batches.cut
 
-    def _compiled(self, given: Given, key: tuple[Key, tuple[str, ...]]) -> tuple[MicroBatch, StepUpdate]:
+    def _compiled(self, given: Given, key: StepKey) -> tuple[MicroBatch, StepUpdate]:
         if key not in self._micros:
-            args, kwargs = given.whole()
-            self._micros[key] = compile_micro(self.parallel.compiler, args, kwargs, given.laid, self.options, key[1])
+            notes = self.parallel.about_recapture(key[0], (known for known, *_ in self._micros))
+            with self._noted():
+                self._micros[key] = compile_micro(self.parallel.compiler, *given.whole(), given.laid, self.options, key[1], notes, key[2])
             self._made += 1
         micro = self._micros[key]
         self.parallel.move({name: type.attr for name, type in micro.parameters.items()})
         with without_function_modes():  # those are for the model
             return self._ended(key, micro)
+
+    @contextlib.contextmanager
+    def _noted(self) -> Iterator[None]:
+        """An error of the model's own says, from Python 3.11 on, how the batch was cut before it."""
+        try:
+            yield
+        except Exception as error:
+            if self.options.microbatches > 1 and hasattr(error, "add_note") and not isinstance(error, (AutoparError, Warning)):
+                error.add_note(self._batches.note())
+            raise
 
     def _ended(self, key: Any, micro: MicroBatch) -> tuple[MicroBatch, StepUpdate]:
         trained = self.owned.trained(micro.parameters, micro.gradients, micro.states)
@@ -178,6 +192,7 @@ class TrainStep:
         """Go on from such a state, of this mesh or another, and of any stage of ZeRO. All ranks call it.
 
         Raises:
+            TypeError: a part is no dict where it should be one; nothing has been changed.
             ValueError: a part is missing, or is of another model or other groups; nothing has been changed.
         """
         self._refuse_while_averaged()

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
+from autopar.plan import batch_axes
 
 STAGES: tuple[frozenset[str], ...] = (
     frozenset(),
@@ -24,7 +25,8 @@ STAGES: tuple[frozenset[str], ...] = (
 
 
 def data_axis(mesh: Mesh, inputs: Mapping[str, DistAttr]) -> str:
-    """The axis over which ZeRO splits: the first that splits the first dim of an input.
+    """The axis over which ZeRO splits: the first that splits the first dim of an input; on a mesh whose axes of the batch have one rank each, the
+    first of these, over which there is nothing to split.
 
     Raises:
         ValueError: none does.
@@ -33,6 +35,9 @@ def data_axis(mesh: Mesh, inputs: Mapping[str, DistAttr]) -> str:
     for axis in mesh.names:
         if axis in split:
             return axis
+    alone = batch_axes(mesh)
+    if alone and all(mesh.sizes[axis] == 1 for axis in alone):
+        return alone[0]
     raise ValueError(f"zero= splits what an axis of the batch replicates, but no axis of the mesh ({mesh}) splits an input; use zero=0, or split the batch")
 
 

@@ -21,7 +21,7 @@ from autopar.precision import POLICIES, Policy
 from autopar.presets import PRESETS
 from autopar.train.launched import Launched
 from autopar.train.optimizers import OPTIMIZERS
-from autopar.train.options import AMPS, DEVICES, DTYPES, LIMITS, NONE, Options, Tolerance, option
+from autopar.train.options import AMPS, DEVICES, DTYPES, LIMITS, LOSS_SCALE, NONE, Options, Tolerance, option
 from autopar.train.presets import TRAININGS
 from autopar.train.refused import Refused
 from autopar.train.sizes import SIZES, Size
@@ -100,7 +100,7 @@ def check(options: Options, launched: Launched | None) -> Checked:
     processes = launched is not None or (mesh.size > 1 and not options.simulate)
     local = 1 if not processes else mesh.size if launched is None else launched.local_size
     policy = POLICIES.get(options.amp)
-    scaling = LossScaling(options.loss_scale) if policy is not None and policy.low is torch.float16 else None
+    scaling = LossScaling(options.loss_scale or LOSS_SCALE) if policy is not None and policy.low is torch.float16 else None
     given = None if options.tolerance is None else Tolerance(options.tolerance, options.tolerance)
     return Checked(
         options, mesh, plan, plan_name, processes, launched, _device(options.device, local, launched), text, size, options.size,
@@ -161,6 +161,8 @@ def _check_step(options: Options, mesh: Mesh) -> None:
         raise Refused(f"--microbatches {options.microbatches} do not divide --batch {options.batch} into equal pieces; try --microbatches {near}")
     if options.amp != NONE and options.dtype != "float32":
         raise Refused(f"--amp {options.amp} computes in low precision what has float32 weights, but --dtype is {options.dtype}; use one of both")
+    if options.loss_scale is not None and not options.amp.startswith("fp16"):
+        raise Refused(f"--loss-scale is for fp16, whose small gradients are lost, and --amp is {options.amp}; leave it out, or use --amp fp16-O2")
     if options.zero and not set(mesh.names) - {"tp", "pp", "cp"}:
         raise Refused(f"--zero {options.zero} splits over a data axis, and --mesh {options.mesh} has none; use --zero 0, or a mesh such as dp=2,tp=2")
 

@@ -37,6 +37,7 @@ AMPS: dict[str, Tolerance | None] = {  # ``None``: that of the dtype
 }
 RECOMPUTED = (NONE, "blocks", "min-cut")  # and globs
 DEVICES = ("cpu", "cuda")
+LOSS_SCALE = 1024.0  # of fp16; at torch's 65536 a first step may overflow on one side alone
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Options:
     clip_norm: float = math.inf
     seed: int = 0
     amp: str = NONE
-    loss_scale: float = 1024.0  # at torch's 65536 a first step may overflow on one side alone
+    loss_scale: float | None = None
     recompute: str = NONE
     zero: int = 0
     checkpoint: str | None = None
@@ -91,7 +92,10 @@ def option(name: str) -> str:
 def options_of(given: Mapping[str, Any]) -> Options:
     """What was given, before what its preset says, before the defaults. A preset that is unknown is refused by ``check``."""
     preset = TRAININGS.get(given.get("preset") or "")
-    return Options(**{**(preset.options if preset else {}), **given})
+    said = dict(preset.options) if preset else {}
+    if given.get("amp", said.get("amp")) != said.get("amp"):
+        said.pop("loss_scale", None)  # it goes with the preset's own
+    return Options(**{**said, **given})
 
 
 LIMITS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (  # option, what holds, in words
