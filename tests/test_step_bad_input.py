@@ -520,7 +520,7 @@ class OfMany(Pair):
     (OfPairAndScale, lambda x, y: ((x, y), 1.0)),
     (OfMany, lambda x, y: (x, y)),
     (Pair, lambda x, y: (x, y)),
-], ids=str)  # fmt: skip
+])  # fmt: skip
 def test_a_forward_of_one_tuple_or_list_gets_it_whole(model: type[Pair], batch: Any, data: Any) -> None:
     """Where it has more parts than forward takes arguments."""
     one = model()

@@ -7,7 +7,20 @@ from typing import Any
 
 from torch import fx
 
-from autopar.decompositions import ARANGE, ARANGE_FROM, COPY, FULL, IDENTITIES, INDEX, SQUEEZE, SYNONYMS, TRANSPOSE, UNREAD, VIEWS, ZEROS
+from autopar.decompositions import (
+    ARANGE,
+    ARANGE_FROM,
+    COPY,
+    FULL,
+    IDENTITIES,
+    INDEX,
+    SQUEEZE,
+    SYNONYMS,
+    TRANSPOSE,
+    UNREAD,
+    VIEWS,
+    ZEROS,
+)
 from autopar.drawn import SHAPED
 from autopar.program import record_of, set_record
 from autopar.provenance import Origin

@@ -170,11 +170,18 @@ class _Search:
             ):
                 if node.target is aten.div.Tensor and operands(node)[0] not in moving:
                     return None
-                divides = node.target in (aten.div.Scalar, aten.div.Tensor) and self._grows(node.args[1], _elements(node))
-                open_ += [(value, degree - divides) for value in moving]
+                open_ += [(value, degree + self._degree(node)) for value in moving]
             else:
                 return None
         return (tuple(found), degrees.pop()) if len(degrees) == 1 and degrees <= {0, 1} else None
+
+    def _degree(self, node: fx.Node) -> int:
+        """Of a product with a number, 1 where that grows with the batch, of a quotient -1."""
+        number, elements = node.args[1] if len(node.args) > 1 else None, _elements(node)
+        if not isinstance(number, (int, float)) or number == 0 or node.target not in (*BY_NUMBER, *PRODUCTS, DIVISION):
+            return 0
+        divisor = 1 / number if node.target in (aten.mul.Scalar, *PRODUCTS) else number
+        return self._grows(1 / divisor, elements) - self._grows(divisor, elements)
 
     def _is_mean(self, node: fx.Node, way: _Way) -> bool:
         """Whether a value is a sum over rows, and is divided once by what grows with the batch."""
