@@ -126,7 +126,7 @@ def placed_step(layers: int) -> PlacedStep:
     parallel = autopar.parallelize(model, MESH, STEP_PLAN)
     compiler = Keeping(**{one.name: getattr(parallel.compiler, one.name) for one in fields(Compiler)})
     options = options_of(STEP)
-    micro = compile_micro(compiler, (), given, {}, options, [name for name, _ in model.named_parameters()])
+    micro = compile_micro(compiler, (), given, {}, options, [name for name, _ in model.named_parameters()], tuple(given))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
     update = definition_of(optimizer).update(optimizer.param_groups[0])
     states = [name for name in update.states if name not in update.counted]

@@ -79,7 +79,7 @@ class StepUpdate:
 
 
 def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, Any], laid: Mapping[str, DistAttr], options: Options,
-                  trained: Sequence[str], notes: Sequence[str] = (), cut: Collection[str] = ()) -> MicroBatch:  # fmt: skip
+                  trained: Sequence[str], cut: Collection[str], notes: Sequence[str] = ()) -> MicroBatch:  # fmt: skip
     """Capture the call of one micro-batch, and put it on the mesh.
 
     Args:

@@ -56,7 +56,7 @@ def gradient_name(parameter: str) -> str:
     return parameter + GRADIENT
 
 
-def micro_of(traced: Program, microbatches: int, device: torch.device, wanted: Collection[str], cut: Collection[str] = (), *, scaled: bool = False) -> Micro:
+def micro_of(traced: Program, microbatches: int, device: torch.device, wanted: Collection[str], cut: Collection[str], *, scaled: bool = False) -> Micro:
     """The program of one of so many micro-batches; linear in the graph.
 
     Args:

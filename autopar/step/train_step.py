@@ -134,7 +134,7 @@ class TrainStep:
         if key not in self._micros:
             notes = self.parallel.about_recapture(key[0], (known for known, *_ in self._micros))
             with self._noted():
-                self._micros[key] = compile_micro(self.parallel.compiler, *given.whole(), given.laid, self.options, key[1], notes, key[2])
+                self._micros[key] = compile_micro(self.parallel.compiler, *given.whole(), given.laid, self.options, *key[1:], notes)
             self._made += 1
         micro = self._micros[key]
         self.parallel.move({name: type.attr for name, type in micro.parameters.items()})
