@@ -38,8 +38,11 @@ class Pair(nn.Module):
         super().__init__()
         self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return nn.functional.mse_loss(self.down(torch.relu(self.up(x))), y)
+    def predicted(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        return nn.functional.mse_loss(self.predicted(x), y)
 
 
 def vectors(step: int) -> dict[str, torch.Tensor]:

@@ -83,6 +83,7 @@ NO_MEANS: dict[str, Loss] = {  # terms that are not divided by what grows with t
     "a sum by a mean, by hand": lambda z, y, m, s: (each(z) * m).sum() / (m.sum() * (1 / len(m))),
     "by itself": lambda z, y, m, s: ce(z, y) / ce(z, y).detach(),
     "by another mean": lambda z, y, m, s: ce(z, y) / z.square().mean(),
+    "a sum": lambda z, y, m, s: z.square().sum(),
     "a sum by a buffer": lambda z, y, m, s: z.square().sum() / s.weight.sum(),
     "a sum by a constant": lambda z, y, m, s: z.square().sum() / torch.tensor(100.0),
     "a sum by a number": lambda z, y, m, s: z.square().sum() / 101,
@@ -139,7 +140,10 @@ WHY = "a term of it is no sum over the batch that is divided by a count", "rows 
 @pytest.mark.parametrize("name", [*NO_MEANS, *MEETINGS])
 def test_what_is_told(name: str) -> None:
     """With the line of the loss; where rows have met in a term, that it is no mean, too."""
-    off, told = compared({**NO_MEANS, **MEETINGS}[name], 2, {"dp": 2})
+    loss = {**NO_MEANS, **MEETINGS}[name]
+    off, told = compared(loss, 1, {"dp": 2})
+    assert off < 1e-9 and not told, "one micro-batch is the whole batch"
+    off, told = compared(loss, 2, {"dp": 2})
     assert off > 1e-6, "it is a mean"
     assert len(told) == 1 and "test_step_terms.py" in told[0], told
     assert WHY[0] in told[0] or (name in MEETINGS and WHY[1] in told[0]), told

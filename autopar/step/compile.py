@@ -178,13 +178,12 @@ def _about_the_mean(micro: Micro) -> tuple[str, ...]:
         (micro.terms.others, "a term of it is no sum over the batch that is divided by a count"),
         (micro.terms.meetings, "rows of the batch meet in it, and those of another micro-batch are not there, as in a loop that accumulates gradients"),
     )
-    for nodes, why in kinds:
-        for node in nodes[:1]:
-            return (
-                f"the loss is the mean of those of the micro-batches, in which each has the same say, and not that of the whole batch: {why}\n"
-                f"{at_line(record_of(node).source, record_of(node).module)}\n  write it as a mean of terms of one row each, or use microbatches=1",
-            )
-    return ()
+    told = [(why, record_of(nodes[0])) for nodes, why in kinds if nodes]
+    return tuple(
+        f"the loss is the mean of those of the micro-batches, in which each has the same say, and not that of the whole batch: {why}\n"
+        f"{at_line(record.source, record.module)}\n  write it as a mean of terms of one row each, or use microbatches=1"
+        for why, record in told[:1]
+    )
 
 
 def loss_of(captured: Captured) -> int:

@@ -7,7 +7,7 @@ divided once by what grows with the batch: a number of rows, or a count, which i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -231,13 +231,11 @@ def _is_scalar(node: fx.Node) -> bool:
     return isinstance(type, TensorType) and not type.shape
 
 
-def _of_inputs_alone(program: Program) -> Mapping[fx.Node, None]:
+def _of_inputs_alone(program: Program) -> set[fx.Node]:
     """The values that are computed from inputs and constants alone, without randomness."""
-    found: dict[fx.Node, None] = {}
+    found: set[fx.Node] = set()
     for node in program.nodes:
-        if node.op == "placeholder":
-            if record_of(node).role in ("input", "buffer") and isinstance(record_of(node).type, TensorType):
-                found[node] = None
-        elif node.op == "get_attr" or (node.op == "call_function" and all(value in found for value in operands(node))):
-            found[node] = None
+        given = node.op == "placeholder" and record_of(node).role in ("input", "buffer") and isinstance(record_of(node).type, TensorType)
+        if given or node.op == "get_attr" or (node.op == "call_function" and found.issuperset(operands(node))):
+            found.add(node)
     return found
