@@ -126,6 +126,10 @@ class Recorder(TorchDispatchMode):
             for handle in handles:
                 handle.remove()
 
+    def running(self) -> str:
+        """The path of the innermost module that is running."""
+        return self._running[-1] if self._running else ""
+
     def origin_of(self, error: BaseException) -> Origin:
         """Where an error comes from: in forward the user's innermost line that it went through, for torch refuses shapes before it
         calls an op; in backward, which has none, the op that was running."""
@@ -201,7 +205,7 @@ class Recorder(TorchDispatchMode):
         """Find out where the op that is being called comes from."""
         if self.phase == "forward":
             call = Call(next(self._calls), func.name())
-            self.current = Origin(self._running[-1] if self._running else "", user_line(), call=call)
+            self.current = Origin(self.running(), user_line(), call=call)
             self._forward.setdefault(autograd_sequence_number(), self.current)  # later ops without a gradient share the number
         else:
             of = running_backward_of()

@@ -14,6 +14,7 @@ from autopar.borrow import Borrower
 from autopar.capture.caches import caches_forgotten
 from autopar.capture.checks import Beside, ClassesChecked, assignments_refused
 from autopar.capture.explained import explained, values_read
+from autopar.capture.recurrent import Unroller
 from autopar.decompose_strides import STRIDES
 from autopar.decompose_unknown import decomposition_table
 from autopar.drawn import Streams
@@ -54,6 +55,7 @@ class Tracer:
         self.recorder = Recorder(model, random)
         self.borrower = Borrower(model)
         self.beside = Beside()
+        self.unroller = Unroller(self.recorder.running)
         self.grad = torch.is_grad_enabled()
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -172,7 +174,8 @@ class Tracer:
 
         def joint(fakes: list[torch.Tensor], tangents: list[torch.Tensor], seed: torch.Tensor) -> Any:
             gradients: Sequence[torch.Tensor | None] = ()
-            with self._lent(fakes, seed), ClassesChecked():  # not in the probe: torch takes other ways where there is such a mode
+            # not in the probe: torch takes other ways where there are such modes
+            with self._lent(fakes, seed), ClassesChecked(), self.unroller:
                 outputs = self._call(fakes)
                 if tangents:
                     self.recorder.phase = "backward"
