@@ -130,6 +130,7 @@ def most_lacked(source: Layout, target: Layout, shape: tuple[int, ...]) -> int:
     return int(np.max(needed - held))
 
 
+@lru_cache(maxsize=65536)
 def _sizes(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.ndarray | int, np.ndarray | int]:
     """Of one dim, for every point of the mesh: how many indices the target has, and how many both have."""
     seen = ((size, have[0][1], want[0][1]),) if len(have) == len(want) == 1 else in_common(have, want, size, mesh)

@@ -18,6 +18,7 @@ from autopar.mesh import Mesh
 from autopar.passes import pipeline, run_passes
 from autopar.plan import Plan
 from autopar.program import Program
+from autopar.progress import doing
 from autopar.report.passes import PassReport, Reports
 from autopar.report.transfers import bytes_per_axis
 from autopar.runtime.agreement import Agreement
@@ -98,8 +99,9 @@ class Compiler:
             laid: how some inputs lie, whatever the plan says.
             notes: what else the report should say.
         """
-        captured, attrs, report = self.capture(args, kwargs, laid, notes)
-        return self._placed(captured, captured.program, attrs, [report])
+        with doing("parallelize"):
+            captured, attrs, report = self.capture(args, kwargs, laid, notes)
+            return self._placed(captured, captured.program, attrs, [report])
 
     def capture(self, args: Sequence[Any], kwargs: Mapping[str, Any], laid: Mapping[str, DistAttr],
                 notes: Sequence[str] = ()) -> tuple[Captured, dict[str, DistAttr], PassReport]:  # fmt: skip
@@ -119,6 +121,10 @@ class Compiler:
 
     def localize(self, program: Program) -> tuple[LocalPrograms, PassReport]:
         """Each rank's own, of an explicit program."""
+        with doing("localize"):
+            return self._localized(program)
+
+    def _localized(self, program: Program) -> tuple[LocalPrograms, PassReport]:
         start = time.perf_counter()
         local = LocalPrograms(program, lambda made: verify(made, "localize"))
         for rank in self.mesh.ranks if self.seat is None else [self.seat.rank]:

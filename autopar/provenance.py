@@ -6,6 +6,7 @@ that is running and the user's innermost line; in backward, what the forward op 
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import itertools
@@ -89,6 +90,7 @@ class Recorder(TorchDispatchMode):
         self.origins: dict[fx.Node, Origin] = {}
         self.returned: dict[str, list[fx.Node]] = {}  # module path → what its calls returned, where that is one tensor
         self._paths = {id(module): path for path, module in reversed(list(model.named_modules(remove_duplicate=False)))}
+        self.calls: collections.Counter[str] = collections.Counter()  # module path → how often forward has called it
         self._running: list[str] = []
         self._forward: dict[int, Origin] = {}
         self._calls = itertools.count()
@@ -105,8 +107,12 @@ class Recorder(TorchDispatchMode):
     def modules(self) -> Iterator[None]:
         """Follow which module is running."""
 
+        self.calls.clear()
+
         def enter(module: torch.nn.Module, args: Any) -> None:
             path = self._paths.get(id(module))
+            if path is not None and self.phase == "forward":  # a checkpoint calls again in the backward
+                self.calls[path] += 1
             self._running.append(self._running[-1] if path is None and self._running else path or "")
 
         def leave(module: torch.nn.Module, args: Any, output: Any) -> None:

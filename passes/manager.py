@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from autopar.collector import collector_paused
 from autopar.program import Program
+from autopar.progress import doing
 from autopar.report.passes import PassReport
 from autopar.report.transfers import bytes_per_axis
 from autopar.verify import verify
@@ -43,11 +44,11 @@ def run_passes(program: Program, passes: Iterable[Pass]) -> list[PassReport]:
             raise ValueError(f"the pass {step.name} takes a {step.takes} program, this one is {program.level}")
         before = (program.counts.commits, program.counts.inserted, program.counts.removed)
         start = time.perf_counter()
-        with collector_paused():
+        with collector_paused(), doing(step.name):
             notes = tuple(step.run(program) or ())
         program.level = step.gives
         seconds = time.perf_counter() - start
-        with collector_paused():
+        with collector_paused(), doing(f"verify {step.name}"):
             verify(program, step.name)
         commits, inserted, removed = (
             now - then

@@ -17,6 +17,7 @@ from autopar.borrow import ONE_AT_A_TIME
 from autopar.capture.assemble import Captured, assemble
 from autopar.capture.trace import Tracer
 from autopar.collector import collector_paused
+from autopar.progress import doing
 
 __all__ = ["Captured", "capture"]
 
@@ -38,4 +39,6 @@ def capture(
             that forward writes or keeps where it cannot be followed.
     """
     with ONE_AT_A_TIME, collector_paused():
-        return assemble(Tracer(model, bind_arguments(model, args, kwargs or {}), random).run(), random)
+        tracer = Tracer(model, bind_arguments(model, args, kwargs or {}), random)
+        with doing(tracer.doing):
+            return assemble(tracer.run(), random)

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from autopar.capture.graph import drop_unread, forward_first, index_own_rows, merge_views, simplify, sweep, unfake
+from autopar.capture.loops import about_loops
 from autopar.capture.trace import Tracer
 from autopar.drawn import Draw
 from autopar.errors import CaptureError, at_line
@@ -111,8 +112,9 @@ class _Assembly:
         forward_first(graph, results, values)
         graph.owning_module = None
         modules = self._modules(graph, replaced)
+        notes = (*traced.notes(), *about_loops(program, traced.model, traced.unroller.steps, traced.calls))
         return Captured(program, traced.spec, traced.leaves, len(outputs), traced.differentiable, traced.device,
-                        traced.notes(), modules, traced.draws, tuple(traced.extended))  # fmt: skip
+                        notes, modules, traced.draws, tuple(traced.extended))  # fmt: skip
 
     def _modules(self, graph: fx.Graph, replaced: Mapping[fx.Node, fx.Node]) -> dict[str, tuple[str, ...]]:
         """Module path → the values that its calls returned, as far as the program still has them."""

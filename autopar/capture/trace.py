@@ -68,9 +68,14 @@ class Tracer:
         self.module = self._trace(fakes, tangents, seed)
         assert self.recorder.streams is not None
         self.draws = tuple(self.recorder.streams.draws)
+        self.calls = self.recorder.calls
         if any(mutates(node.target) or node.target in STRIDES for node in self.module.graph.nodes):
             self.module = self._functionalize(self.module, [*fakes, *tangents, seed])
         return self
+
+    def doing(self) -> str:
+        """The phase, and the module whose forward runs, or whose backward."""
+        return f"capture, {self.recorder.phase}: {self.recorder.current.module or type(self.model).__name__}"
 
     def notes(self) -> tuple[str, ...]:
         """What a person should know: what forward changed that is not changed now."""

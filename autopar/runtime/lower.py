@@ -30,6 +30,7 @@ from autopar.drawn import folded
 from autopar.errors import SimulationError, at_line
 from autopar.optimizers import IN_PLACE, OFFLOADED, SHARED
 from autopar.program import Program, is_getitem, map_operands, operands, record_of
+from autopar.progress import doing
 from autopar.record import TensorType
 from autopar.rules.registry import rule_of
 from autopar.runtime import where
@@ -82,6 +83,7 @@ class Lowered:
     made: Mapping[str, fx.Node]
 
 
+@doing("lower")
 def lower(program: Program, groups: Mapping[Ranks, str], gate: Callable[[], None] | None = None,
           bytes: Mapping[str, int] | None = None, device: torch.device | None = None, hunt: Hunt | None = None) -> dict[str, Lowered]:  # fmt: skip
     """The phases of a rank's local program; linear in the graph.

@@ -73,6 +73,7 @@ def _serve(function: Callable[[], Any], out: int) -> None:
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
+        sys.stdout = sys.stderr = os.fdopen(null, "w")  # those of the parent may be locked, by a thread that is not here
         torch.set_num_threads(1)
         data = pickle.dumps(function())
         while data:

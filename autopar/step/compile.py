@@ -19,6 +19,7 @@ from autopar.localize import LocalPrograms
 from autopar.passes import Amp, Recompute, run_passes
 from autopar.passes.amp import low_precision
 from autopar.program import Program, name_of, operands, record_of, set_record
+from autopar.progress import doing
 from autopar.record import TensorType
 from autopar.report.passes import PassReport, Reports
 from autopar.specialize import specialize
@@ -78,6 +79,7 @@ class StepUpdate:
     reports: tuple[PassReport, ...]
 
 
+@doing("train_step")
 def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, Any], laid: Mapping[str, DistAttr], options: Options,
                   trained: Sequence[str], cut: Collection[str], notes: Sequence[str] = ()) -> MicroBatch:  # fmt: skip
     """Capture the call of one micro-batch, and put it on the mesh.
@@ -202,6 +204,7 @@ def loss_of(captured: Captured) -> int:
     )
 
 
+@doing("update")
 def compile_update(compiler: Compiler, trained: Sequence[Trained], micro: MicroBatch, options: Options) -> StepUpdate:
     """The optimizer's step on the mesh, behind such micro-batches."""
     device = micro.captured.device

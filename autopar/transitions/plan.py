@@ -18,6 +18,7 @@ from autopar.transitions import reductions
 from autopar.transitions.pending import made_pending
 from autopar.transitions.reductions import (
     begun,
+    bound_of,
     far_bytes,
     free_axes,
     largest,
@@ -137,17 +138,26 @@ def _cheapest(start: TensorType, goal: TensorType) -> tuple[Step, ...]:
     free = free_axes(start, axes)
     itemsize = min(start.dtype.itemsize, goal.dtype.itemsize)
     least = least_reduced(start, axes, -(-largest(goal) // goal.layout.mesh.count(axis for axis, _ in new)), itemsize)  # type: ignore[union-attr]
+    ways = begun(start, free)
     for before, last in made_pending(start, goal, new):
-        for way in begun(start, free):
+        wanted = largest(before)
+        if best is not None and best[0] <= (bound_of(start, axes, wanted, itemsize), 0, len(last) + bool(axes)):
+            continue
+        for way in ways:
             for reduced in reduced_ways(way, before, axes):
+                paid, steps = reduced.bytes + reduced.extra, len(reduced.steps) + len(last)
+                missing = max(0, wanted - largest(reduced.type)) if same else 0  # at the least
+                better = best is None or (paid + missing * itemsize, 0, steps + (missing > 0)) < best[0]
+                ends = same and not missing and reduced.bytes <= reductions.PADDED * reduced_evenly(way, axes, wanted, start.dtype.itemsize)
+                if not better and not ends:
+                    continue
                 lacked = most_lacked(reduced.type.layout, before.layout, goal.shape)  # type: ignore[arg-type]
-                paid = reduced.bytes + reduced.extra + lacked * itemsize
-                key = paid, far_bytes(reduced, axes), len(reduced.steps) + len(last) + (lacked > 0)
+                key = paid + lacked * itemsize, far_bytes(reduced, axes), steps + (lacked > 0)
                 if best is None or key < best[0]:
                     best = key, reduced, before, last
-                if same and not lacked and reduced.bytes <= reductions.PADDED * reduced_evenly(way, axes, largest(before), start.dtype.itemsize):
+                if ends and not lacked:
                     break  # whatever else it is reduced to, a gather would have to follow, which brings about as much
-            if not free or best[0][0] <= reductions.STARTED + least_reduced(start, axes, largest(before), itemsize):  # type: ignore[index]
+            if not free or best[0][0] <= reductions.STARTED + least_reduced(start, axes, wanted, itemsize):  # type: ignore[index]
                 break
         assert best is not None
         if best[0][0] <= least:

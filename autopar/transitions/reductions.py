@@ -27,12 +27,21 @@ def free_axes(start: TensorType, axes: list[str]) -> list[str]:
     return [axis for axis in mesh.names[outermost:] if mesh.sizes[axis] > 1 and axis not in start.attr.axes]
 
 
-def begun(start: TensorType, free: list[str]) -> Iterator[Way]:
+def begun(start: TensorType, free: list[str]) -> list[Way]:
     """What is reduced: the value as it is, or a piece of it, cut at any one place for all free axes."""
-    yield Way(start)
+    ways = [Way(start)]
     parts = transfers.part_sizes(start.attr, start.shape)
-    for place in range(sum(map(len, parts))):
-        yield Way(start, extra=STARTED).then(*((transfers.slice, {"dim": place, "axis": axis, **parts_argument(parts)}) for axis in free))
+    for place in range(sum(map(len, parts)) if free else 0):
+        ways.append(Way(start, extra=STARTED).then(*((transfers.slice, {"dim": place, "axis": axis, **parts_argument(parts)}) for axis in free)))
+    return ways
+
+
+def bound_of(start: TensorType, axes: list[str], wanted: int, itemsize: int) -> int:
+    """Bytes that no way to reduce a value and leave each rank so many elements goes below: ``least_reduced`` of pieces that need no padding."""
+    mesh = start.layout.mesh  # type: ignore[union-attr]
+    replicated = [axis for axis in mesh.names if axis not in start.attr.axes]
+    share, count = largest(start) / mesh.count((*axes, *replicated) if axes else ()), mesh.count(axes)
+    return int((share * (count - 1) + max(0.0, wanted - share)) * itemsize)
 
 
 def least_reduced(start: TensorType, axes: list[str], wanted: int, itemsize: int) -> int:

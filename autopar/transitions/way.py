@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from autopar import transfers
@@ -37,14 +38,27 @@ class Way:
     extra: int = 0
 
     def then(self, *moves: Move, meshes: transfers.Meshes = {}) -> Way:  # noqa: B006
-        way = self
+        type, steps, paid = self.type, list(self.steps), self.bytes
         for function, given in moves:
-            type = transfers.BY_FUNCTION[function].infer(way.type, given, meshes)
-            if type == way.type and function is not transfers.send:
+            arguments = tuple(given.items())
+            step = _step(type, function, arguments) if not meshes else _new_step(type, function, arguments, meshes)
+            if step.type == type and function is not transfers.send:
                 continue
-            paid = transfers.received(function, way.type, given, type)
-            way = Way(type, (*way.steps, Step(function, tuple(given.items()), type, paid)), way.bytes + paid, way.extra)
-        return way
+            type, paid = step.type, paid + step.bytes
+            steps.append(step)
+        return Way(type, tuple(steps), paid, self.extra)
+
+
+def _new_step(type: TensorType, function: Any, arguments: tuple[tuple[str, Any], ...], meshes: transfers.Meshes) -> Step:
+    given = dict(arguments)
+    after = transfers.BY_FUNCTION[function].infer(type, given, meshes)
+    return Step(function, arguments, after, transfers.received(function, type, given, after))
+
+
+@lru_cache(maxsize=65536)
+def _step(type: TensorType, function: Any, arguments: tuple[tuple[str, Any], ...]) -> Step:
+    """On one mesh: what is chosen between often begins alike."""
+    return _new_step(type, function, arguments, {})
 
 
 def places_for(count: int, axes: int) -> Iterator[tuple[int, ...]]:
