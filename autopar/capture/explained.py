@@ -23,6 +23,7 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (  # a piece of torch's message, w
 
 IN_THE_GRAPH: tuple[tuple[str, str], ...] = (  # a piece of the line that reads values, or of the op's name; how to have the same without
     ("expert", 'let the experts be a batched product, where the model has one: model.set_experts_implementation("batched_mm") in transformers'),
+    ("pack_padded", "keep sequences padded, and take what counts with torch.where or an index"),
     ("ctc_loss", "return what goes into it from forward, and take the loss of that afterwards"),
     ("linalg_lstsq", "write it as a product: torch.linalg.pinv(a) @ b"),
     ("cov(", "write it as a product of what is left of the rows without their means, divided by their length less the correction"),
