@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from autopar.layout import Axes, Dim, Layout, in_common, span
+from autopar.layout import Axes, Dim, Layout, chunk, in_common, sized, span
 from autopar.mesh import Mesh
 
 Runs = tuple[tuple[int, int], ...]  # sorted, disjoint, not empty: (start, stop)
@@ -147,8 +147,57 @@ def _sizes(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.ndarray | in
     return needed, held
 
 
+INDICES = 1 << 16  # that are looked at all together
+
+
 def _counted(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
-    """``_sizes`` of dims that are made of no common parts, point by point."""
+    """``_sizes`` of dims that are made of no common parts: how many indices two pieces share, for all pairs of pieces."""
+    (held, unit), (wanted, other) = _pieces(have, size, mesh), _pieces(want, size, mesh)
+    step = math.gcd(unit, other)
+    if not step or size // step > INDICES:
+        return _counted_by_point(have, want, size, mesh)
+    count, own, there = math.prod(map(len, wanted)), _holders(held, unit // step), _holders(wanted, other // step)
+    shared = np.bincount(own * count + there, minlength=math.prod(map(len, held)) * count).reshape(-1, count) * step
+    here, at = _numbers(have, mesh), _numbers(want, mesh)
+    return shared.sum(0)[at], shared[here, at]
+
+
+def _pieces(dim: Dim, size: int, mesh: Mesh) -> tuple[list[list[int]], int]:
+    """The lengths of the pieces of each part, and how many indices after each other always lie in one piece; lengths of the last part in these."""
+    parts = sized(dim, size)
+    unit = 1
+    while parts and not parts[-1][1]:
+        unit *= parts.pop()[0]
+    lengths = [[n] for n, _ in parts]
+    for k, (_, axes) in enumerate(parts):
+        for axis in axes:
+            p = mesh.sizes[axis]
+            lengths[k] = [chunk(n, p, index)[1] for n in lengths[k] for index in range(p)]
+    if lengths:
+        shared = math.gcd(*lengths[-1])
+        unit, lengths[-1] = unit * shared, [n // max(shared, 1) for n in lengths[-1]]
+    return lengths, unit
+
+
+def _holders(lengths: list[list[int]], repeat: int) -> np.ndarray:
+    """The number of the piece that holds each index, pieces in order, major first."""
+    holders = np.zeros(1, dtype=np.int64)
+    for each in lengths:
+        holders = (holders[:, None] * len(each) + np.repeat(np.arange(len(each)), each)).reshape(-1)
+    return np.repeat(holders, repeat)
+
+
+def _numbers(dim: Dim, mesh: Mesh) -> np.ndarray:
+    """The number of the piece that each point of the mesh holds, with one dimension for each axis of the mesh."""
+    numbers = np.zeros((1,) * len(mesh.axes), dtype=np.int64)
+    for axis in (axis for _, axes in dim for axis in axes):
+        p = mesh.sizes[axis]
+        numbers = numbers * p + np.arange(p).reshape([p if name == axis else 1 for name in mesh.names])
+    return numbers
+
+
+def _counted_by_point(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
+    """The same for long dims, from the runs of the pieces."""
     used = {axis for dim in (have, want) for _, axes in dim for axis in axes}
     grid = [range(p) if axis in used else range(1) for axis, p in mesh.axes]
     pairs = []
