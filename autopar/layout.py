@@ -91,6 +91,12 @@ class DistAttr:
         )
 
 
+@lru_cache(maxsize=65536)
+def largest(attr: DistAttr, shape: tuple[int, ...], mesh: Mesh) -> int:
+    """Elements of the first piece, than which none is larger."""
+    return math.prod(attr.local_shape(shape, mesh, dict.fromkeys(mesh.sizes, 0)))
+
+
 @cache
 def _replicated(ndim: int) -> DistAttr:
     return DistAttr((WHOLE,) * ndim)
@@ -136,6 +142,7 @@ def _normalize(attr: DistAttr, shape: tuple[int, ...], mesh: Mesh) -> DistAttr:
     return attr if dims == attr.dims and pending == attr.pending else DistAttr(dims, pending)
 
 
+@lru_cache(maxsize=65536)
 def normal_dim(dim: Dim, dim_size: int, mesh: Mesh) -> Dim:
     """The normal form of one dim: taken apart as far as it goes, then merged, major first, as far as it goes."""
     parts = [

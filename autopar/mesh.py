@@ -98,7 +98,7 @@ class Mesh:
         """Axis name → size, in mesh order."""
         return dict(self.axes)
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(self.sizes)
 

@@ -20,7 +20,7 @@ import torch
 
 from autopar.boxes import most_lacked
 from autopar.errors import AutoparError
-from autopar.layout import Axes, DistAttr, Layout, align
+from autopar.layout import Axes, DistAttr, Layout, align, largest
 from autopar.mesh import Mesh
 from autopar.record import TensorType
 
@@ -392,8 +392,7 @@ def received(function: Callable[..., Any], source: TensorType, given: Mapping[st
     assert result.layout is not None
     if function in (all_reduce, reduce_scatter):
         mesh = source.layout.mesh
-        first = dict.fromkeys(mesh.sizes, 0)
-        held, left = (math.prod(t.attr.local_shape(t.shape, mesh, first)) for t in (source, result))
+        held, left = (largest(t.attr, t.shape, mesh) for t in (source, result))
         p = mesh.count(axes_of(given["axis"]))
         elements = -(-2 * held * (p - 1) // p) if function is all_reduce else left * (p - 1)
         return elements * reduced_as(given.get("op", "sum"), source.dtype).itemsize

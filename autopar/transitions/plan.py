@@ -141,14 +141,18 @@ def _cheapest(start: TensorType, goal: TensorType) -> tuple[Step, ...]:
     ways = begun(start, free)
     for before, last in made_pending(start, goal, new):
         wanted = largest(before)
-        if best is not None and best[0] <= (bound_of(start, axes, wanted, itemsize), 0, len(last) + bool(axes)):
+        bound, fewest = bound_of(start, axes, wanted, itemsize), len(last) + bool(axes)
+        if best is not None and best[0] <= (bound, 0, fewest):
             continue
         for way in ways:
+            if best is not None and best[0] <= (bound + way.extra, 0, fewest):
+                continue
+            even = reductions.PADDED * reduced_evenly(way, axes, wanted, start.dtype.itemsize)
             for reduced in reduced_ways(way, before, axes):
                 paid, steps = reduced.bytes + reduced.extra, len(reduced.steps) + len(last)
                 missing = max(0, wanted - largest(reduced.type)) if same else 0  # at the least
                 better = best is None or (paid + missing * itemsize, 0, steps + (missing > 0)) < best[0]
-                ends = same and not missing and reduced.bytes <= reductions.PADDED * reduced_evenly(way, axes, wanted, start.dtype.itemsize)
+                ends = same and not missing and reduced.bytes <= even
                 if not better and not ends:
                     continue
                 lacked = most_lacked(reduced.type.layout, before.layout, goal.shape)  # type: ignore[arg-type]

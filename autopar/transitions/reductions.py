@@ -6,11 +6,10 @@ saves enough; the rest at once, or to splits of their own if more than a reducti
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
-from autopar import transfers
+from autopar import layout, transfers
 from autopar.record import TensorType
 from autopar.transitions.relayouts import views
 from autopar.transitions.way import Move, Way, op_argument, parts_argument, places_for
@@ -61,8 +60,7 @@ def reduced_evenly(way: Way, axes: list[str], wanted: int, itemsize: int) -> int
 
 def largest(type: TensorType) -> int:
     """Elements of the first piece, than which none is larger."""
-    mesh = type.layout.mesh  # type: ignore[union-attr]
-    return math.prod(type.attr.local_shape(type.shape, mesh, dict.fromkeys(mesh.sizes, 0)))
+    return layout.largest(type.attr, type.shape, type.layout.mesh)  # type: ignore[union-attr]
 
 
 def reduced_ways(way: Way, goal: TensorType, axes: list[str]) -> Iterator[Way]:
