@@ -14,7 +14,7 @@ from profilers import positive
 
 from autopar import transitions
 from autopar.errors import TransitionError
-from autopar.layout import DistAttr, Dim, Layout
+from autopar.layout import Dim, DistAttr, Layout
 from autopar.mesh import Mesh
 from autopar.record import TensorType
 

@@ -158,7 +158,7 @@ def test_nobody_else_writes(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_other_ranks_are_silent(clock: Clock, terminal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = terminal()
+    terminal()
     for rank, bars in (("1", 0), ("0", 1)):
         monkeypatch.setenv("RANK", rank)
         with doing("capture"):

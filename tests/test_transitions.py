@@ -19,7 +19,7 @@ from autopar.layout import DistAttr, Layout
 from autopar.localize import localize
 from autopar.mesh import Mesh
 from autopar.record import DTYPES, TensorType
-from autopar.transitions import cost, plan, relayouts, transitions
+from autopar.transitions import cost, plan, relayouts, transitions, way
 
 # -- any two Layouts ---------------------------------------------------------------------------------------------
 
@@ -313,5 +313,6 @@ def test_planning_a_new_pair_is_little_work(before: str, after: str, most: int, 
         monkeypatch.setitem(transfers.BY_FUNCTION, function, counted)
     plan._transitions.cache_clear()
     relayouts._exchange.cache_clear()
+    way._step.cache_clear()
     transitions(source, target)
     assert 0 < len(calls) <= most, len(calls)

@@ -138,13 +138,12 @@ def _cheapest(start: TensorType, goal: TensorType) -> tuple[Step, ...]:
     free = free_axes(start, axes)
     itemsize = min(start.dtype.itemsize, goal.dtype.itemsize)
     least = least_reduced(start, axes, -(-largest(goal) // goal.layout.mesh.count(axis for axis, _ in new)), itemsize)  # type: ignore[union-attr]
-    ways = begun(start, free)
     for before, last in made_pending(start, goal, new):
         wanted = largest(before)
         bound, fewest = bound_of(start, axes, wanted, itemsize), len(last) + bool(axes)
         if best is not None and best[0] <= (bound, 0, fewest):
             continue
-        for way in ways:
+        for way in begun(start, free):
             if best is not None and best[0] <= (bound + way.extra, 0, fewest):
                 continue
             even = reductions.PADDED * reduced_evenly(way, axes, wanted, start.dtype.itemsize)

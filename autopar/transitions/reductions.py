@@ -26,13 +26,12 @@ def free_axes(start: TensorType, axes: list[str]) -> list[str]:
     return [axis for axis in mesh.names[outermost:] if mesh.sizes[axis] > 1 and axis not in start.attr.axes]
 
 
-def begun(start: TensorType, free: list[str]) -> list[Way]:
+def begun(start: TensorType, free: list[str]) -> Iterator[Way]:
     """What is reduced: the value as it is, or a piece of it, cut at any one place for all free axes."""
-    ways = [Way(start)]
+    yield Way(start)
     parts = transfers.part_sizes(start.attr, start.shape)
     for place in range(sum(map(len, parts)) if free else 0):
-        ways.append(Way(start, extra=STARTED).then(*((transfers.slice, {"dim": place, "axis": axis, **parts_argument(parts)}) for axis in free)))
-    return ways
+        yield Way(start, extra=STARTED).then(*((transfers.slice, {"dim": place, "axis": axis, **parts_argument(parts)}) for axis in free))
 
 
 def bound_of(start: TensorType, axes: list[str], wanted: int, itemsize: int) -> int:
