@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -17,11 +16,12 @@ from torch import fx
 
 from autopar import transfers
 from autopar.errors import EditError
+from autopar.fx_private import call_inserter, inputs_of, rename, set_arguments
 from autopar.program import Program, element_type, is_getitem, record_of, set_record
 from autopar.record import Record, Requirement, TensorType, ValueType
 from autopar.text.printer import print_type
 from autopar.text.tokens import can_name, legal_name
-from autopar.torch_private import call_inserter, inputs_of, rename, set_arguments
+from autopar.undo import Undo
 from autopar.uses import UseReplacements
 
 NARROW = 8  # operands: a user that has no more is given its new arguments as soon as another one is spoken of
@@ -55,17 +55,18 @@ class Changes:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self._counted, self._counts = program.counts, replace(program.counts)
-        self._undo: list[tuple[Any, ...]] = []  # (function, *arguments)
+        self.begun = False  # whether anything of it was carried out
+        self._counted, self._before = program.counts, Undo(program)
         self._uses = UseReplacements()
         self._stale: set[fx.Node] = set()  # nodes whose own type the next walk looks at
         self._changed: set[fx.Node] = set()  # nodes whose readers it looks at
         self._narrow: fx.Node | None = None  # the last user in the batch, if it has few operands
-        self._tails: dict[fx.Node, tuple[str, bool]] = {}  # inserted nodes: what they are named after, and whether behind their value
+        self._tails: dict[fx.Node, tuple[str, bool]] = self._before.inserted  # what they are named after, and whether behind their value
         self._named: list[fx.Node] = []  # those that have their names, in graph order
         self._repeats: dict[str, int] = {}  # how often each of these names was taken
         self._guessed: dict[str, int] = {}  # how often one was given for the time being, right where edits come in graph order
-        self._erase, self._call = program.graph.erase_node, call_inserter(program.graph)
+        self._order: list[fx.Node] = []  # of all nodes, as the last walk met them
+        self._erase, self._call = program.graph.erase_node, call_inserter(program.graph, self._tails)
 
     # -- operations ----------------------------------------------------------------------------------------------
 
@@ -82,8 +83,7 @@ class Changes:
         tail = _tail(staged)
         base = _base(args, tail)
         times = self._guessed[base] = self._guessed.get(base, -1 if can_name(base) else 0) + 1
-        staged.node = node = self._call(before, f"{base}_{times}" if times else base, staged.target, args, kwargs)
-        self._tails[node] = tail
+        staged.node = node = self._call(before, f"{base}_{times}" if times else base, staged.target, args, kwargs, tail)
         self._check_order(node)
         about, phase = None if staged.about is None else record_of(staged.about), staged.phase
         for operand in inputs_of(node) if about is None else ():
@@ -128,18 +128,14 @@ class Changes:
         for node in doomed:
             if alive := [user.name for user in node.users if user not in doomed]:
                 raise EditError(f"cannot erase {node.name}: {', '.join(alive)} still read it; replace those uses first")
+        self._before.note_erasure(doomed, self._order)
         for node in sorted(doomed, reverse=True):
             self._erase(node)
         self.program.counts.removed += len(doomed)
 
     def undo(self) -> None:
-        for function, *arguments in reversed(self._undo):
-            function(*arguments)
-        self._undo.clear()
-        for node in reversed(self._tails):  # nothing else reads them any more
-            self._erase(node)
-        self._tails.clear()
-        vars(self.program.counts).update(vars(self._counts))
+        """Make the program what it was; may be called again where it was interrupted."""
+        self._before.restore()
 
     def _replace_uses(self) -> None:
         for node, args, kwargs in self._uses.rebuilt():
@@ -148,7 +144,7 @@ class Changes:
         self._narrow = None
 
     def _set_arguments(self, node: fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self._undo.append((set_arguments, node, node.args, node.kwargs))
+        self._before.note_arguments(node)
         set_arguments(node, args, kwargs)
         self._check_order(node)
         if node.target in FOLLOWERS:
@@ -164,7 +160,7 @@ class Changes:
 
     def _set(self, node: fx.Node, record: Record) -> None:
         old = record_of(node)
-        self._undo.append((set_record, node, old))
+        self._before.note_record(node)
         set_record(node, record)
         self.program.counts.record_updates += 1
         if record.type != old.type:
@@ -175,7 +171,7 @@ class Changes:
     def settle(self) -> None:
         """The linear walk: names, and the types that follow from changed ones."""
         self._replace_uses()
-        order = list(self.program.graph.nodes)
+        order = self._order = list(self.program.graph.nodes)
         if self._stale or self._changed:
             self._retype(order)
         self.program.counts.node_visits += len(order)

@@ -7,11 +7,13 @@
 Nothing above touches the graph: operations are *staged*, and leaving the block materialises them and commits once. A
 commit brings all metadata up to date in O(inserted) plus one linear walk: what is read anew must be made before it is
 read, inserted nodes get their records and names, changed types are carried to the transfers that read them. It does not
-recompile, and runs no fake tensors. An exception leaves the program exactly as it was, with the same node objects.
+recompile, and runs no fake tensors. An exception leaves the program exactly as it was, with the same node objects; an interrupt
+at any line of a commit does, too. A program has one open edit at a time.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,37 +24,86 @@ from torch import fx
 from autopar import transfers
 from autopar.commit import FOLLOWERS, NONE, Changes, Staged, Value, transferred
 from autopar.errors import EditError
+from autopar.fx_private import is_erased
 from autopar.program import Program, record_of
 from autopar.record import Record, Requirement, TensorType, ValueType
 from autopar.text.printer import print_type
 from autopar.text.tokens import can_name
-from autopar.torch_private import is_erased
+
+
+NOT_BEGUN = "this edit has not begun; its operations stand in its block: with program.edit() as edit:"
+OVER = "this edit is over; begin another one with program.edit()"
+OPEN = "another edit of this program is open; add the operations to that one, or begin this one when its block has ended"
+HALF_DONE = "an edit of this program was interrupted, and was interrupted again while it was undone: it is half done; make the program anew"
+
+# graph → the edit of it that is open, or ``HALF_DONE`` while one is carried out or undone; an edit that nobody has any more is undone
+_OPEN: weakref.WeakKeyDictionary[fx.Graph, weakref.ref[Edit] | str] = weakref.WeakKeyDictionary()
+
+
+def is_half_done(program: Program) -> bool:
+    """Whether an edit of the program could neither be carried out nor be undone."""
+    return _OPEN.get(program.graph) == HALF_DONE
+
+
+def _undo(changes: Changes) -> None:
+    if changes.begun:
+        _OPEN[changes.program.graph] = HALF_DONE
+        changes.undo()
+
+
+def _abandoned(changes: Changes) -> None:
+    """Nobody has the edit any more, and its block was never left."""
+    _undo(changes)
+    _OPEN.pop(changes.program.graph, None)
 
 
 class Edit:
     """A batch of insertions, replacements and erasures on one program. See the module's text."""
 
+    _closed = NOT_BEGUN  # why nothing can be staged; empty inside of the block
+
     def __init__(self, program: Program, *, sync: bool = False) -> None:
         self.program = program
         self.sync = sync
-        self._changes = Changes(program)
-        self._staged: list[tuple[Callable[..., None], tuple[Any, ...]]] = []  # functions and their arguments
-        self._insert, self._replace = self._changes.insert, self._changes.replace_use
         self._graph = program.graph
+        self._staged: list[tuple[Callable[..., None], tuple[Any, ...]]] = []  # functions and their arguments
         self._erased: list[Value] = []
         self._records: dict[fx.Node, Record] = {}  # staged annotations
         self._retypes = False  # whether what is staged may change the type of an existing transfer
-        self._over = False
+        self._this: weakref.ref[Edit] | None = None
 
     def __enter__(self) -> Edit:
-        return self
+        if self._closed != NOT_BEGUN:
+            raise EditError(self._closed or OPEN)
+        if self.program.fixed:
+            raise EditError(self.program.fixed)
+        try:
+            self._changes = changes = Changes(self.program)
+            self._insert, self._replace = changes.insert, changes.replace_use
+            self._this = weakref.ref(self, lambda _: _abandoned(changes))  # an interrupt may come before the first line of __exit__
+            holder = _OPEN.setdefault(self._graph, self._this)
+            if holder == HALF_DONE or (holder is not self._this and holder() is not None):  # type: ignore[operator]
+                raise EditError(HALF_DONE if holder == HALF_DONE else OPEN)
+            _OPEN[self._graph] = self._this
+            self._closed = ""
+            return self
+        except BaseException:
+            if self._this is not None and _OPEN.get(self._graph) is self._this:
+                _OPEN.pop(self._graph, None)
+            self._this, self._closed = None, OVER
+            raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind is not None:
+        try:
+            if kind is not None:
+                self._roll_back()
+                return
+            if not self._closed and (self._staged or self._erased):
+                self._commit(erase=True)
+            self._close()
+        except BaseException:
             self._roll_back()
-        elif self._staged or self._erased:
-            self._commit(erase=True)
-        self._over = True
+            raise
 
     # -- operations ----------------------------------------------------------------------------------------------
 
@@ -91,7 +142,7 @@ class Edit:
             except EditError:
                 if not self._retypes or target not in transfers.BY_FUNCTION:
                     raise  # otherwise the commit decides, which knows the changed types
-        staged = Staged(self, target, tuple(args), kwargs, type, before, phase, tuple(uses), name, about)
+        staged = Staged(self._changes, target, tuple(args), kwargs, type, before, phase, tuple(uses), name, about)
         self._stage(self._insert, staged)
         return staged
 
@@ -181,6 +232,7 @@ class Edit:
 
     def commit(self) -> None:
         """Commit what is staged now, in the middle of the block: for measuring what one commit per pass saves."""
+        self._check(())
         if self._staged:
             self._commit(erase=False)
 
@@ -197,8 +249,8 @@ class Edit:
 
     def _check(self, values: Iterable[Any]) -> None:
         """Refuse values that no commit could carry out; other arguments pass."""
-        if self._over:
-            raise EditError("this edit is over; begin another one with program.edit()")
+        if self._closed:
+            raise EditError(self._closed)
         graph = self._graph
         for value in values:
             kind = value.__class__  # of which there are no subclasses
@@ -211,7 +263,7 @@ class Edit:
                 if is_erased(node):
                     raise EditError(f"{node.name} has been erased from the program")
             elif kind is Staged:
-                if value.edit is not self:
+                if value.edit is not self._changes:
                     raise EditError(f"{value} is not part of this edit")
             elif isinstance(value, (tuple, list)):
                 self._check(value)
@@ -224,6 +276,8 @@ class Edit:
 
     def _commit(self, *, erase: bool) -> None:
         try:
+            _OPEN[self._graph] = HALF_DONE
+            self._changes.begun = True
             staged = self._staged
             staged.reverse()
             while staged:
@@ -232,16 +286,24 @@ class Edit:
             self._changes.settle()
             if erase:
                 self._changes.remove(self._erased)
+            self._records.clear()
+            self._retypes = False
+            self.program.counts.commits += 1
+            self.program.version += 1
+            _OPEN[self._graph] = self._this
         except BaseException:
             self._roll_back()
             raise
-        self._staged.clear()
-        self._records.clear()
-        self._retypes = False
-        self.program.counts.commits += 1
 
     def _roll_back(self) -> None:
-        self._changes.undo()
+        """Make the program what it was when the block began; may be called again where it was interrupted."""
+        if not self._closed:
+            _undo(self._changes)
+        self._close()
+
+    def _close(self) -> None:
         self._staged.clear()
         self._erased.clear()
-        self._over = True
+        if not self._closed:
+            _OPEN.pop(self._graph, None)
+            self._this, self._closed = None, OVER

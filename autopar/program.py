@@ -77,6 +77,8 @@ class Program:
         tree: how the returned values are arranged: text fragments around the leaves.
         constants: tensors behind the ``get_attr`` nodes.
         counts: commits, insertions, record updates, visited nodes.
+        version: another number after each change of the graph by an edit.
+        fixed: why it takes no edits; empty where it takes them.
     """
 
     def __init__(
@@ -102,6 +104,8 @@ class Program:
         self.tree = tree
         self.constants = dict(constants or {})
         self.counts = Counts()
+        self.version = 0
+        self.fixed = ""
 
     # -- nodes and records ---------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -160,42 +159,6 @@ def value_checks_replaced(by: Callable[[], None]) -> Iterator[None]:
     finally:
         torch._check_tensor_all, torch._check_tensor_all_with, kind.__init__, transformer._detect_is_causal_mask = kept  # type: ignore[method-assign]
         functional.gaussian_nll_loss = gaussian
-
-
-def call_inserter(graph: fx.Graph) -> Callable[[fx.Node, str, Any, tuple[Any, ...], Mapping[str, Any]], fx.Node]:
-    """``Graph.call_function`` in front of a node, with this name or, where it was used before, with a number behind it.
-
-    Without what takes half of its time: an insertion point, looks at the arguments for symbolic numbers, hooks. Tried on 2.13.
-    """
-    names = graph._graph_namespace
-    used, named, tabled = names._used_names, names._obj_to_name, graph._find_nodes_lookup_table.insert
-
-    def insert(before: fx.Node, name: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> fx.Node:
-        if name in used:
-            name = names.create_name(name, None)
-        node = fx.Node(graph, name, "call_function", target, args, kwargs)  # type: ignore[arg-type]
-        used.add(name)
-        named[node] = name
-        before._prepend(node)
-        tabled(node)
-        graph._len += 1
-        return node
-
-    return insert
-
-
-def set_arguments(node: fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """``node.args = args; node.kwargs = kwargs``, users kept, without taking the node out of a table for each. Tried on 2.13."""
-    node._update_args_kwargs(args, kwargs)
-
-
-inputs_of = operator.attrgetter("_input_nodes")  # tried on 2.13: what a node reads, without the list of all_input_nodes
-is_erased = operator.attrgetter("_erased")  # tried on 2.13
-
-
-def rename(node: fx.Node, name: str) -> None:
-    """Name a node, with a number where another node has the name. Tried on 2.13."""
-    node._rename(name)
 
 
 def node_of(tensor: torch.Tensor) -> fx.Node | None:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx
 
 from autopar import transfers
+from autopar.edit import HALF_DONE, is_half_done
 from autopar.errors import RuleError, VerifyError
 from autopar.layout import UNDECIDED, Layout
 from autopar.program import Program, element_type, has_record, is_getitem, operands, record_of
@@ -74,6 +75,8 @@ class _Verifier:
 
     def check_header(self) -> None:
         program, level = self.program, self.program.level
+        if is_half_done(program):
+            raise VerifyError(f"{self.head()}  {HALF_DONE}")
         if level != "traced" and program.mesh is None:
             raise VerifyError(f"{self.head()}  a {level} program lies on a mesh; the header names none")
         if (level in ("local", "scheduled")) != (program.coordinates is not None):

@@ -48,7 +48,7 @@ class Script:
 def draw_script(data: st.DataObject, count: int) -> tuple[Script, bool]:
     """A script, and whether all of it went well when each operation was committed at once."""
     program, script = base(), Script()
-    edit = Edit(program, sync=True)
+    edit = Edit(program, sync=True).__enter__()
     values: list[Any] = list(program.nodes)
     size = len(values)
     places = [float(k) for k in range(size)]
