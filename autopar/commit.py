@@ -55,7 +55,7 @@ class Changes:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.begun = False  # whether anything of it was carried out
+        self.begun = False  # whether anything was carried out that may have to be undone
         self._counted, self._before = program.counts, Undo(program)
         self._uses = UseReplacements()
         self._stale: set[fx.Node] = set()  # nodes whose own type the next walk looks at

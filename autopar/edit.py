@@ -306,4 +306,4 @@ class Edit:
         self._erased.clear()
         if not self._closed:
             _OPEN.pop(self._graph, None)
-            self._this, self._closed = None, OVER
+            self._this, self._closed, self._changes.begun = None, OVER, False
