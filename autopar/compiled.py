@@ -43,6 +43,12 @@ class Seat:
     agreement: Agreement | None = None
 
 
+RUNS = (
+    "this program is what runs: the local programs, and the functions that run, were made of it and would not follow an edit; "
+    "change the model or the plan instead, or edit a copy of it, program.copy()"
+)
+
+
 @dataclass(eq=False)
 class Compiled:
     """One captured step: as it was captured, with its transfers, in the shapes of each rank, and ready to run.
@@ -130,6 +136,7 @@ class Compiler:
         for rank in self.mesh.ranks if self.seat is None else [self.seat.rank]:
             local[rank]
         ms = (time.perf_counter() - start) * 1e3
+        program.fixed = RUNS
         return local, PassReport("localize", ms, bytes=bytes_per_axis(program))
 
     def _placed(self, captured: Captured, program: Program, attrs: Mapping[str, DistAttr], reports: list[PassReport]) -> Compiled:

@@ -50,6 +50,12 @@ def rank_classes(program: Program) -> list[list[int]]:
     return list(classes.values())
 
 
+SHARED = (
+    "this local program is made of the explicit one, and other ranks have the same graph: an edit of it would leave them apart; "
+    "edit the explicit program before it is localized, or a copy of this one, program.copy()"
+)
+
+
 class LocalPrograms(Mapping[int, Program]):
     """Rank → its local program, of an explicit program. Made when they are asked for, one a class of ranks.
 
@@ -72,7 +78,9 @@ class LocalPrograms(Mapping[int, Program]):
         number = self._class_of[rank]
         if number not in self._made:
             self._make()
-        return self._made[number].at(at)
+        made = self._made[number].at(at)
+        made.fixed = SHARED
+        return made
 
     def _make(self) -> None:
         """All classes: that no rank waits for ever is seen only when all are looked at."""

@@ -84,6 +84,9 @@ def _check_collectives(collectives: Mapping[Ranks, Mapping[int, list[Collective]
         for other in others:
             if (found := runs.get(other, [])) != expected:
                 raise _different(f"collective {{}} of {some_ranks(ranks)}", (first, expected), (other, found), lines)
+            for number, (mine, theirs) in enumerate(zip(expected, found, strict=True), 1):
+                if mine is not theirs:
+                    _check_payloads(f"collective {number} of {some_ranks(ranks)}", (first, mine), (other, theirs), lines)
 
 
 def _check_messages(sends: Mapping[tuple[int, int], list[Send]], receives: Mapping[tuple[int, int], list[Receive]],
@@ -95,12 +98,26 @@ def _check_messages(sends: Mapping[tuple[int, int], list[Send]], receives: Mappi
             raise ChannelError(f"a rank exchanges a message with itself:\n{_line(sender, (sent or received)[0], lines)}use the value without one")
         if [s.value for s in sent] != [r.value for r in received]:
             raise _different(f"message {{}} from rank {sender} to rank {receiver}", (sender, sent), (receiver, received), lines)
-        for s, r in zip(sent, received, strict=True):
+        for number, (s, r) in enumerate(zip(sent, received, strict=True), 1):
             if s.bytes != r.bytes and s.bytes is not None and r.bytes is not None:
                 raise ChannelError(
                     f"a message has {s.bytes} bytes where it is sent and {r.bytes} where it is received:\n"
                     f"{_line(sender, s, lines)}{_line(receiver, r, lines)}give both ends the same shape and dtype"
                 )
+            _check_payloads(f"message {number} from rank {sender} to rank {receiver}", (sender, s), (receiver, r), lines)
+
+
+def _check_payloads(where: str, one: tuple[int, Collective | Send | Receive], other: tuple[int, Collective | Send | Receive], lines: Lines) -> None:
+    """What goes on the wire is the same for both, where both say it."""
+    (first, mine), (second, theirs) = one, other
+    if not mine.payload or not theirs.payload or mine.payload == theirs.payload:
+        return
+    left, right = dict(mine.payload), dict(theirs.payload)
+    what = next(what for what in {**left, **right} if left.get(what) != right.get(what))
+    raise ChannelError(
+        f"{where} has another {what} on rank {second} than on rank {first}:\n{_line(first, mine, lines)}{_line(second, theirs, lines)}"
+        f"the {what} is {left.get(what, 'not there')} on rank {first} and {right.get(what, 'not there')} on rank {second}; give both ranks the same {what}"
+    )
 
 
 def _different(where: str, one: Own, other: Own, lines: Lines) -> ChannelError:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
 
 from autopar import transfers
 from autopar.channels.check import check_tasks
+from autopar.channels.payloads import Payload, Piece, message_payload, payload_of, piece_of
 from autopar.channels.tasks import ALL, Channels, Collective, Group, Ranks, Receive, Send, Task
 from autopar.errors import ChannelError
 from autopar.messages import messages
@@ -23,12 +24,17 @@ Place = tuple[str | None, Axis]  # a stage, and one or more of its axes
 
 @dataclass(frozen=True, slots=True)
 class _Communication:
-    """A communicating node; equal ones are the same collective. ``node`` is there where it is messages instead."""
+    """A communicating node; equal ones are the same collective. ``node`` is there where it is messages instead.
+
+    ``payload`` is the same in one group, and not in all of them; ``piece`` is the rank's own piece, which need not be of the same size on all.
+    """
 
     value: str
     op: str
     place: Place
     node: fx.Node | None = None
+    payload: Payload = field(default=(), compare=False)
+    piece: Piece | None = field(default=None, compare=False)
 
 
 def check_programs(programs: Mapping[int, Program], channels: Iterable[Channels] = ALL) -> None:
@@ -42,7 +48,15 @@ def check_programs(programs: Mapping[int, Program], channels: Iterable[Channels]
         if (found := _rank_of(program)) != rank:
             raise ChannelError(f"the program given as that of rank {rank} is at {program.coordinates}, which is rank {found}")
     walks = {id(program.graph): walk for program, walk in _by_graph(given.values())}
-    if given and not _alike(given, list(walks.values())):
+    uneven = {graph: [one for one in walk if one.piece and len(set(one.piece[1])) > 1] for graph, walk in walks.items()}
+    looked_at = set[int]()
+    for rank, program in given.items():
+        walk = walks[id(program.graph)]
+        if id(program.graph) in looked_at:  # pieces of one size are those of all ranks
+            walk = uneven[id(program.graph)]
+        looked_at.add(id(program.graph))
+        _check_pieces(rank, program, walk)
+    if given and not (_alike(given, list(walks.values())) and _of_one_payload(given, walks)):
         made: dict[Any, Collective] = {}
         tasks = {rank: _tasks(program, walks[id(program.graph)], made) for rank, program in given.items()}
         check_tasks(tasks, channels, lambda rank, value: _quoted(given[rank], value))
@@ -74,8 +88,10 @@ def _messages(program: Program, node: fx.Node) -> Group:
     rank, type = program.rank, record_of(node).type
     assert isinstance(type, TensorType)
     width = type.dtype.itemsize
+    payload = message_payload(transfers.arguments(node.target, node.args, node.kwargs), type)  # type: ignore[arg-type]
     return Group(tuple(
-        Send(node.name, one.receiver, one.elements * width) if one.sender == rank else Receive(node.name, one.sender, one.elements * width)
+        Send(node.name, one.receiver, one.elements * width, payload) if one.sender == rank
+        else Receive(node.name, one.sender, one.elements * width, payload)
         for one in messages(ends.source, ends.target, ends.shape) if rank in (one.sender, one.receiver)
     ))  # fmt: skip
 
@@ -94,7 +110,12 @@ def _walk(program: Program) -> list[_Communication]:
             given = transfers.arguments(row.function, node.args, node.kwargs)
             axis = given.get("axis")
             place = given.get("stage"), axis if isinstance(axis, str) else tuple(axis or ())
-            found = _Communication(node.name, row.name, place, node if axis is None else None)
+            payload, piece = (), None
+            if axis is not None:
+                operand = record_of(node.args[0]).type  # type: ignore[arg-type]
+                assert isinstance(operand, TensorType)
+                payload, piece = payload_of(row.function, given, operand), piece_of(row.function, given, operand)
+            found = _Communication(node.name, row.name, place, node if axis is None else None, payload, piece)
             phases[record_of(node).phase].append(found)
     return [one for phase in phases.values() for one in phase]
 
@@ -111,6 +132,22 @@ def _alike(programs: Mapping[int, Program], walks: Sequence[Sequence[_Communicat
     )
 
 
+def _of_one_payload(programs: Mapping[int, Program], walks: Mapping[int, Sequence[_Communication]]) -> bool:
+    """Whether the members of each group put the same on the wire, where all ranks run the same collectives."""
+    for number, row in enumerate(zip(*walks.values(), strict=True)):
+        one, *others = row
+        if all(other.payload == one.payload for other in others):
+            continue
+        stage, axis = one.place
+        along, said = transfers.axes_of(axis), {}
+        for rank, program in programs.items():
+            group = tuple(place for name, place in program.coordinates_on(stage).items() if name not in along)
+            payload = walks[id(program.graph)][number].payload
+            if said.setdefault(group, payload) != payload:
+                return False
+    return True
+
+
 def _tasks(program: Program, walk: Sequence[_Communication], made: dict[Any, Collective]) -> list[Task]:
     """``made`` shares equal collectives between ranks, so that they compare fast."""
     rank, groups, tasks = _rank_of(program), {}, []
@@ -120,11 +157,25 @@ def _tasks(program: Program, walk: Sequence[_Communication], made: dict[Any, Col
             continue
         if (ranks := groups.get(one.place)) is None:
             ranks = groups[one.place] = _group(program, rank, one)
-        key = one.value, one.op, ranks
+        key = one.value, one.op, ranks, one.payload
         if key not in made:
             made[key] = Collective(*key)
         tasks.append(made[key])
     return tasks
+
+
+def _check_pieces(rank: int, program: Program, walk: Sequence[_Communication]) -> None:
+    """The rank's own pieces are as long as the sizes say that all members have."""
+    for one in walk:
+        if one.piece is not None and one.place[0] in program.meshes and rank in program.meshes[one.place[0]]:
+            own, sizes, axis = one.piece
+            place = program.coordinates_on(one.place[0])[axis]
+            if place >= len(sizes) or sizes[place] != own:
+                said = f"that it is {sizes[place]} long" if place < len(sizes) else f"the sizes of {len(sizes)} pieces alone"
+                raise ChannelError(
+                    f"the piece of rank {rank} is {own} long, and the collective says {said}:\n  rank {rank}: {_quoted(program, one.value)}\n"
+                    f"give it the size of the piece that each member has"
+                )
 
 
 def _group(program: Program, rank: int, one: _Communication) -> Ranks:

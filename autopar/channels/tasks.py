@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """An op that all ``ranks``, in the order of their group, run together."""
+    """An op that all ``ranks``, in the order of their group, run together. ``payload`` is what is compared beside the order, where it is
+    given: (what it is, its value)."""
 
     value: str
     op: str
     ranks: Ranks
+    payload: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         return f"{self.value} = {self.op} of {some_ranks(self.ranks)}"
@@ -22,11 +24,12 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A message; ``bytes`` are compared where both ends give them."""
+    """A message; ``bytes`` and ``payload`` are compared where both ends give them."""
 
     value: str
     to: int
     bytes: int | None = None
+    payload: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         return f"send {self.value} to {self.to}"
@@ -39,6 +42,7 @@ class Receive:
     value: str
     source: int
     bytes: int | None = None
+    payload: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         return f"receive {self.value} from {self.source}"
