@@ -2,7 +2,7 @@
 
 Each rank has a sequence of tasks. ``check`` looks at all of them together:
 
-* the members of a group run the same collectives in the same order;
+* the members of a group run the same collectives in the same order, and put the same on the wire (``payloads``);
 * between two ranks the i-th message sent is the i-th received: messages have no tags, and none overtakes another;
 * all ranks finish, on channels that buffer all, some or no messages. An error names the cycle of ranks that wait.
 

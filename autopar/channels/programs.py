@@ -140,7 +140,7 @@ def _of_one_payload(programs: Mapping[int, Program], walks: Mapping[int, Sequenc
             continue
         stage, axis = one.place
         along, said = transfers.axes_of(axis), {}
-        for rank, program in programs.items():
+        for program in programs.values():
             group = tuple(place for name, place in program.coordinates_on(stage).items() if name not in along)
             payload = walks[id(program.graph)][number].payload
             if said.setdefault(group, payload) != payload:
