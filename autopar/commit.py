@@ -16,11 +16,11 @@ from torch import fx
 
 from autopar import transfers
 from autopar.errors import EditError
-from autopar.fx_private import call_inserter, inputs_of, rename, set_arguments
 from autopar.program import Program, element_type, is_getitem, record_of, set_record
 from autopar.record import Record, Requirement, TensorType, ValueType
 from autopar.text.printer import print_type
 from autopar.text.tokens import can_name, legal_name
+from autopar.torch_private import call_inserter, inputs_of, rename, set_arguments
 from autopar.undo import Undo
 from autopar.uses import UseReplacements
 

@@ -24,12 +24,11 @@ from torch import fx
 from autopar import transfers
 from autopar.commit import FOLLOWERS, NONE, Changes, Staged, Value, transferred
 from autopar.errors import EditError
-from autopar.fx_private import is_erased
 from autopar.program import Program, record_of
 from autopar.record import Record, Requirement, TensorType, ValueType
 from autopar.text.printer import print_type
 from autopar.text.tokens import can_name
-
+from autopar.torch_private import is_erased
 
 NOT_BEGUN = "this edit has not begun; its operations stand in its block: with program.edit() as edit:"
 OVER = "this edit is over; begin another one with program.edit()"

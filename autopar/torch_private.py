@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
+import operator
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,20 +19,24 @@ from torch import fx
 from torch._ops import OpOverload as OpOverload  # tried on 2.13: the class of torch.ops.aten.mm.default
 from torch._ops import OpOverloadPacket as OpOverloadPacket  # tried on 2.13: the class of torch.ops.aten.mm
 from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,  # tried on 2.13: raised by .item() on a fake tensor
-    DynamicOutputShapeException,  # tried on 2.13: raised by nonzero and the like
-    FakeTensor,  # tried on 2.13
-    FakeTensorMode,  # tried on 2.13
+    DataDependentOutputException as DataDependentOutputException,  # tried on 2.13: raised by .item() on a fake tensor
 )
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx  # experimental; 2.13
+from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException as DynamicOutputShapeException,  # tried on 2.13: raised by nonzero and the like
+)
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor  # tried on 2.13
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode  # tried on 2.13
+from torch.fx.experimental.proxy_tensor import get_proxy_mode as get_proxy_mode  # experimental; 2.13
+from torch.fx.experimental.proxy_tensor import get_proxy_slot  # experimental; 2.13
+from torch.fx.experimental.proxy_tensor import make_fx as make_fx  # experimental; 2.13
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # 2.13: control flow on an unknown size
-from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen  # tried on 2.13: arguments in a list that is emptied
-from torch.nn.modules.module import _IncompatibleKeys as IncompatibleKeys  # tried on 2.13: what load_state_dict returns
 from torch.utils import _pytree as pytree  # tried on 2.13: flattens user structures, knows registered classes
-from torch.utils._python_dispatch import TorchDispatchMode  # tried on 2.13
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # tried on 2.13
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
+BoxedCodeGen = torch.fx.graph._BoxedCodeGen  # tried on 2.13: arguments in a list that is emptied
+IncompatibleKeys = torch.nn.modules.module._IncompatibleKeys  # tried on 2.13: what load_state_dict returns
 set_onednn = torch._C._set_mkldnn_enabled  # tried on 2.13: whether ops are oneDNN's; the public flag may have been closed for the process
 FUNCTIONAL = torch.ops._c10d_functional  # tried on 2.13: collectives that return a tensor to be waited for
 
@@ -40,73 +46,6 @@ FLASH_FOR_CPU = (  # tried on 2.13: attention on CPU, and its backward
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
 )
-
-__all__ = [
-    "DATA_DEPENDENT",
-    "FLASH_FOR_CPU",
-    "FUNCTIONAL",
-    "FUSED_ADAGRAD",
-    "FUSED_ADAM",
-    "FUSED_ADAMW",
-    "FUSED_SGD",
-    "BoxedCodeGen",
-    "FakeTensorMode",
-    "IncompatibleKeys",
-    "OpOverload",
-    "OpOverloadPacket",
-    "StorageReference",
-    "TorchDispatchMode",
-    "add_to_each",
-    "are_saved_tensors_hooked",
-    "as_functional",
-    "assert_without_sync",
-    "autograd_sequence_number",
-    "call_inserter",
-    "copy_each",
-    "default_generator",
-    "draws_random",
-    "dtensor_like",
-    "functional_name",
-    "get_proxy_mode",
-    "has_kernel",
-    "has_step_hooks",
-    "inputs_of",
-    "interpolate_each",
-    "is_composite",
-    "is_erased",
-    "is_random_composite",
-    "is_seeded",
-    "is_strided_shard",
-    "is_transformed",
-    "make_fx",
-    "mutates",
-    "node_of",
-    "note_a_step",
-    "operator_schema",
-    "overload_of",
-    "pytree",
-    "rename",
-    "returns_alias",
-    "running_backward_of",
-    "saved_by_min_cut",
-    "set_arguments",
-    "single_threaded_backward",
-    "start_gather",
-    "steps_as",
-    "storage_of",
-    "store_of_processes",
-    "strided_shard",
-    "tensor_arguments",
-    "tensor_results",
-    "torch_decompositions",
-    "value_checks_replaced",
-    "version_of",
-    "with_defaults",
-    "without_function_modes",
-    "without_modes",
-    "writes_outside",
-    "written_arguments",
-]  # fmt: skip
 
 
 def autograd_sequence_number() -> int:
@@ -457,3 +396,69 @@ def dtensor_around(piece: torch.Tensor, device_mesh: Any, placements: Sequence[A
 
     spec = DTensorSpec(device_mesh, tuple(placements), tensor_meta=TensorMeta(torch.Size(shape), tuple(stride), piece.dtype))
     return DTensor(piece, spec, requires_grad=False)
+
+
+# -- graphs and nodes of torch.fx ---------------------------------------------------------------------------------------
+
+inputs_of = operator.attrgetter("_input_nodes")  # tried on 2.13: what a node reads, without the list of all_input_nodes
+is_erased = operator.attrgetter("_erased")  # tried on 2.13
+
+
+def call_inserter(graph: fx.Graph, made: dict[fx.Node, Any]) -> Callable[[fx.Node, str, Any, tuple[Any, ...], Mapping[str, Any], Any], fx.Node]:
+    """``Graph.call_function`` in front of a node, with this name or, where it was used before, with a number behind it.
+
+    Without what takes half of its time: an insertion point, looks at the arguments for symbolic numbers, hooks. What is said about a
+    node is written to ``made`` before the node is part of the graph. Tried on 2.13.
+    """
+    names = graph._graph_namespace
+    used, named, tabled = names._used_names, names._obj_to_name, graph._find_nodes_lookup_table.insert
+
+    def insert(before: fx.Node, name: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], about: Any) -> fx.Node:
+        if name in used:
+            name = names.create_name(name, None)
+        made[node := fx.Node(graph, name, "call_function", target, args, kwargs)] = about  # type: ignore[arg-type]
+        used.add(name)
+        named[node] = name
+        before._prepend(node)
+        tabled(node)
+        graph._len += 1
+        return node
+
+    return insert
+
+
+def set_arguments(node: fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """``node.args = args; node.kwargs = kwargs``, users kept, without taking the node out of a table for each. Tried on 2.13."""
+    node._update_args_kwargs(args, kwargs)
+
+
+def rename(node: fx.Node, name: str) -> None:
+    """Name a node, with a number where another node has the name. Tried on 2.13."""
+    node._rename(name)
+
+
+def tables_of(graph: fx.Graph, nodes: Iterable[fx.Node]) -> dict[Any, list[fx.Node]]:
+    """The rows of ``Graph.find_nodes`` in which the nodes stand. Tried on 2.13."""
+    lookup = graph._find_nodes_lookup_table
+    return {key: list(lookup.table[key]) for key in {lookup._key(node) for node in nodes}}
+
+
+def relink(graph: fx.Graph, order: Sequence[fx.Node], gone: Collection[fx.Node], tables: Mapping[Any, Sequence[fx.Node]]) -> None:
+    """Make ``order`` the nodes of a graph, without those that are ``gone``; ``tables`` as of ``tables_of``. It may be interrupted and
+    called again. Tried on 2.13."""
+    lookup, names = graph._find_nodes_lookup_table, graph._graph_namespace
+    write = object.__setattr__  # Node's own takes the node out of a table first
+    for key, row in tables.items():
+        lookup.table[key] = dict.fromkeys(row)
+    for node in gone:
+        write(node, "_erased", True)
+        node._update_args_kwargs((), {})
+        lookup.table[lookup._key(node)].pop(node, None)
+        names._used_names.discard(node.name)
+        names._obj_to_name.pop(node, None)
+    for node in order:
+        write(node, "_erased", False)
+    for node, following in itertools.pairwise((graph._root, *order, graph._root)):
+        write(node, "_next", following)
+        write(following, "_prev", node)
+    graph._len = len(order)

@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import fx
 
-from autopar.fx_private import inputs_of, relink, set_arguments, tables_of
 from autopar.program import Program, record_of, set_record
 from autopar.record import Record
+from autopar.torch_private import inputs_of, relink, set_arguments, tables_of
 
 
 class Undo:

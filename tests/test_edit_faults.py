@@ -25,10 +25,10 @@ import autopar
 from autopar import edit as edits
 from autopar.edit import HALF_DONE, OPEN, Edit
 from autopar.errors import EditError, VerifyError
-from autopar.fx_private import inputs_of
+from autopar.torch_private import inputs_of
 from autopar.program import Program, operands, record_of
 
-FILES = {str(Path(autopar.__file__).parent / f"{name}.py") for name in ("edit", "commit", "uses", "undo", "fx_private", "program")}
+FILES = {str(Path(autopar.__file__).parent / f"{name}.py") for name in ("edit", "commit", "uses", "undo", "torch_private", "program")}
 FILES |= {torch.fx.graph.__file__, torch.fx.node.__file__}
 
 

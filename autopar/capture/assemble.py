@@ -15,14 +15,13 @@ from autopar.capture.loops import about_loops
 from autopar.capture.trace import Tracer
 from autopar.drawn import Draw
 from autopar.errors import CaptureError, at_line
-from autopar.fx_private import rename
 from autopar.program import Constant, Program, is_getitem, record_of, set_record
 from autopar.provenance import Origin
 from autopar.record import Record, Result, TensorType, ValueType
 from autopar.structure import Structure
 from autopar.text.parser import RESERVED
 from autopar.text.tree import tree_fragments
-from autopar.torch_private import default_generator, storage_of
+from autopar.torch_private import default_generator, rename, storage_of
 
 
 @dataclass

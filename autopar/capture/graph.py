@@ -22,10 +22,10 @@ from autopar.decompositions import (
     ZEROS,
 )
 from autopar.drawn import SHAPED
-from autopar.fx_private import rename
 from autopar.program import record_of, set_record
 from autopar.provenance import Origin
 from autopar.record import Result
+from autopar.torch_private import rename
 
 
 def simplify(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
