@@ -118,7 +118,7 @@ def test_the_oracle_is_the_shortest_of_all_orders_simulated(data: st.DataObject)
     cost = costs(times, range(stages), None, [limit] * stages)
     paper = Paper(cost, batches)
     own = [[order for order in words(batches, stage) if paper.fits(order, stage)] for stage in range(stages)]
-    spans = [schedule_of(list(orders), range(stages), batches, "").simulate(times).makespan for orders in product(*own) if paper.makespan(list(orders)) < inf]
+    spans = [schedule_of(list(orders), range(stages), batches, "").simulate(times).makespan for orders in product(*own) if paper.length(list(orders)) < inf]
     assert shortest(times, range(stages), batches, limit=limit) == min(spans)
 
 
@@ -197,24 +197,24 @@ def test_paper_is_the_simulation(data: st.DataObject) -> None:
     genes = [tuple(data.draw(number) for _ in range(ranks)) for _ in range(3)]
     rule = Rule(genes[0], tuple(chunks + one for one in genes[1]), genes[2], deep=data.draw(st.booleans()), back=data.draw(st.booleans()))
     span, made = follow(rule, paper.cost, batches)
-    assert paper.makespan(made) == span
+    assert paper.length(made) == span
     assert all(paper.fits(order, rank) for rank, order in enumerate(made))
     some += [made, joined(made, paper)]
     for orders in some:
         schedule = schedule_of(orders, rank_of, batches, "")
         schedule.verify()
         run = simulate(schedule, times, sizes)
-        assert paper.makespan(orders) == run.makespan
+        assert paper.length(orders) == run.makespan
         assert tuple(own[-1] for own in paper.ends) == tuple(own[-1].end for own in run.computed)
         assert tuple(paper.peak(order, rank) for rank, order in enumerate(orders)) == run.peak
-    assert paper.makespan(some[2]) <= span
+    assert paper.length(some[2]) <= span
 
 
 @pytest.mark.parametrize(("name", "chunks"), FIXED)
 def test_paper_is_the_simulation_where_messages_wait_for_their_link(name: str, chunks: int) -> None:
     schedule, times = build(name, 3, 5, chunks), Times(1, 2, 1, 4)
     paper, orders = Paper(costs(times, schedule.rank_of), 5), orders_of(schedule)
-    assert paper.makespan(orders) == schedule_of(orders, schedule.rank_of, 5, "").simulate(times).makespan
+    assert paper.length(orders) == schedule_of(orders, schedule.rank_of, 5, "").simulate(times).makespan
 
 
 @settings(deadline=None, max_examples=40)

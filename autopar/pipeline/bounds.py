@@ -1,5 +1,8 @@
 """Lower bounds: what no order of a pipeline's tasks can beat, given how long they take, where they lie and the memory there is.
 
+The same bounds hold of both objectives. Of the makespan the clock starts with the first task of all; of the longest span of a
+rank each rank has a clock, which starts with the first task of that rank (see ``Ways``).
+
 All bounds hold for every schedule in which each backward may be split. That an unsplit backward is never better follows from
 replacing it by its two halves, one after the other: nothing ends later, and no more memory is in use.
 """
@@ -10,9 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import floor, inf
+from typing import Literal, get_args
 
 from autopar.pipeline.memory import Sizes, per_stage
 from autopar.pipeline.simulate import Times
+
+Objective = Literal["makespan", "span"]
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
 EPSILON = 1e-9  # of a limit: sums of floats are not exact
 
@@ -28,6 +35,7 @@ class Costs:
         boundary: the buffer of a message between a stage and the next; 0 where both lie on one rank.
         fixed, limit: of each rank: what is always in use; the most that may be (``inf``: no limit).
         rank_of, stages_of: the placement.
+        objective: what shall be short: the makespan, or the longest span of a rank from its first begin to its last end.
     """
 
     forward: list[float]
@@ -41,6 +49,7 @@ class Costs:
     limit: list[float]
     rank_of: tuple[int, ...]
     stages_of: list[list[int]]
+    objective: Objective = "makespan"
 
     @property
     def room(self) -> list[float]:
@@ -52,7 +61,8 @@ class Costs:
         return (self.boundary[stage - 1] if stage else 0.0) + (self.boundary[stage] if stage + 1 < len(self.rank_of) else 0.0)
 
 
-def costs(times: Times, rank_of: Sequence[int], sizes: Sizes | None = None, limit: Sequence[float] | None = None) -> Costs:
+def costs(times: Times, rank_of: Sequence[int], sizes: Sizes | None = None, limit: Sequence[float] | None = None,
+          objective: Objective = "makespan") -> Costs:  # fmt: skip
     """Times and sizes, for a placement and a limit for each rank (``None``: no limit).
 
     Raises:
@@ -75,6 +85,7 @@ def costs(times: Times, rank_of: Sequence[int], sizes: Sizes | None = None, limi
         [inf] * ranks if limit is None else [float(one) for one in limit],
         tuple(rank_of),
         stages_of,
+        objective,
     )  # fmt: skip
 
 
@@ -83,10 +94,12 @@ class Ways:
     """The shortest times around a stage.
 
     Attributes:
-        head: from the begin of the step to the begin of the stage's first forward: through all stages before it.
+        head: from the begin of the step to the begin of the stage's first forward: through all stages before it. Of the span:
+            from the begin of the stage's rank.
         turn: from the end of a micro-batch's forward to the begin of its backward: through all stages after it and back.
         tail: from the end of a micro-batch's backward to the end of the step: back to some stage before it, and the
-            weight gradient there.
+            weight gradient there. Of the span: to the end of that stage's rank, and by how much earlier that rank had to begin
+            than this one: some rank takes ``head``, what is in between, and ``tail`` at least.
     """
 
     head: list[float]
@@ -100,8 +113,13 @@ def ways(cost: Costs) -> Ways:
     turn, tail = [0.0] * stages, [cost.weight[0]]
     for stage in range(stages - 2, -1, -1):
         turn[stage] = turn[stage + 1] + cost.forward[stage + 1] + cost.backward[stage + 1] + 2 * cost.transfer[stage]
+    spans = cost.objective == "span"
     for stage in range(1, stages):
-        tail.append(max(cost.weight[stage], cost.transfer[stage - 1] + cost.backward[stage - 1] + tail[-1]))
+        earlier = cost.forward[stage - 1] + cost.transfer[stage - 1] if spans else 0.0
+        tail.append(max(cost.weight[stage], cost.transfer[stage - 1] + cost.backward[stage - 1] + tail[-1] + earlier))
+    if spans:  # a rank begins with its first stage, and so do the clock and what comes before it
+        head = [head[stage] - head[cost.stages_of[rank][0]] for stage, rank in enumerate(cost.rank_of)]
+        tail = [max(cost.weight[stage], tail[stage] - head[stage]) for stage in range(stages)]
     return Ways(head, turn, tail)
 
 
@@ -221,12 +239,14 @@ BOUNDS: Mapping[str, Callable[[Costs, int], float]] = {
 }
 
 
-def lower_bound(times: Times, rank_of: Sequence[int], batches: int, sizes: Sizes | None = None, limit: Sequence[float] | None = None) -> float:
-    """A makespan that no schedule with this placement and within this limit is below, up to rounding; linear in stages.
+def lower_bound(times: Times, rank_of: Sequence[int], batches: int, sizes: Sizes | None = None, limit: Sequence[float] | None = None,
+                objective: Objective = "makespan") -> float:  # fmt: skip
+    """What no schedule with this placement and within this limit is below, up to rounding; linear in stages.
 
     Args:
         rank_of: the rank of each stage.
         limit: the most memory of each rank, in the unit of ``sizes``; ``None``: no limit.
+        objective: of the makespan, or of the longest span of a rank.
     """
-    cost = costs(times, rank_of, sizes, limit)
+    cost = costs(times, rank_of, sizes, limit, objective)
     return max(bound(cost, batches) for bound in BOUNDS.values())

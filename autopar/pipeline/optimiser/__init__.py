@@ -3,7 +3,10 @@
     optimised = optimise(Times(forward, backward, weight, transfer), ranks=8, batches=32, limit=12)
     print(optimised)
 
-Stages may take unequal times, and messages some. What comes out is a schedule like any other, never slower than the policies
+Its objective is the makespan, or the longest span of a rank (``objective="span"``): what counts where ranks do not wait for each
+other between steps. The bubble rates of Zero Bubble's automatic schedules are published by the span.
+
+Stages may take unequal times, and messages some. What comes out is a schedule like any other, never longer than the policies
 that fit, with a lower bound on what is possible at all.
 """
 
@@ -15,7 +18,7 @@ from numbers import Real
 from operator import index
 
 from autopar.errors import ScheduleError
-from autopar.pipeline.bounds import EPSILON, Costs, costs, lower_bound
+from autopar.pipeline.bounds import EPSILON, OBJECTIVES, Costs, Objective, costs, lower_bound
 from autopar.pipeline.memory import Sizes, memory
 from autopar.pipeline.optimiser.greedy import one_by_one
 from autopar.pipeline.optimiser.orders import Orders, Paper, orders_of, schedule_of
@@ -36,15 +39,17 @@ class Optimised:
 
     Attributes:
         simulation: its run on paper.
-        best_fixed: the fastest policy within the limit and its makespan; ``None`` where none is within it.
-        bound: no schedule with its placement and within the limit takes less.
+        best_fixed: the best policy within the limit and its length; ``None`` where none is within it.
+        bound: no schedule with its placement and within the limit has a length below.
         limit: the most memory of each rank; ``None``: no limit.
+        objective: what length is: ``makespan`` or ``span``.
     """
 
     simulation: Simulation
     best_fixed: tuple[str, float] | None
     bound: float
     limit: tuple[float, ...] | None = None
+    objective: Objective = "makespan"
 
     @property
     def schedule(self) -> PipelineSchedule:
@@ -56,20 +61,32 @@ class Optimised:
         return self.simulation.makespan
 
     @property
+    def span(self) -> float:
+        """The longest of a single rank."""
+        return self.simulation.span
+
+    @property
+    def length(self) -> float:
+        """The makespan or the span: what was made short."""
+        return _length(self.simulation, self.objective)
+
+    @property
     def ratio(self) -> float:
-        """The makespan over the bound: 1 is a proof that nothing is faster."""
-        return self.makespan / self.bound if self.bound else 1.0
+        """The length over the bound: 1 is a proof that nothing is shorter."""
+        return self.length / self.bound if self.bound else 1.0
 
     def __str__(self) -> str:
         run, schedule = self.simulation, self.schedule
         fixed = "none is within the limit"
         if self.best_fixed is not None:
-            name, span = self.best_fixed
-            fixed = f"{name}: {span:.6g}, {span / self.makespan if self.makespan else 1.0:.3f} times as long"
+            name, length = self.best_fixed
+            fixed = f"{name}: {length:.6g}, {length / self.length if self.length else 1.0:.3f} times as long"
         within = "" if self.limit is None else f"  of  {_numbers(self.limit)}"
         rows = {
+            **({"longest span": f"{run.span:.6g}"} if self.objective == "span" else {}),
             "makespan": f"{run.makespan:.6g}",
-            "bubble": f"{run.bubble:.6g}, {run.bubble_rate:.1%} of the makespan",
+            "bubble": f"{run.span_bubble:.6g}, {run.span_bubble_rate:.2%} of the longest span" if self.objective == "span"
+            else f"{run.bubble:.6g}, {run.bubble_rate:.1%} of the makespan",
             "lower bound": f"{self.bound:.6g}",
             "ratio": f"{self.ratio:.4f}" + (", so nothing is faster" if self.ratio <= 1 + EPSILON else ""),
             "best fixed": fixed,
@@ -81,11 +98,11 @@ class Optimised:
 
 
 def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: Sizes | None = None, limit: float | Iterable[float] | None = None,
-             tries: int = 1000, seed: int = 0) -> Optimised:  # fmt: skip
-    """The fastest schedule found; of equals one that keeps no rank for long, then one that needs little memory.
+             tries: int = 1000, seed: int = 0, objective: Objective = "makespan") -> Optimised:  # fmt: skip
+    """The shortest schedule found by the objective; of equals the shortest by the other one, then one that needs little memory.
 
     Its stages are ``ranks * chunks``; ``times`` and ``sizes`` are of these. They lie in a loop (``0 1 2 0 1 2``), and with
-    two a rank also in a V (``0 1 2 2 1 0``), whichever is faster. It is compared with the policies that cut the model so.
+    two a rank also in a V (``0 1 2 2 1 0``), whichever is shorter. It is compared with the policies that cut the model so.
     A backward is split where that helps.
 
     Args:
@@ -96,6 +113,8 @@ def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: 
         limit: the most memory of a rank, in the unit of ``sizes``, or of each; as ``memory`` counts it. ``None``: no limit.
         tries: how long to search: a number of rules to try, fewer of a large schedule. The result depends on it, and on no clock.
         seed: of the search's generator.
+        objective: what shall be short: the ``makespan``, or the longest ``span`` of a single rank from its first begin to its last
+            end. Where no rank waits for another between two steps, a step costs its span and not its makespan.
 
     Raises:
         TypeError: an argument is of another type.
@@ -112,9 +131,11 @@ def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: 
             raise ScheduleError(f"optimise: {what}={number}; there is at least one")
     if tries < 0:
         raise ScheduleError(f"optimise: tries={tries}; a number of rules to try, from 0")
+    if objective not in OBJECTIVES:
+        raise ScheduleError(f"optimise: objective is {' or '.join(map(repr, OBJECTIVES))}, not {objective!r}")
     limits = _limits(limit, ranks)
     placements = dict.fromkeys([*([vee(ranks, chunks)] if chunks == 2 else []), loop(ranks, chunks)])
-    costs_of = {rank_of: costs(times, rank_of, sizes, limits) for rank_of in placements}
+    costs_of = {rank_of: costs(times, rank_of, sizes, limits, objective) for rank_of in placements}
     too_much = {rank_of: text for rank_of, cost in costs_of.items() if (text := _too_much(cost))}
     if len(too_much) == len(costs_of):
         raise ScheduleError(next(iter(too_much.values())))
@@ -124,24 +145,35 @@ def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: 
         for name, policy in POLICIES.items() if policy.chunks is None or chunks in policy.chunks
     ]  # fmt: skip
     fitting = [run for run in fixed if _within(run.peak, limits)]
-    fastest = min(fitting, key=lambda run: run.makespan, default=None)
+    shortest = min(fitting, key=lambda run: _length(run, objective), default=None)
     runs = list(fitting)
     for rank_of, cost in costs_of.items():
         starts = [*(orders_of(run.schedule) for run in fitting if run.schedule.rank_of == rank_of), one_by_one(cost, batches)]
-        enough = lower_bound(times, rank_of, batches, sizes, limits)
-        if any(run.makespan <= enough * (1 + EPSILON) for run in runs):
+        enough = lower_bound(times, rank_of, batches, sizes, limits, objective)
+        if any(_length(run, objective) <= enough * (1 + EPSILON) for run in runs):
             continue
         if (schedule := _best(cost, batches, starts, enough, tries // chunks, seed)) is not None:
             runs.append(simulate(schedule, times, sizes))
     if not runs:
         raise ScheduleError(_nothing(fixed, costs_of, batches, sizes, limits))
-    shortest = min(run.makespan for run in runs)
-    equal = [run for run in runs if run.makespan <= shortest * (1 + EPSILON)]
-    best = min(reversed(equal), key=lambda run: (round(run.span / (shortest or 1.0), 9), max(run.peak)))
-    best = replace(best, schedule=replace(best.schedule, name=NAME))
+    best = _best_of(runs, objective)
     # A sum of floats may be below the bound by its last digits.
-    bound = min(best.makespan, lower_bound(times, best.schedule.rank_of, batches, sizes, limits))
-    return Optimised(best, (fastest.schedule.name, fastest.makespan) if fastest is not None else None, bound, None if limits is None else tuple(limits))
+    bound = min(_length(best, objective), lower_bound(times, best.schedule.rank_of, batches, sizes, limits, objective))
+    best_fixed = None if shortest is None else (shortest.schedule.name, _length(shortest, objective))
+    return Optimised(best, best_fixed, bound, None if limits is None else tuple(limits), objective)
+
+
+def _length(run: Simulation, objective: Objective) -> float:
+    return run.span if objective == "span" else run.makespan
+
+
+def _best_of(runs: Sequence[Simulation], objective: Objective) -> Simulation:
+    """The shortest; of equals the shortest by the other objective, then the one that needs least memory."""
+    other: Objective = "makespan" if objective == "span" else "span"
+    least = min(_length(run, objective) for run in runs)
+    equal = [run for run in runs if _length(run, objective) <= least * (1 + EPSILON)]
+    best = min(reversed(equal), key=lambda run: (round(_length(run, other) / (least or 1.0), 9), max(run.peak)))
+    return replace(best, schedule=replace(best.schedule, name=NAME))
 
 
 def _best(cost: Costs, batches: int, starts: Sequence[Orders], enough: float, tries: int, seed: int) -> PipelineSchedule | None:

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from autopar.pipeline.bounds import Costs
-from autopar.pipeline.optimiser.orders import FORWARD, INPUT, WEIGHT, Order, Orders
+from autopar.pipeline.optimiser.orders import FORWARD, INPUT, WEIGHT, Order, Orders, lengths
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Rule:
 
 
 def follow(rule: Rule, cost: Costs, batches: int, room: Sequence[float] | None = None) -> tuple[float, Orders] | None:
-    """The orders that a rule makes, and their makespan; ``None`` where memory does not suffice.
+    """The orders that a rule makes, and how long they take by the objective of ``cost``; ``None`` where memory does not suffice.
 
     A forward leaves enough memory for one more of each later stage of its rank. Therefore none of these ever waits for memory
     that is not given back, and nothing waits for ever.
@@ -99,7 +99,7 @@ def follow(rule: Rule, cost: Costs, batches: int, room: Sequence[float] | None =
             end = link[rank, other] = max(link.get((rank, other), 0.0), end) + c
             heappush(heap, (max(end, free[other]), other))
         there[to].append(end)
-    return None if missing else (max(free), orders)
+    return None if missing else (max(lengths(cost, orders, free, forward)), orders)
 
 
 def one_by_one(cost: Costs, batches: int) -> Orders:

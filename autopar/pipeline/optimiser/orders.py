@@ -54,12 +54,25 @@ def schedule_of(orders: Orders, rank_of: Sequence[int], batches: int, name: str)
     return PipelineSchedule(rows(slots, rank_of), batches, tuple(rank_of), name).known_right().with_messages()
 
 
+def lengths(cost: Costs, orders: Orders, ends: list[float], forward: list[list[float]]) -> list[float]:
+    """How long each rank takes: up to its end, or by the span from its first begin.
+
+    Args:
+        ends: of each rank, when its last task ends.
+        forward: of each stage, when what its forwards read is there. A rank begins with a forward, and waits for nothing else.
+    """
+    if cost.objective == "makespan":
+        return ends
+    return [end - forward[order[0] >> 2][0] for order, end in zip(orders, ends, strict=True)]
+
+
 class Paper:
     """Runs orders on paper.
 
     Attributes:
         cost: times and sizes.
         ends: of each rank, when each task of the last run ended.
+        lengths: of each rank, how long it took in the last run by the objective of ``cost``.
         causes: of each rank and task of the last run, the code and number of the task whose result it waited for; ``None``
             where it began when its rank was free.
     """
@@ -67,6 +80,7 @@ class Paper:
     def __init__(self, cost: Costs, batches: int) -> None:
         self.cost, self.batches = cost, batches
         self.ends: list[list[float]] = []
+        self.lengths: list[float] = []
         self.causes: list[list[tuple[int, int] | None]] = []
         self.durations = []
         for f, b, w in zip(cost.forward, cost.backward, cost.weight, strict=True):
@@ -76,8 +90,8 @@ class Paper:
             for one, other in ((stage, stage + 1), (stage + 1, stage)):
                 self.pair[one, other] = rank_of[one] * len(rank_of) + rank_of[other]
 
-    def makespan(self, orders: Orders) -> float:
-        """When the last task ends; infinite where ranks wait for each other for ever."""
+    def length(self, orders: Orders) -> float:
+        """The makespan or the longest span of a rank, by the objective of ``cost``; infinite where ranks wait for each other for ever."""
         rank_of, transfer, durations, pair = self.cost.rank_of, self.cost.transfer, self.durations, self.pair
         stages, ranks = len(rank_of), len(orders)
         forward: list[list[float]] = [[] for _ in range(stages)]  # when what the n-th forward of a stage reads is there
@@ -144,7 +158,8 @@ class Paper:
             free[rank] = now
         if any(at[rank] < len(orders[rank]) for rank in range(ranks)):
             return inf
-        return max(free)
+        self.lengths = lengths(self.cost, orders, free, forward)
+        return max(self.lengths)
 
     def peak(self, order: Order, rank: int) -> float:
         """The most memory that a rank's activations take, and what is fixed; buffers of messages are left out."""

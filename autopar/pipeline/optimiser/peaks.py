@@ -68,7 +68,7 @@ class Peaks:
         changes = [[[0.0, 0.0] for _ in order] for order in orders]
         if not self.buffers:
             return changes
-        self.table.makespan(orders)
+        self.table.length(orders)
         ends, rank_of, boundary, last = self.table.ends, self.cost.rank_of, self.cost.boundary, len(self.cost.rank_of) - 1
         places: list[list[int]] = [[] for _ in range(2 * last + 2)]  # of the n-th forward and backward of a stage
         for order in orders:

@@ -20,6 +20,7 @@ DEPTHS = (0.75, 1.0, 1.25, 1.5, 2.0, 3.0)  # micro-batches under way, over what 
 MOST = (1.0, 1.5, 2.0, inf)  # at most so many times that
 LEFT = (0, 2, 10**6)  # weight gradients that wait
 GAPS = (0.0, 0.5, 1.0)
+FILLING_GAPS = (0.0, 0.25)
 MEMORY = 64  # of late acceptance: a move is taken if it is no worse than what was so many moves ago
 KEPT = 4  # how many of the best orders found by rules are worked on
 MOVES = 10  # for each rule tried
@@ -34,9 +35,9 @@ class Found:
 
     Attributes:
         paper, peaks: what orders are run on, and what tells their memory.
-        enough: a makespan that cannot be beaten.
-        best: the shortest makespan.
-        orders: makespan and orders, each better than the one before it.
+        enough: a length that cannot be beaten.
+        best: the shortest length: the makespan, or the longest span of a rank, by the objective.
+        orders: length and orders, each better than the one before it.
     """
 
     paper: Paper
@@ -49,11 +50,11 @@ class Found:
     def done(self) -> bool:
         return self.best <= self.enough * (1 + EPSILON)
 
-    def add(self, span: float, orders: Orders) -> None:
+    def add(self, length: float, orders: Orders) -> None:
         """Keep orders within the limit if none so far are as short."""
-        if span < self.best:
-            self.best = span
-            self.orders.append((span, orders))
+        if length < self.best:
+            self.best = length
+            self.orders.append((length, orders))
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Try:
 
     rule: Rule
     room: Sequence[float]
-    span: float
+    length: float
     orders: Orders
 
 
@@ -79,14 +80,14 @@ def search(paper: Paper, peaks: Peaks, starts: Sequence[Orders], enough: float, 
     tries = min(tries, most)
     best = None
     for room, part in rooms(paper.cost):
-        one = on_grid(found, room, some_of(list(grid(paper)), max(1, most // part)))
-        if one is not None and (best is None or one.span < best.span):
+        one = on_grid(found, room, [*filling(paper.cost), *some_of(list(grid(paper)), max(1, most // part))])
+        if one is not None and (best is None or one.length < best.length):
             best = one
     if best is not None:
         by_turns(found, best, tries, choose)
     for orders in starts:
         if peaks.within(orders):
-            found.add(paper.makespan(orders), orders)
+            found.add(paper.length(orders), orders)
     kept = [orders for _, orders in found.orders[-KEPT:][::-1]]
     for orders in kept:
         by_moves(found, orders, MOVES * tries // len(kept), choose)
@@ -110,14 +111,14 @@ def some_of(rules: list[Rule], most: int) -> list[Rule]:
     return [rules[i] for i in sorted(random.Random(0).sample(range(len(rules)), most))]
 
 
-def tried(found: Found, rule: Rule, room: Sequence[float], span: float) -> Try | None:
-    """What a rule makes within the limit; ``None`` where that is longer than ``span``.
+def tried(found: Found, rule: Rule, room: Sequence[float], length: float) -> Try | None:
+    """What a rule makes within the limit; ``None`` where that is longer than ``length``.
 
     By what is too much, the buffers of messages included, there is less room for activations the next time.
     """
     for _ in range(ATTEMPTS):
         made = follow(rule, found.paper.cost, found.paper.batches, room)
-        if made is None or made[0] > span:
+        if made is None or made[0] > length:
             return None
         excess = found.peaks.excess(made[1]) if found.peaks.buffers else ()
         if not any(excess):
@@ -132,10 +133,10 @@ def on_grid(found: Found, room: Sequence[float], rules: Sequence[Rule]) -> Try |
     for rule in rules:
         if found.done:
             break
-        one = tried(found, rule, room, inf if best is None else best.span)
-        if one is not None and (best is None or one.span < best.span):
+        one = tried(found, rule, room, inf if best is None else best.length)
+        if one is not None and (best is None or one.length < best.length):
             best = one
-            found.add(one.span, one.orders)
+            found.add(one.length, one.orders)
     return best
 
 
@@ -152,9 +153,22 @@ def by_turns(found: Found, best: Try, tries: int, choose: random.Random) -> None
             room = [min(more, found.paper.cost.room[rank]) if one == rank else old for one, old in enumerate(room)]
         else:
             rule = turned(rule, choose)
-        if (one := tried(found, rule, room, best.span)) is not None:
+        if (one := tried(found, rule, room, best.length)) is not None:
             best = one
-            found.add(one.span, one.orders)
+            found.add(one.length, one.orders)
+
+
+def filling(cost: Costs) -> Iterator[Rule]:
+    """Few rules that are always tried: as many forwards under way as a rank has time for before its first backward can come, and
+    weight gradients where it would wait."""
+    way, ranks = ways(cost), len(cost.stages_of)
+    mean = [sum(cost.forward[s] for s in own) / len(own) for own in cost.stages_of]
+    until = [sum(cost.forward[s] + cost.transfer[s] for s in range(own[0], own[-1])) + cost.forward[own[-1]] + way.turn[own[-1]] for own in cost.stages_of]
+    passes = [ceil(time / each - EPSILON) if each else len(own) for time, each, own in zip(until, mean, cost.stages_of, strict=True)]
+    for more in (-1, 0, 1):
+        most = tuple(max(len(own), number + more) for number, own in zip(passes, cost.stages_of, strict=True))
+        for gap in FILLING_GAPS:
+            yield Rule(most, most, (10**6,) * ranks, gap)
 
 
 def grid(paper: Paper) -> Iterator[Rule]:
@@ -195,8 +209,8 @@ def by_moves(found: Found, start: Orders, tries: int, choose: random.Random) -> 
     """Late acceptance (Burke and Bykov 2017): a task of the critical path is moved to another place of its rank's order."""
     paper = found.paper
     now = [list(order) for order in start]
-    span = paper.makespan(now)
-    before = [span] * MEMORY
+    length = paper.length(now)
+    before = [length] * MEMORY
     critical = critical_path(now, paper)
     for count in range(tries):
         if found.done:
@@ -206,14 +220,14 @@ def by_moves(found: Found, start: Orders, tries: int, choose: random.Random) -> 
         if order is None or not valid(order, rank, paper):
             continue
         old, now[rank] = now[rank], order
-        new = paper.makespan(now)
-        if (new <= before[count % MEMORY] or new <= span) and (not found.peaks.buffers or found.peaks.within(now)):
+        new = paper.length(now)
+        if (new <= before[count % MEMORY] or new <= length) and (not found.peaks.buffers or found.peaks.within(now)):
             found.add(new, [list(one) for one in now])
-            span = new
+            length = new
             critical = critical_path(now, paper)
         else:
             now[rank] = old
-        before[count % MEMORY] = min(before[count % MEMORY], span)
+        before[count % MEMORY] = min(before[count % MEMORY], length)
 
 
 def moved(order: Order, place: int, choose: random.Random) -> Order | None:
@@ -253,7 +267,7 @@ def critical_path(orders: Orders, paper: Paper) -> list[tuple[int, int]]:
                 key = code - 2 if code & 3 == FULL else code
                 count[key] = n = count.get(key, -1) + 1
                 where[key, n] = rank, place
-    rank = max(range(len(orders)), key=lambda one: paper.ends[one][-1])
+    rank = max(range(len(orders)), key=paper.lengths.__getitem__)
     place = len(orders[rank]) - 1
     last, found = len(paper.cost.rank_of) - 1, []
     while place >= 0:
@@ -274,7 +288,7 @@ def critical_path(orders: Orders, paper: Paper) -> list[tuple[int, int]]:
 
 def joined(orders: Orders, paper: Paper) -> Orders:
     """The orders with backwards that are not split, where that costs no time: the weight gradient follows at once, or takes none."""
-    span, weight = paper.makespan(orders), paper.cost.weight
+    length, weight = paper.length(orders), paper.cost.weight
     orders = [
         [code + FULL - INPUT if code & 3 == INPUT and not weight[code >> 2] else code for code in order if code & 3 != WEIGHT or weight[code >> 2]]
         for order in orders
@@ -285,7 +299,7 @@ def joined(orders: Orders, paper: Paper) -> Orders:
             stage, of = divmod(order[place], 4)
             if of == INPUT and not left[stage] and order[place + 1] == 4 * stage + WEIGHT:
                 orders[rank] = [*order[:place], 4 * stage + FULL, *order[place + 2 :]]
-                if paper.makespan(orders) > span:
+                if paper.length(orders) > length:
                     orders[rank] = order
                     left[stage] += 1
             elif of in (INPUT, WEIGHT):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from autopar.pipeline.policies.blocks import repeated
 from autopar.pipeline.policies.interleaved import interleaved
 from autopar.pipeline.policies.onnxruntime import greedy
 from autopar.pipeline.policies.phases import Phases
@@ -127,6 +128,10 @@ POLICIES: Mapping[str, Policy] = {
     "zb-h2": Policy("almost no bubble, at twice the memory (Zero Bubble, Qi et al. 2024)", _zb_h2, split=True, made_for=_at_least_2p, aliases=("zbh2",)),
     "zb-v": Policy("almost no bubble, two stages a rank in a V, and 1F1B's memory on all (Qi et al. 2024)", _zb_v, chunks=(2,), default=2,
                    placement=vee, split=True, made_for=lambda p, m: max(m, 2 * p - 1), aliases=("zbv", "zbvzerobubble")),
+    "v-half": Policy("half the memory of 1F1B and half its bubble, two stages a rank in a V (Qi et al. 2024)",
+                     table=repeated((1, 2, 1, 2), lambda p: (p + 2) // 2), chunks=(2,), default=2, placement=vee, split=True, aliases=("vhalf",)),
+    "v-min": Policy("a third of the memory of 1F1B and two thirds of its bubble, two stages a rank in a V (Qi et al. 2024)",
+                    table=repeated((1, 1, 1, 1), lambda p: (p + 4) // 3), chunks=(2,), default=2, placement=vee, split=True, aliases=("vmin",)),
     "dualpipe-v": Policy("two directions in a V, a forward and a backward at once (DualPipe, DeepSeek-AI 2024)", _dualpipe_v, chunks=(2,), default=2,
                          placement=vee, split=True, made_for=_at_least_2p, aliases=("dualpipev",)),
     "onnxruntime": Policy("greedy first fit (ONNX Runtime, pull request 4524)", table=greedy, latest=True, aliases=("onnx", "ort")),
