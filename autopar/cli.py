@@ -71,6 +71,8 @@ SCHEDULE_EXAMPLES = """
 
 [cyan]autopar schedule optimised --forward 2,2,2,3 --backward 2,2,2,3 --transfer 0.2 --limit 4[/cyan]
 
+[cyan]autopar schedule optimised --ranks 8 --batches 24 --for-weights 0.43 --limit 16 --objective span[/cyan]
+
 [cyan]autopar schedule torchs.csv --trace torchs.trace.json[/cyan] — a schedule of torch's, verified
 
 [bold]Exit status[/bold]
@@ -201,11 +203,18 @@ def schedule(
     limit: Annotated[float | None, Option(
         metavar="BYTES", rich_help_panel=PIPELINE, help="The most memory of a rank, for optimised.", show_default="no limit",
     )] = REQUEST.limit,
+    objective: Annotated[str, Option(
+        metavar="NAME", rich_help_panel=PIPELINE, help="What optimised makes short: the makespan, or the longest span of a rank.",
+        show_default="makespan",
+    )] = REQUEST.objective,
     forward: Annotated[str, Option(metavar="TIME,…", rich_help_panel=TIMES, help="Of a forward; one, or one for each stage.")] = REQUEST.forward,
     backward: Annotated[str, Option(metavar="TIME,…", rich_help_panel=TIMES, help="Of the gradient of the input.")] = REQUEST.backward,
     weight: Annotated[str, Option(metavar="TIME,…", rich_help_panel=TIMES, help="Of the gradient of the weights.")] = REQUEST.weight,
     transfer: Annotated[str, Option(metavar="TIME,…", rich_help_panel=TIMES, help="Of a message; one, or one for each two neighbours.")] = REQUEST.transfer,
     activation: Annotated[str, Option(metavar="BYTES,…", rich_help_panel=TIMES, help="What a micro-batch keeps on a stage.")] = REQUEST.activation,
+    for_weights: Annotated[str | None, Option(
+        metavar="BYTES,…", rich_help_panel=TIMES, help="What of that is kept for the gradient of the weights.", show_default="all of it",
+    )] = REQUEST.for_weights,
     boundary: Annotated[str, Option(metavar="BYTES,…", rich_help_panel=TIMES, help="Of a message.")] = REQUEST.boundary,
     down: Annotated[bool, Option("--down", metavar="", rich_help_panel=RESULT, help="Print the table with time downwards.")] = REQUEST.down,
     events: Annotated[bool, Option("--events", metavar="", rich_help_panel=RESULT, help="Print what each slot waits for and records.")] = REQUEST.events,
@@ -217,8 +226,8 @@ def schedule(
     from autopar.pipeline.command import run
 
     raise typer.Exit(run(Request(
-        source=source, ranks=ranks, batches=batches, chunks=chunks, recompute=recompute, limit=limit, forward=forward, backward=backward,
-        weight=weight, transfer=transfer, activation=activation, boundary=boundary, down=down, events=events, draw=draw, trace=trace, save=save,
+        source=source, ranks=ranks, batches=batches, chunks=chunks, recompute=recompute, limit=limit, objective=objective, forward=forward,
+        backward=backward, weight=weight, transfer=transfer, activation=activation, for_weights=for_weights, boundary=boundary, down=down, events=events, draw=draw, trace=trace, save=save,
     )))  # fmt: skip
 
 

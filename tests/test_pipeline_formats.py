@@ -289,6 +289,7 @@ def test_torch_schedules_are_read(name: str, p: int, m: int, data: st.DataObject
     text = dumped(torch_schedules._add_send_recv(lowered, rank_of.__getitem__, len(rank_of)))
     found = from_csv(text)
     assert found.rank_of == tuple(rank_of) and found.batches == m
+    assert found.verify(), "parameters are gathered and freed in an order that can be"
     assert to_csv(found, messages=True) == text.replace("\r\n", "\n")
     assert {stage for row in found.slots for slot in row for name, stage in slot.parameters if name == "UNSHARD"} == set(range(len(rank_of)))
 

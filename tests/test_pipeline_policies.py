@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from autopar.errors import ScheduleError
 from autopar.pipeline import POLICIES, PipelineSchedule, Task, build
 from autopar.pipeline.policies import loop, named, vee
+from autopar.pipeline.policies.blocks import block
 from autopar.pipeline.policies.phases import order
 from autopar.pipeline.simulate import Times
 
@@ -106,6 +107,20 @@ def test_bubbles_are_those_of_the_formulas(p: int, m: int, v: int, f: int, b: in
         assert run("zb-h2").span_bubble == (p - 1) * (f + b - 2 * w)
     if m >= 2 * p - 1 and f == b == w:
         assert run("zb-v").span_bubble == 0
+    if m >= (p + 2) // 2 and f == b == w:  # in chunks, two a rank: half and two thirds of 1F1B's 6 (p - 1) f, nearly
+        assert run("v-half").bubble == (3 * p - 4 if p > 2 else 3 * (p - 1)) * f
+        assert run("v-min").bubble == (4 * p - 5 + 2 * (p % 3 == 0) if p > 1 else 0) * f
+
+
+def test_the_building_blocks_of_the_memory_controlled() -> None:
+    """No two passes of a rank on one unit; a rank's two stages keep a micro-batch for the same sum of units on all ranks."""
+    for offsets, per_rank in (((1, 1, 1, 1), 4), ((1, 2, 1, 2), 6)):
+        for p in range(1, 40):
+            times = block(p, offsets)
+            assert all(len({time % 6 for time in own}) == 4 and list(own) == sorted(own) for own in times)
+            kept = {(home - first) + (loss - turn) for first, turn, loss, home in times}
+            assert len(kept) == 1 and per_rank * (p - 1) <= kept.pop() <= per_rank * (p - 1) + 12
+    assert block(6, (1, 1, 1, 1))[0] == (0, 11, 14, 25), "where p is a multiple of 3 the way back waits for two units"
 
 
 def test_eager_1f1b_hides_transfers() -> None:

@@ -99,7 +99,9 @@ def test_files(tmp_path: Path) -> None:
         with pytest.raises(error, match=text):
             PipelineSchedule.from_csv("0F0,0B0", **options)
     for wrong in (None, b"{}"):
-        with pytest.raises(TypeError, match="a document is a text"):
+        with pytest.raises(TypeError, match=r"^a CSV is a text, not .*; read a file with PipelineSchedule\.load\(path\)$"):
+            PipelineSchedule.from_csv(wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"^a document is a text, not .*; read a file with PipelineSchedule\.load\(path\)$"):
             PipelineSchedule.from_json(wrong)  # type: ignore[arg-type]
 
 
@@ -107,3 +109,19 @@ def test_it_prints_what_it_is() -> None:
     assert str(build("1f1b", 1, 1, messages=False)) == "1f1b on 1 rank, 1 micro-batch\nFW00    BW00    "
     assert repr(build("zb-v", 2, 3)) == "PipelineSchedule(batches=3, rank_of=(0, 1, 1, 0), name='zb-v', recompute=False)"
     assert build("zb-v", 2, 3).title == "zb-v on 2 ranks, 4 stages, 3 micro-batches"
+
+
+def test_a_slot_that_is_not_there_is_refused() -> None:
+    schedule = build("1f1b", 2, 2)
+    rows = len(schedule.slots)
+    for time in (rows, 9999, -1):
+        with pytest.raises(ScheduleError, match=rf"^there is no row {time}, only 0 to {rows - 1}; len\(schedule\.slots\) is the number of rows$"):
+            schedule.slot(time, 0)
+    for stage in (2, -1):
+        with pytest.raises(ScheduleError, match=rf"^there is no stage {stage}, only 0 to 1$"):
+            schedule.slot(0, stage)
+    with pytest.raises(TypeError, match=r"^slot: time is a whole number, not 0\.5$"):
+        schedule.slot(0.5, 0)  # type: ignore[arg-type]
+    assert schedule.slot(rows - 1, 0) == schedule.slot(rows - 1, 0) and schedule.slot(0, 0).compute
+    with pytest.raises(ScheduleError, match="^there is no row 0, since the schedule is empty; "):
+        PipelineSchedule((), 1, (0,)).slot(0, 0)

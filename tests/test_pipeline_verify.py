@@ -346,3 +346,28 @@ def test_ranks_that_wait_for_ever_on_all_channels() -> None:
         "      row 5: FR01 of stage 1 from stage 0\n"
         "send earlier what another rank waits for"
     )
+
+
+# -- parameters ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("line", "text"), [
+    ("0F0,0UNSHARD,0B0,0REDUCE_GRAD",
+     "row 0, rank 0: FW00 of stage 0: its parameters have not been gathered; put UNSHARD of stage 0 into an earlier row"),
+    ("0UNSHARD,0F0,0RESHARD,0B0,0REDUCE_GRAD",
+     "row 2, rank 0: BW00 of stage 0: RESHARD in row 1 has freed its parameters; put UNSHARD of stage 0 into an earlier row"),
+    ("0UNSHARD,0F0,0UNSHARD,0B0,0REDUCE_GRAD",
+     "row 1, rank 0: UNSHARD of stage 0 comes after UNSHARD in row 0; leave it out, or put RESHARD before it"),
+    ("0UNSHARD,0F0,0B0,0REDUCE_GRAD,0RESHARD,0RESHARD",
+     "row 2, rank 0: RESHARD of stage 0 comes after RESHARD in row 2; leave it out, or put UNSHARD before it"),
+    ("0RESHARD,0UNSHARD,0F0,0B0,0REDUCE_GRAD",
+     "row 0, rank 0: RESHARD of stage 0 has nothing to free, the stage has not been gathered; leave it out, or put UNSHARD before it"),
+])  # fmt: skip
+def test_parameters_are_gathered_before_they_are_used_and_freed_once(line: str, text: str) -> None:
+    assert reason(PipelineSchedule.from_csv(line)) == text
+
+
+def test_parameters_may_be_gathered_again_and_other_stages_need_not_be() -> None:
+    again = "0UNSHARD,0F0,0RESHARD,0UNSHARD,0B0,0REDUCE_GRAD,0RESHARD"
+    assert PipelineSchedule.from_csv(again).verify().computations == 2
+    assert PipelineSchedule.from_csv(again + "\n1F0,1B0,1REDUCE_GRAD").verify().computations == 4

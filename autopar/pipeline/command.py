@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autopar.errors import ScheduleError
+from autopar.pipeline.bounds import OBJECTIVES
 from autopar.pipeline.memory import PerStage, Sizes
 from autopar.pipeline.optimiser import NAME as OPTIMISED
 from autopar.pipeline.optimiser import optimise
@@ -34,9 +35,11 @@ class Request:
     weight: str = "1"
     transfer: str = "0"
     activation: str = "1"
+    for_weights: str | None = None
     boundary: str = "0"
     recompute: bool = False
     limit: float | None = None
+    objective: str = OBJECTIVES[0]
     down: bool = False
     events: bool = False
     draw: str | None = None
@@ -70,15 +73,19 @@ def _follow(request: Request) -> None:
             if getattr(request, name) not in (None, False):
                 raise ScheduleError(f"--{name} is what {request.source} says itself; leave it out")
     times = Times(*(numbers(getattr(request, name), name) for name in ("forward", "backward", "weight", "transfer")))
-    sizes = Sizes(activation=numbers(request.activation, "activation"), boundary=numbers(request.boundary, "boundary"))
+    later = None if request.for_weights is None else numbers(request.for_weights, "for-weights")
+    sizes = Sizes(activation=numbers(request.activation, "activation"), for_weights=later, boundary=numbers(request.boundary, "boundary"))
     optimised = None
     if request.source in (OPTIMISED, "optimized"):
         if request.recompute:
             raise ScheduleError(f"--recompute is not for {OPTIMISED}: add the times of forwards to those of backwards")
-        optimised = optimise(times, ranks, batches, chunks=request.chunks or 1, sizes=sizes, limit=request.limit)
+        optimised = optimise(times, ranks, batches, chunks=1 if request.chunks is None else request.chunks, sizes=sizes, limit=request.limit,
+                             objective=request.objective)  # type: ignore[arg-type]  # fmt: skip
         schedule = optimised.schedule
     elif request.limit is not None:
         raise ScheduleError(f"--limit is for autopar schedule {OPTIMISED}: {request.source} needs what it needs")
+    elif request.objective != OBJECTIVES[0]:
+        raise ScheduleError(f"--objective is for autopar schedule {OPTIMISED}: {request.source} is made by a rule, whatever shall be short")
     elif from_file:
         schedule = PipelineSchedule.load(request.source, **({"recompute": True} if request.recompute else {})).with_messages()
     else:

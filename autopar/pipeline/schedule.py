@@ -98,7 +98,15 @@ class PipelineSchedule:
                     yield time, rank, task
 
     def slot(self, time: int, stage: int) -> Slot:
-        """What of a slot belongs to a stage."""
+        """What of a slot belongs to a stage.
+
+        Raises:
+            ScheduleError: the schedule has no such row, or no such stage.
+        """
+        time, stage = whole(time, "slot: time"), whole(stage, "slot: stage")
+        if not 0 <= time < len(self.slots):
+            rows = f"only 0 to {len(self.slots) - 1}" if self.slots else "since the schedule is empty"
+            raise ScheduleError(f"there is no row {time}, {rows}; len(schedule.slots) is the number of rows")
         if not 0 <= stage < self.stages:
             raise ScheduleError(f"there is no stage {stage}, only 0 to {self.stages - 1}")
         own = self.slots[time][self.rank_of[stage]]

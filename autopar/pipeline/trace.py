@@ -1,7 +1,8 @@
 """A simulation as a trace in Chrome's format, which Perfetto (ui.perfetto.dev) and chrome://tracing show.
 
 Each rank is a process: a thread computes, and each link to or from another rank has one of its own, since messages of several
-links may be on their way at once. An arrow leads from each send to its receive, and counters show what memory is in use.
+links may be on their way at once. An arrow leads from each send to its receive, and counters show what memory is in use. An arrow
+binds to slices, and one without a length can neither be seen nor bound to: a message that takes no time is drawn with a short one.
 
 Source: "Trace Event Format", the document of the Chromium project.
 """
@@ -10,7 +11,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from autopar.timeline import Span
 
 # Names of Chrome's palette: blue, orange, green.
 COLOURS = {"forward": "rail_response", "backward": "rail_idle", "input gradient": "rail_idle", "weight gradient": "rail_load"}
+
+PARTS = 1000  # of the makespan: the length of a message that takes no time, where its neighbours leave as much
 
 Event = dict[str, Any]
 Thread = tuple[int, int, int]  # rank; sender and receiver of a link, or the rank twice: what computes
@@ -42,10 +46,11 @@ def trace(simulation: Simulation) -> Event:
     events = [*_names(simulation, threads)]
     for rank, track in enumerate(found):
         for name, spans in track.computed.items():
-            events += (_slice(span, rank, threads[rank, rank, rank], name, COLOURS[name]) for span in spans)
+            events += (_slice(span, _times(span), rank, threads[rank, rank, rank], name, COLOURS[name]) for span in spans)
         events += _counters(rank, track)
+    drawn = _drawn(simulation)
     for number, span in enumerate(simulation.sent):
-        events += _message(number, span, threads)
+        events += _message(number, span, drawn[number], threads)
     about = {
         "schedule": title(simulation), "makespan": simulation.makespan, "bubble_rate": simulation.bubble_rate,
         "exposed": list(simulation.exposed), "peak": list(simulation.peak),
@@ -87,8 +92,8 @@ def _names(simulation: Simulation, threads: dict[Thread, int]) -> Iterator[Event
         yield {**thread, "name": "thread_sort_index", "args": {"sort_index": number}}
 
 
-def _slice(span: Span, rank: int, thread: int, name: str, colour: str, **more: int) -> Event:
-    begin, end = _nanoseconds(span.start), _nanoseconds(span.end)
+def _slice(span: Span, drawn: tuple[int, int], rank: int, thread: int, name: str, colour: str, **more: Any) -> Event:
+    begin, end = drawn
     args = {"pass": name, "stage": span.op.stage, "micro-batch": span.op.batch, **more}
     return {
         "ph": "X", "pid": rank + 1, "tid": thread, "name": str(span.op), "cat": name, "cname": colour, "ts": begin / 1000,
@@ -96,16 +101,46 @@ def _slice(span: Span, rank: int, thread: int, name: str, colour: str, **more: i
     }  # fmt: skip
 
 
-def _message(number: int, span: Span, threads: dict[Thread, int]) -> Iterator[Event]:
+def _drawn(simulation: Simulation) -> list[tuple[int, int]]:
+    """Begin and end of each message as it is drawn, in nanoseconds: at least one long, and after the message before it on its link."""
+    links: dict[Any, list[int]] = defaultdict(list)
+    for number, span in enumerate(simulation.sent):
+        links[span.stream].append(number)
+    short = _nanoseconds(simulation.makespan) // PARTS or PARTS
+    drawn = [_times(span) for span in simulation.sent]
+    for numbers in links.values():
+        later = _later([drawn[number][0] for number in numbers])
+        free = 0
+        for place, (number, following) in enumerate(zip(numbers, later, strict=True)):
+            begin, end = drawn[number]
+            begin = max(begin, free)
+            if end <= begin:
+                room = short if following == len(numbers) else (drawn[numbers[following]][0] - begin) // (following - place)
+                end = begin + max(1, min(short, room))
+            drawn[number], free = (begin, end), end
+    return drawn
+
+
+def _later(begins: Sequence[int]) -> list[int]:
+    """Of each, the place of the next that begins later."""
+    later = list(range(1, len(begins) + 1))
+    for place in range(len(begins) - 2, -1, -1):
+        if begins[place + 1] == begins[place]:
+            later[place] = later[place + 1]
+    return later
+
+
+def _message(number: int, span: Span, drawn: tuple[int, int], threads: dict[Thread, int]) -> Iterator[Event]:
     """Both ends, and the arrow. It begins and ends inside of the slices, since on their edges it may bind to the next ones."""
     sender, receiver = span.stream  # type: ignore[misc]
     name = PASSES[span.op.of]
     received = span._replace(op=other_end(span.op))
-    begin, end = _nanoseconds(span.start), _nanoseconds(span.end)
+    begin, end = drawn
+    more = {} if span.end > span.start else {"takes no time": True}
     arrow = {"id": number, "name": "message", "cat": "message"}
     for rank, one, ph, part in ((sender, span, "s", 1), (receiver, received, "f", 3)):
         thread = threads[rank, sender, receiver]
-        yield {**_slice(one, rank, thread, name, COLOURS[name], peer=one.op.peer), "cat": "message"}
+        yield {**_slice(one, drawn, rank, thread, name, COLOURS[name], peer=one.op.peer, **more), "cat": "message"}
         flow = {"ph": ph, "pid": rank + 1, "tid": thread, "ts": (begin + (end - begin) * part // 4) / 1000, **arrow}
         yield {**flow, "bp": "e"} if ph == "f" else flow
 
@@ -115,6 +150,10 @@ def _counters(rank: int, track: Track) -> Iterator[Event]:
     for i, time in enumerate(track.times):
         args = {**{kind: track.bytes[kind][i] for kind in KINDS}, **fixed}
         yield {"ph": "C", "pid": rank + 1, "name": "memory", "ts": _nanoseconds(time) / 1000, "args": args}
+
+
+def _times(span: Span) -> tuple[int, int]:
+    return _nanoseconds(span.start), _nanoseconds(span.end)
 
 
 def _nanoseconds(time: float) -> int:

@@ -19,7 +19,7 @@ from autopar.errors import ChannelError, ScheduleError
 from autopar.pipeline.buffers import NEVER, Flow, in_use, last_readers, release_rows
 from autopar.pipeline.dataflow import made_by, reads, source
 from autopar.pipeline.schedule import PipelineSchedule
-from autopar.pipeline.task import ON_PARAMETERS, REDUCE, Task, other_end
+from autopar.pipeline.task import ON_PARAMETERS, REDUCE, RESHARD, UNSHARD, Task, other_end
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def verify(schedule: PipelineSchedule, *, channels: Iterable[Channels] = ()) -> 
     Raises:
         ScheduleError: a task is missing, doubled, or before what it reads; a message has one end, is read by nobody, or is not
             received in the order in which it was sent; ranks wait for each other for ever; a buffer is released too early;
-            gradients are not reduced.
+            gradients are not reduced; parameters are used before they are gathered, gathered twice, or freed twice.
     """
     times = _once(schedule)
     _order(schedule, times)
@@ -70,6 +70,7 @@ def verify(schedule: PipelineSchedule, *, channels: Iterable[Channels] = ()) -> 
         _pairing(schedule, times)
         finishes = _progress(schedule, times, channels)
         _reductions(schedule, times)
+        _gathered(schedule)
     _releases(schedule, times)
     if messages:
         buffers = in_use(schedule.known_right())
@@ -217,6 +218,28 @@ def _reductions(schedule: PipelineSchedule, times: dict[Task, int]) -> None:
         if len(rows := reduced[stage]) != 1:
             how = f"{len(rows)} times, in rows {' and '.join(map(str, rows))}" if rows else f"never, the last one is in row {last[stage]}"
             raise ScheduleError(f"rank {rank}: the gradients of stage {stage} are reduced {how}: without {REDUCE} after the last one they are not averaged; have it once")
+
+
+def _gathered(schedule: PipelineSchedule) -> None:
+    """A stage that is gathered anywhere is gathered when it computes; it is gathered only where it is not, and freed only where it is."""
+    sharded = {stage for row in schedule.slots for slot in row for name, stage in slot.parameters if name in (UNSHARD, RESHARD)}
+    last: dict[int, tuple[str, int]] = {}  # of a stage: what was done to its parameters, and in which row
+    for time, row in enumerate(schedule.slots):
+        for rank, slot in enumerate(row):
+            for task in slot.compute if sharded else ():
+                name, before = last.get(task.stage, (RESHARD, -1))
+                if task.stage in sharded and name == RESHARD:
+                    since = f"{RESHARD} in row {before} has freed its parameters" if before >= 0 else "its parameters have not been gathered"
+                    raise ScheduleError(f"row {time}, rank {rank}: {task.where}: {since}; put {UNSHARD} of stage {task.stage} into an earlier row")
+            for name, stage in slot.parameters:
+                if name not in (UNSHARD, RESHARD):
+                    continue
+                other, before = last.get(stage, (RESHARD, -1))
+                if name == other:
+                    why = f"comes after {other} in row {before}" if before >= 0 else "has nothing to free, the stage has not been gathered"
+                    missing = RESHARD if name == UNSHARD else UNSHARD
+                    raise ScheduleError(f"row {time}, rank {rank}: {name} of stage {stage} {why}; leave it out, or put {missing} before it")
+                last[stage] = name, time
 
 
 def _releases(schedule: PipelineSchedule, times: dict[Task, int]) -> None:

@@ -139,6 +139,8 @@ def from_csv(text: str, *, batches: int | None = None, ranks: int | None = None,
         ScheduleError: an action that cannot be read, with line and column; stages on two ranks, or not numbered from 0
             without gaps; a backward that contradicts the gradients of weights; ranks that wait for each other for ever.
     """
+    if not isinstance(text, str):
+        raise TypeError(f"a CSV is a text, not {text!r:.80}; read a file with PipelineSchedule.load(path)")
     lines = [[_read(cell, number, column) for column, cell in _split(line)] for number, line in enumerate(_lines(text), 1)]
     if ranks is not None and len(lines) != whole(ranks, "ranks"):
         raise ScheduleError(f"there are {len(lines)} lines, one for each rank, and there are to be {ranks} ranks")

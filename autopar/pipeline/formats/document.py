@@ -63,7 +63,7 @@ def from_json(text: str) -> PipelineSchedule:
         ScheduleError: it is not JSON, or not such a document; with line and column.
     """
     if not isinstance(text, str):
-        raise TypeError(f"a document is a text, not {text!r}")
+        raise TypeError(f"a document is a text, not {text!r:.80}; read a file with PipelineSchedule.load(path)")
     document = _Document(text.removeprefix("\ufeff"))
     found = document.fields()
     for field, right in (("format", found["format"] == FORMAT), ("version", found["version"] == VERSION and _whole(found["version"])),
