@@ -52,7 +52,25 @@ def test_it_optimises() -> None:
     assert status == 0 and "lower bound" in out and "best fixed   zb-h1: 66.2, 1.015 times as long" in out and "of  5 5 5 5" in out
 
 
+def test_it_optimises_the_longest_span() -> None:
+    arguments = ("optimised", "--ranks", "2", "--batches", "3", "--for-weights", "0.5", "--limit", "2", "--objective")
+    status, out, _ = asked(*arguments, "span")
+    assert status == 0 and "longest span 10\n" in out and "of the longest span" in out
+    status, out, _ = asked(*arguments, "makespan")
+    assert status == 0 and "of the makespan" in out
+
+
 @pytest.mark.parametrize(("arguments", "text"), [
+    (["optimised", "--objective", "time"], "optimise: objective is 'makespan' or 'span', not 'time'"),
+    (["1f1b", "--objective", "span"], "--objective is for autopar schedule optimised: 1f1b is made by a rule, whatever shall be short"),
+    (["1f1b", "--for-weights", "2"], "for_weights is 2 on stage 0: a part of activation, which is 1 there"),
+    (["1f1b", "--for-weights", "x"], "--for-weights x: write a number, or one for each stage"),
+    (["optimised", "--chunks", "0"], "optimise: chunks=0; there is at least one"),
+    (["v-min", "--chunks", "3"], "v-min has 2 stages on a rank, not 3"),
+    (["1f1b", "--forward", "nan"], "Times(forward=…) is nan: a finite number from 0"),
+    (["optimised", "--limit", "nan"], "limit is nan: a number from 0"),
+    (["optimised", "--limit", "-1"], "limit is -1.0: a number from 0"),
+    (["1f1b", "--ranks", "0"], "1f1b: ranks=0; there is at least one"),
     (["optimised", "--limit", "0.5"], "no schedule keeps within limit=0.5 on rank 0"),
     (["1f1b", "--limit", "2"], "--limit is for autopar schedule optimised: 1f1b needs what it needs"),
     (["zb-h3"], "there is no policy 'zb-h3'; did you mean"),

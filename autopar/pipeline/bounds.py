@@ -98,8 +98,8 @@ class Ways:
             from the begin of the stage's rank.
         turn: from the end of a micro-batch's forward to the begin of its backward: through all stages after it and back.
         tail: from the end of a micro-batch's backward to the end of the step: back to some stage before it, and the
-            weight gradient there. Of the span: to the end of that stage's rank, and by how much earlier that rank had to begin
-            than this one: some rank takes ``head``, what is in between, and ``tail`` at least.
+            weight gradient there. Of the span: that stage's rank ends so much later, and it began earlier by the forwards from
+            it to this stage, which count too: its span has ``head``, what is in between, and ``tail`` in it.
     """
 
     head: list[float]
