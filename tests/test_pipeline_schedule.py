@@ -123,5 +123,5 @@ def test_a_slot_that_is_not_there_is_refused() -> None:
     with pytest.raises(TypeError, match=r"^slot: time is a whole number, not 0\.5$"):
         schedule.slot(0.5, 0)  # type: ignore[arg-type]
     assert schedule.slot(rows - 1, 0) == schedule.slot(rows - 1, 0) and schedule.slot(0, 0).compute
-    with pytest.raises(ScheduleError, match="^there is no row 0, since the schedule is empty; "):
+    with pytest.raises(ScheduleError, match=r"^there is no row 0, since the schedule is empty; "):
         PipelineSchedule((), 1, (0,)).slot(0, 0)
