@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from typer import Option
+from typer.core import TyperGroup
 
 import autopar
 from autopar.pipeline.command import BATCHES, RANKS, Request
@@ -78,6 +79,25 @@ SCHEDULE_EXAMPLES = """
 [bold]Exit status[/bold]
 
 0: done.  2: what was asked for was refused, or the schedule is wrong.
+"""
+
+
+CHECKPOINT = "Show checkpoints, or convert them from and to torch.distributed.checkpoint (DCP), as FSDP2 and torchtitan use it."
+
+CHECKPOINT_EXAMPLES = """
+[bold]Examples[/bold]
+
+[cyan]autopar checkpoint runs/a[/cyan] — what is in a folder of checkpoints, and in the newest
+
+[cyan]autopar checkpoint runs/a --verify[/cyan] — read all files of the newest, and compare their checksums
+
+[cyan]autopar checkpoint import outputs/checkpoint/step-100 runs/b --allow-pickle[/cyan]
+
+[cyan]autopar checkpoint export runs/a outputs/checkpoint/step-200 --torchtitan[/cyan]
+
+[bold]Exit status[/bold]
+
+0: done.  1: nobody read on.  2: what was asked for was refused, or a checkpoint is damaged.
 """
 
 
@@ -231,15 +251,58 @@ def schedule(
     )))  # fmt: skip
 
 
-@app.command()
-def checkpoint(
+class _Checkpoints(TyperGroup):
+    """``autopar checkpoint FOLDER`` is ``autopar checkpoint show FOLDER``."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, *ctx.help_option_names):
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
+checkpoints = typer.Typer(
+    cls=_Checkpoints, no_args_is_help=True, rich_markup_mode="rich", help=CHECKPOINT, epilog=CHECKPOINT_EXAMPLES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)  # fmt: skip
+app.add_typer(checkpoints, name="checkpoint")
+
+CHECKPOINT_OF = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or a folder of them, of which the newest whole one is taken.")]
+
+
+@checkpoints.command("show")
+def show_checkpoints(
     path: Annotated[str, typer.Argument(metavar="FOLDER", help="That autopar.checkpoint.save was given, or one of the checkpoints in it.")],
     verify: Annotated[bool, Option("--verify", metavar="", help="Read all files, and compare their checksums.")] = False,
 ) -> None:
-    """List the checkpoints of a folder, and what is in the newest: names, shapes, dtypes, values."""
-    from autopar.checkpoint.command import run
+    """List the checkpoints of a folder, and what is in the newest: names, shapes, dtypes, values. "show" may be left out."""
+    from autopar.checkpoint.command import show
 
-    raise typer.Exit(run(path, verify))
+    raise typer.Exit(show(path, verify))
+
+
+@checkpoints.command("import")
+def import_checkpoint(
+    source: Annotated[str, typer.Argument(metavar="DCP_FOLDER", help="That torch.distributed.checkpoint has written, as FSDP2 and torchtitan do.")],
+    folder: Annotated[str, typer.Argument(metavar="OUT", help="A folder of checkpoints, where the new one is added.")],
+    allow_pickle: Annotated[bool, Option("--allow-pickle", metavar="", help="Read .metadata, which is a pickle; what is not DCP's in it is refused.")] = False,
+    skip: Annotated[list[str] | None, Option(metavar="GLOB", help="Leave out what has such a name; may be given several times.")] = None,
+) -> None:
+    """Write a checkpoint from a folder of torch.distributed.checkpoint."""
+    from autopar.checkpoint.command import imported
+
+    raise typer.Exit(imported(source, folder, allow_pickle, skip or ()))
+
+
+@checkpoints.command("export")
+def export_checkpoint(
+    source: CHECKPOINT_OF,
+    folder: Annotated[str, typer.Argument(metavar="DCP_FOLDER", help="A new folder.")],
+    torchtitan: Annotated[bool, Option("--torchtitan", metavar="", help="With torchtitan's names: the model's at the top, a flattened optimizer, train_state.")] = False,
+) -> None:
+    """Write a folder of torch.distributed.checkpoint from a checkpoint."""
+    from autopar.checkpoint.command import exported
+
+    raise typer.Exit(exported(source, folder, torchtitan))
 
 
 @app.command()

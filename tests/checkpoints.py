@@ -6,6 +6,7 @@ import ctypes
 import gc
 import resource
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,30 @@ def loaded(folder: str, step: int, mesh: str) -> None:
     found = checkpoint.load(folder, state)
     check(found, step, mesh)
     assert found["model"]["up.weight"] is state["model"]["up.weight"]
+
+
+def loaded_with_warnings(folder: str, seeing: int | None) -> tuple[int, list[str]]:
+    """The step that was loaded, exactly, and what was warned of. The rank ``seeing`` finds the newest one damaged, and no other rank does."""
+    from autopar.checkpoint import newest
+    from autopar.checkpoint.manifest import DamageError
+
+    verify = newest.verify
+
+    def misread(checkpoint: Path, files: Any) -> None:
+        if checkpoint.name == "checkpoint-000002":
+            raise DamageError("seen by rank 2")
+        verify(checkpoint, files)
+
+    if seeing == distributed.get_rank():
+        newest.verify = misread
+    try:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            found = checkpoint.load(folder, empty(2, "dp=2 tp=2"))
+    finally:
+        newest.verify = verify
+    check(found, found["step"], "dp=2 tp=2")
+    return found["step"], [str(one.message) for one in warned if "taken" in str(one.message)]
 
 
 Spec = tuple[tuple[int, ...], dict[str, int], tuple[Placement, ...], dict[str, int], tuple[Placement, ...]]

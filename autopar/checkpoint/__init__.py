@@ -9,8 +9,9 @@ MiB at a time; files are checked before anything is filled. Loading runs no code
 
 from __future__ import annotations
 
+from autopar.checkpoint.dcp import export_dcp, import_dcp
 from autopar.checkpoint.folder import latest
 from autopar.checkpoint.loading import load
 from autopar.checkpoint.saving import async_save, save
 
-__all__ = ["async_save", "latest", "load", "save"]
+__all__ = ["async_save", "export_dcp", "import_dcp", "latest", "load", "save"]

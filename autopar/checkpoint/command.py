@@ -1,4 +1,4 @@
-"""What ``autopar checkpoint`` does: say what is in a folder of checkpoints, or in one of them."""
+"""Do what ``autopar checkpoint`` says: show what is in a folder of checkpoints, or in one of them; convert from and to DCP."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from autopar.checkpoint.dcp import export_dcp, import_dcp
 from autopar.checkpoint.files import verify
 from autopar.checkpoint.folder import checkpoints_in, latest, missing_from, read_manifest
 from autopar.checkpoint.manifest import Manifest
@@ -19,10 +20,29 @@ DONE, CUT_OFF, REFUSED = 0, 1, 2  # exit statuses
 WIDTH = 80  # characters of a value
 
 
-def run(path: str, check: bool) -> int:
-    """Print what a folder has, or one checkpoint; the exit status. What stands in the way is told in a line."""
+def show(path: str, check: bool) -> int:
+    """Print what a folder has, or one checkpoint; the exit status."""
+    return _printed(lambda: _lines(Path(path), check))
+
+
+def imported(source: str, folder: str, allow_pickle: bool, skip: Sequence[str]) -> int:
+    """Write a checkpoint from a DCP folder, and print which; the exit status."""
+    return _printed(lambda: _new(import_dcp(source, folder, allow_pickle=allow_pickle, skip=skip)))
+
+
+def exported(source: str, folder: str, torchtitan: bool) -> int:
+    """Write a DCP folder from a checkpoint, and print which; the exit status."""
+    return _printed(lambda: [f"{export_dcp(source, folder, torchtitan=torchtitan)} is written"])
+
+
+def _new(path: Path) -> list[str]:
+    return [f"{path}   {_summary(read_manifest(path))}"]
+
+
+def _printed(lines: Callable[[], Iterable[str]]) -> int:
+    """What stands in the way is told in a line."""
     try:
-        for line in _lines(Path(path), check):
+        for line in lines():
             print(line)
         sys.stdout.flush()
     except BrokenPipeError:  # nobody reads on: `| head`
@@ -46,8 +66,6 @@ def _lines(path: Path, check: bool) -> Iterator[str]:
         yield ""
     else:
         newest = path
-        if said := missing_from(path):
-            raise CheckpointError(said)
     manifest = read_manifest(newest)
     yield f"{newest.name}   {_summary(manifest)}"
     if check:

@@ -1,27 +1,48 @@
-"""The bytes of files: forced to disk, and read again as they were written."""
+"""The file operations of a save, each a function of its own, and reading files as they were written.
+
+A save touches the disk through ``OPERATIONS`` alone, so that tests can end it before, within and after each of them.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from autopar.checkpoint.manifest import StoredFile, changed
+from autopar.checkpoint.manifest import DamageError, StoredFile
 from autopar.checkpoint.pieces import STRETCH
 
+OPERATIONS = ("make", "create", "append", "force", "force_names", "rename", "remove")
 
-def write(path: Path, text: str) -> None:
-    """Write a file and force it to disk."""
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+# -- writing ------------------------------------------------------------------------------------------------------
 
 
-def force(folder: Path) -> None:
+def make(folder: Path) -> None:
+    """Make a folder, and those above it."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def create(path: Path) -> BinaryIO:
+    """An empty file, open for writing."""
+    return open(path, "wb")
+
+
+def append(file: BinaryIO, block: bytes | memoryview) -> None:
+    """Write bytes to the end of a file."""
+    file.write(block)
+
+
+def force(file: BinaryIO) -> None:
+    """Force the bytes of a file to disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def force_names(folder: Path) -> None:
     """Force the names in a folder to disk."""
     opened = os.open(folder, os.O_RDONLY)
     try:
@@ -31,6 +52,26 @@ def force(folder: Path) -> None:
             raise
     finally:
         os.close(opened)
+
+
+def rename(old: Path, new: Path) -> None:
+    """Give a file or a folder another name, at once or not at all; a file of that name is replaced."""
+    os.replace(old, new)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder and all in it."""
+    shutil.rmtree(folder)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file and force it to disk."""
+    with create(path) as file:
+        append(file, text.encode())
+        force(file)
+
+
+# -- reading ------------------------------------------------------------------------------------------------------
 
 
 def fill(file: BinaryIO, view: memoryview) -> None:
@@ -47,18 +88,20 @@ def verify(checkpoint: Path, files: Sequence[StoredFile]) -> None:
     """Read files from end to end, and compare their checksums.
 
     Raises:
-        CheckpointError: one is not as it was written.
+        DamageError: one is not as it was written, or cannot be read.
     """
     buffer = memoryview(bytearray(STRETCH))
     for stored in files:
         path, checksum, left = checkpoint / stored.name, 0, stored.bytes
-        with open(path, "rb", buffering=0) as file:
-            while left:
-                view = buffer[: min(left, STRETCH)]
-                try:
+        try:
+            with open(path, "rb", buffering=0) as file:
+                while left:
+                    view = buffer[: min(left, STRETCH)]
                     fill(file, view)
-                except EOFError:
-                    raise changed(path, "it is shorter") from None
-                checksum, left = zlib.crc32(view, checksum), left - len(view)
+                    checksum, left = zlib.crc32(view, checksum), left - len(view)
+        except EOFError:
+            raise DamageError.changed(path, "it is shorter") from None
+        except OSError as error:
+            raise DamageError(f"{path} cannot be read: {error.strerror}") from error
         if checksum != stored.crc32:
-            raise changed(path, "its CRC-32 is another")
+            raise DamageError.changed(path, "its CRC-32 is another")

@@ -12,16 +12,17 @@ renamed before they are removed, for the same reason. ``latest`` is for people a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
-import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from autopar.checkpoint.files import force, write
-from autopar.checkpoint.manifest import NAME, Manifest, changed, parse
+from autopar.checkpoint import files
+from autopar.checkpoint.manifest import NAME, DamageError, Manifest, what_of
+from autopar.checkpoint.parsing import parse
 from autopar.errors import CheckpointError
 
 WHOLE, WRITING, REMOVING = "checkpoint-", ".writing-", ".removing-"
@@ -34,56 +35,57 @@ NUMBERED = re.compile(rf"({WHOLE}|{re.escape(WRITING)}|{re.escape(REMOVING)})(\d
 
 def latest(folder: str | os.PathLike[str]) -> Path | None:
     """The newest whole checkpoint of a folder, ``None`` where there is none. Looks at the sizes of its files, and no further."""
-    return next((path for path in checkpoints_in(Path(folder)) if not missing_from(path)), None)
+    return next((path for path in checkpoints_in(folder_of(folder)) if not missing_from(path)), None)
 
 
-def chosen(path: str | os.PathLike[str]) -> Path:
-    """The checkpoint that a path means: itself, or the newest whole one of a folder of them.
+def folder_of(path: str | os.PathLike[str]) -> Path:
+    """The folder of that name; ``~`` is the user's own."""
+    return Path(path).expanduser()
+
+
+def meant_by(path: Path) -> list[Path]:
+    """The checkpoints that a path may mean: itself, or those of a folder, the newest first.
 
     Raises:
         FileNotFoundError: there is none.
-        CheckpointError: it is not whole.
     """
-    path = Path(path)
     if not path.is_dir():
         raise FileNotFoundError(f"there is no folder {path}; name the one that autopar.checkpoint.save was given, or a checkpoint in it")
     if (path / NAME).is_file() or NUMBERED.fullmatch(path.name):
-        if said := missing_from(path):
-            raise CheckpointError(said)
-        return path
-    there = checkpoints_in(path)
-    newest = latest(path)
-    if newest is None:
-        said = "".join(f"\n    {missing_from(one)}" for one in there)
-        raise FileNotFoundError(f"{path} has no whole checkpoint{said}\n  name the folder that autopar.checkpoint.save was given")
-    for damaged in there[: there.index(newest)]:
-        warnings.warn(f"{missing_from(damaged)}; {newest.name} is taken, which is the newest whole one", stacklevel=2)
-    return newest
+        return [path]
+    if there := checkpoints_in(path):
+        return there
+    raise FileNotFoundError(f"{path} has no whole checkpoint\n  name the folder that autopar.checkpoint.save was given")
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """``CheckpointError`` where it is no checkpoint, or not as it was written."""
-    path = checkpoint / NAME
+    """The manifest of a checkpoint whose files are there, with the sizes that they were written with.
+
+    Raises:
+        CheckpointError: it is no checkpoint, of a newer version, or not as it was written.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise CheckpointError(f"{checkpoint} has no {NAME}, so it is no checkpoint; load a folder that autopar.checkpoint.save has written") from None
-    except UnicodeDecodeError:
-        raise changed(path, "it is no text") from None
-    return parse(text, path)
+        path = checkpoint / NAME
+        if not path.is_file():
+            raise CheckpointError(f"{checkpoint} has no {NAME}, so it is no checkpoint; load a folder that autopar.checkpoint.save has written")
+        manifest = parse(path.read_bytes(), path)
+        for file in manifest.files:
+            path = checkpoint / file.name
+            if not path.is_file():
+                raise DamageError(f"{path} is missing")
+            if (size := path.stat().st_size) != file.bytes:
+                raise DamageError(f"{path} has {size} bytes, and was written with {file.bytes}")
+        return manifest
+    except OSError as error:
+        raise DamageError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def missing_from(checkpoint: Path) -> str:
     """What a checkpoint lacks to be whole, in words; empty where it is."""
     try:
-        for file in read_manifest(checkpoint).files:
-            path = checkpoint / file.name
-            if not path.is_file():
-                return f"{path} is missing"
-            if path.stat().st_size != file.bytes:
-                return f"{path} has {path.stat().st_size} bytes, and was written with {file.bytes}"
+        read_manifest(checkpoint)
     except CheckpointError as error:
-        return str(error)
+        return what_of(error)
     return ""
 
 
@@ -104,14 +106,14 @@ def _entries(folder: Path) -> Iterator[tuple[int, str, Path]]:
 
 def begin(folder: Path) -> Path:
     """A fresh place to write a checkpoint to; what was not finished before is removed."""
-    folder.mkdir(parents=True, exist_ok=True)
+    files.make(folder)
     there = list(_entries(folder))
     for _, kind, path in there:
         if kind != WHOLE:
-            shutil.rmtree(path)
+            files.remove(path)
     number = 1 + max((number for number, _, _ in there), default=0)
     place = folder / f"{WRITING}{number:06}-{secrets.token_hex(4)}"  # another than that of a save which was ended, and may go on
-    place.mkdir()
+    files.make(place)
     return place
 
 
@@ -124,18 +126,31 @@ def finish(place: Path, manifest: Manifest) -> Path:
     """Make what was written to ``place``, and forced to disk, a checkpoint.
 
     Raises:
-        CheckpointError: a file is not there, or has another size.
+        CheckpointError: a file is not there, or has another size; or another save has taken its name.
     """
+    check_place(place)
     for file in manifest.files:
         path = place / file.name
         if not path.is_file() or path.stat().st_size != file.bytes:
             raise CheckpointError(f"{path} is not what a rank has written there; let all ranks have the same folder, on a file system that they share")
-    write(place / NAME, manifest.text())
-    force(place)
+    files.write(place / NAME, manifest.text())
+    files.force_names(place)
     path = finished_name(place)
-    os.rename(place, path)
-    force(path.parent)
+    if path.exists():
+        raise CheckpointError(f"{path} is there already, so two jobs save into {place.parent}; give each a folder of its own")
+    files.rename(place, path)
+    try:
+        files.force_names(path.parent)
+    except OSError:
+        files.rename(path, place)  # it may be gone when the machine stops: there is none
+        raise
     return path
+
+
+def check_place(place: Path) -> None:
+    """``CheckpointError`` where a save's place is not there any more."""
+    if not place.is_dir():
+        raise CheckpointError(f"{place} was removed while it was written, as a save of another job does; give each job a folder of its own")
 
 
 def tidy(checkpoint: Path, keep: int | None) -> None:
@@ -144,18 +159,20 @@ def tidy(checkpoint: Path, keep: int | None) -> None:
     folder = checkpoint.parent
     try:
         fresh = folder / f".{LATEST}"
-        write(fresh, f"{checkpoint.name}\n")
-        os.replace(fresh, folder / LATEST)
-        force(folder)
+        files.write(fresh, f"{checkpoint.name}\n")
+        files.rename(fresh, folder / LATEST)
+        files.force_names(folder)
         whole = [path for path in checkpoints_in(folder) if not missing_from(path)]
         for path in whole[keep:] if keep is not None else ():
             gone = path.with_name(REMOVING + path.name.removeprefix(WHOLE))
-            os.rename(path, gone)
-            shutil.rmtree(gone)
+            files.rename(path, gone)
+            files.force_names(folder)
+            files.remove(gone)
     except OSError as error:
         warnings.warn(f"{checkpoint} is whole, but the folder could not be tidied: {error}", stacklevel=2)
 
 
 def abandon(place: Path) -> None:
     """Remove what was not finished, as far as that is possible."""
-    shutil.rmtree(place, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        files.remove(place)

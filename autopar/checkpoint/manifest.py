@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from autopar.checkpoint.values import Tree, put_together
+from autopar.checkpoint.values import Tree
 from autopar.errors import CheckpointError
 
 NAME = "checkpoint.json"
@@ -106,52 +105,25 @@ class Manifest:
         return f"{json.dumps(head)}\n{body}\n"
 
 
-def parse(text: str, path: Path) -> Manifest:
-    """Read a manifest; ``path`` is for errors.
+class DamageError(CheckpointError):
+    """A checkpoint that is not as it was written. ``what`` says how, without the remedy."""
 
-    Raises:
-        CheckpointError: it is none, of a newer version, or not as it was written.
-    """
-    first, _, body = text.partition("\n")
-    try:
-        head = json.loads(first)
-    except ValueError:
-        head = None
-    if not isinstance(head, dict) or head.get("format") != FORMAT:
-        raise CheckpointError(f"{path} is no manifest of a checkpoint; load a folder that autopar.checkpoint.save has written")
-    if type(version := head.get("version")) is not int or not 1 <= version <= VERSION:
-        raise CheckpointError(f"{path} has version {version} of the format, and this autopar reads up to {VERSION}; load it with the autopar that wrote it, or a newer one")
-    if hashlib.sha256(body.removesuffix("\n").encode()).hexdigest() != head.get("sha256"):
-        raise changed(path, "its SHA-256 is another")
-    try:
-        return _checked(json.loads(body))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path} contradicts itself: {type(error).__name__}: {error}; load another checkpoint") from error
+    def __init__(self, what: str) -> None:
+        super().__init__(what)  # which is all that goes to other ranks
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"{self.what}; load another checkpoint, by its own path"
+
+    @classmethod
+    def changed(cls, path: Path, how: str) -> DamageError:
+        """Of a file whose bytes are others."""
+        return cls(f"{path} has been changed since it was written: {how}")
 
 
-def _checked(body: dict[str, Any]) -> Manifest:
-    """``ValueError`` and the like where it does not fit together."""
-    files = {one["name"]: StoredFile(**one) for one in body["files"]}
-    tensors = {}
-    for name, one in body["tensors"].items():
-        dtype, shape = NAMED[one["dtype"]], tuple(one["shape"])
-        chunks = tuple(Chunk(tuple(start), tuple(sizes), file, begin) for start, sizes, file, begin in one["chunks"])
-        for chunk in chunks:
-            inside = all(0 <= a <= a + n <= size for a, n, size in zip(chunk.start, chunk.sizes, shape, strict=True))
-            if not (inside and 0 <= chunk.begin <= files[chunk.file].bytes - math.prod(chunk.sizes) * dtype.itemsize):
-                raise ValueError(f"a chunk of {name} lies outside of it, or of {chunk.file}")
-        if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(shape):
-            raise ValueError(f"the chunks of {name} are not all of it")
-        tensors[name] = StoredTensor(dtype, shape, chunks)
-    if wrong := [name for name in files if Path(name).name != name]:
-        raise ValueError(f"{wrong[0]} is no file of the folder")
-    put_together(body["state"], {})  # fails where it cannot be made
-    return Manifest(body["state"], tensors, tuple(files.values()), body["torch"])
-
-
-def changed(path: Path, how: str) -> CheckpointError:
-    """The error of a file that is not as it was written."""
-    return CheckpointError(f"{path} has been changed since it was written: {how}; load another checkpoint, by its own path")
+def what_of(error: CheckpointError) -> str:
+    """What is wrong, without the remedy of damage."""
+    return error.what if isinstance(error, DamageError) else str(error)
 
 
 def described(dtype: torch.dtype, shape: tuple[int, ...]) -> str:

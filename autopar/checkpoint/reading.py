@@ -26,8 +26,8 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.futures import Future
 
 from autopar.checkpoint.files import fill
-from autopar.checkpoint.manifest import Chunk, Manifest
-from autopar.checkpoint.pieces import STRETCH, Piece, stretches
+from autopar.checkpoint.manifest import Chunk, Manifest, StoredTensor
+from autopar.checkpoint.pieces import STRETCH, Piece, Place, stretches
 from autopar.errors import CheckpointError
 
 
@@ -116,7 +116,7 @@ class Reader(StorageReader):
                 with open(path, "rb", buffering=0) as file:
                     for item in sorted(items, key=lambda item: self._chunks[item.storage_index].begin):
                         target = planner.resolve_tensor(item)
-                        _read(file, self._chunks[item.storage_index], item, target, buffer)
+                        _read(file, self._chunks[item.storage_index], tuple(item.storage_offsets), tuple(item.lengths), target, buffer)
                         planner.commit_tensor(item, target)
             except Exception as error:  # goes to other ranks, which may not know its class
                 raise CheckpointError(f"{path} could not be read: {error}") from error
@@ -125,10 +125,20 @@ class Reader(StorageReader):
         return done
 
 
-def _read(file: BinaryIO, chunk: Chunk, item: ReadItem, target: torch.Tensor, buffer: bytearray) -> None:
-    """Fill ``target`` with the box of a chunk that an item asks for."""
+def read_tensor(checkpoint: Path, stored: StoredTensor) -> torch.Tensor:
+    """All of a stored tensor, in the memory of this process."""
+    whole, buffer = torch.empty(stored.shape, dtype=stored.dtype), bytearray(STRETCH)
+    for chunk in stored.chunks:
+        with open(checkpoint / chunk.file, "rb", buffering=0) as file:
+            box = tuple(slice(a, a + n) for a, n in zip(chunk.start, chunk.sizes, strict=True))
+            _read(file, chunk, (0,) * len(chunk.sizes), chunk.sizes, whole[box], buffer)
+    return whole
+
+
+def _read(file: BinaryIO, chunk: Chunk, start: Place, lengths: Place, target: torch.Tensor, buffer: bytearray) -> None:
+    """Fill ``target`` with the box at ``start`` of a chunk."""
     dtype = target.dtype
-    for one in stretches(chunk.sizes, tuple(item.storage_offsets), tuple(item.lengths), dtype.itemsize):
+    for one in stretches(chunk.sizes, start, lengths, dtype.itemsize):
         count = math.prod(one.sizes)
         view = memoryview(buffer)[: count * dtype.itemsize]
         file.seek(chunk.begin + one.first * dtype.itemsize)

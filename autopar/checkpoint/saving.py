@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from autopar.checkpoint.folder import folder_of
 from autopar.checkpoint.pieces import Piece, pieces_of
 from autopar.checkpoint.tensors import check_tensor, in_words, values_in_words
 from autopar.checkpoint.together import Group, agree, alone, torch_failures
@@ -54,7 +55,8 @@ def async_save(folder: str | os.PathLike[str], state: Mapping[str, Any], *, keep
     group = _group_of_its_own()
     prepared = _prepared(folder, state, keep, group)
     pieces = {name: [Piece(piece.start, piece.data.to("cpu", copy=True)) for piece in some] for name, some in prepared.pieces.items()}
-    _last[:] = [_thread.submit(_written, replace(prepared, pieces=pieces), group)]
+    folder = prepared.folder.absolute()  # the directory of the process may be another when the thread comes to it
+    _last[:] = [_thread.submit(_written, replace(prepared, folder=folder, pieces=pieces), group)]
     return _last[0]
 
 
@@ -78,7 +80,7 @@ def _prepared(folder: str | os.PathLike[str], state: Mapping[str, Any], keep: in
         tensors, tree = taken_apart(state)
         for name, tensor in tensors.items():
             check_tensor(name, tensor)
-        found.append(_Prepared(Path(folder), keep, tree, tensors, {name: pieces_of(name, tensor) for name, tensor in tensors.items()}))
+        found.append(_Prepared(folder_of(folder), keep, tree, tensors, {name: pieces_of(name, tensor) for name, tensor in tensors.items()}))
         words = {name: in_words(tensor) + values_in_words(tensor) for name, tensor in tensors.items()}
         return {"folder": str(folder), "keep": str(keep), **words, **{name: repr(value) for name, value in leaves(tree)}}
 
@@ -87,15 +89,21 @@ def _prepared(folder: str | os.PathLike[str], state: Mapping[str, Any], keep: in
 
 
 def _written(prepared: _Prepared, group: Group) -> Path:
+    return written(prepared.folder, prepared.tree, prepared.tensors, prepared.pieces, prepared.keep, group=group)
+
+
+def written(folder: Path, tree: Tree, tensors: Mapping[str, torch.Tensor], pieces: Mapping[str, list[Piece]], keep: int | None,
+            values: Callable[[torch.Tensor], torch.Tensor] | None = None, group: Group = None) -> Path:  # fmt: skip
+    """Write the pieces of this rank. ``values``: of a piece whose values are elsewhere until they are written."""
     from torch.distributed import checkpoint  # late: it takes half a second
 
     from autopar.checkpoint.writing import Planner, Writer
 
-    writer = Writer(prepared.folder, prepared.tree, prepared.keep)
-    planner = Planner(prepared.tensors, prepared.pieces)
+    writer = Writer(folder, tree, keep)
+    planner = Planner(tensors, pieces, values)
     try:
-        with torch_failures(f"no checkpoint was written to {prepared.folder}", group):
-            checkpoint.save(dict(prepared.tensors), storage_writer=writer, planner=planner, process_group=group, no_dist=alone())
+        with torch_failures(f"no checkpoint was written to {folder}", group):
+            checkpoint.save(dict(tensors), storage_writer=writer, planner=planner, process_group=group, no_dist=alone())
     except BaseException:
         writer.abandon()
         raise

@@ -16,11 +16,16 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
     """``TypeError`` and ``ValueError`` where a tensor is none that a checkpoint can keep."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and not is_dtensor(tensor):
         raise TypeError(f"{name} is a {type(tensor).__name__}; a checkpoint keeps plain tensors and DTensors")
+    check_dtype(name, tensor)
+    if tensor.is_meta:
+        raise ValueError(f"{name} is on the meta device and has no values; to_empty() and init it")
+
+
+def check_dtype(name: str, tensor: torch.Tensor) -> None:
+    """``TypeError`` where a checkpoint has no name for its dtype, or it is not dense."""
     if tensor.dtype not in DTYPES or tensor.layout is not torch.strided:
         kind = described(tensor.dtype, tuple(tensor.shape)) if tensor.layout is torch.strided else str(tensor.layout).removeprefix("torch.")
         raise TypeError(f"{name} is {kind}, which a checkpoint cannot keep; it keeps dense tensors of {', '.join(str(one).removeprefix('torch.') for one in DTYPES)}")
-    if tensor.is_meta:
-        raise ValueError(f"{name} is on the meta device and has no values; to_empty() and init it")
 
 
 def in_words(tensor: torch.Tensor) -> str:

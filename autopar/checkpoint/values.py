@@ -22,6 +22,7 @@ import torch
 
 Tree = Any  # what json.loads returns
 NUMBERS = "biufc"  # kinds of NumPy's arrays that are bytes and nothing more
+DEPTH = 100  # of the tree: what nests deeper is refused, by who writes it and by who reads it
 
 
 def taken_apart(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], Tree]:
@@ -29,12 +30,18 @@ def taken_apart(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], Tree
 
     Raises:
         TypeError: a value, or a key, that is no data.
-        ValueError: two tensors have one name.
+        ValueError: two tensors have one name; or it nests too deep.
     """
     if not isinstance(state, Mapping):
         raise TypeError(f'the state is a {type(state).__name__}; pass a dict, such as {{"model": model.state_dict(), "step": 7}}')
     tensors: dict[str, torch.Tensor] = {}
-    return tensors, _encode(state, "", tensors)
+    try:
+        tree = _encode(state, "", tensors)
+    except RecursionError:
+        tree = None
+    if tree is None or depth_of(tree) > DEPTH:
+        raise ValueError(f"the state nests more than {DEPTH} deep, or holds itself; save a flatter one")
+    return tensors, tree
 
 
 def put_together(tree: Tree, tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -68,6 +75,25 @@ def names(tree: Tree, name: str = "") -> Iterator[str]:
     for inner, value in _inner(tree, name):
         yield inner
         yield from names(value, inner)
+
+
+def depth_of(tree: Tree) -> int:
+    """How many dicts and lists are in each other."""
+    depth, level = 0, [tree]
+    while level := [one for one in level if isinstance(one, (dict, list))]:
+        depth, level = depth + 1, [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+    return depth
+
+
+def tensors_in(tree: Tree) -> Iterator[str]:
+    """The names of the tensors that a tree has a place for."""
+    waiting = [tree]
+    while waiting:
+        one = waiting.pop()
+        if is_tensor(one):
+            yield one["$tensor"]
+        elif isinstance(one, (dict, list)):
+            waiting.extend(one.values() if isinstance(one, dict) else one)
 
 
 def is_tensor(tree: Tree) -> bool:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,8 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from autopar.checkpoint.folder import abandon, begin, finish, finished_name, tidy
+from autopar.checkpoint import files
+from autopar.checkpoint.folder import abandon, begin, check_place, finish, finished_name, tidy
 from autopar.checkpoint.manifest import DTYPES, Chunk, Manifest, StoredFile, StoredTensor
 from autopar.checkpoint.pieces import Piece, stretches
 from autopar.checkpoint.values import Tree
@@ -40,11 +41,13 @@ class Planner(DefaultSavePlanner):
     Args:
         tensors: of the state, by name.
         pieces: of each, on this rank.
+        values: of a piece, where they are elsewhere until they are written.
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], pieces: Mapping[str, list[Piece]]) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor], pieces: Mapping[str, list[Piece]],
+                 values: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:  # fmt: skip
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._tensors, self._pieces = tensors, pieces
+        self._tensors, self._pieces, self._values = tensors, pieces, values
         self._data: dict[MetadataIndex, torch.Tensor] = {}
 
     def create_local_plan(self) -> SavePlan:
@@ -61,7 +64,8 @@ class Planner(DefaultSavePlanner):
         return self.plan
 
     def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
-        return self._data[index]
+        piece = self._data[index]
+        return piece if self._values is None else self._values(piece)
 
 
 class Writer(StorageWriter):
@@ -96,7 +100,8 @@ class Writer(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """The place, and a file there for each rank."""
-        self._place = begin(self._folder)
+        with _remedy():
+            self._place = begin(self._folder)
         return [replace(plan, storage_data=str(self._place / f"rank-{rank:05}.safetensors")) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -105,6 +110,9 @@ class Writer(StorageWriter):
         made: Future[list[WriteResult]] = Future()
         try:
             made.set_result(_write(path, plan.items, planner) if plan.items else [])
+        except FileNotFoundError as error:
+            check_place(path.parent)
+            raise CheckpointError(f"{path} could not be written: {error}; let all ranks have the same folder, on a file system that they share") from error
         except Exception as error:  # goes to other ranks, which may not know its class
             raise CheckpointError(f"{path} could not be written: {error}; make room, or name another folder, and save again") from error
         return made
@@ -112,7 +120,9 @@ class Writer(StorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         assert self._place is not None
         manifest = _manifest(self._tree, metadata, [one for some in results for one in some])
-        tidy(finish(self._place, manifest), self._keep)
+        with _remedy():
+            path = finish(self._place, manifest)
+        tidy(path, self._keep)
 
     def abandon(self) -> None:
         """After a failure, on all ranks."""
@@ -120,18 +130,26 @@ class Writer(StorageWriter):
             abandon(self._place)
 
 
+@contextmanager
+def _remedy() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{error}; make room, or name another folder, and save again") from error
+
+
 def _manifest(tree: Tree, metadata: Metadata, results: list[WriteResult]) -> Manifest:
     written = {result.index: result.storage_data for result in results}
     tensors = {}
-    for name, stored in metadata.state_dict_metadata.items():
-        assert isinstance(stored, TensorStorageMetadata)
+    for name, tensor in metadata.state_dict_metadata.items():
+        assert isinstance(tensor, TensorStorageMetadata)
         chunks = []
-        for chunk in stored.chunks:
+        for chunk in tensor.chunks:
             file, begin = written[MetadataIndex(name, chunk.offsets)]
             chunks.append(Chunk(tuple(chunk.offsets), tuple(chunk.sizes), file.name, begin))
-        tensors[name] = StoredTensor(stored.properties.dtype, tuple(stored.size), tuple(chunks))
-    files = {file.name: file for file, _ in written.values()}
-    return Manifest(tree, tensors, tuple(files[name] for name in sorted(files)))
+        tensors[name] = StoredTensor(tensor.properties.dtype, tuple(tensor.size), tuple(chunks))
+    stored = {file.name: file for file, _ in written.values()}
+    return Manifest(tree, tensors, tuple(stored[name] for name in sorted(stored)))
 
 
 def _write(path: Path, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
@@ -139,12 +157,11 @@ def _write(path: Path, items: list[WriteItem], planner: SavePlanner) -> list[Wri
     items = sorted(items, key=lambda item: -_data(item).properties.dtype.itemsize)  # so that each begins at a multiple of its width
     header, begins = _header(items)
     checksum = size = 0
-    with open(path, "xb") as file:
+    with files.create(path) as file:
         for block in _blocks(header, items, planner):
-            file.write(block)
+            files.append(file, block)
             checksum, size = zlib.crc32(block, checksum), size + len(block)
-        file.flush()
-        os.fsync(file.fileno())
+        files.force(file)
     stored = StoredFile(path.name, size, checksum)
     return [WriteResult(item.index, _bytes(item), (stored, begin)) for item, begin in zip(items, begins, strict=True)]
 

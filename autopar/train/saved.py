@@ -36,9 +36,12 @@ def check_resumed(checked: Checked) -> int:
     """How many steps the newest whole checkpoint has, 0 where there is none; ``Refused`` where it is of other options."""
     options = checked.options
     folder = options.checkpoint
-    if not options.resume or folder is None or checkpoint.latest(folder) is None:
+    if not options.resume or folder is None:
         return 0
-    found = checkpoint.load(folder, {}, strict=False)
+    try:
+        found = checkpoint.load(folder, {}, strict=False)
+    except FileNotFoundError:
+        return 0
     if not isinstance(found.get("options"), dict) or "curve" not in found:
         raise Refused(f"--checkpoint {folder} is not of autopar train; name another folder")
     for name, value in numbers_of(checked).items():
