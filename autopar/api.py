@@ -111,6 +111,8 @@ def _device(model: torch.nn.Module, device_mesh: DeviceMesh | None) -> torch.dev
 def _check_model(model: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"parallelize takes a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(model, Parallel):
+        raise TypeError("parallelize takes the model itself, and this one is on a mesh already; pass what was given to parallelize")
     if isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
         raise TypeError(f"parallelize takes the model itself, not {type(model).__name__}; pass model.module")
     if isinstance(model, torch.jit.ScriptModule):

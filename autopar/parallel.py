@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ from autopar.shards import for_everyone, for_model, is_dtensor, local_of, relaid
 from autopar.structure import part_at, take_over, unflatten
 from autopar.torch_private import dtensor_like, is_transformed
 from autopar.weights import load_weights
+from autopar.wrappers import refuse_compile, refuse_composable, refuse_ddp
 
 if TYPE_CHECKING:
     from autopar.step.train_step import TrainStep
@@ -102,6 +103,15 @@ class Parallel(torch.nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError("a model on a mesh lies on its processes and is not pickled; save its state_dict()")
+
+    def __getattr__(self, name: str) -> Any:
+        refuse_ddp(name)
+        return super().__getattr__(name)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """The model's own."""
+        refuse_composable(self)
+        return super().named_parameters(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"Parallel({type(self.module).__name__} on {self.mesh})"
@@ -239,6 +249,7 @@ class Parallel(torch.nn.Module):
         Scalars come back as plain tensors with their global value, other tensors as DTensors; with ``outputs="global"``
         all as plain tensors, whole on every rank. All ranks call it alike.
         """
+        refuse_compile()
         seat = self.compiler.seat
         if seat is None:
             raise RuntimeError(

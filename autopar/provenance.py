@@ -66,11 +66,11 @@ def is_users(filename: str) -> bool:
     return not filename.startswith(_LIBRARY) or filename.startswith(_SITE)
 
 
-def user_line() -> str:
-    """``model.py:41  self.act(self.up(x))`` of the innermost frame outside torch and autopar; "" where none is."""
+def user_line(past: str = "") -> str:
+    """``model.py:41  self.act(self.up(x))`` of the innermost frame outside torch, autopar and the package ``past``; "" where none is."""
     frame = sys._getframe(1)
     while frame is not None:
-        if is_users(frame.f_code.co_filename):
+        if is_users(frame.f_code.co_filename) and not (past and f"{os.sep}{past}{os.sep}" in frame.f_code.co_filename):
             return _quoted(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return ""

@@ -47,6 +47,9 @@ FLASH_FOR_CPU = (  # tried on 2.13: attention on CPU, and its backward
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
 )
 
+ASKED_BY_DDP = "_ddp_params_and_buffers_to_ignore"  # the attribute that DistributedDataParallel asks a module for; tried on 2.13
+NOTED_BY_COMPOSABLE = "__composable_api"  # how the keys begin under which fully_shard notes itself in __dict__; tried on 2.13
+
 
 def autograd_sequence_number() -> int:
     """The number of the newest autograd node: in a dispatch mode, that of the op being called. Tried on 2.13."""

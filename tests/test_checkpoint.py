@@ -7,6 +7,7 @@ import math
 import pickle
 import random
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import strategies
 import torch
-from checkpoints import MESHES, check, empty, loaded, placed, same, saved, whole
+from checkpoints import MESHES, empty, loaded, placed, same, saved, whole
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import ranks
@@ -24,7 +25,7 @@ from torch.distributed.tensor import Placement, Replicate, Shard
 from typer.testing import CliRunner
 
 from autopar import checkpoint
-from autopar.checkpoint import manifest, pieces, values
+from autopar.checkpoint import files, pieces, values
 from autopar.cli import app
 from autopar.errors import CheckpointError
 from autopar.torch_private import strided_shard
@@ -211,6 +212,41 @@ def test_files_are_safetensors(tmp_path: Path) -> None:
         found |= load_file(Path(paths[0]) / f"rank-{rank:05}.safetensors")
     assert torch.equal(torch.cat([found["model/up.weight[0:6,0:8]"], found["model/up.weight[6:12,0:8]"]]), whole(2)["model"]["up.weight"])
     assert torch.equal(found["optimizer/state/scale/exp_avg"], whole(2)["optimizer"]["state"]["scale"]["exp_avg"])
+
+
+def test_paths_as_a_shell_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder in the user's own, relative ones, and links: to a folder, to a checkpoint, and among checkpoints."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    state = {"step": 1}
+    assert checkpoint.save("~/own", state) == tmp_path / "own" / "checkpoint-000001" == checkpoint.latest("~/own")
+    (tmp_path / "link").symlink_to("own")
+    (tmp_path / "one").symlink_to("own/checkpoint-000001")
+    assert checkpoint.save("link", state | {"step": 2}) == Path("link/checkpoint-000002")
+    assert [checkpoint.load(path, state)["step"] for path in ("~/own", "own", "link", "one")] == [2, 2, 2, 1]
+    (tmp_path / "own" / "checkpoint-000001").rename("elsewhere")
+    (tmp_path / "own" / "checkpoint-000001").symlink_to(tmp_path / "elsewhere")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        checkpoint.save("own", state, keep=1)
+    assert not [one for one in warned if "tidied" in str(one.message)]
+    assert sorted(path.name for path in (tmp_path / "own").iterdir()) == ["checkpoint-000003", "latest"]
+    assert checkpoint.load("elsewhere", state)["step"] == 1
+
+
+def test_two_jobs_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The save of the second one ends that of the first with an error; what is there is whole."""
+    create = files.create
+
+    def while_the_other_saves(path: Path) -> Any:
+        monkeypatch.setattr(files, "create", create)
+        checkpoint.save(tmp_path, {"w": torch.ones(2), "step": 9})
+        return create(path)
+
+    monkeypatch.setattr(files, "create", while_the_other_saves)
+    with pytest.raises(CheckpointError, match=r"/\.writing-000001-\w+ was removed while it was written, as a save of another job does; give each job a folder of its own$"):
+        checkpoint.save(tmp_path, {"w": torch.zeros(2), "step": 1})
+    assert checkpoint.load(tmp_path, {"w": torch.zeros(2), "step": 0})["step"] == 9
 
 
 def test_a_folder_that_cannot_be_tidied_is_told(tmp_path: Path) -> None:

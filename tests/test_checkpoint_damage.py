@@ -149,6 +149,8 @@ def test_errors_name_what_is_wrong(two: Path, tmp_path: Path) -> None:
     (tmp_path / "weights.bin").write_bytes(b"x")
     assert error(tmp_path) == f"FileNotFoundError: {tmp_path} has no whole checkpoint\n  name the folder that autopar.checkpoint.save was given"
     assert error(tmp_path / "none").startswith(f"FileNotFoundError: there is no folder {tmp_path / 'none'}; name the one")
+    assert error(Path("~nobody-of-this-name/x")) == "CheckpointError: ~nobody-of-this-name/x begins with the folder of a user whom this machine does not know; write the path in full"
+    assert error(Path("a" * 300)) == f"CheckpointError: {'a' * 300} cannot be read: File name too long; name the folder that autopar.checkpoint.save was given"
     file = newest / "rank-00001.safetensors"
     before = file.read_bytes()
     with changed(file, flipped(file, -1)):
@@ -308,6 +310,6 @@ def test_what_nests_too_deep_is_not_saved(tmp_path: Path) -> None:
     for _ in range(150):
         deep = [deep]
     for value in (endless, deep):
-        with pytest.raises(ValueError, match="^the state nests more than 100 deep, or holds itself; save a flatter one$"):
+        with pytest.raises(ValueError, match=r"^the state nests more than 100 deep, or holds itself; save a flatter one$"):
             checkpoint.save(tmp_path / "new", {"a": value})
     assert not (tmp_path / "new").exists()

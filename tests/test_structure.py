@@ -43,7 +43,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("constraints", "shards"),
     ("inputs", "compiled", "initialize"),
     ("step",),
-    ("weights", "checkpoint"),
+    ("weights", "checkpoint", "wrappers"),
     ("parallel",),
     ("api",),
     ("",),  # the package itself

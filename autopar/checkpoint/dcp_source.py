@@ -167,7 +167,7 @@ def _check(path: Path, metadata: Any) -> None:
         sound = (
             isinstance(metadata, Metadata)
             and all(isinstance(name, str) for name in described)
-            and all(isinstance(one, BytesStorageMetadata) or all(size >= 0 for size in one.size) and isinstance(one.properties.dtype, torch.dtype) for one in described.values())
+            and all(isinstance(one, BytesStorageMetadata) or (all(size >= 0 for size in one.size) and isinstance(one.properties.dtype, torch.dtype)) for one in described.values())
             and all(isinstance(keys, tuple) and keys and all(isinstance(key, (str, int)) for key in keys) for keys in paths.values())
         )
         files = {one.relative_path for one in stored.values()}

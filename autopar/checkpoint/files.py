@@ -60,8 +60,17 @@ def rename(old: Path, new: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder and all in it."""
-    shutil.rmtree(folder)
+    """Remove a folder and all in it; of a symbolic link only the link."""
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder)
+
+
+def remedy(error: OSError) -> str:
+    """What helps against an error of writing."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return f"{'make room, or ' * full}name another folder{', where this process may write' * (not full)}, and save again"
 
 
 def write(path: Path, text: str) -> None:

@@ -39,8 +39,11 @@ def latest(folder: str | os.PathLike[str]) -> Path | None:
 
 
 def folder_of(path: str | os.PathLike[str]) -> Path:
-    """The folder of that name; ``~`` is the user's own."""
-    return Path(path).expanduser()
+    """The folder of that name; ``~`` is the user's own. ``CheckpointError`` where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise CheckpointError(f"{path} begins with the folder of a user whom this machine does not know; write the path in full") from error
 
 
 def meant_by(path: Path) -> list[Path]:
@@ -49,12 +52,16 @@ def meant_by(path: Path) -> list[Path]:
     Raises:
         FileNotFoundError: there is none.
     """
-    if not path.is_dir():
+    try:
+        there = path.is_dir()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}; name the folder that autopar.checkpoint.save was given") from error
+    if not there:
         raise FileNotFoundError(f"there is no folder {path}; name the one that autopar.checkpoint.save was given, or a checkpoint in it")
     if (path / NAME).is_file() or NUMBERED.fullmatch(path.name):
         return [path]
-    if there := checkpoints_in(path):
-        return there
+    if found := checkpoints_in(path):
+        return found
     raise FileNotFoundError(f"{path} has no whole checkpoint\n  name the folder that autopar.checkpoint.save was given")
 
 

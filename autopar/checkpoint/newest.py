@@ -30,18 +30,26 @@ def newest_whole(path: Path, check: Callable[[Path, Manifest], None], group: Gro
     paths = from_first(group, lambda: meant_by(path))
     damages: list[str] = []
     for checkpoint in paths:
-        manifest, error = from_first(group, lambda: _described(checkpoint))  # noqa: B023: called before the next one
+        manifest, error = _examined(checkpoint, check, group)
         if manifest is not None:
-            everywhere(group, lambda: check(checkpoint, manifest))  # noqa: B023
-            share = manifest.files[rank_in(group) :: len(ranks_of(group))]
-            error = next(filter(None, everywhere(group, lambda: _damage(checkpoint, share))), None)  # noqa: B023
-            if error is None:
-                return checkpoint, manifest, damages
+            return checkpoint, manifest, damages
+        assert error is not None
         if checkpoint == path:
             raise error
         damages.append(what_of(error))
     lines = "".join(f"\n    {damage}" for damage in damages)
     raise CheckpointError(f"{path} has no whole checkpoint{lines}\n  restore the files from a copy, or name a folder with another checkpoint")
+
+
+def _examined(checkpoint: Path, check: Callable[[Path, Manifest], None], group: Group) -> tuple[Manifest | None, CheckpointError | None]:
+    """The manifest of a checkpoint that is whole for all ranks, or what is wrong."""
+    manifest, error = from_first(group, lambda: _described(checkpoint))
+    if manifest is None:
+        return None, error
+    everywhere(group, lambda: check(checkpoint, manifest))
+    share = manifest.files[rank_in(group) :: len(ranks_of(group))]
+    error = next(filter(None, everywhere(group, lambda: _damage(checkpoint, share))), None)
+    return (manifest if error is None else None), error
 
 
 def _described(checkpoint: Path) -> tuple[Manifest | None, CheckpointError | None]:

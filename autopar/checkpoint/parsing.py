@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.checkpoint.manifest import FORMAT, NAMED, VERSION, Chunk, DamageError, Manifest, StoredFile, StoredTensor
-from autopar.checkpoint.values import DEPTH, Tree, depth_of, put_together, tensors_in
+from autopar.checkpoint.values import DEPTH, depth_of, put_together, tensors_in
 from autopar.errors import CheckpointError
 
 FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # a name in the folder, and no way out of it

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -114,7 +115,8 @@ class Writer(StorageWriter):
             check_place(path.parent)
             raise CheckpointError(f"{path} could not be written: {error}; let all ranks have the same folder, on a file system that they share") from error
         except Exception as error:  # goes to other ranks, which may not know its class
-            raise CheckpointError(f"{path} could not be written: {error}; make room, or name another folder, and save again") from error
+            told = f"; {files.remedy(error)}" if isinstance(error, OSError) else ""
+            raise CheckpointError(f"{path} could not be written: {error}{told}") from error
         return made
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -135,7 +137,7 @@ def _remedy() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CheckpointError(f"{error}; make room, or name another folder, and save again") from error
+        raise CheckpointError(f"{error}; {files.remedy(error)}") from error
 
 
 def _manifest(tree: Tree, metadata: Metadata, results: list[WriteResult]) -> Manifest:

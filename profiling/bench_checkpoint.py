@@ -1,0 +1,77 @@
+"""What checksums cost a save and a load: a state of 128 MB, with CRC-32 as it is, and with a checksum that reads nothing.
+
+    python profiling/bench_checkpoint.py
+
+Rounds alternate, and each ratio is the median over rounds of the same two neighbours.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import statistics
+import tempfile
+import time
+import warnings
+import zlib
+from collections.abc import Callable
+from unittest import mock
+
+import torch
+
+from autopar import checkpoint
+from autopar.checkpoint import files, newest, writing
+
+ROUNDS, MEGABYTES = 9, 128
+
+
+class NoChecksum:
+    """``zlib``, whose CRC-32 is always 0."""
+
+    @staticmethod
+    def crc32(data: object, value: int = 0) -> int:
+        return 0
+
+
+def seconds(function: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    warnings.filterwarnings("ignore", "torch.distributed is disabled")
+    torch.manual_seed(0)
+    state = {f"w{k}": torch.randn(MEGABYTES * 10**6 // 4 // 16) for k in range(16)}
+    folder = tempfile.mkdtemp()
+    times: dict[str, list[float]] = {}
+
+    def measure(name: str) -> None:
+        shutil.rmtree(folder)
+        times.setdefault(f"save {name}", []).append(seconds(lambda: checkpoint.save(folder, state)))
+        times.setdefault(f"load {name}", []).append(seconds(lambda: checkpoint.load(folder, state)))
+
+    for _ in range(ROUNDS):
+        measure("with CRC-32")
+        with mock.patch.object(writing, "zlib", NoChecksum), mock.patch.object(files, "zlib", NoChecksum):
+            measure("without")
+        with mock.patch.object(newest, "verify", lambda *_: None):
+            measure("unverified")
+    shutil.rmtree(folder)
+    data = bytes(16 * 10**6)
+    rate = len(data) / min(seconds(lambda: zlib.crc32(data)) for _ in range(5)) / 1e9
+
+    def ratio(what: str, one: str, other: str) -> str:
+        return f"{statistics.median(a / b for a, b in zip(times[f'{what} {one}'], times[f'{what} {other}'], strict=True)):.2f}"
+
+    print(f"{platform.machine()}, {torch.get_num_threads()} threads, Python {platform.python_version()}, torch {torch.__version__}; {MEGABYTES} MB, {ROUNDS} rounds; CRC-32 at {rate:.2f} GB/s\n")
+    print(f"{'':28}{'seconds (median)':>18}")
+    for name, values in times.items():
+        print(f"{name:28}{statistics.median(values):18.3f}")
+    print(f"\nsave, with CRC-32 / without                        {ratio('save', 'with CRC-32', 'without')}")
+    print(f"load, with CRC-32 / without                        {ratio('load', 'with CRC-32', 'without')}")
+    print(f"load, files read twice and compared / read once    {ratio('load', 'with CRC-32', 'unverified')}")
+
+
+if __name__ == "__main__":
+    main()

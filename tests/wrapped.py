@@ -1,0 +1,46 @@
+"""What torch and Accelerate put around a model that is on a mesh, on ranks."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from checkpoints import told
+from models import Block
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+import autopar
+
+
+def accelerated(parallel: nn.Module) -> Any:
+    from accelerate import Accelerator
+
+    return Accelerator(cpu=True).prepare(parallel)
+
+
+WRAPPERS: dict[str, Callable[[nn.Module], Any]] = {
+    "DistributedDataParallel": lambda parallel: nn.parallel.DistributedDataParallel(parallel),
+    "Accelerate": lambda parallel: accelerated(parallel),
+    "fully_shard": lambda parallel: fully_shard(parallel),
+    "parallelize": lambda parallel: autopar.parallelize(parallel, parallel.mesh),
+    "torch.save": lambda parallel: torch.save(parallel, "/dev/null"),
+}
+
+
+def refused() -> dict[str, str]:
+    """The error of each; the model is as before afterwards."""
+    torch.manual_seed(1)
+    parallel, x = autopar.parallelize(Block(), autopar.Mesh(dp=2)), torch.randn(4, 8)
+    before = parallel(x).full_tensor()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Accelerate
+        errors = {name: ": ".join(told(lambda wrap=wrap: wrap(parallel))) for name, wrap in WRAPPERS.items()}
+    assert not [key for key in vars(parallel) if key.startswith("__")]
+    assert torch.equal(parallel(x).full_tensor(), before)
+    copied = copy.deepcopy(parallel)
+    assert torch.equal(copied(x).full_tensor(), before) and copied.up.weight is not parallel.up.weight
+    return errors
