@@ -1,13 +1,11 @@
-"""What checksums cost a save and a load: a state of 128 MB, with CRC-32 as it is, and with a checksum that reads nothing.
+"""What checksums cost a save and a load: a state of 128 MB, with CRC-32, and with a checksum that reads nothing.
 
-    python profiling/bench_checkpoint.py
-
-Rounds alternate, and each ratio is the median over rounds of the same two neighbours.
+Rounds alternate, and each ratio is the median over rounds of two neighbours.
 """
 
 from __future__ import annotations
 
-import platform
+import argparse
 import shutil
 import statistics
 import tempfile
@@ -22,7 +20,7 @@ import torch
 from autopar import checkpoint
 from autopar.checkpoint import files, newest, writing
 
-ROUNDS, MEGABYTES = 9, 128
+LINES = [files.verify, writing._write]  # for --tool lines
 
 
 class NoChecksum:
@@ -39,10 +37,15 @@ def seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def main() -> None:
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--megabytes", type=int, default=128)
+
+
+def run(options: argparse.Namespace) -> str:
     warnings.filterwarnings("ignore", "torch.distributed is disabled")
     torch.manual_seed(0)
-    state = {f"w{k}": torch.randn(MEGABYTES * 10**6 // 4 // 16) for k in range(16)}
+    state = {f"w{k}": torch.randn(options.megabytes * 10**6 // 4 // 16) for k in range(16)}
     folder = tempfile.mkdtemp()
     times: dict[str, list[float]] = {}
 
@@ -51,7 +54,7 @@ def main() -> None:
         times.setdefault(f"save {name}", []).append(seconds(lambda: checkpoint.save(folder, state)))
         times.setdefault(f"load {name}", []).append(seconds(lambda: checkpoint.load(folder, state)))
 
-    for _ in range(ROUNDS):
+    for _ in range(options.rounds):
         measure("with CRC-32")
         with mock.patch.object(writing, "zlib", NoChecksum), mock.patch.object(files, "zlib", NoChecksum):
             measure("without")
@@ -64,14 +67,11 @@ def main() -> None:
     def ratio(what: str, one: str, other: str) -> str:
         return f"{statistics.median(a / b for a, b in zip(times[f'{what} {one}'], times[f'{what} {other}'], strict=True)):.2f}"
 
-    print(f"{platform.machine()}, {torch.get_num_threads()} threads, Python {platform.python_version()}, torch {torch.__version__}; {MEGABYTES} MB, {ROUNDS} rounds; CRC-32 at {rate:.2f} GB/s\n")
-    print(f"{'':28}{'seconds (median)':>18}")
-    for name, values in times.items():
-        print(f"{name:28}{statistics.median(values):18.3f}")
-    print(f"\nsave, with CRC-32 / without                        {ratio('save', 'with CRC-32', 'without')}")
-    print(f"load, with CRC-32 / without                        {ratio('load', 'with CRC-32', 'without')}")
-    print(f"load, files read twice and compared / read once    {ratio('load', 'with CRC-32', 'unverified')}")
-
-
-if __name__ == "__main__":
-    main()
+    lines = [f"{options.megabytes} MB in 16 tensors, one process, {options.rounds} rounds; CRC-32 of zlib at {rate:.2f} GB/s\n", f"{'median':28}{'seconds':>10}"]
+    lines += [f"{name:28}{statistics.median(values):10.3f}" for name, values in times.items()]
+    lines += [
+        f"\nsave, with CRC-32 / without                        {ratio('save', 'with CRC-32', 'without')}",
+        f"load, with CRC-32 / without                        {ratio('load', 'with CRC-32', 'without')}",
+        f"load, files read twice and compared / read once    {ratio('load', 'with CRC-32', 'unverified')}",
+    ]
+    return "\n".join(lines)

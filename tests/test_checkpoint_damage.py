@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import checkpoints
@@ -23,6 +24,7 @@ from processes import ranks
 from autopar import checkpoint
 from autopar.checkpoint import manifest, parsing, values
 from autopar.errors import CheckpointError
+from autopar.train.saved import check_resumed
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +115,11 @@ def test_where_all_are_damaged_each_is_told(two: Path) -> None:
             f"\n    {older} has been changed since it was written: its CRC-32 is another"
             f"\n  restore the files from a copy, or name a folder with another checkpoint"
         )
+        options = SimpleNamespace(resume=True, checkpoint=str(two))
+        assert error_of(lambda: check_resumed(SimpleNamespace(options=options))).startswith(f"CheckpointError: {two} has no whole checkpoint"), "it would begin anew"
     same(state, empty(2, "one process"))
+    options.checkpoint = str(two / "none")
+    assert check_resumed(SimpleNamespace(options=options)) == 0
 
 
 def test_what_is_cut_off_is_not_whole(two: Path) -> None:
@@ -263,11 +269,13 @@ def test_a_second_line_that_is_hostile(two: Path, case: str) -> None:
     assert refused(path, signed(body.replace(old, new, 1))).startswith(f"DamageError: {path}{said}")
 
 
-JSON = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.integers(-(10**30), 10**30), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=3),
-              st.sampled_from(["rank-00000.safetensors", "F32", "$tensor", "<f4", "/", "..", "\x00"])),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from([*values.DECODED, "$tensor", "name", "a"]), inner, max_size=2)), max_leaves=5,
+LEAF = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.integers(-(10**30), 10**30), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=3),
+    st.sampled_from(["rank-00000.safetensors", "F32", "$tensor", "<f4", "/", "..", "\x00"]),
 )  # fmt: skip
+INNER = st.one_of(LEAF, st.lists(LEAF, max_size=3))
+KEY = st.sampled_from([*values.DECODED, "$tensor", "name", "a"])
+JSON = st.one_of(INNER, st.lists(INNER, max_size=3), st.dictionaries(KEY, INNER, max_size=2))
 
 
 def places(tree: Any) -> Iterator[tuple[Any, Any]]:

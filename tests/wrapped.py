@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import os
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 from checkpoints import told
 from models import Block
-from torch import nn
+from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 
 import autopar
@@ -19,7 +21,10 @@ import autopar
 def accelerated(parallel: nn.Module) -> Any:
     from accelerate import Accelerator
 
-    return Accelerator(cpu=True).prepare(parallel)
+    rank = str(distributed.get_rank())
+    told_by_torchrun = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(distributed.get_world_size()), "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    with mock.patch.dict(os.environ, told_by_torchrun):
+        return Accelerator(cpu=True).prepare(parallel)
 
 
 WRAPPERS: dict[str, Callable[[nn.Module], Any]] = {
