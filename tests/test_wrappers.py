@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import models_wrapped
 import pytest
 import torch
-import wrapped
 from models import Block
 from processes import ranks
 
@@ -17,12 +17,12 @@ DDP = (
     "    {line}\n  with Accelerate, leave the model and its optimizer out of accelerator.prepare(…)"
 )
 ERRORS = {
-    "DistributedDataParallel": DDP.format(line='wrapped.py:{}  "DistributedDataParallel": lambda parallel: nn.parallel.DistributedDataParallel(parallel),'),
-    "Accelerate": DDP.format(line="wrapped.py:{}  return Accelerator(cpu=True).prepare(parallel)"),
+    "DistributedDataParallel": DDP.format(line='models_wrapped.py:{}  "DistributedDataParallel": lambda parallel: nn.parallel.DistributedDataParallel(parallel),'),
+    "Accelerate": DDP.format(line="models_wrapped.py:{}  return Accelerator(cpu=True).prepare(parallel)"),
     "fully_shard": (
         "TypeError: fully_shard cannot be put on a model that is on a mesh: its parameters are DTensors that autopar has cut already; for parameters, "
         "gradients and the optimizer's state that are split over the data axis, use parallel.train_step(optimizer, zero=3)\n"
-        '    wrapped.py:{}  "fully_shard": lambda parallel: fully_shard(parallel),'
+        '    models_wrapped.py:{}  "fully_shard": lambda parallel: fully_shard(parallel),'
     ),
     "parallelize": "TypeError: parallelize takes the model itself, and this one is on a mesh already; pass what was given to parallelize",
     "torch.save": "TypeError: a model on a mesh lies on its processes and is not pickled; save its state_dict()",
@@ -31,10 +31,10 @@ ERRORS = {
 
 def test_what_wraps_a_model_on_a_mesh() -> None:
     lines = [line.strip() for line in Path(wrapped.__file__).read_text().splitlines()]
-    every = ranks(2).run(wrapped.refused)
+    every = ranks(2).run(models_wrapped.refused)
     assert every[0] == every[1] and set(every[0]) == set(ERRORS)
     for name, error in every[0].items():
-        quoted = ERRORS[name].partition("wrapped.py:{}  ")[2].partition("\n")[0]
+        quoted = ERRORS[name].partition("models_wrapped.py:{}  ")[2].partition("\n")[0]
         assert error == ERRORS[name].replace("{}", str(lines.index(quoted) + 1) if quoted else "{}"), name
 
 
