@@ -30,7 +30,7 @@ ERRORS = {
 
 
 def test_what_wraps_a_model_on_a_mesh() -> None:
-    lines = [line.strip() for line in Path(wrapped.__file__).read_text().splitlines()]
+    lines = [line.strip() for line in Path(models_wrapped.__file__).read_text().splitlines()]
     every = ranks(2).run(models_wrapped.refused)
     assert every[0] == every[1] and set(every[0]) == set(ERRORS)
     for name, error in every[0].items():
