@@ -182,6 +182,8 @@ def _move(t: TensorType, parts: Parts, take: tuple[int, str] | None, give: tuple
                 raise LayoutMismatch(f"there is no dim {place[0]} in a value of {len(flat)}")
     if reduced is not None and not axes_of(reduced[0]):
         raise LayoutMismatch("a reduction is over one axis or several, and none is given")
+    if reduced is not None:
+        check_kind(reduced[1], t.dtype)
     pending = dict(attr.pending)
     for axis in () if reduced is None else axes_of(reduced[0]):
         if pending.pop(mesh.check_axis(axis), None) != reduced[1]:  # type: ignore[index]
@@ -228,8 +230,11 @@ REDUCED_AS = {  # dtypes that torch or a backend does not reduce → those in wh
 
 
 def reduced_as(kind: str, dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which values are reduced; wider where an average, whose sum comes first, would leave the range."""
-    return torch.float32 if kind == "avg" and dtype is torch.float16 else REDUCED_AS.get(dtype, dtype)
+    """The dtype in which values are reduced; wider where an average, whose sum comes first, would leave the range, and where a
+    maximum compares floats as integers of their width, which backends have from 32 bits on."""
+    if (kind == "avg" and dtype is torch.float16) or (kind in ("max", "min") and dtype in (torch.float16, torch.bfloat16)):
+        return torch.float32
+    return REDUCED_AS.get(dtype, dtype)
 
 
 def check_kind(kind: str, dtype: torch.dtype) -> None:

@@ -27,6 +27,7 @@ from autopar.layout import span
 from autopar.program import Program, operands, record_of
 from autopar.record import TensorType
 from autopar.runtime.collectives import own_row, start_scatter
+from autopar.runtime.reduction import is_gathered
 from autopar.torch_private import FUNCTIONAL, start_gather
 
 FIRST, OTHERS = 2**20, 25 * 2**20  # bytes
@@ -163,7 +164,9 @@ def _may_share(node: fx.Node) -> bool:
     given = transfers.arguments(node.target, node.args, node.kwargs)
     if node.target is transfers.all_gather and not is_parameter(operands(node)[0]) and record_of(node).phase != "update":
         return False
-    return given.get("op", "sum") != "avg" and not _is_widened(node) and len(set(given.get("sizes") or ())) <= 1
+    kind = given.get("op", "sum")
+    is_own = kind != "avg" and not is_gathered(kind, record_of(node).type.dtype)  # type: ignore[union-attr]
+    return is_own and not _is_widened(node) and len(set(given.get("sizes") or ())) <= 1
 
 
 def _put(buckets: list[list[fx.Node]], node: fx.Node, bytes: Mapping[str, int], limit: int) -> None:

@@ -10,6 +10,7 @@ or exchanged. Pieces of unequal sizes are padded to the largest, but for an all-
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,11 @@ from torch import distributed
 
 from autopar import transfers
 from autopar.runtime.packing import Packing, Places, as_bytes, from_bytes, new_piece, size_of, take
+from autopar.runtime.reduction import Calls, Reduction, is_gathered
 from autopar.torch_private import FUNCTIONAL, start_gather
 
 Shape = Sequence[int]
 
-REDUCE = {"sum": "sum", "avg": "sum", "max": "max", "min": "min", "prod": "product"}  # ours → of torch.distributed
 CARRIERS = {  # dtypes that no backend moves → others of their width, for what is only copied
     torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8, torch.int16: torch.float16,
     torch.uint16: torch.float16, torch.uint32: torch.int32, torch.uint64: torch.int64,
@@ -36,16 +37,15 @@ PADDING = 1.05  # how much more than the pieces an exchange of padded ones may s
 class Exchange:
     """What a transfer comes to on one rank: two functions, with their arguments after the tensor.
 
-    What comes is divided by ``divisor``: an average is a sum, for not every backend has averages. What goes is cast to
-    ``wide`` first, and what comes is cast back, where there is one.
+    ``before`` is called on the tensor before it is sent, and ``after`` on what comes: the dtype of a reduction, or an average's division.
     """
 
     start: Callable[..., torch.Tensor]
     started: tuple[Any, ...]
     finish: Callable[..., torch.Tensor]
     finished: tuple[Any, ...] = ()
-    divisor: int = 1
-    wide: torch.dtype | None = None
+    before: Calls = ()
+    after: Calls = ()
 
 
 def wait(started: torch.Tensor) -> torch.Tensor:
@@ -151,6 +151,20 @@ def own_row(started: torch.Tensor, rank: int) -> torch.Tensor:
     return rows[rank].clone() if len(rows) > 1 else rows[0]
 
 
+def start_product(x: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
+    """Gather the factors of all ranks."""
+    return start_gather(x.resolve_conj().contiguous().unsqueeze(0), ranks, group)
+
+
+def finish_product(started: torch.Tensor) -> torch.Tensor:
+    """In the order of the ranks, so that all have the same bits."""
+    return functools.reduce(torch.mul, wait(started).unbind())
+
+
+def finish_scattered_product(started: torch.Tensor, view: Shape, dim: int, sizes: Shape, own: int, shape: Shape) -> torch.Tensor:
+    return finish_product(started).reshape(view).narrow(dim, sum(sizes[:own]), sizes[own]).reshape(shape).contiguous()
+
+
 def start_all_to_all(x: torch.Tensor, view: Shape, target: int, new_sizes: Shape, received: Shape, group: str) -> torch.Tensor:
     pieces = [piece.reshape(-1) for piece in x.reshape(view).split(list(new_sizes), target)]
     sent = [piece.numel() for piece in pieces]
@@ -183,21 +197,27 @@ def _padded(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
 
 
 def exchange(function: Callable[..., Any], given: Mapping[str, Any], piece: Shape, result: Shape, dtype: torch.dtype,
-             own: int, group: str) -> Exchange:  # fmt: skip
+             own: int, ranks: int, group: str) -> Exchange:  # fmt: skip
     """The collective of a transfer.
 
     Args:
         function, given: the transfer and its arguments by name, with explicit sizes, as in a local program.
         piece, result: the shapes of operand and result on this rank.
-        own: this rank's index in the group.
+        own: this rank's index in the group of so many ``ranks``.
         group: the name of the process group.
     """
     view = tuple(n for dim in given["parts"] for n in dim) if given.get("parts") else tuple(piece)
     dim, sizes = given.get("dim"), tuple(given.get("sizes") or ())
-    op = REDUCE[given.get("op", "sum")]
     shape = tuple(result)
-    if function is transfers.all_reduce:
-        return Exchange(start_all_reduce, (op, group), wait)
+    if function in (transfers.all_reduce, transfers.reduce_scatter):
+        kind = given.get("op", "sum")
+        if is_gathered(kind, dtype):
+            scattered = None if dim is None else (view, dim, sizes, own, shape)
+            return Exchange(start_product, (ranks, group), finish_scattered_product if scattered else finish_product, scattered or ())
+        by = Reduction.of(kind, dtype, ranks)
+        if dim is None:
+            return Exchange(start_all_reduce, (by.op, group), wait, (), by.before, by.after)
+        return Exchange(start_reduce_scatter, (view, dim, sizes, by.op, group), finish_reduce_scatter, (shape, dim, sizes[own], own), by.before, by.after)
     if function is transfers.all_gather:
         assert dim is not None
         if max(sizes) * len(sizes) > PADDING * sum(sizes):
@@ -206,8 +226,6 @@ def exchange(function: Callable[..., Any], given: Mapping[str, Any], piece: Shap
             return Exchange(start_uneven_all_gather, (len(sizes), received, group), finish_uneven_all_gather,
                             (shape, dim, received, pieces, dtype))  # fmt: skip
         return Exchange(start_all_gather, (view, dim, sizes, group), finish_all_gather, (shape, dim, sizes, dtype))
-    if function is transfers.reduce_scatter:
-        return Exchange(start_reduce_scatter, (view, dim, sizes, op, group), finish_reduce_scatter, (shape, dim, sizes[own], own))
     assert function is transfers.all_to_all, function
     source, target, new_sizes = given["source"], given["target"], tuple(given["new_sizes"])
     mine = {target: new_sizes[own]}

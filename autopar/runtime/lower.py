@@ -46,7 +46,6 @@ from autopar.runtime.buckets import (
     start_scatter_bucket,
 )
 from autopar.runtime.collectives import (
-    REDUCE,
     Exchange,
     exchange,
     exchange_between_stages,
@@ -58,6 +57,7 @@ from autopar.runtime.collectives import (
 from autopar.runtime.donated import Donated
 from autopar.runtime.effects import pending_piece, place_along
 from autopar.runtime.packing import packing
+from autopar.runtime.reduction import Calls, Reduction
 from autopar.runtime.simulate import ANY_STRIDES
 from autopar.text.printer import print_node
 from autopar.torch_private import BoxedCodeGen, OpOverload, returns_alias
@@ -203,13 +203,15 @@ class _Phase:
             self.open(self.shared[node])
         elif node in self.started:
             started, found = self.started.pop(node)
-            last: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [(found.finish, (started, *found.finished))]
-            last += [(operator.truediv, (found.divisor,))] if found.divisor > 1 else []
-            last += [(torch.Tensor.to, (record_of(node).type.dtype,))] if found.wide else []  # type: ignore[union-attr]
-            for left, (function, args) in zip(range(len(last))[::-1], last, strict=True):
-                args = args if function is found.finish else (self.values[node], *args)
-                self.values[node] = self.call(node, node.name + "_sum" * left, function, args)
+            came = self.call(node, node.name + "_came" * bool(found.after), found.finish, (started, *found.finished))
+            self.values[node] = self.calls(node, node.name, came, found.after)
         return self.values[node]
+
+    def calls(self, node: fx.Node, name: str, value: fx.Node, calls: Calls) -> fx.Node:
+        """Functions, one of the other; the last one has the name."""
+        for left, (function, args) in zip(range(len(calls))[::-1], calls, strict=True):
+            value = self.call(node, f"{name}_{left}" if left else name, function, (value, *args))
+        return value
 
     def call(self, node: fx.Node, name: str, target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> fx.Node:
         new = self.graph.create_node("call_function", target, args, dict(kwargs or {}), name=name)
@@ -294,10 +296,9 @@ class _Phase:
         ranks, group = self.group(given)
         x = self.read(operand)
         found = self.exchange(node, given, ranks, group)
-        if found.wide:
-            x = self.call(node, f"{node.name}_operand", torch.Tensor.to, (x, found.wide))
+        x = self.calls(node, f"{node.name}_operand", x, found.before)
         start = found.start
-        if start is start_all_reduce and operand in self.fresh and len(operand.users) == 1 and self.hunt is None:
+        if start is start_all_reduce and (found.before or (operand in self.fresh and len(operand.users) == 1 and self.hunt is None)):
             start = start_all_reduce_in_place
         if node.target is transfers.redistribute:
             found = replace(found, finished=(x, *found.finished))
@@ -318,12 +319,8 @@ class _Phase:
             return redistribution(plan, sorted(ranks), source.dtype, group)
         if node.target is not transfers.all_reduce and list(ranks) != sorted(ranks):
             raise SimulationError(f"the ranks {ranks} of a group are not in ascending order along {given['axis']}; number the mesh so")
-        found = exchange(node.target, given, source.shape, result.shape, source.dtype, ranks.index(self.program.rank), group)  # type: ignore[arg-type]
-        if node.target not in (transfers.all_reduce, transfers.reduce_scatter):
-            return found
-        kind = given.get("op", "sum")
-        wide = transfers.reduced_as(kind, source.dtype)
-        return replace(found, divisor=len(ranks) if kind == "avg" else 1, wide=None if wide == source.dtype else wide)
+        own = ranks.index(self.program.rank)
+        return exchange(node.target, given, source.shape, result.shape, source.dtype, own, len(ranks), group)  # type: ignore[arg-type]
 
     def between_stages(self, node: fx.Node, given: Mapping[str, Any]) -> fx.Node:
         """A send, or a recv: waited for where it stands."""
@@ -355,18 +352,18 @@ class _Phase:
 
     def start(self, members: list[fx.Node]) -> None:
         """Start several collectives as one."""
-        pieces = [self.read(operands(node)[0]) for node in members]
+        by = self.reduction(members[0])
+        pieces = [self.calls(node, f"{node.name}_operand", self.read(operands(node)[0]), by.before) for node in members]
         self.open_gate()
         first = members[0]
         given = transfers.arguments(first.target, first.args, first.kwargs)
         ranks, group = self.group(given)
-        op = REDUCE[given.get("op", "sum")]
         start: Callable[..., torch.Tensor]
         args: tuple[Any, ...]
         if first.target is transfers.all_reduce:
-            start, args = start_bucket, (op, group)
+            start, args = start_bucket, (by.op, group)
         elif first.target is transfers.reduce_scatter:
-            start, args = start_scatter_bucket, (self.places(members), len(ranks), op, group)
+            start, args = start_scatter_bucket, (self.places(members), len(ranks), by.op, group)
         else:
             start, args = start_gather_bucket, (len(ranks), group)
         self.values[first] = self.call(first, f"{first.name}_bucket", start, (pieces, *args))
@@ -395,8 +392,17 @@ class _Phase:
         pieces = self.call(first, f"{first.name}_pieces", finish, (self.values[first], *args))
         for k, node in enumerate(members):
             del self.shared[node]
-            self.values[node] = self.call(node, node.name, operator.getitem, (pieces, k))
+            after = self.reduction(node).after
+            came = self.call(node, node.name + "_came" * bool(after), operator.getitem, (pieces, k))
+            self.values[node] = self.calls(node, node.name, came, after)
             self.fresh.add(node)
+
+    def reduction(self, node: fx.Node) -> Reduction:
+        """How a bucket of a transfer's is reduced; a gather changes nothing."""
+        given = transfers.arguments(node.target, node.args, node.kwargs)
+        if node.target is transfers.all_gather:
+            return Reduction("")
+        return Reduction.of(given.get("op", "sum"), record_of(node).type.dtype, len(self.group(given)[0]))  # type: ignore[union-attr]
 
     def local(self, node: fx.Node, given: Mapping[str, Any], at: Mapping[str, int]) -> fx.Node:
         """A transfer in which nothing is sent."""

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from autopar.runtime.where import Place
 
 ALIVE, FAILED, CUT, ENDED = "alive", "failed", "cut", "ended"  # cut: failed because the connection to a peer broke
+TERMINATED = "terminated"  # SIGTERM came
 RUNNING, STOPPED, DEAD, UNKNOWN = "running", "stopped", "dead", "unknown"
 
 

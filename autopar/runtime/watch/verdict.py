@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.runtime.watch.beat import ALIVE, CUT, DEAD, ENDED, FAILED, RUNNING, STOPPED, UNKNOWN, Beat
+from autopar.runtime.watch.beat import ALIVE, CUT, DEAD, ENDED, FAILED, RUNNING, STOPPED, TERMINATED, UNKNOWN, Beat
 from autopar.runtime.where import Place
 
 SILENCE = 20.0  # seconds without a beat, and without progress of any rank, until a rank that is not known to run is lost
@@ -82,6 +82,9 @@ def judge(seen: Mapping[int, Seen], timeout: float) -> Verdict | None:
     dead = [rank for rank, s in seen.items() if s.is_in(ALIVE) and s.process == DEAD]
     if dead:
         return _lost(dead, seen)
+    ended = [rank for rank, s in seen.items() if s.is_in(TERMINATED) and s.settled >= HASTE]  # soon all are, if the job is ended
+    if ended and any(s.is_in(ALIVE, CUT) for s in seen.values()):
+        return _lost(ended, seen)
     cut = sorted((rank for rank, s in seen.items() if s.is_in(CUT)), key=lambda rank: -seen[rank].settled)
     if cut:
         settled = seen[cut[0]].settled
@@ -120,15 +123,15 @@ def failed(rank: int, place: Place, error: str) -> Verdict:
 def _lost(ranks: Sequence[int], seen: Mapping[int, Seen]) -> Verdict:
     parts = []
     for rank in ranks:
-        how = LOST
+        how = "was ended by SIGTERM" if seen[rank].is_in(TERMINATED) else LOST
         if seen[rank].process == STOPPED:
             how = "was stopped (SIGSTOP)"
-        elif seen[rank].process != DEAD:
+        elif seen[rank].process != DEAD and not seen[rank].is_in(TERMINATED):
             how = f"has given no sign of life for {seen[rank].silent:.0f} s (its process or its host is lost)"
         parts.append(f"rank {rank} {how}; {last_seen(_beat(seen, rank))}")
     waiting = _by_doing(seen, [rank for rank, s in seen.items() if rank not in ranks and s.inside])
     parts += [_listed(waiting)] if waiting else []
-    remedy = "" if any(seen[rank].process == STOPPED for rank in ranks) else "\n  if memory ran out, the kernel killed it: see dmesg"
+    remedy = "" if any(seen[rank].process == STOPPED or seen[rank].is_in(TERMINATED) for rank in ranks) else "\n  if memory ran out, the kernel killed it: see dmesg"
     return Verdict(tuple(ranks), "autopar: " + "; ".join(parts) + remedy)
 
 

@@ -20,7 +20,8 @@ from types import TracebackType
 
 import torch.distributed as dist
 
-from autopar.runtime.watch.beat import ALIVE, CUT, DEAD, ENDED, FAILED, STOPPED, UNKNOWN, Beat, broke_off, process_of
+from autopar.runtime.watch.alarm import Alarm, end_by_sigterm
+from autopar.runtime.watch.beat import ALIVE, CUT, DEAD, ENDED, FAILED, STOPPED, TERMINATED, UNKNOWN, Beat, broke_off, process_of
 from autopar.runtime.watch.ending import leave, say
 from autopar.runtime.watch.holder import Holder, is_launched
 from autopar.runtime.watch.verdict import GRACE, LOST, SILENCE, Followed, Seen, Verdict, at, failed, judge, last_seen
@@ -53,6 +54,7 @@ class Watch:
         self._clock = 0.0  # seconds that this thread was awake: a laptop that slept has not timed out
         self._rounds = 0
         self._over = threading.Event()
+        self._alarm = Alarm()
         self._lock = threading.Lock()  # of the beat, which two threads write at the end
         self._ending = threading.RLock()  # held for ever by the thread that ends this process
         self._thread: threading.Thread | None = None
@@ -66,6 +68,7 @@ class Watch:
         atexit.register(self.stop)
         if multiprocessing.parent_process() is not None:  # such a process may end without atexit
             multiprocessing.util.Finalize(self, self.stop, exitpriority=0)
+        self._alarm.start()
         self._thread = threading.Thread(target=self._run, name="autopar watch", daemon=True)
         self._thread.start()
         if self._holder.is_rank_0 and self._rank != 0:
@@ -77,6 +80,7 @@ class Watch:
             return
         thread, self._thread = self._thread, None
         self._over.set()
+        self._alarm.stop()
         atexit.unregister(self.stop)
         if sys.excepthook == self._raised:
             sys.excepthook = self._usual_hook
@@ -101,7 +105,7 @@ class Watch:
 
     def _run(self) -> None:
         last, lost = time.monotonic(), False
-        while not self._over.wait(INTERVAL):
+        while not self._pause():
             now = time.monotonic()
             self._clock += min(now - last, 2 * INTERVAL)
             last = now
@@ -120,6 +124,25 @@ class Watch:
                     self._store_is_gone()
                 lost = True
             self._rounds += 1
+
+    def _pause(self) -> bool:
+        """Until the next beat is due, or a process of this host has ended; whether the watch is over."""
+        self._alarm.wait(INTERVAL)
+        if self._alarm.is_terminated and not self._over.is_set():
+            self._terminated()
+        return self._over.is_set()
+
+    def _terminated(self) -> None:
+        """SIGTERM came: because a rank was lost, or for no reason that is known here. It ends this process as it would any."""
+        with contextlib.suppress(RuntimeError):  # the store is gone
+            if self._failure is None:
+                self._failure = (TERMINATED, where(), "")
+            for _ in range(20):
+                self._round()
+                if not any(self._can_judge(rank) for rank in range(min(self._rank, WITNESSES))):
+                    break  # else a lower rank tells the user
+                time.sleep(0.1)
+        end_by_sigterm()
 
     def _guard(self) -> None:
         """Rank 0 that is stopped stops its store with it, and the other thread for ever waits there."""
@@ -168,6 +191,8 @@ class Watch:
         elif not self._store.check([f"beat/{rank}"]):  # to get what is not there would block
             return
         other.take(Beat.load(self._store.get(f"beat/{rank}")), self._clock)
+        if rank != self._rank and other.beat is not None:
+            self._alarm.look_at(other.beat.process)
 
     def _can_judge(self, rank: int) -> bool:
         other = self._others[rank]
@@ -261,7 +286,7 @@ class Watch:
     def _alone(self) -> None:
         """Rank 0 took the store along: this rank may go on, as long as it needs no other."""
         while self._failure is None:
-            if self._over.wait(INTERVAL):
+            if self._pause():
                 return
         if self._failure[0] == FAILED:
             say(failed(self._rank, *self._failure[1:]).text + "\n")
