@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -49,22 +51,51 @@ def test_the_peak_is_that_of_the_allocator(name: str, options: dict[str, Any]) -
     assert abs(predicted - measured) <= 0.1 * measured, (predicted, measured, str(step.memory()))
 
 
-def alike_on_processes(options: dict[str, Any]) -> tuple[int, int]:
-    """Predicted and measured, on one of the ranks. The least of some: threads of gloo let go of what they have sent a moment after
-    the rank has gone on, and the profiler does not see that."""
+def made_on_a_rank(call: Any) -> int:
+    """As ``made_by``, where threads of gloo let go of what they have sent: a free in a thread that the profiler does not follow is not seen.
+    What is never freed, or is given out again without a free, is left out. Nothing that a step makes outlives it but a loss."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        call()
+    events = [node for node in _each(found.profiler.kineto_results.experimental_event_tree()) if node.tag.name == "Allocation"]
+    changes: list[tuple[int, int]] = []
+    live: dict[int, tuple[int, int]] = {}  # where → bytes, and when
+    for event in sorted(events, key=lambda event: event.start_time_ns):
+        block = event.extra_fields
+        if block.alloc_size > 0:
+            live[block.ptr] = block.alloc_size, event.start_time_ns
+        elif block.ptr in live:
+            size, begun = live.pop(block.ptr)
+            changes += [(begun, size), (event.start_time_ns, -size)]
+    return max(itertools.accumulate(size for _, size in sorted(changes)), default=0)
+
+
+def _each(events: Iterable[Any]) -> Iterator[Any]:
+    for event in events:
+        yield event
+        yield from _each(event.children)
+
+
+def alike_on_processes(options: dict[str, Any], shape: tuple[int, int]) -> tuple[int, int]:
+    """Predicted and measured, on one of the ranks. The most of some: of what gloo's threads free the moment is not known."""
     torch.manual_seed(0)
-    make, batch = llama(kv=2, layers=4).float(), {"input_ids": torch.randint(22, (8, 64)), "labels": torch.randint(22, (8, 64))}
+    make, batch = llama(kv=2, layers=2).float(), {"input_ids": torch.randint(22, shape), "labels": torch.randint(22, shape)}
     parallel = autopar.parallelize(make, Mesh(dp=2))
     step = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=1e-3), **options)
     for _ in range(2):
         step(batch)
-    return step.memory(distributed.get_rank()).made, min(made_by(lambda: step(batch)) for _ in range(4))
+    return step.memory(distributed.get_rank()).made, max(made_on_a_rank(lambda: step(batch)) for _ in range(2))
 
 
-@pytest.mark.parametrize(("zero", "microbatches"), [(0, 1), (0, 2), (1, 2), (2, 2), (3, 1), (3, 2)])
-def test_the_peak_of_ranks(zero: int, microbatches: int) -> None:
+ROWS, TOKENS = (8, 64), (2, 8)  # most memory is that of activations; of parameters, gradients and what is gathered
+
+
+@pytest.mark.parametrize(("options", "shape"), [
+    *(({"zero": zero, "microbatches": n}, ROWS) for zero, n in [(0, 1), (0, 2), (1, 2), (2, 2), (3, 1), (3, 2)]),
+    *(({"zero": zero, "amp": amp}, shape) for zero, amp in [(3, "bf16-O1"), (2, "fp16-O2")] for shape in (ROWS, TOKENS)),
+], ids=str)  # fmt: skip
+def test_the_peak_of_ranks(options: dict[str, Any], shape: tuple[int, int]) -> None:
     """With buckets, and what is gathered ahead."""
-    for predicted, measured in ranks(2).run(alike_on_processes, {"zero": zero, "microbatches": microbatches}):
+    for predicted, measured in ranks(2).run(alike_on_processes, options, shape):
         assert abs(predicted - measured) <= 0.1 * measured, (predicted, measured)
 
 

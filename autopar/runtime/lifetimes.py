@@ -58,6 +58,7 @@ MEMORY: dict[Callable[..., Any], Callable[[Args, Sizes, int], Memory]] = {  # fu
     collectives.wait: lambda args, sizes, own: Memory(None),
     collectives.start_all_gather: lambda args, sizes, own: Memory(own),
     collectives.finish_all_gather: lambda args, sizes, own: Memory(None if args[2] == 0 and len(set(args[3])) == 1 else own),
+    collectives.start_product: lambda args, sizes, own: Memory(sizes(args[0]) * args[1], sizes(args[0])),
     collectives.start_reduce_scatter: lambda args, sizes, own: Memory(sizes(args[0])),
     collectives.finish_reduce_scatter: lambda args, sizes, own: Memory(own),
     collectives.start_all_to_all: lambda args, sizes, own: Memory(own, sizes(args[0])),
@@ -66,21 +67,24 @@ MEMORY: dict[Callable[..., Any], Callable[[Args, Sizes, int], Memory]] = {  # fu
     aten.add_.Tensor: lambda args, sizes, own: Memory(None),
 }
 
+GATHERS = (collectives.start_all_gather, buckets.start_gather_bucket, collectives.start_product)
 
-def lifetimes(program: Program, lowered: Lowered, kept: Collection[str], kinds: Mapping[str, str]) -> Lifetimes:
+
+def lifetimes(program: Program, lowered: Lowered, kept: Collection[str], kinds: Mapping[str, str], on_cpu: bool = True) -> Lifetimes:
     """When each piece of a rank's memory is in use; linear in the function.
 
     Args:
         program: that of the rank, of which the function was made.
         kept: the placeholders that the caller holds to the end.
         kinds: placeholder → one of ``KINDS``.
+        on_cpu: whether gloo gathers, into memory of its own, from which it copies.
     """
-    return _Walk(program, lowered, kept, kinds).run()
+    return _Walk(program, lowered, kept, kinds, on_cpu).run()
 
 
 class _Walk:
-    def __init__(self, program: Program, lowered: Lowered, kept: Collection[str], kinds: Mapping[str, str]) -> None:
-        self.program, self.lowered, self.kept, self.kinds = program, lowered, kept, kinds
+    def __init__(self, program: Program, lowered: Lowered, kept: Collection[str], kinds: Mapping[str, str], on_cpu: bool) -> None:
+        self.program, self.lowered, self.kept, self.kinds, self.on_cpu = program, lowered, kept, kinds, on_cpu
         self.ops = [node for node in lowered.graph.nodes if node.op == "call_function"]
         self.storages: list[Storage] = []
         self.parts: dict[fx.Node, tuple[tuple[Storage, ...], ...]] = {}  # value → what each of its parts lies in
@@ -153,7 +157,8 @@ class _Walk:
     def memory(self, node: fx.Node, own: int) -> Memory:
         row = MEMORY.get(node.target)  # type: ignore[arg-type]
         if row is not None:
-            return row(node.args, self.size, own)
+            memory = row(node.args, self.size, own)
+            return memory._replace(held=memory.held + (memory.new or 0)) if self.on_cpu and node.target in GATHERS else memory
         if node.target is torch.Tensor.to:
             return Memory(None if self.bytes[node.all_input_nodes[0]] == own else own)
         if isinstance(node.target, OpOverload):

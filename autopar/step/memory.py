@@ -48,17 +48,17 @@ class StepMemory(tuple[PhasePeak, ...]):
         return f"{tables(self)}bytes of one rank, {self.held:,} of them between steps too{beside}\n"
 
 
-def memory_of_step(last: Program, lowered: Lowered, microbatches: int, offload: bool = False) -> StepMemory:
+def memory_of_step(last: Program, lowered: Lowered, microbatches: int, offload: bool = False, on_cpu: bool = True) -> StepMemory:
     """The memory of a step, of its last micro-batch and update on one rank, joined, and the function that they are lowered to.
 
-    ``offload``: what the optimizer keeps of its parameters is in host memory.
+    ``offload``: what the optimizer keeps of its parameters is in host memory. ``on_cpu``: the ranks are on CPU, where gathers are gloo's.
     """
     placeholders = {name_of(node): node for node in last.placeholders}
     kinds = {node.name: _kind(name, node, placeholders) for name, node in placeholders.items()}
     away = {node for name, node in placeholders.items() if offload and kinds[node.name] == STATE and not name.startswith(".")}
     kept = {node.name for name, node in placeholders.items() if not (_is_sum(name) or name.endswith(COPY) or record_of(node).role == "seed")}
     batch = sum(size(record_of(node).type) for name, node in placeholders.items() if record_of(node).role == "input" and not name.startswith("."))
-    lives = lifetimes(last, lowered, kept, kinds)
+    lives = lifetimes(last, lowered, kept, kinds, on_cpu)
     report = report_of(replace(lives, storages=tuple(one for one in lives.storages if one.node not in away)))
     found = StepMemory(_beside(row, "inputs", batch * (microbatches - 1)) for row in report)
     found.held = report.held + batch * (microbatches - 1)

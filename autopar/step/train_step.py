@@ -103,7 +103,7 @@ class TrainStep:
         """What a rank's memory holds at the peak of each phase, by liveness, and what dominates there; prints as tables."""
         update, options = self._current()[1], self.options
         lowered = lowered_of(*update.last, rank, update.states, options.microbatches, options.offload)
-        return memory_of_step(update.last[1][rank], lowered, options.microbatches, options.offload)
+        return memory_of_step(update.last[1][rank], lowered, options.microbatches, options.offload, self.parallel.device.type == "cpu")
 
     def _current(self) -> tuple[MicroBatch, StepUpdate]:
         if self._latest is None:
