@@ -118,7 +118,7 @@ def test_the_report() -> None:
     step = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=1e-3), microbatches=2, zero=1, amp="bf16-O2")
     step.capture(batch)
     memory = step.memory(3)
-    assert [row.phase for row in memory] == ["forward", "backward", "update"]
+    assert [row.phase for row in memory] == ["copies", "forward", "backward", "update"]
     assert {"parameters", "gradients", "optimizer state", "activations"} <= set(memory.phase("backward").kinds)
     whole = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=1e-3), microbatches=2, zero=0, amp="bf16-O2")
     whole.capture(batch)

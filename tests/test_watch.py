@@ -144,6 +144,8 @@ def test_an_op_is_found_on_the_stack_of_another_thread() -> None:
     assert where.where().ticks == place.ticks + 1
     where.register(step.__code__, {4: "again"})
     assert where.where().text == "again"
+    where.register(step.__code__, {4: "the call"}, is_call=True)
+    assert where.where().text.startswith("the call   test_watch.py:"), "with the line of the main thread"
     go_on.set()
     thread.join()
     outside = where.where()

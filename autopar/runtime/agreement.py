@@ -114,7 +114,7 @@ class Agreement:
         )
 
 
-where.register(Agreement.finish.__code__, {Agreement.finish.__code__.co_firstlineno: "the comparison of the ranks' calls"})
+where.register(Agreement.finish.__code__, {Agreement.finish.__code__.co_firstlineno: "the comparison of the ranks' calls"}, is_call=True)
 
 
 def _checksum(pieces: Sequence[torch.Tensor]) -> tuple[float, float]:

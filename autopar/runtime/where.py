@@ -20,6 +20,7 @@ from autopar.provenance import LINE, is_users
 
 # by id, since two code objects of the same text are equal; each goes with its code, since a step may be captured anew
 _registered: dict[int, tuple[weakref.ref[CodeType], Mapping[int, str]]] = {}
+_calls: set[int] = set()  # those of functions that belong to a call of the user's, and not to an op with a line of its own
 _ticks = 0
 
 
@@ -32,12 +33,15 @@ class Place:
     text: str
 
 
-def register(code: CodeType, lines: Mapping[int, str]) -> None:
+def register(code: CodeType, lines: Mapping[int, str], *, is_call: bool = False) -> None:
     """Say what each line of a generated function does, as the user should read it. Once more replaces it.
 
-    A line without a text, such as the ``del`` after an op, belongs to the nearest one above that has one.
+    A line without a text, such as the ``del`` after an op, belongs to the nearest one above that has one. ``is_call``: the user's line
+    is told with it.
     """
     key = id(code)
+    if is_call:
+        _calls.add(key)
     _registered[key] = (weakref.ref(code, lambda _: _registered.pop(key, None)), lines)
 
 
@@ -55,7 +59,8 @@ def where() -> Place:
         for code, line in _outwards(frame):
             text = _op(code, line)
             if text is not None:
-                return Place(_ticks, True, text)
+                at = "   " + _users_line(_outwards(frames.get(main or 0))) if id(code) in _calls else ""
+                return Place(_ticks, True, text + at)
     return Place(_ticks, False, _users_line(_outwards(frames.get(main or 0))))
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import fx
 
-from autopar.liveness import size
+from autopar.liveness import START, size
 from autopar.program import Program, name_of, record_of
 from autopar.report.memory import PhasePeak, report_of, tables
 from autopar.runtime.lifetimes import lifetimes
@@ -15,18 +16,21 @@ from autopar.runtime.lower import Lowered
 from autopar.step.copies import COPY
 from autopar.step.micro import LOSS, gradient_name
 
-STATE = "optimizer state"
+STATE, COPIES = "optimizer state", "copies"
 
 
 class StepMemory(tuple[PhasePeak, ...]):
-    """A row for each phase of the last micro-batch, which has all that the others have, and for the update; prints as tables.
+    """A row for each phase of the last micro-batch, which has all that the others have, and for the update; before them one for the
+    low-precision copies of parameters, ``copies``, where there are some. Prints as tables.
 
     Attributes:
         held: bytes that stay between steps: parameters, buffers, the optimizer's state, and the batch.
+        kept: what is held, by kinds.
         host: bytes of the optimizer's state that are in host memory, and in none of the rows.
     """
 
     held: int
+    kept: Counter[str]
     host: int
 
     @property
@@ -40,7 +44,7 @@ class StepMemory(tuple[PhasePeak, ...]):
         return self.peak - self.held
 
     def phase(self, name: str) -> PhasePeak:
-        """The row of ``forward``, ``backward`` or ``update``."""
+        """The row of ``forward``, ``backward``, ``update`` or ``copies``."""
         return next(row for row in self if row.phase == name)
 
     def __str__(self) -> str:
@@ -63,6 +67,21 @@ def memory_of_step(last: Program, lowered: Lowered, microbatches: int, offload: 
     found = StepMemory(_beside(row, "inputs", batch * (microbatches - 1)) for row in report)
     found.held = report.held + batch * (microbatches - 1)
     found.host = sum(size(record_of(node).type) for node in away)
+    found.kept = Counter({"inputs": batch * (microbatches - 1)})
+    for one in report.lifetimes.storages:
+        if one.born == START and one.dies == len(lives.ops):
+            found.kept[one.kind] += one.bytes
+    return found
+
+
+def with_copies(memory: StepMemory, program: Program, lowered: Lowered, on_cpu: bool) -> StepMemory:
+    """The same, with what making the low-precision copies needs: ``program`` is that of a rank. What it takes is held between steps."""
+    lives = lifetimes(program, lowered, {node.name for node in program.placeholders}, {}, on_cpu)
+    report = report_of(lives)
+    made = max(report, key=lambda row: row.bytes)
+    kinds = {**memory.kept, **{kind: bytes for kind, bytes in made.kinds.items() if kind in ("activations", "transfers")}}
+    found = StepMemory((replace(made, phase=COPIES, bytes=memory.held + report.made, kinds=kinds), *memory))
+    found.held, found.host, found.kept = memory.held, memory.host, memory.kept
     return found
 
 

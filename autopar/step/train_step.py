@@ -18,7 +18,7 @@ from autopar.runtime.whole import Pieces
 from autopar.step.average import Averages
 from autopar.step.batches import MicroBatches
 from autopar.step.compile import MicroBatch, StepUpdate, compile_micro, compile_update, reports_of, step_of
-from autopar.step.memory import StepMemory, memory_of_step
+from autopar.step.memory import StepMemory, memory_of_step, with_copies
 from autopar.step.micro import SCALE
 from autopar.step.options import Options, told
 from autopar.step.owned import Owned
@@ -101,9 +101,13 @@ class TrainStep:
 
     def memory(self, rank: int = 0) -> StepMemory:
         """What a rank's memory holds at the peak of each phase, by liveness, and what dominates there; prints as tables."""
-        update, options = self._current()[1], self.options
+        (micro, update), options, on_cpu = self._current(), self.options, self.parallel.device.type == "cpu"
         lowered = lowered_of(*update.last, rank, update.states, options.microbatches, options.offload)
-        return memory_of_step(update.last[1][rank], lowered, options.microbatches, options.offload, self.parallel.device.type == "cpu")
+        memory = memory_of_step(update.last[1][rank], lowered, options.microbatches, options.offload, on_cpu)
+        if micro.copy is None:
+            return memory
+        program, local = micro.copy
+        return with_copies(memory, local[rank], lowered_of(program, local, rank, (), options.microbatches), on_cpu)
 
     def _current(self) -> tuple[MicroBatch, StepUpdate]:
         if self._latest is None:
