@@ -147,7 +147,6 @@ def ours(flight: int) -> None:
 
 def gathers(flight: int) -> None:
     import loops
-    import torch
     from torch import nn
 
     loop, batches = _loop()

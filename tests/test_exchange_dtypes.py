@@ -11,8 +11,8 @@ import pytest
 import torch
 from processes import ranks
 from strategies import kinds
-from transition_runs import addends, read, wide
 from test_exchanges import case
+from transition_runs import addends, read, wide
 
 from autopar.errors import TransitionError
 from autopar.program import Program

@@ -151,14 +151,15 @@ class _Walk:
         rows = sizes if memory.new == sum(sizes) else [memory.new]
         self.parts[node] = tuple((self.store(made, one, kind, position, position),) for one in rows)
         self.bytes[node] = memory.new
+        if self.on_cpu and node.target in GATHERS:  # gloo's own, which goes as soon as all has come, and mostly before it is waited for
+            self.store(made, memory.new, "transfers", position, position)
         if memory.held:
             self.held[node] = self.store(made, memory.held, "transfers", position, position)
 
     def memory(self, node: fx.Node, own: int) -> Memory:
         row = MEMORY.get(node.target)  # type: ignore[arg-type]
         if row is not None:
-            memory = row(node.args, self.size, own)
-            return memory._replace(held=memory.held + (memory.new or 0)) if self.on_cpu and node.target in GATHERS else memory
+            return row(node.args, self.size, own)
         if node.target is torch.Tensor.to:
             return Memory(None if self.bytes[node.all_input_nodes[0]] == own else own)
         if isinstance(node.target, OpOverload):

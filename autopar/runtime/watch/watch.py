@@ -21,7 +21,19 @@ from types import TracebackType
 import torch.distributed as dist
 
 from autopar.runtime.watch.alarm import Alarm, end_by_sigterm
-from autopar.runtime.watch.beat import ALIVE, CUT, DEAD, ENDED, FAILED, STOPPED, TERMINATED, UNKNOWN, Beat, broke_off, process_of
+from autopar.runtime.watch.beat import (
+    ALIVE,
+    CUT,
+    DEAD,
+    ENDED,
+    FAILED,
+    STOPPED,
+    TERMINATED,
+    UNKNOWN,
+    Beat,
+    broke_off,
+    process_of,
+)
 from autopar.runtime.watch.ending import leave, say
 from autopar.runtime.watch.holder import Holder, is_launched
 from autopar.runtime.watch.verdict import GRACE, LOST, SILENCE, Followed, Seen, Verdict, at, failed, judge, last_seen
