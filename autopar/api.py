@@ -11,7 +11,7 @@ import torch
 from autopar.constraints import layouts_of
 from autopar.dtensor import is_device_mesh, mesh_of
 from autopar.inputs import INPUTS
-from autopar.mesh import Mesh
+from autopar.mesh import PIPELINE, Mesh
 from autopar.parallel import OUTPUTS, Parallel
 from autopar.plan import Plan
 from autopar.runtime.job import job_of
@@ -64,7 +64,7 @@ def parallelize(
 
     Raises:
         PlanError, CaptureError, RuleError: each names the offender and the remedy; nothing has been changed.
-        ValueError: the mesh does not have as many ranks as the job has processes.
+        ValueError: the mesh does not have as many ranks as the job has processes, or has an axis ``pp``.
     """
     _check_model(model)
     device_mesh: DeviceMesh | None = None
@@ -74,6 +74,7 @@ def parallelize(
         raise TypeError(f"parallelize takes an autopar.Mesh, as in autopar.Mesh(dp=2, tp=2), not {type(mesh).__name__}")
     if mesh.name is not None:
         raise ValueError(f"parallelize takes the whole mesh; this one is the stage {mesh.name!r}")
+    _check_pipeline(mesh)
     _check_choice("inputs", inputs, INPUTS)
     _check_choice("outputs", outputs, OUTPUTS)
     _check_choice("random", random, RANDOM)
@@ -88,6 +89,18 @@ def parallelize(
         args, kwargs = _example(example)
         parallel.capture(*args, **kwargs)
     return parallel
+
+
+def _check_pipeline(mesh: Mesh) -> None:
+    stages = mesh.sizes.get(PIPELINE, 1)
+    if stages > 1:
+        rest = {axis: size for axis, size in mesh.axes if axis != PIPELINE}
+        axis = "dp" if "dp" in rest or "tp" in rest else "tp"
+        instead = ", ".join(f"{name}={size}" for name, size in ({axis: stages * rest.pop(axis, 1)} | rest).items())
+        raise ValueError(
+            f"the mesh ({mesh}) has an axis pp, for the stages of a pipeline, and parallelize does not run pipelines yet: each stage would compute "
+            f"the whole model; give these ranks to another axis, as in Mesh({instead}); schedules by themselves are in autopar.pipeline"
+        )
 
 
 def _check_choice(what: str, given: str, choices: Sequence[str]) -> None:

@@ -117,7 +117,7 @@ class Compiler:
         captured_ms = (time.perf_counter() - start) * 1e3
         attrs, decided = constraints(self.plan, self.model, self.mesh, captured, {**self.homes, **laid})
         verify(captured.program, "capture")
-        return captured, attrs, PassReport("capture", captured_ms, notes=(*notes, *captured.notes, *decided))
+        return captured, attrs, PassReport("capture", captured_ms, notes=(*notes, *captured.notes, *decided.notes), unmatched=decided.unmatched)
 
     def place(self, program: Program, attrs: Mapping[str, DistAttr], device: torch.device, *, widen: bool = False) -> tuple[LocalPrograms, list[PassReport]]:
         """Everything after capture: the program gets its Layouts and transfers, and each rank its own."""

@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
 from autopar.capture import Captured
 from autopar.errors import PlanError
-from autopar.inventory import inventory
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
-from autopar.plan import Plan, resolve
+from autopar.naming import Part, names_of
+from autopar.plan import Constraints, Plan, resolve
 from autopar.program import record_of
+from autopar.report.decisions import parts_note, unused_axes, whole_note
 from autopar.text.printer import print_type
 
 
 def layouts_of(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, inputs: Mapping[str, Sequence[int]] | None = None) -> dict[str, DistAttr]:
     """Name → DistAttr, of parameters and buffers, and of ``inputs`` with these shapes; ``PlanError``. Others are whole."""
-    return resolve(plan, mesh, _shapes(model), inputs, _aliases(model), calls=False).attrs
+    names = names_of(model)
+    return resolve(plan, mesh, names.shapes, inputs, names.aliases, through=names.through, parts=names.parts, calls=False).attrs
+
+
+class Decisions(NamedTuple):
+    """What a report says of a plan.
+
+    Attributes:
+        notes: what was decided for the user.
+        unmatched: names of presets that match nothing.
+    """
+
+    notes: tuple[str, ...]
+    unmatched: tuple[str, ...]
 
 
 def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured: Captured,
-                laid: Mapping[str, DistAttr] | None = None) -> tuple[dict[str, DistAttr], list[str]]:  # fmt: skip
+                laid: Mapping[str, DistAttr] | None = None) -> tuple[dict[str, DistAttr], Decisions]:  # fmt: skip
     """Node → DistAttr, of placeholders and of what modules return; and what was decided for the user.
 
     ``laid``: how some inputs lie, whatever the plan says.
@@ -31,17 +46,19 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
         PlanError: the plan, or one value that two modules return is said to lie in two ways.
     """
     records = {node.name: record_of(node) for node in captured.program.placeholders}
-    own = _shapes(model)
+    names = names_of(model)
     users = {
-        placeholder: placeholder if r.role == "input" and r.name in own else r.name or placeholder
+        placeholder: placeholder if r.role == "input" and r.name in names.shapes else r.name or placeholder
         for placeholder, r in records.items()
         if r.role not in ("tangent", "seed")
     }
     inputs = {users[p]: r.type.shape for p, r in records.items() if r.role == "input"}  # type: ignore[union-attr]
     types = {node.name: record_of(node).type for node in captured.program.nodes}
-    returned = [(f"{path}()", name) for path, names in captured.modules.items() for name in names if name not in records]
+    returned = [(f"{path}()", name) for path, values in captured.modules.items() for name in values if name not in records]
     outputs = {call: types[name].shape for call, name in reversed(returned)}  # type: ignore[union-attr]
-    found = resolve(plan, mesh, own, inputs, _aliases(model), outputs)
+    through = [*names.through, *((f"{seen}()", f"{path}()") for path, seen in names.paths.items())]
+    parts = [part for part in names.parts if outputs.get(part.name, names.shapes[part.base]) == names.shapes[part.base] or part.name in names.shapes]
+    found = resolve(plan, mesh, names.shapes, inputs, names.aliases, outputs, through=through, parts=parts)
     decided = {**found.attrs, **(laid or {})}
     attrs = {placeholder: decided[name] for placeholder, name in users.items() if name in decided}
     for call, name in returned:
@@ -51,27 +68,16 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
                 f"what the plan says of {call} does not fit all that it returns, or another module that returns the same: "
                 f"{name} : {print_type(types[name])}; leave {call} out of the plan, or name another module around what it returns"
             )
-    return attrs, found.notes
+    parameters = {users[p]: r.type.shape for p, r in records.items() if r.role == "param"}  # type: ignore[union-attr]
+    whole = _left_whole(found, parameters, parts) if found.preset else []
+    follow = [part.kind for part in parts if part.name in parameters and part.name in found.attrs and not found.attrs[part.name].is_replicated]
+    told = {"tp"} if found.unmatched and not found.preset else set()  # a preset that matches nothing
+    unused = unused_axes(mesh, {axis for attr in attrs.values() for axis in attr.axes}, told)
+    return attrs, Decisions((*found.notes, *parts_note(follow), *whole_note(whole), *unused), tuple(found.unmatched))
 
 
-def _shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
-    own = inventory(model)
-    return {name: tuple(tensor.shape) for name, tensor in (*own.parameters, *own.buffers)}
-
-
-def _aliases(model: torch.nn.Module) -> dict[str, str]:
-    """The other names of parameters and buffers → the one they are listed under: where they have several, and the names
-    in which each module is followed by its class."""
-    own = inventory(model)
-    every = [*own.all_parameters, *own.all_buffers]
-    first: dict[int, str] = {}
-    for name, tensor in every:
-        first.setdefault(id(tensor), name)
-    other = {name: first[id(tensor)] for name, tensor in every if first[id(tensor)] != name}
-    classes = {path: type(module).__name__ for path, module in model.named_modules(remove_duplicate=False)}
-    for name, tensor in every:
-        *modules, last = name.split(".")
-        paths = [".".join(modules[: k + 1]) for k in range(len(modules))]
-        if paths:
-            other[".".join([*(f"{module}:{classes[path]}" for module, path in zip(modules, paths, strict=True)), last])] = first[id(tensor)]
-    return other
+def _left_whole(found: Constraints, parameters: Mapping[str, Sequence[int]], parts: Sequence[Part]) -> list[str]:
+    """Parameters with two dims or more that are whole over tp, and are no part of another tensor."""
+    follow = {part.name for part in parts}
+    large = (name for name, shape in parameters.items() if len(shape) > 1 and name not in follow)
+    return [name for name in large if name not in found.attrs or "tp" not in found.attrs[name].axes]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 SEQUENCE, EXPERTS = "cp", "ep"  # names of axes that have a meaning: the sequence is split over one; experts stay on the other
+PIPELINE = "pp"  # for the stages of a pipeline
 
 
 @dataclass(frozen=True, init=False, eq=True)

@@ -10,27 +10,39 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from autopar.errors import PlanError
 from autopar.layout import DistAttr
-from autopar.mesh import EXPERTS, SEQUENCE, Mesh
+from autopar.mesh import EXPERTS, PIPELINE, SEQUENCE, Mesh
 from autopar.presets import PRESETS
+from autopar.report.decisions import preset_notes, unmatched_names
 from autopar.spec import Spec, attr_of, axes_of, dims_of
+
+if TYPE_CHECKING:
+    from autopar.naming import Part
 
 Plan = Mapping[str, Spec] | str | Sequence[Mapping[str, Spec] | str]
 
 BY_DEFAULT = "megatron"  # the preset of a mesh with an axis tp, without a plan
-NOT_BATCH = ("tp", "pp", SEQUENCE, EXPERTS)  # axes of which none is the first that splits the batch by default
+NOT_BATCH = ("tp", PIPELINE, SEQUENCE, EXPERTS)  # axes of which none is the first that splits the batch by default
 
 
 @dataclass
 class Constraints:
-    """A plan applied to a model: name → DistAttr, and what was decided for the user."""
+    """A plan applied to a model: name → DistAttr, and what was decided for the user.
+
+    Attributes:
+        preset: whether one was used.
+        unmatched: names of presets that match nothing.
+    """
 
     attrs: dict[str, DistAttr] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    preset: bool = False
+    unmatched: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,16 @@ class _Layer:
     asked: bool = True
 
 
+@dataclass(frozen=True)
+class _Choice:
+    """What one mapping says of a tensor: by which glob, which of the tensor's names it matches, and whether these leave wrappers out."""
+
+    attr: DistAttr
+    glob: str
+    names: list[str]
+    through: bool
+
+
 def resolve(
     plan: Plan | None,
     mesh: Mesh,
@@ -50,6 +72,8 @@ def resolve(
     aliases: Mapping[str, str] | None = None,
     outputs: Mapping[str, Sequence[int]] | None = None,
     *,
+    through: Sequence[tuple[str, str]] = (),
+    parts: Sequence[Part] = (),
     calls: bool = True,
 ) -> Constraints:
     """Match a plan against names and shapes.
@@ -61,48 +85,91 @@ def resolve(
         aliases: other names of a tensor → the name it is listed under, also names with the classes of modules. A glob may
             match any of them; the result has the listed one.
         outputs: ``module()`` → shape of what it returns.
-        calls: whether these are known; else globs over them are left for later.
+        through: names without wrappers, each with a listed name that it may mean. A glob may match them too; within one
+            mapping, a glob that matches one of the other names has precedence.
+        parts: tensors that are split as another is, where no mapping of the user's names them.
+        calls: whether outputs are known; else globs over them are left for later.
 
     Raises:
         PlanError: what is not a plan, an unknown preset or axis, a glob without a match, an axis used twice, a dim that
             is not there, two globs of one mapping that split one value differently (in a preset the later one counts).
     """
-    found = Constraints()
-    shapes = {**parameters, **(inputs or {}), **(outputs or {})}
-    names = [*((name, name) for name in shapes), *(aliases or {}).items()]
+    found, named = Constraints(), set()
+    matcher = _Matcher(mesh, {**parameters, **(inputs or {}), **(outputs or {})}, aliases or {}, through, {part.name for part in parts})
     for layer in _layers(plan, mesh):
-        attrs: dict[str, DistAttr] = {}
         misfits: dict[str, str] = {}
-        chosen: dict[str, tuple[str, list[str]]] = {}  # listed name → the glob, and the names of the tensor it matches
-        for glob, spec in layer.globs.items():
-            matches: dict[str, list[str]] = {}
-            for name, listed in names:
-                if _matches(glob, name):
-                    matches.setdefault(listed, []).append(name)
-            what = f"the plan's {glob!r}: {_show(spec)}"
-            if not matches and not layer.preset:
-                if inputs is not None and (calls or not glob.endswith("()")):
-                    raise PlanError(_no_match(glob, [name for name, _ in names]))
-                dims_of(what, spec, None, mesh, open_=glob.endswith("()"))
-            for listed, here in matches.items():
-                try:
-                    attr = attr_of(what, spec, listed if ":" in here[0] else here[0], shapes[listed], mesh)
-                except PlanError as error:
-                    if not layer.preset:
-                        raise
-                    misfits.setdefault(glob, f"of the preset {layer.preset}, {glob!r} does not fit {here[0]}, which stays as it is: {error}")
-                    continue
-                if attrs.get(listed, attr) != attr and not layer.preset:
-                    raise _contradiction(layer.globs, *chosen[listed], glob, here)
-                attrs[listed] = attr
-                chosen[listed] = (glob, here)
-        if layer.preset and inputs is not None:
-            found.notes += [*_about(layer, attrs), *misfits.values()]
-        found.attrs |= attrs
+        choices = matcher.choices(layer, misfits, lambda glob: inputs is not None and (calls or not glob.endswith("()")))
+        if layer.preset:
+            if inputs is not None:
+                _tell(found, layer, choices, misfits)
+        else:
+            named |= choices.keys()
+        found.attrs |= {name: choice.attr for name, choice in choices.items()}
+    for part in parts:
+        if part.name not in named and part.base in found.attrs and (part.name in parameters or part.name in (outputs or {})):
+            found.attrs[part.name] = part.attr(found.attrs[part.base])
     said = _said_of_inputs(plan, mesh, {name: len(shape) for name, shape in (inputs or {}).items()})
     if inputs and not any(map(any, said.values())):
         _split_batch(found, mesh, {name: shape for name, shape in inputs.items() if name not in said})
     return found
+
+
+@dataclass(frozen=True)
+class _Matcher:
+    """Matches mappings against the names of values.
+
+    Attributes:
+        shapes: listed name → shape.
+        aliases, through: as for ``resolve``.
+        parts: listed names that follow another; presets do not name them.
+    """
+
+    mesh: Mesh
+    shapes: Mapping[str, Sequence[int]]
+    aliases: Mapping[str, str]
+    through: Sequence[tuple[str, str]]
+    parts: set[str]
+
+    def choices(self, layer: _Layer, misfits: dict[str, str], is_known: Callable[[str], bool]) -> dict[str, _Choice]:
+        """What a mapping says of each value that it names. ``misfits`` gets the globs of a preset that do not fit."""
+        chosen: dict[str, _Choice] = {}
+        for glob, spec in layer.globs.items():
+            what = f"the plan's {glob!r}: {_show(spec)}"
+            matches = [*self._matches(glob, layer)]
+            if not matches and not layer.preset:
+                if is_known(glob):
+                    raise PlanError(_no_match(glob, [name for name, _, _ in self._names()]))
+                dims_of(what, spec, None, self.mesh, open_=glob.endswith("()"))
+            for listed, names, through in matches:
+                try:
+                    attr = attr_of(what, spec, listed if ":" in names[0] else names[0], self.shapes[listed], self.mesh)
+                except PlanError as error:
+                    if not layer.preset:
+                        raise
+                    misfits.setdefault(glob, f"of the preset {layer.preset}, {glob!r} does not fit {names[0]}, which stays as it is: {error}")
+                    continue
+                before = chosen.get(listed)
+                if before is not None and before.through < through:
+                    continue
+                if before is not None and before.attr != attr and before.through == through and not layer.preset:
+                    raise _contradiction(layer.globs, before, glob, names)
+                chosen[listed] = _Choice(attr, glob, names, through)
+        return chosen
+
+    def _names(self) -> Iterator[tuple[str, str, bool]]:
+        """Each name, the listed one, and whether it leaves wrappers out."""
+        yield from ((name, name, False) for name in self.shapes)
+        yield from ((name, listed, False) for name, listed in self.aliases.items())
+        yield from ((name, listed, True) for name, listed in self.through if listed in self.shapes)
+
+    def _matches(self, glob: str, layer: _Layer) -> Iterator[tuple[str, list[str], bool]]:
+        """Each value that a glob names, the names of it that match, and whether these all leave wrappers out."""
+        found: dict[str, tuple[list[str], list[str]]] = {}
+        for name, listed, through in self._names():
+            if not (layer.preset and listed in self.parts) and _matches(glob, name):
+                found.setdefault(listed, ([], []))[through].append(name)
+        for listed, (names, without_wrappers) in found.items():
+            yield listed, names or without_wrappers, not names
 
 
 def of_the_batch(plan: Plan | None, mesh: Mesh, inputs: Mapping[str, int]) -> dict[str, bool]:
@@ -159,24 +226,19 @@ def _layer(plan: object, mesh: Mesh) -> _Layer:
     return _Layer(dict(plan))
 
 
-def _about(layer: _Layer, attrs: Mapping[str, DistAttr]) -> list[str]:
+def _tell(found: Constraints, layer: _Layer, choices: Mapping[str, _Choice], misfits: Mapping[str, str]) -> None:
     """What a preset has come to."""
-    split = [name for name in attrs if not name.endswith("()")]
-    why = "" if layer.asked else "without a plan, "
-    if layer.globs and not attrs:
-        return [f"{why}the preset {layer.preset} is for this mesh, but the model has none of its names: every rank of tp does the same work; give a plan"]
-    if not layer.globs:
-        return []
-    layers = dict.fromkeys(name.split(".")[-2] if "." in name else name for name in split)
-    told = f"{len(split)} parameters ({', '.join(layers)})" + f" and {len(attrs) - len(split)} module outputs" * (len(split) < len(attrs))
-    return [f"{why}the preset {layer.preset} splits {told} over tp" + "; give a plan to change it" * (not layer.asked)]
+    matched = [(choice.glob, not choice.attr.is_replicated) for choice in choices.values()]
+    found.notes += [*preset_notes(layer.preset, layer.asked, matched, unmatched := unmatched_names(layer.globs, matched)), *misfits.values()]
+    found.preset |= bool(choices)
+    found.unmatched += unmatched
 
 
-def _contradiction(globs: Mapping[str, Spec], before: str, there: list[str], glob: str, here: list[str]) -> PlanError:
-    shared = [name for name in here if name in there]
-    both = shared[0] if shared else f"one tensor with the names {there[0]} and {here[0]}"
+def _contradiction(globs: Mapping[str, Spec], before: _Choice, glob: str, here: list[str]) -> PlanError:
+    shared = [name for name in here if name in before.names]
+    both = shared[0] if shared else f"one tensor with the names {before.names[0]} and {here[0]}"
     return PlanError(
-        f"the plan contradicts itself on {both}: {before!r} says {_show(globs[before])}, {glob!r} says {_show(globs[glob])}; "
+        f"the plan contradicts itself on {both}: {before.glob!r} says {_show(globs[before.glob])}, {glob!r} says {_show(globs[glob])}; "
         + ("make the globs disjoint" if shared else "split it alike under both names")
     )
 

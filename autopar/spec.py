@@ -41,8 +41,10 @@ def attr_of(what: str, spec: Spec, name: str, shape: Sequence[int], mesh: Mesh) 
         return attr
     dims = dims_of(what, spec, len(shape), mesh, open_=name.endswith("()"))
     if len(spec) > len(shape):
+        beyond = next((d for d, dim in enumerate(dims) if d >= len(shape) and any(axes for _, axes in dim)), None)
+        says = f"has {len(spec)} entries" if beyond is None else f"splits dim {beyond}"
         raise PlanError(
-            f"{what} splits dim {len(spec) - 1}, but {name} has the shape {list(shape)} and only {len(shape)} dim{'s' * (len(shape) != 1)}"
+            f"{what} {says}, but {name} has the shape {list(shape)} and only {len(shape)} dim{'s' * (len(shape) != 1)}"
             + ("; a value without dims cannot be split" if not shape else "")
         )
     used = [axis for dim in dims for _, axes in dim for axis in axes if axis != UNDECIDED]

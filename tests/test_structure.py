@@ -33,7 +33,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("pipeline", "arena"),
     ("decompose_batch_norm", "decompose_lists", "decompose_strides"),
     ("report", "recompute", "provenance", "decompositions", "spec", "arguments", "borrow", "specialize"),
-    ("subgraph", "expansions"),
+    ("naming", "subgraph", "expansions"),
     ("completion",),
     ("presets", "decompose_unknown"),
     ("plan",),

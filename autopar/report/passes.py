@@ -19,6 +19,7 @@ class PassReport:
         inserted, removed, commits: nodes and commits.
         bytes: axis → bytes that the rank with the largest pieces receives in one step of the program as it left it.
         notes: what was decided for the user, in sentences.
+        unmatched: of capture, the names of presets that match nothing in the model.
     """
 
     name: str
@@ -28,6 +29,7 @@ class PassReport:
     commits: int = 0
     bytes: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    unmatched: tuple[str, ...] = ()
 
 
 class Reports(tuple[PassReport, ...]):

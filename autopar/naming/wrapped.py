@@ -1,0 +1,79 @@
+"""See a name through the modules that wrap a layer.
+
+    model.layers.0.q_proj.base_layer.weight          model.layers.0.q_proj.weight        an adapter of PEFT
+    layers.0._orig_mod.up.weight                     layers.0.up.weight                  torch.compile
+    lm_head.modules_to_save.default.weight           lm_head.weight                      a copy that PEFT trains
+
+A path is a list of steps from the root, each with its module. Steps of wrappers are left out, and the module before such a
+step has the class of what it wraps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch.nn.utils.parametrize import is_parametrized
+
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "base_layer", "token_adapter")  # children with such names
+CALLED_ALIKE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # those of which the wrapper returns what they return
+
+WRAPPING = {  # class → the child that it wraps, which elsewhere may be an ordinary name
+    "DataParallel": "module",
+    "DistributedDataParallel": "module",
+    "FullyShardedDataParallel": "module",
+    "AveragedModel": "module",
+    "PeftModel": "base_model",
+    "BaseTuner": "model",
+    "AuxiliaryTrainingWrapper": "original_module",
+}
+COPIES = ("AuxiliaryTrainingWrapper", "modules_to_save")  # of its child with this name each child is a copy of what it wraps
+
+Step = tuple[str, torch.nn.Module | None]  # a name, and the module that is called so; ``None`` for a tensor
+
+
+def class_names(module: torch.nn.Module | None) -> set[str]:
+    """The names of a module's class and of those it derives from."""
+    return {base.__name__ for base in type(module).__mro__}
+
+
+def class_name(module: torch.nn.Module) -> str:
+    """The name of a module's class; parametrizations make one of their own, derived from it."""
+    kind = type(module)
+    return (kind.__bases__[0] if is_parametrized(module) else kind).__name__
+
+
+def steps_to(name: str, modules: Mapping[str, torch.nn.Module]) -> list[Step]:
+    """The steps of a name; ``modules`` has all modules by their paths."""
+    parts = name.split(".")
+    return [(part, modules.get(".".join(parts[: k + 1]))) for k, part in enumerate(parts)]
+
+
+def through(root: torch.nn.Module, steps: Sequence[Step], *, calls: bool = False) -> list[Step]:
+    """The steps without those into wrappers; of ``calls`` only where the wrapper returns what it wraps returns."""
+    seen: list[Step] = []
+    parent: torch.nn.Module | None = root
+    copies = False  # whether the last step was into the dict of a layer's copies
+    for name, module in steps:
+        kinds = class_names(parent)
+        into_copies = not calls and name == COPIES[1] and COPIES[0] in kinds
+        if copies or into_copies or _is_wrapped(name, module, kinds, CALLED_ALIKE if calls else WRAPPERS):
+            if seen and not into_copies:
+                seen[-1] = seen[-1][0], module
+        else:
+            seen.append((name, module))
+        copies, parent = into_copies, module
+    return seen
+
+
+def _is_wrapped(name: str, module: torch.nn.Module | None, parents: set[str], children: Sequence[str]) -> bool:
+    return module is not None and (name in children or any(WRAPPING.get(kind) == name for kind in parents))
+
+
+def joined(steps: Sequence[Step], spelled: Callable[[str, torch.nn.Module], str] = lambda name, module: name) -> str:
+    return ".".join(name if module is None else spelled(name, module) for name, module in steps)
+
+
+def with_class(name: str, module: torch.nn.Module) -> str:
+    """``c_fc:Conv1D``."""
+    return f"{name}:{class_name(module)}"

@@ -1,0 +1,75 @@
+"""Say what was decided for the user: what a preset's names matched, what stays whole, and which axes split nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+
+from autopar.mesh import EXPERTS, SEQUENCE, Mesh
+
+SHOWN = 8  # names that a sentence lists
+
+USED_BY = {  # axis → what uses it; others are for the batch
+    "tp": "a plan that names it, or a preset with the names of the model's layers, uses it",
+    SEQUENCE: "it splits dim 1 of the inputs, where the first has one",
+    EXPERTS: "it splits dim 0 of the inputs, and what a plan names it for",
+}
+OTHERS_USED_BY = 'a plan that names it for an input or a parameter uses it, as in {{"*.weight": ("{axis}", None)}}'
+
+
+def layer_of(glob: str) -> str:
+    """The layer that a preset's glob names: ``attn.c_proj:Conv1D`` of ``*.attn.c_proj:Conv1D.weight``."""
+    layer, _, parameter = glob.removeprefix("*.").rpartition(".")
+    return layer if layer and parameter in ("weight", "bias") else glob.removeprefix("*.")
+
+
+def unmatched_names(globs: Iterable[str], matched: Collection[tuple[str, bool]]) -> list[str]:
+    """The layers of which no glob of a preset has matched anything."""
+    there = {layer_of(glob) for glob, _ in matched}
+    return [layer for layer in dict.fromkeys(map(layer_of, globs)) if layer not in there]
+
+
+def preset_notes(preset: str, asked: bool, matched: Collection[tuple[str, bool]], unmatched: Sequence[str]) -> list[str]:
+    """Which of a preset's names matched how many parameters.
+
+    Args:
+        asked: whether the user asked for it.
+        matched: for each value the glob that decided it, and whether that splits it.
+    """
+    why = "" if asked else "without a plan, "
+    if not matched:
+        return [f"{why}the preset {preset} is for this mesh, but the model has none of its names: every rank of tp does the same work; give a plan"] * bool(unmatched)
+    counts = Counter(layer_of(glob) for glob, split in matched if split and not glob.endswith("()"))
+    outputs = sum(glob.endswith("()") for glob, _ in matched)
+    told = _parameters(counts.total()) + f" and {outputs} module output{'s' * (outputs > 1)}" * bool(outputs)
+    named = ", ".join(f"{layer} {count}" for layer, count in counts.items())
+    rest = f'; {len(unmatched)} other names of it match nothing (reports["capture"].unmatched)'
+    return [f"{why}the preset {preset} splits {told} over tp: {named}{rest * bool(unmatched)}" + "; give a plan to change it" * (not asked)]
+
+
+def whole_note(whole: Sequence[str]) -> list[str]:
+    """Parameters with two dims or more that a preset leaves whole on every rank of tp."""
+    if not whole:
+        return []
+    counts = Counter(".".join(part for part in name.split(".")[-3:] if not part.isdigit()) for name in whole)
+    shown = ", ".join(f"{name} {count}" for name, count in [*counts.items()][:SHOWN]) + f" and {len(counts) - SHOWN} more names" * (len(counts) > SHOWN)
+    return [f"whole on every rank of tp: {_parameters(len(whole))} of two dims or more: {shown}; name them in a plan to split them"]
+
+
+def parts_note(kinds: Sequence[str]) -> list[str]:
+    """Parts of adapters and parametrizations that are split as what they belong to is."""
+    counted = ", ".join(f"{kind} {count}" for kind, count in Counter(kinds).items())
+    return [f"parts of adapters and parametrizations are split as the weights that they belong to: {counted}"] * bool(kinds)
+
+
+def _parameters(count: int) -> str:
+    return f"{count} parameter{'s' * (count != 1)}"
+
+
+def unused_axes(mesh: Mesh, used: Collection[str], told: Collection[str] = ()) -> list[str]:
+    """Axes of more than one rank that split nothing. ``told``: those that another note is about."""
+    return [
+        f"the axis {axis} splits nothing: its {size} ranks do the same work; {USED_BY.get(axis) or OTHERS_USED_BY.format(axis=axis)}"
+        for axis, size in mesh.axes
+        if size > 1 and axis not in used and axis not in told
+    ]
