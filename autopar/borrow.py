@@ -12,6 +12,7 @@ import collections
 import contextlib
 import copy
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -82,9 +83,9 @@ class Borrower:
     def _found(self, name: str, new: list[Any], owners: Mapping[int, torch.Tensor]) -> None:
         """Forward has put something new into an attribute: a tensor is refused, other things are noted.
 
-        Lists of the module's own parameters are neither: a recurrent layer makes one where its parameters are others.
+        Lists of the module's own parameters, or of references to them, are neither: a recurrent layer makes such where its parameters are others.
         """
-        tensors = [v for value in new for v in (value, *_tensors(value)) if isinstance(v, torch.Tensor)]
+        tensors = [v for value in new for v in _tensors([value])]
         if tensors and all(id(tensor) in owners for tensor in tensors):
             return
         if tensors:
@@ -127,10 +128,11 @@ def _containers(value: Any, seen: dict[int, Any] | None = None) -> list[Any]:
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    """The tensors that a container holds, at any depth."""
-    found = [member for container in _containers(value) for member in _members(container)]
-    found += _members(value) if isinstance(value, tuple) else []
-    return [member for member in found if isinstance(member, torch.Tensor)]
+    """The tensors that a container holds or refers to weakly, at any depth."""
+    held = [member for container in _containers(value) for member in _members(container)]
+    held += _members(value) if isinstance(value, tuple) else []
+    held = [member() if isinstance(member, weakref.ref) else member for member in held]
+    return [member for member in held if isinstance(member, torch.Tensor)]
 
 
 def _swapped(value: Any, swaps: Mapping[int, torch.Tensor]) -> Any:

@@ -76,6 +76,9 @@ class DistAttr:
 
         Parts of size one without axes go, neighbours that lie like one dim are merged, axes of size one go. What
         holds nothing is left as written: splits of dims without elements, and where among the parts a split size one stands.
+
+        Raises:
+            ValueError: a part of a merged dim has a negative size.
         """
         return _normalize(self, tuple(shape), mesh)
 
@@ -137,6 +140,8 @@ def span(size: int, axes: Axes, mesh: Mesh, at: Mapping[str, int]) -> tuple[int,
 
 @lru_cache(maxsize=65536)
 def _normalize(attr: DistAttr, shape: tuple[int, ...], mesh: Mesh) -> DistAttr:
+    if negative := [(d, size) for d, dim in enumerate(attr.dims) for size, _ in dim if size is not None and size < 0]:
+        raise ValueError(f"dim {negative[0][0]} has a part of size {negative[0][1]}; sizes of parts are at least 0, and multiply to the dim's {shape[negative[0][0]]}")
     dims = tuple(normal_dim(dim, size, mesh) for dim, size in zip(attr.dims, shape, strict=True))
     pending = tuple(sorted((axis, kind) for axis, kind in attr.pending if mesh.sizes.get(axis) != 1))
     return attr if dims == attr.dims and pending == attr.pending else DistAttr(dims, pending)

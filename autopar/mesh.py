@@ -25,7 +25,8 @@ class Mesh:
         name: the name of a *stage* (a sub-mesh); ``None`` for a whole mesh.
 
     Raises:
-        ValueError: an axis size below one, a name that cannot be printed, or ranks that do not fit the grid.
+        ValueError: an axis size below one, a name that cannot be printed, or ranks that do not fit the grid, or do not
+            ascend along an axis.
         TypeError: axes without names, a name that is not a string, ranks that are not a list.
     """
 
@@ -74,6 +75,19 @@ class Mesh:
         object.__setattr__(self, "axes", pairs)
         object.__setattr__(self, "ranks", ranks)
         object.__setattr__(self, "name", name)
+        self._check_order()
+
+    def _check_order(self) -> None:
+        """Collectives number a group's members by their ranks; so these ascend along each axis."""
+        stride = self.size
+        for axis, size in self.axes:
+            stride //= size
+            for k, rank in enumerate(self.ranks):
+                if k // stride % size and self.ranks[k - stride] > rank:
+                    raise ValueError(
+                        f"the ranks of {self._grid(self.axes)} do not ascend along {axis}: {rank} comes after {self.ranks[k - stride]} in {list(self.ranks)}; "
+                        f"give them in ascending order along each axis, as in ranks={sorted(self.ranks)}"
+                    )
 
     @staticmethod
     def _grid(pairs: Iterable[tuple[str, int]]) -> str:

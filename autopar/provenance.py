@@ -89,7 +89,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.origins: dict[fx.Node, Origin] = {}
         self.returned: dict[str, list[fx.Node]] = {}  # module path → what its calls returned, where that is one tensor
-        self._paths = {id(module): path for path, module in reversed(list(model.named_modules(remove_duplicate=False)))}
+        self.paths = {id(module): path for path, module in reversed(list(model.named_modules(remove_duplicate=False)))}
         self.calls: collections.Counter[str] = collections.Counter()  # module path → how often forward has called it
         self._running: list[str] = []
         self._forward: dict[int, Origin] = {}
@@ -110,14 +110,14 @@ class Recorder(TorchDispatchMode):
         self.calls.clear()
 
         def enter(module: torch.nn.Module, args: Any) -> None:
-            path = self._paths.get(id(module))
+            path = self.paths.get(id(module))
             if path is not None and self.phase == "forward":  # a checkpoint calls again in the backward
                 self.calls[path] += 1
             self._running.append(self._running[-1] if path is None and self._running else path or "")
 
         def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
             path = self._running.pop()
-            if self.phase == "forward" and id(module) in self._paths and isinstance(output, torch.Tensor):
+            if self.phase == "forward" and id(module) in self.paths and isinstance(output, torch.Tensor):
                 node = node_of(output)
                 if node is not None:
                     self.returned.setdefault(path, []).append(node)
@@ -145,7 +145,7 @@ class Recorder(TorchDispatchMode):
         while trace is not None:
             code = trace.tb_frame.f_code
             source = _quoted(code.co_filename, trace.tb_lineno) if is_users(code.co_filename) else source
-            module = self._paths.get(id(trace.tb_frame.f_locals.get("self")), module)
+            module = self.paths.get(id(trace.tb_frame.f_locals.get("self")), module)
             trace = trace.tb_next
         return Origin(module, source or self.current.source)
 

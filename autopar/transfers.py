@@ -254,6 +254,8 @@ def _splits(shape: Sequence[int], splits: Sequence[Axes], parts: Parts, pending:
     counts = [1] * len(shape) if parts is None else list(map(len, parts))
     if len(splits) != sum(counts) or len(counts) != len(shape):
         raise LayoutMismatch(f"{len(splits)} splits are given for {sum(counts)} parts")
+    if negative := [size for sizes in parts or () for size in sizes if size < 0]:
+        raise LayoutMismatch(f"the parts {parts} have the size {negative[0]}; a size is at least 0, and those of a dim multiply to it")
     if parts is not None and any(math.prod(sizes) != n for sizes, n in zip(parts, shape, strict=True)):
         raise LayoutMismatch(f"the parts {parts} do not make the shape {list(shape)}")
     used = [mesh.check_axis(axis) for axes in splits for axis in axes] + [axis for axis, _ in pending]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -73,6 +73,37 @@ def assignments_refused() -> Iterator[None]:
             del torch.Tensor.data  # that of its base is seen again
         else:
             torch.Tensor.data = before
+
+
+COMPUTED_BEFORE: dict[str, tuple[str, str]] = {  # module of a hook's class → what registers it, and what to use instead
+    "torch.nn.utils.weight_norm": ("torch.nn.utils.weight_norm", "use torch.nn.utils.parametrizations.weight_norm, which computes the same"),
+    "torch.nn.utils.spectral_norm": ("torch.nn.utils.spectral_norm", "use torch.nn.utils.parametrizations.spectral_norm, which computes the same"),
+    "torch.nn.utils.prune": ("torch.nn.utils.prune", "end it with torch.nn.utils.prune.remove(module, {name!r}), or multiply by the mask in a parametrization"),
+}
+
+
+@contextlib.contextmanager
+def hooked_weights_refused(paths: Mapping[int, str]) -> Iterator[None]:
+    """Hooks of torch's own that put a computed tensor into a module before each forward. ``paths``: of modules, by their ids."""
+
+    def check(module: torch.nn.Module, args: Any) -> None:
+        for hook in module._forward_pre_hooks.values():
+            kind = next((base.__module__ for base in type(hook).__mro__ if base.__module__ in COMPUTED_BEFORE), None)
+            if kind is not None:
+                registered, remedy = COMPUTED_BEFORE[kind]
+                name = getattr(hook, "name", None) or getattr(hook, "_tensor_name", "weight")
+                where = f"{paths.get(id(module), '')}.{name}".lstrip(".")
+                raise CaptureError(
+                    f"a hook of {registered} puts a computed tensor into {where} before each forward, which a captured step cannot do\n"
+                    f"    {user_line()}\n"
+                    f"  {remedy.format(name=name)}"
+                )
+
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(check)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _generators() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import fx
 from autopar.arguments import Arguments
 from autopar.borrow import Borrower
 from autopar.capture.caches import caches_forgotten
-from autopar.capture.checks import Beside, ClassesChecked, assignments_refused
+from autopar.capture.checks import Beside, ClassesChecked, assignments_refused, hooked_weights_refused
 from autopar.capture.explained import explained, values_read
 from autopar.capture.recurrent import Unroller
 from autopar.decompose_strides import STRIDES
@@ -94,9 +94,10 @@ class Tracer:
         own = [*self.parameters.values(), *self.buffers.values()]
         self.recorder.streams = streams = Streams(seed)
         lent = self.borrower.borrowed(dict(zip(own, tensors, strict=False)))
-        alone = streams.numbering(), caches_forgotten(self.model), self.beside.watched(), assignments_refused(), _autograd_alone(), _plain_recurrences()
+        alone = streams.numbering(), caches_forgotten(self.model), self.beside.watched(), _autograd_alone(), _plain_recurrences()
+        refused = assignments_refused(), hooked_weights_refused(self.recorder.paths)
         with contextlib.ExitStack() as stack:
-            for context in (lent, *alone, self._explained(), self.recorder.modules()):
+            for context in (lent, *alone, *refused, self._explained(), self.recorder.modules()):
                 stack.enter_context(context)
             yield
 

@@ -18,17 +18,19 @@ from torch import fx
 
 from autopar.choice import place_of
 from autopar.completion import Completion, Wanted
-from autopar.drawn import is_drawn
+from autopar.drawn import is_drawn, source_of
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
 from autopar.program import Program, behind, is_getitem, name_of, operands, record_of
 from autopar.record import Record, TensorType
 from autopar.rules.binding import bind_node
+from autopar.rules.registry import op_name
 from autopar.step.assembly import Assembly, type_of
 
 aten = torch.ops.aten
 AXIS = "rows"
 FILLED = {aten.full.default, aten.ones.default, aten.zeros.default, aten.full_like.default, aten.ones_like.default, aten.zeros_like.default}
+DRAWN_TOGETHER = {"randperm", "multinomial"}  # an element depends on the others
 OWN_STATISTICS = "batch_norm"  # whose rows meet in each micro-batch, as in any loop that accumulates gradients
 
 
@@ -105,28 +107,49 @@ def _drawing(record: Record) -> Record:
 
 
 def _repeats(node: fx.Node, dim: int) -> bool:
-    """Whether a value that all micro-batches have alike is the same all along a dim, and so that of the whole batch, only shorter."""
-    open_, seen = [(node, dim)], set()
-    while open_:
-        value, d = one = open_.pop()
-        type = record_of(value).type
-        if one in seen or value.target in FILLED or is_drawn(value.target) or (isinstance(type, TensorType) and type.shape[d] == 1):
+    """Whether a value that all micro-batches have alike is the same all along a dim, and so that of the whole batch, only shorter.
+
+    What is drawn anew for each row counts as the same. A look-up by such an index, or into what is the same all along, is the same too.
+    """
+    known: dict[tuple[fx.Node, int], bool] = {}
+    open_ = [(node, dim)]
+    while open_:  # a value is answered when all that it depends on is
+        value, d = one = open_[-1]
+        needs = _repeats_where(value, d) if one not in known else []
+        if unknown := [need for group in needs for need in group if need not in known]:
+            open_ += unknown
             continue
-        seen.add(one)
-        if value.op != "call_function" or not isinstance(type, TensorType):
-            return False
-        op, k = value.args if is_getitem(value) else (value, 0)
-        bound = bind_node(op)  # type: ignore[arg-type]
-        factors = set((bound.results[k] or {d: ()})[d])  # type: ignore[index,misc]
-        held = [(k, e) for k, dims in enumerate(bound.operands) for e, own in enumerate(dims) if not factors.isdisjoint(own)]
-        if not factors.isdisjoint(bound.whole) or not (held or value.target is aten.expand.default):
-            return False
-        open_ += [_indexed(op, operands(op)[k], e) for k, e in held]  # type: ignore[arg-type]
-    return True
+        known.setdefault(one, all(any(known[need] for need in group) for group in needs))
+        open_.pop()
+    return known[node, dim]
 
 
-def _indexed(node: fx.Node, value: fx.Node, dim: int) -> tuple[fx.Node, int]:
-    """An operand and a dim of it; of an index, the dim that it looks into: where that repeats, it does not matter which are taken."""
+def _repeats_where(value: fx.Node, dim: int) -> list[list[tuple[fx.Node, int]]]:
+    """What must repeat for a value to repeat along a dim: of each group one; an empty group can never."""
+    type = record_of(value).type
+    if value.target in FILLED or _is_drawn_apart(value) or (isinstance(type, TensorType) and type.shape[dim] == 1):
+        return []
+    if value.op != "call_function" or not isinstance(type, TensorType):
+        return [[]]
+    op, k = value.args if is_getitem(value) else (value, 0)
+    bound = bind_node(op)  # type: ignore[arg-type]
+    factors = set((bound.results[k] or {dim: ()})[dim])  # type: ignore[index,misc]
+    held = [(k, e) for k, dims in enumerate(bound.operands) for e, own in enumerate(dims) if not factors.isdisjoint(own)]
+    if not factors.isdisjoint(bound.whole) or not (held or value.target is aten.expand.default):
+        return [[]]
+    return [_looked_up(op, operands(op)[k], e) for k, e in held]  # type: ignore[arg-type]
+
+
+def _is_drawn_apart(value: fx.Node) -> bool:
+    """Whether a value is drawn, each element without regard to the others."""
+    if not is_drawn(value.target):
+        return False
+    name = op_name(source_of(value.target))
+    return name not in DRAWN_TOGETHER or (name == "multinomial" and True in value.args)  # with replacement
+
+
+def _looked_up(node: fx.Node, value: fx.Node, dim: int) -> list[tuple[fx.Node, int]]:
+    """An operand and a dim of it; of an index, the dim that it looks into as well: where that repeats, it does not matter which are taken."""
     if node.target is not aten.index.Tensor or value is node.args[0]:
-        return value, dim
-    return node.args[0], next(k for k, index in enumerate(node.args[1]) if index is value)  # type: ignore[return-value,arg-type]
+        return [(value, dim)]
+    return [(value, dim), (node.args[0], next(k for k, index in enumerate(node.args[1]) if index is value))]  # type: ignore[arg-type,list-item]

@@ -15,6 +15,7 @@ from autopar.errors import TextError
 from autopar.mesh import Mesh
 from autopar.program import LEVELS, Constant, Program, record_of, set_record
 from autopar.record import DTYPE_NAMES, PHASES, ROLES, Record, Requirement, Result, TensorType, ValueType
+from autopar.text.overloads import misplaced
 from autopar.text.tokens import RESERVED, WORDS, can_name
 from autopar.text.types import TypeReader
 from autopar.torch_private import OpOverload
@@ -214,6 +215,8 @@ class _Parser(TypeReader):
         args, kwargs = self._arguments(transfer)
         if transfer:
             self._check_transfer(target, args, kwargs)
+        elif wrong := misplaced(target, args, kwargs):
+            raise self.error(wrong)
         uses = self._told(self.uses) if self.asks else ()
         return "call_function", target, args, kwargs, {"uses": uses, "started": started}
 
