@@ -19,11 +19,22 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.int32
 UNREDUCED = (torch.float8_e4m3fn, torch.float8_e5m2)  # small whole numbers are not exact in these
 
 
+def ascending(draw: st.DrawFn, sizes: Sequence[int], ranks: Sequence[int]) -> list[int]:
+    """The ranks in some order on a grid of these sizes in which they ascend along each axis."""
+    grid = list(itertools.product(*map(range, sizes)))
+    placed: dict[tuple[int, ...], int] = {}
+    for rank in sorted(ranks):
+        before = ([(*point[:k], n - 1, *point[k + 1 :]) for k, n in enumerate(point) if n] for point in grid)
+        free = [point for point, others in zip(grid, before, strict=True) if point not in placed and all(other in placed for other in others)]
+        placed[draw(st.sampled_from(free))] = rank
+    return [placed[point] for point in grid]
+
+
 @st.composite
 def meshes(draw: st.DrawFn, *, max_axes: int = 3, max_size: int = 4, max_ranks: int = 16, permuted: bool = False) -> Mesh:
     sizes = draw(st.lists(st.integers(1, max_size), min_size=1, max_size=max_axes).filter(lambda s: math.prod(s) <= max_ranks))
     names = draw(st.permutations(NAMES))
-    ranks = draw(st.permutations(range(math.prod(sizes)))) if permuted and draw(st.booleans()) else None
+    ranks = ascending(draw, sizes, range(math.prod(sizes))) if permuted and draw(st.booleans()) else None
     return Mesh(dict(zip(names, sizes, strict=False)), ranks=ranks)
 
 
@@ -40,7 +51,8 @@ def worlds(draw: st.DrawFn, max_ranks: int = 6, *, permuted: bool = True) -> tup
     for name in ("s0", "s1"):
         axes = draw(meshes(max_ranks=max_ranks, max_size=max_ranks)).axes
         ranks = draw(st.permutations(range(max_ranks)))[: math.prod(size for _, size in axes)]
-        found.append(Mesh(dict(axes), ranks=ranks if permuted and draw(st.booleans()) else sorted(ranks), name=name))
+        laid = ascending(draw, [size for _, size in axes], ranks) if permuted and draw(st.booleans()) else sorted(ranks)
+        found.append(Mesh(dict(axes), ranks=laid, name=name))
     if draw(st.integers(0, 4)) == 0:
         found[1] = Mesh(dict(found[0].axes), ranks=found[0].ranks, name="s1")
     return found[0], found[1]

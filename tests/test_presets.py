@@ -50,12 +50,14 @@ BATCH = "dp splits dim 0 of the inputs x (the batch, 4); name inputs in the plan
 def test_without_a_plan_tp_gets_megatron_and_says_so() -> None:
     model = Attention().double()
     parallel = check_equal(model, MESH, None, (X.clone().requires_grad_(),))
-    assert parallel.reports["capture"].notes == (
-        "without a plan, the preset megatron splits 4 parameters (q_proj, k_proj, v_proj, o_proj) over tp; give a plan to change it", BATCH
-    )  # fmt: skip
+    unmatched = parallel.reports["capture"].unmatched
+    matched = (f'the preset megatron splits 4 parameters over tp: q_proj 1, k_proj 1, v_proj 1, o_proj 1; {len(unmatched)} other names of it '
+               f'match nothing (reports["capture"].unmatched)')  # fmt: skip
+    assert len(unmatched) > 100 and {"gate_proj", "attn.c_attn:Conv1D", "lm_head"} < set(unmatched) and "q_proj" not in unmatched
+    assert parallel.reports["capture"].notes == (f"without a plan, {matched}; give a plan to change it", BATCH)
     asked = autopar.parallelize(model, MESH, "megatron", example=(X.clone().requires_grad_(),))
     assert str(asked.program) == str(parallel.program)
-    assert asked.reports["capture"].notes[0] == "the preset megatron splits 4 parameters (q_proj, k_proj, v_proj, o_proj) over tp"
+    assert asked.reports["capture"].notes == (matched, BATCH)
     transfers = [(row.transfer, row.phase, row.times) for row in parallel.transfers if row.axis == "tp"]
     assert transfers == [("pend", "forward", 1), ("all_reduce", "forward", 1), ("all_reduce", "backward", 1)]
 
@@ -66,9 +68,35 @@ def test_a_model_without_the_presets_names() -> None:
         "same work; give a plan",
         BATCH,
     )  # fmt: skip
-    assert notes(Block(), {}) == (BATCH,)
-    assert notes(Block(), "ddp") == (BATCH,)
+    unused = "the axis tp splits nothing: its 2 ranks do the same work; a plan that names it, or a preset with the names of the model's layers, uses it"
+    assert notes(Block(), {}) == (BATCH, unused)
+    assert notes(Block(), "ddp") == (BATCH, unused)
+    assert notes(Block(), {"up.weight": ("tp",)}) == (BATCH,)
     assert notes(Block(), mesh=Mesh(dp=2)) == (BATCH,)
+
+
+def test_axes_that_split_nothing_are_named() -> None:
+    """Whoever uses one in a plan is told nothing; nor is an axis of one rank worth a line."""
+    unused = 'the axis foo splits nothing: its 2 ranks do the same work; a plan that names it for an input or a parameter uses it, as in {"*.weight": ("foo", None)}'
+    assert notes(Block(), mesh=Mesh(dp=2, foo=2)) == (BATCH, unused)
+    assert notes(Block(), mesh=Mesh(dp=2, foo=1)) == (BATCH,)
+    assert notes(Block(), {"up.weight": ("foo", None)}, mesh=Mesh(dp=2, foo=2)) == (BATCH,)
+    assert notes(Block(), {"act()": ("?", "?", "foo")}, mesh=Mesh(dp=2, foo=2)) == (BATCH,)
+    flat = notes(Block(), mesh=Mesh(dp=2, cp=2), x=X[:, 0])
+    assert flat[1:] == ()  # a matrix has a dim 1, which cp splits
+
+
+def test_what_a_preset_leaves_whole() -> None:
+    class Odd(Attention):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(6, 8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x + self.table)
+
+    assert notes(Odd())[2:] == ("whole on every rank of tp: 1 parameter of two dims or more: table 1; name them in a plan to split them",)
+    assert notes(Odd(), ["megatron", {"table": (None, "tp")}])[2:] == ()
 
 
 def test_a_plan_on_top_of_a_preset_has_the_last_word() -> None:
@@ -119,6 +147,8 @@ def test_presets_are_data() -> None:
         ({"up.weight": ("(3 4/tq)",)}, MESH, "the plan's 'up.weight': ('(3 4/tq)',): the mesh (dp=2 tp=2) has no axis 'tq'; its axes are dp, tp; did you mean 'tp'?"),
         ({"up.weight": ("(3/tp 4/tp)",)}, MESH, "the plan's 'up.weight': ('(3/tp 4/tp)',) uses the axis 'tp' twice on up.weight; parts of one size are written once, as in \"(3 -1/tp)\"; of parts of different sizes split the dim as one, \"tp\": they are moved where they come apart"),
         ({"up()": ("tp", "tp")}, MESH, "the plan's 'up()': ('tp', 'tp') uses the axis 'tp' twice on up(); an axis splits one dim of a value once"),
+        ({"up.weight": (None, "tp", None)}, MESH, "the plan's 'up.weight': (None, 'tp', None) has 3 entries, but up.weight has the shape [12, 8] and only 2 dims"),
+        ({"up.weight": (None, None, "tp", None)}, MESH, "the plan's 'up.weight': (None, None, 'tp', None) splits dim 2, but up.weight has the shape [12, 8] and only 2 dims"),
         ({"up()": (None, None, None, "tp")}, MESH, "the plan's 'up()': (None, None, None, 'tp') splits dim 3, but up() has the shape [4, 6, 12] and only 3 dims"),
     ],
     ids=lambda value: str(value)[:30],

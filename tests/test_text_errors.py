@@ -43,6 +43,8 @@ ERRORS = {
     TRACED + "  x : f32[4 6] = relu(x)": "line 4: the value x is made twice\n    x : f32[4 6] = relu(x)",
     TRACED + "  y : f32[4 6] = relux(x)": "line 4: no op or transfer 'relux'; ops print as 'mm', 'add.Tensor' or 'library::op'\n    y : f32[4 6] = relux(x)",
     TRACED + "  y : f32[4 6] = mm.no(x, x)": "line 4: no op or transfer 'mm.no'; ops print as 'mm', 'add.Tensor' or 'library::op'\n    y : f32[4 6] = mm.no(x, x)",
+    TRACED + "  y : f32[4 6] = mul(x, x)": "line 4: mul takes no tensor as its argument 0; an overload of it that does is mul.Tensor\n    y : f32[4 6] = mul(x, x)",
+    TRACED + "  y : f32[4 6] = add.Tensor(x, x, alpha=x)": "line 4: add.Tensor takes no tensor as its argument alpha\n    y : f32[4 6] = add.Tensor(x, x, alpha=x)",
     TRACED + "  y : f32[4 6] = no::relu(x)": "line 4: no op or transfer 'no::relu'; ops print as 'mm', 'add.Tensor' or 'library::op'\n    y : f32[4 6] = no::relu(x)",
     TRACED + "  y : float[4 6] = relu(x)": f"line 4: no dtype 'float'; dtypes are {', '.join(DTYPES)}\n    y : float[4 6] = relu(x)",
     TRACED + "  y : f32[4/dp 6] = relu(x)": "line 4: a value is placed, but the header names no mesh, as in 'on dp=2 tp=2'\n    y : f32[4/dp 6] = relu(x)",
