@@ -16,6 +16,7 @@ from autopar.parallel import OUTPUTS, Parallel
 from autopar.plan import Plan
 from autopar.runtime.job import job_of
 from autopar.runtime.seeds import RANDOM
+from autopar.shards import is_dtensor
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -95,8 +96,7 @@ def _check_pipeline(mesh: Mesh) -> None:
     stages = mesh.sizes.get(PIPELINE, 1)
     if stages > 1:
         rest = {axis: size for axis, size in mesh.axes if axis != PIPELINE}
-        axis = "dp" if "dp" in rest or "tp" in rest else "tp"
-        instead = ", ".join(f"{name}={size}" for name, size in ({axis: stages * rest.pop(axis, 1)} | rest).items())
+        instead = ", ".join(f"{axis}={size}" for axis, size in {"dp": stages * rest.pop("dp", 1), **rest}.items())
         raise ValueError(
             f"the mesh ({mesh}) has an axis pp, for the stages of a pipeline, and parallelize does not run pipelines yet: each stage would compute "
             f"the whole model; give these ranks to another axis, as in Mesh({instead}); schedules by themselves are in autopar.pipeline"
@@ -126,15 +126,32 @@ def _check_model(model: Any) -> None:
         raise TypeError(f"parallelize takes a torch.nn.Module, not {type(model).__name__}")
     if isinstance(model, Parallel):
         raise TypeError("parallelize takes the model itself, and this one is on a mesh already; pass what was given to parallelize")
-    if isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
-        raise TypeError(f"parallelize takes the model itself, not {type(model).__name__}; pass model.module")
+    _check_wrappers(model)
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError("parallelize takes an eager model, not one of torch.jit; pass what was scripted or traced")
     if hasattr(model, "_orig_mod"):
         raise TypeError("parallelize takes the model before torch.compile; pass model._orig_mod")
     for name, parameter in model.named_parameters():
+        if is_dtensor(parameter):
+            raise TypeError(f"the parameter {name} is a DTensor already, as after fully_shard or parallelize_module; parallelize takes the model before that, and splits it itself")
         if isinstance(parameter, torch.nn.UninitializedParameter):
             raise TypeError(f"the parameter {name} has no shape yet; run the model once before parallelize")
+
+
+DATA_PARALLEL = {  # class → the remedy
+    "DataParallel": "pass what it wraps, {path}.module",
+    "DistributedDataParallel": "pass what it wraps, {path}.module",
+    "FullyShardedDataParallel": "it has flattened its parameters; pass the model from before it was wrapped",
+}
+
+
+def _check_wrappers(model: torch.nn.Module) -> None:
+    """Wrappers that communicate by themselves."""
+    for name, module in model.named_modules():
+        kind = next((base.__name__ for base in type(module).__mro__ if base.__name__ in DATA_PARALLEL and base.__module__.startswith("torch.")), None)
+        if kind is not None:
+            path = f"model.{name}".rstrip(".")
+            raise TypeError(f"parallelize takes the model itself, not {kind}" + f" ({path})" * bool(name) + f"; {DATA_PARALLEL[kind].format(path=path)}")
 
 
 def _example(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -39,7 +39,6 @@ BoxedCodeGen = torch.fx.graph._BoxedCodeGen  # tried on 2.13: arguments in a lis
 IncompatibleKeys = torch.nn.modules.module._IncompatibleKeys  # tried on 2.13: what load_state_dict returns
 set_onednn = torch._C._set_mkldnn_enabled  # tried on 2.13: whether ops are oneDNN's; the public flag may have been closed for the process
 FUNCTIONAL = torch.ops._c10d_functional  # tried on 2.13: collectives that return a tensor to be waited for
-
 NO_DIMS = torch.Size()
 
 FLASH_FOR_CPU = (  # tried on 2.13: attention on CPU, and its backward
@@ -465,3 +464,8 @@ def relink(graph: fx.Graph, order: Sequence[fx.Node], gone: Collection[fx.Node],
         write(node, "_next", following)
         write(following, "_prev", node)
     graph._len = len(order)
+
+
+def compiled_parts_in_eager() -> Any:
+    """In such a block functions of torch.compile that are traced run as they are written; else they refuse. Tried on 2.13."""
+    return torch._dynamo.config.patch(error_on_nested_fx_trace=False)

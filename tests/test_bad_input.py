@@ -10,6 +10,7 @@ import torch
 from models import Block
 from test_equality import check_equal
 from torch import nn
+from torch.nn.utils import prune
 
 import autopar
 from autopar import CaptureError, Mesh, PlanError, RuleError
@@ -385,6 +386,29 @@ def test_a_parameter_that_is_written() -> None:
     )
 
 
+HOOKED = {
+    "weight_norm": (torch.nn.utils.weight_norm, "up.weight", r"use torch\.nn\.utils\.parametrizations\.weight_norm, which computes the same"),
+    "spectral_norm": (torch.nn.utils.spectral_norm, "up.weight", r"use torch\.nn\.utils\.parametrizations\.spectral_norm, which computes the same"),
+    "prune": (lambda layer: prune.l1_unstructured(layer, "bias", 0.5), "up.bias",
+              r"end it with torch\.nn\.utils\.prune\.remove\(module, 'bias'\), or multiply by the mask in a parametrization"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOOKED)
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
+def test_hooks_that_compute_weights(name: str) -> None:
+    register, tensor, remedy = HOOKED[name]
+    model = Block()
+    register(model.up)
+    refuses(
+        CaptureError,
+        rf"a hook of torch\.nn\.utils\.{name} puts a computed tensor into {re.escape(tensor)} before each forward, which a captured step cannot do\n"
+        rf"    models\.py:\d+  return self\.down\(self\.act\(self\.up\(x\)\)\)\n"
+        rf"  {remedy}",
+        model,
+    )
+
+
 def test_buffers_that_share_memory() -> None:
     def writes(self: Any, x: torch.Tensor) -> torch.Tensor:
         self.a.add_(1)
@@ -402,7 +426,9 @@ def test_buffers_that_share_memory() -> None:
 
 
 WRAPPED = {
-    "data parallel": (lambda m: nn.DataParallel(m), r"parallelize takes the model itself, not DataParallel; pass model\.module"),
+    "data parallel": (lambda m: nn.DataParallel(m), r"parallelize takes the model itself, not DataParallel; pass what it wraps, model\.module"),
+    "data parallel inside": (
+        lambda m: nn.Sequential(nn.DataParallel(m)), r"parallelize takes the model itself, not DataParallel \(model\.0\); pass what it wraps, model\.0\.module"),
     "scripted": (lambda m: torch.jit.trace(m, x, check_trace=False), r"parallelize takes an eager model, not one of torch\.jit; .*"),
     "compiled": (lambda m: torch.compile(m), r"parallelize takes the model before torch\.compile; pass model\._orig_mod"),
     "lazy": (lambda m: nn.LazyLinear(3), r"the parameter weight has no shape yet; run the model once before parallelize"),
@@ -416,6 +442,23 @@ def test_models_that_are_not_plain(case: str) -> None:
     with pytest.raises(TypeError) as caught:
         autopar.parallelize(wrap(Block()), Mesh(dp=2), example=(x,))
     assert re.fullmatch(text, str(caught.value)), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "instead"),
+    [({"pp": 2, "dp": 2}, "dp=4"), ({"dp": 2, "pp": 2, "tp": 2}, "dp=4, tp=2"), ({"pp": 2, "tp": 2}, "dp=2, tp=2"), ({"pp": 4}, "dp=4")],
+    ids=str,
+)
+def test_a_mesh_with_pp(sizes: dict[str, int], instead: str) -> None:
+    """It would have every stage compute the whole model; a mesh of one stage is as one without."""
+    mesh = Mesh(sizes)
+    text = (
+        rf"the mesh \({mesh}\) has an axis pp, for the stages of a pipeline, and parallelize does not run pipelines yet: each stage would compute "
+        rf"the whole model; give these ranks to another axis, as in Mesh\({instead}\); schedules by themselves are in autopar\.pipeline"
+    )
+    refuses(ValueError, text, Block(), mesh=mesh)
+    refuses(ValueError, text, Block(), mesh=mesh, plan={"up.weight": ("pp", None)})
+    assert autopar.parallelize(Block(), Mesh(pp=1, dp=2), example=(x,)).mesh.size == 2
 
 
 def test_a_stage_is_not_the_mesh() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,9 @@ def adapted(model: nn.Module, layers: list[str], **options: Any) -> nn.Module:
     """A model with LoRA in some layers; what is added is not zero."""
     from peft import LoraConfig, get_peft_model
 
-    return get_peft_model(model, LoraConfig(r=2, init_lora_weights=False, target_modules=layers, **options)).double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PEFT reads what transformers deprecates
+        return get_peft_model(model, LoraConfig(r=2, init_lora_weights=False, target_modules=layers, **options)).double()
 
 
 def lora_llama(layers: list[str] = LLAMA_LAYERS, depth: int = 1, **options: Any) -> nn.Module:

@@ -25,6 +25,7 @@ from autopar.torch_private import (
     DATA_DEPENDENT,
     FakeTensorMode,
     are_saved_tensors_hooked,
+    compiled_parts_in_eager,
     make_fx,
     mutates,
     set_onednn,
@@ -39,6 +40,7 @@ class Tracer:
         parameters, buffers: of the model, by name; ``arguments`` of the call.
         module: the graph: its placeholders are these three, the tangents and the seed; its result is one flat list, of what the
             model returns, of the gradients of ``differentiated`` placeholders, of the next values of ``reassigned`` buffers.
+        compiled: whether torch.compile has wrapped a part of the model.
         recorder: where the nodes come from.
         draws: what a single device draws, by stream; the last placeholder is the seed.
         spec, leaves, returned: the structure of the outputs, those that are no tensors, and the number of the others.
@@ -56,6 +58,7 @@ class Tracer:
         self.borrower = Borrower(model)
         self.beside = Beside()
         self.unroller = Unroller(self.recorder.running)
+        self.compiled = any(hasattr(module, "_orig_mod") or vars(module).get("_compiled_call_impl") is not None for module in model.modules())
         self.grad = torch.is_grad_enabled()
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -94,10 +97,11 @@ class Tracer:
         own = [*self.parameters.values(), *self.buffers.values()]
         self.recorder.streams = streams = Streams(seed)
         lent = self.borrower.borrowed(dict(zip(own, tensors, strict=False)))
+        written = compiled_parts_in_eager() if self.compiled else contextlib.nullcontext()
         alone = streams.numbering(), caches_forgotten(self.model), self.beside.watched(), _autograd_alone(), _plain_recurrences()
         refused = assignments_refused(), hooked_weights_refused(self.recorder.paths)
         with contextlib.ExitStack() as stack:
-            for context in (lent, *alone, *refused, self._explained(), self.recorder.modules()):
+            for context in (lent, written, *alone, *refused, self._explained(), self.recorder.modules()):
                 stack.enter_context(context)
             yield
 
