@@ -18,6 +18,8 @@ from random_lines import FAMILIES, SLOT
 from random_modules import MODULES
 from torch import nn
 
+from autopar.naming import names_of
+
 NAME = re.compile(r"\b[a-z]\d+\b")
 LARGEST, MOST = 50.0, 600  # of a value's elements: the magnitude, the number
 SIZES = (2, 4, 3, 6, 1, 5, 8)
@@ -285,6 +287,11 @@ class Models:
         for name, buffer in self.owner.named_buffers():
             if self.chance(25):
                 plan[name] = self.spec(buffer.shape, axes, percent)
+        names = names_of(self.owner)
+        own = {name for name, _ in (*self.owner.named_parameters(), *self.owner.named_buffers())}
+        for name, listed in [*names.through, *((name, name) for name in names.shapes if name not in own)]:
+            if self.chance(60) and ":" not in name:
+                plan[f"*.{name}"] = self.spec(names.shapes[listed], axes, percent)
         for expression, name in self.named.items() if self.chance(75) else ():
             if self.chance(70):
                 plan[name] = self.spec(self.shape(expression), axes, percent)

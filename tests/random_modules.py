@@ -13,6 +13,13 @@ if TYPE_CHECKING:
 KNOWN = ("q_proj", "o_proj", "fc1", "fc2", "qkv_proj", "lin1", "lin2", "up_proj", "down_proj", "c_proj")  # to presets
 
 
+WRAPPED = (  # what is done to a layer that has a weight
+    "nn.utils.parametrizations.weight_norm({l})", "nn.utils.parametrizations.weight_norm({l}, dim=1)", "nn.utils.parametrizations.spectral_norm({l})",
+    "nn.utils.parametrizations.orthogonal({l})", "nn.utils.parametrize.register_parametrization({l}, 'weight', nn.Tanh())",
+    "{l} = torch.optim.swa_utils.AveragedModel({l})",
+)  # fmt: skip
+
+
 def _layer(m: Models, text: str, x: str, call: str = "{l}({x})", *, again: bool = False) -> str | None:
     """A new layer, or one of the same text that is there, applied to ``x``; the value it makes."""
     same = [line.split(" = ")[0] for line in m.init if line.endswith(f" = {text}")]
@@ -25,6 +32,8 @@ def _layer(m: Models, text: str, x: str, call: str = "{l}({x})", *, again: bool 
             layer = f"self.{m.r.choice(free)}"
         if not m.add_init(f"{layer} = {text}"):
             return None
+        if text.startswith(("nn.Linear", "nn.Conv")) and m.chance(25):
+            m.add_init(m.r.choice(WRAPPED).format(l=layer))
     name = m.name()
     if not m.add(f"{name} = {call.format(l=layer, x=x)}", name):
         return None

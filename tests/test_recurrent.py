@@ -215,3 +215,12 @@ def test_work_is_linear_in_steps(model: Any, monkeypatch: pytest.MonkeyPatch) ->
     four, eight, sixteen = work(4), work(8), work(16)
     assert sixteen - eight < 2.2 * (eight - four)
     assert not traces
+
+
+def test_references_that_a_layer_renews_are_no_news() -> None:
+    """A forward finds that its weak references are to other parameters, and makes new ones; nothing of it stays."""
+    model = nn.LSTM(4, 4)
+    kept = model._flat_weight_refs
+    parallel = autopar.parallelize(model, Mesh(dp=2), example=(torch.randn(3, 2, 4),))
+    assert not any("forward changes" in note for note in parallel.reports["capture"].notes)
+    assert model._flat_weight_refs is kept

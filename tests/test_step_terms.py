@@ -168,6 +168,66 @@ def test_layers_that_begin_with_zeros(cell: Any) -> None:
     assert abs(step.simulate(x) - expected) < 1e-12
 
 
+class Noised(nn.Module):
+    """Looks into a table for each row, by numbers that are drawn or given."""
+
+    def __init__(self, rows: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.linear, self.rows, self.embedding = nn.Linear(4, 4), rows, nn.Embedding(12, 4)
+        self.register_buffer("steps", torch.linspace(0.1, 1.0, 12))
+        self.register_buffer("table", torch.randn(12, 4))
+
+    def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return (self.linear(x) + self.rows(self, x, t)).square().mean()
+
+
+def drawn(x: torch.Tensor, *more: int) -> torch.Tensor:
+    return torch.randint(12, (x.shape[0], *more))
+
+
+LOOKED_UP: dict[str, Callable[..., torch.Tensor]] = {  # each row by a number of its own
+    "drawn": lambda m, x, t: m.steps[drawn(x)].sqrt().view(-1, 1),
+    "drawn rows of a table": lambda m, x, t: m.table[drawn(x)],
+    "drawn rows of a parameter": lambda m, x, t: m.embedding.weight[drawn(x)],
+    "computed of what is drawn": lambda m, x, t: m.steps[(2 * drawn(x)).clamp(max=11)][:, None],
+    "several for each row": lambda m, x, t: m.steps[drawn(x, 3)].sum(1, keepdim=True),
+    "two numbers for each row": lambda m, x, t: m.table[drawn(x), drawn(x) % 4][:, None],
+    "drawn with replacement": lambda m, x, t: m.steps[torch.multinomial(m.steps, x.shape[0], replacement=True)][:, None],
+    "gathered": lambda m, x, t: m.steps.gather(0, drawn(x))[:, None],
+    "embedded": lambda m, x, t: m.embedding(drawn(x)),
+    "given": lambda m, x, t: m.table[t],
+    "given, of a parameter": lambda m, x, t: m.embedding.weight[t] * m.steps.gather(0, t)[:, None],
+}
+MET: dict[str, Callable[..., torch.Tensor]] = {  # which numbers a row gets depends on the others
+    "other rows": lambda m, x, t: x[drawn(x) % x.shape[0]],
+    "other rows in another order": lambda m, x, t: x[torch.randperm(x.shape[0])],
+    "all different": lambda m, x, t: m.embedding(torch.randperm(x.shape[0])),
+    "drawn without replacement": lambda m, x, t: m.table[torch.multinomial(m.steps, x.shape[0])],
+    "sorted": lambda m, x, t: m.table[drawn(x).sort().values],
+    "counted": lambda m, x, t: m.table[torch.arange(x.shape[0])],
+}
+
+
+def told_of(rows: Callable[..., torch.Tensor]) -> list[str]:
+    parallel = autopar.parallelize(Noised(rows), Mesh(dp=2))
+    step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), microbatches=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        step.capture(torch.randn(8, 4), torch.randint(12, (8,)))
+    return [str(one.message) for one in caught]
+
+
+@pytest.mark.parametrize("name", LOOKED_UP)
+def test_a_look_up_for_each_row_is_no_meeting(name: str) -> None:
+    assert told_of(LOOKED_UP[name]) == []
+
+
+@pytest.mark.parametrize("name", MET)
+def test_a_look_up_that_depends_on_other_rows_is_one(name: str) -> None:
+    (told,) = told_of(MET[name])
+    assert WHY[1] in told and "test_step_terms.py" in told
+
+
 def test_batch_norm_is_as_in_a_loop() -> None:
     """Its statistics are those of a micro-batch, and everybody knows."""
     model = Scores(lambda z, y, m, s: ce(z, y))
