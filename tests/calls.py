@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from casts import PromotedCasts
 from loops import VOCABULARY, text, whole
 from models import COLUMN_ROW, Block, Language, Residual
 from test_equality import loss_of, relative
@@ -448,3 +449,27 @@ def loaded_values_of_the_first_rank() -> None:
     parallel.load_state_dict({name: value * scale for name, value in model.state_dict().items()})
     for name, value in parallel.state_dict().items():
         assert torch.equal(whole(value), model.state_dict()[name]), name
+
+
+def wrapped_layers() -> None:
+    """Adapters and parametrizations: outputs, gradients, and where the parameters lie."""
+    from wrapped import HAS_PEFT, PARAMETRIZED, Fed, lora_llama
+
+    torch.manual_seed(0)
+    x = torch.randn(4, 8, dtype=torch.float64)
+    made: list[tuple[nn.Module, dict[str, Any]]] = [(Fed(PARAMETRIZED[name]).double(), {"x": x}) for name in ("weight norm", "spectral norm")]
+    if HAS_PEFT:
+        made.append((lora_llama(), text(0)))
+    for model, batch in made:
+        eager = copy.deepcopy(model)
+        parallel = autopar.parallelize(model, MESH, "megatron", outputs="global")
+        with PromotedCasts():
+            wanted, found = eager(**batch), parallel(**batch)
+            loss_of(wanted).backward()
+            loss_of(found).backward()
+        assert relative(loss_of(found), loss_of(wanted)) <= TOLERANCE
+        same_gradients(parallel, eager)
+    if HAS_PEFT:
+        placements = {name: parameter.placements for name, parameter in parallel.named_parameters()}
+        (name,) = (name for name in placements if "q_proj.lora_B" in name)
+        assert placements[name] == (Replicate(), Shard(0))
