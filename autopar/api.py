@@ -75,7 +75,7 @@ def parallelize(
         raise TypeError(f"parallelize takes an autopar.Mesh, as in autopar.Mesh(dp=2, tp=2), not {type(mesh).__name__}")
     if mesh.name is not None:
         raise ValueError(f"parallelize takes the whole mesh; this one is the stage {mesh.name!r}")
-    _check_pipeline(mesh)
+    check_pipeline(mesh)
     _check_choice("inputs", inputs, INPUTS)
     _check_choice("outputs", outputs, OUTPUTS)
     _check_choice("random", random, RANDOM)
@@ -92,7 +92,8 @@ def parallelize(
     return parallel
 
 
-def _check_pipeline(mesh: Mesh) -> None:
+def check_pipeline(mesh: Mesh) -> None:
+    """``ValueError`` for a mesh with several stages of a pipeline."""
     stages = mesh.sizes.get(PIPELINE, 1)
     if stages > 1:
         rest = {axis: size for axis, size in mesh.axes if axis != PIPELINE}

@@ -173,6 +173,7 @@ REFUSED = {
     "--mesh dp2": r"--mesh 'dp2' is not a list of different axes with their sizes; write it as in --mesh dp=2,tp=2",
     "--mesh dp=2,dp=2": r"--mesh 'dp=2,dp=2' is not a list of different axes .*",
     "--mesh dp=0": r"--mesh 'dp=0': axis 'dp' has size 0; the size of an axis is an integer ≥ 1; write it as in --mesh dp=2,tp=2",
+    "--mesh pp=2,dp=2": r"--mesh pp=2,dp=2: the mesh \(pp=2 dp=2\) has an axis pp, for the stages of a pipeline, .*",
     "--mesh dp=2 --plan megatron": r"the preset 'megatron' splits over an axis named tp, and the mesh \(dp=2\) has none; .*",
     "--plan megatorn": r"--plan megatorn is unknown; choose from ddp, megatron, megatron\+sp, or a JSON file of globs; did you mean megatron\?",
     "--plan nowhere.json": r"--plan nowhere\.json: No such file or directory; the presets are ddp, megatron, megatron\+sp",

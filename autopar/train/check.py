@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from autopar.api import check_pipeline
 from autopar.checkpoint import latest
 from autopar.loss_scaling import LossScaling
 from autopar.mesh import Mesh
@@ -83,6 +84,10 @@ def check(options: Options, launched: Launched | None) -> Checked:
     amp = AMPS[_one_of("amp", options.amp, AMPS)]
     _one_of("optimizer", options.optimizer, OPTIMIZERS)
     mesh = mesh_of(options.mesh)
+    try:
+        check_pipeline(mesh)
+    except ValueError as error:
+        raise Refused(f"--mesh {options.mesh}: {error}") from None
     _check_step(options, mesh)
     plan_name = options.plan or ("megatron" if "tp" in mesh.names else "ddp")
     plan = plan_of(plan_name)
