@@ -174,6 +174,7 @@ def test_an_ordinary_child_with_a_wrappers_name_is_none() -> None:
     assert ("a.weight", "a.module.weight") in names_of(model).through
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, where its compiler is imported
 def test_parts_that_are_compiled() -> None:
     """A capture takes what they are written as."""
     compiled = Block()
