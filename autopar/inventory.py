@@ -11,11 +11,13 @@ Named = list[tuple[str, torch.Tensor]]
 
 @dataclass
 class Inventory:
-    """What ``named_parameters`` and ``named_buffers`` list, in their order; ``all_…`` with every name of a tensor."""
+    """What ``named_parameters`` and ``named_buffers`` list, in their order; ``all_…`` with every name of a tensor. And the modules, as often as
+    they have a name, with their training flags."""
 
     all_parameters: Named = field(default_factory=list)
     all_buffers: Named = field(default_factory=list)
     training: list[bool] = field(default_factory=list)
+    modules: list[torch.nn.Module] = field(default_factory=list)
 
     @property
     def parameters(self) -> Named:
@@ -34,6 +36,7 @@ def inventory(model: torch.nn.Module) -> Inventory:
 
 def _walk(module: torch.nn.Module, prefix: str, found: Inventory) -> None:
     found.training.append(module.training)
+    found.modules.append(module)
     own = vars(module)
     found.all_parameters += [(prefix + name, tensor) for name, tensor in own["_parameters"].items() if tensor is not None]
     found.all_buffers += [(prefix + name, tensor) for name, tensor in own["_buffers"].items() if tensor is not None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from autopar.capture import Captured
 from autopar.compiled import Compiled, Compiler, Seat
 from autopar.constraints import layouts_of
 from autopar.dtensor import edge_of, placements_of
+from autopar.guards import AttributesOfModule, Call, Change, Guards, Variants
 from autopar.initialize import Init, initialize
 from autopar.inputs import Given, Shapes, given_call, piece_of
 from autopar.inventory import Inventory, Named, inventory
@@ -46,11 +47,11 @@ Key = tuple[Signature, tuple[Any, ...]]
 ROOT = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")  # what a module's children are kept in
 
 
-class Parallel(torch.nn.Module):
+class Parallel(AttributesOfModule):
     """A model on a mesh. Made by ``parallelize``.
 
-    A module with the model's own children and names: ``named_parameters``, ``state_dict``, ``train``, ``requires_grad_``
-    and the like are the model's. On processes its parameters are DTensors, copies of the model's; without, they are the
+    A module with the model's own children, attributes and names: ``named_parameters``, ``state_dict``, ``train``, ``requires_grad_``
+    and the like are the model's, and ``parallel.beta = 2.0`` sets the attribute that forward reads. On processes its parameters are DTensors, copies of the model's; without, they are the
     model's own, and ``simulate`` runs it.
 
     Attributes:
@@ -59,6 +60,8 @@ class Parallel(torch.nn.Module):
         job: the processes of the mesh; ``None`` in a process that is alone.
         compiler: how its calls are captured and placed.
     """
+
+    OWN = frozenset({"module", "mesh", "job", "compiler"})
 
     def __init__(self, model: torch.nn.Module, mesh: Mesh, plan: Plan | None = None, *, job: Job | None = None,
                  strict: bool = False, inputs: str = "global", outputs: str = "sharded", recapture: bool = True,
@@ -79,7 +82,8 @@ class Parallel(torch.nn.Module):
         """Nothing of it is captured."""
         self.__dict__ |= {"module": module, **{key: vars(module)[key] for key in ROOT}}  # not as a child: names stay
         self.compiler = compiler
-        self._compiled: dict[Key, Compiled] = {}
+        self._compiled: dict[Any, Compiled] = {}
+        self._variants = Variants()
         self._latest: Compiled | None = None
         self._layouts: dict[tuple[tuple[str, tuple[int, ...]], ...], Mapping[str, DistAttr]] = {}
         self._of_the_batch: dict[tuple[tuple[str, int], ...], Mapping[str, bool]] = {}
@@ -178,7 +182,7 @@ class Parallel(torch.nn.Module):
             RuntimeError: it was not, and ``recapture=False``.
         """
         given = self.given(bind_arguments(self.module, args, kwargs))
-        return self._captured(given, self.key(given, inventory(self.module)))
+        return self._captured(given, self._call(given, inventory(self.module)))
 
     def given(self, arguments: Arguments) -> Given:
         """The tensors of a call, and how they lie."""
@@ -204,10 +208,13 @@ class Parallel(torch.nn.Module):
         """What a capture of a call is keyed by."""
         return signature_of(own, given.arguments), given.facts
 
-    def agree_on(self, what: str, given: Sequence[Given], key: Key, numbers: str = "") -> None:
+    def _call(self, given: Given, own: Inventory) -> Call:
+        return self._variants.call(self.key(given, own), own.modules)
+
+    def agree_on(self, what: str, given: Sequence[Given], key: Key, where: str, numbers: str = "") -> None:
         """Tell the other ranks that this one makes a call, of such tensors and numbers; they are compared before its first collective."""
         if self._agreement is not None:
-            call = f"{what} {_told(given[0], key)}" + f" and {len(given) - 1} more" * (len(given) > 1)
+            call = f"{what} {_told(given[0], key)}{where}" + f" and {len(given) - 1} more" * (len(given) > 1)
             self._agreement.begin(f"{call} {numbers}".rstrip(), [brought for one in given for brought in _brought(one)], call)
 
     def agreed(self) -> None:
@@ -215,30 +222,37 @@ class Parallel(torch.nn.Module):
         if self._agreement is not None:
             self._agreement.finish()
 
-    def agree_on_program(self, text: str) -> None:
-        """The other ranks have captured the same program; ``RuntimeError`` otherwise."""
+    def agree_on_program(self, text: str, guards: Guards) -> None:
+        """The other ranks have captured the same program, of the same values; ``RuntimeError`` otherwise."""
         if self._agreement is not None:
+            self._agreement.compare({guard.place.words: guard.text for guard in guards.found})
             self._agreement.begin(f"capture a program with the digest {hashlib.sha256(text.encode()).hexdigest()[:16]}")
             self._agreement.finish()
 
-    def _captured(self, given: Given, key: Key) -> Compiled:
-        if key not in self._compiled:
-            notes = self.about_recapture(key, self._compiled)
+    def _captured(self, given: Given, call: Call) -> Compiled:
+        if not call.known:
+            notes = self.about_recapture(call.key, [key for key, _ in self._compiled], call.changes)
             args, kwargs = given.whole()
             compiled = self.compiler.compile(args, kwargs, given.laid, notes)
-            self.agree_on_program(str(compiled.program))  # one order of collectives on all ranks: their programs are one
-            self._compiled[key] = compiled
-        self._latest = self._compiled[key]
+            self.agree_on_program(str(compiled.program), compiled.captured.guards)  # one order of collectives on all ranks: their programs are one
+            self._compiled[call.identity] = compiled
+            for forgotten in self._variants.add(call, compiled.captured.guards):
+                del self._compiled[forgotten.identity]
+        self._latest = self._compiled[call.identity]
         return self._latest
 
-    def about_recapture(self, key: Key, known: Iterable[Key]) -> list[str]:
-        """What differs from the last capture of the same modes, of those with the ``known`` keys, for the report; refused with
-        ``recapture=False``."""
-        keys = list(known)
+    def about_recapture(self, key: Key, keys: Sequence[Key], changes: Sequence[Change]) -> list[str]:
+        """What differs from the last capture of the same modes, of those with these keys, for the report; refused with ``recapture=False``.
+
+        Args:
+            changes: of values that forward reads, where the key is the same.
+        """
         alike = [other for other, _ in keys if (other.training, other.modes) == (key[0].training, key[0].modes)]
-        if not alike or key in keys:
+        if not alike:
             return []
-        what = difference(alike[-1], key[0])
+        what = ", ".join(map(str, changes)) or difference(alike[-1], key[0])
+        if not self._recapture and changes:
+            raise RuntimeError(f"forward was captured with other values, and recapture=False: {what}; set back what was changed, or allow recapture=True")
         if not self._recapture:
             raise RuntimeError(f"the step was captured for other arguments, and recapture=False: {what}; pad to one shape, or allow recapture=True")
         return [f"capture {len(keys) + 1} of this model: {what}"]
@@ -258,17 +272,17 @@ class Parallel(torch.nn.Module):
             )
         with ONE_AT_A_TIME:  # while a thread captures, the model's tensors are lent
             given, own = self.given(bind_arguments(self.module, args, kwargs)), inventory(self.module)
-            key = self.key(given, own)
-            if self._agreement is not None and key not in self._compiled:
-                self._agreement.begin(f"call {_told(given, key)}, for the first time")
+            call = self._call(given, own)
+            words = f"call {_told(given, call.key)}{call.where}"
+            if self._agreement is not None and not call.known:
+                self._agreement.begin(f"{words}, for the first time")
                 self._agreement.finish()
-            compiled = self._captured(given, key)
+            compiled = self._captured(given, call)
         step = compiled.here
         pieces, leaves, brought = self.pieces(given, own, step.interface, seat.rank)
         pieces += self.seed(compiled.captured)
         if self._agreement is not None:
-            call = _told(given, key)
-            self._agreement.begin(f"call {call}", _brought(given), call)
+            self._agreement.begin(words, _brought(given), words)
         types = step.interface.types
         owners = () if self.job is None else [tensor for _, tensor in own.parameters]  # a DTensor that is written does not mark its piece
         made = step(pieces, leaves, lambda name, piece: piece if name in brought else self._gradient(leaves[name], types[name], piece), owners)
@@ -333,7 +347,7 @@ class Parallel(torch.nn.Module):
             raise RuntimeError("the parameters of this model lie on processes; to simulate, call parallelize in a process that is alone")
         with ONE_AT_A_TIME:
             given, own = self.given(bind_arguments(self.module, args, kwargs)), inventory(self.module)
-            compiled = self._captured(given, self.key(given, own))
+            compiled = self._captured(given, self._call(given, own))
         named = [*own.parameters, *own.buffers, *zip(given.arguments.names, given.arguments.tensors, strict=True)]
         _refuse_without_values(named)
         return _returned_like_the_model(compiled, compiled.simulated([*(tensor for _, tensor in named), *self.seed(compiled.captured)]), args, kwargs)
@@ -355,7 +369,7 @@ class Parallel(torch.nn.Module):
             return
         self._homes |= moved
         self.compiler = replace(self.compiler, homes={**self.compiler.homes, **moved})
-        self._compiled, self._latest = {}, None
+        self._compiled, self._variants, self._latest = {}, Variants(), None
         if self.job is not None:
             relaid(self.module, moved, self.mesh, self.job)
 

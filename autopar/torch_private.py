@@ -45,6 +45,7 @@ FLASH_FOR_CPU = (  # tried on 2.13: attention on CPU, and its backward
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
 )
+GLOBAL_HOOKS = tuple(some for name, some in vars(torch.nn.modules.module).items() if name.startswith("_global_") and isinstance(some, dict))  # tried on 2.13
 
 ASKED_BY_DDP = "_ddp_params_and_buffers_to_ignore"  # the attribute that DistributedDataParallel asks a module for; tried on 2.13
 NOTED_BY_COMPOSABLE = "__composable_api"  # how the keys begin under which fully_shard notes itself in __dict__; tried on 2.13

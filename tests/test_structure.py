@@ -33,7 +33,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("pipeline", "arena"),
     ("decompose_batch_norm", "decompose_lists", "decompose_strides"),
     ("report", "recompute", "provenance", "decompositions", "spec", "arguments", "borrow", "specialize"),
-    ("naming", "subgraph", "expansions"),
+    ("naming", "subgraph", "expansions", "guards"),
     ("completion",),
     ("presets", "decompose_unknown"),
     ("plan",),

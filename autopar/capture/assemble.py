@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from autopar.capture.loops import about_loops
 from autopar.capture.trace import Tracer
 from autopar.drawn import Draw
 from autopar.errors import CaptureError, at_line
+from autopar.guards import Guards
 from autopar.program import Constant, Program, is_getitem, record_of, set_record
 from autopar.provenance import Origin
 from autopar.record import Record, Result, TensorType, ValueType
@@ -37,6 +38,7 @@ class Captured:
         draws: what a single device draws, by stream; the program has a placeholder ``seed`` if there are any.
         extended: arguments that forward extends and returns, as a cache: each position, and the way to it in the outputs.
         modules: module path → the names of the values that its calls returned, of modules that return one tensor.
+        guards: the Python values that forward read.
     """
 
     program: Program
@@ -49,6 +51,7 @@ class Captured:
     modules: dict[str, tuple[str, ...]]
     draws: tuple[Draw, ...] = ()
     extended: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    guards: Guards = field(default_factory=lambda: Guards((), ()))
 
 
 def assemble(traced: Tracer, random: str = "parallel") -> Captured:
@@ -114,7 +117,7 @@ class _Assembly:
         modules = self._modules(graph, replaced)
         notes = (*traced.notes(), *about_loops(program, traced.model, traced.unroller.steps, traced.calls))
         return Captured(program, traced.spec, traced.leaves, len(outputs), traced.differentiable, traced.device,
-                        notes, modules, traced.draws, tuple(traced.extended))  # fmt: skip
+                        notes, modules, traced.draws, tuple(traced.extended), traced.guards)  # fmt: skip
 
     def _modules(self, graph: fx.Graph, replaced: Mapping[fx.Node, fx.Node]) -> dict[str, tuple[str, ...]]:
         """Module path → the values that its calls returned, as far as the program still has them."""

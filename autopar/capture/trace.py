@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from autopar.decompose_strides import STRIDES
 from autopar.decompose_unknown import decomposition_table
 from autopar.drawn import Streams
 from autopar.errors import CaptureError, at_line
+from autopar.guards import Guards, Reads
 from autopar.provenance import Origin, Recorder, Replay
 from autopar.structure import Structure, flatten, is_cache, unflatten, way_to
 from autopar.torch_private import (
@@ -47,6 +49,7 @@ class Tracer:
         differentiable: the positions of outputs that have a tangent.
         extended: the arguments that forward extends and returns: each position, and the way to it in the outputs.
         device: of the first tensor that is not on meta.
+        guards: the Python values that forward read.
     """
 
     def __init__(self, model: torch.nn.Module, arguments: Arguments, random: str = "parallel") -> None:
@@ -59,6 +62,7 @@ class Tracer:
         self.beside = Beside()
         self.unroller = Unroller(self.recorder.running)
         self.compiled = any(hasattr(module, "_orig_mod") or vars(module).get("_compiled_call_impl") is not None for module in model.modules())
+        self.reads = Reads(model)
         self.grad = torch.is_grad_enabled()
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -69,6 +73,8 @@ class Tracer:
         seed = self._fake(torch.empty((), dtype=torch.int64))
         tangents = self._probe(fakes, seed)
         self.module = self._trace(fakes, tangents, seed)
+        self.guards = Guards(list(self.model.named_modules(remove_duplicate=False)), self.reads.guards())
+        self._warn_of_changes()
         assert self.recorder.streams is not None
         self.draws = tuple(self.recorder.streams.draws)
         self.calls = self.recorder.calls
@@ -82,8 +88,20 @@ class Tracer:
 
     def notes(self) -> tuple[str, ...]:
         """What a person should know: what forward changed that is not changed now."""
-        changed = f"forward changes {', '.join(self.borrower.changed)}; the captured step keeps the values of the first call"
-        return (*[changed] * bool(self.borrower.changed), *self.beside.notes())
+        names = [*self.borrower.changed, *self.reads.changed]
+        changed = f"forward changes {', '.join(names)}; the captured step keeps the values of the first call"
+        return (*[changed] * bool(names), *self.beside.notes())
+
+    def _warn_of_changes(self) -> None:
+        """Of what forward changes and reads at its next call: that call would be another one."""
+        read = {guard.place.words for guard in self.guards.found}
+        changed = [*(name for name in self.borrower.changed if name in read and self.reads.uses(name.rpartition(".")[2])), *self.reads.changed]
+        if changed:
+            warnings.warn(
+                f"forward reads and changes {', '.join(changed)}, and a captured step keeps the values of the first call\n"
+                f"  change them outside of forward, before the call: then they are captured anew; or make them buffers",
+                stacklevel=2,
+            )
 
     def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
         device = self.device if tensor.is_meta else tensor.device
@@ -185,7 +203,7 @@ class Tracer:
         def joint(fakes: list[torch.Tensor], tangents: list[torch.Tensor], seed: torch.Tensor) -> Any:
             gradients: Sequence[torch.Tensor | None] = ()
             # not in the probe: torch takes other ways where there are such modes
-            with self._lent(fakes, seed), ClassesChecked(), self.unroller:
+            with self._lent(fakes, seed), ClassesChecked(), self.unroller, self.reads.recording():
                 outputs = self._call(fakes)
                 if tangents:
                     self.recorder.phase = "backward"

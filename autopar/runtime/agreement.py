@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -75,6 +75,23 @@ class Agreement:
         work = distributed.all_gather(every, own, self._control, async_op=True)
         assert work is not None
         self._pending = (work, every, call, {axes: [one.name for one in groups[axes]] for axes in kinds})
+
+    def compare(self, values: Mapping[str, str]) -> None:
+        """The Python values that forward reads are the same on all ranks; all call it.
+
+        Args:
+            values: what each is called → what it is, in words.
+
+        Raises:
+            RuntimeError: they are not; ranks and values are named.
+        """
+        every: list[Mapping[str, str]] = [{}] * self._control.size()
+        distributed.all_gather_object(every, dict(values), self._control)
+        differing = [name for name in dict.fromkeys(name for one in every for name in one) if len({one.get(name) for one in every}) > 1]
+        if differing:
+            self._begin_anew()
+            shown = [f"\n    {name}: " + ", ".join(f"{one.get(name, 'not read')} on rank {rank}" for rank, one in enumerate(every)) for name in differing[:10]]
+            raise RuntimeError(f"forward reads values that differ between the ranks{''.join(shown)}\n  set them alike on all ranks")
 
     def finish(self) -> None:
         """Wait for the others' calls, unless that was done. What is refused is refused on all ranks, and they may go on with calls that are alike.

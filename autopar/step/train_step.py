@@ -11,6 +11,7 @@ import torch
 
 from autopar.borrow import ONE_AT_A_TIME
 from autopar.errors import AutoparError
+from autopar.guards import Call, Variants
 from autopar.inputs import Given
 from autopar.inventory import Inventory, inventory
 from autopar.report.passes import Reports
@@ -62,7 +63,8 @@ class TrainStep:
         self.owned = Owned(optimizer, inventory(parallel.module).parameters, parallel.mesh, parallel.job, options.offload, parallel.agreed)
         self.averages = None if options.ema is None else Averages(self.owned, parallel.device)
         self._batches = MicroBatches(parallel.module, parallel.mesh, options.microbatches, parallel.of_the_batch)
-        self._micros: dict[StepKey, MicroBatch] = {}
+        self._micros: dict[Any, MicroBatch] = {}
+        self._variants = Variants()
         self._updates: dict[Any, StepUpdate] = {}
         self._made = 0  # how many programs of both kinds
         self._told_options = told(options)
@@ -118,7 +120,7 @@ class TrainStep:
         """Capture the step of such a batch and place it, unless that was done before; nothing is computed."""
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
             given = self._given(args, kwargs)[0]
-            self._compiled(given, self._key(given, inventory(self.parallel.module)))
+            self._compiled(given, self._call(given, inventory(self.parallel.module)))
         return self.program
 
     def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Given]:
@@ -130,15 +132,20 @@ class TrainStep:
         if self.averages is not None:
             self.averages.refuse_while_lent()
 
-    def _key(self, given: Given, own: Inventory) -> StepKey:
-        """What the programs of the latest call are keyed by: beside its own key the names of the trained parameters, and of the inputs that were cut."""
-        return self.parallel.key(given, own), tuple(self.owned.groups()), self._batches.cut
+    def _call(self, given: Given, own: Inventory) -> Call:
+        """The latest call, whose programs are keyed by its own key, the names of the trained parameters, and of the inputs that were cut."""
+        key: StepKey = self.parallel.key(given, own), tuple(self.owned.groups()), self._batches.cut
+        return self._variants.call(key, own.modules)
 
-    def _compiled(self, given: Given, key: StepKey) -> tuple[MicroBatch, StepUpdate]:
-        if key not in self._micros:
-            notes = self.parallel.about_recapture(key[0], (known for known, *_ in self._micros))
+    def _compiled(self, given: Given, call: Call) -> tuple[MicroBatch, StepUpdate]:
+        key = call.identity
+        if not call.known:
+            notes = self.parallel.about_recapture(call.key[0], [known[0] for known, _ in self._micros], call.changes)
             with self._noted():
-                self._micros[key] = compile_micro(self.parallel.compiler, *given.whole(), given.laid, self.options, *key[1:], notes)
+                micro = compile_micro(self.parallel.compiler, *given.whole(), given.laid, self.options, *call.key[1:], notes)
+            self._micros[key] = micro
+            for forgotten in self._variants.add(call, micro.captured.guards):
+                self._forget(forgotten)
             self._made += 1
         micro = self._micros[key]
         self.parallel.move({name: type.attr for name, type in micro.parameters.items()})
@@ -173,6 +180,17 @@ class TrainStep:
         self._updates[key, facts] = update
         self._latest, self._trained = (micro, update), trained
         return self._latest
+
+    def _forget(self, call: Call) -> None:
+        """A capture that is not used again, and its updates."""
+        micro = self._micros.pop(call.identity)
+        programs = [micro.program, *(placed[0] for placed in (micro.count, micro.copy, micro.first) if placed is not None)]
+        for key in [key for key in self._updates if key[0] == call.identity]:
+            update = self._updates.pop(key)
+            programs += [update.last[0], update.program]
+        for program in programs:
+            self._here.forget(program)
+            self._simulated.forget(program)
 
     def _forget_an_update(self, kept: Sequence[Any]) -> None:
         """Of so many, by their keys, the one that was used longest ago."""
@@ -232,7 +250,7 @@ class TrainStep:
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
             given, own = self._given(args, kwargs), inventory(self.parallel.module)
             self.parallel.refuse_without_values(given[0])
-            micro, update = self._compiled(given[0], self._key(given[0], own))
+            micro, update = self._compiled(given[0], self._call(given[0], own))
         with torch.inference_mode(False), without_function_modes(), torch.no_grad(), self._looking():
             return self._told(update, self._simulated(given, own, micro, update, self._state()))
 
@@ -250,14 +268,14 @@ class TrainStep:
             )
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
             given, own = self._given(args, kwargs), inventory(self.parallel.module)
-            key = self._key(given[0], own)
-            if key not in self._micros:
+            call = self._call(given[0], own)
+            if not call.known:
                 parallel.refuse_without_values(given[0])
             known = self._made
-            parallel.agree_on("train step", given, key[0], f"by {self.owned.told()}{self._told_options}")
-            if key not in self._micros:
+            parallel.agree_on("train step", given, call.key[0], call.where, f"by {self.owned.told()}{self._told_options}")
+            if not call.known:
                 parallel.agreed()  # before parameters and states move
-            micro, update = self._compiled(given[0], key)
+            micro, update = self._compiled(given[0], call)
             if self._made != known:
                 self._agree_on_programs()
         with torch.inference_mode(False), without_function_modes(), torch.no_grad(), self._looking():
@@ -267,9 +285,9 @@ class TrainStep:
         """One order of collectives on all ranks: their programs are one. Where they are not, none is kept, so that the next call asks again."""
         try:
             self.parallel.agreed()
-            self.parallel.agree_on_program(str(self.program))
+            self.parallel.agree_on_program(str(self.program), self._current()[0].captured.guards)
         except RuntimeError:
-            self._micros, self._updates, self._latest = {}, {}, None
+            self._micros, self._variants, self._updates, self._latest = {}, Variants(), {}, None
             self._here = OnProcess(self.parallel, self.options.offload)
             raise
 

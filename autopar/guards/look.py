@@ -1,0 +1,107 @@
+"""Look whether all that a capture has read is as it was: a few calls into C for a whole model.
+
+What is the very same object, as nearly everything is, is found out by identity, dict by dict; only where something is another
+object is it compared by value.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from types import CellType
+from typing import Any
+
+import torch
+
+from autopar.guards.places import MISSING, Change, Guard
+from autopar.guards.reads import HOOKS
+from autopar.guards.values import shown
+from autopar.torch_private import GLOBAL_HOOKS
+
+CONTENT = operator.attrgetter("cell_contents")
+
+
+class Guards:
+    """The guards of one capture.
+
+    Attributes:
+        found: those of places. Beside them it knows the modules, and their hooks.
+
+    Args:
+        named: the model's modules, as often as they have a name.
+    """
+
+    def __init__(self, named: Sequence[tuple[str, torch.nn.Module]], found: Sequence[Guard]) -> None:
+        self.found = list(found)
+        self._modules = [module for _, module in named]
+        self._arrange_places()
+        paths = {module: path for path, module in reversed(named)}
+        hooks = [(f"{path}.{name}".lstrip("."), vars(module), name) for module, path in reversed(paths.items()) for name in HOOKS]
+        hooks += [("hooks of all modules", {"": some}, "") for some in GLOBAL_HOOKS]
+        self._hooks = [(words, own, name, list(own[name].values())) for words, own, name in hooks]
+        self._without = [own[name] for _, own, name, before in self._hooks if not before]
+        self._with = [one for one in self._hooks if one[3]]
+
+    def _arrange_places(self) -> None:
+        """By the dict they are in: what each has is read in one call."""
+        by_dict: dict[int, list[Guard]] = {}
+        self._absent: list[Guard] = []
+        self._by_value: list[Guard] = []
+        self._cells: list[Guard] = []
+        for guard in self.found:
+            if not guard.by_identity:
+                self._by_value.append(guard)
+            elif isinstance(guard.place.holder, CellType):
+                (self._by_value if guard.value is MISSING else self._cells).append(guard)
+            elif guard.value is MISSING:
+                self._absent.append(guard)
+            else:
+                by_dict.setdefault(id(guard.place.holder), []).append(guard)
+        groups = [guards if len(guards) > 1 else guards * 2 for guards in by_dict.values()]  # of one name itemgetter gives no tuple
+        self._reads: list[tuple[Callable[[Any], tuple[Any, ...]], Any]] = [
+            (operator.itemgetter(*(guard.place.key for guard in guards)), guards[0].place.holder) for guards in groups
+        ]
+        self._grouped = [*(guard for guards in groups for guard in guards), *self._cells]
+        self._cells_read = [guard.place.holder for guard in self._cells]
+        self._expected = [guard.value for guard in self._grouped]
+        self._absent_from = [guard.place.holder for guard in self._absent], [guard.place.key for guard in self._absent]
+
+    def hold(self, modules: Sequence[torch.nn.Module]) -> bool:
+        """Whether all is as it was. ``modules``: those of the model now."""
+        return self._modules_hold(modules) and self._hooks_hold() and self._places_hold()
+
+    def _modules_hold(self, modules: Sequence[torch.nn.Module]) -> bool:
+        return len(modules) == len(self._modules) and all(map(operator.is_, modules, self._modules))
+
+    def _hooks_hold(self) -> bool:
+        return not any(self._without) and all(_same(own[name], before) for _, own, name, before in self._with)
+
+    def _places_hold(self) -> bool:
+        now: list[Any] = []
+        try:
+            for read, holder in self._reads:
+                now += read(holder)
+            now += map(CONTENT, self._cells_read)
+        except (KeyError, ValueError):  # an attribute was deleted, or a closure's variable
+            return False
+        if not all(map(operator.is_, now, self._expected)):
+            if not all(guard.holds() for guard, value in zip(self._grouped, now, strict=True) if value is not guard.value):
+                return False
+            self._expected = now
+        return not any(map(operator.contains, *self._absent_from)) and all(guard.holds() for guard in self._by_value)
+
+    def changes(self, modules: Sequence[torch.nn.Module]) -> list[Change]:
+        """What is not as it was, in words."""
+        changes = [Change.of(guard) for guard in self.found if not guard.holds()]
+        if not self._modules_hold(modules):
+            now, before = ([type(module).__name__ for module in some] for some in (modules, self._modules))
+            at = next((k for k, (a, b) in enumerate(zip(modules, self._modules, strict=False)) if a is not b), min(len(now), len(before)))
+            changes.append(Change(None, f"module {at} of the model", *("missing" if at >= len(some) else f"a {some[at]}" for some in (before, now))))
+        for words, own, name, before in self._hooks:
+            if not _same(own[name], before):
+                changes.append(Change(None, words, *(f"[{', '.join(shown(hook).removeprefix('the ') for hook in hooks)}]" for hooks in (before, own[name].values()))))
+        return changes
+
+
+def _same(hooks: Mapping[int, Any], before: Sequence[Any]) -> bool:
+    return len(hooks) == len(before) and all(map(operator.is_, hooks.values(), before))

@@ -1,0 +1,148 @@
+"""Compare the values that a forward reads: numbers and strings by value and type, containers by content, the rest by identity."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import enum
+import itertools
+import operator
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from autopar.torch_private import version_of
+
+NUMBERS = (bool, int, float, complex)
+PLAIN = (*NUMBERS, str, bytes, type(None), enum.Enum, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, range, slice, type(...))
+FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+NAMESPACES = (types.SimpleNamespace, argparse.Namespace)  # of the standard library, and yet what users keep options in
+CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
+LARGEST = 1024  # entries of a container that are looked at; of a larger one its identity and its length are
+DEEPEST = 8
+
+_FOREIGN = {*sys.stdlib_module_names, "torch", "numpy", "autopar"} - {"__main__"}
+_HEAP = 1 << 9  # the flag of classes that are made by a class statement
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether a value is compared by value and type; NumPy's numbers are."""
+    return isinstance(value, PLAIN) or (type(value).__module__ == "numpy" and not hasattr(value, "__len__") and hasattr(value, "dtype"))
+
+
+def is_container(value: Any) -> bool:
+    return isinstance(value, (*CONTAINERS, *NAMESPACES)) and not isinstance(value, torch.Size)
+
+
+def is_users_object(value: Any) -> bool:
+    """Whether a value is an object of a class of the user's or of a library's that holds attributes, such as a config."""
+    cls = type(value)
+    if isinstance(value, (torch.Tensor, torch.nn.Module, type, enum.Enum, BaseException, *CONTAINERS, *NUMBERS, str, bytes)):
+        return False
+    if not cls.__flags__ & _HEAP or isinstance(value, torch.ScriptObject):
+        return False
+    root = cls.__module__.partition(".")[0]
+    return root == "builtins" or root not in _FOREIGN
+
+
+def members(value: Any) -> Iterator[Any]:
+    """What a container holds."""
+    if isinstance(value, NAMESPACES):
+        value = vars(value)
+    yield from value.values() if isinstance(value, Mapping) else value
+
+
+def is_fixed(value: Any) -> bool:
+    """Whether a value is what it was where it is the same object: no container that can be written, no tensor."""
+    if isinstance(value, (tuple, frozenset)):
+        return all(map(is_fixed, value))
+    return not isinstance(value, torch.Tensor) and not is_container(value)
+
+
+class Contents:
+    """A container and those inside of it, as they are now, to find by identity that nothing was put into them."""
+
+    def __init__(self, value: Any) -> None:
+        self._kept: list[tuple[Any, list[Any]]] = []
+        self.fixed = True  # else it has members that may be written where they are
+        self._open(value, 0)
+
+    def hold(self) -> bool:
+        return all(len(some) == len(kept) and all(map(operator.is_, some, kept)) for some, kept in self._kept)
+
+    def _open(self, value: Any, depth: int) -> None:
+        if not is_container(value):
+            self.fixed &= not isinstance(value, torch.Tensor)
+            return
+        inside = vars(value) if isinstance(value, NAMESPACES) else value
+        if len(inside) > LARGEST or depth > DEEPEST:
+            return
+        self._kept.append((inside, list(inside)))
+        if isinstance(inside, Mapping):
+            self._kept.append((inside.values(), list(inside.values())))
+        for member in members(value):
+            self._open(member, depth + 1)
+
+
+def frozen(value: Any, skipped: Callable[[Any], bool] = lambda value: False, depth: int = 0) -> Any:
+    """What a value is now, to be compared by ``==``: numbers and strings with their types, NaN equal to itself.
+
+    Args:
+        skipped: of what is not looked at, as a parameter of the model in a list.
+    """
+    if skipped(value):
+        return None
+    if isinstance(value, (float, complex)):
+        return type(value), repr(value)  # tells 0.0 from -0.0, and nan is nan
+    if is_scalar(value):
+        return type(value), value if isinstance(value, PLAIN) and not isinstance(value, slice) else repr(value)
+    if isinstance(value, torch.Tensor):
+        return _Same(value), version_of(value)
+    if not is_container(value):
+        return _Same(value)
+    if len(vars(value) if isinstance(value, NAMESPACES) else value) > LARGEST or depth > DEEPEST:
+        return _Same(value), len(value)
+    if isinstance(value, (set, frozenset)):
+        return type(value), frozenset(frozen(member, skipped, depth + 1) for member in value)
+    content = tuple(frozen(member, skipped, depth + 1) for member in members(value))
+    keys = tuple(vars(value) if isinstance(value, NAMESPACES) else value) if isinstance(value, (Mapping, *NAMESPACES)) else ()
+    return type(value), keys, content
+
+
+class _Same:
+    """Equal to what is the very same object."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value.__func__ if isinstance(value, types.MethodType) else value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def shown(value: Any, depth: int = 0) -> str:
+    """A value in an error or a report, the same on every rank."""
+    if is_container(value) and depth <= DEEPEST:
+        inside = vars(value) if isinstance(value, NAMESPACES) else value
+        texts = [shown(member, depth + 1) for member in itertools.islice(members(value), LARGEST)]
+        texts = [f"{key!r}: {text}" for key, text in zip(inside, texts, strict=False)] if isinstance(inside, Mapping) else texts
+        left, right = "{}" if isinstance(inside, (Mapping, set, frozenset)) else "()" if isinstance(value, tuple) else "[]"
+        return _short(f"{left}{', '.join(sorted(texts) if isinstance(value, (set, frozenset)) else texts)}{right}")
+    if isinstance(value, torch.Tensor):
+        return f"a tensor {list(value.shape)}"
+    if isinstance(value, FUNCTIONS):
+        return f"the function {value.__qualname__}"
+    if not is_scalar(value) and repr(value) != "missing":
+        return f"a {type(value).__name__}"
+    return _short(repr(value))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:59]}…"
