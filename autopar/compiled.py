@@ -12,6 +12,7 @@ import torch
 
 from autopar.capture import Captured, capture
 from autopar.constraints import constraints
+from autopar.guards.places import Place
 from autopar.layout import DistAttr
 from autopar.localize import LocalPrograms
 from autopar.mesh import Mesh
@@ -87,6 +88,7 @@ class Compiler:
         whole: returned values are gathered.
         random: that of ``parallelize``.
         homes: how some parameters lie, whatever the plan says.
+        numbers: places whose floats should be inputs.
     """
 
     model: torch.nn.Module
@@ -97,6 +99,7 @@ class Compiler:
     whole: bool = False
     random: str = "parallel"
     homes: Mapping[str, DistAttr] = field(default_factory=dict)
+    numbers: tuple[Place, ...] = ()
 
     def compile(self, args: Sequence[Any], kwargs: Mapping[str, Any], laid: Mapping[str, DistAttr], notes: Sequence[str] = ()) -> Compiled:
         """Capture a call and place it.
@@ -113,7 +116,7 @@ class Compiler:
                 notes: Sequence[str] = ()) -> tuple[Captured, dict[str, DistAttr], PassReport]:  # fmt: skip
         """A call as it was captured, and what the plan says of its values."""
         start = time.perf_counter()
-        captured = capture(self.model, args, kwargs, self.random)
+        captured = capture(self.model, args, kwargs, self.random, self.numbers)
         captured_ms = (time.perf_counter() - start) * 1e3
         attrs, decided = constraints(self.plan, self.model, self.mesh, captured, {**self.homes, **laid})
         verify(captured.program, "capture")

@@ -233,10 +233,10 @@ class Parallel(AttributesOfModule):
         if not call.known:
             notes = self.about_recapture(call.key, [key for key, _ in self._compiled], call.changes)
             args, kwargs = given.whole()
-            compiled = self.compiler.compile(args, kwargs, given.laid, notes)
+            compiled = replace(self.compiler, numbers=call.numbers).compile(args, kwargs, given.laid, notes)
             self.agree_on_program(str(compiled.program), compiled.captured.guards)  # one order of collectives on all ranks: their programs are one
             self._compiled[call.identity] = compiled
-            for forgotten in self._variants.add(call, compiled.captured.guards):
+            for forgotten in self._variants.add(call, compiled.captured.guards):  # and warns of numbers that are no inputs
                 del self._compiled[forgotten.identity]
         self._latest = self._compiled[call.identity]
         return self._latest
@@ -280,9 +280,9 @@ class Parallel(AttributesOfModule):
             compiled = self._captured(given, call)
         step = compiled.here
         pieces, leaves, brought = self.pieces(given, own, step.interface, seat.rank)
-        pieces += self.seed(compiled.captured)
+        pieces += self.computed(compiled.captured).values()
         if self._agreement is not None:
-            self._agreement.begin(words, _brought(given), words)
+            self._agreement.begin(f"{words}{call.numbers_now}", _brought(given), words)
         types = step.interface.types
         owners = () if self.job is None else [tensor for _, tensor in own.parameters]  # a DTensor that is written does not mark its piece
         made = step(pieces, leaves, lambda name, piece: piece if name in brought else self._gradient(leaves[name], types[name], piece), owners)
@@ -350,17 +350,18 @@ class Parallel(AttributesOfModule):
             compiled = self._captured(given, self._call(given, own))
         named = [*own.parameters, *own.buffers, *zip(given.arguments.names, given.arguments.tensors, strict=True)]
         _refuse_without_values(named)
-        return _returned_like_the_model(compiled, compiled.simulated([*(tensor for _, tensor in named), *self.seed(compiled.captured)]), args, kwargs)
+        return _returned_like_the_model(compiled, compiled.simulated([*(tensor for _, tensor in named), *self.computed(compiled.captured).values()]), args, kwargs)
 
     def refuse_without_values(self, given: Given) -> None:
         """``ValueError`` where a parameter, a buffer or an argument has no values to compute with."""
         own, arguments = inventory(self.module), given.arguments
         _refuse_without_values([*own.parameters, *own.buffers, *zip(arguments.names, arguments.tensors, strict=True)])
 
-    def seed(self, captured: Captured) -> list[torch.Tensor]:
-        """What the placeholder ``seed`` of a capture is given, if it has one."""
+    def computed(self, captured: Captured) -> dict[str, torch.Tensor]:
+        """What a capture takes that is no argument, in order: numbers that forward reads, and the seed, if it draws."""
         job = self.job
-        return step_seed(captured.draws, self.compiler.random, captured.device, None if job is None else job.control)
+        seed = step_seed(captured.draws, self.compiler.random, captured.device, None if job is None else job.control)
+        return {**{number.name: number.tensor(captured.device) for number in captured.numbers}, **({"seed": seed[0]} if seed else {})}
 
     def move(self, homes: Mapping[str, DistAttr]) -> None:
         """Let parameters lie otherwise, from now on; what was captured for another place is forgotten. All ranks call it."""

@@ -7,7 +7,9 @@ writes in place appears. The joint graph holds both phases.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +19,8 @@ from autopar.borrow import ONE_AT_A_TIME
 from autopar.capture.assemble import Captured, assemble
 from autopar.capture.trace import Tracer
 from autopar.collector import collector_paused
+from autopar.guards.numbers import Taken, can_be_input, put_in, taken_by, tracked
+from autopar.guards.places import Place
 from autopar.progress import doing
 
 __all__ = ["Captured", "capture"]
@@ -27,18 +31,40 @@ def capture(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     random: str = "parallel",
+    numbers: Sequence[Place] = (),
 ) -> Captured:
     """Trace ``model(*args, **kwargs)`` and its backward.
 
     Outputs that require gradients get one tangent each. Under ``torch.no_grad()`` there is no backward. The model and
     the arguments are only read: whatever forward does to the model is undone. One capture runs at a time. ``random`` is that of
-    ``parallelize``.
+    ``parallelize``. Of ``numbers``, places that hold floats, those become inputs that can.
 
     Raises:
         CaptureError: control flow on the values of tensors, a random op whose numbers cannot be those of a stream, an argument that cannot be flattened, a tensor
             that forward writes or keeps where it cannot be followed.
     """
+    arguments = bind_arguments(model, args, kwargs or {})
     with ONE_AT_A_TIME, collector_paused():
-        tracer = Tracer(model, bind_arguments(model, args, kwargs or {}), random)
-        with doing(tracer.doing):
-            return assemble(tracer.run(), random)
+
+        def assembled(inputs: Collection[tuple[int, str]] = ()) -> Captured:
+            tracer = Tracer(model, arguments, random, inputs)
+            with doing(tracer.doing):
+                return assemble(tracer.run(), random)
+
+        def taken(places: Sequence[Place]) -> list[Taken] | None:
+            """Where the step takes the numbers in these places; ``None`` where they cannot be inputs."""
+            try:
+                with tracked(places) as book, warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    other = assembled({place.identity for place in places})
+            except Exception:  # it was captured with the number itself
+                return None
+            alike = repr(other.leaves) == repr(captured.leaves) and repr(other.draws) == repr(captured.draws)
+            return taken_by(captured.program, other.program, book) if alike else None
+
+        captured = assembled()
+        places = [place for place in numbers if can_be_input(place) and taken([place]) is not None]
+        found = taken(places) if places else None
+        if found is None:
+            return captured
+        return replace(captured, numbers=put_in(captured.program, found), guards=captured.guards.without(places))

@@ -16,6 +16,7 @@ from autopar.capture.trace import Tracer
 from autopar.drawn import Draw
 from autopar.errors import CaptureError, at_line
 from autopar.guards import Guards
+from autopar.guards.numbers import Number
 from autopar.program import Constant, Program, is_getitem, record_of, set_record
 from autopar.provenance import Origin
 from autopar.record import Record, Result, TensorType, ValueType
@@ -39,6 +40,7 @@ class Captured:
         extended: arguments that forward extends and returns, as a cache: each position, and the way to it in the outputs.
         modules: module path → the names of the values that its calls returned, of modules that return one tensor.
         guards: the Python values that forward read.
+        numbers: the inputs that a call computes, behind those that it is given.
     """
 
     program: Program
@@ -52,6 +54,7 @@ class Captured:
     draws: tuple[Draw, ...] = ()
     extended: tuple[tuple[int, tuple[int, ...]], ...] = ()
     guards: Guards = field(default_factory=lambda: Guards((), ()))
+    numbers: tuple[Number, ...] = ()
 
 
 def assemble(traced: Tracer, random: str = "parallel") -> Captured:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -52,7 +52,7 @@ class Tracer:
         guards: the Python values that forward read.
     """
 
-    def __init__(self, model: torch.nn.Module, arguments: Arguments, random: str = "parallel") -> None:
+    def __init__(self, model: torch.nn.Module, arguments: Arguments, random: str = "parallel", inputs: Collection[tuple[int, str]] = ()) -> None:
         self.model = model
         self.arguments = arguments
         self.parameters = dict(model.named_parameters())
@@ -62,7 +62,7 @@ class Tracer:
         self.beside = Beside()
         self.unroller = Unroller(self.recorder.running)
         self.compiled = any(hasattr(module, "_orig_mod") or vars(module).get("_compiled_call_impl") is not None for module in model.modules())
-        self.reads = Reads(model)
+        self.reads = Reads(model, inputs)
         self.grad = torch.is_grad_enabled()
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from autopar.guards.places import Place
@@ -25,7 +25,8 @@ class Functions:
         follow: is given objects of the user's, with what they are called, before a function reads their attributes.
     """
 
-    def __init__(self, follow: Callable[[Any, str], None]) -> None:
+    def __init__(self, follow: Callable[[Any, str], None], skipped: Collection[tuple[int, str]] = ()) -> None:
+        self._skipped = skipped
         self.places: dict[tuple[int, str], Place] = {}
         self.first: dict[tuple[int, str], Any] = {}
         self._follow = follow
@@ -110,7 +111,7 @@ class Functions:
             yield value, None
 
     def _keep(self, place: Place, value: Any) -> None:
-        if place.identity not in self.places:
+        if place.identity not in self.places and place.identity not in self._skipped:
             self.places[place.identity] = place
             self.first[place.identity] = frozen(value)
 

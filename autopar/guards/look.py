@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from autopar.guards.places import MISSING, Change, Guard
+from autopar.guards.places import MISSING, Change, Guard, Place
 from autopar.guards.reads import HOOKS
-from autopar.guards.values import shown
+from autopar.guards.values import is_number, shown
 from autopar.torch_private import GLOBAL_HOOKS
 
 CONTENT = operator.attrgetter("cell_contents")
@@ -26,13 +26,16 @@ class Guards:
 
     Attributes:
         found: those of places. Beside them it knows the modules, and their hooks.
+        numbers: places whose floats are inputs: any number will do.
 
     Args:
         named: the model's modules, as often as they have a name.
     """
 
-    def __init__(self, named: Sequence[tuple[str, torch.nn.Module]], found: Sequence[Guard]) -> None:
-        self.found = list(found)
+    def __init__(self, named: Sequence[tuple[str, torch.nn.Module]], found: Sequence[Guard], numbers: Sequence[Place] = ()) -> None:
+        self._named, self.numbers = named, tuple(numbers)
+        inputs = {place.identity for place in numbers}
+        self.found = [guard for guard in found if guard.place.identity not in inputs]
         self._modules = [module for _, module in named]
         self._arrange_places()
         paths = {module: path for path, module in reversed(named)}
@@ -66,9 +69,13 @@ class Guards:
         self._expected = [guard.value for guard in self._grouped]
         self._absent_from = [guard.place.holder for guard in self._absent], [guard.place.key for guard in self._absent]
 
+    def without(self, numbers: Sequence[Place]) -> Guards:
+        """The same where these numbers are inputs."""
+        return Guards(self._named, self.found, numbers)
+
     def hold(self, modules: Sequence[torch.nn.Module]) -> bool:
         """Whether all is as it was. ``modules``: those of the model now."""
-        return self._modules_hold(modules) and self._hooks_hold() and self._places_hold()
+        return self._modules_hold(modules) and self._hooks_hold() and all(is_number(place.now()) for place in self.numbers) and self._places_hold()
 
     def _modules_hold(self, modules: Sequence[torch.nn.Module]) -> bool:
         return len(modules) == len(self._modules) and all(map(operator.is_, modules, self._modules))
@@ -93,6 +100,7 @@ class Guards:
     def changes(self, modules: Sequence[torch.nn.Module]) -> list[Change]:
         """What is not as it was, in words."""
         changes = [Change.of(guard) for guard in self.found if not guard.holds()]
+        changes += [Change(place, place.words, "a number", shown(place.now())) for place in self.numbers if not is_number(place.now())]
         if not self._modules_hold(modules):
             now, before = ([type(module).__name__ for module in some] for some in (modules, self._modules))
             at = next((k for k, (a, b) in enumerate(zip(modules, self._modules, strict=False)) if a is not b), min(len(now), len(before)))

@@ -7,7 +7,7 @@ import dis
 import inspect
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -30,14 +30,18 @@ class Reads:
 
     Attributes:
         changed: what forward itself changes of what it reads, in words; it is no guard.
+
+    Args:
+        inputs: places whose floats are inputs of the trace, by their identities.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, inputs: Collection[tuple[int, str]] = ()) -> None:
         self._own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         self._paths = {id(module): path for path, module in reversed(list(model.named_modules(remove_duplicate=False)))}
         self._reached: dict[int, tuple[Any, str]] = {}  # objects whose attributes are recorded, and what they are called
         self._read: dict[tuple[int, str], tuple[Any, str, Any, str]] = {}  # owner, name, what it was then, line
-        self._functions = Functions(self._follow)
+        self._inputs = inputs
+        self._functions = Functions(self._follow, inputs)
         self._replaced: dict[type, Any] = {}
         self._thread = 0
         self.changed: list[str] = []
@@ -126,6 +130,8 @@ class Reads:
         is_module = isinstance(owner, torch.nn.Module)
         if not (is_module and type(owner) is not torch.nn.Module) and id(owner) not in self._reached and id(owner) not in self._paths:
             return  # made by forward, or the module in which a trace keeps constants
+        if self._inputs and (id(_dict_of(owner)), name) in self._inputs:
+            return
         if is_module and value is MISSING:
             own = object.__getattribute__(owner, "__dict__")
             if any(name in own.get(kind, ()) for kind in ("_parameters", "_buffers", "_modules")):

@@ -6,6 +6,7 @@ import argparse
 import collections
 import enum
 import itertools
+import math
 import operator
 import sys
 import types
@@ -31,6 +32,11 @@ _HEAP = 1 << 9  # the flag of classes that are made by a class statement
 def is_scalar(value: Any) -> bool:
     """Whether a value is compared by value and type; NumPy's numbers are."""
     return isinstance(value, PLAIN) or (type(value).__module__ == "numpy" and not hasattr(value, "__len__") and hasattr(value, "dtype"))
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a float that can be the value of an input."""
+    return type(value) is float and math.isfinite(value)
 
 
 def is_container(value: Any) -> bool:

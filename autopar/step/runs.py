@@ -91,14 +91,14 @@ class OnProcess:
         del inputs, copies
         for k, values in enumerate(others, 1):
             beginning = self._run(*micro.first) if micro.first and k == 1 else run
-            counts, made = self._called(beginning, {**taken, **low, **values, **_seed(parallel, micro), **sums, **counted}, counted, during=nth(k, total))
+            counts, made = self._called(beginning, {**taken, **low, **values, **_computed(parallel, micro), **sums, **counted}, counted, during=nth(k, total))
             taken |= {f"{COUNT}.{j}": count for j, count in enumerate(counts)}
             sums = {name: made.pop(name) for name in sums_of(run)}
             for name, tensor in made.items():
                 held[name].copy_(tensor)
             del made
         low.clear()
-        returned, made = self._called(end, {**taken, **last, **_seed(parallel, micro), **sums}, taken, sums, during=nth(total, total))
+        returned, made = self._called(end, {**taken, **last, **_computed(parallel, micro), **sums}, taken, sums, during=nth(total, total))
         for name, tensor in made.items():
             if tensor is not held[name]:
                 held[name].copy_(tensor)
@@ -168,8 +168,8 @@ class Simulated:
         copies = self._copies(micro, run, full)
         held = {rank: {**_cut(run, {**full, **state}, rank), **_zeros(run, rank), **copies[rank]} for rank in ranks}
         for k, values in enumerate(inputs, 1):
-            seed = {run.named[name]: one for name, one in _seed(self.parallel, micro).items()}
-            made = run({rank: {**held[rank], **_cut(run, values, rank), **counts[rank], **seed} for rank in ranks}, nth(k, len(inputs)))
+            computed = {run.named[name]: one for name, one in _computed(self.parallel, micro).items() if name in run.named}
+            made = run({rank: {**held[rank], **_cut(run, values, rank), **counts[rank], **computed} for rank in ranks}, nth(k, len(inputs)))
             for rank, (_, states) in made.items():
                 held[rank] |= states
         _write(run, full, held)
@@ -209,10 +209,9 @@ class Simulated:
         self._runs.pop(id(program), None)
 
 
-def _seed(parallel: Parallel, micro: MicroBatch) -> Pieces:
-    """The seed of a micro-batch, if it draws: each draws in its turn."""
-    seed = parallel.seed(micro.captured)
-    return {"seed": seed[0]} if seed else {}
+def _computed(parallel: Parallel, micro: MicroBatch) -> Pieces:
+    """The numbers that a micro-batch takes, and its seed, if it draws: each draws in its turn."""
+    return parallel.computed(micro.captured)
 
 
 def _cut(run: SimulatedRun, tensors: Mapping[str, torch.Tensor], rank: int) -> Pieces:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -142,7 +143,7 @@ class TrainStep:
         if not call.known:
             notes = self.parallel.about_recapture(call.key[0], [known[0] for known, _ in self._micros], call.changes)
             with self._noted():
-                micro = compile_micro(self.parallel.compiler, *given.whole(), given.laid, self.options, *call.key[1:], notes)
+                micro = compile_micro(replace(self.parallel.compiler, numbers=call.numbers), *given.whole(), given.laid, self.options, *call.key[1:], notes)
             self._micros[key] = micro
             for forgotten in self._variants.add(call, micro.captured.guards):
                 self._forget(forgotten)
@@ -272,7 +273,7 @@ class TrainStep:
             if not call.known:
                 parallel.refuse_without_values(given[0])
             known = self._made
-            parallel.agree_on("train step", given, call.key[0], call.where, f"by {self.owned.told()}{self._told_options}")
+            parallel.agree_on("train step", given, call.key[0], call.where + call.numbers_now, f"by {self.owned.told()}{self._told_options}")
             if not call.known:
                 parallel.agreed()  # before parameters and states move
             micro, update = self._compiled(given[0], call)
