@@ -17,7 +17,7 @@ from autopar.capture import Captured
 from autopar.compiled import Compiled, Compiler, Seat
 from autopar.constraints import layouts_of
 from autopar.dtensor import edge_of, placements_of
-from autopar.guards import AttributesOfModule, Call, Change, Guards, Variants
+from autopar.guards import AttributesOfModule, Call, Change, Guards, Original, Variants
 from autopar.initialize import Init, initialize
 from autopar.inputs import Given, Shapes, given_call, piece_of
 from autopar.inventory import Inventory, Named, inventory
@@ -75,6 +75,7 @@ class Parallel(AttributesOfModule):
             seat = Seat(mesh.ranks[0], {}) if job is None else Seat(job.rank, job.groups, agreement)
         attrs = layouts_of(plan, model, mesh)
         module = model if job is None else sharded(model, attrs, mesh, job)
+        self._original = None if job is None else Original(model, module)
         self._homes = {name: edge_of(attrs.get(name, DistAttr.replicated(p.dim())), mesh, p.shape, strided=True) for name, p in model.named_parameters()}
         self._over(module, Compiler(module, mesh, plan, seat, strict, outputs == "global", random))
 
@@ -96,7 +97,7 @@ class Parallel(AttributesOfModule):
         seat = self.compiler.seat
         if seat is not None and seat.agreement is not None:
             seat = replace(seat, agreement=Agreement(self.job.control, self.mesh))  # type: ignore[union-attr]
-        module = copy.deepcopy(self.module, memo)
+        module, new._original = copy.deepcopy(self.module, memo), None
         new._over(module, replace(self.compiler, model=module, seat=seat))
         return new
 
@@ -160,7 +161,7 @@ class Parallel(AttributesOfModule):
 
     @property
     def captures(self) -> int:
-        """How many steps have been captured: one for each structure, shapes and dtypes of arguments, and mode."""
+        """How many steps have been captured: one for each structure, shapes and dtypes of arguments, mode, and values that forward reads."""
         return len(self._compiled)
 
     def local(self, rank: int) -> Program:
@@ -205,7 +206,9 @@ class Parallel(AttributesOfModule):
         return self._of_the_batch[key]
 
     def key(self, given: Given, own: Inventory) -> Key:
-        """What a capture of a call is keyed by."""
+        """What a capture of a call is keyed by, beside the values that forward reads."""
+        if self._original is not None:
+            self._original.take_over()
         return signature_of(own, given.arguments), given.facts
 
     def _call(self, given: Given, own: Inventory) -> Call:
@@ -225,8 +228,9 @@ class Parallel(AttributesOfModule):
     def agree_on_program(self, text: str, guards: Guards) -> None:
         """The other ranks have captured the same program, of the same values; ``RuntimeError`` otherwise."""
         if self._agreement is not None:
-            self._agreement.compare({guard.place.words: guard.text for guard in guards.found})
-            self._agreement.begin(f"capture a program with the digest {hashlib.sha256(text.encode()).hexdigest()[:16]}")
+            digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+            self._agreement.compare(digest, {guard.place.words: guard.text for guard in guards.found})
+            self._agreement.begin(f"capture a program with the digest {digest}")
             self._agreement.finish()
 
     def _captured(self, given: Given, call: Call) -> Compiled:
@@ -236,7 +240,7 @@ class Parallel(AttributesOfModule):
             compiled = replace(self.compiler, numbers=call.numbers).compile(args, kwargs, given.laid, notes)
             self.agree_on_program(str(compiled.program), compiled.captured.guards)  # one order of collectives on all ranks: their programs are one
             self._compiled[call.identity] = compiled
-            for forgotten in self._variants.add(call, compiled.captured.guards):  # and warns of numbers that are no inputs
+            for forgotten in self._variants.add(call, compiled.captured.guards):
                 del self._compiled[forgotten.identity]
         self._latest = self._compiled[call.identity]
         return self._latest

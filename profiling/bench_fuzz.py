@@ -1,6 +1,6 @@
 """Random models on random meshes under random plans: equal to one device, or refused with the reason.
 
-Each case is a model of up to a dozen lines, run in float64 on one device and on the simulated ranks: outputs, gradients and
+Each case is a model of up to a dozen lines, some with Python attributes that change between calls, run in float64 on one device and on the simulated ranks: outputs, gradients and
 buffers agree to 1e-10, or an error names the op or the value, the user's line and the remedy. ``sensitive`` are those where
 rounding alone changes the numbers by more; they agree as far as eager agrees with itself. Case k is made by
 ``random.Random(seed + k)``; those that eager refuses are passed over. The smallest case of each kind of failure is printed.

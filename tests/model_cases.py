@@ -88,6 +88,7 @@ class Case:
         loss: ``"weights"``, each element of the outputs has its own; or ``"sum"``, so that gradients arrive expanded.
         given: the positions of outputs that the loss is of; all where it is ``None``.
         options: of ``parallelize``.
+        changes: what is done to the model's Python attributes before the second call, the third, …
         shapes: value → an input that could stand in its place, for making the case smaller.
     """
 
@@ -104,6 +105,7 @@ class Case:
     loss: str = "weights"
     given: tuple[int, ...] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    changes: tuple[str, ...] = ()
     shapes: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def source(self) -> str:
@@ -126,6 +128,7 @@ class Case:
             f"{self.source()}\n\nimport autopar\n\ntorch.manual_seed(0)\nmodel = Model().double(){'' if self.training else '.eval()'}\n"
             f"mesh = autopar.Mesh({dict(self.mesh)})\nplan = {pprint.pformat(self.plan, width=120, sort_dicts=False)}\n"
             f"parallel = autopar.parallelize(model, mesh, plan{options})\nprint({call}){'  # ' + ', '.join(notes) if notes else ''}\n"
+            + "".join(f"self = model\n{change}\nprint({call})\n" for change in self.changes[: self.calls - 1])
         )
 
     def literal(self) -> str:
@@ -191,6 +194,8 @@ def numbers(made: Made, model: torch.nn.Module, call: Callable[..., Any], noise:
     found: dict[str, Any] = {}
     _disturb([*model.parameters(), *model.buffers()], noise)
     for k in range(made.case.calls):
+        if 0 < k <= len(made.case.changes):
+            exec(made.case.changes[k - 1], {"self": model})
         args, kwargs = made.arguments(k)
         tensors = [leaf for leaf in flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
         _disturb(tensors, noise)

@@ -33,6 +33,7 @@ class Models:
         reals, masks, whole: the names of values of each kind, oldest first; ``env`` has what they hold.
         bounds: name of a tensor of whole numbers → what they are below.
         named: the tensors among the inputs → what plans call them; ``numbers``: the inputs that are no tensors.
+        attributes: those of the model that hold numbers and flags, which change between calls → values that they take.
         draws: whether a line draws random numbers.
         returned: submodule → what it returned, and the shape of that.
     """
@@ -47,6 +48,7 @@ class Models:
         self.inputs: dict[str, str] = {}
         self.named: dict[str, str] = {}
         self.numbers: list[str] = []
+        self.attributes: dict[str, tuple[str, ...]] = {}
         self.shapes: dict[str, str] = {}
         self.reals: list[str] = []
         self.masks: list[str] = []
@@ -158,6 +160,42 @@ class Models:
         value = value.detach()
         return not value.is_floating_point() or not value.numel() or bool(value.isfinite().all() and value.abs().max() <= LARGEST)
 
+    def attribute(self) -> None:
+        """A number, a flag, a word, an option in a dict or in a config: what annealing, warming up and switching off change."""
+        name, key = f"self.{self.name('n')}", ""
+        kind = self.r.randrange(6)
+        values = (("0.5", "-1.0", "2.0", "0.0", "1", "True") if kind < 3 else ("True", "False") if kind == 3 else ("'a'", "'b'") if kind == 4 else ("0", "1", "2"))
+        value = self.r.choice(values)
+        if kind == 1:
+            key = '["c"]'
+            self.add_init(f'{name} = {{"c": {value}, "d": [1]}}')
+        elif kind == 2:
+            key = ".first"
+            self.add_init(f"{name} = Out({value})")
+        else:
+            self.add_init(f"{name} = {value}")
+        self.attributes[name + key] = values
+
+    def floats(self) -> list[str]:
+        return [name for name, values in self.attributes.items() if "0.5" in values]
+
+    def switched(self) -> None:
+        """Lines that depend on attributes."""
+        for name, values in self.attributes.items():
+            x, v = self.real(), self.name()
+            forms = {"0.5": [f"{x} * {name}", f"{x} * (1 - {name}) + {name}", f"{x} / ({name} * {name} + 1)", f"{x} if {name} > 0.2 else -{x}", f"F.dropout({x}, max({name}, 0) * 0)"],
+                     "True": [f"{x} * 2 if {name} else {x}", f"{x}.tanh() if not {name} else {x}"], "'a'": [f"{x}.sin() if {name} == 'a' else {x}.cos()"],
+                     "0": [f"[{x}, -{x}, {x}.abs()][{name}]", f"{x} + {name}"]}  # fmt: skip
+            self.add(f"{v} = {self.r.choice(next(some for value, some in forms.items() if value in values))}", v)
+
+    def changes(self) -> tuple[str, ...]:
+        """What changes before each later call."""
+        if not self.attributes:
+            return ()
+        often = self.r.choice(list(self.attributes))
+        names = [often if self.chance(60) else self.r.choice(list(self.attributes)) for _ in range(self.r.choice([1, 2, 3, 4]))]
+        return tuple(f"{name} = {self.r.choice(self.attributes[name])}" for name in names)
+
     def grow(self) -> None:
         names = [*FAMILIES, *MODULES]
         weights = [weight for weight, _ in (*FAMILIES.values(), *MODULES.values())]
@@ -175,7 +213,7 @@ class Models:
 
     def filled(self, template: str) -> str | None:
         """A template with its slots filled; ``None`` where nothing fits one."""
-        found: dict[str, Any] = {"v": "{v}", "c": self.r.choice(["0.5", "-1.0", "2.0", "0.0", *self.numbers]), "k": self.chance(50)}
+        found: dict[str, Any] = {"v": "{v}", "c": self.r.choice(["0.5", "-1.0", "2.0", "0.0", *self.numbers, *self.floats()]), "k": self.chance(50)}
         main = next((slot for slot in SLOT.findall(template) if re.fullmatch(r"x\d?|e\d", slot)), None)
         assert main is not None, template
         least, exact = (int(main[1:] or 0), False) if main[0] == "x" else (int(main[1:]), True)
@@ -319,10 +357,13 @@ class Models:
             self.input(f"real({self.r.choice(['0, ', '2, 0, '])}{self.sizes[0]})")
         if self.chance(60):
             self.parameter(*(self.r.choice(self.sizes) for _ in range(self.r.choice([1, 2, 2, 3]))))
+        for _ in range(self.r.choice([1, 1, 2]) if self.chance(30) else 0):
+            self.attribute()
         wanted = self.r.choice([1, 2, 3, 4, 6, 8, 10])
         for _ in range(3 * wanted):
             if len(self.lines) < wanted:
                 self.grow()
+        self.switched()
         self.result, count = self.returns()
         mesh = self.mesh()
         options: dict[str, Any] = {}
@@ -335,10 +376,11 @@ class Models:
         names = list(self.inputs)
         keywords = tuple(names[self.r.randrange(len(names) + 1) :]) if self.chance(15) else ()
         given = tuple(sorted(self.r.sample(range(count), self.r.randrange(1, count + 1)))) if count > 1 and self.chance(40) else None
+        changes = self.changes()
         return Case(tuple(self.lines), self.result, self.inputs, mesh, self.plan(list(mesh)), tuple(self.init), keywords,
-                    training=not self.chance(8), grad=not self.chance(5), calls=2 if self.chance(8) else 1,
+                    training=not self.chance(8), grad=not self.chance(5), calls=1 + len(changes) if changes else 2 if self.chance(8) else 1,
                     loss="sum" if self.chance(20) else "weights", given=given,
-                    options=options, shapes=self.shapes)  # fmt: skip
+                    options=options, changes=changes, shapes=self.shapes)  # fmt: skip
 
 
 def _weighted(r: random.Random, weights: Sequence[int]) -> int:

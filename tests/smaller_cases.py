@@ -34,7 +34,7 @@ def smaller(case: Case) -> Iterator[Case]:
     if len(names) > 1 or case.result not in names:
         yield from (replace(case, result=name, given=None) for name in dict.fromkeys(names))
     drawn = {key: value for key, value in case.options.items() if key == "random"}
-    for change in ({"calls": 1}, {"loss": "weights"}, {"grad": True}, {"training": True}, {"given": None}, {"options": drawn}, {"keywords": ()}):
+    for change in ({"changes": ()}, {"calls": 1}, {"calls": 2}, {"loss": "weights"}, {"grad": True}, {"training": True}, {"given": None}, {"options": drawn}, {"keywords": ()}):
         (key, value), = change.items()
         if getattr(case, key) != value:
             yield replace(case, **change)

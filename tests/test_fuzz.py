@@ -20,6 +20,7 @@ from smaller_cases import smallest
 from torch.distributed.tensor import Replicate, Shard  # noqa: F401  what literals say
 
 from autopar import transfers
+from autopar.guards import Guards
 from autopar.runtime import effects
 
 AGREE = ("equal", "sensitive", "refused")
@@ -106,6 +107,20 @@ def test_a_lost_all_reduce_is_caught_and_made_small(monkeypatch: pytest.MonkeyPa
     failed = next(case for case in cases if check(case).reason.startswith("other numbers"))
     small = smallest(failed, seconds=12)
     assert check(small).kind == FAILED and len(small.lines) <= 3 and len(small.mesh) == 1, small.literal()
+
+
+def test_a_stale_attribute_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model whose attribute changes between calls agrees with eager, and would not without guards."""
+    case = Case(("v = a * self.n",), "v", {"a": "real(4, grad=True)"}, {"dp": 2}, {}, ("self.n = 0.5",), calls=3, changes=("self.n = 2.0", "self.n = 0.0"))
+    assert agrees(case, ("equal",))
+    monkeypatch.setattr(Guards, "hold", lambda self, modules: True)
+    assert check(case).reason.startswith("other numbers")
+
+
+def test_attributes_that_change_are_drawn() -> None:
+    """Of numbers, flags, words, dicts and configs."""
+    changes = {change for seed in range(60) for change in random_case(random.Random(seed)).changes}
+    assert len(changes) > 10 and all(any(part in change for change in changes) for part in ('["c"]', ".first", "True", "'b'", "0.5"))
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -7,7 +7,7 @@ object is it compared by value.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import CellType
 from typing import Any
 
@@ -107,8 +107,12 @@ class Guards:
             changes.append(Change(None, f"module {at} of the model", *("missing" if at >= len(some) else f"a {some[at]}" for some in (before, now))))
         for words, own, name, before in self._hooks:
             if not _same(own[name], before):
-                changes.append(Change(None, words, *(f"[{', '.join(shown(hook).removeprefix('the ') for hook in hooks)}]" for hooks in (before, own[name].values()))))
+                changes.append(Change(None, words, _shown(before), _shown(own[name].values())))
         return changes
+
+
+def _shown(hooks: Iterable[Any]) -> str:
+    return f"[{', '.join(shown(hook).removeprefix('the ') for hook in hooks)}]"
 
 
 def _same(hooks: Mapping[int, Any], before: Sequence[Any]) -> bool:

@@ -194,10 +194,9 @@ def taken_by(constant: Program, other: Program, book: Book) -> list[Taken] | Non
             return None
         if a.op == "get_attr" and constant.constants[a.target].meaning != other.constants[b.target].meaning:
             return None
-        differing = [k for k, (x, y) in enumerate(zip(a.args, b.args, strict=True)) if _text(x) != _text(y)] if len(a.args) == len(b.args) else [-1]
-        if _text(a.kwargs) != _text(b.kwargs):
+        if len(a.args) != len(b.args) or _text(a.kwargs) != _text(b.kwargs):
             return None
-        for k in differing:
+        for k in (k for k, (x, y) in enumerate(zip(a.args, b.args, strict=True)) if _text(x) != _text(y)):
             taken = _taken(a, b, k, book)
             if taken is None:
                 return None
@@ -206,7 +205,7 @@ def taken_by(constant: Program, other: Program, book: Book) -> list[Taken] | Non
 
 
 def _taken(a: fx.Node, b: fx.Node, position: int, book: Book) -> Taken | None:
-    number = book.known.get(b.args[position]) if position >= 0 and type(b.args[position]) is float else None
+    number = book.known.get(b.args[position]) if type(b.args[position]) is float else None
     if number is None or OPERANDS.get(a.target, (None,))[0] != position or len(a.args) != 2 or a.kwargs or not isinstance(a.args[0], fx.Node):
         return None
     if repr(number.compute()) != repr(a.args[position]):

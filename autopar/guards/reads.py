@@ -140,7 +140,7 @@ class Reads:
             self._functions.look_into(value, type(owner))
         comparable = is_scalar(value) or value is MISSING or (is_container(value) and not is_module)  # a lent module's containers have stand-ins
         then = frozen(value, self.skipped) if comparable else UNKNOWN
-        self._read[id(owner), name] = (owner, name, then, user_line() if type(value) is float else "")
+        self._read[id(owner), name] = (owner, name, then, user_line() if is_scalar(value) or isinstance(value, torch.Tensor) else "")
         self._follow(value, f"{self._words(owner)}{name}")
 
     def _follow(self, value: Any, words: str, depth: int = 0) -> None:

@@ -144,7 +144,7 @@ def shown(value: Any, depth: int = 0) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor {list(value.shape)}"
     if isinstance(value, FUNCTIONS):
-        return f"the function {value.__qualname__}"
+        return f"the function {value.__name__ if isinstance(value, types.BuiltinFunctionType) else value.__qualname__}"
     if not is_scalar(value) and repr(value) != "missing":
         return f"a {type(value).__name__}"
     return _short(repr(value))

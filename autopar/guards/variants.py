@@ -64,8 +64,8 @@ class Variants:
     def __init__(self) -> None:
         self._of: dict[Hashable, list[Variant]] = {}
         self._made = 0
-        self._changed: collections.Counter[tuple[Hashable, tuple[int, str]]] = collections.Counter()  # how often a number did
-        self._constant: set[tuple[int, str]] = set()  # numbers that cannot be inputs
+        self._values: dict[tuple[Hashable, tuple[int, str]], set[str]] = collections.defaultdict(set)  # that a place had, in words
+        self._constant: set[tuple[int, str]] = set()  # values that change and cannot be inputs, which were warned of
 
     def call(self, key: Hashable, modules: Sequence[torch.nn.Module]) -> Call:
         """The call of such a key, as the model's values are now."""
@@ -79,20 +79,24 @@ class Variants:
                     known.append(variant)
                 return variant.call
         changes = tuple(known[-1].guards.changes(modules))
-        again = [change.place for change in changes if can_be_input(change.place) and self._changed[key, change.place.identity]]  # type: ignore[union-attr]
+        again = [place for change in changes if (place := change.place) is not None and can_be_input(place) and self._changes_again(key, place, change)]
         numbers = [place for place in (*known[-1].guards.numbers, *again) if place.identity not in self._constant]
         return Call(key, self._made, changes, numbers=tuple(dict.fromkeys(numbers)))
 
-    def _warn(self, call: Call, change: Change, guards: Guards) -> None:
-        """Once of each number that changes again and is more than an operand of tensors."""
-        place = change.place
-        if place in call.numbers and place not in guards.numbers:
-            self._constant.add(place.identity)  # type: ignore[union-attr]
+    def _changes_again(self, key: Hashable, place: Place, change: Change) -> bool:
+        """Whether it is not the first time that a place has another value."""
+        return len(self._values[key, place.identity] | {change.before, change.now}) > 2
+
+    def _warn(self, key: Hashable, change: Change, place: Place, guards: Guards) -> None:
+        """Once of each value that changes again and is no input."""
+        if self._changes_again(key, place, change) and place not in guards.numbers and place.identity not in self._constant:
+            self._constant.add(place.identity)
+            how = f"uses {place.words} not only in arithmetic with tensors" if can_be_input(place) else f"reads {place.words}"
             warnings.warn(
-                f"forward uses {place.words} not only in arithmetic with tensors, so each new value captures the step anew ({change})"  # type: ignore[union-attr]
-                + f"\n{place.line and '    ' + place.line + chr(10)}  let it change seldom, or make it a buffer, or an argument of forward that is a tensor",  # type: ignore[union-attr]
+                f"forward {how}, and each new value captures the step anew ({change})\n" + (f"    {place.line}\n" if place.line else "")
+                + "  let it change seldom, or make it a buffer, or an argument of forward that is a tensor",
                 stacklevel=2,
-            )
+            )  # fmt: skip
 
     def add(self, call: Call, guards: Guards) -> list[Call]:
         """Keep the capture of a call; those that are forgotten for it."""
@@ -100,9 +104,9 @@ class Variants:
         known.append(Variant(Call(call.key, call.number, call.changes, known=True, numbers=guards.numbers), guards))
         self._made += 1
         for change in call.changes:
-            if can_be_input(change.place):
-                self._changed[call.key, change.place.identity] += 1  # type: ignore[union-attr]
-                self._warn(call, change, guards)
+            if change.place is not None:
+                self._values[call.key, change.place.identity] |= {change.before, change.now}
+                self._warn(call.key, change, change.place, guards)
         forgotten = [variant.call for variant in known[:-KEPT]]
         del known[:-KEPT]
         return forgotten

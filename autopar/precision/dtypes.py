@@ -63,6 +63,7 @@ class Dtypes:
         self.tables: set[fx.Node] = set()  # computed of buffers, indices and constants alone
         self.weak: set[fx.Node] = set()  # parameters, buffers, and what is computed of them alone, where the policy starts low
         self.moving: set[fx.Node] = set()  # computed of tangents
+        self.numbers: set[fx.Node] = set()  # inputs that are numbers of Python's: they have no dtype beside tensors
         self.statistics: set[fx.Node] = set()
         self.asked: dict[tuple[int, fx.Node], torch.dtype] = {}  # in which dtype a call used a value
         self.incoming: dict[int, torch.dtype] = {}  # of the gradient that the backward of a call is given
@@ -105,6 +106,9 @@ class Dtypes:
         assert isinstance(record.type, TensorType)
         dtype = record.type.dtype
         self.made[node] = self.policy.low if node in self.parameters else dtype
+        if record.role == "input" and record.name.startswith("."):
+            self.numbers.add(node)
+            return
         if record.role == "tangent":
             self.moving.add(node)
         elif record.role != "param" and not (record.role == "input" and dtype.is_floating_point):
@@ -130,9 +134,10 @@ class Dtypes:
             self._element(node)
             return
         values = operands(node)
-        if all(value in self.tables for value in values):
+        tensors = [value for value in values if value not in self.numbers]
+        if all(value in self.tables for value in tensors):
             self.tables.add(node)
-        elif values and self.weak.issuperset(values):
+        elif tensors and self.weak.issuperset(tensors):
             self.weak.add(node)
         call = record_of(node).call
         kind = self._kind(node, values)
@@ -192,6 +197,8 @@ class Dtypes:
     def _set(self, node: fx.Node, dtype: torch.dtype | None, wants: Sequence[torch.dtype | None]) -> None:
         """Note what an op asks for, and what it makes: what is not floating, or asked for by name, stays as captured."""
         values = operands(node)
+        if dtype is not None and not _rank(node) and not self.numbers.isdisjoint(values):  # there torch would promote it
+            wants = [dtype if value in self.numbers else want for value, want in zip(values, wants, strict=True)]
         cast = node.target in CASTS and _names_dtype(node)
         self.uses[node] = tuple(None if cast or want == self.made[value] else want for value, want in zip(values, wants, strict=True))
         captured = record_of(node).type
@@ -302,7 +309,7 @@ class Dtypes:
     # -- values --------------------------------------------------------------------------------------------------
 
     def _seen(self, value: fx.Node) -> torch.dtype | None:
-        found = self.seen.get(value) or self.made[value]
+        found = None if value in self.numbers else self.seen.get(value) or self.made[value]
         return found if isinstance(found, torch.dtype) else None
 
     def _is_float(self, value: fx.Node) -> bool:

@@ -76,17 +76,21 @@ class Agreement:
         assert work is not None
         self._pending = (work, every, call, {axes: [one.name for one in groups[axes]] for axes in kinds})
 
-    def compare(self, values: Mapping[str, str]) -> None:
-        """The Python values that forward reads are the same on all ranks; all call it.
+    def compare(self, program: str, values: Mapping[str, str]) -> None:
+        """Where the ranks' programs differ, so may the Python values that forward reads; all ranks call it.
 
         Args:
+            program: its digest.
             values: what each is called → what it is, in words.
 
         Raises:
-            RuntimeError: they are not; ranks and values are named.
+            RuntimeError: both differ; ranks and values are named.
         """
-        every: list[Mapping[str, str]] = [{}] * self._control.size()
-        distributed.all_gather_object(every, dict(values), self._control)
+        ranks: list[tuple[str, Mapping[str, str]]] = [("", {})] * self._control.size()
+        distributed.all_gather_object(ranks, (program, dict(values)), self._control)
+        if len({digest for digest, _ in ranks}) == 1:
+            return
+        every = [one for _, one in ranks]
         differing = [name for name in dict.fromkeys(name for one in every for name in one) if len({one.get(name) for one in every}) > 1]
         if differing:
             self._begin_anew()
