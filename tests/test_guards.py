@@ -395,7 +395,8 @@ def test_models_of_hugging_face_are_captured_once_and_again_where_their_config_c
         with torch.no_grad():
             ours, theirs = parallel.simulate(**given), model(**given)
     assert parallel.captures == 1 and relative(ours[0], theirs[0]) <= TOLERANCE
-    model.config.output_hidden_states = True
+    for module in (model, *(getattr(model, name) for name in ("encoder", "decoder") if hasattr(model, name))):  # each with a config of its own
+        module.config.output_hidden_states = True
     with torch.no_grad():
         ours, theirs = parallel.simulate(**given), model(**given)
     assert parallel.captures == 2 and ours.keys() == theirs.keys() and relative(ours[0], theirs[0]) <= TOLERANCE
