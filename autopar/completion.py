@@ -346,7 +346,9 @@ def gradient_sums(program: Program) -> dict[fx.Node, fx.Node | None]:
     found: dict[fx.Node, fx.Node | None] = {}
     for name, node in named.items():
         parameter, _, last = name.rpartition(".")
-        if record_of(node).role in ("state", "buffer") and ((last == "grad" and parameter in named) or name == ".loss"):
+        type = record_of(node).type
+        waits = isinstance(type, TensorType) and type.layout is not None and bool(type.layout.attr.pending)  # of a parameter that an update only measures
+        if record_of(node).role in ("state", "buffer") and ((last == "grad" and (parameter in named or waits)) or name == ".loss"):
             found[node] = named.get(parameter)
     return found
 

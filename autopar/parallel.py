@@ -290,7 +290,7 @@ class Parallel(AttributesOfModule):
         types = step.interface.types
         owners = () if self.job is None else [tensor for _, tensor in own.parameters]  # a DTensor that is written does not mark its piece
         made = step(pieces, leaves, lambda name, piece: piece if name in brought else self._gradient(leaves[name], types[name], piece), owners)
-        outputs = [self._returned(tensor, type) for tensor, (_, type) in zip(made, step.interface.returned, strict=True)]
+        outputs = [self.returned(tensor, type) for tensor, (_, type) in zip(made, step.interface.returned, strict=True)]
         return _returned_like_the_model(compiled, outputs, args, kwargs)
 
     def pieces(self, given: Given, own: Inventory, interface: Interface, rank: int) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], set[str]]:
@@ -322,7 +322,8 @@ class Parallel(AttributesOfModule):
                 raise ValueError(f"the parameter {name} was {'added' if known is None else 'replaced'} after parallelize; change the model first, then parallelize it")
             self._known[name] = tensor  # type: ignore[assignment]
 
-    def _returned(self, piece: torch.Tensor, type: TensorType) -> torch.Tensor:
+    def returned(self, piece: torch.Tensor, type: TensorType) -> torch.Tensor:
+        """A value that the model returns, of this rank's piece: a number is a plain tensor, others are DTensors, or whole with ``outputs="global"``."""
         if self.job is None or not type.shape or self.compiler.whole:
             return piece
         from torch.distributed.tensor import DTensor
@@ -390,8 +391,8 @@ class Parallel(AttributesOfModule):
         place, so that state dicts, schedulers and evaluation with ``parallel(...)`` work beside it.
 
         Args:
-            optimizer: ``torch.optim.AdamW``, ``Adam``, ``SGD``, ``Adagrad``, or one that ``register_optimizer`` was told of, over
-                parameters of this model.
+            optimizer: one of ``torch.optim`` or of your own, over parameters of this model. ``AdamW``, ``Adam``, ``SGD`` and ``Adagrad`` are fused
+                kernels; the ``step()`` of another class is run on pieces of parameters, or on whole ones where that is not the same.
             microbatches: into how many pieces a batch is cut; their gradients add up, and are reduced once. The loss and the
                 gradients are those of the whole batch, also where its pieces have unequal numbers of tokens.
                 Cut is what has a dim 0 as long as the first tensor's, but for what the plan names: that is cut where the plan splits
@@ -406,6 +407,11 @@ class Parallel(AttributesOfModule):
                 as ``"*.layers.*"``, or several; or ``"min-cut"``, all but what torch's partitioner would keep.
             zero: ZeRO's stage: 1 splits the optimizer's state over the data axis, 2 the sums of gradients too, 3 parameters too.
             clip_norm: what the norm of all gradients is clipped to; ``step.grad_norm`` has it.
+            clip_parameters: ``"all"``: the norm is of this step's gradients of all parameters that require one, as in
+                ``clip_grad_norm_(model.parameters(), …)``; ``"optimizer"``: of those that the optimizer has.
+            grad_norm: measure the norm at each step also without ``clip_norm``; nothing is clipped.
+            returns: ``"loss"``, or ``"outputs"``: what the model returns, with the loss of the step, without a graph. A dict says how
+                outputs of micro-batches are joined where that does not follow from the forward: ``{"logits": "cat", "aux": "mean"}``.
             ema: the decay of a moving average of each parameter, as torch's ``get_ema_multi_avg_fn`` has it: ``step.ema`` has them, and inside of
                 ``with step.averaged():`` the model.
             detect_anomaly: look for NaN behind each op, as ``torch.autograd.detect_anomaly()`` around a step does too. The first op that makes
@@ -417,7 +423,7 @@ class Parallel(AttributesOfModule):
                 alone, where it only copies; ``simulate`` has one memory, and nothing to offload.
 
         Raises:
-            TypeError: an unknown option, an optimizer that is not known.
+            TypeError: an unknown option, an optimizer whose step cannot be part of a graph.
             ValueError: a value that an option does not take, an optimizer over other parameters.
         """
         from autopar.step.options import options_of

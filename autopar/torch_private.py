@@ -16,6 +16,9 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._C import (
+    DisableTorchFunctionSubclass as DisableTorchFunctionSubclass,  # tried on 2.13: a block in which subclasses of tensors are not asked
+)
 from torch._ops import OpOverload as OpOverload  # tried on 2.13: the class of torch.ops.aten.mm.default
 from torch._ops import OpOverloadPacket as OpOverloadPacket  # tried on 2.13: the class of torch.ops.aten.mm
 from torch._subclasses.fake_tensor import (

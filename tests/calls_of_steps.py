@@ -186,3 +186,14 @@ def bad_input() -> None:
     with pytest.raises(RuntimeError, match=r"the ranks make different calls\n    ranks 0 2: train step \(x float64\[6, 8\]\) .*\n    ranks 1 3: .*\[5, 8\]"):
         run(step, x[: 12 - 2 * (distributed.get_rank() % 2)])
     assert all(torch.equal(before[name], loops.whole(p)) for name, p in parallel.named_parameters())
+
+
+def loss_of_a_step() -> None:
+    """Of what a step returns: it can be summed over processes, and its backward has run."""
+    parallel = autopar.parallelize(steps.Pair(), Mesh(dp=2))
+    loss = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1))(torch.randn(4, 8), torch.randn(4, 8))
+    before = float(loss)
+    torch.distributed.all_reduce(loss)
+    assert abs(float(loss) - 2 * before) < 1e-6 * before
+    with pytest.raises(RuntimeError, match=r"^the step has already run its backward and its optimizer.*remove loss\.backward\(\)"):
+        loss.backward()

@@ -117,7 +117,7 @@ def steps_alike(name: str, sizes: dict[str, int], options: dict[str, Any], count
         ours, (loss, norm) = run(step, batch, called=called), single(**batch)
         for schedule in schedules:
             schedule.step()
-        assert type(ours) is torch.Tensor and relative(ours, loss) <= tolerance, (k, ours, loss)
+        assert isinstance(ours, torch.Tensor) and relative(ours, loss) <= tolerance, (k, ours, loss)
         assert norm is None or relative(step.grad_norm, norm) <= tolerance, (k, step.grad_norm, norm)
     worst = differences(step, single)
     assert max(worst.values()) <= tolerance, {name: value for name, value in worst.items() if value > tolerance}

@@ -219,9 +219,9 @@ def test_a_class_that_inherits_its_step_is_known() -> None:
 
 
 @pytest.mark.parametrize(("make", "kind", "message"), [
-    (lambda: Own(parameters()), TypeError, "Own cannot be part of a step's graph: it has a step of its own beside that of Adam. Known are Adagrad, Adam, "),
-    (lambda: torch.optim.LBFGS(parameters()), TypeError, "nothing is known of its step. Known are Adagrad, Adam, AdamW, "),
-    (lambda: torch.optim.LBFGS(parameters()), TypeError, "register_optimizer(LBFGS, state=…, update=…)"),
+    (lambda: Own(parameters()), TypeError, "Own cannot be part of a step's graph: it does not change the parameters of its groups; train it in the plain loop, "),
+    (lambda: torch.optim.LBFGS(parameters()), TypeError, "LBFGS cannot be part of a step's graph: it calls the model several times in a step, through a closure; "),
+    (lambda: torch.optim.SparseAdam(parameters()), TypeError, "it takes sparse gradients, and those of a step are dense; train it in the plain loop, "),
     (lambda: nn.Linear(2, 2), TypeError, "is a Linear and no torch.optim.Optimizer; make one of parallel.parameters()"),
     (lambda: Adam(parameters(), differentiable=True), ValueError, "group 0 of Adam has differentiable=True: gradients do not flow"),
     (lambda: SGD([{"params": parameters()}, {"params": [nn.Parameter(torch.ones(2, dtype=torch.complex64))]}]), ValueError,

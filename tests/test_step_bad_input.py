@@ -33,7 +33,7 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(8, 8), torch.randn(8, 8)
 
 
-ALL = "microbatches, amp, keep, reduce_dtype, loss_scale, recompute, zero, clip_norm, ema, detect_anomaly, offload"
+ALL = "microbatches, amp, keep, reduce_dtype, loss_scale, recompute, zero, clip_norm, clip_parameters, grad_norm, returns, ema, detect_anomaly, offload"
 SAY = 'say "blocks", "min-cut", '
 OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"micro_batches": 2}, TypeError, f"train_step has no option 'micro_batches'; near it: microbatches. It has {ALL}"),
@@ -44,6 +44,20 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
         for n in (4, -1, True, 1.0, "1")
     ),
     *(({"clip_norm": n}, ValueError, f"clip_norm={n!r} is no norm above 0; None does not clip, inf only measures") for n in (0, -1.0, float("nan"), "1", True)),
+    *(
+        ({"clip_norm": 1.0, "clip_parameters": n}, ValueError, f'clip_parameters={n!r}: "all" measures the gradients of all parameters that require one, '
+         f'"optimizer" those of the optimizer\'s')
+        for n in ("some", True, 1)
+    ),
+    *(({"grad_norm": n}, ValueError, f"grad_norm={n!r}: True measures the norm of the gradients at each step, False only where clip_norm needs it") for n in (1, "yes")),
+    *(
+        ({"returns": how}, ValueError, f'returns={how!r}: a step returns its "loss", or the "outputs" of the model, of which a dict says how those of '
+         "micro-batches are joined: {'logits': 'cat'}")
+        for how in ("logits", True, ["logits"])
+    ),
+    ({"returns": {"logits": "concat"}}, ValueError,
+     "returns={'logits': 'concat'} is no way to join the outputs of micro-batches; there are cat, mean, sum, same, stack"),
+    ({"clip_parameters": "all"}, ValueError, "clip_parameters= says which gradients are measured, and none are: give clip_norm= or grad_norm=True too"),
     ({"amp": "bf16-O3"}, ValueError, "no amp='bf16-O3'; near it: bf16-O2, bf16-O1"),
     *(({"amp": n}, ValueError, f"no amp={n!r}; there are: bf16-O1, fp16-O1, bf16-O2, fp16-O2, bf16, fp16") for n in (True, torch.bfloat16, "")),
     ({"keep": {"aten::silu": "f32"}}, ValueError, "keep= says in which dtype ops run under amp=, which is not given"),
@@ -96,8 +110,8 @@ OPTIMIZERS: dict[str, tuple[Callable[[nn.Module], Any], type[Exception], str]] =
     "none at all": (lambda parallel: None, TypeError, "None is a NoneType and no torch.optim.Optimizer; make one of parallel.parameters()"),
     "an unknown one": (
         lambda parallel: torch.optim.LBFGS(parallel.parameters()), TypeError,
-        "LBFGS cannot be part of a step's graph: nothing is known of its step. Known are Adagrad, Adam, AdamW, SGD; "
-        "say how LBFGS works with autopar.optimizers.register_optimizer(LBFGS, state=…, update=…)",
+        "LBFGS cannot be part of a step's graph: it calls the model several times in a step, through a closure; train it in the plain loop, "
+        "on the model that parallelize returns: loss = parallel(…), loss.backward(), optimizer.step(closure)",
     ),
     "without parameters": (lambda parallel: torch.optim.SGD([], lr=0.1), ValueError, "optimizer got an empty parameter list"),  # torch's own
 }  # fmt: skip

@@ -306,6 +306,6 @@ def test_plain_ops_are_not_offloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError) as caught:
         made({"dp": 2}, sign, offload=True)
     assert str(caught.value) == (
-        "offload=True updates parameters on the host by the kernels of torch's own optimizers, and the step of Sign is made of plain ops, "
-        "which run where its parameters are: leave offload out"
+        "offload=True updates parameters on the host by torch's fused kernels, and there is none for the step of Sign, "
+        "which runs where its parameters are: leave offload out"
     )

@@ -9,8 +9,9 @@
 
 from autopar.optimizers import known  # noqa: F401  # fills the table of definitions
 from autopar.optimizers.average import AVERAGED
-from autopar.optimizers.definition import Definition, definition_of
+from autopar.optimizers.definition import Definition
 from autopar.optimizers.in_place import IN_PLACE, SHARED, count
+from autopar.optimizers.lookup import definition_of
 from autopar.optimizers.offload import HOST, OFFLOADED
 from autopar.optimizers.ops import COUNTED
 from autopar.optimizers.register import register_optimizer

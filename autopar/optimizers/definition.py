@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from autopar.optimizers.update import Update
-from autopar.torch_private import has_step_hooks, steps_as
 
 Group = Mapping[str, Any]
 State = dict[str, torch.Tensor]
@@ -55,42 +54,6 @@ class Definition:
 
 
 DEFINITIONS: dict[type[torch.optim.Optimizer], Definition] = {}
-
-
-def definition_of(optimizer: torch.optim.Optimizer) -> Definition:
-    """The definition of an optimizer's class, or of the one whose step it inherits.
-
-    Raises:
-        TypeError: it is no optimizer, or nothing is known of its step; it names ``register_optimizer``.
-        ValueError: an option, a hook or a parameter that a step in the graph does not have.
-    """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"{optimizer!r} is a {type(optimizer).__name__} and no torch.optim.Optimizer; make one of parallel.parameters()")
-    kind = type(optimizer)
-    known = next((base for base in kind.__mro__ if base in DEFINITIONS), None)
-    if known is None or not steps_as(kind, known):
-        why = f"it has a step of its own beside that of {known.__name__}" if known else "nothing is known of its step"
-        names = ", ".join(sorted(one.__name__ for one in DEFINITIONS))
-        raise TypeError(
-            f"{kind.__name__} cannot be part of a step's graph: {why}. Known are {names}; say how {kind.__name__} works with "
-            f"autopar.optimizers.register_optimizer({kind.__name__}, state=…, update=…)"
-        )
-    if has_step_hooks(optimizer):
-        raise ValueError(f"{kind.__name__} has hooks of its step, which is not called where it is part of a graph: remove them, and call them around the step")
-    for number, group in enumerate(optimizer.param_groups):
-        _check_group(f"group {number} of {kind.__name__}", group)
-        DEFINITIONS[known].update(group)
-    return DEFINITIONS[known]
-
-
-def _check_group(what: str, group: Group) -> None:
-    if group.get("differentiable"):
-        raise ValueError(f"{what} has differentiable=True: gradients do not flow through a step in the graph; leave it out")
-    names = group.get("param_names") or range(len(group["params"]))
-    for name, param in zip(names, group["params"], strict=True):
-        if param.layout != torch.strided or not param.is_floating_point():
-            kind = "sparse" if param.layout != torch.strided else str(param.dtype).removeprefix("torch.")
-            raise ValueError(f"parameter {name} in {what} is {kind}; parameters of a step in the graph are dense and of a floating dtype: step it outside")
 
 
 def constant(what: str, name: str, value: Any) -> Any:

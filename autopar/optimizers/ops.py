@@ -50,7 +50,8 @@ def states_of(name: str) -> tuple[str, ...]:
     return (*lying.split(), *without_dims.split())
 
 
-def _registered(name: str, schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> OpOverload:
+def make_op(name: str, schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> OpOverload:
+    """Register a function of tensors as ``torch.ops.autopar.…``."""
     LIBRARY.define(name + schema)
     LIBRARY.impl(name, function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"autopar::{name}", fake, lib=LIBRARY)
@@ -75,7 +76,7 @@ def _update(name: str) -> Callable[[Callable[..., tuple[Tensor, ...]]], Callable
             made = tuple(torch.empty_like(x) for x in (param, *rest[: results - 1]))
             return made if len(made) > 1 else made[0]
 
-        UPDATES[name] = _registered(name, _schema(name), update, fake)
+        UPDATES[name] = make_op(name, _schema(name), update, fake)
         return formula
 
     return register
@@ -115,7 +116,7 @@ def unless(found_inf: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
     return new if found_inf is None else torch.where(found_inf == 0, new, old)
 
 
-COUNTED = _registered(
+COUNTED = make_op(
     "counted", "(Tensor step, Tensor? found_inf) -> Tensor",
     lambda step, found_inf: unless(found_inf, step + 1, step),
     lambda step, found_inf: torch.empty_like(step),

@@ -1,6 +1,7 @@
 """Sharding rules: what every op allows, one line an op. Importing this package loads the tables."""
 
 from autopar import held, squares  # noqa: F401  # they register ops that have rules
+from autopar.optimizers.own_ops import on_new_op
 from autopar.rules import (  # noqa: F401
     attention,
     convolution,
@@ -19,5 +20,14 @@ from autopar.rules import (  # noqa: F401
 )
 from autopar.rules.binding import Bound, Strategy, bind
 from autopar.rules.registry import RULES, Rule, find_rule, register_rule, rule
+
+
+def _rule_of_a_step(op: str, alike: int, numbers: int, results: int) -> None:
+    """That of the step of an optimizer's class, an op that is made when it is met."""
+    operands = ", ".join(["..."] * alike + ["()"] * numbers)
+    rule(f"{operands} -> {', '.join(['...'] * results)}" if alike else (lambda *args, **kwargs: None), op)
+
+
+on_new_op(_rule_of_a_step)
 
 __all__ = ["RULES", "Bound", "Rule", "Strategy", "bind", "find_rule", "register_rule", "rule"]

@@ -27,7 +27,7 @@ from torch import fx
 
 from autopar import transfers
 from autopar.drawn import folded
-from autopar.errors import SimulationError, at_line
+from autopar.errors import SimulationError
 from autopar.optimizers import IN_PLACE, OFFLOADED, SHARED
 from autopar.program import Program, is_getitem, map_operands, operands, record_of
 from autopar.progress import doing
@@ -58,8 +58,7 @@ from autopar.runtime.donated import Donated
 from autopar.runtime.effects import pending_piece, place_along
 from autopar.runtime.packing import packing
 from autopar.runtime.reduction import Calls, Reduction
-from autopar.runtime.simulate import ANY_STRIDES
-from autopar.text.printer import print_node
+from autopar.runtime.simulate import ANY_STRIDES, line_of
 from autopar.torch_private import BoxedCodeGen, OpOverload, returns_alias
 
 Ranks = tuple[int, ...]
@@ -469,9 +468,7 @@ class _Lines(Mapping[int, str]):
         }
 
     def __getitem__(self, number: int) -> str:
-        node = self.nodes[number]
-        record = record_of(node)
-        return f"{print_node(self.program, node).strip()}   {at_line(record.source, record.module).strip()}"
+        return line_of(self.program, self.nodes[number])
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.nodes)

@@ -17,10 +17,12 @@ from torch import fx
 
 from autopar import transfers
 from autopar.errors import SimulationError, at_line
-from autopar.program import Program, record_of
+from autopar.program import Program, behind, name_of, operands, record_of
+from autopar.record import TensorType
 from autopar.runtime import where
 from autopar.runtime.effects import COLLECTIVE, LOCAL, Here
 from autopar.runtime.packing import Packing, new_piece, packing, take
+from autopar.text.printer import print_node
 from autopar.transfers import Meshes
 
 Values = dict[str, Any]
@@ -37,6 +39,7 @@ class Instruction:
     kwargs: dict[str, Any]
     axis: Any = None  # of a collective, a name or several; of an exchange between stages, ``BETWEEN``
     stage: str | None = None  # on whose mesh the axes lie
+    program: Program | None = None  # whose node it is, where an error is to quote its line
 
 
 BETWEEN = "between stages"
@@ -77,7 +80,7 @@ def _instruction(program: Program, node: fx.Node) -> Instruction:
     args, kwargs = (fx.map_arg(a, lambda n: _Name(n.name)) for a in (node.args, dict(node.kwargs)))
     row = transfers.BY_FUNCTION.get(node.target)
     if row is None:
-        return Instruction(node.name, node, ANY_STRIDES.get(node.target, node.target), args, kwargs)  # type: ignore[arg-type]
+        return Instruction(node.name, node, ANY_STRIDES.get(node.target, node.target), args, kwargs, program=program)  # type: ignore[arg-type]
     given = transfers.arguments(node.target, args, kwargs)
     if node.target in (transfers.send, transfers.recv):
         type = record_of(node).type
@@ -85,6 +88,23 @@ def _instruction(program: Program, node: fx.Node) -> Instruction:
     if row.collective and given["axis"]:
         return Instruction(node.name, node, COLLECTIVE[node.target], (args[0],), {"given": given}, given["axis"], given.get("stage"))
     return Instruction(node.name, node, LOCAL[node.target], (args[0],), {"given": given}, None, given.get("stage"))
+
+
+def line_of(program: Program, node: fx.Node) -> str:
+    """What an op of a program is, as an error quotes it: its line, the user's, and the arguments of the call that its indices are made of."""
+    record = record_of(node)
+    named = {name_of(one) for value in operands(node) if _is_index(value) and value.op != "placeholder" for one in behind([value]) if _is_given(one)}
+    made = f"   of {', '.join(sorted(named))}" if named else ""
+    return f"{print_node(program, node).strip()}   {at_line(record.source, record.module).strip()}{made}"
+
+
+def _is_index(node: fx.Node) -> bool:
+    type = record_of(node).type
+    return isinstance(type, TensorType) and not type.dtype.is_floating_point
+
+
+def _is_given(node: fx.Node) -> bool:
+    return node.op == "placeholder" and record_of(node).role == "input"
 
 
 def _load(value: Any, values: Values) -> Any:
@@ -109,8 +129,7 @@ def run_rank(code: Sequence[Instruction], values: Values, meshes: Meshes, rank: 
             try:
                 values[step.name] = step.function(*args, **kwargs)
             except Exception as error:
-                record = record_of(step.node)
-                where.add_op(error, f"{step.name} on rank {rank}   {at_line(record.source, record.module).strip()}")
+                where.add_op(error, f"on rank {rank}: {line_of(step.program, step.node)}")
                 raise
 
 

@@ -13,12 +13,12 @@ import torch
 from autopar.capture import Captured
 from autopar.collector import collector_paused
 from autopar.compiled import Compiler
-from autopar.errors import CaptureError, at_line
+from autopar.errors import at_line
 from autopar.layout import DistAttr, layout_of
 from autopar.localize import LocalPrograms
 from autopar.passes import Amp, Recompute, run_passes
 from autopar.passes.amp import low_precision
-from autopar.program import Program, name_of, operands, record_of, set_record
+from autopar.program import Program, name_of, record_of, set_record
 from autopar.progress import doing
 from autopar.record import TensorType
 from autopar.report.passes import PassReport, Reports
@@ -28,8 +28,9 @@ from autopar.step.counts import count_program
 from autopar.step.joined import joined
 from autopar.step.micro import COUNT, LOSS, Micro, gradient_name, micro_of
 from autopar.step.options import Options
+from autopar.step.outputs import Output, about_outputs, loss_of, names_of
 from autopar.step.program import Step
-from autopar.step.update import Trained, update_of
+from autopar.step.update import Norm, Trained, Untrained, update_of
 from autopar.step.zero import STAGES, data_axis, split_over
 from autopar.verify import verify
 
@@ -46,7 +47,9 @@ class MicroBatch:
         first: ``count`` and the first of several micro-batches, joined.
         parameters, gradients: of those that are trained, by the user's name: their types, between steps, and those of their sums.
         states: how the optimizer's state of each lies.
+        untrained: the other parameters whose gradients are measured.
         loss: the type of the state that losses add up in.
+        outputs: what ``micro`` returns.
     """
 
     captured: Captured
@@ -58,7 +61,9 @@ class MicroBatch:
     parameters: dict[str, TensorType]
     gradients: dict[str, TensorType]
     states: dict[str, DistAttr]
+    untrained: tuple[Untrained, ...]
     loss: TensorType
+    outputs: tuple[Output, ...]
     reports: tuple[PassReport, ...]
 
 
@@ -102,12 +107,15 @@ def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, 
     reported = [report, *run_passes(traced, [Amp(options.amp, options.keep, device=captured.device)] if options.amp else [])]
     start = time.perf_counter()
     with collector_paused():
-        found = micro_of(traced, options.microbatches, captured.device, trained, cut, scaled=options.scaled)
+        wanted = {*trained, *_measured(traced, options)}
+        told = {"returns": options.joins, "names": names_of(captured)}
+        found = micro_of(traced, options.microbatches, captured.device, wanted, cut, scaled=options.scaled, **told)
     ms = (time.perf_counter() - start) * 1e3
     verify(found.program, "micro")
     reported.append(PassReport("micro", ms, notes=_about_the_mean(found)))
     for note in reported[-1].notes:
         warnings.warn(note, stacklevel=2)  # the numbers are not those of the whole batch
+    reported[-1] = replace(reported[-1], notes=(*reported[-1].notes, *about_outputs(found.outputs, options.microbatches)))
     placeholders = {name_of(node): node for node in found.program.placeholders}
     inputs = {name: attrs[node.name] for name, node in placeholders.items() if record_of(node).role == "input" and node.name in attrs}
     split = STAGES[options.zero]
@@ -129,12 +137,15 @@ def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, 
         reported += run_passes(found.program, [Recompute(options.recompute, mesh, attrs)])
     local, reports = compiler.place(found.program, attrs, captured.device, widen=options.reduce_dtype is not None)
     types: dict[str, TensorType] = {name_of(node): record_of(node).type for node in found.program.placeholders}  # type: ignore[misc]
-    taken = {name: types[name] for name in found.gradients}
+    taken = {name: types[name] for name in found.gradients if name in trained}
     states = {n: split_over(t.attr, t.shape, mesh, axis) if "state" in split else t.attr for n, t in taken.items()}
     copies = {name: types[name] for name in low_precision(found.program)} if options.amp else {}
     masters = {n: TensorType(t.shape, torch.float32, layout_of(mesh, states.get(n, t.attr))) for n, t in copies.items()}
     parameters = taken | {n: type for n, type in masters.items() if n in taken}
     gradients = {name: types[gradient_name(name)] for name in found.gradients}
+    others = {name: types[name] for name in found.gradients if name not in taken}
+    reduced = {n: split_over(t.attr, t.shape, mesh, axis) if "state" in split else t.attr for n, t in others.items()}
+    untrained = tuple(Untrained(name, gradients.pop(name), attr) for name, attr in reduced.items())
     copying = None
     if copies:
         program, laid_so = copy_program(masters, copies, captured.device)
@@ -146,7 +157,14 @@ def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, 
     if counts and options.microbatches > 1:
         first, more = _joined(compiler, counts[0], found.program, [f"{COUNT}.{k}" for k in range(len(found.terms.counts))])
         reports = [*reports, *_of("count", more)]
-    return MicroBatch(captured, found.program, local, counts, copying, first, parameters, gradients, states, types[LOSS], (*reported, *reports))
+    return MicroBatch(captured, found.program, local, counts, copying, first, parameters, gradients, states, untrained, types[LOSS], found.outputs, (*reported, *reports))
+
+
+def _measured(traced: Program, options: Options) -> list[str]:
+    """The parameters whose gradients are measured beside the optimizer's."""
+    if not options.measured or options.clip_parameters == "optimizer":
+        return []
+    return [name_of(node) for node in traced.placeholders if record_of(node).role == "param"]
 
 
 def _joined(compiler: Compiler, first: Program, second: Program, handed: Sequence[str] = ()) -> tuple[Placed, list[PassReport]]:
@@ -188,27 +206,12 @@ def _about_the_mean(micro: Micro) -> tuple[str, ...]:
     )
 
 
-def loss_of(captured: Captured) -> int:
-    """The position of the loss among the tensors that the model returns: the first that is one number and has a gradient."""
-    output = captured.program.output
-    returned = [node for node, result in zip(operands(output), record_of(output).results, strict=True) if result.kind == "return"]
-    for k in captured.differentiable:
-        if record_of(returned[k]).type.shape == ():  # type: ignore[union-attr]
-            return k
-    shapes = ", ".join(str(list(record_of(node).type.shape)) for node in returned)  # type: ignore[union-attr]
-    if any(record_of(node).type.shape == () for node in returned):  # type: ignore[union-attr]
-        raise CaptureError("the loss has no gradient: no parameter that it depends on requires one\n  let some parameter require a gradient: requires_grad_(True)")
-    raise CaptureError(
-        f"a training step needs a loss, and the model returns none: one number that has a gradient ({f'it returns {shapes}' if shapes else 'it returns no tensor'})\n"
-        f"  let forward compute the loss from its arguments, and return it; with labels, as models of Hugging Face do"
-    )
-
-
 @doing("update")
 def compile_update(compiler: Compiler, trained: Sequence[Trained], micro: MicroBatch, options: Options) -> StepUpdate:
     """The optimizer's step on the mesh, behind such micro-batches."""
     device = micro.captured.device
-    found = update_of(trained, micro.loss, device, clip_norm=options.clip_norm, scaling=options.loss_scale if options.scaled else None, ema=options.ema)
+    norm = Norm(options.clip_norm, micro.untrained) if options.measured else None
+    found = update_of(trained, micro.loss, device, norm=norm, scaling=options.loss_scale if options.scaled else None, ema=options.ema)
     verify(found.program, "update")
     local, reports = compiler.place(found.program, found.constraints, device)
     last, more = _joined(compiler, micro.program, found.program)

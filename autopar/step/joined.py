@@ -80,7 +80,7 @@ def joined(first: Program, second: Program, handed: Sequence[str] = ()) -> Progr
             nexts |= dict(zip(handed, returned, strict=bool(handed)))
     made.arrange(counted_early)
     states = {home: nexts[name] for name, home in homes.items() if roles[name] == "state"}
-    found = made.program(returned, states, (first if handed else second).tree)
+    found = made.program(returned, states, None if first.tree and second.tree else first.tree or second.tree)
     set_record(found.output, record_of(found.output)._replace(uses=tuple(needs[value] for value in operands(found.output))))
     found.level, found.mesh, found.stages = first.level, first.mesh, dict(first.stages)
     return found

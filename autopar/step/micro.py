@@ -16,22 +16,25 @@
                                                       w_grad_sum : f32[8 4] = add.Tensor(w_grad, mm)
 
 Here for two micro-batches, of which each has half a say. Gradients are added where they are made, so that none waits.
-What else the model returns is not computed, unless the loss needs it.
+What else the model returns is not computed, unless the loss needs it, or the step is to return it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
 
-from autopar.program import Program, name_of, operands, record_of
+from autopar.program import Program, is_getitem, name_of, operands, record_of
 from autopar.record import Record, TensorType
+from autopar.rules.registry import rule_of
 from autopar.step.assembly import Assembly, type_of
 from autopar.step.counts import counted_as
+from autopar.step.outputs import Output, outputs_of
 from autopar.step.terms import Terms, terms_of
+from autopar.torch_private import returns_alias
 
 aten = torch.ops.aten
 LOSS, SCALE, COUNT = ".loss", ".scale", ".count"  # names of the step's own begin with a dot: the state in which losses add up, inputs
@@ -45,18 +48,21 @@ class Micro:
     Attributes:
         terms: of the traced program's loss, with the counts that it takes as inputs ``.count.0``, ….
         gradients: the names of the parameters that have a gradient.
+        outputs: what the program returns.
     """
 
     program: Program
     terms: Terms
     gradients: tuple[str, ...]
+    outputs: tuple[Output, ...] = ()
 
 
 def gradient_name(parameter: str) -> str:
     return parameter + GRADIENT
 
 
-def micro_of(traced: Program, microbatches: int, device: torch.device, wanted: Collection[str], cut: Collection[str], *, scaled: bool = False) -> Micro:
+def micro_of(traced: Program, microbatches: int, device: torch.device, wanted: Collection[str], cut: Collection[str], *, scaled: bool = False,
+             returns: Mapping[str, str] | None = None, names: Sequence[str] = ()) -> Micro:  # fmt: skip
     """The program of one of so many micro-batches; linear in the graph.
 
     Args:
@@ -64,8 +70,11 @@ def micro_of(traced: Program, microbatches: int, device: torch.device, wanted: C
         wanted: names of the parameters whose gradients are needed; those of the others are not computed.
         cut: names of the inputs of which a micro-batch has its rows.
         scaled: gradients are those of the loss times the input ``.scale``.
+        returns: output → how those of micro-batches are joined, where the user says it; ``None``: no outputs are returned. ``names`` are all of theirs.
     """
-    return _Micro(traced, microbatches, device, wanted, cut, scaled).run()
+    micro = _Micro(traced, microbatches, device, wanted, cut, scaled)
+    outputs = () if returns is None else outputs_of(traced, micro.position, micro.terms, returns, names, microbatches, cut, device)
+    return micro.run(outputs)
 
 
 class _Micro:
@@ -75,7 +84,9 @@ class _Micro:
         self.values: dict[fx.Node, fx.Node] = {}
         (self.tangent,) = (node for node in traced.placeholders if record_of(node).role == "tangent")
         rows = list(zip(operands(traced.output), record_of(traced.output).results, strict=True))
-        self.loss = [node for node, result in rows if result.kind == "return"][record_of(self.tangent).index]  # type: ignore[index]
+        self.returned = [node for node, result in rows if result.kind == "return"]
+        self.position: int = record_of(self.tangent).index  # type: ignore[assignment]
+        self.loss = self.returned[self.position]
         self.terms = terms_of(traced, self.loss, cut, device) if microbatches > 1 else Terms()
         homes = {node.name: node for node in traced.placeholders}
         self.next = [(homes[result.of], node) for node, result in rows if result.kind == "state"]
@@ -84,7 +95,7 @@ class _Micro:
         self.dtypes = {homes[result.of]: need.dtype for (_, result), need in zip(rows, uses, strict=True) if need is not None and result.kind == "grad"}
         self.gradients = [(home, node) for home, node in named if record_of(home).role == "param" and name_of(home) in wanted]
 
-    def run(self) -> Micro:
+    def run(self, outputs: tuple[Output, ...]) -> Micro:
         placeholders = [node for node in self.traced.placeholders if node is not self.tangent]
         seeds = [node for node in placeholders if record_of(node).role == "seed"]
         for node in placeholders:
@@ -99,6 +110,8 @@ class _Micro:
         for node in seeds:
             self.values[node] = self.made.placeholder(node.name, record_of(node))
         states: dict[fx.Node, fx.Node] = {}
+        others = [node for k, node in enumerate(self.returned) if k != self.position] if outputs else []
+        copies = {node: self._copy(node) for node in others if node.op == "placeholder"}
         for node in self.traced.nodes:
             if node.op not in ("call_function", "get_attr"):
                 continue
@@ -109,14 +122,21 @@ class _Micro:
             values: Mapping[fx.Node, fx.Node] = self.values if divided is None else {**self.values, divided: counts[divided]}
             self.values[node] = self.made.copy(node, values, self.traced.constants)
             self.made.phase, self.made.about = record.phase, record
+            if node in others and _is_view_of_given(node):
+                copies[node] = self._copy(node)
             if node is self.loss:
                 own = self.values[node] if self.share == 1 else self.made.inline(aten.mul.Scalar, self.values[node], self.share, name="share")
                 states[loss] = self.made.inline(aten.add.Tensor, loss, own, name="loss_sum")
             for one in sums.get(node, ()):
                 states[one] = self.made.inline(aten.add.Tensor, one, self.values[node], name=f"{one.name}_sum")
         states |= {self.values[home]: self.values[node] for home, node in self.next}
-        program = self.made.program((), states)
-        return Micro(program, self.terms, tuple(name_of(home) for home, _ in self.gradients))
+        returned = [copies.get(node, self.values[node]) for node in others]
+        program = self.made.program(returned, states)
+        return Micro(program, self.terms, tuple(name_of(home) for home, _ in self.gradients), outputs)
+
+    def _copy(self, node: fx.Node) -> fx.Node:
+        """Of an output that is, or views, a tensor that a step may write to."""
+        return self.made.inline(aten.clone.default, self.values[node], name=f"{node.name}_copy")
 
     def _counts(self) -> dict[fx.Node, fx.Node]:
         return {
@@ -136,3 +156,9 @@ class _Micro:
             return
         tangent = scale if self.share == 1 else self.made.inline(aten.mul.Scalar, scale, self.share)
         self.values[self.tangent] = tangent if dtype == torch.float32 else self.made.inline(aten._to_copy.default, tangent, dtype=dtype)
+
+
+def _is_view_of_given(node: fx.Node) -> bool:
+    while node.op == "call_function" and (is_getitem(node) or rule_of(node.target).view or returns_alias(node.target)):
+        node = operands(node)[0]
+    return node.op == "placeholder"

@@ -12,7 +12,9 @@ import torch
 
 from autopar.loss_scaling import LossScaling
 from autopar.precision.policy import policy_of
+from autopar.step.outputs import WAYS
 
+CLIPPED = ("all", "optimizer")  # whose gradients a norm is of
 OWN = ("detect_anomaly", "offload")  # options that change nothing for other ranks
 
 
@@ -28,9 +30,24 @@ class Options:
     recompute: str | tuple[str, ...] | None = None
     zero: int = 0
     clip_norm: float | None = None
+    clip_parameters: str = "all"
+    grad_norm: bool = False
+    returns: str | Mapping[str, str] = "loss"
     ema: float | None = None
     detect_anomaly: bool = False
     offload: bool = False
+
+    @property
+    def measured(self) -> bool:
+        """Whether the norm of gradients is measured."""
+        return self.grad_norm or self.clip_norm is not None
+
+    @property
+    def joins(self) -> Mapping[str, str] | None:
+        """Output → how those of micro-batches are joined, where that was said; ``None``: outputs are not returned."""
+        if isinstance(self.returns, str):
+            return None if self.returns == "loss" else {}
+        return self.returns
 
     @property
     def scaled(self) -> bool:
@@ -85,6 +102,15 @@ def options_of(given: Mapping[str, Any]) -> Options:
     norm = found.clip_norm
     if norm is not None and (isinstance(norm, bool) or not isinstance(norm, (int, float)) or not norm > 0):
         raise ValueError(f"clip_norm={norm!r} is no norm above 0; None does not clip, {math.inf} only measures")
+    if found.clip_parameters not in CLIPPED:
+        raise ValueError(
+            f'clip_parameters={found.clip_parameters!r}: "all" measures the gradients of all parameters that require one, "optimizer" those of the optimizer\'s'
+        )
+    if not isinstance(found.grad_norm, bool):
+        raise ValueError(f"grad_norm={found.grad_norm!r}: True measures the norm of the gradients at each step, False only where clip_norm needs it")
+    if "clip_parameters" in given and not found.measured:
+        raise ValueError("clip_parameters= says which gradients are measured, and none are: give clip_norm= or grad_norm=True too")
+    _check_returns(found.returns)
     if found.ema is not None and (isinstance(found.ema, bool) or not isinstance(found.ema, (int, float)) or not 0 <= found.ema <= 1):
         raise ValueError(f"ema={found.ema!r} is no decay of a moving average: give a number from 0 to 1, such as 0.999, or None")
     if not isinstance(found.detect_anomaly, bool):
@@ -92,3 +118,15 @@ def options_of(given: Mapping[str, Any]) -> Options:
     if not isinstance(found.offload, bool):
         raise ValueError(f"offload={found.offload!r}: True keeps the optimizer's state in host memory, False beside the parameters")
     return found
+
+
+def _check_returns(returns: Any) -> None:
+    if isinstance(returns, Mapping):
+        wrong = next(((name, how) for name, how in returns.items() if not isinstance(name, str) or how not in WAYS), None)
+        if wrong is not None:
+            raise ValueError(f"returns={{{wrong[0]!r}: {wrong[1]!r}}} is no way to join the outputs of micro-batches; there are {', '.join(WAYS)}")
+    elif returns not in ("loss", "outputs"):
+        raise ValueError(
+            f'returns={returns!r}: a step returns its "loss", or the "outputs" of the model, of which a dict says how those of micro-batches are joined: '
+            f"{{'logits': 'cat'}}"
+        )

@@ -58,8 +58,8 @@ class Owned:
     def _refuse_to_offload_plain_ops(self) -> None:
         if self.offload and any(self.definition.update(group).op is None for group in self.optimizer.param_groups):
             raise ValueError(
-                f"offload=True updates parameters on the host by the kernels of torch's own optimizers, and the step of {self.definition.name} is made "
-                f"of plain ops, which run where its parameters are: leave offload out"
+                f"offload=True updates parameters on the host by torch's fused kernels, and there is none for the step of {self.definition.name}, "
+                f"which runs where its parameters are: leave offload out"
             )
 
     def groups(self) -> dict[str, tuple[int, torch.nn.Parameter]]:
@@ -124,7 +124,7 @@ class Owned:
             if not isinstance(value, torch.Tensor):
                 raise ValueError(f"the state of {name} has {n} as {value!r:.40}, which is no tensor; load what {self.definition.name} has saved, {anew}")
             wanted = torch.Size() if shared else parameter.shape
-            if value.shape != wanted and (shared or update.op is not None):  # states of others may be of any shape
+            if value.shape != wanted and (shared or update.op is not None or update.elementwise):  # states of others may be of any shape
                 lies = "it is one number, without dims" if shared else f"the parameter is {list(wanted)}"
                 raise ValueError(f"the state of {name} has {n} of shape {list(value.shape)}, and {lies}: load the state of this model, {anew}")
 

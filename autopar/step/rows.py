@@ -38,6 +38,7 @@ class Rows:
     """The forward of a traced program, seen so.
 
     Args:
+        values: what it is seen for.
         cut: the names of the inputs of which a micro-batch has its rows.
 
     Attributes:
@@ -45,7 +46,7 @@ class Rows:
         varying: the values that one micro-batch has otherwise than another.
     """
 
-    def __init__(self, program: Program, loss: fx.Node, cut: Collection[str], device: torch.device) -> None:
+    def __init__(self, program: Program, values: Sequence[fx.Node], cut: Collection[str], device: torch.device) -> None:
         inputs = {node: type_of(node).shape for node in program.placeholders if record_of(node).role == "input" and name_of(node) in cut}
         self.count = next((shape[0] for shape in inputs.values()), 1)
         self.varying: set[fx.Node] = set()
@@ -55,15 +56,15 @@ class Rows:
         self._same: dict[fx.Node, fx.Node] = {}
         self._placed: Completion | None = None
         if self.count > 1:
-            self._place(program, loss, inputs, device)
+            self._place(program, values, inputs, device)
 
-    def _place(self, program: Program, loss: fx.Node, inputs: Mapping[fx.Node, Sequence[int]], device: torch.device) -> None:
-        made, needed, same = Assembly(device), behind([loss]), self._same
+    def _place(self, program: Program, values: Sequence[fx.Node], inputs: Mapping[fx.Node, Sequence[int]], device: torch.device) -> None:
+        made, needed, same = Assembly(device), behind(values), self._same
         for node in program.nodes:
             if node in needed:
                 same[node] = made.placeholder(node.name, _drawing(record_of(node))) if node.op == "placeholder" else made.copy(node, same, program.constants)
         split = {same[node].name: DistAttr.split(AXIS, *[None] * (len(shape) - 1)) for node, shape in inputs.items() if node in same}
-        self._placed = Completion(made.program([same[loss]]), Wanted(Mesh({AXIS: 2}), split))
+        self._placed = Completion(made.program([same[value] for value in values]), Wanted(Mesh({AXIS: 2}), split))
         self._placed.run()
 
     def are_in(self, node: fx.Node) -> bool:
@@ -75,6 +76,11 @@ class Rows:
         """Whether a value is a sum over rows."""
         type = self._type(node)
         return type is None or bool(type.attr.pending)
+
+    def lie_in(self, node: fx.Node) -> list[tuple[int, int]]:
+        """The dims of a value in which rows are, each with the part of it."""
+        type = self._type(node)
+        return [] if type is None else [(d, k) for d, dim in enumerate(type.attr.dims) for k, (_, axes) in enumerate(dim) if AXIS in axes]
 
     def _type(self, node: fx.Node) -> TensorType | None:
         type = None if self._placed is None else self._placed.types[self._same[node]]

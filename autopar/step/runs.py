@@ -24,11 +24,13 @@ from autopar.runtime.whole import Pieces, ProcessRun, Results, SimulatedRun
 from autopar.step.compile import MicroBatch, StepUpdate
 from autopar.step.copies import COPY
 from autopar.step.micro import COUNT, LOSS, SCALE, gradient_name
+from autopar.step.outputs import join_pieces, join_whole
 
 if TYPE_CHECKING:
     from autopar.parallel import Parallel
 
 
+Returned = tuple[list[torch.Tensor], list[torch.Tensor]]  # of the update, and of all micro-batches
 COUNTS, COPIES = "the counts of all micro-batches", "the low-precision copies of parameters"  # what runs beside micro-batches and update
 
 
@@ -69,9 +71,9 @@ class OnProcess:
     _runs: dict[int, ProcessRun] = field(default_factory=dict)
 
     def __call__(self, given: Sequence[Given], own: Inventory, micro: MicroBatch, update: StepUpdate,
-                 state: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:  # fmt: skip
-        """What the update returns. ``own``: the model's tensors; ``state``: what it takes beside parameters and sums, by the user's names;
-        both written in place."""
+                 state: Mapping[str, torch.Tensor]) -> Returned:  # fmt: skip
+        """What the update returns, and the outputs. ``own``: the model's tensors; ``state``: what it takes beside parameters and sums, by the
+        user's names; both written in place."""
         parallel = self.parallel
         run, end = self._run(micro.program, micro.local), self._run(*update.last, update.states)
         pieces = [parallel.pieces(one, own, run.interface, self._rank)[0] for one in given]
@@ -86,13 +88,15 @@ class OnProcess:
         taken = {**held, **copies}
         low = {name.removesuffix(COPY): tensor for name, tensor in copies.items()}
         *others, last = inputs
-        total, sums = len(inputs), Pieces()
+        total, sums, made_out, outputs = len(inputs), Pieces(), len(run.returned), list[list[torch.Tensor]]()
         counted = {f"{name}.{k}": tensor for k, values in enumerate(inputs) for name, tensor in values.items()} if micro.first else {}
         del inputs, copies
         for k, values in enumerate(others, 1):
             beginning = self._run(*micro.first) if micro.first and k == 1 else run
-            counts, made = self._called(beginning, {**taken, **low, **values, **_computed(parallel, micro), **sums, **counted}, counted, during=nth(k, total))
-            taken |= {f"{COUNT}.{j}": count for j, count in enumerate(counts)}
+            given_back, made = self._called(beginning, {**taken, **low, **values, **_computed(parallel, micro), **sums, **counted}, counted, during=nth(k, total))
+            first = len(given_back) - made_out
+            outputs.append(given_back[first:])
+            taken |= {f"{COUNT}.{j}": count for j, count in enumerate(given_back[:first])}
             sums = {name: made.pop(name) for name in sums_of(run)}
             for name, tensor in made.items():
                 held[name].copy_(tensor)
@@ -102,7 +106,10 @@ class OnProcess:
         for name, tensor in made.items():
             if tensor is not held[name]:
                 held[name].copy_(tensor)
-        return returned
+        outputs.append(returned[:made_out])
+        types = [type for _, type in run.interface.returned]
+        joined = [join_pieces(one, pieces, type, parallel, _brought(given[0], parallel)) for one, type, *pieces in zip(micro.outputs, types, *outputs, strict=True)]
+        return returned[made_out:], joined
 
     def _called(self, run: ProcessRun, values: Pieces, *emptied: Pieces, during: str) -> tuple[list[torch.Tensor], Pieces]:
         """Run a program on pieces, by the user's names: what it returns, and the next values of its states. Sums that are not among the
@@ -155,8 +162,8 @@ class Simulated:
     _runs: dict[int, SimulatedRun] = field(default_factory=dict)
 
     def __call__(self, given: Sequence[Given], own: Inventory, micro: MicroBatch, update: StepUpdate,
-                 state: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:  # fmt: skip
-        """What the update returns. ``state``: what it takes beside parameters and sums, by the user's names; written in place."""
+                 state: Mapping[str, torch.Tensor]) -> Returned:  # fmt: skip
+        """What the update returns, and the outputs. ``state``: what it takes beside parameters and sums, by the user's names; written in place."""
         run, end = self._run(micro.program, micro.local), self._run(update.program, update.local)
         ranks = self.parallel.mesh.ranks
         full: dict[str, torch.Tensor] = {name: tensor.detach() for name, tensor in (*own.parameters, *own.buffers)}
@@ -167,18 +174,19 @@ class Simulated:
         counts = self._counts(micro, run, inputs, full)
         copies = self._copies(micro, run, full)
         held = {rank: {**_cut(run, {**full, **state}, rank), **_zeros(run, rank), **copies[rank]} for rank in ranks}
+        outputs: list[list[torch.Tensor]] = []
         for k, values in enumerate(inputs, 1):
             computed = {run.named[name]: one for name, one in _computed(self.parallel, micro).items() if name in run.named}
             made = run({rank: {**held[rank], **_cut(run, values, rank), **counts[rank], **computed} for rank in ranks}, nth(k, len(inputs)))
             for rank, (_, states) in made.items():
                 held[rank] |= states
+            outputs.append(_joined(run, made))
         _write(run, full, held)
         full |= state
         names = {name: of for name, of in run.named.items() if name not in full}
         made = end({rank: {**_cut(end, full, rank), **{of: held[rank][names[name]] for name, of in end.named.items() if name in names}} for rank in ranks})
         _write(end, full, {rank: states for rank, (_, states) in made.items()})
-        returned = {rank: tensors for rank, (tensors, _) in made.items()}
-        return [join({rank: own[k] for rank, own in returned.items()}, type, name) for k, (name, type) in enumerate(end.interface.returned)]
+        return _joined(end, made), [join_whole(one, parts) for one, *parts in zip(micro.outputs, *outputs, strict=True)]
 
     def _copies(self, micro: MicroBatch, to: SimulatedRun, full: Mapping[str, torch.Tensor]) -> dict[int, Pieces]:
         """What ``micro`` takes in the place of parameters."""
@@ -207,6 +215,17 @@ class Simulated:
     def forget(self, program: Program) -> None:
         """The program is not run again."""
         self._runs.pop(id(program), None)
+
+
+def _brought(given: Given, parallel: Parallel) -> int:
+    """How many pieces of the batch the ranks bring; 0 where all have the same."""
+    counts = [parallel.mesh.count(given.laid[name].dims[0][0][1]) for name in given.shapes if given.laid[name].dims]
+    return max(counts, default=0)
+
+
+def _joined(run: SimulatedRun, made: Mapping[int, tuple[list[torch.Tensor], Pieces]]) -> list[torch.Tensor]:
+    """What a program returned, of all ranks."""
+    return [join({rank: tensors[k] for rank, (tensors, _) in made.items()}, type, name) for k, (name, type) in enumerate(run.interface.returned)]
 
 
 def _computed(parallel: Parallel, micro: MicroBatch) -> Pieces:

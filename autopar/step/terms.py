@@ -62,12 +62,18 @@ class _Way:
 
 def terms_of(program: Program, loss: fx.Node, cut: Collection[str], device: torch.device) -> Terms:
     """The terms of a traced program's loss; linear in the graph. ``cut``: the inputs of which a micro-batch has its rows, by name."""
-    return _Search(program, loss, cut, device).run()
+    return _Search(program, loss, Rows(program, [loss], cut, device)).run()
+
+
+def search(program: Program, number: fx.Node, rows: Rows) -> tuple[Terms, set[fx.Node]]:
+    """The terms of a number that the program returns, and those values among them that are sums over rows."""
+    looked = _Search(program, number, rows)
+    return looked.run(), set(looked.sums)
 
 
 class _Search:
-    def __init__(self, program: Program, loss: fx.Node, cut: Collection[str], device: torch.device) -> None:
-        self.loss, self.rows = loss, Rows(program, loss, cut, device)
+    def __init__(self, program: Program, loss: fx.Node, rows: Rows) -> None:
+        self.loss, self.rows = loss, rows
         self.told = _of_inputs_alone(program)
         self.found = Terms()
         self.sums: dict[fx.Node, None] = {}  # the terms' sums over rows

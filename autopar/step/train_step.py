@@ -20,9 +20,11 @@ from autopar.runtime.whole import Pieces
 from autopar.step.average import Averages
 from autopar.step.batches import MicroBatches
 from autopar.step.compile import MicroBatch, StepUpdate, compile_micro, compile_update, reports_of, step_of
+from autopar.step.loss import as_loss
 from autopar.step.memory import StepMemory, memory_of_step, with_copies
 from autopar.step.micro import SCALE
 from autopar.step.options import Options, told
+from autopar.step.outputs import returned_like_the_model
 from autopar.step.owned import Owned
 from autopar.step.program import Step
 from autopar.step.runs import OnProcess, Simulated, lowered_of
@@ -49,7 +51,7 @@ class TrainStep:
         options: those of ``parallel.train_step``.
         owned: the optimizer's parameters and pieces of its state.
         steps: how many were taken, skipped ones included.
-        grad_norm: of the last step, before it was clipped; ``None`` without ``clip_norm``.
+        grad_norm: of the last step, before it was clipped; ``None`` without ``clip_norm`` and ``grad_norm``.
         skipped: 1 where the gradients of the last step overflowed and nothing was changed, else 0; ``None`` without fp16.
         scaler: the scale of the loss, and the steps since it was changed; ``None`` without fp16.
         averages: the moving averages of the parameters; ``None`` without ``ema``.
@@ -244,8 +246,8 @@ class TrainStep:
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
-    def simulate(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """One step with all ranks in this process: the loss. Parameters and the optimizer's state are the full tensors."""
+    def simulate(self, *args: Any, **kwargs: Any) -> Any:
+        """One step with all ranks in this process: the loss, or with ``returns=`` the model's outputs. Parameters and the optimizer's state are the full tensors."""
         if self.parallel.job is not None:
             raise RuntimeError("the parameters of this model lie on processes; to simulate, call parallelize in a process that is alone")
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
@@ -253,10 +255,10 @@ class TrainStep:
             self.parallel.refuse_without_values(given[0])
             micro, update = self._compiled(given[0], self._call(given[0], own))
         with torch.inference_mode(False), without_function_modes(), torch.no_grad(), self._looking():
-            return self._told(update, self._simulated(given, own, micro, update, self._state()))
+            return self._told(micro, update, *self._simulated(given, own, micro, update, self._state()))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """One step: the loss of the batch, the same on every rank, without a gradient. All ranks call it alike.
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One step: the loss of the batch, the same on every rank, without a gradient; with ``returns=`` the model's outputs. All ranks call it alike.
 
         A batch is a dict, a tuple or a list of the model's arguments, or these themselves.
         """
@@ -280,7 +282,7 @@ class TrainStep:
             if self._made != known:
                 self._agree_on_programs()
         with torch.inference_mode(False), without_function_modes(), torch.no_grad(), self._looking():
-            return self._told(update, self._here(given, own, micro, update, self._state()))
+            return self._told(micro, update, *self._here(given, own, micro, update, self._state()))
 
     def _agree_on_programs(self) -> None:
         """One order of collectives on all ranks: their programs are one. Where they are not, none is kept, so that the next call asks again."""
@@ -303,12 +305,12 @@ class TrainStep:
         averages = {} if self.averages is None else self.averages.pieces
         return {**self.owned.pieces, **self.owned.numbers(self.parallel.device), **averages, **scaler}
 
-    def _told(self, update: StepUpdate, returned: list[torch.Tensor]) -> torch.Tensor:
-        """The loss, after a step; the rest is kept."""
+    def _told(self, micro: MicroBatch, update: StepUpdate, returned: list[torch.Tensor], outputs: list[torch.Tensor]) -> Any:
+        """What a step returns, after it: the loss, or the model's outputs; the rest is kept."""
         self.owned.finish()
         self.steps += 1
         found = dict(zip(update.returns, returned, strict=True))
         self.grad_norm, self.skipped = found.get("norm"), found.get("found_inf")
         if self.scaler is not None and (self.scaler[0].is_cpu or self.steps % LOOKED_AT == 0):
             self.options.loss_scale.check(self.scaler[0])
-        return found["loss"]
+        return as_loss(found["loss"]) if self.options.joins is None else returned_like_the_model(micro.captured, found["loss"], outputs)

@@ -67,8 +67,36 @@ class Trained:
 
 
 @dataclass(frozen=True)
+class Untrained:
+    """A parameter that the optimizer does not have, whose gradient is part of the norm.
+
+    Attributes:
+        name: the user's.
+        gradient: of the sum of its gradients, as ``micro`` leaves it.
+        state: how the reduced gradient is read.
+    """
+
+    name: str
+    gradient: TensorType
+    state: DistAttr
+
+
+@dataclass(frozen=True)
+class Norm:
+    """The norm of gradients.
+
+    Attributes:
+        limit: what it is clipped to; ``None`` only measures.
+        others: the parameters that are measured beside those of the optimizer.
+    """
+
+    limit: float | None = None
+    others: Sequence[Untrained] = ()
+
+
+@dataclass(frozen=True)
 class UpdateProgram:
-    """The traced program, and how its placeholders lie; what it returns, in order: ``loss``, ``norm`` where it is clipped, and where
+    """The traced program, and how its placeholders lie; what it returns, in order: ``loss``, ``norm`` where it is measured, and where
     the loss is scaled ``found_inf``, which is 1 where gradients overflowed and nothing was changed."""
 
     program: Program
@@ -76,23 +104,23 @@ class UpdateProgram:
     returns: tuple[str, ...]
 
 
-def update_of(trained: Sequence[Trained], loss: TensorType, device: torch.device, *, clip_norm: float | None = None,
+def update_of(trained: Sequence[Trained], loss: TensorType, device: torch.device, *, norm: Norm | None = None,
               scaling: LossScaling | None = None, ema: float | None = None) -> UpdateProgram:  # fmt: skip
     """The update of all trained parameters; linear in them.
 
     Args:
         loss: of the state that losses add up in.
-        clip_norm: what the norm of all gradients is clipped to, as by ``clip_grad_norm_``.
+        norm: which norm is measured, and what it is clipped to, as by ``clip_grad_norm_``; ``None``: none is.
         scaling: how the scale of the loss moves, of which gradients are multiples.
         ema: the decay of the moving averages of parameters; ``None``: there are none.
     """
-    return _Update(trained, loss, device, clip_norm, scaling, ema).run()
+    return _Update(trained, loss, device, norm, scaling, ema).run()
 
 
 class _Update:
-    def __init__(self, trained: Sequence[Trained], loss: TensorType, device: torch.device, clip_norm: float | None, scaling: LossScaling | None,
+    def __init__(self, trained: Sequence[Trained], loss: TensorType, device: torch.device, norm: Norm | None, scaling: LossScaling | None,
                  ema: float | None) -> None:  # fmt: skip
-        self.trained, self.loss, self.clip_norm, self.scaling, self.ema = trained, loss, clip_norm, scaling, ema
+        self.trained, self.loss, self.norm, self.scaling, self.ema = trained, loss, norm, scaling, ema
         self.made = Assembly(device)
         self.made.phase = "update"
         self.constraints: dict[str, DistAttr] = {}
@@ -105,20 +133,23 @@ class _Update:
         steps = {k: self._input(f"{STEP}.{k}", torch.float32, "state") for k in sorted({t.steps for t in self.trained if t.update.counted})}
         scale = None if self.scaling is None else [self._input(SCALE, torch.float32, "state"), self._input(GROWTH, torch.int32, "state")]
         gradients = [self._gradient(t) for t in self.trained]
+        others = [] if self.norm is None else [self._gradient(one) for one in self.norm.others]
         loss = self._sum_of(LOSS, self.loss, DistAttr.replicated(0))
         updates = {t.group: t.update for t in self.trained}
         numbers = {g: {n: self._input(scheduled_name(n, g), torch.float64, "input") for n in (RATE, *updates[g].scheduled)} for g in sorted(updates)}
         replaced: dict[fx.Node, fx.Node] = {}
         returned, divisor, found_inf = {"loss": loss}, None, None
-        if scale is not None or self.clip_norm is not None:
-            total = self._total(gradients)
-            divisor = scale and scale[0]
+        total = None if scale is None and self.norm is None else self._total(self.trained, gradients)
+        measured = self._added([total, self._total(self.norm.others, others)]) if others else total  # type: ignore[list-item, union-attr]
+        divisor = scale and scale[0]
         if scale is not None:
-            found_inf = returned["found_inf"] = self.made.inline(overflowed, total, name="found_inf")
+            clips = self.norm is not None and self.norm.limit is not None  # then what is measured is in every gradient
+            found_inf = returned["found_inf"] = self.made.inline(overflowed, measured if clips else total, name="found_inf")
             replaced |= zip(scale, self.made.inline(updated_scale, *scale, found_inf, **self.scaling.constants, name=("scale_next", "growth_next")), strict=True)  # type: ignore[union-attr]
-        if self.clip_norm is not None:
-            norm, divisor = self.made.inline(clipped, total, divisor, self.clip_norm, name=("norm", "divisor"))
-            returned["norm"] = norm
+        if self.norm is not None and self.norm.limit is not None:
+            returned["norm"], divisor = self.made.inline(clipped, measured, divisor, self.norm.limit, name=("norm", "divisor"))
+        elif self.norm is not None:
+            returned["norm"] = self.made.inline(norm_of, measured, divisor, name="norm")
         counted = {k: self.made.inline(COUNTED, step, found_inf, name=f"{step.name}_next") for k, step in steps.items()}
         replaced |= {steps[k]: node for k, node in counted.items()}
         for t, parameter, gradient, own in zip(self.trained, parameters, gradients, states, strict=True):
@@ -140,10 +171,10 @@ class _Update:
         made = self.made.inline(t.update.function, parameter, gradient, *operands, numbers[RATE], divisor, found_inf, name=names, **scheduled, **t.update.constants)
         return made if isinstance(made, tuple) else (made,)
 
-    def _total(self, gradients: Sequence[fx.Node]) -> fx.Node:
-        """The sum of all squares; first of those that are split over the same axes, which wait for one reduction."""
+    def _total(self, of: Sequence[Trained | Untrained], gradients: Sequence[fx.Node]) -> fx.Node:
+        """The sum of the squares of gradients; first of those that are split over the same axes, which wait for one reduction."""
         alike: dict[frozenset[str], list[fx.Node]] = {}
-        for t, gradient in zip(self.trained, gradients, strict=True):
+        for t, gradient in zip(of, gradients, strict=True):
             alike.setdefault(frozenset(t.state.axes), []).append(self.made.inline(SUM_OF_SQUARES, gradient, name="squares"))
         return self._added([self._added(some) for some in alike.values()])
 
@@ -161,7 +192,7 @@ class _Update:
     def _lies(self, t: Trained, type: TensorType) -> DistAttr:
         return t.state if type.shape == t.type.shape else DistAttr.replicated(len(type.shape))
 
-    def _gradient(self, t: Trained) -> fx.Node:
+    def _gradient(self, t: Trained | Untrained) -> fx.Node:
         """The sum of a parameter's gradients: it lies as ``micro`` leaves it, and is reduced to how the optimizer's state lies."""
         return self._sum_of(gradient_name(t.name), t.gradient, t.state)
 
@@ -177,9 +208,14 @@ class _Update:
 
 def clipped(total: torch.Tensor, scale: torch.Tensor | None, limit: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The norm, and what gradients are divided by so that it is at most ``limit``: as ``clip_grad_norm_`` does, with its 1e-6."""
-    norm = total.sqrt() if scale is None else total.sqrt() / scale
+    norm = norm_of(total, scale)
     divisor = ((norm + 1e-6) / limit).clamp(min=1.0)
     return norm, divisor if scale is None else divisor * scale
+
+
+def norm_of(total: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """The norm of gradients, of the sum of their squares, which are multiples by ``scale``."""
+    return total.sqrt() if scale is None else total.sqrt() / scale
 
 
 def overflowed(total: torch.Tensor) -> torch.Tensor:

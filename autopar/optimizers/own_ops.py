@@ -1,0 +1,240 @@
+"""The step of an optimizer's class as an op of one parameter, and on a whole list of them in place.
+
+    rmsprop = autopar::step_RMSprop(param, grad, square_avg, step, lr, None, None, alpha=alpha, eps=eps, …, of='RMSprop(centered=False, …)')
+
+An op is made for each class and set of states; ``of`` names the options that are no numbers. Its kernel runs the step of the class
+(``own_step``) on copies. Where that works element by element, so does the op, and states that are one number are another op,
+``autopar::numbers_of_NAdam``: the same step of a parameter without elements. Else the op takes all of the parameter.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autopar.optimizers.definition import Definition, Group, State
+from autopar.optimizers.in_place import IN_PLACE, SHARED
+from autopar.optimizers.ops import make_op, unless, unscaled, widened
+from autopar.optimizers.own_facts import Facts, Unfit, facts_of
+from autopar.optimizers.own_step import FirstValues, OwnStep, options_of
+from autopar.optimizers.update import RATE, Update
+from autopar.torch_private import OpOverload
+
+STEPS: weakref.WeakValueDictionary[tuple[str, str], _Stepped] = weakref.WeakValueDictionary()  # by the op's name and ``of``
+_OPS: dict[tuple[Any, ...], tuple[OpOverload, OpOverload | None]] = {}
+_TOLD: list[Callable[[str, int, int, int], None]] = []
+
+
+def on_new_op(tell: Callable[[str, int, int, int], None]) -> None:
+    """``tell`` is called with each op that is made: its name, how many operands and results have the parameter's shape (none: it takes all of
+    the parameter), how many operands are numbers, and how many results."""
+    _TOLD.append(tell)
+
+
+@dataclass(frozen=True)
+class OwnUpdate:
+    """The step of a parameter, as ``Update`` calls it: by value, so that what is traced keeps no optimizer.
+
+    Attributes:
+        op, numbers: the ops; ``numbers`` of the states that are one number, where the op does not make them.
+        of: which step.
+        moved: how many states are one number.
+        lying: how many have the parameter's shape.
+    """
+
+    op: OpOverload
+    numbers: OpOverload | None
+    of: str
+    lying: int
+    moved: int
+
+    def __call__(self, param: torch.Tensor, grad: torch.Tensor, *rest: Any, **scheduled: Any) -> Any:
+        *states, lr, grad_scale, found_inf = rest
+        given = {_word(name): value for name, value in scheduled.items()}
+        found = self.op(param, grad, *states, lr, grad_scale, found_inf, **given, of=self.of)
+        if self.numbers is None:
+            return found
+        more = self.numbers(*states[self.lying :], lr, found_inf, **given, of=self.of)
+        return (*_several(found), *_several(more))
+
+
+class _Stepped:
+    """A step with its facts.
+
+    Attributes:
+        step: of the class.
+        facts: what is known of it.
+        scheduled: the names of its numbers, but the learning rate.
+    """
+
+    def __init__(self, step: OwnStep, facts: Facts, scheduled: Sequence[str]) -> None:
+        self.step, self.facts, self.scheduled = step, facts, tuple(scheduled)
+
+    def in_place(self, params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], states: Sequence[Sequence[torch.Tensor]], lr: torch.Tensor,
+                 grad_scale: torch.Tensor | None, found_inf: torch.Tensor | None, numbers: Mapping[str, torch.Tensor], moves: bool) -> None:  # fmt: skip
+        """The steps of several parameters; ``moves``: the numbers among their states are written too. Of ``states`` a list for each: those of the parameter's shape, numbers, counts, which count this step already."""
+        if not params or (found_inf is not None and found_inf != 0):
+            return
+        facts = self.facts
+        names = (*facts.lying, *facts.moved, *facts.counted)
+        wide = [widened(param) for param in params]
+        kept = [{n: self._kept(n, some[k]) for n, some in zip(names, states, strict=True)} for k in range(len(params))]
+        grads = [unscaled(grad, param.dtype, grad_scale) for grad, param in zip(grads, wide, strict=True)]
+        self.step(wide, grads, kept, {RATE: lr.item(), **{name: numbers[_word(name)].item() for name in self.scheduled}})
+        for k, (param, new) in enumerate(zip(params, wide, strict=True)):
+            if new is not param:
+                param.copy_(new)
+            for n, some in zip((*facts.lying, *(facts.moved if moves else ())), states, strict=False):
+                if kept[k][n] is not some[k]:
+                    some[k].copy_(torch.as_tensor(kept[k][n]))
+
+    def _kept(self, name: str, value: torch.Tensor) -> Any:
+        """A state as the class keeps it."""
+        kind = self.facts.kinds.get(name)
+        if kind is None:
+            return widened(value)
+        if not isinstance(kind, torch.dtype):
+            return kind(value.item() - (name in self.facts.counted))
+        return (value - 1).to(kind) if name in self.facts.counted else value.clone()
+
+
+def _word(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def _several(found: Any) -> tuple[Any, ...]:
+    return found if isinstance(found, tuple) else (found,)
+
+
+def _ops(kind: str, facts: Facts, scheduled: Sequence[str]) -> tuple[OpOverload, OpOverload | None]:
+    """The ops of such a step, made when they are first needed."""
+    key = (kind, facts.lying, facts.moved, facts.counted, facts.elementwise, tuple(scheduled))
+    if key not in _OPS:
+        number = sum(other[0] == kind for other in _OPS)
+        name = "".join(c if c.isalnum() else "_" for c in kind) + f"_{number}" * bool(number)
+        _OPS[key] = _step_op(f"step_{name}", facts, scheduled), _numbers_op(f"numbers_of_{name}", facts, scheduled)
+    return _OPS[key]
+
+
+def _schema(tensors: Sequence[str], last: str, scheduled: Sequence[str], results: int) -> str:
+    operands = [*(f"Tensor {_word(name)}_" for name in tensors), "Tensor lr", *last.split("; "), "*", *(f"Tensor {_word(name)}" for name in scheduled), "str of"]
+    return f"({', '.join(operands)}) -> {'Tensor' if results == 1 else '(' + ', '.join(['Tensor'] * results) + ')'}"
+
+
+def _step_op(name: str, facts: Facts, scheduled: Sequence[str]) -> OpOverload:
+    made = len(facts.lying) + (0 if facts.elementwise else len(facts.moved))  # states that it returns
+    states = (*facts.lying, *facts.moved, *facts.counted)
+
+    def functional(param: torch.Tensor, grad: torch.Tensor, *rest: Any, of: str, **numbers: torch.Tensor) -> Any:
+        *given, lr, grad_scale, found_inf = rest
+        new = [value.clone() for value in (param, *given)]
+        STEPS[name, of].in_place(new[:1], [grad.clone()], [[value] for value in new[1:]], lr, grad_scale, found_inf, numbers, not facts.elementwise)
+        return tuple(new[: 1 + made]) if made else new[0]
+
+    def fake(param: torch.Tensor, grad: torch.Tensor, *rest: Any, of: str, **numbers: Any) -> Any:
+        return tuple(torch.empty_like(one) for one in (param, *rest[:made])) if made else torch.empty_like(param)
+
+    schema = _schema(("param", "grad", *states), "Tensor? grad_scale; Tensor? found_inf", scheduled, 1 + made)
+    op = make_op(name, schema, functional, fake)
+
+    @torch.no_grad()
+    def update(params: Any, grads: Any, states: Any, lr: Any, grad_scale: Any, found_inf: Any, *, of: str, **numbers: Any) -> None:
+        STEPS[name, of].in_place(params, grads, states, lr, grad_scale, found_inf, numbers, not facts.elementwise)
+
+    IN_PLACE[op], SHARED[op] = update, 3
+    alike = 2 + len(facts.lying) if facts.elementwise else 0
+    for tell in _TOLD:
+        tell(f"autopar::{name}", alike, 5 + len(states) + len(scheduled) - alike, 1 + made)
+    return op
+
+
+def _numbers_op(name: str, facts: Facts, scheduled: Sequence[str]) -> OpOverload | None:
+    """The new values of the states that are one number: those of a parameter without elements."""
+    if not facts.moved or not facts.elementwise:
+        return None
+    count = len(facts.moved)
+
+    def functional(*rest: Any, of: str, **numbers: torch.Tensor) -> Any:
+        *given, lr, found_inf = rest
+        new = [value.clone() for value in given]
+        nothing = [torch.empty(0, dtype=torch.float64, device=lr.device) for _ in range(2 + len(facts.lying))]
+        STEPS[name, of].in_place(nothing[:1], nothing[1:2], [*([one] for one in nothing[2:]), *([value] for value in new)], lr, None, None, numbers, moves=True)
+        found = tuple(unless(found_inf, value, old) for value, old in zip(new[:count], given, strict=False))
+        return found if count > 1 else found[0]
+
+    def fake(*rest: Any, of: str, **numbers: Any) -> Any:
+        found = tuple(torch.empty_like(value) for value in rest[:count])
+        return found if count > 1 else found[0]
+
+    states = (*facts.moved, *facts.counted)
+    op = make_op(name, _schema(states, "Tensor? found_inf", scheduled, count), functional, fake)
+    for tell in _TOLD:
+        tell(f"autopar::{name}", 0, 2 + len(states) + len(scheduled), count)
+    return op
+
+
+def own_definition(optimizer: torch.optim.Optimizer) -> Definition:
+    """The definition of an optimizer of whose class nothing is known, by its own step.
+
+    Raises:
+        Unfit: its step cannot be run on pieces; the message says why.
+    """
+    kind = type(optimizer).__name__
+    known: dict[Any, tuple[_Stepped, Update]] = {}
+
+    def looked_at(group: Group) -> tuple[_Stepped, Update]:
+        constants, numbers = options_of(group, optimizer.defaults)
+        dims = frozenset(param.dim() for param in group["params"])
+        key = repr(constants), tuple((name, value == 0) for name, value in numbers.items()), dims
+        if key not in known:
+            known[key] = _stepped(optimizer, constants, numbers, dims)
+        stepped, update = known[key]
+        scheduled = {name: numbers[name] for name in stepped.scheduled}
+        return stepped, Update(update.function, update.states, {}, update.counted, update.elementwise, scheduled)
+
+    def begin(param: torch.Tensor, group: Group, state: Mapping[str, Any]) -> State:
+        stepped, update = looked_at(group)
+        if all(name in state for name in update.states):
+            return {}
+        first = FirstValues()
+        _, numbers = options_of(group, optimizer.defaults)
+        stepped.step([param.detach().clone()], [torch.zeros_like(param)], [first], numbers)
+        values = {name: first.first[name] for name in update.states}
+        return {n: v if isinstance(v, torch.Tensor) else torch.full((), v, dtype=torch.float64, device=param.device) for n, v in values.items()}
+
+    single = {name for group in optimizer.param_groups for name in looked_at(group)[0].facts.kinds}
+    return Definition(kind, lambda group: looked_at(group)[1], frozenset(single), begin, at_once=True)
+
+
+def _stepped(optimizer: torch.optim.Optimizer, constants: Mapping[str, Any], numbers: Mapping[str, float], dims: frozenset[int]) -> tuple[_Stepped, Update]:
+    step, kind = OwnStep(optimizer, constants), type(optimizer).__name__
+    facts = facts_of(step, numbers, sorted(dims))
+    scheduled = [name for name in numbers if name != RATE]
+    stepped = _Stepped(step, facts, scheduled)
+    op, more = _ops(kind, facts, scheduled)
+    names = [one.name().removeprefix("autopar::") for one in (op, more) if one is not None]
+    attributes = {name: value for name, value in vars(optimizer).items() if name not in _BASE}
+    base = of = f"{kind}({', '.join(f'{name}={value!r}' for name, value in {**constants, **attributes}.items() if _is_plain(value))})"
+    shares = all(map(_is_plain, attributes.values()))  # then another with the same text has the same step
+    number = 1
+    while (other := STEPS.get((names[0], of))) is not None and not (shares and type(other.step.optimizer) is type(optimizer)):
+        number += 1
+        of = f"{base} {number}"
+    for name in names:
+        stepped = STEPS.setdefault((name, of), stepped)
+    states = (*facts.lying, *facts.moved, *facts.counted)
+    return stepped, Update(OwnUpdate(op, more, of, len(facts.lying), len(facts.moved)), states, {}, facts.counted, facts.elementwise)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, str, type(None))) or (isinstance(value, (tuple, list)) and all(map(_is_plain, value)))
+
+
+_BASE = {*vars(torch.optim.SGD([torch.zeros(1)])), "step", "_opt_called"}  # attributes of each optimizer, and those that schedulers give it
+
+
+__all__ = ["Unfit", "on_new_op", "own_definition"]

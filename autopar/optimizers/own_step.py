@@ -1,0 +1,105 @@
+"""Runs the step of an optimizer's class on other tensors than its own: on pieces of parameters, with gradients and state beside them.
+
+The class is asked to do what it always does: a stand-in has the attributes of the optimizer, one parameter group of the pieces, and a
+state of theirs. So the step is the user's own, or torch's, with its own kernels; the optimizer itself is not touched.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+Group = Mapping[str, Any]
+
+SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}  # what schedulers keep in groups for themselves
+HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+class FirstValues(dict[str, Any]):
+    """The state of one parameter, which notes the first value that each entry was given, before anything is written to it.
+
+    Attributes:
+        first: name → a copy of that value.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: dict[str, Any] = {}
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if value is not None and name not in self.first:
+            self.first[name] = value.detach().clone() if isinstance(value, torch.Tensor) else value
+        super().__setitem__(name, value)
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        if name not in self:
+            self[name] = default
+        return self[name]
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        for name, value in dict(*args, **kwargs).items():
+            self[name] = value
+
+
+class OwnStep:
+    """The step of an optimizer, of groups with these options.
+
+    Attributes:
+        optimizer: whose class and attributes are used.
+        constants: the options that are no numbers, or whole ones.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, constants: Mapping[str, Any]) -> None:
+        self.optimizer, self.constants = optimizer, dict(constants)
+
+    @torch.no_grad()
+    def __call__(self, params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], states: Sequence[dict[str, Any]],
+                 numbers: Mapping[str, float]) -> torch.optim.Optimizer:  # fmt: skip
+        """Write the new parameters over the old. ``states`` receive the new states, in the memory of the old ones or not. Returns the stand-in."""
+        pieces = [param.detach() for param in params]
+        for piece, grad in zip(pieces, grads, strict=True):
+            piece.grad = grad
+        stand_in = object.__new__(type(self.optimizer))
+        vars(stand_in).update(vars(self.optimizer))
+        stand_in.param_groups = [{**self.constants, **regrouped(numbers), "params": pieces}]
+        stand_in.state = defaultdict(dict, zip(pieces, states, strict=True))
+        vars(stand_in).update({hooks: OrderedDict() for hooks in HOOKS})
+        type(self.optimizer).step(stand_in)  # type: ignore[call-arg]  # a step that needs a closure is refused
+        for param, piece in zip(params, pieces, strict=True):
+            if piece.data_ptr() != param.data_ptr():  # it was given new memory, as by ``p.data = …``
+                param.copy_(piece)
+        return stand_in
+
+
+def options_of(group: Group, defaults: Iterable[str]) -> tuple[dict[str, Any], dict[str, float]]:
+    """A group's options: constants, and the numbers that may change from step to step, each of a tuple by itself, as ``betas.0``."""
+    constants: dict[str, Any] = {}
+    numbers: dict[str, float] = {}
+    names = set(defaults)
+    for name, value in group.items():
+        if name in ("params", "param_names") or (name in SCHEDULERS and name not in names):
+            continue
+        if isinstance(value, torch.Tensor) and value.dim() == 0:
+            value = value.item()
+        if isinstance(value, (tuple, list)) and value and all(isinstance(one, float) for one in value):
+            numbers |= {f"{name}.{k}": one for k, one in enumerate(value)}
+        elif isinstance(value, float) or name == "lr":
+            numbers[name] = float(value)
+        else:
+            constants[name] = value
+    return constants, numbers
+
+
+def regrouped(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with the tuples that ``options_of`` has taken apart."""
+    found: dict[str, Any] = {}
+    for key, value in numbers.items():
+        name, _, part = key.rpartition(".")
+        if name and part.isdecimal():
+            found[name] = (*found.get(name, ()), value)
+        else:
+            found[key] = value
+    return found

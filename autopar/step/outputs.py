@@ -1,0 +1,180 @@
+"""Gives back what the model returns beside its loss: how the outputs of micro-batches become those of the batch.
+
+| how | of |
+| --- | --- |
+| `cat` | a value with a part of each row: the parts, one behind the other, along the dim of the rows |
+| `mean` | a number that is a mean over the batch, as the loss is (``terms``) |
+| `sum` | a number that is a sum over the batch |
+| `same` | what does not depend on the batch |
+| `stack` | all else, as where rows meet: a new first dim, with an entry for each micro-batch; the report says so |
+
+Which of them it is follows from the forward, placed on an axis that splits the rows (``rows``). With micro-batches of one row nobody can see that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from autopar.capture import Captured
+from autopar.errors import CaptureError
+from autopar.layout import DistAttr, layout_of
+from autopar.program import Program, operands, record_of
+from autopar.record import TensorType
+from autopar.shards import is_dtensor
+from autopar.step.loss import as_loss
+from autopar.step.rows import Rows
+from autopar.step.terms import Terms, search
+from autopar.structure import flatten_with_path, unflatten
+
+if TYPE_CHECKING:
+    from autopar.parallel import Parallel
+
+WAYS = ("cat", "mean", "sum", "same", "stack")
+
+
+@dataclass(frozen=True)
+class Output:
+    """One tensor that the model returns.
+
+    Attributes:
+        name: of its place in what the model returns.
+        how: one of ``WAYS``; ``dim``: along which ``cat`` joins.
+        known: whether that follows from the forward, or was said.
+    """
+
+    name: str
+    how: str
+    dim: int = 0
+    known: bool = True
+
+
+def loss_of(captured: Captured) -> int:
+    """The position of the loss among the tensors that the model returns: the first that is one number and has a gradient."""
+    output = captured.program.output
+    returned = [node for node, result in zip(operands(output), record_of(output).results, strict=True) if result.kind == "return"]
+    for k in captured.differentiable:
+        if record_of(returned[k]).type.shape == ():  # type: ignore[union-attr]
+            return k
+    shapes = ", ".join(str(list(record_of(node).type.shape)) for node in returned)  # type: ignore[union-attr]
+    if any(record_of(node).type.shape == () for node in returned):  # type: ignore[union-attr]
+        raise CaptureError("the loss has no gradient: no parameter that it depends on requires one\n  let some parameter require a gradient: requires_grad_(True)")
+    raise CaptureError(
+        f"a training step needs a loss, and the model returns none: one number that has a gradient ({f'it returns {shapes}' if shapes else 'it returns no tensor'})\n"
+        f"  let forward compute the loss from its arguments, and return it; with labels, as models of Hugging Face do"
+    )
+
+
+def names_of(captured: Captured) -> list[str]:
+    """Of the tensors that a model returns, by their places: ``logits``, ``0``."""
+    count = captured.outputs + len(captured.leaves)
+    paths, _ = flatten_with_path(unflatten(list(range(count)), captured.spec))
+    return ["_".join(path) for path, leaf in paths if leaf not in captured.leaves]
+
+
+def outputs_of(program: Program, loss: int, terms: Terms, said: Mapping[str, str], names: Sequence[str], microbatches: int, cut: Collection[str],
+               device: torch.device) -> tuple[Output, ...]:  # fmt: skip
+    """How each tensor that a traced program returns is joined, but for its loss, the one at this position.
+
+    Args:
+        terms: of the loss.
+        said: name → how, where the user says it.
+
+    Raises:
+        ValueError: there is no output of that name.
+    """
+    rows = [node for node, result in zip(operands(program.output), record_of(program.output).results, strict=True) if result.kind == "return"]
+    others = [(name, node) for k, (name, node) in enumerate(zip(names, rows, strict=True)) if k != loss]
+    if unknown := [name for name in said if name not in dict(others)]:
+        raise ValueError(f"returns= says how to join {unknown[0]!r}, and the model returns {', '.join(name for name, _ in others) or 'nothing'} beside its loss")
+    if microbatches == 1 or not others:
+        return tuple(Output(name, said.get(name, "same")) for name, _ in others)
+    placed = Rows(program, [node for _, node in others], cut, device)
+    found = [_joined_so(program, node, name, placed, terms, cut, device) for name, node in others]
+    return tuple(replace(one, how=said[one.name], known=True) if one.name in said else one for one in found)
+
+
+def _joined_so(program: Program, node: fx.Node, name: str, rows: Rows, loss: Terms, cut: Collection[str], device: torch.device) -> Output:
+    unknown = Output(name, "stack", known=False)
+    if node not in rows.varying:
+        return Output(name, "same")
+    if rows.count == 1:
+        return unknown
+    if record_of(node).type.shape:  # type: ignore[union-attr]
+        dims = rows.lie_in(node)
+        return Output(name, "cat", dims[0][0]) if len(dims) == 1 and dims[0][1] == 0 and not rows.meet([node]) else unknown
+    terms, sums = search(program, node, rows)
+    if terms.meetings:
+        return unknown
+    divided = {division for division in terms.divisions if record_of(division).phase == "forward"}
+    if not terms.others and divided <= loss.divisions.keys():
+        return Output(name, "mean")
+    return Output(name, "sum") if not terms.counts and sums and set(terms.others) == sums else unknown
+
+
+def about_outputs(outputs: Sequence[Output], microbatches: int) -> list[str]:
+    """What the report says of outputs that nobody can join."""
+    return [
+        f"the output {one.name} is stacked, with an entry for each of {microbatches} micro-batches: how it is joined does not follow from the forward; "
+        f'say it, as in returns={{"{one.name}": "cat"}}, or "mean", "sum"'
+        for one in outputs
+        if not one.known
+    ]
+
+
+def returned_like_the_model(captured: Captured, loss: torch.Tensor, outputs: Sequence[torch.Tensor]) -> Any:
+    """The model's own structure, with the loss of the batch and its other outputs."""
+    tensors = list(outputs)
+    tensors.insert(loss_of(captured), as_loss(loss))
+    given = iter(tensors)
+    return unflatten([captured.leaves[k] if k in captured.leaves else next(given) for k in range(captured.outputs + len(captured.leaves))], captured.spec)
+
+
+def join_whole(output: Output, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """An output of the batch, of those of its micro-batches."""
+    if output.how == "stack":
+        return torch.stack(list(parts))
+    if output.how == "same" or len(parts) == 1:
+        return parts[-1]
+    if output.how == "cat":
+        return torch.cat(list(parts), output.dim)
+    total = torch.stack(list(parts)).sum(0)
+    return total if output.how == "sum" else total / len(parts)
+
+
+def join_pieces(output: Output, pieces: Sequence[torch.Tensor], type: TensorType, parallel: Parallel, brought: int) -> torch.Tensor:
+    """The same of this rank's pieces, as ``outputs=`` of ``parallelize`` says. All ranks call it.
+
+    ``brought``: how many pieces of the batch the ranks bring, if they do, else 0: then the batch is theirs, one behind the other.
+    """
+    assert type.layout is not None
+    attr, shape, count, joins = type.attr, list(type.shape), len(pieces), output.how == "cat" and len(pieces) > 1
+    splits = any(axes for _, axes in attr.dims[output.dim]) if joins else False
+    if splits and not brought:
+        parts = [parallel.returned(piece, type) for piece in pieces]  # rows of one rank are not neighbours
+        return _split_as(parts[0], torch.cat([part.full_tensor() if is_dtensor(part) else part for part in parts], output.dim))  # type: ignore[attr-defined]
+    if joins:
+        shape[output.dim] *= count
+        (rows, axes), *parts_behind = attr.dims[output.dim]
+        if parts_behind:
+            attr = replace(attr, dims=(*attr.dims[: output.dim], ((rows * count, axes), *parts_behind), *attr.dims[output.dim + 1 :]))  # type: ignore[operator]
+    if joins and brought and not splits:  # each micro-batch has some rows of each rank
+        cut = [piece.chunk(brought, output.dim) for piece in pieces]
+        pieces = [rows for of_a_rank in zip(*cut, strict=True) for rows in of_a_rank]
+    if output.how == "stack":
+        attr, shape = DistAttr(((DistAttr.replicated(1).dims[0]), *attr.dims)), [count, *shape]
+    return parallel.returned(join_whole(output, pieces), replace(type, shape=tuple(shape), layout=layout_of(type.layout.mesh, attr)))
+
+
+def _split_as(part: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A whole value, which all ranks have, as a DTensor that is split as another is."""
+    if not is_dtensor(part):
+        return value
+    from torch.distributed.tensor import DTensor, Replicate
+
+    whole = DTensor.from_local(value, part.device_mesh, [Replicate()] * part.device_mesh.ndim, run_check=False)  # type: ignore[attr-defined]
+    return whole.redistribute(placements=part.placements)  # type: ignore[attr-defined]
