@@ -69,5 +69,5 @@ def test_edits_of_a_steps_programs_are_refused() -> None:
     for name, program in programs.items():
         refused(program, RUNS)
         refused(step.local(0).programs[name], SHARED)
-    micro, update = step._current()
+    _micro, update = step._current()
     refused(update.last[0], RUNS)

@@ -116,10 +116,11 @@ class Tracer:
         self.recorder.streams = streams = Streams(seed)
         lent = self.borrower.borrowed(dict(zip(own, tensors, strict=False)))
         written = compiled_parts_in_eager() if self.compiled else contextlib.nullcontext()
-        alone = streams.numbering(), caches_forgotten(self.model), self.beside.watched(), _autograd_alone(), _plain_recurrences()
-        refused = assignments_refused(), hooked_weights_refused(self.recorder.paths)
+        alone = streams.numbering(), caches_forgotten(self.model), self.beside.watched(), _autograd_alone(), _plain_recurrences(), assignments_refused()
+        # hooks run in this order: the module that runs is known before one is refused
+        hooks = self.recorder.modules(), hooked_weights_refused(self.recorder.paths)
         with contextlib.ExitStack() as stack:
-            for context in (lent, written, *alone, *refused, self._explained(), self.recorder.modules()):
+            for context in (lent, written, *alone, self._explained(), *hooks):
                 stack.enter_context(context)
             yield
 
