@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autopar.constraints import layouts_of
+from autopar.dense import require_dense
 from autopar.dtensor import is_device_mesh, mesh_of
 from autopar.inputs import INPUTS
 from autopar.mesh import PIPELINE, Mesh
@@ -137,6 +138,8 @@ def _check_model(model: Any) -> None:
             raise TypeError(f"the parameter {name} is a DTensor already, as after fully_shard or parallelize_module; parallelize takes the model before that, and splits it itself")
         if isinstance(parameter, torch.nn.UninitializedParameter):
             raise TypeError(f"the parameter {name} has no shape yet; run the model once before parallelize")
+    for kind, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        require_dense((f"the {kind} {name}", tensor) for name, tensor in named)
 
 
 DATA_PARALLEL = {  # class → the remedy

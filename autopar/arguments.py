@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from autopar.dense import require_dense
 from autopar.errors import CaptureError
 from autopar.inventory import Inventory
 from autopar.structure import Structure, flatten_with_path
@@ -37,9 +38,7 @@ def bind_arguments(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[
     for path, value in paths:
         found.flat.append(value)
         if isinstance(value, torch.Tensor):
-            if value.layout is not torch.strided or value.is_nested or value.is_quantized:
-                kind = "nested" if value.is_nested else "quantized" if value.is_quantized else str(value.layout).removeprefix("torch.")
-                raise CaptureError(f"argument {_argument_name(path, signature)} is a {kind} tensor; pass a dense one, as from to_dense()")
+            require_dense([(f"argument {_argument_name(path, signature)}", value)])
             found.names.append(_argument_name(path, signature))
             found.tensors.append(value)
         elif not isinstance(value, (bool, int, float, str, type(None), torch.dtype, torch.device)):

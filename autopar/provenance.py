@@ -14,13 +14,14 @@ import linecache
 import operator
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
+from autopar.dense import met_in
 from autopar.drawn import FUNCTIONAL, REJECTING, RRELU, Streams
 from autopar.errors import CaptureError, at_line
 from autopar.record import Call
@@ -153,6 +154,7 @@ class Recorder(TorchDispatchMode):
         if func.namespace == "prim":  # device queries: no node
             return func(*args, **(kwargs or {}))
         self.observe(func)
+        self._check_dense(func, args)
         if writes_outside(func, args):
             self.refused = self.refused or CaptureError(
                 f"forward writes into a tensor that is neither a parameter, nor a buffer, nor an argument, nor made in it\n"
@@ -173,16 +175,18 @@ class Recorder(TorchDispatchMode):
         except DATA_DEPENDENT as error:
             self.dependent = self.dependent or (self.current, error)
             raise
-        if isinstance(result, torch.Tensor) and result.layout != torch.strided:
-            self.refused = self.refused or CaptureError(
-                f"{func.__name__} makes a sparse tensor, which has no pieces\n{at_line(self.current.source, self.current.module)}\n"
-                f"  make it dense: to_dense(), or sparse=False in an embedding"
-            )
-            raise self.refused
+        self._check_dense(func, (), result if isinstance(result, (list, tuple)) else (result,))
         mode = get_proxy_mode()
         if mode is not None:
             self._note(mode.tracer.graph)
         return result
+
+    def _check_dense(self, op: Any, args: Sequence[Any], results: Sequence[Any] = ()) -> None:
+        """Refuse tensors that have no pieces: those of the model's own, and those that it makes."""
+        if (met := met_in(op.__name__, args, results)) is not None:
+            what, remedy = met
+            self.refused = self.refused or CaptureError(f"{what}\n{at_line(self.current.source, self.current.module)}\n  {remedy}")
+            raise self.refused
 
     def _draw(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         assert self.streams is not None

@@ -10,6 +10,7 @@ import functools
 import inspect
 import itertools
 import operator
+import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from torch._C import (
 )
 from torch._ops import OpOverload as OpOverload  # tried on 2.13: the class of torch.ops.aten.mm.default
 from torch._ops import OpOverloadPacket as OpOverloadPacket  # tried on 2.13: the class of torch.ops.aten.mm
+from torch._prims_common import infer_size  # tried on 2.13: the sizes of a view, with that of -1
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException as DataDependentOutputException,  # tried on 2.13: raised by .item() on a fake tensor
 )
@@ -104,6 +106,22 @@ def value_checks_replaced(by: Callable[[], None]) -> Iterator[None]:
     finally:
         torch._check_tensor_all, torch._check_tensor_all_with, kind.__init__, transformer._detect_is_causal_mask = kept  # type: ignore[method-assign]
         functional.gaussian_nll_loss = gaussian
+
+
+@contextlib.contextmanager
+def zero_tensors_viewed() -> Iterator[None]:
+    """Views of the zero tensors that forward mode makes, as ``vmap(hessian(f))`` does, stay on their device under fake tensors. torch's
+    own kernels return what lies inside of the fake tensor, which is on meta. Tried on 2.13."""
+
+    def view(tensor: torch.Tensor, size: Sequence[int], *_: Any) -> torch.Tensor:
+        return torch._efficientzerotensor(infer_size(tuple(size), tensor.numel()), dtype=tensor.dtype, device=tensor.device)
+
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there is a kernel already
+            for name in ("view", "_reshape_alias", "as_strided"):
+                library.impl(name, view, "ZeroTensor", allow_override=True)
+        yield
 
 
 def node_of(tensor: torch.Tensor) -> fx.Node | None:

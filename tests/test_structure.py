@@ -19,7 +19,7 @@ SOURCES = [path for path in SOURCES if (ROOT / "autopar" / "passes") not in path
 # each part may import only from rows above its own, or from its own row where that is marked
 ORDER: tuple[tuple[str, ...], ...] = (
     ("mesh", "notation", "errors", "torch_private", "collector", "progress"),
-    ("layout", "structure", "inventory", "held", "drawn", "timeline"),
+    ("dense", "layout", "structure", "inventory", "held", "drawn", "timeline"),
     ("boxes", "optimizers", "squares"),
     ("messages",),
     ("dtensor",),

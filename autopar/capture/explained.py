@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import traceback
+
+from autopar.dense import REMEDIES
 from autopar.errors import CaptureError, at_line
 from autopar.provenance import Origin
 
@@ -12,6 +16,23 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (  # a piece of torch's message, w
      "checkpoint without context_fn, or keep random and in-place ops out of what it saves"),
     ("NestedTensor", "a nested tensor is made, as by the fast path of TransformerEncoder in evaluation",
      "it is no part of a static graph: torch.backends.mha.set_fastpath_enabled(False), here and in eager"),
+    ("_nested_tensor_from_tensor_list", "forward makes a nested tensor, which has no pieces", REMEDIES["nested"]),
+    ("torch/nested/", "forward makes a nested tensor, which has no pieces", REMEDIES["nested"]),
+    ("OpaqueTensorImpl", "forward makes a tensor in oneDNN's own layout, which has no pieces", REMEDIES["mkldnn"]),
+    ("HigherOrderOperator cond ", "torch.cond runs one of two functions, as the values of a tensor say, so it is not one static graph",
+     "compute both, and choose with torch.where(condition, a, b)"),
+    ("HigherOrderOperator while_loop", "torch.while_loop ends as the values of its tensors say, so it is not one static graph",
+     "write a Python loop over a fixed number of steps; torch.where keeps what is finished as it is"),
+    ("HigherOrderOperator scan ", "scan keeps its steps as a graph of its own, which capture cannot look into",
+     "write a Python loop over x.unbind(dim), and put the results together with torch.stack"),
+    ("HigherOrderOperator associative_scan", "associative_scan keeps its steps as a graph of its own, which capture cannot look into",
+     'pass combine_mode="generic", or use torch.cumsum, cumprod, cummax or logcumsumexp'),
+    ("HigherOrderOperator map_impl ", "map keeps its function as a graph of its own, which capture cannot look into",
+     "use torch.vmap, or a Python loop over x.unbind(0) and torch.stack"),
+    ("HigherOrderOperator flex_attention", "flex_attention keeps its functions as graphs of their own, which capture cannot look into",
+     "use scaled_dot_product_attention, with attn_mask for the mask or for what is added to the scores"),
+    ("HigherOrderOperator", "forward calls an operator that takes functions, which capture cannot look into", "write what it does as plain ops"),
+    ("dynamo-optimized function", "forward calls a function that torch.compile has made, which capture cannot look into", "call the function itself"),
     ("Expected inputs of BF16 type", "torch has no fake kernel of a grouped matrix product in this dtype",
      'compute in bfloat16, or let the experts be a batched product: experts_implementation="batched_mm" in transformers'),
     (".numpy() is not supported", "forward asks for a tensor's values, for NumPy", "stay in torch, or do it outside of forward"),
@@ -46,5 +67,12 @@ def values_read(origin: Origin, cause: Exception) -> CaptureError:
 
 def explained(error: Exception, origin: Origin) -> CaptureError | None:
     """The error as the user can act on it; ``None`` where the table does not know it."""
-    row = next((row for row in EXPLAINED if row[0] in str(error)), None)
+    said = f"{error}{_through_nested(error)}"
+    row = next((row for row in EXPLAINED if row[0] in said), None)
     return None if row is None else CaptureError(f"{row[1]}\n{at_line(origin.source, origin.module)}\n  {row[2]}")
+
+
+def _through_nested(error: Exception) -> str:
+    """``torch/nested/`` where an error went through the package of jagged tensors: it says nothing of them itself."""
+    files = (frame.f_code.co_filename.replace(os.sep, "/") for frame, _ in traceback.walk_tb(error.__traceback__))
+    return next((" torch/nested/" for name in files if "/torch/nested/" in name), "")

@@ -32,6 +32,7 @@ from autopar.torch_private import (
     mutates,
     set_onednn,
     single_threaded_backward,
+    zero_tensors_viewed,
 )
 
 
@@ -120,7 +121,7 @@ class Tracer:
         # hooks run in this order: the module that runs is known before one is refused
         hooks = self.recorder.modules(), hooked_weights_refused(self.recorder.paths)
         with contextlib.ExitStack() as stack:
-            for context in (lent, written, *alone, self._explained(), *hooks):
+            for context in (lent, written, zero_tensors_viewed(), *alone, self._explained(), *hooks):
                 stack.enter_context(context)
             yield
 
