@@ -11,6 +11,7 @@ import torch
 from autopar.constraints import layouts_of
 from autopar.dense import require_dense
 from autopar.dtensor import is_device_mesh, mesh_of
+from autopar.errors import shown
 from autopar.inputs import INPUTS
 from autopar.mesh import PIPELINE, Mesh
 from autopar.parallel import OUTPUTS, Parallel
@@ -83,7 +84,7 @@ def parallelize(
     _check_switch("recapture", recapture)
     _check_switch("strict", strict)
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
-        raise ValueError(f"timeout={timeout!r} is not a number of seconds above 0, after which processes without progress end")
+        raise ValueError(f"timeout={shown(timeout)} is not a number of seconds above 0, after which processes without progress end")
     layouts_of(plan, model, mesh)  # refused before anything is sent
     job = job_of(mesh, _device(model, device_mesh), device_mesh, timeout)
     parallel = Parallel(model, mesh, plan, job=job, strict=strict, inputs=inputs, outputs=outputs, recapture=recapture, random=random)
@@ -107,12 +108,12 @@ def check_pipeline(mesh: Mesh) -> None:
 
 def _check_choice(what: str, given: str, choices: Sequence[str]) -> None:
     if given not in choices:
-        raise ValueError(f"{what}={given!r} is none of {', '.join(map(repr, choices))}")
+        raise ValueError(f"{what}={shown(given)} is none of {', '.join(map(repr, choices))}")
 
 
 def _check_switch(what: str, given: bool) -> None:
     if not isinstance(given, bool):
-        raise TypeError(f"{what}={given!r} is neither True nor False")
+        raise TypeError(f"{what}={shown(given)} is neither True nor False")
 
 
 def _device(model: torch.nn.Module, device_mesh: DeviceMesh | None) -> torch.device:

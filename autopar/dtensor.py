@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from autopar.errors import shown
 from autopar.layout import WHOLE, Dim, DistAttr
 from autopar.mesh import Mesh
 from autopar.torch_private import is_strided_shard, strided_shard
@@ -37,23 +38,23 @@ def attr_of(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int]) -
         kind = type(placement)  # their subclasses mean more than they do
         if kind is Shard:
             if not -len(shape) <= placement.dim < len(shape):
-                raise ValueError(f"{placement!r} over {axis} splits dim {placement.dim} of a value of {len(shape)}; use Replicate() or a dim that is there")
+                raise ValueError(f"{shown(placement)} over {axis} splits dim {placement.dim} of a value of {len(shape)}; use Replicate() or a dim that is there")
             dims[placement.dim].append(axis)
         elif is_strided_shard(placement):
             d, parts = placement.dim, placement.split_factor
             if shape[d] % (parts * mesh.sizes[axis]):
-                raise ValueError(f"{placement!r} over {axis} splits dim {d} of {shape[d]} unevenly; use Shard")
+                raise ValueError(f"{shown(placement)} over {axis} splits dim {d} of {shape[d]} unevenly; use Shard")
             merged[d] = ((parts, ()), (shape[d] // parts, (axis,)))
         elif kind is Partial:
             if placement.reduce_op not in KINDS:
-                raise ValueError(f"{placement!r} over {axis} is no reduction of ours; reduce by one of {', '.join(KINDS)}")
+                raise ValueError(f"{shown(placement)} over {axis} is no reduction of ours; reduce by one of {', '.join(KINDS)}")
             pending[axis] = KINDS[placement.reduce_op]
         elif kind is not Replicate:
-            raise ValueError(f"{placement!r} over {axis} is neither Shard, Replicate nor Partial; say it with the axes of each dim instead")
+            raise ValueError(f"{shown(placement)} over {axis} is neither Shard, Replicate nor Partial; say it with the axes of each dim instead")
     if len(set(pending.values())) > 1:
-        raise ValueError(f"{tuple(placements)!r} is partial in two ways at once; the order of the reductions would matter")
+        raise ValueError(f"{shown(tuple(placements))} is partial in two ways at once; the order of the reductions would matter")
     if both := [d for d in merged if dims[d]]:
-        raise ValueError(f"{tuple(placements)!r} splits dim {both[0]} and parts of it; use Shard for both")
+        raise ValueError(f"{shown(tuple(placements))} splits dim {both[0]} and parts of it; use Shard for both")
     attr = DistAttr.split(*dims, pending=pending)
     return replace(attr, dims=tuple(merged.get(d, dim) for d, dim in enumerate(attr.dims))).normalize(shape, mesh)
 
@@ -61,7 +62,7 @@ def attr_of(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int]) -
 def check_count(placements: Sequence[Placement], mesh: Mesh) -> None:
     """One placement for each axis; ``ValueError``."""
     if not isinstance(placements, Sequence):
-        raise ValueError(f"{placements!r} is no tuple; give one placement for each axis of the mesh: {', '.join(mesh.names)}")
+        raise ValueError(f"{shown(placements)} is no tuple; give one placement for each axis of the mesh: {', '.join(mesh.names)}")
     if len(placements) != len(mesh.names):
         raise ValueError(f"{len(placements)} placements for the axes {', '.join(mesh.names)}; give one for each axis of the mesh, in order")
 

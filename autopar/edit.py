@@ -23,7 +23,7 @@ from torch import fx
 
 from autopar import transfers
 from autopar.commit import FOLLOWERS, NONE, Changes, Staged, Value, transferred
-from autopar.errors import EditError
+from autopar.errors import EditError, shown
 from autopar.program import Program, record_of
 from autopar.record import Record, Requirement, TensorType, ValueType
 from autopar.text.printer import print_type
@@ -194,7 +194,7 @@ class Edit:
         """Make ``user`` read ``new`` where it read ``old``: at every occurrence, or at operand ``index`` alone."""
         self._check((user, old, new))
         if not isinstance(new, Value):
-            raise EditError(f"{user} cannot read {new!r}, which is no value of the program")
+            raise EditError(f"{user} cannot read {shown(new)}, which is no value of the program")
         if getattr(user, "target", None) in FOLLOWERS:
             self._retypes |= self._type(old) != self._type(new)
         self._stage(self._replace, user, old, new, index)

@@ -1,5 +1,9 @@
 """The errors autopar raises. Each names the offender and the remedy, and leaves everything as it was."""
 
+from __future__ import annotations
+
+import re
+
 
 class AutoparError(Exception):
     """Any error of this package that is not a plain ``ValueError`` or ``TypeError``."""
@@ -74,6 +78,14 @@ class AnomalyError(AutoparError, RuntimeError):
 
 class ProofError(AutoparError, AssertionError):
     """A sharding rule claims what its op does not do: running it on pieces gives something else."""
+
+
+def shown(value: object) -> str:
+    """A value as an error quotes it: ``repr`` without the addresses of objects, which say nothing and differ from run to run."""
+    try:
+        return re.sub(r" at 0x[0-9A-Fa-f]+", "", repr(value))
+    except Exception:  # of the value's own
+        return f"a {type(value).__qualname__}"
 
 
 def at_line(source: str, module: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from autopar.errors import OverflowingError
+from autopar.errors import OverflowingError, shown
 from autopar.held import LIBRARY
 from autopar.rules.registry import rule
 
@@ -39,13 +39,13 @@ class LossScaling:
 
     def __post_init__(self) -> None:
         if not self.growth > 1:
-            raise ValueError(f"growth={self.growth!r}: the scale rises, by a factor above 1")
+            raise ValueError(f"growth={shown(self.growth)}: the scale rises, by a factor above 1")
         if not 0 < self.backoff < 1:
-            raise ValueError(f"backoff={self.backoff!r}: the scale falls, by a factor between 0 and 1")
+            raise ValueError(f"backoff={shown(self.backoff)}: the scale falls, by a factor between 0 and 1")
         if isinstance(self.interval, bool) or not isinstance(self.interval, int) or self.interval < 1:
-            raise ValueError(f"interval={self.interval!r}: the scale rises after a number of steps, at least 1")
+            raise ValueError(f"interval={shown(self.interval)}: the scale rises after a number of steps, at least 1")
         if not (0 < self.minimum <= self.initial < math.inf):
-            raise ValueError(f"initial={self.initial!r}, minimum={self.minimum!r}: a scale is finite, and begins at its minimum or above")
+            raise ValueError(f"initial={shown(self.initial)}, minimum={shown(self.minimum)}: a scale is finite, and begins at its minimum or above")
 
     @property
     def constants(self) -> dict[str, float | int]:

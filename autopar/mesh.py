@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
+from autopar.errors import shown
+
 SEQUENCE, EXPERTS = "cp", "ep"  # names of axes that have a meaning: the sequence is split over one; experts stay on the other
 PIPELINE = "pp"  # for the stages of a pipeline
 
@@ -50,7 +52,7 @@ class Mesh:
         if twice := [axis for axis in sizes if axis in axes]:
             axis = twice[0]
             raise ValueError(
-                f"axis {axis!r} is given twice, with the sizes {axes[axis]!r} and {sizes[axis]!r}; "
+                f"axis {shown(axis)} is given twice, with the sizes {shown(axes[axis])} and {shown(sizes[axis])}; "
                 f"give it once, as in Mesh(dp=2, tp=2)"
             )
         pairs = tuple((_axis_name(axis), _axis_size(axis, size)) for axis, size in {**axes, **sizes}.items())
@@ -67,11 +69,11 @@ class Mesh:
             )
         if name is not None and not isinstance(name, str):
             raise TypeError(
-                f"name={name!r} is not a string; it names a stage, as in Mesh(dp=2, tp=2, name='first') "
+                f"name={shown(name)} is not a string; it names a stage, as in Mesh(dp=2, tp=2, name='first') "
                 f"(an axis called 'name' is Mesh({{'name': 2}}))"
             )
         if name is not None and not name.isidentifier():
-            raise ValueError(f"stage name {name!r} is not an identifier")
+            raise ValueError(f"stage name {shown(name)} is not an identifier")
         object.__setattr__(self, "axes", pairs)
         object.__setattr__(self, "ranks", ranks)
         object.__setattr__(self, "name", name)
@@ -136,7 +138,7 @@ class Mesh:
             return axis
         near = difflib.get_close_matches(str(axis), self.names, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"the mesh ({self}) has no axis {axis!r}; its axes are {', '.join(self.names) or 'none'}{hint}")
+        raise ValueError(f"the mesh ({self}) has no axis {shown(axis)}; its axes are {', '.join(self.names) or 'none'}{hint}")
 
     @cached_property
     def _coordinates(self) -> dict[int, dict[str, int]]:
@@ -158,7 +160,7 @@ class Mesh:
         position = 0
         for axis, size in self.axes:
             if axis not in coordinates:
-                raise ValueError(f"coordinates {dict(coordinates)} lack the axis {axis!r} of the mesh ({self})")
+                raise ValueError(f"coordinates {dict(coordinates)} lack the axis {shown(axis)} of the mesh ({self})")
             index = coordinates[axis]
             if not 0 <= index < size:
                 raise ValueError(f"coordinate {axis}={index} lies outside the mesh ({self})")
@@ -179,27 +181,27 @@ class Mesh:
 
 def _axis_name(axis: object) -> str:
     if not isinstance(axis, str):
-        raise TypeError(f"axis name {axis!r} is not a string; name the axes, as in Mesh(dp=2, tp=2)")
+        raise TypeError(f"axis name {shown(axis)} is not a string; name the axes, as in Mesh(dp=2, tp=2)")
     if not axis.isidentifier():
-        raise ValueError(f"axis name {axis!r} is not an identifier; use letters, digits and '_', as in Mesh(dp=2)")
+        raise ValueError(f"axis name {shown(axis)} is not an identifier; use letters, digits and '_', as in Mesh(dp=2)")
     return axis
 
 
 def _axis_size(axis: str, size: object) -> int:
     number = _integer(size)
     if number is None or number < 1:
-        raise ValueError(f"axis {axis!r} has size {size!r}; the size of an axis is an integer ≥ 1")
+        raise ValueError(f"axis {shown(axis)} has size {shown(size)}; the size of an axis is an integer ≥ 1")
     return number
 
 
 def _checked_ranks(ranks: object) -> tuple[int, ...]:
     if isinstance(ranks, (str, bytes, Mapping, Set)) or not isinstance(ranks, Iterable):
-        raise TypeError(f"ranks={ranks!r} is not a list of ranks; leave it out, as in Mesh(dp=2, tp=2), or give ranks=[0, 1]")
+        raise TypeError(f"ranks={shown(ranks)} is not a list of ranks; leave it out, as in Mesh(dp=2, tp=2), or give ranks=[0, 1]")
     found = []
     for rank in ranks:
         number = _integer(rank)
         if number is None or number < 0:
-            raise ValueError(f"rank {rank!r} is not an integer ≥ 0; leave the ranks out, as in Mesh(dp=2, tp=2), or give ranks=[0, 1]")
+            raise ValueError(f"rank {shown(rank)} is not an integer ≥ 0; leave the ranks out, as in Mesh(dp=2, tp=2), or give ranks=[0, 1]")
         found.append(number)
     return tuple(found)
 

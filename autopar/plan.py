@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from autopar.errors import PlanError
+from autopar.errors import PlanError, shown
 from autopar.layout import DistAttr
 from autopar.mesh import EXPERTS, PIPELINE, SEQUENCE, Mesh
 from autopar.presets import PRESETS
@@ -206,21 +206,21 @@ def _layer(plan: object, mesh: Mesh) -> _Layer:
         if plan not in PRESETS:
             near = difflib.get_close_matches(plan.lower(), PRESETS, n=1)
             raise PlanError(
-                f"no preset {plan!r}; presets are {', '.join(PRESETS)}, and a plan of your own is a dict from globs"
+                f"no preset {shown(plan)}; presets are {', '.join(PRESETS)}, and a plan of your own is a dict from globs"
                 + (f"; did you mean {near[0]!r}?" if near else "")
             )
         if PRESETS[plan] and "tp" not in mesh.names:
-            raise PlanError(f"the preset {plan!r} splits over an axis named tp, and the mesh ({mesh}) has none; name one so: Mesh(tp=2)")
+            raise PlanError(f"the preset {shown(plan)} splits over an axis named tp, and the mesh ({mesh}) has none; name one so: Mesh(tp=2)")
         return _Layer(PRESETS[plan], plan)
     if not isinstance(plan, Mapping):
         raise PlanError(
             f"a plan is a dict from globs to an axis or None for each dim, as in "
-            f'{{"*.up.weight": ("tp", None)}}, the name of a preset, or a list of these, not a {type(plan).__name__}: {plan!r}'
+            f'{{"*.up.weight": ("tp", None)}}, the name of a preset, or a list of these, not a {type(plan).__name__}: {shown(plan)}'
         )
     for glob in plan:
         if not isinstance(glob, str):
             raise PlanError(
-                f"the plan's key {glob!r} is not a string; a key is a glob over the names of parameters and inputs, "
+                f"the plan's key {shown(glob)} is not a string; a key is a glob over the names of parameters and inputs, "
                 f'as in "*.up.weight"'
             )
     return _Layer(dict(plan))
@@ -261,7 +261,7 @@ def _no_match(glob: str, names: list[str]) -> str:
 
 
 def _show(spec: object) -> str:
-    return repr(tuple(spec)) if isinstance(spec, list) else repr(spec)
+    return shown(tuple(spec) if isinstance(spec, list) else spec)
 
 
 def _split_batch(found: Constraints, mesh: Mesh, inputs: Mapping[str, Sequence[int]]) -> None:

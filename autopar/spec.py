@@ -17,7 +17,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from autopar.errors import PlanError
+from autopar.errors import PlanError, shown
 from autopar.layout import UNDECIDED, WHOLE, Dim, DistAttr
 from autopar.mesh import Mesh
 
@@ -87,10 +87,10 @@ def axes_of(spec: Spec, ndim: int, mesh: Mesh) -> list[frozenset[str]]:
 
 def _dim(what: str, entry: object, mesh: Mesh, open_: bool) -> Dim:
     if not (entry is None or isinstance(entry, str) or _is_list(entry)):
-        raise PlanError(f"{what} has {entry!r} where an axis, a tuple of axes or None belongs")
+        raise PlanError(f"{what} has {shown(entry)} where an axis, a tuple of axes or None belongs")
     if isinstance(entry, str) and entry.lstrip().startswith("("):
         if not MERGED.fullmatch(entry.strip()):
-            raise PlanError(f"{what} has {entry!r}, which is no merged dim; write sizes and axes, as in \"(3 -1/tp)\"")
+            raise PlanError(f"{what} has {shown(entry)}, which is no merged dim; write sizes and axes, as in \"(3 -1/tp)\"")
         parts = [part.split("/") for part in entry.strip()[1:-1].split()]
         return tuple((int(size), _axes(what, entry, axes, mesh)) for size, *axes in parts)
     if entry == UNDECIDED:
@@ -103,7 +103,7 @@ def _dim(what: str, entry: object, mesh: Mesh, open_: bool) -> Dim:
 def _axes(what: str, entry: object, axes: Sequence[object], mesh: Mesh) -> tuple[str, ...]:
     for axis in axes:
         if not isinstance(axis, str):
-            raise PlanError(f'{what} has {axis!r} in {entry!r}, where only axes belong, as in ("dp", "tp")')
+            raise PlanError(f'{what} has {shown(axis)} in {shown(entry)}, where only axes belong, as in ("dp", "tp")')
         try:
             mesh.check_axis(axis)
         except ValueError as error:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from autopar.boxes import most_lacked
-from autopar.errors import AutoparError
+from autopar.errors import AutoparError, shown
 from autopar.layout import Axes, DistAttr, Layout, align, largest
 from autopar.mesh import Mesh
 from autopar.record import TensorType
@@ -240,7 +240,7 @@ def reduced_as(kind: str, dtype: torch.dtype) -> torch.dtype:
 def check_kind(kind: str, dtype: torch.dtype) -> None:
     """``LayoutMismatch`` for a reduction that there is not, or that the dtype does not have."""
     if kind not in KINDS:
-        raise LayoutMismatch(f"there is no reduction {kind!r}; there are {', '.join(KINDS)}")
+        raise LayoutMismatch(f"there is no reduction {shown(kind)}; there are {', '.join(KINDS)}")
     if kind == "avg" and not (dtype.is_floating_point or dtype.is_complex):
         raise LayoutMismatch(f"an average of {dtype} is no {dtype}; only floating point is averaged")
     if kind in ("max", "min") and dtype.is_complex:
@@ -273,7 +273,7 @@ def _redistribute(t: TensorType, a: Mapping[str, Any]) -> TensorType:
 
 def _cast(t: TensorType, dtype: Any) -> TensorType:
     if not isinstance(dtype, torch.dtype):
-        raise LayoutMismatch(f"{dtype!r} is no torch.dtype")
+        raise LayoutMismatch(f"{shown(dtype)} is no torch.dtype")
     return replace(t, dtype=dtype)
 
 
@@ -286,7 +286,7 @@ def _send(t: TensorType, stage: str | None, meshes: Meshes) -> TensorType:
 
 def _check_stage(stage: str | None, meshes: Meshes) -> str | None:
     if stage not in meshes:
-        raise LayoutMismatch(f"there is no stage {stage!r}; stages are {', '.join(filter(None, meshes)) or 'none'}")
+        raise LayoutMismatch(f"there is no stage {shown(stage)}; stages are {', '.join(filter(None, meshes)) or 'none'}")
     return stage
 
 

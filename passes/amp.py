@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
+from autopar.errors import shown
 from autopar.passes.manager import Pass
 from autopar.precision.dtypes import Dtypes, low_parameters
 from autopar.precision.kernels import check_kernels
@@ -53,7 +54,7 @@ class Amp(Pass):
             return []
         policy = policy_of(self.amp, self.keep)
         if self.gradients not in GRADIENTS:
-            raise ValueError(f"no gradients={self.gradients!r}; they leave in one of {', '.join(GRADIENTS)}")
+            raise ValueError(f"no gradients={shown(self.gradients)}; they leave in one of {', '.join(GRADIENTS)}")
         for node in program.placeholders:
             check_placeholder(node, policy.name)
         device = "cpu" if self.device is None else self.device.type
@@ -102,7 +103,7 @@ def check_placeholder(node: fx.Node, amp: str) -> None:
     if given and (type.dtype.is_complex or type.dtype == torch.float64 or (record.role == "param" and type.dtype.is_floating_point and type.dtype != torch.float32)):
         what = {"param": "parameter", "input": "input"}.get(record.role, "buffer")
         raise ValueError(
-            f"amp={amp!r} is for a model and data in float32; the {what} {record.name or node.name} is {DTYPE_NAMES[type.dtype]}\n"
+            f"amp={shown(amp)} is for a model and data in float32; the {what} {record.name or node.name} is {DTYPE_NAMES[type.dtype]}\n"
             f"  make it float32: model.float(); or leave amp=None, and the step runs in the model's own dtypes"
         )
 

@@ -10,6 +10,7 @@ from torch import fx
 
 from autopar import transfers
 from autopar.edit import Value
+from autopar.errors import shown
 from autopar.passes.manager import Pass
 from autopar.program import Program, operands, record_of
 from autopar.record import Requirement, TensorType, ValueType
@@ -40,7 +41,7 @@ class Reshard(Pass):
 
     def run(self, program: Program) -> None:
         if self.mode not in MODES:
-            raise ValueError(f"no mode {self.mode!r}; modes are {', '.join(MODES)}")
+            raise ValueError(f"no mode {shown(self.mode)}; modes are {', '.join(MODES)}")
         with program.edit(sync=self.mode == "sync") as edit:
             found = disagreements(program)
             for user, index, value, steps, before, phase in found if self.mode == "batched" else list(found):

@@ -18,7 +18,8 @@ SOURCES = [path for path in SOURCES if (ROOT / "autopar" / "passes") not in path
 
 # each part may import only from rows above its own, or from its own row where that is marked
 ORDER: tuple[tuple[str, ...], ...] = (
-    ("mesh", "notation", "errors", "torch_private", "collector", "progress"),
+    ("errors",),
+    ("mesh", "notation", "torch_private", "collector", "progress"),
     ("dense", "layout", "structure", "inventory", "held", "drawn", "timeline"),
     ("boxes", "optimizers", "squares"),
     ("messages",),

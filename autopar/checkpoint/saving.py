@@ -17,6 +17,7 @@ from autopar.checkpoint.pieces import Piece, pieces_of
 from autopar.checkpoint.tensors import check_tensor, in_words, values_in_words
 from autopar.checkpoint.together import Group, agree, alone, torch_failures
 from autopar.checkpoint.values import Tree, leaves, taken_apart
+from autopar.errors import shown
 
 
 def save(folder: str | os.PathLike[str], state: Mapping[str, Any], *, keep: int | None = 2, group: Group = None) -> Path:
@@ -76,7 +77,7 @@ def _prepared(folder: str | os.PathLike[str], state: Mapping[str, Any], keep: in
 
     def outline() -> dict[str, str]:
         if keep is not None and (type(keep) is not int or keep < 1):
-            raise ValueError(f"keep={keep!r} would leave no checkpoint; keep 1 or more, or all with keep=None")
+            raise ValueError(f"keep={shown(keep)} would leave no checkpoint; keep 1 or more, or all with keep=None")
         tensors, tree = taken_apart(state)
         for name, tensor in tensors.items():
             check_tensor(name, tensor)

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from autopar.errors import shown
+
 Tree = Any  # what json.loads returns
 NUMBERS = "biufc"  # kinds of NumPy's arrays that are bytes and nothing more
 DEPTH = 100  # of the tree: what nests deeper is refused, by who writes it and by who reads it
@@ -146,7 +148,7 @@ def _encode(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Tree:
 def _encoded_keys(value: Mapping[Any, Any], name: str, tensors: dict[str, torch.Tensor]) -> Tree:
     for key in value:
         if type(key) not in (str, int):
-            raise TypeError(f"{name or 'the state'} has the key {key!r}; a checkpoint keeps keys that are texts or whole numbers")
+            raise TypeError(f"{name or 'the state'} has the key {shown(key)}; a checkpoint keeps keys that are texts or whole numbers")
     inner = [(key, _encode(one, child(name, key), tensors)) for key, one in value.items()]
     if all(type(key) is str and not key.startswith("$") for key in value):
         return dict(inner)

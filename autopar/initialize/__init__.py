@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from autopar.errors import shown
 from autopar.initialize.storage import Slot, device_for, materialized
 from autopar.initialize.writes import Writes
 from autopar.runtime.agreement import Agreement
@@ -26,7 +27,7 @@ def initialize(model: torch.nn.Module, init: Init | None, device: torch.device |
         RuntimeError: something that was on meta has not been written; the model is on meta as before.
     """
     if init is not None and not callable(init):
-        raise TypeError(f"init is a function of a module, as for torch.nn.Module.apply, not {init!r}")
+        raise TypeError(f"init is a function of a module, as for torch.nn.Module.apply, not {shown(init)}")
     where = device_for(model, job, device)
     agree(agreement, "initialize")
     with materialized(model, where, tied=False) as slots:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from autopar.errors import shown
 from autopar.optimizers.definition import DEFINITIONS, Definition, Group
 from autopar.optimizers.own_facts import Unfit
 from autopar.optimizers.own_ops import own_definition
@@ -24,7 +25,7 @@ def definition_of(optimizer: torch.optim.Optimizer) -> Definition:
         ValueError: an option, a hook or a parameter that a step in the graph does not have.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"{optimizer!r} is a {type(optimizer).__name__} and no torch.optim.Optimizer; make one of parallel.parameters()")
+        raise TypeError(f"{shown(optimizer)} is a {type(optimizer).__name__} and no torch.optim.Optimizer; make one of parallel.parameters()")
     kind = type(optimizer)
     known = next((base for base in kind.__mro__ if base in DEFINITIONS or base in REFUSED), None)
     if known in REFUSED:

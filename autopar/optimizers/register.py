@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from autopar.errors import shown
 from autopar.optimizers.definition import DEFINITIONS, Definition, Group, State, constant, words
 from autopar.optimizers.ops import unless, unscaled, widened
 from autopar.optimizers.update import RATE, Update
@@ -59,9 +60,9 @@ def register_optimizer(
         ValueError: a name in ``shared`` that is not in ``state``, or in ``scheduled`` that is not in ``options``.
     """
     if not isinstance(cls, type) or not issubclass(cls, torch.optim.Optimizer):
-        raise TypeError(f"{cls!r} is no subclass of torch.optim.Optimizer; give the class of your optimizer")
+        raise TypeError(f"{shown(cls)} is no subclass of torch.optim.Optimizer; give the class of your optimizer")
     if not callable(update):
-        raise TypeError(f"the update of {cls.__name__} is a function of (param, grad, state, lr), not {update!r}")
+        raise TypeError(f"the update of {cls.__name__} is a function of (param, grad, state, lr), not {shown(update)}")
     states = words(state)
     for name in words(shared):
         if name not in states:
@@ -94,7 +95,7 @@ def _numbers(kind: str, name: str, value: Any) -> dict[str, float]:
     numbers = {f"{name}.{k}": one for k, one in enumerate(value)} if isinstance(value, (tuple, list)) else {name: value}
     for one in numbers.values():
         if isinstance(one, bool) or not isinstance(one, (int, float)):
-            raise ValueError(f"{name} of {kind} is {value!r}, and what is scheduled is a number, or a tuple of numbers: leave it out of scheduled")
+            raise ValueError(f"{name} of {kind} is {shown(value)}, and what is scheduled is a number, or a tuple of numbers: leave it out of scheduled")
     return {key: float(one) for key, one in numbers.items()}
 
 

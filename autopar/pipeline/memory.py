@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from autopar.errors import ScheduleError
+from autopar.errors import ScheduleError, shown
 from autopar.pipeline.buffers import releases
 from autopar.pipeline.schedule import PipelineSchedule
 from autopar.pipeline.task import Task
@@ -96,7 +96,7 @@ def memory(schedule: PipelineSchedule, sizes: Sizes | None = None, *, held: Coll
     """
     sizes = Sizes() if sizes is None else sizes
     if not isinstance(sizes, Sizes):
-        raise TypeError(f"sizes is a Sizes, not {sizes!r}")
+        raise TypeError(f"sizes is a Sizes, not {shown(sizes)}")
     if unknown := set(held) - {"F", "B"}:
         raise ScheduleError(f"held is of the passes F and B, not {', '.join(map(repr, sorted(unknown)))}")
     schedule = schedule.checked().with_messages()
@@ -210,9 +210,9 @@ def keep_numbers(numbers: Any, *may_be_none: str) -> None:
 
 def _number(value: Any, what: str) -> float:
     if isinstance(value, (str, bytes, bool)) or not hasattr(value, "__float__"):
-        raise TypeError(f"{what} is a number, or a list of one for each stage, not {value!r}")
+        raise TypeError(f"{what} is a number, or a list of one for each stage, not {shown(value)}")
     if not 0 <= value <= MOST:
-        raise ScheduleError(f"{what} is {value!r}: a finite number from 0, to {MOST:g} at most")
+        raise ScheduleError(f"{what} is {shown(value)}: a finite number from 0, to {MOST:g} at most")
     return float(value)
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autopar.errors import ScheduleError
+from autopar.errors import ScheduleError, shown
 from autopar.pipeline.events import Events, Index, events_of, index, with_events
 from autopar.pipeline.shape import placement, table, whole
 from autopar.pipeline.task import Pass, Slot, Table, Task
@@ -45,9 +45,9 @@ class PipelineSchedule:
             object.__setattr__(self, name, value)
         object.__setattr__(self, "slots", table(self.slots, self.batches, self.rank_of))
         if not isinstance(self.recompute, bool):
-            raise TypeError(f"recompute is True or False, not {self.recompute!r}")
+            raise TypeError(f"recompute is True or False, not {shown(self.recompute)}")
         if not isinstance(self.name, str) or not self.name.isprintable():
-            raise ScheduleError(f"the name of a schedule can be printed, {self.name!r} cannot")
+            raise ScheduleError(f"the name of a schedule can be printed, {shown(self.name)} cannot")
 
     @property
     def title(self) -> str:

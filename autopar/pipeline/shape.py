@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-from autopar.errors import ScheduleError
+from autopar.errors import ScheduleError, shown
 from autopar.pipeline.task import KINDS, Slot, Table, Task
 
 NAMES = frozenset(of + action for of, action in KINDS)
@@ -23,13 +23,13 @@ def whole(value: Any, what: str) -> int:
             return operator.index(value)
         except TypeError:
             pass
-    raise TypeError(f"{what} is a whole number, not {value!r}")
+    raise TypeError(f"{what} is a whole number, not {shown(value)}")
 
 
 def placement(rank_of: Any) -> tuple[int, ...]:
     """Stage → rank, of whatever was given for it."""
     if isinstance(rank_of, (str, bytes)) or not isinstance(rank_of, Iterable):
-        raise TypeError(f"rank_of is the rank of each stage, such as (0, 1, 1, 0), not {rank_of!r}")
+        raise TypeError(f"rank_of is the rank of each stage, such as (0, 1, 1, 0), not {shown(rank_of)}")
     found = tuple(whole(rank, "a rank in rank_of") for rank in rank_of)
     if not found:
         raise ScheduleError("a schedule has at least one stage")
@@ -49,10 +49,10 @@ def table(slots: Iterable[Iterable[Slot]], batches: int, rank_of: tuple[int, ...
             raise ScheduleError(f"row {time} has {len(row)} slots, and there are {ranks} ranks")
         for rank, slot in enumerate(row):
             if type(slot) is not Slot or type(slot.tasks) is not tuple or type(slot.free) is not tuple or type(slot.parameters) is not tuple:
-                raise TypeError(f"row {time}, rank {rank}: a Slot with tuples of tasks stands there, not {slot!r}")
+                raise TypeError(f"row {time}, rank {rank}: a Slot with tuples of tasks stands there, not {shown(slot)}")
             for task in slot.tasks:
                 if type(task) is not Task or task.kind not in NAMES:
-                    raise ScheduleError(f"row {time}, rank {rank}: {task!r} is no task; a Task has one of the kinds {', '.join(sorted(NAMES))}")
+                    raise ScheduleError(f"row {time}, rank {rank}: {shown(task)} is no task; a Task has one of the kinds {', '.join(sorted(NAMES))}")
                 if not 0 <= task.stage < stages:
                     raise ScheduleError(f"row {time}, rank {rank}: {task.where}: there is no stage {task.stage}, only 0 to {stages - 1}")
                 if not 0 <= task.batch < batches:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from autopar.collector import collector_paused
-from autopar.errors import ScheduleError
+from autopar.errors import ScheduleError, shown
 from autopar.pipeline.dataflow import source
 from autopar.pipeline.memory import PAIRS, Memory, PerStage, Sizes, keep_numbers, memory, per_stage
 from autopar.pipeline.schedule import PipelineSchedule
@@ -133,9 +133,9 @@ def simulate(schedule: PipelineSchedule, times: Times | None = None, sizes: Size
     """
     times = Times() if times is None else times
     if not isinstance(times, Times):
-        raise TypeError(f"times is a Times, not {times!r}")
+        raise TypeError(f"times is a Times, not {shown(times)}")
     if wrong := [task for task in at_once if not isinstance(task, Task)]:
-        raise ScheduleError(f"at_once is of tasks of the schedule, not {wrong[0]!r}")
+        raise ScheduleError(f"at_once is of tasks of the schedule, not {shown(wrong[0])}")
     schedule = schedule.checked().with_messages()
     stages, rank_of = schedule.stages, schedule.rank_of
     forward, backward, weight = (per_stage(getattr(times, name), stages, name) for name in ("forward", "backward", "weight"))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from autopar.channels import ALL, ASYNCHRONOUS, Channels, Group, Receive, Send
 from autopar.channels.check import check_tasks
 from autopar.collector import collector_paused
-from autopar.errors import ChannelError, ScheduleError
+from autopar.errors import ChannelError, ScheduleError, shown
 from autopar.pipeline.buffers import NEVER, Flow, in_use, last_readers, release_rows
 from autopar.pipeline.dataflow import made_by, reads, source
 from autopar.pipeline.schedule import PipelineSchedule
@@ -175,7 +175,7 @@ def _progress(schedule: PipelineSchedule, times: dict[Task, int], channels: Iter
     required = (ASYNCHRONOUS, *channels)  # a wrong order is refused on all
     for model in required:
         if not isinstance(model, Channels):
-            raise TypeError(f"channels are those of autopar.channels: ASYNCHRONOUS, buffered(k), GROUPED, BLOCKING; not {model!r}")
+            raise TypeError(f"channels are those of autopar.channels: ASYNCHRONOUS, buffered(k), GROUPED, BLOCKING; not {shown(model)}")
     tried = {*ALL, *required}
     for model in sorted(tried, key=lambda model: model.strictness, reverse=True):
         looser = any(not finishes[other.name] and model.looser(other) for other in tried if other.name in finishes)

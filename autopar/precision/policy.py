@@ -9,7 +9,7 @@ from enum import Enum
 
 import torch
 
-from autopar.errors import RuleError
+from autopar.errors import RuleError, shown
 from autopar.precision.autocast import F32, LOW, WIDEST, named
 from autopar.rules.registry import overload
 
@@ -92,7 +92,7 @@ def policy_of(amp: str, keep: Mapping[str, str] | None = None) -> Policy:
     if name not in POLICIES:
         known = [*POLICIES, *ALIASES]
         near = difflib.get_close_matches(amp, known, n=2) if isinstance(amp, str) else []
-        raise ValueError(f"no amp={amp!r}; {'near it' if near else 'there are'}: {', '.join(near or known)}")
+        raise ValueError(f"no amp={shown(amp)}; {'near it' if near else 'there are'}: {', '.join(near or known)}")
     policy = POLICIES[name]
     kept = {(name := _op(op)): _kind(name, dtype, policy) for op, dtype in (keep or {}).items()}
     return Policy(policy.name, policy.low, policy.parameters, kept)

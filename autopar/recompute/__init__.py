@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autopar.errors import shown
 from autopar.program import Program
 from autopar.recompute.min_cut import min_cut
 from autopar.recompute.regions import Regions, modules
@@ -26,5 +27,5 @@ def regions(program: Program, what: str | Sequence[str]) -> Regions:
         ValueError: a glob that matches no module of the step, a model without blocks.
     """
     if not isinstance(what, str) and not (isinstance(what, Sequence) and what and all(isinstance(one, str) for one in what)):
-        raise TypeError(f'recompute={what!r}: say "blocks", "min-cut", or a glob over module paths, as in "*.layers.*", or a list of globs')
+        raise TypeError(f'recompute={shown(what)}: say "blocks", "min-cut", or a glob over module paths, as in "*.layers.*", or a list of globs')
     return min_cut(program) if what == "min-cut" else modules(program, what)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from autopar.errors import RuleError
+from autopar.errors import RuleError, shown
 from autopar.layout import UNDECIDED, WHOLE, Dim, DistAttr, normal_dim, regroup
 from autopar.mesh import Mesh
 from autopar.notation import ELLIPSIS, DimPattern, Pattern, parse_pattern
@@ -330,7 +330,7 @@ def _told(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         raise RuleError(f"the function that gives the rule of {rule.op} failed: {type(error).__name__}: {error}") from error
     text = said[0] if isinstance(said, tuple) and len(said) == 2 else said
     if not isinstance(text, (str, type(None))):
-        raise RuleError(f"the function that gives the rule of {rule.op} returned {said!r}; a pattern is text, alone or in a pair with sizes of factors")
+        raise RuleError(f"the function that gives the rule of {rule.op} returned {shown(said)}; a pattern is text, alone or in a pair with sizes of factors")
     return said
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from autopar.drawn import source_of, twin_of, with_seed
-from autopar.errors import RuleError
+from autopar.errors import RuleError, shown
 from autopar.notation import Pattern, parse_pattern
 from autopar.torch_private import (
     OpOverload,
@@ -113,7 +113,7 @@ def register_rule(
         RuleError: there is no such op, or the pattern has another number of operands or results than the op.
     """
     if not isinstance(pattern, str) and not callable(pattern):
-        raise TypeError(f'{pattern!r} is not a pattern; write one as "... -> ...", or a function that returns one')
+        raise TypeError(f'{shown(pattern)} is not a pattern; write one as "... -> ...", or a function that returns one')
     found = _op(op)
     if isinstance(pattern, str):
         _check_counts(pattern, found)
@@ -135,7 +135,7 @@ def _op(op: object) -> OpOverload:
         return overload_of(op)
     name = getattr(op, "__name__", None)
     remedy = f"torch.ops.aten.{name}" if name and hasattr(torch.ops.aten, name) else 'torch.ops.mylib.rope or "mylib::rope"'
-    raise TypeError(f"{op!r} is not an op; give {remedy}")
+    raise TypeError(f"{shown(op)} is not an op; give {remedy}")
 
 
 def _check_counts(text: str, op: OpOverload) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from autopar import transfers
+from autopar.errors import shown
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
 from autopar.program import Program, is_getitem, operands, record_of
@@ -135,7 +136,7 @@ def print_literal(value: Any) -> str:
         return f"complex({print_literal(value.real)}, {print_literal(value.imag)})"
     if isinstance(value, torch.device):
         return f"device({str(value)!r})"
-    raise TypeError(f"the program's text has no form for {value!r} of type {type(value).__name__}")
+    raise TypeError(f"the program's text has no form for {shown(value)} of type {type(value).__name__}")
 
 
 def target_name(target: Any) -> str:

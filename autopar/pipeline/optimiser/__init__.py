@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from operator import index
 
-from autopar.errors import ScheduleError
+from autopar.errors import ScheduleError, shown
 from autopar.pipeline.bounds import EPSILON, OBJECTIVES, Costs, Objective, costs, lower_bound
 from autopar.pipeline.memory import Sizes, memory
 from autopar.pipeline.optimiser.greedy import one_by_one
@@ -123,7 +123,7 @@ def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: 
     sizes = Sizes() if sizes is None else sizes
     for what, given, kind in (("times", times, Times), ("sizes", sizes, Sizes)):
         if not isinstance(given, kind):
-            raise TypeError(f"optimise: {what} is a {kind.__name__}, not {given!r}")
+            raise TypeError(f"optimise: {what} is a {kind.__name__}, not {shown(given)}")
     ranks, batches, chunks = _whole("ranks", ranks), _whole("batches", batches), _whole("chunks", chunks)
     tries, seed = _whole("tries", tries), _whole("seed", seed)
     for what, number in (("ranks", ranks), ("batches", batches), ("chunks", chunks)):
@@ -132,7 +132,7 @@ def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: 
     if tries < 0:
         raise ScheduleError(f"optimise: tries={tries}; a number of rules to try, from 0")
     if objective not in OBJECTIVES:
-        raise ScheduleError(f"optimise: objective is {' or '.join(map(repr, OBJECTIVES))}, not {objective!r}")
+        raise ScheduleError(f"optimise: objective is {' or '.join(map(repr, OBJECTIVES))}, not {shown(objective)}")
     limits = _limits(limit, ranks)
     placements = dict.fromkeys([*([vee(ranks, chunks)] if chunks == 2 else []), loop(ranks, chunks)])
     costs_of = {rank_of: costs(times, rank_of, sizes, limits, objective) for rank_of in placements}
@@ -193,7 +193,7 @@ def _whole(what: str, number: int) -> int:
             return index(number)
         except TypeError:
             pass
-    raise TypeError(f"optimise: {what} is a whole number, not {number!r}")
+    raise TypeError(f"optimise: {what} is a whole number, not {shown(number)}")
 
 
 def _limits(limit: float | Iterable[float] | None, ranks: int) -> list[float] | None:
@@ -207,7 +207,7 @@ def _limits(limit: float | Iterable[float] | None, ranks: int) -> list[float] | 
         given = [limit] * ranks
     for one in given:
         if isinstance(one, bool) or not isinstance(one, Real):
-            raise TypeError(f"optimise: limit is a number or one for each rank, and None where there is no limit, not {limit!r}")
+            raise TypeError(f"optimise: limit is a number or one for each rank, and None where there is no limit, not {shown(limit)}")
         if not one >= 0:
             raise ScheduleError(f"limit is {float(one)}: a number from 0, or None where there is no limit")
     return [float(one) for one in given]

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Sequence
 
 from autopar.collector import collector_paused
-from autopar.errors import ScheduleError
+from autopar.errors import ScheduleError, shown
 from autopar.pipeline.policies.phases import order
 from autopar.pipeline.policies.table import POLICIES, Policy, loop, vee
 from autopar.pipeline.rows import rows
@@ -68,12 +68,12 @@ def _renumbered(name: str, table: Table, placed: Sequence[int], wanted: tuple[in
 def named(policy: str) -> str:
     """The policy that a name means."""
     if not isinstance(policy, str):
-        raise TypeError(f"a policy is a name, such as '1f1b', not {policy!r}")
+        raise TypeError(f"a policy is a name, such as '1f1b', not {shown(policy)}")
     wanted = policy.lower().replace("_", "-").removeprefix("schedule")
     for name, row in POLICIES.items():
         if wanted in (name, *row.aliases):
             return name
     if wanted.startswith("optimi"):
-        raise ScheduleError(f"{policy!r} is no policy of its own: call optimise(times, ranks, batches), or autopar schedule optimised")
+        raise ScheduleError(f"{shown(policy)} is no policy of its own: call optimise(times, ranks, batches), or autopar schedule optimised")
     near = difflib.get_close_matches(wanted, POLICIES, n=1)
-    raise ScheduleError(f"there is no policy {policy!r}{f'; did you mean {near[0]!r}' if near else ''}; there are {', '.join(POLICIES)}")
+    raise ScheduleError(f"there is no policy {shown(policy)}{f'; did you mean {near[0]!r}' if near else ''}; there are {', '.join(POLICIES)}")
