@@ -122,12 +122,18 @@ def most_lacked(source: Layout, target: Layout, shape: tuple[int, ...]) -> int:
             for need in (box_of(target, shape, rank),)
             for have in (box_of(source, shape, rank) if rank in source.mesh.ranks else None,)
         )
-    mesh = source.mesh
-    needed = held = 1
-    for n, have, want in zip(shape, source.attr.dims, target.attr.dims, strict=True):
+    return lacked_between(source.attr.dims, target.attr.dims, shape, source.mesh)
+
+
+def lacked_between(source: Sequence[Dim], target: Sequence[Dim], shape: Sequence[int], mesh: Mesh) -> int:
+    """``most_lacked`` of dims on one mesh."""
+    needed: np.ndarray | int = 1
+    held: np.ndarray | int = 1
+    for n, have, want in zip(shape, source, target, strict=True):
         more, both = _sizes(have, want, n, mesh)
         needed, held = needed * more, held * both
-    return int(np.max(needed - held))
+    lacked = needed - held
+    return lacked if isinstance(lacked, int) else int(lacked.max())
 
 
 @lru_cache(maxsize=65536)
@@ -139,12 +145,21 @@ def _sizes(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.ndarray | in
     needed: np.ndarray | int = 1
     held: np.ndarray | int = 1
     for n, own, wanted in seen:
-        if own or wanted:
+        if (alike := _alike(n, own, wanted, mesh)) is not None:
+            needed, held = needed * alike[0], held * alike[1]
+        else:
             (a, p), (b, q) = _spans(n, own, mesh), _spans(n, wanted, mesh)
             needed, held = needed * q, held * np.maximum(np.minimum(a + p, b + q) - np.maximum(a, b), 0)
-        else:
-            needed, held = needed * n, held * n
     return needed, held
+
+
+def _alike(size: int, own: Axes, wanted: Axes, mesh: Mesh) -> tuple[int, int] | None:
+    """Of one part, how many indices every rank needs and how many of these it has, where all ranks need and have as many."""
+    longer = own if len(own) > len(wanted) else wanted
+    shorter = wanted if longer is own else own
+    if longer[: len(shorter)] != shorter or size % mesh.count(longer):
+        return None
+    return size // mesh.count(wanted), size // mesh.count(longer)
 
 
 INDICES = 1 << 16  # that are looked at all together

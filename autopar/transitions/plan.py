@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
 from autopar import transfers
-from autopar.boxes import most_lacked
+from autopar.boxes import lacked_between, most_lacked
 from autopar.errors import TransitionError
-from autopar.layout import Layout
+from autopar.layout import DistAttr, Layout, largest
+from autopar.mesh import Mesh
 from autopar.record import TensorType
 from autopar.text.printer import print_type
 from autopar.transitions import reductions
-from autopar.transitions.pending import made_pending
-from autopar.transitions.reductions import (
-    begun,
-    bound_of,
-    far_bytes,
-    free_axes,
-    largest,
-    least_reduced,
-    reduced_evenly,
-    reduced_ways,
-)
+from autopar.transitions.draft import Draft, Reduced
+from autopar.transitions.pending import Made, made_pending
 from autopar.transitions.relayouts import relaid
-from autopar.transitions.way import Move, Step, Way
+from autopar.transitions.way import Step, Way
 
 
 def transitions(source: TensorType, target: TensorType) -> tuple[Step, ...]:
@@ -126,6 +120,14 @@ PARTIAL = {"sum": "addends", "avg": "values to be averaged", "max": "candidates 
 # -- what is chosen -----------------------------------------------------------------------------------------------
 
 
+class _Choice(NamedTuple):
+    """A way to reduce a value, to go on with to what the goal is made of; ``key`` orders them."""
+
+    key: tuple[int, int, int]
+    way: Draft
+    made: Made
+
+
 def _cheapest(start: TensorType, goal: TensorType) -> tuple[Step, ...]:
     casts = start.dtype != goal.dtype
     linear = not casts or _widens(start.dtype, goal.dtype)  # a cast that a pending value may pass
@@ -133,40 +135,63 @@ def _cheapest(start: TensorType, goal: TensorType) -> tuple[Step, ...]:
     held = dict(start.attr.pending)
     kept = {axis: kind for axis, kind in goal.attr.pending if same and linear and axis in held}
     new = [(axis, kind) for axis, kind in goal.attr.pending if axis not in kept]
-    best: tuple[tuple[int, int, int], Way, TensorType, list[Move]] | None = None
-    axes = [axis for axis in start.layout.mesh.names if axis in held and axis not in kept]  # type: ignore[union-attr]
-    free = free_axes(start, axes)
-    itemsize = min(start.dtype.itemsize, goal.dtype.itemsize)
-    least = least_reduced(start, axes, -(-largest(goal) // goal.layout.mesh.count(axis for axis, _ in new)), itemsize)  # type: ignore[union-attr]
-    for before, last in made_pending(start, goal, new):
-        wanted = largest(before)
-        bound, fewest = bound_of(start, axes, wanted, itemsize), len(last) + bool(axes)
-        if best is not None and best[0] <= (bound, 0, fewest):
+    value = Reduced.of(start, [axis for axis in start.layout.mesh.names if axis in held and axis not in kept])  # type: ignore[union-attr]
+    choice = _chosen(value, made_pending(start, goal, new), goal, [axis for axis, _ in new])
+    return relaid(Way(start).then(*choice.way.transfers()), choice.made.type).then(*choice.made.transfers()).steps
+
+
+def _chosen(value: Reduced, all_made: Iterator[Made], goal: TensorType, new: list[str]) -> _Choice:
+    """The first of the best ways to reduce a value and of the goals that it may go on to.
+
+    Bytes that a way needs at the least are compared before it is looked at more closely.
+    """
+    mesh, free = goal.layout.mesh, reductions.free_axes(value)  # type: ignore[union-attr]
+    itemsize = min(value.itemsize, goal.dtype.itemsize)
+    least = reductions.least_reduced(value, -(-largest(goal.attr, goal.shape, mesh) // mesh.count(new)), itemsize)
+    best: _Choice | None = None
+    for made in all_made:
+        wanted = math.prod(made.lengths)
+        bound, enough = (count(value, wanted, itemsize) for count in (reductions.bound_of, reductions.least_reduced))
+        fewest = made.count + bool(value.axes)
+        if best is not None and best.key <= (bound, 0, fewest):
             continue
-        for way in begun(start, free):
-            if best is not None and best[0] <= (bound + way.extra, 0, fewest):
-                continue
-            even = reductions.PADDED * reduced_evenly(way, axes, wanted, start.dtype.itemsize)
-            for reduced in reduced_ways(way, before, axes):
-                paid, steps = reduced.bytes + reduced.extra, len(reduced.steps) + len(last)
-                missing = max(0, wanted - largest(reduced.type)) if same else 0  # at the least
-                better = best is None or (paid + missing * itemsize, 0, steps + (missing > 0)) < best[0]
-                ends = same and not missing and reduced.bytes <= even
-                if not better and not ends:
-                    continue
-                lacked = most_lacked(reduced.type.layout, before.layout, goal.shape)  # type: ignore[arg-type]
-                key = paid + lacked * itemsize, far_bytes(reduced, axes), steps + (lacked > 0)
-                if best is None or key < best[0]:
-                    best = key, reduced, before, last
-                if ends and not lacked:
-                    break  # whatever else it is reduced to, a gather would have to follow, which brings about as much
-            if not free or best[0][0] <= reductions.STARTED + least_reduced(start, axes, wanted, itemsize):  # type: ignore[index]
+        for way in reductions.begun(value, free):
+            if best is None or best.key > (bound + way.extra, 0, fewest):
+                best = _closer(way, made, best, wanted, itemsize, mesh)
+            if not free or best.key[0] <= reductions.STARTED + enough:
                 break
         assert best is not None
-        if best[0][0] <= least:
+        if best.key[0] <= least:
             break
-    _, reduced, before, last = best  # type: ignore[misc]
-    return relaid(reduced, before).then(*last).steps
+    assert best is not None
+    return best
+
+
+def _closer(way: Draft, made: Made, best: _Choice | None, wanted: int, itemsize: int, mesh: Mesh) -> _Choice | None:
+    """``best``, or a better one that begins as ``way`` does."""
+    value, same = way.value, way.value.mesh == mesh
+    even = reductions.PADDED * reductions.reduced_evenly(way, value.axes, wanted)
+    for reduced in reductions.reduced_ways(way, made.dims if same else None, value.axes):
+        paid, far, steps = reduced.bytes + reduced.extra, reduced.far // reductions.STARTED, len(reduced.moves) + made.count
+        missing = wanted - math.prod(map(min, reduced.lengths, made.lengths)) if same else 0  # by the first rank
+        better = best is None or (paid + missing * itemsize, far, steps + (missing > 0)) < best.key
+        ends = same and not missing and reduced.bytes <= even
+        if better or ends:
+            lacked = _lacked(reduced, made, same, mesh)
+            key = paid + lacked * itemsize, far, steps + (lacked > 0)
+            if best is None or key < best.key:
+                best = _Choice(key, reduced, made)
+            if ends and not lacked:
+                break  # whatever else it is reduced to, a gather would have to follow, which brings about as much
+    return best
+
+
+def _lacked(way: Draft, made: Made, same: bool, mesh: Mesh) -> int:
+    """Elements that the worst rank lacks after ``way``."""
+    shape = way.value.shape
+    if same:
+        return lacked_between(way.dims, made.dims, shape, mesh)
+    return most_lacked(Layout(way.value.mesh, DistAttr(way.dims)), Layout(mesh, DistAttr(made.dims)), shape)
 
 
 def _widens(a: torch.dtype, b: torch.dtype) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -48,7 +48,7 @@ def _exchange(here: TensorType, goal: TensorType) -> tuple[Move, ...]:
     assert here.layout is not None and goal.layout is not None
     least = most_lacked(here.layout, goal.layout, here.shape)
     chains = []
-    for parts, own, wanted in views(here, goal):
+    for parts, own, wanted in views(here.attr.dims, goal.attr.dims, here.shape, here.layout.mesh):
         moves = _chain(own, wanted, parts_argument(parts))
         exchanges = [function for function, _ in moves or () if transfers.BY_FUNCTION[function].collective]
         if moves is not None and (len(exchanges) < 2 or set(exchanges) == {transfers.all_gather}):
@@ -94,14 +94,12 @@ def _chain(own: list[Axes], wanted: list[Axes], parts: dict[str, Any]) -> list[M
 View = tuple[tuple[tuple[int, ...], ...], list[Axes], list[Axes]]  # part sizes; the axes of every part, here and there
 
 
-def views(here: TensorType, goal: TensorType) -> Iterator[View]:
+def views(here: Sequence[Dim], goal: Sequence[Dim], shape: Sequence[int], mesh: Mesh) -> Iterator[View]:
     """Parts in which both can be seen, dim by dim: the goal's, its own, or the finest common ones; and the finest.
 
     In the finest parts every axis is the minor-most split of a part: ``8/dp/tp`` is ``2/dp 2/tp 2``.
     """
-    assert here.layout is not None
-    mesh = here.layout.mesh
-    dims = [_views_of(dim, want, size, mesh) for size, dim, want in zip(here.shape, here.attr.dims, goal.attr.dims, strict=True)]
+    dims = [_views_of(dim, want, size, mesh) for size, dim, want in zip(shape, here, goal, strict=True)]
     if not all(dims):
         return
     picks = [[views[0] for views in dims], [views[-1] for views in dims]]

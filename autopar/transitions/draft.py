@@ -1,0 +1,155 @@
+"""Price reductions before they are made: a draft holds the splits of a value and the length of its first piece, dim by dim.
+
+A search looks at many drafts. Types are inferred for the one that it takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from autopar import transfers
+from autopar.layout import Dim, align, normal_dim, sized
+from autopar.mesh import Mesh
+from autopar.record import TensorType
+from autopar.transitions.way import Move, op_argument, parts_argument
+
+Dims = tuple[Dim, ...]
+Parts = tuple[tuple[int, ...], ...]  # part sizes, dim by dim
+Cut = tuple[Any, int, str]  # a slice or a reduce-scatter: the function, the place and the axis
+
+
+class Reduced(NamedTuple):
+    """What is reduced, and over which axes.
+
+    Attributes:
+        pending: all axes over which the value is pending; ``axes`` are those that it is reduced over, in the order of the mesh.
+        replicated: axes whose ranks hold replicas.
+        held: elements of the first piece, than which none is larger.
+        itemsize: of one element; ``sent`` of the dtype in which it is reduced.
+    """
+
+    shape: tuple[int, ...]
+    mesh: Mesh
+    dims: Dims
+    axes: tuple[str, ...]
+    pending: frozenset[str]
+    replicated: frozenset[str]
+    kind: str
+    held: int
+    itemsize: int
+    sent: int
+
+    @staticmethod
+    def of(start: TensorType, axes: Iterable[str]) -> Reduced:
+        assert start.layout is not None
+        mesh, pending, axes = start.layout.mesh, dict(start.attr.pending), tuple(axes)
+        kind = pending[axes[0]] if axes else "sum"
+        return Reduced(start.shape, mesh, start.attr.dims, axes, frozenset(pending), frozenset(mesh.names) - frozenset(start.attr.axes), kind,
+                       math.prod(first_lengths(start.attr.dims, start.shape, mesh)), start.dtype.itemsize,
+                       transfers.reduced_as(kind, start.dtype).itemsize)  # fmt: skip
+
+    @property
+    def draft(self) -> Draft:
+        """Nothing is done yet."""
+        return Draft(self, self.dims, first_lengths(self.dims, self.shape, self.mesh))
+
+    @property
+    def outermost(self) -> str:
+        """The axis whose links may be slow."""
+        return self.axes[0] if self.axes else ""
+
+
+class Draft(NamedTuple):
+    """Slices and reductions one after the other, and what they bring the worst rank.
+
+    Attributes:
+        dims: the splits they lead to, in normal form.
+        lengths: of the first piece, dim by dim.
+        moves: each with the place and the axis, or the axes of an all-reduce, and the part sizes in which places count.
+        far: bytes that are reduced over the outermost axis. The gather that is half of an all-reduce is not counted.
+        extra: bytes that they have to save to be taken.
+    """
+
+    value: Reduced
+    dims: Dims
+    lengths: tuple[int, ...]
+    moves: tuple[tuple[Any, int, Any, Parts], ...] = ()
+    bytes: int = 0
+    far: int = 0
+    extra: int = 0
+
+    @property
+    def held(self) -> int:
+        """Elements of the first piece."""
+        return math.prod(self.lengths)
+
+    def cut(self, cuts: Iterable[Cut], parts: Parts) -> Draft:
+        value, dims, lengths, moves, _, far, extra = self
+        shape, mesh, paid = value.shape, value.mesh, self.bytes
+        new, left, places = list(dims), list(lengths), places_of(parts)
+        made = list(moves)
+        for function, place, axis in cuts:
+            d, k = places[place]
+            new[d], left[d] = _cut(new[d], shape[d], mesh, parts[d], k, axis)
+            if function is transfers.reduce_scatter:
+                bytes = math.prod(left) * (mesh.sizes[axis] - 1) * value.sent
+                paid += bytes
+                far += bytes if axis == value.outermost else 0
+            made.append((function, place, axis, parts))
+        return Draft(value, tuple(new), tuple(left), tuple(made), paid, far, extra)
+
+    def all_reduced(self, axes: list[str]) -> Draft:
+        value = self.value
+        count = value.mesh.count(axes)
+        bytes = -(-2 * self.held * (count - 1) // count) * value.sent
+        far = bytes // (2 * value.mesh.count(set(axes) - {value.outermost})) if value.outermost in axes else 0
+        return self._replace(moves=(*self.moves, (transfers.all_reduce, 0, tuple(axes), ())), bytes=self.bytes + bytes, far=self.far + far)
+
+    def transfers(self) -> list[Move]:
+        """The moves as transfers with their arguments."""
+        made: list[Move] = []
+        op = op_argument(self.value.kind)
+        for function, place, axis, parts in self.moves:
+            if function is transfers.all_reduce:
+                made.append((function, {"axis": axis[0] if len(axis) == 1 else axis, **op}))
+            else:
+                reduces = function is transfers.reduce_scatter
+                made.append((function, {"dim": place, "axis": axis, **(op if reduces else {}), **parts_argument(parts)}))
+        return made
+
+
+def parts_of(dims: Dims, shape: tuple[int, ...]) -> Parts:
+    return tuple([tuple([size if n is None else n for n, _ in dim]) for size, dim in zip(shape, dims, strict=True)])
+
+
+@lru_cache(maxsize=65536)
+def places_of(parts: Parts) -> tuple[tuple[int, int], ...]:
+    """The dim of every part, and which of its parts it is."""
+    return tuple((d, k) for d, sizes in enumerate(parts) for k in range(len(sizes)))
+
+
+def first_lengths(dims: Dims, shape: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:
+    return tuple([first_length(dim, size, mesh) for dim, size in zip(dims, shape, strict=True)])
+
+
+@lru_cache(maxsize=65536)
+def first_length(dim: Dim, size: int, mesh: Mesh) -> int:
+    """The length of the first piece of a dim, than which none is longer."""
+    length = 1
+    for n, axes in sized(dim, size):
+        for axis in axes:
+            n = -(-n // mesh.sizes[axis])
+        length *= n
+    return length
+
+
+@lru_cache(maxsize=65536)
+def _cut(dim: Dim, size: int, mesh: Mesh, sizes: tuple[int, ...], k: int, axis: str) -> tuple[Dim, int]:
+    """A dim, seen as parts of ``sizes``, of which one is split over one more axis; and the length of its first piece."""
+    axes = align(sized(dim, size), sizes, mesh)
+    assert axes is not None, (dim, sizes)
+    split = normal_dim(tuple([(n, (*own, axis) if place == k else own) for place, (n, own) in enumerate(zip(sizes, axes, strict=True))]), size, mesh)
+    return split, first_length(split, size, mesh)
