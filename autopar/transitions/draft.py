@@ -126,6 +126,12 @@ def parts_of(dims: Dims, shape: tuple[int, ...]) -> Parts:
 
 
 @lru_cache(maxsize=65536)
+def axes_of(dims: Dims) -> frozenset[str]:
+    """The axes that split a value."""
+    return frozenset([axis for dim in dims for _, axes in dim for axis in axes])
+
+
+@lru_cache(maxsize=65536)
 def places_of(parts: Parts) -> tuple[tuple[int, int], ...]:
     """The dim of every part, and which of its parts it is."""
     return tuple((d, k) for d, sizes in enumerate(parts) for k in range(len(sizes)))

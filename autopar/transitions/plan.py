@@ -149,13 +149,14 @@ def _chosen(value: Reduced, all_made: Iterator[Made], goal: TensorType, new: lis
     itemsize = min(value.itemsize, goal.dtype.itemsize)
     least = reductions.least_reduced(value, -(-largest(goal.attr, goal.shape, mesh) // mesh.count(new)), itemsize)
     best: _Choice | None = None
+    ways = reductions.Begun(value, free)
     for made in all_made:
         wanted = math.prod(made.lengths)
         bound, enough = (count(value, wanted, itemsize) for count in (reductions.bound_of, reductions.least_reduced))
         fewest = made.count + bool(value.axes)
         if best is not None and best.key <= (bound, 0, fewest):
             continue
-        for way in reductions.begun(value, free):
+        for way in ways:
             if best is None or best.key > (bound + way.extra, 0, fewest):
                 best = _closer(way, made, best, wanted, itemsize, mesh)
             if not free or best.key[0] <= reductions.STARTED + enough:
@@ -170,10 +171,17 @@ def _chosen(value: Reduced, all_made: Iterator[Made], goal: TensorType, new: lis
 def _closer(way: Draft, made: Made, best: _Choice | None, wanted: int, itemsize: int, mesh: Mesh) -> _Choice | None:
     """``best``, or a better one that begins as ``way`` does."""
     value, same = way.value, way.value.mesh == mesh
+    goal = made.dims if same else None
+    already = _lacked(way, made, same, mesh) if best is not None else 0  # a reduction leaves a rank no more than it had
+    if best is not None:
+        least, far = reductions.least_from(way, goal, already, wanted if same else 0, itemsize)
+        if best.key <= (least, far // reductions.STARTED, len(way.moves) + made.count + bool(value.axes)):
+            return best
     even = reductions.PADDED * reductions.reduced_evenly(way, value.axes, wanted)
-    for reduced in reductions.reduced_ways(way, made.dims if same else None, value.axes):
+    for reduced in reductions.reduced_ways(way, goal, value.axes):
         paid, far, steps = reduced.bytes + reduced.extra, reduced.far // reductions.STARTED, len(reduced.moves) + made.count
-        missing = wanted - math.prod(map(min, reduced.lengths, made.lengths)) if same else 0  # by the first rank
+        by_first = wanted - math.prod(map(min, reduced.lengths, made.lengths)) if same else 0
+        missing = max(by_first, already)
         better = best is None or (paid + missing * itemsize, far, steps + (missing > 0)) < best.key
         ends = same and not missing and reduced.bytes <= even
         if better or ends:

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from autopar import transfers
 from autopar.layout import sized
-from autopar.transitions.draft import Cut, Dims, Draft, Reduced, parts_of
-from autopar.transitions.relayouts import views
+from autopar.transitions.draft import Cut, Dims, Draft, Reduced, axes_of, parts_of
+from autopar.transitions.relayouts import first_view, views
 from autopar.transitions.way import places_for
 
 PADDED = 1.05  # a reduction to uneven pieces brings padding; where that is more than this, an all-reduce is considered
@@ -25,13 +25,22 @@ def free_axes(value: Reduced) -> list[str]:
     return [axis for axis in names[first:] if value.mesh.sizes[axis] > 1 and axis in value.replicated]
 
 
-def begun(value: Reduced, free: list[str]) -> Iterator[Draft]:
+class Begun:
     """What is reduced: the value as it is, or a piece of it, cut at any one place for all free axes."""
-    whole = value.draft
-    yield whole
-    parts = parts_of(value.dims, value.shape)
-    for place in range(sum(map(len, parts)) if free else 0):
-        yield whole._replace(extra=STARTED).cut([(transfers.slice, place, axis) for axis in free], parts)
+
+    def __init__(self, value: Reduced, free: list[str]) -> None:
+        self.free = free
+        self._parts = parts_of(value.dims, value.shape)
+        self._made = [value.draft]
+        self._count = 1 + (sum(map(len, self._parts)) if free else 0)
+
+    def __iter__(self) -> Iterator[Draft]:
+        """Each is made when it is asked for, and once."""
+        for number in range(self._count):
+            if number == len(self._made):
+                piece = self._made[0]._replace(extra=STARTED)
+                self._made.append(piece.cut([(transfers.slice, number - 1, axis) for axis in self.free], self._parts))
+            yield self._made[number]
 
 
 def bound_of(value: Reduced, wanted: int, itemsize: int) -> int:
@@ -46,6 +55,19 @@ def least_reduced(value: Reduced, wanted: int, itemsize: int) -> int:
     count = value.mesh.count(value.axes)
     share = -(-value.held // (count * value.mesh.count(value.replicated) if value.axes else 1))
     return (share * (count - 1) + max(0, wanted - share)) * itemsize
+
+
+def least_from(way: Draft, goal: Dims | None, lacked: int, wanted: int, itemsize: int) -> tuple[int, int]:
+    """Bytes that no way that begins so goes below, and of these over the outermost axis; ``lacked`` are elements that the worst rank lacks already."""
+    value, share = way.value, float(way.held)
+    if not value.axes:
+        return way.bytes + way.extra + lacked * itemsize, 0
+    mesh, count, sizes = value.mesh, value.mesh.count(value.axes), value.mesh.sizes
+    share /= count
+    for axis in (axes_of(goal or ()) & value.replicated) - axes_of(way.dims):
+        share /= sizes[axis]
+    bytes = share * (count - 1) * value.sent + max(lacked, wanted - share) * itemsize
+    return way.bytes + way.extra + int(bytes), int(share * (sizes[value.outermost] - 1) * value.sent)
 
 
 def reduced_evenly(way: Draft, axes: Sequence[str], wanted: int) -> int:
@@ -97,13 +119,15 @@ def _ended(way: Draft, goal: Dims | None, axes: Sequence[str]) -> tuple[Draft, l
     The innermost axis is reduced first: the others, over slower links, have less left.
     """
     value, left = way.value, list(axes)
-    splits = {axis for dim in goal or () for _, axes in dim for axis in axes}
+    splits = axes_of(goal or ())
     if goal is None or splits.isdisjoint(left) and splits.isdisjoint(value.replicated):
         return way, left
-    seen = list(views(way.dims, goal, value.shape, value.mesh))
-    if not seen:
+    view = first_view(way.dims, goal, value.shape, value.mesh)
+    if view is None:
         return way, left
-    parts, own, wanted = seen[-1] if any(len(want) > 1 for want in seen[0][2]) else seen[0]  # in which each axis is met on its own
+    if any([len(want) > 1 for want in view[2]]):
+        *_, view = views(way.dims, goal, value.shape, value.mesh)  # in which each axis is met on its own
+    parts, own, wanted = view
     used = {axis for axes in own for axis in axes} | value.pending
     cuts: list[Cut] = []
     while True:

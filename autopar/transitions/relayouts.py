@@ -107,6 +107,23 @@ def views(here: Sequence[Dim], goal: Sequence[Dim], shape: Sequence[int], mesh: 
         yield (tuple(sizes for sizes, _, _ in pick), [a for _, own, _ in pick for a in own], [a for _, _, there in pick for a in there])
 
 
+def first_view(here: Sequence[Dim], goal: Sequence[Dim], shape: Sequence[int], mesh: Mesh) -> View | None:
+    """The first of ``views``."""
+    dims = [_first_view_of(dim, want, size, mesh) for size, dim, want in zip(shape, here, goal, strict=True)]
+    if None in dims:
+        return None
+    return tuple([sizes for sizes, _, _ in dims]), [a for _, own, _ in dims for a in own], [a for _, _, there in dims for a in there]  # type: ignore[misc]
+
+
+@lru_cache(maxsize=65536)
+def _first_view_of(dim: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[tuple[int, ...], list[Axes], list[Axes]] | None:
+    wanted = sized(want, size)
+    sizes = tuple([n for n, _ in wanted])
+    if (here := align(sized(dim, size), sizes, mesh)) is not None:
+        return sizes, here, [axes for _, axes in wanted]
+    return next(iter(_views_of(dim, want, size, mesh)), None)
+
+
 @lru_cache(maxsize=65536)
 def _views_of(dim: Dim, want: Dim, size: int, mesh: Mesh) -> list[tuple[tuple[int, ...], list[Axes], list[Axes]]]:
     own, wanted = sized(dim, size), sized(want, size)
