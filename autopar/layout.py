@@ -166,10 +166,16 @@ def normal_dim(dim: Dim, dim_size: int, mesh: Mesh) -> Dim:
 
 def held_sizes(size: int, axes: Axes, mesh: Mesh) -> set[int]:
     """The sizes of the pieces of a part, empty ones left out."""
-    sizes = {size}
+    sizes = {size} - {0}
     for axis in axes:
-        sizes = {chunk(n, mesh.sizes[axis], index)[1] for n in sizes for index in range(mesh.sizes[axis])}
-    return sizes - {0}
+        count, cut = mesh.sizes[axis], set()
+        for n in sizes:
+            step = -(-n // count)
+            cut.add(step)
+            if n % step:  # the last piece that is not empty
+                cut.add(n % step)
+        sizes = cut
+    return sizes
 
 
 def finest(parts: Sequence[tuple[int, Axes]], mesh: Mesh) -> list[tuple[int, Axes]]:
@@ -255,14 +261,16 @@ def align(parts: Sequence[tuple[int, Axes]], sizes: Sequence[int], mesh: Mesh) -
 
     ``align([(512, ("dp",))], [4, 128])`` is ``[("dp",), ()]`` when dp divides 4.
     """
-    if len(parts) == len(sizes) and all(part == size for (part, _), size in zip(parts, sizes, strict=True)):
+    if [part for part, _ in parts] == list(sizes):
         return [axes for _, axes in parts]
     groups = regroup(parts, sizes, mesh)
     if groups is None:
         return None
-    out = [tuple(axis for _, axes in group for axis in axes) for group in groups]
-    same = all(finest(group, mesh) == finest([one], mesh) for group, one in zip(groups, zip(sizes, out, strict=True), strict=True))
-    return out if same else None
+    out = [tuple([axis for _, axes in group for axis in axes]) for group in groups]
+    for group, size, axes in zip(groups, sizes, out, strict=True):
+        if group != [(size, axes)] and _finest(tuple(group), mesh) != _finest(((size, axes),), mesh):
+            return None
+    return out
 
 
 def sized(dim: Dim, size: int) -> list[tuple[int, Axes]]:
@@ -277,7 +285,7 @@ def in_common(dim: Dim, other: Dim, size: int, mesh: Mesh) -> tuple[tuple[int, A
     ``(2/dp 6)`` and ``(4/tp 3)`` are both made of ``2 2 3`` when tp=2: ``(2, dp, tp), (2, (), ()), (3, (), ())``.
     """
     own, wanted = sized(dim, size), sized(other, size)
-    ends = {end for parts in (own, wanted) for end in itertools.accumulate((n for n, _ in finest(parts, mesh)), operator.mul)}
+    ends = {end for parts in (own, wanted) for end in itertools.accumulate([n for n, _ in _finest(tuple(parts), mesh)], operator.mul)}
     steps = [divmod(b, a) for a, b in itertools.pairwise((1, *sorted(ends - {0, 1})))]
     if not steps or any(rest for _, rest in steps):
         return None

@@ -130,7 +130,7 @@ class Mesh:
 
     def count(self, axes: Iterable[str]) -> int:
         """How many pieces a dim split over ``axes`` has."""
-        return math.prod(self.sizes[axis] for axis in axes)
+        return math.prod([self.sizes[axis] for axis in axes])
 
     def check_axis(self, axis: object) -> str:
         """``axis`` itself, or ``ValueError`` with the nearest name."""

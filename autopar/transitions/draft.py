@@ -29,6 +29,7 @@ class Reduced(NamedTuple):
         replicated: axes whose ranks hold replicas.
         held: elements of the first piece, than which none is larger.
         itemsize: of one element; ``sent`` of the dtype in which it is reduced.
+        outermost: the axis of ``axes`` whose links may be slow; "" where there are none.
     """
 
     shape: tuple[int, ...]
@@ -41,6 +42,7 @@ class Reduced(NamedTuple):
     held: int
     itemsize: int
     sent: int
+    outermost: str
 
     @staticmethod
     def of(start: TensorType, axes: Iterable[str]) -> Reduced:
@@ -49,17 +51,12 @@ class Reduced(NamedTuple):
         kind = pending[axes[0]] if axes else "sum"
         return Reduced(start.shape, mesh, start.attr.dims, axes, frozenset(pending), frozenset(mesh.names) - frozenset(start.attr.axes), kind,
                        math.prod(first_lengths(start.attr.dims, start.shape, mesh)), start.dtype.itemsize,
-                       transfers.reduced_as(kind, start.dtype).itemsize)  # fmt: skip
+                       transfers.reduced_as(kind, start.dtype).itemsize, axes[0] if axes else "")  # fmt: skip
 
     @property
     def draft(self) -> Draft:
         """Nothing is done yet."""
         return Draft(self, self.dims, first_lengths(self.dims, self.shape, self.mesh))
-
-    @property
-    def outermost(self) -> str:
-        """The axis whose links may be slow."""
-        return self.axes[0] if self.axes else ""
 
 
 class Draft(NamedTuple):

@@ -62,6 +62,7 @@ def made_pending(start: TensorType, goal: TensorType, new: list[tuple[str, str]]
         return
     sizes = parts_of(dims, shape)
     splits = [axes for dim in dims for _, axes in dim]
+    every_split = list(map(len, splits))
     choices: Iterator[list[Place]] = iter([[None] * len(new)])
     if all(kind in transfers.MERGES for _, kind in new):
         own = _own_places(start, goal, [axis for axis, _ in new], splits)
@@ -70,15 +71,17 @@ def made_pending(start: TensorType, goal: TensorType, new: list[tuple[str, str]]
         every = ([places[number] for number in numbers] for numbers in places_for(len(places), len(new)))
         choices = itertools.chain([list(own.values())] if any(own.values()) else [], every)
     for chosen in choices:
-        prefix = [min((place[1] for place in chosen if place and place[0] == k), default=len(axes)) for k, axes in enumerate(splits)]
+        prefix = list(every_split)
+        for k, behind in filter(None, chosen):
+            prefix[k] = min(prefix[k], behind)
         axes = [list(own[:j]) for own, j in zip(splits, prefix, strict=True)]
         for (axis, _), place in zip(new, chosen, strict=True):
             if place is not None:
                 axes[place[0]].append(axis)
         flat = iter(axes)
         before = tuple([normal_dim(tuple([(n, tuple(next(flat))) for n in dim]), size, mesh) for dim, size in zip(sizes, shape, strict=True)])
-        yield Made(goal, before, first_lengths(before, shape, mesh), tuple((*pair, place) for pair, place in zip(new, chosen, strict=True)),
-                   tuple((k, axis) for k, j in enumerate(prefix) for axis in splits[k][j:]))  # fmt: skip
+        yield Made(goal, before, first_lengths(before, shape, mesh), tuple([(*pair, place) for pair, place in zip(new, chosen, strict=True)]),
+                   tuple([(k, axis) for k, j in enumerate(prefix) if j < every_split[k] for axis in splits[k][j:]]))  # fmt: skip
 
 
 def _own_places(start: TensorType, goal: TensorType, new: list[str], splits: list[Axes]) -> dict[str, Place]:

@@ -170,16 +170,16 @@ def _chosen(value: Reduced, all_made: Iterator[Made], goal: TensorType, new: lis
 
 def _closer(way: Draft, made: Made, best: _Choice | None, wanted: int, itemsize: int, mesh: Mesh) -> _Choice | None:
     """``best``, or a better one that begins as ``way`` does."""
-    value, same = way.value, way.value.mesh == mesh
+    value, same, after = way.value, way.value.mesh == mesh, made.count
     goal = made.dims if same else None
     already = _lacked(way, made, same, mesh) if best is not None else 0  # a reduction leaves a rank no more than it had
     if best is not None:
         least, far = reductions.least_from(way, goal, already, wanted if same else 0, itemsize)
-        if best.key <= (least, far // reductions.STARTED, len(way.moves) + made.count + bool(value.axes)):
+        if best.key <= (least, far // reductions.STARTED, len(way.moves) + after + bool(value.axes)):
             return best
     even = reductions.PADDED * reductions.reduced_evenly(way, value.axes, wanted)
     for reduced in reductions.reduced_ways(way, goal, value.axes):
-        paid, far, steps = reduced.bytes + reduced.extra, reduced.far // reductions.STARTED, len(reduced.moves) + made.count
+        paid, far, steps = reduced.bytes + reduced.extra, reduced.far // reductions.STARTED, len(reduced.moves) + after
         by_first = wanted - math.prod(map(min, reduced.lengths, made.lengths)) if same else 0
         missing = max(by_first, already)
         better = best is None or (paid + missing * itemsize, far, steps + (missing > 0)) < best.key

@@ -130,15 +130,15 @@ def _ended(way: Draft, goal: Dims | None, axes: Sequence[str]) -> tuple[Draft, l
     parts, own, wanted = view
     used = {axis for axes in own for axis in axes} | value.pending
     cuts: list[Cut] = []
+    rest = {place: want[len(have) :] for place, (have, want) in enumerate(zip(own, wanted, strict=True)) if have != want and have == want[: len(have)]}
     while True:
-        steps = [(place, want[len(have)]) for place, (have, want) in enumerate(zip(own, wanted, strict=True))
-                 if len(have) < len(want) and have == want[: len(have)]]  # fmt: skip
-        slices = [(place, axis) for place, axis in steps if axis not in used]
-        ends = [(place, axis) for place, axis in steps if axis in left]
+        slices = [place for place, axes in rest.items() if axes and axes[0] not in used]
+        ends = [place for place, axes in rest.items() if axes and axes[0] in left]
         if not slices and not ends:
             return (way.cut(cuts, parts) if cuts else way), left
-        place, axis = slices[0] if slices else max(ends, key=lambda end: value.mesh.names.index(end[1]))
-        own[place] = (*own[place], axis)
+        place = slices[0] if slices else max(ends, key=lambda place: value.mesh.names.index(rest[place][0]))
+        axis, *others = rest[place]
+        rest[place] = tuple(others)
         used.add(axis)
         cuts.append((transfers.slice if slices else transfers.reduce_scatter, place, axis))
         if not slices:

@@ -104,7 +104,7 @@ def views(here: Sequence[Dim], goal: Sequence[Dim], shape: Sequence[int], mesh: 
         return
     picks = [[views[0] for views in dims], [views[-1] for views in dims]]
     for pick in picks if picks[0] != picks[1] else picks[:1]:
-        yield (tuple(sizes for sizes, _, _ in pick), [a for _, own, _ in pick for a in own], [a for _, _, there in pick for a in there])
+        yield (tuple([sizes for sizes, _, _ in pick]), [a for _, own, _ in pick for a in own], [a for _, _, there in pick for a in there])
 
 
 def first_view(here: Sequence[Dim], goal: Sequence[Dim], shape: Sequence[int], mesh: Mesh) -> View | None:
@@ -128,7 +128,7 @@ def _first_view_of(dim: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[tuple[in
 def _views_of(dim: Dim, want: Dim, size: int, mesh: Mesh) -> list[tuple[tuple[int, ...], list[Axes], list[Axes]]]:
     own, wanted = sized(dim, size), sized(want, size)
     found = {}
-    for sizes in (tuple(n for n, _ in parts) for parts in (wanted, own)):
+    for sizes in [tuple([n for n, _ in parts]) for parts in (wanted, own)]:
         here, there = align(own, sizes, mesh), align(wanted, sizes, mesh)
         if here is not None and there is not None:
             found[sizes] = (sizes, here, there)
