@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from autopar.layout import Axes, Dim, Layout, chunk, in_common, sized, span
+from autopar.layout import Axes, Dim, Layout, chunk_lengths, in_common, sized, span
 from autopar.mesh import Mesh
 
 Runs = tuple[tuple[int, int], ...]  # sorted, disjoint, not empty: (start, stop)
@@ -186,8 +186,7 @@ def _pieces(dim: Dim, size: int, mesh: Mesh) -> tuple[list[list[int]], int]:
     lengths = [[n] for n, _ in parts]
     for k, (_, axes) in enumerate(parts):
         for axis in axes:
-            p = mesh.sizes[axis]
-            lengths[k] = [chunk(n, p, index)[1] for n in lengths[k] for index in range(p)]
+            lengths[k] = [length for n in lengths[k] for length in chunk_lengths(n, mesh.sizes[axis])]
     if lengths:
         shared = math.gcd(*lengths[-1])
         unit, lengths[-1] = unit * shared, [n // max(shared, 1) for n in lengths[-1]]

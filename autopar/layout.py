@@ -129,6 +129,13 @@ def chunk(size: int, count: int, index: int) -> tuple[int, int]:
     return start, min(step, size - start)
 
 
+def chunk_lengths(size: int, count: int) -> list[int]:
+    """The lengths of all pieces of ``torch.chunk`` into ``count``."""
+    step = max(-(-size // count), 1)
+    full, rest = divmod(size, step)
+    return [*[step] * full, *[rest] * (full < count), *[0] * (count - full - 1)]
+
+
 def span(size: int, axes: Axes, mesh: Mesh, at: Mapping[str, int]) -> tuple[int, int]:
     """(start, size) of the piece at ``at`` of a part split over ``axes``, major first."""
     start = 0
@@ -150,14 +157,13 @@ def _normalize(attr: DistAttr, shape: tuple[int, ...], mesh: Mesh) -> DistAttr:
 @lru_cache(maxsize=65536)
 def normal_dim(dim: Dim, dim_size: int, mesh: Mesh) -> Dim:
     """The normal form of one dim: taken apart as far as it goes, then merged, major first, as far as it goes."""
-    parts = [
-        (dim_size if size is None else size, tuple(axis for axis in axes if mesh.sizes.get(axis) != 1)) for size, axes in dim
-    ]
-    if not any(axes for _, axes in parts):
+    parts = [(dim_size if size is None else size, tuple([axis for axis in axes if mesh.sizes.get(axis) != 1])) for size, axes in dim]
+    used = [axis for _, axes in parts for axis in axes]
+    if not used:
         return WHOLE
-    if len(parts) > 1 and dim_size and all(axis in mesh.sizes for _, axes in parts for axis in axes):
+    if len(parts) > 1 and dim_size and mesh.sizes.keys() >= set(used):
         merged: list[tuple[int, Axes]] = []
-        for part in finest(parts, mesh):
+        for part in _finest(tuple(parts), mesh):
             one = merge(merged[-1], part, mesh) if merged else None
             merged[-1:] = [one] if one else [*merged[-1:], part]
         parts = merged
@@ -191,10 +197,12 @@ def finest(parts: Sequence[tuple[int, Axes]], mesh: Mesh) -> list[tuple[int, Axe
 def _finest(parts: tuple[tuple[int, Axes], ...], mesh: Mesh) -> tuple[tuple[int, Axes], ...]:
     fine: list[tuple[int, Axes]] = []
     for size, axes in parts:
-        rest = tuple(axis for axis in axes if mesh.sizes[axis] > 1)
+        rest = tuple([axis for axis in axes if mesh.sizes[axis] > 1])
         while rest and size > 1:
-            prefixes = ((rest[:end], held_sizes(size, rest[:end], mesh)) for end in range(1, len(rest) + 1))
-            taken, held = next(p for p in prefixes if len(p[1]) == 1 or p[0] == rest)
+            for end in range(1, len(rest) + 1):
+                taken, held = rest[:end], held_sizes(size, rest[:end], mesh)
+                if len(held) == 1:
+                    break
             unit = math.gcd(*held)
             fine.append((size // unit, taken))
             size, rest = unit, rest[len(taken) :]
@@ -214,7 +222,7 @@ def merge(left: tuple[int, Axes], right: tuple[int, Axes], mesh: Mesh) -> tuple[
         return None
     for end, axis in enumerate(axes):  # every piece of the merged part is a multiple of b, the right part stays together
         count = mesh.sizes[axis]
-        if any(-(-n * b // count) != -(-n // count) * b for n in held_sizes(a, axes[:end], mesh)):
+        if a % mesh.count(axes[: end + 1]) and any(-(-n * b // count) != -(-n // count) * b for n in held_sizes(a, axes[:end], mesh)):
             return None
     return a * b, axes + more
 

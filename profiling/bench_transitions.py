@@ -37,10 +37,10 @@ from autopar.layout import DistAttr, Layout
 from autopar.mesh import Mesh
 from autopar.record import TensorType
 from autopar.text.printer import print_dims, print_pending
+from autopar.transitions import draft, reductions, relayouts, way
 from autopar.transitions import plan as planning
-from autopar.transitions import reductions, relayouts, way
 
-LINES = [planning._cheapest, reductions.reduced_ways]
+LINES = [planning._chosen, reductions.reduced_ways]
 MIB = 2**20
 AIM, NEW, AGAIN = 1.05, 2e-3, 5e-6  # of bytes over the bound; seconds to plan a new pair, and one planned before
 
@@ -192,7 +192,7 @@ class Peer:
 
 def forget() -> None:
     """Clears the caches of both planners."""
-    for one in (one for module in (planning, relayouts, way, boxes, messages, layout, transfers, mesh) for one in vars(module).values()):
+    for one in (one for module in (planning, draft, relayouts, way, boxes, messages, layout, transfers, mesh) for one in vars(module).values()):
         getattr(one, "cache_clear", int)()
     _redistribute.clear_redistribute_planner_cache()
     _redistribute._gen_transform_infos.cache_clear()

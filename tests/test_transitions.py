@@ -306,8 +306,30 @@ def test_a_reduction_is_counted_in_the_dtype_in_which_it_is_done(dtype: str, wid
 def test_planning_a_new_pair_is_little_work(before: str, after: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted, not timed: Layouts inferred and lacks computed, of a size that no other test has planned for."""
     source, target = (read(text.format(n=8 * 1009), "cp=4 dp=8 tp=8") for text in (before, after))
-    calls = []
-    monkeypatch.setattr(plan, "most_lacked", lambda *args: calls.append(args) or boxes.most_lacked(*args))
+    assert 0 < (made := len(planned(source, target, monkeypatch))) <= most, made
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "most"),
+    [
+        ("f32[{n} 512/c 512] +a +d", "f32[{n} 512/d/a 512] +c", 40),
+        ("f32[(8/a {n}/d) 512 512] +b", "f32[{m}/c 512 512] +d", 40),
+        ("f32[{n} (4/c 24/b)] +a +d", "f32[{n} 96/a] +b +c", 35),
+        ("f32[{n} 512 512/b] +max:a +max:d", "f32[{n} 512 512/a] +max:b", 45),
+    ],
+)
+def test_planning_a_new_pair_on_four_axes_is_little_work(before: str, after: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are dozens of ways to reduce these values. Types are inferred for the best alone."""
+    n = 8 * 1013
+    source, target = (read(text.format(n=n, m=8 * n), "a=2 b=2 c=2 d=2") for text in (before, after))
+    assert 0 < (made := len(planned(source, target, monkeypatch))) <= most, made
+
+
+def planned(source: TensorType, target: TensorType, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What is called to plan a new pair: Layouts inferred and lacks computed."""
+    calls: list[tuple[Any, ...]] = []
+    for count in (boxes.most_lacked, boxes.lacked_between):
+        monkeypatch.setattr(plan, count.__name__, lambda *args, count=count: calls.append(args) or count(*args))
     for function, row in transfers.BY_FUNCTION.items():
         counted = replace(row, infer=lambda *args, infer=row.infer: calls.append(args) or infer(*args))
         monkeypatch.setitem(transfers.BY_FUNCTION, function, counted)
@@ -315,4 +337,4 @@ def test_planning_a_new_pair_is_little_work(before: str, after: str, most: int, 
     relayouts._exchange.cache_clear()
     way._step.cache_clear()
     transitions(source, target)
-    assert 0 < len(calls) <= most, len(calls)
+    return calls

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from autopar import transfers
 from autopar.layout import sized
 from autopar.transitions.draft import Cut, Dims, Draft, Reduced, axes_of, parts_of
-from autopar.transitions.relayouts import first_view, views
+from autopar.transitions.relayouts import View, first_view, views
 from autopar.transitions.way import places_for
 
 PADDED = 1.05  # a reduction to uneven pieces brings padding; where that is more than this, an all-reduce is considered
@@ -59,11 +59,11 @@ def least_reduced(value: Reduced, wanted: int, itemsize: int) -> int:
 
 def least_from(way: Draft, goal: Dims | None, lacked: int, wanted: int, itemsize: int) -> tuple[int, int]:
     """Bytes that no way that begins so goes below, and of these over the outermost axis; ``lacked`` are elements that the worst rank lacks already."""
-    value, share = way.value, float(way.held)
+    value = way.value
     if not value.axes:
         return way.bytes + way.extra + lacked * itemsize, 0
-    mesh, count, sizes = value.mesh, value.mesh.count(value.axes), value.mesh.sizes
-    share /= count
+    count, sizes = value.mesh.count(value.axes), value.mesh.sizes
+    share = way.held / count
     for axis in (axes_of(goal or ()) & value.replicated) - axes_of(way.dims):
         share /= sizes[axis]
     bytes = share * (count - 1) * value.sent + max(lacked, wanted - share) * itemsize
@@ -82,7 +82,8 @@ def reduced_ways(way: Draft, goal: Dims | None, axes: Sequence[str]) -> Iterator
     if not axes:
         yield way
         return
-    here, left = _ended(way, goal, axes)
+    view = _view_of(way, goal, axes)
+    here, left = _ended(way, view, axes)
     inner = _within(way, axes, left)
     if inner and goal is not None and (place := _unsplit(way, goal)) is not None:
         cuts: list[Cut] = [(transfers.reduce_scatter, place, axis) for axis in reversed(inner)]
@@ -93,7 +94,7 @@ def reduced_ways(way: Draft, goal: Dims | None, axes: Sequence[str]) -> Iterator
         for chosen in places_for(sum(map(len, parts)), len(left)):
             yield here.cut([(transfers.reduce_scatter, place, axis) for place, axis in zip(chosen, reversed(left), strict=True)], parts)
     if len(left) < len(axes):
-        sliced, _ = _ended(way, goal, [])
+        sliced, _ = _ended(way, view, [])
         if here.bytes > PADDED * reduced_evenly(sliced, [axis for axis in axes if axis not in left], 0):
             yield sliced.all_reduced(list(axes))
 
@@ -113,21 +114,26 @@ def _unsplit(way: Draft, goal: Dims) -> int | None:
     return next((k for k, ((_, here), (_, there)) in enumerate(zip(own, wanted, strict=True)) if not here and not there), None)
 
 
-def _ended(way: Draft, goal: Dims | None, axes: Sequence[str]) -> tuple[Draft, list[str]]:
+def _view_of(way: Draft, goal: Dims | None, axes: Sequence[str]) -> View | None:
+    """Parts in which the value and the goal can be seen, if there is anything to slice or to reduce to splits of the goal."""
+    value, splits = way.value, axes_of(goal or ())
+    if goal is None or (splits.isdisjoint(axes) and splits.isdisjoint(value.replicated)):
+        return None
+    view = first_view(way.dims, goal, value.shape, value.mesh)
+    if view is not None and any([len(want) > 1 for want in view[2]]):
+        *_, view = views(way.dims, goal, value.shape, value.mesh)  # in which each axis is met on its own
+    return view
+
+
+def _ended(way: Draft, view: View | None, axes: Sequence[str]) -> tuple[Draft, list[str]]:
     """Slices and reduce-scatters to splits of the goal, as far as they go; and what is still to be reduced.
 
     The innermost axis is reduced first: the others, over slower links, have less left.
     """
-    value, left = way.value, list(axes)
-    splits = axes_of(goal or ())
-    if goal is None or splits.isdisjoint(left) and splits.isdisjoint(value.replicated):
-        return way, left
-    view = first_view(way.dims, goal, value.shape, value.mesh)
+    left = list(axes)
     if view is None:
         return way, left
-    if any([len(want) > 1 for want in view[2]]):
-        *_, view = views(way.dims, goal, value.shape, value.mesh)  # in which each axis is met on its own
-    parts, own, wanted = view
+    value, (parts, own, wanted) = way.value, view
     used = {axis for axes in own for axis in axes} | value.pending
     cuts: list[Cut] = []
     rest = {place: want[len(have) :] for place, (have, want) in enumerate(zip(own, wanted, strict=True)) if have != want and have == want[: len(have)]}
