@@ -488,6 +488,9 @@ def relink(graph: fx.Graph, order: Sequence[fx.Node], gone: Collection[fx.Node],
     graph._len = len(order)
 
 
-def compiled_parts_in_eager() -> Any:
+@contextlib.contextmanager
+def compiled_parts_in_eager() -> Iterator[None]:
     """In such a block functions of torch.compile that are traced run as they are written; else they refuse. Tried on 2.13."""
-    return torch._dynamo.config.patch(error_on_nested_fx_trace=False)
+    with torch._dynamo.config.patch(error_on_nested_fx_trace=False), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")  # these are the capture's own
+        yield

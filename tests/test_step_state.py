@@ -367,7 +367,7 @@ class Lazy(torch.optim.SGD):
 def test_states_of_registered_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of those that it was registered with is a beginning; some of them are not. They are of any shape, but for shared ones."""
     monkeypatch.setattr("autopar.optimizers.register.DEFINITIONS", (known := dict(DEFINITIONS)))
-    monkeypatch.setattr("autopar.optimizers.definition.DEFINITIONS", known)
+    monkeypatch.setattr("autopar.optimizers.lookup.DEFINITIONS", known)
 
     def update(param: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], lr: torch.Tensor) -> Any:
         rows = state["rows"] + grad.square().sum(tuple(range(1, grad.dim())))
