@@ -19,13 +19,15 @@ from autopar.structure import Structure, flatten_with_path
 
 @dataclass
 class Arguments:
-    """The tensors of one call with their names, and how to rebuild the call; ``passed`` are the names of the arguments."""
+    """The tensors of one call with their names, and how to rebuild the call; ``passed`` are the names of the arguments.
+    ``whole``: tensors are those of the whole batch, though ranks bring pieces."""
 
     passed: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     tensors: list[torch.Tensor] = field(default_factory=list)
     spec: Structure = field(default_factory=Structure)
     flat: list[Any] = field(default_factory=list)
+    whole: bool = False
 
 
 def bind_arguments(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:

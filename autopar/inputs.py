@@ -13,6 +13,7 @@ from autopar.dtensor import attr_of, mesh_of, placements_of
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
 from autopar.record import TensorType
+from autopar.runtime.agreement import Brought
 from autopar.runtime.pieces import cut
 from autopar.shards import is_dtensor, local_of
 from autopar.structure import unflatten
@@ -43,6 +44,11 @@ class Given:
             flat.append(value if shape is None else torch.empty(shape, dtype=value.dtype, device="meta").requires_grad_(value.requires_grad))
         return unflatten(flat, self.arguments.spec)  # type: ignore[return-value]
 
+    def brought(self) -> list[Brought]:
+        """The tensors as this rank has them: whole, where all have the same, or its piece."""
+        named = zip(self.arguments.names, self.arguments.tensors, strict=True)
+        return [Brought(name, local_of(tensor), tuple(self.laid[name].axes) if name in self.laid else ()) for name, tensor in named]
+
     @property
     def facts(self) -> tuple[Any, ...]:
         """What a capture is keyed by, beside the arguments' own signature."""
@@ -55,8 +61,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 def given_call(arguments: Arguments, inputs: str, mesh: Mesh, layouts: Callable[[Shapes], Mapping[str, DistAttr]]) -> Given:
     """How the tensors of a call lie.
 
-    With ``inputs="local"`` each rank brings its own piece, and all bring pieces of one size; the plan is applied to the
-    pieces, and a dim that it splits is as many times longer as there are pieces.
+    With ``inputs="local"`` each rank brings its own piece, and all bring pieces of one size (others are made a whole batch before,
+    by ``uneven``); the plan is applied to the pieces, and a dim that it splits is as many times longer as there are pieces.
 
     Args:
         layouts: what the plan says of inputs of such shapes.

@@ -28,13 +28,14 @@ from autopar.program import Program
 from autopar.record import TensorType
 from autopar.report.passes import Reports
 from autopar.report.transfers import Transfers, transfers_of
-from autopar.runtime.agreement import Agreement, Brought
+from autopar.runtime.agreement import Agreement
 from autopar.runtime.interface import Interface
 from autopar.runtime.job import Job
 from autopar.runtime.seeds import step_seed
 from autopar.shards import for_everyone, for_model, is_dtensor, local_of, relaid, sharded
 from autopar.structure import part_at, take_over, unflatten
 from autopar.torch_private import dtensor_like, is_transformed
+from autopar.uneven import with_like_pieces
 from autopar.weights import load_weights
 from autopar.wrappers import refuse_compile, refuse_composable, refuse_ddp
 
@@ -182,12 +183,18 @@ class Parallel(AttributesOfModule):
         Raises:
             RuntimeError: it was not, and ``recapture=False``.
         """
-        given = self.given(bind_arguments(self.module, args, kwargs))
+        given = self.given(self.settled(bind_arguments(self.module, args, kwargs)))
         return self._captured(given, self._call(given, inventory(self.module)))
 
     def given(self, arguments: Arguments) -> Given:
         """The tensors of a call, and how they lie."""
-        return given_call(arguments, self._inputs, self.mesh, self._layouts_of)
+        return given_call(arguments, "global" if arguments.whole else self._inputs, self.mesh, self._layouts_of)
+
+    def settled(self, arguments: Arguments) -> Arguments:
+        """The arguments of a call, of the whole batch where the ranks bring pieces of unlike sizes. All ranks call it."""
+        if self._inputs == "global" or self._agreement is None:
+            return arguments
+        return with_like_pieces(arguments, self.mesh, self._agreement, self._layouts_of)
 
     def _layouts_of(self, shapes: Shapes) -> Mapping[str, DistAttr]:
         """What the plan says of inputs of such shapes."""
@@ -218,7 +225,7 @@ class Parallel(AttributesOfModule):
         """Tell the other ranks that this one makes a call, of such tensors and numbers; they are compared before its first collective."""
         if self._agreement is not None:
             call = f"{what} {_told(given[0], key)}{where}" + f" and {len(given) - 1} more" * (len(given) > 1)
-            self._agreement.begin(f"{call} {numbers}".rstrip(), [brought for one in given for brought in _brought(one)], call)
+            self._agreement.begin(f"{call} {numbers}".rstrip(), [brought for one in given for brought in one.brought()], call)
 
     def agreed(self) -> None:
         """The other ranks make the same call; ``RuntimeError`` otherwise."""
@@ -275,7 +282,7 @@ class Parallel(AttributesOfModule):
                 f"torchrun --nproc-per-node {self.mesh.size} and call parallelize in each, or call .simulate(...) to run all ranks in this process"
             )
         with ONE_AT_A_TIME:  # while a thread captures, the model's tensors are lent
-            given, own = self.given(bind_arguments(self.module, args, kwargs)), inventory(self.module)
+            given, own = self.given(self.settled(bind_arguments(self.module, args, kwargs))), inventory(self.module)
             call = self._call(given, own)
             words = f"call {_told(given, call.key)}{call.where}"
             if self._agreement is not None and not call.known:
@@ -286,7 +293,7 @@ class Parallel(AttributesOfModule):
         pieces, leaves, brought = self.pieces(given, own, step.interface, seat.rank)
         pieces += self.computed(compiled.captured).values()
         if self._agreement is not None:
-            self._agreement.begin(f"{words}{call.numbers_now}", _brought(given), words)
+            self._agreement.begin(f"{words}{call.numbers_now}", given.brought(), words)
         types = step.interface.types
         owners = () if self.job is None else [tensor for _, tensor in own.parameters]  # a DTensor that is written does not mark its piece
         made = step(pieces, leaves, lambda name, piece: piece if name in brought else self._gradient(leaves[name], types[name], piece), owners)
@@ -351,7 +358,7 @@ class Parallel(AttributesOfModule):
         if self.job is not None:
             raise RuntimeError("the parameters of this model lie on processes; to simulate, call parallelize in a process that is alone")
         with ONE_AT_A_TIME:
-            given, own = self.given(bind_arguments(self.module, args, kwargs)), inventory(self.module)
+            given, own = self.given(self.settled(bind_arguments(self.module, args, kwargs))), inventory(self.module)
             compiled = self._captured(given, self._call(given, own))
         named = [*own.parameters, *own.buffers, *zip(given.arguments.names, given.arguments.tensors, strict=True)]
         _refuse_without_values(named)
@@ -476,15 +483,6 @@ def _told(given: Given, key: Key) -> str:
     mode = "train" if all(flags) else "train in part" if any(flags) else "eval"
     grad, deterministic = signature.modes[:2]
     return f"({', '.join(told)}) in {mode}" + " without gradients" * (not grad) + " deterministically" * (deterministic > 0)
-
-
-def _brought(given: Given) -> list[Brought]:
-    """The tensors of a call as this rank has them: whole, where all have the same, or its piece."""
-    arguments = given.arguments
-    return [
-        Brought(name, local_of(tensor), tuple(given.laid[name].axes) if name in given.laid else ())
-        for name, tensor in zip(arguments.names, arguments.tensors, strict=True)
-    ]
 
 
 def _returned_like_the_model(compiled: Compiled, tensors: list[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -18,7 +18,8 @@ import autopar
 from autopar import Mesh
 from autopar.shards import is_dtensor
 
-CALLS = ["pieces_of_each_rank", "loaded_states", "moved_by_zero", "beside_the_loop", "batches_that_differ", "evaluation_between", "optimizers"]
+CALLS = ["pieces_of_each_rank", "loaded_states", "moved_by_zero", "beside_the_loop", "batches_that_differ", "evaluation_between", "optimizers",
+         "pieces_of_unlike_sizes", "calls_of_unlike_sizes", "micro_batches_of_unlike_sizes"]  # fmt: skip
 SIZES = {"dp": 2, "tp": 2}
 
 
@@ -197,3 +198,70 @@ def loss_of_a_step() -> None:
     assert abs(float(loss) - 2 * before) < 1e-6 * before
     with pytest.raises(RuntimeError, match=r"^the step has already run its backward and its optimizer.*remove loss\.backward\(\)"):
         loss.backward()
+
+
+def pieces_of_unlike_sizes() -> None:
+    """Ranks along dp bring other numbers of rows, also none; the losses and the gradients of steps are those of all rows."""
+    step, single, batches = _made(inputs="local", zero=1)
+    dp = Mesh(SIZES).coordinates(distributed.get_rank())["dp"]
+    for rows, first in ((12, 6), (5, 3), (5, 0), (12, 6)):
+        x = batches(first)["x"][:rows]
+        assert relative(step((x[:first], x[first:])[dp]), single(x)[0]) <= 1e-12, (rows, first)
+    assert max(differences(step, single).values()) <= 1e-9
+    assert step.captures == 2, "of 12 rows and of 5"
+
+
+def calls_of_unlike_sizes() -> None:
+    """Of the model itself: outputs in the order of the ranks, gradients of parameters and of the pieces; what does not fit is an error on all."""
+    rank = distributed.get_rank()
+    dp = Mesh(SIZES).coordinates(rank)["dp"]
+    torch.manual_seed(0)
+    model, x, y = Scaled().double(), torch.randn(5, 8, dtype=torch.float64), torch.randn(5, 8, dtype=torch.float64)
+    scale, alone = torch.rand(2, dtype=torch.float64), copy.deepcopy(model)
+    for outputs in ("sharded", "global"):
+        parallel = autopar.parallelize(model, Mesh(SIZES), {"up.weight": ("tp", None), "up.bias": ("tp",), "down.weight": (None, "tp")}, inputs="local", outputs=outputs)
+        for rows, first in ((5, 3), (5, 2), (5, 5), (5, 0), (1, 1)):
+            own, theirs = (x[:first], x[first:rows])[dp].clone().requires_grad_(), x[:rows].clone().requires_grad_()
+            wanted, found = alone(theirs, y[:rows], scale), parallel(own, (y[:first], y[first:rows])[dp], scale)
+            assert is_dtensor(found[1]) == (outputs == "sharded") and relative(loops.whole(found[1]), wanted[1]) <= 1e-12
+            wanted[0].backward(), found[0].backward()
+            assert relative(found[0], wanted[0]) <= 1e-12 and torch.allclose(own.grad, (theirs.grad[:first], theirs.grad[first:])[dp], 0, 1e-12)  # type: ignore[index]
+        assert all(relative(loops.whole(a.grad), b.grad) <= 1e-10 for a, b in zip(parallel.parameters(), alone.parameters(), strict=True))
+        alone.zero_grad()
+    pieces = (x[:3], x[3:])[dp], (y[:3], y[3:])[dp], scale
+    for match, args in {
+        "^the pieces of x do not fit together: float64\\[3, 8\\] on rank 0, float64\\[2, 7\\] on rank 2\n  they may differ in the length of dim 0, along dp$":
+            ((x[:3], x[3:, :7])[dp], *pieces[1:]),
+        "^the pieces of scale do not fit together: float64\\[2\\] on rank 0, float64\\[1\\] on rank 2\n  it is the same on all ranks, for the plan does not split it$":
+            (*pieces[:2], scale[: 2 - dp]),
+        "^the pieces of x do not fit together: float64\\[3, 8\\] on rank 0, float32\\[2, 8\\] on rank 2": ((x[:3], x[3:].float())[dp], *pieces[1:]),
+        "^the pieces of x do not fit together: float64\\[3, 8\\] on rank 0, float64\\[2, 8\\] on rank 1": (x[: 3 - rank % 2], y[: 3 - rank % 2], scale),
+        "^ranks 0 and 1 bring different values of x, which are one on the mesh: both hold the piece at dp=0": (pieces[0] + rank, *pieces[1:]),
+    }.items():  # fmt: skip
+        with pytest.raises(RuntimeError, match=match):
+            parallel(*args)
+        assert relative(parallel(*pieces)[0], alone(x, y, scale)[0]) <= 1e-12
+
+
+def micro_batches_of_unlike_sizes() -> None:
+    """They are cut of all rows, which may be more than those of a rank; the outputs are in the order of the ranks."""
+    dp = Mesh(SIZES).coordinates(distributed.get_rank())["dp"]
+    torch.manual_seed(0)
+    model, x, y, scale = Scaled().double(), *torch.randn(2, 6, 8, dtype=torch.float64), torch.rand(2, dtype=torch.float64)
+    alone = copy.deepcopy(model)
+    parallel = autopar.parallelize(model, Mesh(SIZES), inputs="local")
+    step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), microbatches=2, returns="outputs")
+    single = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for first in (5, 0, 2):
+        found, wanted = step((x[:first], x[first:])[dp], (y[:first], y[first:])[dp], scale), alone(x, y, scale)
+        wanted[0].backward(), single.step(), single.zero_grad()
+        assert relative(found[0], wanted[0]) <= 1e-12 and relative(loops.whole(found[1]), wanted[1]) <= 1e-12
+    assert all(relative(loops.whole(a), b) <= 1e-10 for a, b in zip(parallel.parameters(), alone.parameters(), strict=True))
+    with pytest.raises(ValueError, match="2 micro-batches do not divide a batch of 5 rows"):
+        step((x[:2], x[2:5])[dp], (y[:2], y[2:5])[dp], scale)
+
+
+class Scaled(steps.Pair):
+    def forward(self, x: torch.Tensor, y: torch.Tensor, scale: torch.Tensor) -> Any:  # type: ignore[override]
+        out = self.predicted(x) * scale.sum()
+        return torch.nn.functional.mse_loss(out, y), out

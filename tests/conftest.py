@@ -35,6 +35,12 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch of ``steps.Pair``."""
+    return torch.randn(8, 8), torch.randn(8, 8)
+
+
 @pytest.fixture(autouse=True)
 def round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a pass made, in any test: its text parses back to the same program, and prints the same again."""

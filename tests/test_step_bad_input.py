@@ -28,11 +28,6 @@ def made(model: nn.Module | None = None, optimizer: Callable[[nn.Module], Any] =
     return parallel.train_step(optimizer(parallel), **options)
 
 
-@pytest.fixture
-def data() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(8, 8), torch.randn(8, 8)
-
-
 ALL = "microbatches, amp, keep, reduce_dtype, loss_scale, recompute, zero, clip_norm, clip_parameters, grad_norm, returns, ema, detect_anomaly, offload"
 SAY = 'say "blocks", "min-cut", '
 OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from steps import Pair
-from test_step_bad_input import data, loops_alike, made, sgd  # noqa: F401  # data: a fixture
+from test_step_bad_input import loops_alike, made, sgd
 from torch import nn
 
 import autopar

@@ -42,7 +42,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("capture", "runtime", "passes"),
     ("relay",),
     ("constraints", "shards"),
-    ("inputs", "compiled", "initialize"),
+    ("inputs", "uneven", "compiled", "initialize"),
     ("step",),
     ("weights", "checkpoint", "wrappers"),
     ("parallel",),

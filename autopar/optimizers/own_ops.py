@@ -9,6 +9,7 @@ An op is made for each class and set of states; ``of`` names the options that ar
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -217,7 +218,7 @@ def _stepped(optimizer: torch.optim.Optimizer, constants: Mapping[str, Any], num
     stepped = _Stepped(step, facts, scheduled)
     op, more = _ops(kind, facts, scheduled)
     names = [one.name().removeprefix("autopar::") for one in (op, more) if one is not None]
-    attributes = {name: value for name, value in vars(optimizer).items() if name not in _BASE}
+    attributes = {name: value for name, value in vars(optimizer).items() if name not in _base_attributes()}
     base = of = f"{kind}({', '.join(f'{name}={value!r}' for name, value in {**constants, **attributes}.items() if _is_plain(value))})"
     shares = all(map(_is_plain, attributes.values()))  # then another with the same text has the same step
     number = 1
@@ -234,7 +235,10 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, (bool, int, float, str, type(None))) or (isinstance(value, (tuple, list)) and all(map(_is_plain, value)))
 
 
-_BASE = {*vars(torch.optim.SGD([torch.zeros(1)])), "step", "_opt_called"}  # attributes of each optimizer, and those that schedulers give it
+@functools.cache
+def _base_attributes() -> frozenset[str]:
+    """Attributes of each optimizer, and those that schedulers give it. The first optimizer of a process imports the compiler of torch, so not before it is needed."""
+    return frozenset(vars(torch.optim.SGD([torch.zeros(1)]))) | {"step", "_opt_called"}
 
 
 __all__ = ["Unfit", "on_new_op", "own_definition"]

@@ -12,6 +12,7 @@ import hashlib
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import distributed
@@ -52,19 +53,20 @@ class Agreement:
         self._history = hashlib.blake2b(digest_size=6)  # exact as a float
         self._seen: dict[str, int] = {}
 
-    def begin(self, call: str, brought: Sequence[Brought] = (), kind: str = "") -> None:
+    def begin(self, call: str, brought: Sequence[Brought] = (), kind: str = "", fact: float = 0.0) -> None:
         """This rank makes a call. ``finish`` compares.
 
         Args:
             call: what it is, in words that are the same on every rank.
             brought: the tensors that come with it.
             kind: calls of one kind are counted together.
+            fact: a number in which the ranks may differ; it stands in the place of what is brought.
         """
         self._history.update(call.encode())
         count = self._seen[kind or call] = self._seen.get(kind or call, 0) + 1
         look = count <= FIRST or (sum(b.piece.nbytes for b in brought) <= SMALL and all(b.piece.device.type == "cpu" for b in brought))
         own = torch.zeros(1 + 2 * KINDS, dtype=torch.float64)
-        own[0] = int.from_bytes(self._history.digest(), "little")
+        own[0], own[1] = int.from_bytes(self._history.digest(), "little"), fact
         groups: dict[tuple[str, ...], list[Brought]] = {}
         for one in brought if look else ():
             groups.setdefault(one.axes, []).append(one)
@@ -76,6 +78,30 @@ class Agreement:
         assert work is not None
         self._pending = (work, every, call, {axes: [one.name for one in groups[axes]] for axes in kinds})
 
+    def differ(self, call: str, fact: str) -> bool:
+        """Whether the ranks, which all make this call, differ in a fact.
+
+        Raises:
+            RuntimeError: a rank makes another call.
+        """
+        self.finish()
+        self.begin(call, fact=zlib.crc32(fact.encode()))
+        assert self._pending is not None
+        rows = self._pending[1]
+        self.finish()
+        return any(row[1] != rows[0][1] for row in rows)
+
+    @property
+    def rank(self) -> int:
+        """This one."""
+        return self._control.rank()
+
+    def gathered(self, value: Any) -> list[Any]:
+        """What each rank has, in the order of the ranks; pickled, tensors too. All ranks call it."""
+        every: list[Any] = [None] * self._control.size()
+        distributed.all_gather_object(every, value, self._control)
+        return every
+
     def compare(self, program: str, values: Mapping[str, str]) -> None:
         """Where the ranks' programs differ, so may the Python values that forward reads; all ranks call it.
 
@@ -86,8 +112,7 @@ class Agreement:
         Raises:
             RuntimeError: both differ; ranks and values are named.
         """
-        ranks: list[tuple[str, Mapping[str, str]]] = [("", {})] * self._control.size()
-        distributed.all_gather_object(ranks, (program, dict(values)), self._control)
+        ranks: list[tuple[str, Mapping[str, str]]] = self.gathered((program, dict(values)))
         if len({digest for digest, _ in ranks}) == 1:
             return
         every = [one for _, one in ranks]
@@ -117,11 +142,10 @@ class Agreement:
                 other = first.setdefault(tuple(at[axis] for axis in axes), rank)
                 (a, scale), (b, more) = rows[other][1 + 2 * k : 3 + 2 * k], row[1 + 2 * k : 3 + 2 * k]
                 if not (a == b or abs(a - b) <= max(scale, more) or (a != a and b != b)):
-                    raise RuntimeError(_other_values(what, axes, other, rank, self._mesh))
+                    raise RuntimeError(other_values(what, axes, other, rank, self._mesh))
 
     def _refuse_calls(self, call: str) -> None:
-        calls: list[str] = [""] * self._control.size()
-        distributed.all_gather_object(calls, call, self._control)
+        calls: list[str] = self.gathered(call)
         self._begin_anew()
         ranks: dict[str, list[int]] = {}
         for rank, one in enumerate(calls):
@@ -131,7 +155,7 @@ class Agreement:
             raise RuntimeError(f"the ranks have not made the same calls before this one{told}\n  let all ranks call forward and backward alike, also in the last step")
         raise RuntimeError(
             f"the ranks make different calls{told}\n  let all ranks call forward and backward alike, in the same mode, with the same options, learning rates and optimizer states, with tensors of the same shapes: "
-            f"with inputs=\"global\" the same batch, with inputs=\"local\" batches of the same size (drop_last=True)"
+            f"with inputs=\"global\" the same batch, with inputs=\"local\" pieces that differ in the number of rows alone"
         )
 
 
@@ -153,7 +177,8 @@ def _checksum(pieces: Sequence[torch.Tensor]) -> tuple[float, float]:
     return total + exact, scale
 
 
-def _other_values(names: Sequence[str], axes: tuple[str, ...], a: int, b: int, mesh: Mesh) -> str:
+def other_values(names: Sequence[str], axes: tuple[str, ...], a: int, b: int, mesh: Mesh) -> str:
+    """The error of two ranks that bring other values of what is one; ``axes``: those that split it."""
     what, at = ", ".join(names), mesh.coordinates(a)
     said = f"ranks {a} and {b} bring different values of {what}, which are one on the mesh"
     if not axes:

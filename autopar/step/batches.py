@@ -55,14 +55,16 @@ class MicroBatches:
     plan names, the plan says it; of the others it is where it is as long as the first one's.
 
     Args:
+        settled: the arguments of a call, whole where ranks bring pieces of unlike sizes.
         named: name → number of dims of tensors of a call → whether dim 0 is the batch, of those that the plan names.
 
     Attributes:
         cut: the names of the tensors that were cut, of the latest call.
     """
 
-    def __init__(self, model: torch.nn.Module, mesh: Mesh, count: int, named: Callable[[Mapping[str, int]], Mapping[str, bool]]) -> None:
-        self.model, self.count = model, count
+    def __init__(self, model: torch.nn.Module, mesh: Mesh, count: int, named: Callable[[Mapping[str, int]], Mapping[str, bool]],
+                 settled: Callable[[Arguments], Arguments] = lambda arguments: arguments) -> None:  # fmt: skip
+        self.model, self.count, self._settled = model, count, settled
         self._named, self._axes = named, batch_axes(mesh)
         self._latest: list[tuple[str, int, int, bool]] = []  # what was cut: name, rows, dims, and whether the plan names it
         self._warned: set[str] = set()
@@ -73,7 +75,7 @@ class MicroBatches:
         Raises:
             ValueError: ``count`` does not divide the batch.
         """
-        arguments, count = bind_arguments(self.model, *as_call(self.model, args, kwargs)), self.count
+        arguments, count = self._settled(bind_arguments(self.model, *as_call(self.model, args, kwargs))), self.count
         rows = self._rows(arguments)
         if count == 1:
             return [arguments]
@@ -154,7 +156,7 @@ def _with_its_share(model: torch.nn.Module, piece: Arguments, count: int) -> Arg
     args, kwargs = unflatten(piece.flat, piece.spec)
     if kwargs.get(COUNTED) is not None:
         kwargs[COUNTED] = _share(kwargs[COUNTED], count)
-    return bind_arguments(model, args, kwargs)
+    return replace(bind_arguments(model, args, kwargs), whole=piece.whole)
 
 
 def _share(items: Any, count: int) -> torch.Tensor:

@@ -65,7 +65,7 @@ class TrainStep:
         self.scaler = list(options.loss_scale.state(parallel.device)) if options.scaled else None
         self.owned = Owned(optimizer, inventory(parallel.module).parameters, parallel.mesh, parallel.job, options.offload, parallel.agreed)
         self.averages = None if options.ema is None else Averages(self.owned, parallel.device)
-        self._batches = MicroBatches(parallel.module, parallel.mesh, options.microbatches, parallel.of_the_batch)
+        self._batches = MicroBatches(parallel.module, parallel.mesh, options.microbatches, parallel.of_the_batch, parallel.settled)
         self._micros: dict[Any, MicroBatch] = {}
         self._variants = Variants()
         self._updates: dict[Any, StepUpdate] = {}
