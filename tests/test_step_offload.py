@@ -28,7 +28,7 @@ import autopar
 from autopar import Mesh, checkpoint
 from autopar.layout import DistAttr
 from autopar.loss_scaling import LossScaling
-from autopar.optimizers import AVERAGED, IN_PLACE, OFFLOADED, definition, offload, register_optimizer
+from autopar.optimizers import AVERAGED, IN_PLACE, OFFLOADED, offload, register_optimizer
 from autopar.optimizers.definition import DEFINITIONS
 from autopar.optimizers.ops import SCHEDULED, SIGNATURES, TRUTHS, UPDATES, states_of
 from autopar.record import TensorType
@@ -298,8 +298,9 @@ class Sign(torch.optim.SGD):
 
 
 def test_plain_ops_are_not_offloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autopar.optimizers.definition.DEFINITIONS", dict(DEFINITIONS))
-    monkeypatch.setattr("autopar.optimizers.register.DEFINITIONS", definition.DEFINITIONS)
+    known = dict(DEFINITIONS)
+    for module in ("register", "lookup"):
+        monkeypatch.setattr(f"autopar.optimizers.{module}.DEFINITIONS", known)
     register_optimizer(Sign, update=lambda param, grad, state, lr: (param - lr * grad.sign(), state))
     sign = lambda parallel: Sign(parallel.parameters(), lr=0.1)  # noqa: E731
     made({"dp": 2}, sign)
