@@ -15,6 +15,7 @@ from autopar.mesh import Mesh
 from autopar.record import TensorType
 from autopar.runtime.agreement import Brought
 from autopar.runtime.pieces import cut
+from autopar.runtime.redistribute import redistribute
 from autopar.shards import is_dtensor, local_of
 from autopar.structure import unflatten
 
@@ -103,7 +104,7 @@ def piece_of(tensor: torch.Tensor, name: str, type: TensorType, rank: int, given
     mesh = type.layout.mesh
     if is_dtensor(tensor):
         if attr_of(tensor.placements, mesh, type.shape) != type.attr:  # type: ignore[attr-defined]
-            tensor = tensor.detach().redistribute(placements=placements_of(type.attr, mesh, type.shape))  # type: ignore[attr-defined]
+            tensor = redistribute(tensor.detach(), placements_of(type.attr, mesh, type.shape))
         return local_of(tensor)
     if name in given.shapes or type.attr.is_replicated:
         return tensor.detach()

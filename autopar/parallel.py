@@ -31,6 +31,7 @@ from autopar.report.transfers import Transfers, transfers_of
 from autopar.runtime.agreement import Agreement
 from autopar.runtime.interface import Interface
 from autopar.runtime.job import Job
+from autopar.runtime.redistribute import full_tensor
 from autopar.runtime.seeds import step_seed
 from autopar.shards import for_everyone, for_model, is_dtensor, local_of, relaid, sharded
 from autopar.structure import part_at, take_over, unflatten
@@ -348,7 +349,7 @@ class Parallel(AttributesOfModule):
         from torch.distributed.tensor import DTensor
 
         placements = placements_of(type.attr, self.mesh, type.shape)
-        return DTensor.from_local(piece, self.job.device_mesh, placements, run_check=False, shape=leaf.shape, stride=leaf.stride()).full_tensor()
+        return full_tensor(DTensor.from_local(piece, self.job.device_mesh, placements, run_check=False, shape=leaf.shape, stride=leaf.stride()))
 
     def simulate(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model with all ranks in this process: its own signature, its own output structure, full tensors.

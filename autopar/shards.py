@@ -13,6 +13,7 @@ from autopar.inventory import inventory
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
 from autopar.runtime.job import Job
+from autopar.runtime.redistribute import full_tensor, redistribute
 from autopar.torch_private import is_strided_shard, refer_weakly
 
 
@@ -54,7 +55,7 @@ def relaid(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh: Mesh, jo
             placements = placements_of(attrs[name], mesh, tuple(parameter.shape)) if name in attrs else None
             if placements is not None and parameter.placements != placements:  # type: ignore[attr-defined]
                 parameter.grad = None
-                moved = torch.nn.Parameter(parameter.detach().redistribute(placements=placements), requires_grad=parameter.requires_grad)  # type: ignore[attr-defined]
+                moved = torch.nn.Parameter(redistribute(parameter.detach(), placements), requires_grad=parameter.requires_grad)
                 vars(moved).update(vars(parameter))
                 torch.utils.swap_tensors(parameter, moved)
     finally:
@@ -79,7 +80,7 @@ def for_everyone(state: dict[str, Any]) -> dict[str, Any]:
     for name, value in state.items():
         if is_dtensor(value) and any(map(is_strided_shard, value.placements)):
             public = [Replicate() if is_strided_shard(p) else p for p in value.placements]
-            state[name] = value.detach().redistribute(placements=public)
+            state[name] = redistribute(value.detach(), public)
     return state
 
 
@@ -95,9 +96,9 @@ def for_model(state: Mapping[str, Any], own: Mapping[str, torch.Tensor], job: Jo
             continue  # what does not fit, load_state_dict says
         placements = here.placements if is_dtensor(here) else [Replicate()] * job.device_mesh.ndim  # type: ignore[attr-defined]
         if is_dtensor(value) and value.device_mesh == job.device_mesh:  # type: ignore[attr-defined]
-            value = value.detach().to(job.device).redistribute(placements=placements)  # type: ignore[attr-defined]
+            value = redistribute(value.detach().to(job.device), placements)
         else:
-            value = value.full_tensor() if is_dtensor(value) else value  # type: ignore[attr-defined]  # on another mesh
+            value = full_tensor(value) if is_dtensor(value) else value  # on another mesh
             value = distribute_tensor(value.detach().to(here.device), job.device_mesh, placements)
         laid[name] = value if is_dtensor(here) else value.to_local()
     return laid

@@ -16,6 +16,7 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
+from autopar.runtime.redistribute import full_tensor
 from autopar.shards import is_dtensor
 
 VOCABULARY = 22
@@ -52,7 +53,8 @@ MODELS: dict[str, tuple[Any, Any, Any]] = {  # how it is made, its batches, its 
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+    """Gathered without DTensor's own gather, which is coalesced on gloo, and may crash there."""
+    return full_tensor(tensor) if is_dtensor(tensor) else tensor
 
 
 def groups_of(model: nn.Module) -> list[dict[str, Any]]:

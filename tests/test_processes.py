@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import calls
+import calls_of_steps
+import gathers
 import loops
 import pytest
+import weights
 import zoo_on_processes
 from processes import ranks
 
@@ -37,6 +41,18 @@ CALLS = ["inputs_and_outputs", "inputs_with_gradients", "gradients_of_some_outpu
 @pytest.mark.parametrize("name", CALLS)
 def test_calls(name: str) -> None:
     ranks(4).run(getattr(calls, name))
+
+
+SINGLE: list[Callable[..., None]] = [calls.inputs_with_gradients, calls_of_steps.loaded_states, calls_of_steps.moved_by_zero]
+
+
+def test_no_gather_is_coalesced() -> None:
+    """gloo's coalesced gather, DTensor's own, may crash: neither steps nor what is loaded or initialised begins one."""
+    world = ranks(4)
+    assert all(len(lines) == 1 and "full_tensor" in lines[0] for lines in world.run(gathers.coalesced_in, gathers.by_dtensor)), "it would be seen"
+    cases = [*((function,) for function in SINGLE), (calls.state_dicts, "llama"), (weights.initialized, "mlp", "own", {"dp": 2, "tp": 2})]
+    for function, *args in cases:
+        assert world.run(gathers.coalesced_in, function, *args) == [[]] * 4, function
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from autopar.runtime.redistribute import full_tensor
 from autopar.shards import is_dtensor, local_of
 from autopar.torch_private import OpOverload, StorageReference, TorchDispatchMode, pytree, storage_of, written_arguments
 
@@ -105,7 +106,7 @@ class Writes(TorchDispatchMode):
         if all(placement.is_replicate() for placement in tensor.placements):
             return local
         viewed = self._viewed(tensor)
-        gathered = tensor.detach().full_tensor() if values else None  # on every rank, whether it has the view or not
+        gathered = full_tensor(tensor.detach()) if values else None  # on every rank, whether it has the view or not
         if viewed is not None:
             return viewed
         if gathered is not None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from autopar.runtime.redistribute import redistribute
 from autopar.shards import for_model, is_dtensor, local_of
 from autopar.step.fit import number_of, parts_of
 from autopar.step.owned import Owned
@@ -115,7 +116,7 @@ class Averages:
 
 def as_it_lies(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """A DTensor, re-laid as a parameter lies."""
-    return tensor.to(local_of(parameter).device).redistribute(placements=parameter.placements) if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+    return redistribute(tensor.to(local_of(parameter).device), parameter.placements) if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
 
 
 @torch.no_grad()

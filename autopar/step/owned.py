@@ -21,6 +21,7 @@ from autopar.optimizers.definition import Group
 from autopar.optimizers.update import RATE, scalar
 from autopar.record import TensorType
 from autopar.runtime.job import Job
+from autopar.runtime.redistribute import full_tensor, redistribute
 from autopar.shards import is_dtensor, local_of
 from autopar.step.update import STEP, Trained, scheduled_name
 from autopar.torch_private import copy_each, dtensor_around, note_a_step, version_of
@@ -226,8 +227,8 @@ class Owned:
 
         placements = placements_of(attr, self.mesh, tuple(parameter.shape))
         if is_dtensor(value) and value.device_mesh == self.job.device_mesh:
-            return value if value.placements == placements else value.to(_device(parameter)).redistribute(placements=placements)
-        value = value.to(_device(parameter)).full_tensor() if is_dtensor(value) else value
+            return value if value.placements == placements else redistribute(value.to(_device(parameter)), placements)
+        value = full_tensor(value.to(_device(parameter))) if is_dtensor(value) else value
         return distribute_tensor(value.detach().to(_device(parameter)).contiguous(), self.job.device_mesh, placements)
 
     def _surface(self, piece: torch.Tensor, parameter: torch.nn.Parameter, attr: DistAttr) -> torch.Tensor:
