@@ -223,6 +223,17 @@ def test_verdict(case: str) -> None:
     assert (None if verdict is None else verdict.ranks) == blamed, verdict
 
 
+@pytest.mark.parametrize(("first", "said"), [
+    (REDUCE, "autopar: rank 1 ended; rank 0 waits in all_reduce(mm, tp)\n  all ranks must take the same number of steps: see how the data is split"),
+    (USERS, "autopar: no progress for 60 s: rank 0 is outside of a step, at train.py:7  load(); rank 1 has ended; rank 2 waits in mm(x, t)"),
+], ids=["all wait", "one is outside"])  # fmt: skip
+def test_a_rank_that_ended_is_named_however_long_its_connections_last(first: Place, said: str) -> None:
+    others = {2: seen(MM, still=61.0)} if first is USERS else {}
+    verdict = judge({0: seen(first, still=61.0), 1: seen(USERS, ENDED, RUNNING, silent=61.0), **others}, timeout=60.0)
+    assert verdict is not None
+    assert verdict.text.startswith(said)
+
+
 def test_a_loop_of_the_users_is_no_progress() -> None:
     rank = Followed()
     for now, place in enumerate([USERS, Place(3, False, "train.py:8  more()"), Place(3, True, "mm"), Place(3, True, "t"), Place(4, True, "t")]):

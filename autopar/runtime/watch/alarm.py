@@ -56,6 +56,14 @@ class Alarm:
         if self in _taken and threading.current_thread() is threading.main_thread():
             _give_back()
 
+    def __del__(self) -> None:
+        """Nobody waits any more."""
+        for end in (self._signals, self._written, self._bell, self._rope):
+            end.close()
+        for descriptor in self._processes.values():
+            if descriptor is not None:
+                os.close(descriptor)
+
     def _listen(self) -> None:
         while (numbers := self._signals.recv(4096)) and OVER not in numbers:
             if signal.SIGTERM in numbers:

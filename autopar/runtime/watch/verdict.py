@@ -100,7 +100,11 @@ def judge(seen: Mapping[int, Seen], timeout: float) -> Verdict | None:
     if silent and still >= silence:
         return _lost(silent, seen)
     if still >= timeout:
-        return _lost(stopped, seen) if stopped else _stalled(seen, timeout)
+        if stopped:
+            return _lost(stopped, seen)
+        alive = [rank for rank, s in seen.items() if s.is_in(ALIVE)]
+        waiting = [rank for rank in alive if seen[rank].inside]
+        return (_ended(seen, waiting) if waiting == alive else None) or _stalled(seen, timeout)
     return None
 
 
