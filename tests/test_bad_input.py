@@ -467,7 +467,7 @@ def test_a_stage_is_not_the_mesh() -> None:
 
 
 def test_tensors_that_are_not_dense() -> None:
-    refuses(CaptureError, r"argument x is a sparse_coo tensor, which has no pieces\n  make it dense: to_dense\(\)", Block(),
+    refuses(CaptureError, r"argument x is a sparse_coo tensor, which has no pieces\n  make it dense: to_dense\(\), or sparse=False in an embedding", Block(),
             example=(x.to_sparse(),))  # fmt: skip
 
 
