@@ -6,6 +6,7 @@ import atexit
 import tempfile
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch.multiprocessing as multiprocessing
 from torch import distributed
 
 LIMIT = 120  # seconds for one function
+THREADS = 300  # of a rank, above which it has made so many process groups that their idle loops slow down all tests
 
 
 class Ranks:
@@ -46,12 +48,19 @@ class Ranks:
         if failed := [f"rank {rank}:\n{value}" for rank, (how, value) in enumerate(answers) if how == "failed"]:
             self.end()  # they may stand in different collectives
             raise AssertionError("\n".join(failed))
+        if max(_threads(process.pid) for process in self.processes) > THREADS:
+            self.end()  # the next test starts others
         return [value for _, value in answers]
 
     def end(self) -> None:
         WORLDS.pop(len(self.processes), None)
         for process in self.processes:
             process.kill()
+
+
+def _threads(pid: int | None) -> int:
+    tasks = Path(f"/proc/{pid}/task")
+    return len(list(tasks.iterdir())) if tasks.is_dir() else 0
 
 
 WORLDS: dict[int, Ranks] = {}

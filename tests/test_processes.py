@@ -48,11 +48,10 @@ SINGLE: list[Callable[..., None]] = [calls.inputs_with_gradients, calls_of_steps
 
 def test_no_gather_is_coalesced() -> None:
     """gloo's coalesced gather, DTensor's own, may crash: neither steps nor what is loaded or initialised begins one."""
-    world = ranks(4)
-    assert all(len(lines) == 1 and "full_tensor" in lines[0] for lines in world.run(gathers.coalesced_in, gathers.by_dtensor)), "it would be seen"
+    assert all(len(lines) == 1 and "full_tensor" in lines[0] for lines in ranks(4).run(gathers.coalesced_in, gathers.by_dtensor)), "it would be seen"
     cases = [*((function,) for function in SINGLE), (calls.state_dicts, "llama"), (weights.initialized, "mlp", "own", {"dp": 2, "tp": 2})]
     for function, *args in cases:
-        assert world.run(gathers.coalesced_in, function, *args) == [[]] * 4, function
+        assert ranks(4).run(gathers.coalesced_in, function, *args) == [[]] * 4, function
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
