@@ -260,7 +260,7 @@ class Parallel(AttributesOfModule):
             changes: of values that forward reads, where the key is the same.
         """
         alike = [other for other, _ in keys if (other.training, other.modes) == (key[0].training, key[0].modes)]
-        if not alike:
+        if not alike or (key in keys and not changes):  # in a step, with other parameters in the optimizer
             return []
         what = ", ".join(map(str, changes)) or difference(alike[-1], key[0])
         if not self._recapture and changes:
