@@ -24,6 +24,7 @@ from autopar.transfers import BY_FUNCTION
 TOLERANCE = 1e-10
 FILE = "model_of_case.py"  # whose lines refusals quote
 FAILED = "failed"
+OTHER = "other numbers"  # how the reason begins where one device has others
 SMALL = 1e-4  # what is smaller than this altogether is compared to it, since sums that are zero are so but for rounding
 
 HEAD = """import math
@@ -293,7 +294,7 @@ def _check(case: Case) -> Outcome:
     if wrong and (excess := _beyond_rounding(made, expected, wrong)):
         what = max(excess, key=excess.__getitem__)
         text = "\n".join(f"{w}: {f:.3g}" for w, f in excess.items())
-        return Outcome(FAILED, f"other numbers: {_without_names(what)}", text, ops, whole, tried, inserted)
+        return Outcome(FAILED, f"{OTHER}: {_without_names(what)}", text, ops, whole, tried, inserted)
     return Outcome("sensitive" if wrong else "equal", ops=ops, whole=whole, tried=tried, transfers=inserted)
 
 

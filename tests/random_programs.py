@@ -16,6 +16,7 @@ from autopar.layout import DistAttr, Layout
 from autopar.mesh import Mesh
 from autopar.program import LEVELS, Constant, Program, make_node, operands, record_of, set_record
 from autopar.record import DTYPES, PHASES, Record, Requirement, Result, TensorType, ValueType
+from autopar.text.overloads import misplaced
 from autopar.text.tokens import LITERALS, can_name
 
 PLACED = ("placed", "explicit")
@@ -63,7 +64,7 @@ STRINGS = st.text(max_size=5)
 
 @st.composite
 def programs(draw: st.DrawFn) -> Program:
-    """Anything that prints: neither the ops' schemas nor their rules are kept."""
+    """Anything that prints and parses: tensors stand where an op takes them; nothing else of its schema is kept, and no rule."""
     level = draw(st.sampled_from(LEVELS))
     mesh = None if level == "traced" and draw(st.booleans()) else draw(MESHES)
     stages: dict[str, Mesh] = {}
@@ -140,7 +141,10 @@ def calls(draw: st.DrawFn, program: Program, name: str, values: list[fx.Node]) -
     some = st.lists(operand | ARGUMENTS | st.lists(operand, max_size=2), max_size=3)
     args = tuple(draw(some))
     kwargs = dict(zip(draw(st.lists(NAMES, max_size=2, unique=True)), draw(some), strict=False))
-    node = make_node(program.graph, name, "call_function", draw(st.sampled_from(OPS)), args, kwargs)
+    op = draw(st.sampled_from(OPS))
+    if misplaced(op, args, kwargs):
+        args, kwargs = args[:1] if not misplaced(op, args[:1], {}) else (), {}
+    node = make_node(program.graph, name, "call_function", op, args, kwargs)
     return node, draw(requirements(program, operands(node)))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from model_cases import Case, check
+from model_cases import OTHER, Case, Outcome, check
 
 
 def smallest(case: Case, seconds: float = 60.0) -> Case:
@@ -22,19 +22,28 @@ def smallest(case: Case, seconds: float = 60.0) -> Case:
             if time.monotonic() > end:
                 break
             outcome = check(one)
-            if (outcome.kind, outcome.reason) == (wanted.kind, wanted.reason):
+            if (outcome.kind, _manner(outcome)) == (wanted.kind, _manner(wanted)):
                 case, again = one, True
                 break
     return case
 
 
+def _manner(outcome: Outcome) -> str:
+    """Why a case ends as it does; where numbers differ, without the value: the simpler case may show it elsewhere."""
+    return OTHER if outcome.reason.startswith(OTHER) else outcome.reason
+
+
 def smaller(case: Case) -> Iterator[Case]:
     """Simpler cases, the simplest first; not all of them are valid."""
+    if isinstance(case.plan, dict) and case.plan:
+        yield replace(case, plan={})
+        if any(glob.endswith("()") for glob in case.plan):  # these refuse a case without the lines that call the module
+            yield replace(case, plan={glob: spec for glob, spec in case.plan.items() if not glob.endswith("()")})
     names = re.findall(r"\b[a-z]+\d+\b|\b[a-z]\b", case.result)
     if len(names) > 1 or case.result not in names:
         yield from (replace(case, result=name, given=None) for name in dict.fromkeys(names))
     drawn = {key: value for key, value in case.options.items() if key == "random"}
-    for change in ({"changes": ()}, {"calls": 1}, {"calls": 2}, {"loss": "weights"}, {"grad": True}, {"training": True}, {"given": None}, {"options": drawn}, {"keywords": ()}):
+    for change in ({"changes": ()}, *({"calls": n} for n in range(1, case.calls)), {"loss": "weights"}, {"grad": True}, {"training": True}, {"given": None}, {"options": drawn}, {"keywords": ()}):
         (key, value), = change.items()
         if getattr(case, key) != value:
             yield replace(case, **change)
@@ -43,7 +52,8 @@ def smaller(case: Case) -> Iterator[Case]:
             yield replace(case, mesh={a: n for a, n in case.mesh.items() if a != axis}, plan=_without_axis(case.plan, axis))
         if size > 2:
             yield replace(case, mesh={**case.mesh, axis: 2})
-    count = len(case.lines)
+    if len(read := _read(case)) < (count := len(case.lines)):
+        yield replace(case, lines=read)
     for size in (count // 2, count // 4, 1):
         for k in range(count - size, -1, -max(size, 1)) if size else ():
             yield replace(case, lines=case.lines[:k] + case.lines[k + size :])
@@ -68,6 +78,17 @@ def smaller(case: Case) -> Iterator[Case]:
             yield replace(case, plan={g: s for g, s in case.plan.items() if g != glob})
             if isinstance(spec, tuple):
                 yield from (replace(case, plan={**case.plan, glob: (*spec[:d], None, *spec[d + 1 :])}) for d, entry in enumerate(spec) if entry)
+
+
+def _read(case: Case) -> tuple[str, ...]:
+    """The lines that lead to the result, where names are written once; writes in place are lost."""
+    kept: list[str] = []
+    text = case.result
+    for line in reversed(case.lines):
+        if re.search(rf"\b{re.escape(line.split(' = ')[0])}\b", text):
+            kept.append(line)
+            text += line
+    return tuple(reversed(kept))
 
 
 def _without(plan: Any, name: str) -> Any:

@@ -157,12 +157,13 @@ def test_an_interrupt_of_a_random_edit(data: st.DataObject, mode: str, place: fl
     if not fine:
         return
     play(base(), script.calls, mode)  # caches are filled now, so the next two runs go through the same lines
+    program, other = base(), base()
     with fault_at() as lines:
-        play(base(), script.calls, mode)
-    program = base()
+        play(other, script.calls, mode)
     before = exact(program)
     with contextlib.suppress(KeyboardInterrupt, SystemError), fault_at(int(place * len(lines))) as run:
         play(program, script.calls, mode)
+    assert len(run) > int(place * len(lines)), "no line was interrupted"
     assert exact(program) == before, f"an interrupt at {run[-1]} left something"
 
 

@@ -363,7 +363,7 @@ optimised: 4 ranks, 8 micro-batches
   lower bound  351
   ratio        1.0000, so nothing is faster
   best fixed   zb-h1: 360, 1.026 times as long
-  peak memory  5 5 4 8  of  5 5 5 8"""
+  peak memory  5 5 5 8  of  5 5 5 8"""
     assert str(optimise(Times(2, 1, 1, 1), 2, 2, chunks=2, limit=2)) == """\
 optimised: 2 ranks, 2 micro-batches, 2 stages a rank: 0 1 1 0
   makespan     30
