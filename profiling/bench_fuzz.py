@@ -2,7 +2,8 @@
 
 Each case is a model of up to a dozen lines, some with Python attributes that change between calls, run in float64 on one device and on the simulated ranks: outputs, gradients and
 buffers agree to 1e-10, or an error names the op or the value, the user's line and the remedy. ``sensitive`` are those where
-rounding alone changes the numbers by more; they agree as far as eager agrees with itself. Case k is made by
+rounding alone changes the numbers by more; they agree as far as eager agrees with itself. Then what one rank's collectives send is
+changed, a few times for each case, and each change is to be refused. Case k is made by
 ``random.Random(seed + k)``; those that eager refuses are passed over. The smallest case of each kind of failure is printed.
 """
 
@@ -30,6 +31,7 @@ LINES = [check, random_case]
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cases", type=positive, default=2000)
     parser.add_argument("--seed", type=int, default=0, help="that of the first case")
+    parser.add_argument("--mutations", type=int, default=4, help="changes of what one rank's collectives send, each of which is to be refused")
     parser.add_argument("--shrink", type=float, default=30.0, help="seconds to look for the smallest case of each failure")
 
 
@@ -41,7 +43,7 @@ def run(options: argparse.Namespace) -> str:
     seed = options.seed
     while len(found) < options.cases:
         case = random_case(random.Random(seed))
-        outcome = check(case)
+        outcome = check(case, options.mutations)
         if outcome.kind == "invalid":
             passed_over += 1
         else:

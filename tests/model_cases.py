@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import math
 import pprint
+import random
 import re
 import time
 import traceback
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from payload_mutations import accepted
 
 import autopar
 from autopar import Mesh
@@ -250,16 +252,20 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], tolerance: f
     return {what: far for what, far in found.items() if far > tolerance}
 
 
-def check(case: Case) -> Outcome:
-    """Run a case on one device and on the simulated ranks."""
+def check(case: Case, mutations: int = 0) -> Outcome:
+    """Run a case on one device and on the simulated ranks.
+
+    Args:
+        mutations: of what the local programs' collectives send so many things are changed on one rank, each of which is to be refused.
+    """
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        outcome = _check(case)
+        outcome = _check(case, mutations)
     return replace(outcome, seconds=time.perf_counter() - start)
 
 
-def _check(case: Case) -> Outcome:
+def _check(case: Case, mutations: int) -> Outcome:
     try:
         made = Made(case)
         model = made.model()
@@ -295,6 +301,10 @@ def _check(case: Case) -> Outcome:
         what = max(excess, key=excess.__getitem__)
         text = "\n".join(f"{w}: {f:.3g}" for w, f in excess.items())
         return Outcome(FAILED, f"{OTHER}: {_without_names(what)}", text, ops, whole, tried, inserted)
+    if mutations:
+        programs = {rank: parallel.local(rank) for rank in parallel.mesh.ranks}
+        if missed := accepted(programs, mutations, random.Random(repr(case))):
+            return Outcome(FAILED, f"a change of a payload is accepted: {_without_names(missed[0])}", "\n".join(missed), ops, whole, tried, inserted)
     return Outcome("sensitive" if wrong else "equal", ops=ops, whole=whole, tried=tried, transfers=inserted)
 
 

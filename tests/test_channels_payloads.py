@@ -3,80 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import models
 import pytest
 import torch
 from channel_programs import GOLDEN, local_programs
-from torch import fx
+from payload_mutations import MUTATIONS, alone, communicating
 
 import autopar
-from autopar import transfers
 from autopar.channels import Collective, Receive, Send, check, check_programs
 from autopar.errors import ChannelError
 from autopar.localize import LocalPrograms
-from autopar.program import Program, operands, record_of, set_record
-
-
-def retyped(node: fx.Node, **changes: Any) -> None:
-    """What the transfer reads, and what it makes, has another type."""
-    for value in (*operands(node), node):
-        record = record_of(value)
-        set_record(value, record._replace(type=replace(record.type, **changes)))
-
-
-def argued(name: str, change: Callable[[Any], Any]) -> Callable[[fx.Node], bool]:
-    """Another argument, where the transfer has it and it becomes another."""
-
-    def mutate(node: fx.Node) -> bool:
-        given = transfers.arguments(node.target, node.args, node.kwargs)
-        if given.get(name) is None and name != "op":
-            return False
-        new = change(given.get(name))
-        if new == given.get(name):
-            return False
-        node.args, node.kwargs = transfers.call(node.target, node.args[0], {**given, name: new})
-        return True
-
-    return mutate
-
-
-def another_dtype(node: fx.Node) -> bool:
-    dtype = record_of(node).type.dtype
-    retyped(node, dtype=torch.float16 if dtype is torch.bfloat16 else torch.bfloat16)
-    return True
-
-
-def another_shape(node: fx.Node) -> bool:
-    operand = record_of(node.args[0]).type if isinstance(node.args[0], fx.Node) else None
-    if operand is None or not operand.shape or node.target in (transfers.send, transfers.recv, transfers.redistribute):
-        return False
-    set_record(node.args[0], record_of(node.args[0])._replace(type=replace(operand, shape=(operand.shape[0] + 1, *operand.shape[1:]))))
-    return True
-
-
-def longer(sizes: Any) -> Any:
-    return [*sizes[:-1], sizes[-1] + 1]
-
-
-def swapped_ends(sizes: Any) -> Any:
-    return [*sizes[:-1][1:], sizes[-1], sizes[0]]
-
-
-MUTATIONS: dict[str, Callable[[fx.Node], bool]] = {
-    "dtype": another_dtype,
-    "shape": another_shape,
-    "reduction": lambda node: node.target in (transfers.all_reduce, transfers.reduce_scatter) and argued("op", lambda op: "min" if op == "max" else "max")(node),
-    "size of a piece": argued("sizes", longer),
-    "sizes in another order": argued("sizes", swapped_ends),
-    "new sizes": argued("new_sizes", longer),
-    "global shape": argued("shape", lambda shape: (*shape[:-1], shape[-1] + 1) if shape else shape),
-    "splits": argued("splits", lambda splits: tuple(reversed(splits))),
-    "source": argued("source", lambda source: source if isinstance(source, int) else tuple(reversed(source))),
-}
+from autopar.program import Program
 
 
 @functools.cache
@@ -112,13 +51,6 @@ def steps_programs() -> list[Any]:
     return [micro.local, update.local, update.last[1]]
 
 
-def communicating(program: Program) -> Iterator[fx.Node]:
-    for node in program.nodes:
-        row = transfers.BY_FUNCTION.get(node.target)
-        if row is not None and row.collective:
-            yield node
-
-
 CASES = [f"golden {path.stem}" for path in sorted(GOLDEN.glob("*.txt"))] + ["uneven", "residual", "stages", "step"]
 
 
@@ -139,12 +71,6 @@ def test_one_thing_changed_on_one_rank_is_refused(case: str) -> None:
                     with pytest.raises(ChannelError):
                         check_programs({**whole, rank: broken})
                         pytest.fail(f"{kind} of {name} on rank {rank} is accepted")
-
-
-def alone(program: Program, node: fx.Node) -> bool:
-    """Whether nothing travels."""
-    axis = transfers.arguments(node.target, node.args, node.kwargs).get("axis")
-    return axis is not None and program.mesh.count(transfers.axes_of(axis)) == 1
 
 
 TEXT = "program local on dp=2 at dp={}\n  x : {}[{} 8] = input\nforward:\n  y : {}[{} 8] = all_reduce(x, dp{})\n  return y\n"

@@ -109,6 +109,14 @@ def test_a_lost_all_reduce_is_caught_and_made_small(monkeypatch: pytest.MonkeyPa
     assert check(small).kind == FAILED and len(small.lines) <= 4 and len(small.mesh) == 1, small.literal()
 
 
+def test_an_accepted_payload_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one rank sends is changed, and refused; and would be told if it were not."""
+    case = Case(("v = self.l(a)",), "v", {"a": "real(4, 6, grad=True)"}, {"dp": 2}, {"a": ("dp", None)}, ("self.l = nn.Linear(6, 3)",))
+    assert check(case, mutations=20).kind == "equal"
+    monkeypatch.setattr("payload_mutations.check_programs", lambda programs: None)
+    assert check(case, mutations=20).reason.startswith("a change of a payload is accepted: another ")
+
+
 def test_a_stale_attribute_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model whose attribute changes between calls agrees with eager, and would not without guards."""
     case = Case(("v = a * self.n",), "v", {"a": "real(4, grad=True)"}, {"dp": 2}, {}, ("self.n = 0.5",), calls=3, changes=("self.n = 2.0", "self.n = 0.0"))
