@@ -306,6 +306,45 @@ def test_earlier_values_find_their_captures_and_only_so_many_are_kept() -> None:
     assert parallel.captures == KEPT and len(parallel._variants._of) == 1 and not step.captures
 
 
+class Annealed(nn.Module):
+    """A number beside low precision, float32 residuals and a comparison."""
+
+    beta = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l, self.m, self.beta = nn.Linear(6, 6), nn.Linear(6, 6), 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + self.l(x) * self.beta
+        z = self.m(torch.tanh(y)) / (1.0 + self.beta) - self.beta
+        return (z.float() * (z > self.beta - 2.0)).square().mean()
+
+
+@pytest.mark.parametrize("amp", ["bf16-O1", "bf16-O2", "fp16-O1", "fp16-O2"])
+def test_numbers_that_are_inputs_are_as_exact_under_amp(amp: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits as where each value is captured as a constant."""
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
+
+    def trained() -> tuple[list[torch.Tensor], int]:
+        torch.manual_seed(0)
+        model = Annealed()
+        parallel = autopar.parallelize(model, Mesh(dp=2, tp=2), {"l.weight": ("tp", None), "m.weight": ("tp", None)})  # no pending sums, which are reduced elsewhere
+        step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), amp=amp, microbatches=2)
+        losses = []
+        for k in range(6):
+            model.beta = 1.0 - k / 7
+            losses.append(step.simulate(x).detach())
+        return losses + [parameter.detach() for parameter in parallel.parameters()], step.captures
+
+    found, captures = trained()
+    monkeypatch.setattr("autopar.guards.variants.can_be_input", lambda place: False)
+    with pytest.warns(UserWarning, match="each new value captures the step anew"):
+        expected, each = trained()
+    assert (captures, each) == (3, 6)
+    assert all(map(torch.equal, found, expected))
+
+
 def test_a_change_is_refused_without_recapture() -> None:
     model, x = Weighted(), torch.randn(4, 4, dtype=d)
     parallel = autopar.parallelize(model, Mesh(dp=2), example=(x,), recapture=False)
