@@ -14,7 +14,7 @@ from autopar.mesh import Mesh
 from autopar.naming import Part, names_of
 from autopar.plan import Constraints, Plan, resolve
 from autopar.program import record_of
-from autopar.report.decisions import parts_note, unused_axes, whole_note
+from autopar.report.decisions import needed_whole_note, parts_note, unused_axes, whole_note
 from autopar.text.printer import print_type
 
 
@@ -71,9 +71,13 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
     parameters = {users[p]: r.type.shape for p, r in records.items() if r.role == "param"}  # type: ignore[union-attr]
     whole = _left_whole(found, parameters, parts) if found.preset else []
     follow = [part.kind for part in parts if part.name in parameters and part.name in found.attrs and not found.attrs[part.name].is_replicated]
+    needed = [
+        part.name for part in parts
+        if part.name in parameters and set(part.dims) == {None} and part.base in found.attrs and not found.attrs[part.base].is_replicated and part.kind.startswith("original")
+    ]  # fmt: skip
     told = {"tp"} if found.unmatched and not found.preset else set()  # a preset that matches nothing
     unused = unused_axes(mesh, {axis for attr in attrs.values() for axis in attr.axes}, told)
-    return attrs, Decisions((*found.notes, *parts_note(follow), *whole_note(whole), *unused), tuple(found.unmatched))
+    return attrs, Decisions((*found.notes, *parts_note(follow), *needed_whole_note(needed), *whole_note(whole), *unused), tuple(found.unmatched))
 
 
 def _left_whole(found: Constraints, parameters: Mapping[str, Sequence[int]], parts: Sequence[Part]) -> list[str]:

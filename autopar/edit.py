@@ -32,7 +32,7 @@ from autopar.torch_private import is_erased
 
 NOT_BEGUN = "this edit has not begun; its operations stand in its block: with program.edit() as edit:"
 OVER = "this edit is over; begin another one with program.edit()"
-OPEN = "another edit of this program is open; add the operations to that one, or begin this one when its block has ended"
+OPEN = "another edit of this program is open; add the operations to that one, or begin this one when its block has ended; where an interrupt has ended the block, del the name of that edit"
 HALF_DONE = "an edit of this program was interrupted, and was interrupted again while it was undone: it is half done; make the program anew"
 
 # graph → the edit of it that is open, or ``HALF_DONE`` while one is carried out or undone; an edit that nobody has any more is undone

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -252,7 +253,16 @@ def _matches(glob: str, name: str) -> bool:
     return fnmatch.fnmatchcase("." + name, glob) or fnmatch.fnmatchcase(name, glob)
 
 
+_ORIGINAL = re.compile(r"(.*)\bparametrizations\.(\w+)\.original\d*")
+
+
 def _no_match(glob: str, names: list[str]) -> str:
+    originals = [name for name in names if (found := _ORIGINAL.fullmatch(name)) and _matches(glob, found[1] + found[2])]
+    if originals:
+        return (
+            f"the plan's glob {glob!r} names what a parametrization computes of parts of other shapes, and how these follow it is not known; "
+            f"name the parts: {', '.join(originals[:4])}"
+        )
     calls = glob.endswith("()")
     names = [name for name in names if name.endswith("()") == calls and (":" in name) == (":" in glob)]
     near = difflib.get_close_matches(glob.lstrip("*."), names, n=3, cutoff=0.3) or names[:3]

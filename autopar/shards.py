@@ -14,7 +14,7 @@ from autopar.layout import DistAttr
 from autopar.mesh import Mesh
 from autopar.runtime.job import Job
 from autopar.runtime.redistribute import full_tensor, redistribute
-from autopar.torch_private import is_strided_shard, refer_weakly
+from autopar.torch_private import has_gradient_hooks, is_strided_shard, refer_weakly
 
 
 def sharded(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh: Mesh, job: Job) -> torch.nn.Module:
@@ -22,8 +22,17 @@ def sharded(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh: Mesh, j
 
     Values are those of the first rank, as in DistributedDataParallel, so that ranks with other seeds agree. Buffers
     that the plan does not split stay plain tensors, whole on every rank. On meta nothing is sent, and the copy is on meta.
+
+    Raises:
+        ValueError: a parameter has a hook of its gradient, which a copy does not have.
     """
     own = inventory(model)
+    for name, parameter in own.parameters:
+        if has_gradient_hooks(parameter):
+            raise ValueError(
+                f"{name} has a hook of its gradient, and the parameters on processes are copies without it: remove it, "
+                f"and register it on the parameter of that name in what parallelize returns"
+            )
     replaced: dict[int, Any] = {}
     for name, tensor in (*own.parameters, *own.buffers):
         attr = edge_of(attrs.get(name, DistAttr.replicated(tensor.dim())), mesh, tensor.shape, strided=True)

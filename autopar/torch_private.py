@@ -397,8 +397,7 @@ def note_a_step(optimizer: torch.optim.Optimizer) -> None:
 
 
 def refer_weakly(model: torch.nn.Module, whether: bool) -> None:
-    """Recurrent layers refer weakly to their parameters: ``swap_tensors`` refuses such, and a forward compares them, one for each, with those that
-    it has. Tried on 2.13."""
+    """Recurrent layers have weak references to their parameters: ``swap_tensors`` refuses such, and a forward needs them. Tried on 2.13."""
     for layer in (module for module in model.modules() if isinstance(module, torch.nn.RNNBase)):
         layer._flat_weight_refs = [None if one is None else weakref.ref(one) for one in layer._flat_weights] if whether else []
 
@@ -406,6 +405,11 @@ def refer_weakly(model: torch.nn.Module, whether: bool) -> None:
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Whether something is called before or after each step of an optimizer. Tried on 2.13."""
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
+def has_gradient_hooks(tensor: torch.Tensor) -> bool:
+    """Whether something is called with the gradient of a leaf. Tried on 2.13."""
+    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
 
 
 def version_of(tensor: torch.Tensor) -> int:

@@ -11,7 +11,7 @@ from models import Block
 from test_equality import check_equal
 from test_transformers import batch, gpt2, llama
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize
 from wrapped import HAS_PEFT, LLAMA_LAYERS, PARAMETRIZED, Fed, Wraps, lora_gpt2, lora_llama, nested
 
 import autopar
@@ -146,6 +146,37 @@ def test_what_is_computed_is_split_as_its_name_asks() -> None:
     assert original == WHOLE  # each of its elements is in each of the computed ones
     (original,) = split(Fed(PARAMETRIZED["bias"]), None, "up_proj.parametrizations.bias.original")
     assert original == DistAttr.split("tp")
+
+
+def test_originals_that_stay_whole_are_told() -> None:
+    """An orthogonal matrix needs all of its original, whatever a plan asks of the matrix."""
+    plan = {"*.up_proj.weight": ("tp", None)}
+    parallel = autopar.parallelize(Fed(parametrizations.orthogonal), MESH, plan, example=(X,))
+    (note,) = (note for report in parallel.reports for note in report.notes if "parametrizations" in note)
+    assert note == (
+        "whole on every rank: up_proj.parametrizations.weight.original; each element that the parametrization computes depends on all of it, "
+        "and the result is split"
+    )
+
+
+def test_a_computed_weight_whose_parts_follow_it_in_no_known_way() -> None:
+    class Product(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return a @ b
+
+        def right_inverse(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return weight.clone(), torch.eye(weight.shape[1])
+
+    model = nn.Sequential(nn.Linear(8, 6))
+    parametrize.register_parametrization(model[0], "weight", Product(), unsafe=True)
+    with pytest.raises(PlanError) as caught:
+        autopar.parallelize(model, Mesh(tp=2), {"*.0.weight": ("tp", None)}, example=(torch.randn(4, 8),))
+    assert str(caught.value) == (
+        "the plan's glob '*.0.weight' names what a parametrization computes of parts of other shapes, and how these follow it is not known; "
+        "name the parts: 0.parametrizations.weight.original0, 0.parametrizations.weight.original1"
+    )
+    named = {"0.parametrizations.weight.original0": ("tp", None)}
+    assert layouts_of(named, model, MESH)["0.parametrizations.weight.original0"] == COLUMN
 
 
 def test_parametrizations_under_megatron_with_its_sequence_split() -> None:

@@ -86,7 +86,7 @@ def test_an_unknown_name() -> None:
     with pytest.raises(ValueError) as caught:
         made({"logit": "cat"}).simulate(*batch(0))
     names = "error, penalty, logits, columns, flat, hits, total, bias, transposed, x, norm, largest"
-    assert str(caught.value) == f"returns= says how to join 'logit', and the model returns {names} beside its loss"
+    assert str(caught.value) == f"returns= names 'logit', and the model has no such output; beside its loss it returns {names}: name one of these"
 
 
 def test_without_outputs_programs_are_the_same() -> None:

@@ -62,6 +62,12 @@ def parts_note(kinds: Sequence[str]) -> list[str]:
     return [f"parts of adapters and parametrizations are split as the weights that they belong to: {counted}"] * bool(kinds)
 
 
+def needed_whole_note(names: Sequence[str]) -> list[str]:
+    """Originals of parametrizations that stay whole, although what is computed of them is split."""
+    shown = ", ".join(names[:SHOWN]) + f" and {len(names) - SHOWN} more" * (len(names) > SHOWN)
+    return [f"whole on every rank: {shown}; each element that the parametrization computes depends on all of it, and the result is split"] * bool(names)
+
+
 def _parameters(count: int) -> str:
     return f"{count} parameter{'s' * (count != 1)}"
 

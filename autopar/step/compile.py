@@ -18,7 +18,7 @@ from autopar.layout import DistAttr, layout_of
 from autopar.localize import LocalPrograms
 from autopar.passes import Amp, Recompute, run_passes
 from autopar.passes.amp import low_precision
-from autopar.program import Program, name_of, record_of, set_record
+from autopar.program import Program, name_of, operands, record_of, set_record
 from autopar.progress import doing
 from autopar.record import TensorType
 from autopar.report.passes import PassReport, Reports
@@ -212,12 +212,21 @@ def compile_update(compiler: Compiler, trained: Sequence[Trained], micro: MicroB
     device = micro.captured.device
     norm = Norm(options.clip_norm, micro.untrained) if options.measured else None
     found = update_of(trained, micro.loss, device, norm=norm, scaling=options.loss_scale if options.scaled else None, ema=options.ema)
+    _say_where_the_loss_is_from(found.program, micro.program)
     verify(found.program, "update")
     local, reports = compiler.place(found.program, found.constraints, device)
     last, more = _joined(compiler, micro.program, found.program)
     reports += more
     states = frozenset(name_of(node) for node in found.program.placeholders if record_of(node).role == "state")
     return StepUpdate(found.program, local, last, states, found.returns, tuple(reports))
+
+
+def _say_where_the_loss_is_from(update: Program, micro: Program) -> None:
+    """The update's sum of losses has the user's line of the loss: its reduction is what ranks are most often seen in."""
+    rows = zip(operands(micro.output), record_of(micro.output).results, strict=True)
+    made = {result.of: record_of(node) for node, result in rows if result.kind == "state"}
+    here, there = (next(node for node in program.placeholders if name_of(node) == LOSS) for program in (update, micro))
+    set_record(here, record_of(here)._replace(source=made[there.name].source, module=made[there.name].module))
 
 
 def step_of(micro: MicroBatch, update: StepUpdate, microbatches: int) -> Step:

@@ -90,7 +90,8 @@ def outputs_of(program: Program, loss: int, terms: Terms, said: Mapping[str, str
     rows = [node for node, result in zip(operands(program.output), record_of(program.output).results, strict=True) if result.kind == "return"]
     others = [(name, node) for k, (name, node) in enumerate(zip(names, rows, strict=True)) if k != loss]
     if unknown := [name for name in said if name not in dict(others)]:
-        raise ValueError(f"returns= says how to join {unknown[0]!r}, and the model returns {', '.join(name for name, _ in others) or 'nothing'} beside its loss")
+        there = ", ".join(name for name, _ in others) or "nothing"
+        raise ValueError(f"returns= names {unknown[0]!r}, and the model has no such output; beside its loss it returns {there}: name one of these")
     if microbatches == 1 or not others:
         return tuple(Output(name, said.get(name, "same")) for name, _ in others)
     placed = Rows(program, [node for _, node in others], cut, device)

@@ -29,6 +29,7 @@ from autopar.step.owned import Owned
 from autopar.step.program import Step
 from autopar.step.runs import OnProcess, Simulated, lowered_of
 from autopar.step.state import load_into, state_of
+from autopar.step.trainable import refuse_untrainable
 from autopar.step.update import GROWTH, Trained
 from autopar.torch_private import without_function_modes
 
@@ -137,7 +138,9 @@ class TrainStep:
 
     def _call(self, given: Given, own: Inventory) -> Call:
         """The latest call, whose programs are keyed by its own key, the names of the trained parameters, and of the inputs that were cut."""
-        key: StepKey = self.parallel.key(given, own), tuple(self.owned.groups()), self._batches.cut
+        groups = self.owned.groups()
+        refuse_untrainable(own, groups)
+        key: StepKey = self.parallel.key(given, own), tuple(groups), self._batches.cut
         return self._variants.call(key, own.modules)
 
     def _compiled(self, given: Given, call: Call) -> tuple[MicroBatch, StepUpdate]:
