@@ -31,22 +31,21 @@ def killed_run(killed: int, moment: float, ranks: int) -> str:
     """What a job prints whose rank is killed some time after all ranks have taken a step."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(SCRIPT)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    job = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
-    assert job.stdout is not None
     lines: list[str] = []
     pids: dict[int, int] = {}
-    limit = threading.Timer(LIMIT, _end, [job])
-    limit.start()
-    for line in job.stdout:
-        lines.append(line)
-        before = len(pids)
-        pids |= {int(rank): int(pid) for rank, pid in STARTED.findall(line)}  # two may print on one line
-        if before < len(pids) == ranks:
-            time.sleep(moment)
-            os.kill(pids[killed], signal.SIGKILL)
-    limit.cancel()
-    _end(job)
-    job.wait()
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True) as job:
+        assert job.stdout is not None
+        limit = threading.Timer(LIMIT, _end, [job])
+        limit.start()
+        for line in job.stdout:
+            lines.append(line)
+            before = len(pids)
+            pids |= {int(rank): int(pid) for rank, pid in STARTED.findall(line)}  # two may print on one line
+            if before < len(pids) == ranks:
+                time.sleep(moment)
+                os.kill(pids[killed], signal.SIGKILL)
+        limit.cancel()
+        _end(job)
     return "".join(lines)
 
 
