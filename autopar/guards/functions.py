@@ -1,4 +1,4 @@
-"""Find the globals and closures that functions of the user's read, those of the functions that they call included."""
+"""Find the globals, closures and defaults that functions of the user's read, of those that run and of those that these may call."""
 
 from __future__ import annotations
 
@@ -7,61 +7,105 @@ import types
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+from torch.autograd import Function
+
+from autopar.guards.closures import function_of, functions_of
+from autopar.guards.namespaces import Namespaces, is_own, is_users_file, names_of
 from autopar.guards.places import Place
-from autopar.guards.values import FUNCTIONS, frozen, is_container, is_scalar, is_users_object, members
-from autopar.provenance import is_users
+from autopar.guards.values import FUNCTIONS, frozen, is_container, is_scalar, is_small_array, is_users_object
 
 SPECIAL = ("__call__", "__getitem__", "__len__", "__iter__", "__contains__", "__bool__", "__getattr__")  # methods that are called without being read
+OF_FUNCTIONS = ("forward", "backward", "setup_context", "jvp", "vmap")  # called by ``apply`` of an autograd.Function
+WRAPPED = (types.MethodType, functools.partial, staticmethod, classmethod, property)
 
 
 class Functions:
     """Looks into functions, each once.
 
     Attributes:
-        places: of globals, of attributes of modules and classes that are globals, of numbers in closures.
+        code: of the user's functions that were looked into.
+        places: of globals, of attributes of modules and classes, of numbers in closures, of defaults.
         first: what was in each of these places, frozen, before forward read it.
 
     Args:
-        follow: is given objects of the user's, with what they are called, before a function reads their attributes.
+        follow: is given what a function may read, with what it is called, before it reads what is inside.
+        others: tells what others look at, inside of containers.
+        skipped: places that are not looked at.
     """
 
-    def __init__(self, follow: Callable[[Any, str], None], skipped: Collection[tuple[int, str]] = ()) -> None:
-        self._skipped = skipped
+    def __init__(self, follow: Callable[[Any, str], None], others: Callable[[Any], bool], skipped: Collection[tuple[int, str]] = ()) -> None:
+        self._others, self._skipped = others, skipped
         self.places: dict[tuple[int, str], Place] = {}
         self.first: dict[tuple[int, str], Any] = {}
+        self.namespaces = Namespaces(self._note)
         self._follow = follow
         self._seen: dict[int, Any] = {}
+        self.code: dict[int, types.CodeType] = {}
+        self._unfound: dict[int, tuple[types.CodeType, bool]] = {}  # code that ran, of which no function was found; whether it closes over values
+        self._open: list[tuple[Any, type | None, str]] | None = None
 
-    @property
-    def seen(self) -> list[types.FunctionType]:
-        """The user's functions that were looked into."""
-        return [function for function in self._seen.values() if isinstance(function, types.FunctionType) and is_users_file(function.__code__.co_filename)]
-
-    def look_into(self, function: Any, cls: type | None = None) -> None:
-        """``cls``: of which it is a method."""
-        open_ = [(function, cls)]
-        while open_:
-            function, cls = open_.pop()
-            if isinstance(function, property):
-                function = function.fget
-            while isinstance(function, (types.MethodType, functools.partial, staticmethod, classmethod)):
-                function = function.func if isinstance(function, functools.partial) else function.__func__
-            if id(function) in self._seen or not isinstance(function, types.FunctionType):
-                continue
-            self._seen[id(function)] = function
-            open_ += self._read_by(function, cls)
+    def look_into(self, function: Any, cls: type | None = None, words: str = "") -> None:
+        """``cls``: of which it is a method; ``words``: what it is called."""
+        if self._open is not None:  # while another one is looked into
+            self._open.append((function, cls, words))
+            return
+        self._open = [(function, cls, words)]
+        try:
+            while self._open:
+                self._look_into(*self._open.pop())
+        finally:
+            self._open = None
 
     def look_into_class(self, cls: type) -> None:
         """The methods of a class that are called without being read."""
         if id(cls) not in self._seen:
             self._seen[id(cls)] = cls
+            autograd = issubclass(cls, Function)
             for base in cls.__mro__:
-                for name in SPECIAL:
-                    if isinstance(vars(base).get(name), types.FunctionType):
+                for name in (*SPECIAL, *OF_FUNCTIONS) if autograd else SPECIAL:
+                    if isinstance(vars(base).get(name), (types.FunctionType, staticmethod, classmethod)):
                         self.look_into(vars(base)[name], cls)
 
-    def _read_by(self, function: types.FunctionType, cls: type | None) -> Iterator[tuple[Any, type | None]]:
-        """Note what a function reads; the functions that it may call."""
+    def begins(self, frame: types.FrameType) -> None:
+        """A function runs: look into it."""
+        code = frame.f_code
+        if not is_users_file(code.co_filename):
+            return
+        self.code[id(code)] = code
+        function = function_of(frame)
+        if function is not None:
+            self.look_into(function)
+            return
+        self._globals(code, frame.f_globals)
+        closed = any(_is_kept(frame.f_locals[name]) for name in code.co_freevars if name in frame.f_locals)
+        if closed or (code.co_argcount + code.co_kwonlyargcount and not code.co_name.endswith(("comp>", "genexpr>"))):
+            self._unfound[id(code)] = code, closed
+
+    def end(self) -> None:
+        """Look into the functions that ran, and were found nowhere; and let go of all functions, for some may hold what forward has made."""
+        seen = {id(function.__code__) for function in self._seen.values() if isinstance(function, types.FunctionType)}
+        codes = [code for code, closed in self._unfound.values() if closed or id(code) not in seen]
+        for function in functions_of(codes) if codes else ():
+            self.look_into(function)
+        self._unfound.clear()
+        self._seen.clear()
+
+    # -- one function --------------------------------------------------------------------------------------------------
+
+    def _look_into(self, function: Any, cls: type | None, words: str) -> None:
+        while isinstance(function, WRAPPED):
+            if isinstance(function, functools.partial):
+                self._partial(function, words)
+                function = function.func
+            elif isinstance(function, property):
+                function = function.fget
+            else:
+                if isinstance(function, types.MethodType):
+                    self._follow(function.__self__, words)
+                function = function.__func__
+        if id(function) in self._seen or not isinstance(function, types.FunctionType):
+            return
+        self._seen[id(function)] = function
         code = function.__code__
         users = is_users_file(code.co_filename)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
@@ -70,59 +114,69 @@ class Functions:
             except ValueError:
                 continue
             if users:
-                yield from self._note(Place(cell, name, f"{name} of the closure {function.__qualname__}"), value)
+                self._note(Place(cell, name, f"{name} of the closure {function.__qualname__}"), value)
             elif isinstance(value, FUNCTIONS):  # one that is decorated
-                yield value, cls
-        if not users:
-            return
-        names = set(_names(code))
-        for name in sorted(names & function.__globals__.keys()):
-            value = function.__globals__[name]
-            module = function.__globals__.get("__name__", "the program")
-            yield from self._note(Place(function.__globals__, name, f"the global {name} of {module}"), value)
-            if (isinstance(value, types.ModuleType) and is_users_file(getattr(value, "__file__", None) or "")) or isinstance(value, type):
-                yield from self._attributes(value, names)
-        for base in cls.__mro__ if cls is not None else ():
-            for name in sorted(names & vars(base).keys()):
-                if isinstance(vars(base)[name], (*FUNCTIONS, property, staticmethod, classmethod)):
-                    yield vars(base)[name], cls
+                self.look_into(value, cls)
+        if users:
+            self.code[id(code)] = code
+            self._defaults(function)
+            self._globals(code, function.__globals__)
+            self._methods(names_of(code), cls)
+            if vars(function):
+                self.namespaces.add(function)
 
-    def _attributes(self, owner: Any, names: set[str]) -> Iterator[tuple[Any, type | None]]:
-        """Numbers of a module or a class that a function can read by these names."""
+    def _partial(self, partial: functools.partial[Any], words: str) -> None:
+        for name in ("args", "keywords"):
+            if getattr(partial, name):
+                self._note(Place(partial, name, f"{words or 'a partial'}.{name}", computed=True), getattr(partial, name))
+
+    def _defaults(self, function: types.FunctionType) -> None:
+        words = f"the defaults of {function.__qualname__}"
+        if function.__defaults__:
+            self._note(Place(function, "__defaults__", words, computed=True), function.__defaults__)
+        if function.__kwdefaults__:
+            self._note(Place(function, "__kwdefaults__", words, computed=True), function.__kwdefaults__)
+
+    def _globals(self, code: types.CodeType, held: dict[str, Any]) -> None:
+        self.namespaces.add_names(code)
+        names = set(names_of(code))
+        for name in sorted(names & held.keys()):
+            value = held[name]
+            self._note(Place(held, name, f"the global {name} of {held.get('__name__', 'the program')}"), value)
+            if (isinstance(value, type) or (isinstance(value, types.ModuleType) and is_users_file(getattr(value, "__file__", None) or ""))) and not is_own(value):
+                self._attributes(value, names)
+
+    def _attributes(self, owner: Any, names: set[str]) -> None:
+        """Numbers of a library's module or class that a function can read by these names."""
         for base in owner.__mro__ if isinstance(owner, type) else (owner,):
             root = base.__module__ if isinstance(base, type) else base.__name__
-            if root.partition(".")[0] in ("torch", "typing", "abc", "enum"):
-                continue
-            for name in sorted(names & vars(base).keys()):
-                value = vars(base)[name]
+            held = self.namespaces.attributes_of(base)
+            for name in sorted(names & held.keys()) if root.partition(".")[0] not in ("torch", "typing", "abc", "enum") else ():
+                value = held[name]
                 if not name.startswith("__") and (is_scalar(value) or is_container(value) or (not isinstance(base, type) and is_users_object(value))):
-                    yield from self._note(Place(vars(base), name, f"{owner.__name__}.{name}"), value)
+                    self._note(Place(held, name, f"{owner.__name__}.{name}"), value)
 
-    def _note(self, place: Place, value: Any) -> Iterator[tuple[Any, type | None]]:
-        if is_scalar(value) or is_container(value) or is_users_object(value):
+    def _methods(self, names: Iterator[str], cls: type | None) -> None:
+        """The methods of its own class that a method may call."""
+        wanted = set(names)
+        for base in cls.__mro__ if cls is not None else ():
+            for name in sorted(wanted & vars(base).keys()):
+                if isinstance(vars(base)[name], (*FUNCTIONS, *WRAPPED)):
+                    self.look_into(vars(base)[name], cls)
+
+    def _note(self, place: Place, value: Any) -> None:
+        function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+        users = isinstance(function, types.FunctionType) and is_users_file(function.__code__.co_filename)
+        if users or _is_kept(value) or isinstance(value, (functools.partial, property)) or (isinstance(value, (type, types.ModuleType)) and is_own(value)):
             self._keep(place, value)
-            self._follow(value, place.words)
-            for member in members(value) if is_container(value) else ():
-                if isinstance(member, FUNCTIONS):
-                    yield member, None
-        elif isinstance(value, FUNCTIONS):
-            if isinstance(value, types.FunctionType) and is_users_file(value.__code__.co_filename):
-                self._keep(place, value)
-            yield value, None
+        self._follow(value, place.words)
 
     def _keep(self, place: Place, value: Any) -> None:
         if place.identity not in self.places and place.identity not in self._skipped:
             self.places[place.identity] = place
-            self.first[place.identity] = frozen(value)
+            self.first[place.identity] = frozen(value, self._others)
 
 
-def is_users_file(filename: str) -> bool:
-    """Whether code is the user's, that of a notebook or of a string included."""
-    return bool(filename) and (is_users(filename) or (filename.startswith("<") and not filename.startswith(("<frozen", "<eval_with_key"))))
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+def _is_kept(value: Any) -> bool:
+    """Whether a place is looked at for the value in it; ``None`` is one, too."""
+    return is_scalar(value) or is_container(value) or is_users_object(value) or is_small_array(value)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from autopar.guards.places import MISSING, Change, Guard, Place
+from autopar.guards.places import MISSING, STORED, Change, Guard, Place
 from autopar.guards.reads import HOOKS
 from autopar.guards.values import is_number, shown
 from autopar.torch_private import GLOBAL_HOOKS
@@ -37,6 +37,7 @@ class Guards:
         inputs = {place.identity for place in numbers}
         self.found = [guard for guard in found if guard.place.identity not in inputs]
         self._modules = [module for _, module in named]
+        self._classes = [type(module) for module in self._modules]
         self._arrange_places()
         paths = {module: path for path, module in reversed(named)}
         hooks = [(f"{path}.{name}".lstrip("."), vars(module), name) for module, path in reversed(paths.items()) for name in HOOKS]
@@ -51,9 +52,12 @@ class Guards:
         self._absent: list[Guard] = []
         self._by_value: list[Guard] = []
         self._cells: list[Guard] = []
+        stored: dict[str, list[Guard]] = {key: [] for key in STORED}
         for guard in self.found:
             if not guard.by_identity:
                 self._by_value.append(guard)
+            elif guard.place.computed:
+                stored[guard.place.key].append(guard)
             elif isinstance(guard.place.holder, CellType):
                 (self._by_value if guard.value is MISSING else self._cells).append(guard)
             elif guard.value is MISSING:
@@ -64,8 +68,9 @@ class Guards:
         self._reads: list[tuple[Callable[[Any], tuple[Any, ...]], Any]] = [
             (operator.itemgetter(*(guard.place.key for guard in guards)), guards[0].place.holder) for guards in groups
         ]
-        self._grouped = [*(guard for guards in groups for guard in guards), *self._cells]
-        self._cells_read = [guard.place.holder for guard in self._cells]
+        many: dict[Callable[[Any], Any], list[Guard]] = {CONTENT: self._cells, **{operator.attrgetter(key): guards for key, guards in stored.items()}}
+        self._each = [(read, [guard.place.holder for guard in guards]) for read, guards in many.items() if guards]
+        self._grouped = [*(guard for guards in groups for guard in guards), *(guard for guards in many.values() for guard in guards)]
         self._expected = [guard.value for guard in self._grouped]
         self._absent_from = [guard.place.holder for guard in self._absent], [guard.place.key for guard in self._absent]
 
@@ -78,7 +83,8 @@ class Guards:
         return self._modules_hold(modules) and self._hooks_hold() and all(is_number(place.now()) for place in self.numbers) and self._places_hold()
 
     def _modules_hold(self, modules: Sequence[torch.nn.Module]) -> bool:
-        return len(modules) == len(self._modules) and all(map(operator.is_, modules, self._modules))
+        same = len(modules) == len(self._modules) and all(map(operator.is_, modules, self._modules))
+        return same and all(map(operator.is_, map(type, modules), self._classes))
 
     def _hooks_hold(self) -> bool:
         return not any(self._without) and all(_same(own[name], before) for _, own, name, before in self._with)
@@ -88,7 +94,8 @@ class Guards:
         try:
             for read, holder in self._reads:
                 now += read(holder)
-            now += map(CONTENT, self._cells_read)
+            for one, holders in self._each:
+                now += map(one, holders)
         except (KeyError, ValueError):  # an attribute was deleted, or a closure's variable
             return False
         if not all(map(operator.is_, now, self._expected)):
@@ -102,8 +109,9 @@ class Guards:
         changes = [Change.of(guard) for guard in self.found if not guard.holds()]
         changes += [Change(place, place.words, "a number", shown(place.now())) for place in self.numbers if not is_number(place.now())]
         if not self._modules_hold(modules):
-            now, before = ([type(module).__name__ for module in some] for some in (modules, self._modules))
-            at = next((k for k, (a, b) in enumerate(zip(modules, self._modules, strict=False)) if a is not b), min(len(now), len(before)))
+            now, before = [type(module).__name__ for module in modules], [cls.__name__ for cls in self._classes]
+            pairs = zip(modules, map(type, modules), self._modules, self._classes, strict=False)
+            at = next((k for k, (a, kind, b, cls) in enumerate(pairs) if a is not b or kind is not cls), min(len(now), len(before)))
             changes.append(Change(None, f"module {at} of the model", *("missing" if at >= len(some) else f"a {some[at]}" for some in (before, now))))
         for words, own, name, before in self._hooks:
             if not _same(own[name], before):

@@ -20,6 +20,7 @@ class _Sign:
 
 MISSING = _Sign("missing")
 UNKNOWN = _Sign("unknown")  # not looked at while forward ran
+STORED = ("__class__", "__defaults__", "__kwdefaults__")  # attributes that are stored beside an object's dict, and not computed anew
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +83,7 @@ class Guard:
     @property
     def by_identity(self) -> bool:
         """Whether the value is as it was where it is the same object."""
-        return not self.place.computed and is_fixed(self.value)
+        return (not self.place.computed or self.place.key in STORED) and is_fixed(self.value)
 
     def holds(self) -> bool:
         value = self.place.now()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import inspect
+import itertools
 import threading
 import types
 from collections.abc import Callable, Collection, Iterator
@@ -12,9 +13,11 @@ from typing import Any
 
 import torch
 
-from autopar.guards.functions import Functions, is_users_file
+from autopar.guards.functions import WRAPPED, Functions
+from autopar.guards.namespaces import is_own, is_users_file
 from autopar.guards.places import MISSING, UNKNOWN, Guard, Place
-from autopar.guards.values import FUNCTIONS, frozen, is_container, is_scalar, is_users_object, members
+from autopar.guards.ran import running_shown
+from autopar.guards.values import DEEPEST, FUNCTIONS, LARGEST, frozen, is_container, is_scalar, is_users_object, members
 from autopar.provenance import user_line
 
 HOOKS = ("_backward_pre_hooks", "_backward_hooks", "_forward_hooks", "_forward_pre_hooks")
@@ -37,12 +40,13 @@ class Reads:
     """
 
     def __init__(self, model: torch.nn.Module, inputs: Collection[tuple[int, str]] = ()) -> None:
+        self._modules = list(model.modules())
         self._own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         self._paths = {id(module): path for path, module in reversed(list(model.named_modules(remove_duplicate=False)))}
         self._reached: dict[int, tuple[Any, str]] = {}  # objects whose attributes are recorded, and what they are called
         self._read: dict[tuple[int, str], tuple[Any, str, Any, str]] = {}  # owner, name, what it was then, line
         self._inputs = inputs
-        self._functions = Functions(self._follow, inputs)
+        self._functions = Functions(self._follow, self.skipped, inputs)
         self._replaced: dict[type, Any] = {}
         self._thread = 0
         self.changed: list[str] = []
@@ -53,11 +57,15 @@ class Reads:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """While this is active, what the model's modules and their objects are asked for is recorded."""
+        """While this is active, what the model's modules and their objects are asked for is recorded, and which functions run."""
         self._thread = threading.get_ident()
         self._record_reads_of(torch.nn.Module)
         try:
-            yield
+            for hook in (hook for module in self._modules for name in HOOKS for hook in vars(module)[name].values()):
+                self._functions.look_into(hook)
+            with running_shown(self._functions.begins):
+                yield
+            self._functions.end()
         finally:
             for cls, original in self._replaced.items():
                 if original is None:
@@ -68,7 +76,7 @@ class Reads:
 
     def guards(self) -> list[Guard]:
         """The places that were read, with what they hold when the model has been given back, by place."""
-        found = dict(self._functions.places)
+        found: dict[tuple[int, str], Place] = {}
         first = dict(self._functions.first)
         restored = set()
         for owner, name, then, line in self._read.values():
@@ -77,10 +85,14 @@ class Reads:
                 first.setdefault(place.identity, then)
                 if isinstance(owner, torch.nn.Module):
                     restored.add(place.identity)
+        for identity, place in self._functions.places.items():
+            found.setdefault(identity, place)
+        for value, words in self._reached.values():
+            found.setdefault((id(value), "__class__"), Place(value, "__class__", f"{words}.__class__", computed=True))
         guards = []
         for identity, place in found.items():
             guard = Guard.of(place, self.skipped)
-            if first[identity] in (UNKNOWN, guard.frozen) or guard.value is MISSING:
+            if first.get(identity, UNKNOWN) in (UNKNOWN, guard.frozen) or guard.value is MISSING:
                 guards.append(guard)
             elif identity not in restored:  # else forward has written it before it read it
                 self.changed.append(place.words)
@@ -88,10 +100,10 @@ class Reads:
 
     def uses(self, attribute: str) -> bool:
         """Whether a function of the user's reads an attribute elsewhere than where it writes it, as in ``self.calls += 1``."""
-        for function in self._functions.seen:
+        for code in self._functions.code.values():
             lines: dict[str, set[int | None]] = {"LOAD_ATTR": set(), "STORE_ATTR": set()}
-            starts, line = dict(dis.findlinestarts(function.__code__)), None
-            for instruction in dis.get_instructions(function.__code__):
+            starts, line = dict(dis.findlinestarts(code)), None
+            for instruction in dis.get_instructions(code):
                 line = starts.get(instruction.offset, line)
                 if instruction.opname in lines and instruction.argval == attribute:
                     lines[instruction.opname].add(line)
@@ -137,23 +149,34 @@ class Reads:
             own = object.__getattribute__(owner, "__dict__")
             if any(name in own.get(kind, ()) for kind in ("_parameters", "_buffers", "_modules")):
                 return
+        cls = type(owner)
+        self._functions.namespaces.add(cls)
         if isinstance(value, FUNCTIONS):
-            self._functions.look_into(value, type(owner))
+            self._functions.look_into(value, cls)
+        elif isinstance(static := inspect.getattr_static(cls, name, None), property):
+            self._functions.look_into(static, cls)
         comparable = is_scalar(value) or value is MISSING or (is_container(value) and not is_module)  # a lent module's containers have stand-ins
         then = frozen(value, self.skipped) if comparable else UNKNOWN
         self._read[id(owner), name] = (owner, name, then, user_line() if is_scalar(value) or isinstance(value, torch.Tensor) else "")
         self._follow(value, f"{self._words(owner)}{name}")
 
     def _follow(self, value: Any, words: str, depth: int = 0) -> None:
-        """What is read of an object is recorded from now on; also of those in containers."""
-        if is_container(value) and depth < 4:
-            for k, member in enumerate(members(value)):
-                if k < 64 and (is_container(member) or is_users_object(member)):
-                    self._follow(member, f"{words}[{k}]", depth + 1)
-        elif is_users_object(value) and id(value) not in self._reached:
-            self._reached[id(value)] = value, words
-            self._record_reads_of(type(value))
-            self._functions.look_into_class(type(value))
+        """What is read of an object is recorded from now on; also of those in containers. Functions are looked into."""
+        if isinstance(value, (*FUNCTIONS, *WRAPPED)):
+            self._functions.look_into(value, words=words)
+        elif isinstance(value, (type, types.ModuleType)):
+            self._functions.namespaces.add(value)
+            if isinstance(value, type) and issubclass(value, torch.autograd.Function) and is_own(value):
+                self._functions.look_into_class(value)
+        elif not is_scalar(value):
+            if is_container(value) and depth <= DEEPEST:
+                for k, member in enumerate(itertools.islice(members(value), LARGEST)):
+                    if not isinstance(member, torch.Tensor):
+                        self._follow(member, f"{words}[{k}]", depth + 1)
+            if is_users_object(value) and id(value) not in self._reached:
+                self._reached[id(value)] = value, words
+                self._record_reads_of(type(value))
+                self._functions.look_into_class(type(value))
 
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
@@ -181,7 +204,7 @@ class Reads:
         cls = next(base for base in type(owner).__mro__ if name in vars(base))
         users = not isinstance(static, FUNCTIONS) or is_users_file(getattr(getattr(static, "__code__", None), "co_filename", ""))
         if users and not isinstance(static, (property, classmethod, staticmethod)):
-            yield Place(vars(cls), name, words)
+            yield Place(self._functions.namespaces.attributes_of(cls), name, words)
 
 
 def _dict_of(owner: Any) -> dict[str, Any] | None:

@@ -21,11 +21,12 @@ NUMBERS = (bool, int, float, complex)
 PLAIN = (*NUMBERS, str, bytes, type(None), enum.Enum, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, range, slice, type(...))
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace)  # of the standard library, and yet what users keep options in
-CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
+CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, types.MappingProxyType)
+HOLDERS = (collections.UserDict, collections.UserList, collections.ChainMap)  # of the standard library, and hold a container in an attribute
 LARGEST = 1024  # entries of a container that are looked at; of a larger one its identity and its length are
 DEEPEST = 8
 
-_FOREIGN = {*sys.stdlib_module_names, "torch", "numpy", "autopar"} - {"__main__"}
+FOREIGN = {*sys.stdlib_module_names, "torch", "numpy", "autopar"} - {"__main__"}
 _HEAP = 1 << 9  # the flag of classes that are made by a class statement
 
 
@@ -44,14 +45,21 @@ def is_container(value: Any) -> bool:
 
 
 def is_users_object(value: Any) -> bool:
-    """Whether a value is an object of a class of the user's or of a library's that holds attributes, such as a config."""
+    """Whether a value is an object of a class of the user's or of a library's that holds attributes, such as a config; a dict of such a class is."""
     cls = type(value)
-    if isinstance(value, (torch.Tensor, torch.nn.Module, type, enum.Enum, BaseException, *CONTAINERS, *NUMBERS, str, bytes)):
+    if cls in HOLDERS:
+        return True
+    if isinstance(value, (torch.Tensor, torch.nn.Module, type, enum.Enum, BaseException, *NUMBERS, str, bytes)):
         return False
-    if not cls.__flags__ & _HEAP or isinstance(value, torch.ScriptObject):
+    if not cls.__flags__ & _HEAP or isinstance(value, torch.ScriptObject) or (isinstance(value, CONTAINERS) and not hasattr(value, "__dict__")):
         return False
     root = cls.__module__.partition(".")[0]
-    return root == "builtins" or root not in _FOREIGN
+    return root == "builtins" or root not in FOREIGN
+
+
+def is_small_array(value: Any) -> bool:
+    """Whether a value is an array of NumPy's that is compared by what is in it."""
+    return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray" and value.size <= LARGEST
 
 
 def members(value: Any) -> Iterator[Any]:
@@ -65,7 +73,7 @@ def is_fixed(value: Any) -> bool:
     """Whether a value is what it was where it is the same object: no container that can be written, no tensor."""
     if isinstance(value, (tuple, frozenset)):
         return all(map(is_fixed, value))
-    return not isinstance(value, torch.Tensor) and not is_container(value)
+    return not isinstance(value, torch.Tensor) and not is_container(value) and not is_small_array(value)
 
 
 class Contents:
@@ -81,7 +89,7 @@ class Contents:
 
     def _open(self, value: Any, depth: int) -> None:
         if not is_container(value):
-            self.fixed &= not isinstance(value, torch.Tensor)
+            self.fixed &= not isinstance(value, torch.Tensor) and not is_small_array(value)
             return
         inside = vars(value) if isinstance(value, NAMESPACES) else value
         if len(inside) > LARGEST or depth > DEEPEST:
@@ -107,6 +115,8 @@ def frozen(value: Any, skipped: Callable[[Any], bool] = lambda value: False, dep
         return type(value), value if isinstance(value, PLAIN) and not isinstance(value, slice) else repr(value)
     if isinstance(value, torch.Tensor):
         return _Same(value), version_of(value)
+    if is_small_array(value):
+        return type(value), str(value.dtype), value.shape, value.tobytes()
     if not is_container(value):
         return _Same(value)
     if len(vars(value) if isinstance(value, NAMESPACES) else value) > LARGEST or depth > DEEPEST:

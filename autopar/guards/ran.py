@@ -1,0 +1,92 @@
+"""Watch which functions run: each is shown once, with its frame as it begins, whatever calls it.
+
+From Python 3.12 on ``sys.monitoring`` tells, and is told to be silent of a function that was shown: that costs next to nothing.
+Before, a profile function is called at each call. While torch dispatches an op, which is where a trace spends its time and where no
+code of the model runs, there is none, so that it cannot be measured either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from autopar.torch_private import TorchDispatchMode
+
+Show = Callable[[types.FrameType], None]
+TOOLS = (4, 3, 5)  # numbers of tools of sys.monitoring that nobody has a claim to
+
+
+@contextlib.contextmanager
+def running_shown(show: Show) -> Iterator[None]:
+    """While this is active, ``show`` is called as functions begin on this thread, of each once.
+
+    Where a profiler runs that cannot be shared, as cProfile before Python 3.12, nothing is shown.
+    """
+    monitoring = getattr(sys, "monitoring", None)
+    tool = next((k for k in TOOLS if monitoring.get_tool(k) is None), None) if monitoring is not None else None
+    with _monitored(monitoring, tool, show) if tool is not None else _profiled(show):
+        yield
+
+
+@contextlib.contextmanager
+def _monitored(monitoring: Any, tool: int, show: Show) -> Iterator[None]:
+    thread, begins = threading.get_ident(), monitoring.events.PY_START
+
+    def begin(code: types.CodeType, offset: int) -> Any:
+        if threading.get_ident() != thread:
+            return None
+        show(sys._getframe(1))
+        return monitoring.DISABLE
+
+    monitoring.use_tool_id(tool, "autopar")
+    monitoring.register_callback(tool, begins, begin)
+    monitoring.set_events(tool, begins)
+    monitoring.restart_events()  # of functions that an earlier capture has seen
+    try:
+        yield
+    finally:
+        monitoring.set_events(tool, 0)
+        monitoring.register_callback(tool, begins, None)
+        monitoring.free_tool_id(tool)
+
+
+@contextlib.contextmanager
+def _profiled(show: Show) -> Iterator[None]:
+    before = sys.getprofile()
+    if before is not None and not callable(before):  # one that is written in C, and could not be put back
+        yield
+        return
+    shown: dict[int, types.CodeType] = {}
+
+    def profile(frame: types.FrameType, event: str, arg: Any) -> None:
+        if event == "call" and id(frame.f_code) not in shown:
+            shown[id(frame.f_code)] = frame.f_code
+            show(frame)
+        if before is not None:
+            before(frame, event, arg)
+
+    with _Unwatched(profile, before):
+        sys.setprofile(profile)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+
+
+class _Unwatched(TorchDispatchMode):
+    """Ops are dispatched without the profile function."""
+
+    def __init__(self, profile: Any, before: Any) -> None:
+        super().__init__()
+        self._profile, self._before = profile, before
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        sys.setprofile(self._before)
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            sys.setprofile(self._profile)
