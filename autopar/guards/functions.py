@@ -23,6 +23,7 @@ class Functions:
     """Looks into functions, each once.
 
     Attributes:
+        watched: whether functions are shown as they begin; then those of libraries are only looked into where they run.
         code: of the user's functions that were looked into.
         places: of globals, of attributes of modules and classes, of numbers in closures, of defaults.
         first: what was in each of these places, frozen, before forward read it.
@@ -41,6 +42,8 @@ class Functions:
         self._follow = follow
         self._seen: dict[int, Any] = {}
         self.code: dict[int, types.CodeType] = {}
+        self.watched = False
+        self._waiting: dict[int, list[tuple[types.FunctionType, type | None]]] = {}  # by their code, until it runs
         self._unfound: dict[int, tuple[types.CodeType, bool]] = {}  # code that ran, of which no function was found; whether it closes over values
         self._open: list[tuple[Any, type | None, str]] | None = None
 
@@ -72,13 +75,15 @@ class Functions:
         if not is_users_file(code.co_filename):
             return
         self.code[id(code)] = code
-        function = function_of(frame)
-        if function is not None:
-            self.look_into(function)
+        waiting = self._waiting.pop(id(code), [])
+        for function, cls in waiting:
+            self.look_into(function, cls)
+        if (found := function_of(frame)) is not None:
+            self.look_into(found)
             return
         self._globals(code, frame.f_globals)
         closed = any(_is_kept(frame.f_locals[name]) for name in code.co_freevars if name in frame.f_locals)
-        if closed or (code.co_argcount + code.co_kwonlyargcount and not code.co_name.endswith(("comp>", "genexpr>"))):
+        if closed or (not waiting and (code.co_argcount or code.co_kwonlyargcount) and not code.co_name.endswith(("comp>", "genexpr>"))):
             self._unfound[id(code)] = code, closed
 
     def end(self) -> None:
@@ -88,6 +93,7 @@ class Functions:
         for function in functions_of(codes) if codes else ():
             self.look_into(function)
         self._unfound.clear()
+        self._waiting.clear()
         self._seen.clear()
 
     # -- one function --------------------------------------------------------------------------------------------------
@@ -105,9 +111,12 @@ class Functions:
                 function = function.__func__
         if id(function) in self._seen or not isinstance(function, types.FunctionType):
             return
-        self._seen[id(function)] = function
         code = function.__code__
         users = is_users_file(code.co_filename)
+        if users and self.watched and id(code) not in self.code and not is_own(function):
+            self._waiting.setdefault(id(code), []).append((function, cls))
+            return
+        self._seen[id(function)] = function
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
             try:
                 value = cell.cell_contents

@@ -21,19 +21,17 @@ TOOLS = (4, 3, 5)  # numbers of tools of sys.monitoring that nobody has a claim 
 
 
 @contextlib.contextmanager
-def running_shown(show: Show) -> Iterator[None]:
-    """While this is active, ``show`` is called as functions begin on this thread, of each once.
-
-    Where a profiler runs that cannot be shared, as cProfile before Python 3.12, nothing is shown.
-    """
+def running_shown(show: Show) -> Iterator[bool]:
+    """While this is active, ``show`` is called as functions begin on this thread, of each once; or nothing is shown and it yields
+    ``False``: where a profiler runs that cannot be shared, as cProfile before Python 3.12."""
     monitoring = getattr(sys, "monitoring", None)
     tool = next((k for k in TOOLS if monitoring.get_tool(k) is None), None) if monitoring is not None else None
-    with _monitored(monitoring, tool, show) if tool is not None else _profiled(show):
-        yield
+    with _monitored(monitoring, tool, show) if tool is not None else _profiled(show) as shown:
+        yield shown
 
 
 @contextlib.contextmanager
-def _monitored(monitoring: Any, tool: int, show: Show) -> Iterator[None]:
+def _monitored(monitoring: Any, tool: int, show: Show) -> Iterator[bool]:
     thread, begins = threading.get_ident(), monitoring.events.PY_START
 
     def begin(code: types.CodeType, offset: int) -> Any:
@@ -47,7 +45,7 @@ def _monitored(monitoring: Any, tool: int, show: Show) -> Iterator[None]:
     monitoring.set_events(tool, begins)
     monitoring.restart_events()  # of functions that an earlier capture has seen
     try:
-        yield
+        yield True
     finally:
         monitoring.set_events(tool, 0)
         monitoring.register_callback(tool, begins, None)
@@ -55,10 +53,10 @@ def _monitored(monitoring: Any, tool: int, show: Show) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _profiled(show: Show) -> Iterator[None]:
+def _profiled(show: Show) -> Iterator[bool]:
     before = sys.getprofile()
     if before is not None and not callable(before):  # one that is written in C, and could not be put back
-        yield
+        yield False
         return
     shown: dict[int, types.CodeType] = {}
 
@@ -72,7 +70,7 @@ def _profiled(show: Show) -> Iterator[None]:
     with _Unwatched(profile, before):
         sys.setprofile(profile)
         try:
-            yield
+            yield True
         finally:
             sys.setprofile(before)
 

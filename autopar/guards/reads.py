@@ -61,9 +61,9 @@ class Reads:
         self._thread = threading.get_ident()
         self._record_reads_of(torch.nn.Module)
         try:
-            for hook in (hook for module in self._modules for name in HOOKS for hook in vars(module)[name].values()):
-                self._functions.look_into(hook)
-            with running_shown(self._functions.begins):
+            with running_shown(self._functions.begins) as self._functions.watched:
+                for hook in (hook for module in self._modules for name in HOOKS for hook in vars(module)[name].values()):
+                    self._functions.look_into(hook)
                 yield
             self._functions.end()
         finally:
