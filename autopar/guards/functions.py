@@ -12,7 +12,7 @@ from torch.autograd import Function
 from autopar.guards.closures import function_of, functions_of
 from autopar.guards.namespaces import Namespaces, is_own, is_users_file, names_of
 from autopar.guards.places import Place
-from autopar.guards.values import FUNCTIONS, frozen, is_container, is_scalar, is_small_array, is_users_object
+from autopar.guards.values import FOREIGN, FUNCTIONS, frozen, is_container, is_scalar, is_small_array, is_users_object
 
 SPECIAL = ("__call__", "__getitem__", "__len__", "__iter__", "__contains__", "__bool__", "__getattr__")  # methods that are called without being read
 OF_FUNCTIONS = ("forward", "backward", "setup_context", "jvp", "vmap")  # called by ``apply`` of an autograd.Function
@@ -72,8 +72,8 @@ class Functions:
     def begins(self, frame: types.FrameType) -> None:
         """A function runs: look into it."""
         code = frame.f_code
-        if not is_users_file(code.co_filename):
-            return
+        if not is_users_file(code.co_filename) or str(frame.f_globals.get("__name__")).partition(".")[0] in FOREIGN:
+            return  # what dataclasses of other libraries are made of has no file
         self.code[id(code)] = code
         waiting = self._waiting.pop(id(code), [])
         for function, cls in waiting:
