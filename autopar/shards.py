@@ -14,7 +14,7 @@ from autopar.layout import DistAttr
 from autopar.mesh import Mesh
 from autopar.runtime.job import Job
 from autopar.runtime.redistribute import full_tensor, redistribute
-from autopar.torch_private import has_gradient_hooks, is_strided_shard, refer_weakly
+from autopar.torch_private import have_gradient_hooks, is_strided_shard, refer_weakly
 
 
 def sharded(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh: Mesh, job: Job) -> torch.nn.Module:
@@ -28,7 +28,7 @@ def sharded(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh: Mesh, j
     """
     own = inventory(model)
     for name, parameter in own.parameters:
-        if has_gradient_hooks(parameter):
+        if have_gradient_hooks([parameter]):
             raise ValueError(
                 f"{name} has a hook of its gradient, and the parameters on processes are copies without it: remove it, "
                 f"and register it on the parameter of that name in what parallelize returns"

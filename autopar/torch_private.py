@@ -407,9 +407,9 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
-def has_gradient_hooks(tensor: torch.Tensor) -> bool:
-    """Whether something is called with the gradient of a leaf. Tried on 2.13."""
-    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
+def have_gradient_hooks(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether something is called with the gradient of one of these leaves. Tried on 2.13."""
+    return any(any(map(operator.attrgetter(hooks), tensors)) for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"))
 
 
 def version_of(tensor: torch.Tensor) -> int:
