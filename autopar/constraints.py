@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -71,10 +72,9 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
     parameters = {users[p]: r.type.shape for p, r in records.items() if r.role == "param"}  # type: ignore[union-attr]
     whole = _left_whole(found, parameters, parts) if found.preset else []
     follow = [part.kind for part in parts if part.name in parameters and part.name in found.attrs and not found.attrs[part.name].is_replicated]
-    needed = [
-        part.name for part in parts
-        if part.name in parameters and set(part.dims) == {None} and part.base in found.attrs and not found.attrs[part.base].is_replicated and part.kind.startswith("original")
-    ]  # fmt: skip
+    split = {name for name, attr in found.attrs.items() if not attr.is_replicated}
+    needed = [p.name for p in parts if p.base in split and p.kind.startswith("original") and not any(d is not None for d in p.dims)
+              and math.prod(parameters.get(p.name, ())) > 1]  # fmt: skip
     told = {"tp"} if found.unmatched and not found.preset else set()  # a preset that matches nothing
     unused = unused_axes(mesh, {axis for attr in attrs.values() for axis in attr.axes}, told)
     return attrs, Decisions((*found.notes, *parts_note(follow), *needed_whole_note(needed), *whole_note(whole), *unused), tuple(found.unmatched))
