@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.checkpoint
-from test_bad_input import x
+from refusals import x
 from torch import nn
 from torch.nn.functional import one_hot
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from test_bad_input import x
+from refusals import x
 from test_explained import Apply
 from torch import nn
 from torch._higher_order_ops.map import map as map_of
