@@ -52,6 +52,11 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("__main__",),
 )
+# imports that run backwards today: each is to be cut
+DEBTS = {
+    ("program", "edit"), ("program", "text"), ("program", "verify"), ("rules", "runtime"), ("spec", "dtensor"),
+    ("step", "parallel"), ("plan", "naming"),
+}  # fmt: skip
 RANK = {part: row for row, parts in enumerate(ORDER) for part in parts}
 WITHOUT_TORCH = ("mesh", "notation", "layout", "errors", "plan", "presets", "spec", "timeline", "pipeline")
 
@@ -65,9 +70,9 @@ def part_of(path: Path) -> str:
 
 
 def imported(tree: ast.Module) -> list[str]:
-    """Modules imported when the file is loaded; those inside functions and TYPE_CHECKING blocks are lazy."""
+    """All modules that a file imports: when it is loaded, inside functions, and for types alone."""
     found = []
-    for node in tree.body:
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             found.append(node.module)
             found += [f"{node.module}.{alias.name}" for alias in node.names]
@@ -83,7 +88,7 @@ def test_imports_point_one_way(path: Path) -> None:
     for module in modules:
         if module.startswith("autopar."):
             other = module.split(".")[1]
-            if other in RANK and other != own:
+            if other in RANK and other != own and (own, other) not in DEBTS:
                 assert RANK[other] < RANK[own], f"{own} imports {other}"
     if own in WITHOUT_TORCH:
         assert not any(module.split(".")[0] == "torch" for module in modules)
