@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import torch
 
-from autopar.capture import Captured, capture
+from autopar.capture import Captured, capture_call
 from autopar.constraints import constraints
 from autopar.guards.places import Place
+from autopar.inputs import CallInputs
 from autopar.layout import DistAttr
 from autopar.localize import LocalPrograms
 from autopar.mesh import Mesh
@@ -30,13 +30,13 @@ from autopar.verify import verify
 
 
 @dataclass(frozen=True)
-class Seat:
-    """Where a step runs: this process.
+class RankContext:
+    """What a rank needs to run its programs in this process.
 
     Attributes:
         rank: on the mesh.
         groups: ranks, in ascending order → the name of their process group.
-        agreement: what the ranks have called; ``None`` for one rank.
+        agreement: compares the calls of the ranks; ``None`` for one rank.
     """
 
     rank: int
@@ -56,7 +56,7 @@ class Compiled:
 
     Attributes:
         part: gives the step whose backward has gradients of only some of the returned values.
-        seat: this process, where it runs steps itself.
+        context: this process as a rank; ``None`` where it only simulates.
     """
 
     captured: Captured
@@ -64,7 +64,7 @@ class Compiled:
     local: LocalPrograms
     reports: Reports
     part: Callable[[frozenset[int]], Compiled]
-    seat: Seat | None
+    context: RankContext | None
 
     @cached_property
     def simulated(self) -> SimulatedStep:
@@ -72,10 +72,10 @@ class Compiled:
 
     @cached_property
     def here(self) -> ProcessStep:
-        assert self.seat is not None
-        seat = self.seat
-        return ProcessStep(self.program, self.local[seat.rank], lambda given: self.part(given).here,
-                           groups=seat.groups, agreement=seat.agreement)  # fmt: skip
+        context = self.context
+        assert context is not None
+        return ProcessStep(self.program, self.local[context.rank], lambda given: self.part(given).here,
+                           groups=context.groups, agreement=context.agreement)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Compiler:
     """How the calls of a model are captured and placed.
 
     Attributes:
-        seat: this process, where it runs steps itself; then only its own local program is made.
+        context: this process as a rank, of which alone a local program is made; ``None`` where this process only simulates.
         strict: refuse ops that have no sharding rule.
         whole: returned values are gathered.
         random: that of ``parallelize``.
@@ -94,31 +94,25 @@ class Compiler:
     model: torch.nn.Module
     mesh: Mesh
     plan: Plan | None
-    seat: Seat | None
+    context: RankContext | None
     strict: bool = False
     whole: bool = False
     random: str = "parallel"
     homes: Mapping[str, DistAttr] = field(default_factory=dict)
     numbers: tuple[Place, ...] = ()
 
-    def compile(self, args: Sequence[Any], kwargs: Mapping[str, Any], laid: Mapping[str, DistAttr], notes: Sequence[str] = ()) -> Compiled:
-        """Capture a call and place it.
-
-        Args:
-            laid: how some inputs lie, whatever the plan says.
-            notes: what else the report should say.
-        """
+    def compile(self, inputs: CallInputs, notes: Sequence[str] = ()) -> Compiled:
+        """Capture a call and place it. ``notes`` are added to the report."""
         with doing("parallelize"):
-            captured, attrs, report = self.capture(args, kwargs, laid, notes)
+            captured, attrs, report = self.capture(inputs, notes)
             return self._placed(captured, captured.program, attrs, [report])
 
-    def capture(self, args: Sequence[Any], kwargs: Mapping[str, Any], laid: Mapping[str, DistAttr],
-                notes: Sequence[str] = ()) -> tuple[Captured, dict[str, DistAttr], PassReport]:  # fmt: skip
-        """A call as it was captured, and what the plan says of its values."""
+    def capture(self, inputs: CallInputs, notes: Sequence[str] = ()) -> tuple[Captured, dict[str, DistAttr], PassReport]:
+        """A call as it was captured, and the layouts that the plan gives its values."""
         start = time.perf_counter()
-        captured = capture(self.model, args, kwargs, self.random, self.numbers)
+        captured = capture_call(self.model, inputs.whole(), self.random, self.numbers)
         captured_ms = (time.perf_counter() - start) * 1e3
-        attrs, decided = constraints(self.plan, self.model, self.mesh, captured, {**self.homes, **laid})
+        attrs, decided = constraints(self.plan, self.model, self.mesh, captured, {**self.homes, **inputs.layouts})
         verify(captured.program, "capture")
         return captured, attrs, PassReport("capture", captured_ms, notes=(*notes, *captured.notes, *decided.notes), unmatched=decided.unmatched)
 
@@ -136,7 +130,7 @@ class Compiler:
     def _localized(self, program: Program) -> tuple[LocalPrograms, PassReport]:
         start = time.perf_counter()
         local = LocalPrograms(program, lambda made: verify(made, "localize"))
-        for rank in self.mesh.ranks if self.seat is None else [self.seat.rank]:
+        for rank in self.mesh.ranks if self.context is None else [self.context.rank]:
             local[rank]
         ms = (time.perf_counter() - start) * 1e3
         program.fixed = RUNS
@@ -155,4 +149,4 @@ class Compiler:
                 special[given] = self._placed(captured, part, attrs, [])
             return special[given]
 
-        return Compiled(captured, program, local, Reports(reports), specialized, self.seat)
+        return Compiled(captured, program, local, Reports(reports), specialized, self.context)

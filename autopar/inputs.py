@@ -1,4 +1,4 @@
-"""The tensors of a call on one rank: how they lie on the mesh, and this rank's pieces of them."""
+"""Describe the inputs of a call on one rank: their layouts on the mesh, and this rank's pieces."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from autopar.arguments import Arguments
+from autopar.arguments import Arguments, Signature
 from autopar.dtensor import attr_of, mesh_of, placements_of
+from autopar.inventory import Named
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
 from autopar.record import TensorType
@@ -17,76 +18,91 @@ from autopar.runtime.agreement import Brought
 from autopar.runtime.pieces import cut
 from autopar.runtime.redistribute import redistribute
 from autopar.shards import is_dtensor, local_of
-from autopar.structure import unflatten
 
 INPUTS = ("global", "local")
 
 
 @dataclass(frozen=True)
-class Given:
-    """One call.
+class CallInputs:
+    """The inputs of one call, bound and flattened.
 
     Attributes:
-        arguments: as they were given.
-        laid: input → how it lies, where that does not come from the plan: DTensors, and pieces that ranks bring.
-        shapes: input → its global shape, of pieces that ranks bring.
+        arguments: the arguments of the call.
+        layouts: input → its layout, where the plan does not decide it: of DTensors, and of pieces that each rank brings.
+        shapes: input → its global shape, of pieces that each rank brings.
     """
 
     arguments: Arguments
-    laid: Mapping[str, DistAttr]
+    layouts: Mapping[str, DistAttr]
     shapes: Mapping[str, tuple[int, ...]]
 
-    def whole(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The call with tensors of their global shapes; those that are nowhere whole are on meta."""
+    def whole(self) -> Arguments:
+        """The arguments with tensors of global shapes. A tensor of which each rank has only a piece is on the meta device."""
         names = iter(self.arguments.names)
         flat = []
         for value in self.arguments.flat:
             shape = self.shapes.get(next(names)) if isinstance(value, torch.Tensor) else None
             flat.append(value if shape is None else torch.empty(shape, dtype=value.dtype, device="meta").requires_grad_(value.requires_grad))
-        return unflatten(flat, self.arguments.spec)  # type: ignore[return-value]
+        return self.arguments.with_leaves(flat)
+
+    @property
+    def named(self) -> Named:
+        """The tensors, by the user's names."""
+        return list(zip(self.arguments.names, self.arguments.tensors, strict=True))
 
     def brought(self) -> list[Brought]:
-        """The tensors as this rank has them: whole, where all have the same, or its piece."""
-        named = zip(self.arguments.names, self.arguments.tensors, strict=True)
-        return [Brought(name, local_of(tensor), tuple(self.laid[name].axes) if name in self.laid else ()) for name, tensor in named]
+        """The tensors as this rank has them: the whole tensor where all ranks have the same, else its piece."""
+        return [Brought(name, local_of(tensor), tuple(self.layouts[name].axes) if name in self.layouts else ()) for name, tensor in self.named]
 
     @property
     def facts(self) -> tuple[Any, ...]:
-        """What a capture is keyed by, beside the arguments' own signature."""
-        return tuple(self.laid.items()), tuple(self.shapes.items())
+        """The part of a capture's key that the signature of the arguments does not hold."""
+        return tuple(self.layouts.items()), tuple(self.shapes.items())
 
 
+CallKey = tuple[Signature, tuple[Any, ...]]  # a capture's key, without the values that forward reads: signature, and ``CallInputs.facts``
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def given_call(arguments: Arguments, inputs: str, mesh: Mesh, layouts: Callable[[Shapes], Mapping[str, DistAttr]]) -> Given:
-    """How the tensors of a call lie.
+def call_inputs(arguments: Arguments, inputs: str, mesh: Mesh, layouts_of: Callable[[Shapes], Mapping[str, DistAttr]]) -> CallInputs:
+    """The inputs of a call, with their layouts.
 
     With ``inputs="local"`` each rank brings its own piece, and all bring pieces of one size (others are made a whole batch before,
     by ``uneven``); the plan is applied to the pieces, and a dim that it splits is as many times longer as there are pieces.
 
     Args:
-        layouts: what the plan says of inputs of such shapes.
+        layouts_of: the plan's layouts of inputs of such shapes.
 
     Raises:
         ValueError: a DTensor on another mesh, or pending; pieces of a merged dim.
     """
-    laid: dict[str, DistAttr] = {}
+    layouts: dict[str, DistAttr] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     plain: dict[str, tuple[int, ...]] = {}
     for name, tensor in zip(arguments.names, arguments.tensors, strict=True):
         if is_dtensor(tensor):
-            laid[name] = _attr_of_dtensor(name, tensor, mesh)
+            layouts[name] = _attr_of_dtensor(name, tensor, mesh)
         else:
             plain[name] = tuple(tensor.shape)
     if inputs == "local" and mesh.size > 1 and plain:
-        attrs = layouts(plain)
+        attrs = layouts_of(plain)
         for name, shape in plain.items():
-            attr = laid[name] = attrs.get(name, DistAttr.replicated(len(shape)))
+            attr = layouts[name] = attrs.get(name, DistAttr.replicated(len(shape)))
             if any(len(dim) > 1 for dim in attr.dims):
                 raise ValueError(f"the plan splits the parts of a merged dim of {name}, which ranks cannot bring as pieces; use inputs=\"global\"")
             shapes[name] = tuple(n * mesh.count(dim[0][1]) for n, dim in zip(shape, attr.dims, strict=True))
-    return Given(arguments, laid, shapes)
+    return CallInputs(arguments, layouts, shapes)
+
+
+def describe(inputs: CallInputs, key: CallKey) -> str:
+    """A call in words, which are the same on all ranks that make it: ``(x float32[4, 8]) in train``."""
+    signature, _ = key
+    values = [f"{name} {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for name, tensor in inputs.named]
+    values += [constant for _, constant in signature.constants]
+    flags = signature.training
+    mode = "train" if all(flags) else "train in part" if any(flags) else "eval"
+    grad, deterministic = signature.modes[:2]
+    return f"({', '.join(values)}) in {mode}" + " without gradients" * (not grad) + " deterministically" * (deterministic > 0)
 
 
 def _attr_of_dtensor(name: str, tensor: Any, mesh: Mesh) -> DistAttr:
@@ -98,7 +114,7 @@ def _attr_of_dtensor(name: str, tensor: Any, mesh: Mesh) -> DistAttr:
     return attr
 
 
-def piece_of(tensor: torch.Tensor, name: str, type: TensorType, rank: int, given: Given) -> torch.Tensor:
+def piece_of(tensor: torch.Tensor, name: str, type: TensorType, rank: int, inputs: CallInputs) -> torch.Tensor:
     """This rank's piece of a parameter, a buffer or an input, as a plain tensor outside of autograd."""
     assert type.layout is not None
     mesh = type.layout.mesh
@@ -106,7 +122,7 @@ def piece_of(tensor: torch.Tensor, name: str, type: TensorType, rank: int, given
         if attr_of(tensor.placements, mesh, type.shape) != type.attr:  # type: ignore[attr-defined]
             tensor = redistribute(tensor.detach(), placements_of(type.attr, mesh, type.shape))
         return local_of(tensor)
-    if name in given.shapes or type.attr.is_replicated:
+    if name in inputs.shapes or type.attr.is_replicated:
         return tensor.detach()
     return cut(tensor.detach(), type, mesh.coordinates(rank))
 

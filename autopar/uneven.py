@@ -67,7 +67,7 @@ def with_like_pieces(arguments: Arguments, mesh: Mesh, agreement: Agreement, lay
             whole[name] = _joined(name, [of_rank[name].to(plain[name].device) for of_rank in pieces], split, mesh, agreement.rank, plain[name])
     names = iter(arguments.names)
     flat = [whole.get(next(names), value) if isinstance(value, torch.Tensor) else value for value in arguments.flat]
-    return replace(arguments, flat=flat, tensors=[value for value in flat if isinstance(value, torch.Tensor)], whole=True)
+    return replace(arguments.with_leaves(flat), whole=True)
 
 
 def _splits(facts: Sequence[Mapping[str, _Facts]], layouts: Layouts) -> dict[str, Split]:

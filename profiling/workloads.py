@@ -12,9 +12,11 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
+from autopar.arguments import bind_arguments
 from autopar.capture import capture
 from autopar.compiled import Compiler
 from autopar.constraints import constraints
+from autopar.inputs import call_inputs
 from autopar.layout import DistAttr
 from autopar.localize import LocalPrograms
 from autopar.optimizers import definition_of
@@ -126,7 +128,7 @@ def placed_step(layers: int) -> PlacedStep:
     parallel = autopar.parallelize(model, MESH, STEP_PLAN)
     compiler = Keeping(**{one.name: getattr(parallel.compiler, one.name) for one in fields(Compiler)})
     options = options_of(STEP)
-    micro = compile_micro(compiler, (), given, {}, options, [name for name, _ in model.named_parameters()], tuple(given))
+    micro = compile_micro(compiler, call_inputs(bind_arguments(model, (), given), "global", MESH, lambda shapes: {}), options, [name for name, _ in model.named_parameters()], tuple(given))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
     update = definition_of(optimizer).update(optimizer.param_groups[0])
     states = [name for name in update.states if name not in update.counted]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -14,6 +13,7 @@ from autopar.capture import Captured
 from autopar.collector import collector_paused
 from autopar.compiled import Compiler
 from autopar.errors import at_line
+from autopar.inputs import CallInputs
 from autopar.layout import DistAttr, layout_of
 from autopar.localize import LocalPrograms
 from autopar.passes import Amp, Recompute, run_passes
@@ -85,12 +85,11 @@ class StepUpdate:
 
 
 @doing("train_step")
-def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, Any], laid: Mapping[str, DistAttr], options: Options,
-                  trained: Sequence[str], cut: Collection[str], notes: Sequence[str] = ()) -> MicroBatch:  # fmt: skip
+def compile_micro(compiler: Compiler, call: CallInputs, options: Options, trained: Sequence[str], cut: Collection[str],
+                  notes: Sequence[str] = ()) -> MicroBatch:  # fmt: skip
     """Capture the call of one micro-batch, and put it on the mesh.
 
     Args:
-        laid: how some inputs lie, whatever the plan says.
         trained: the names of the optimizer's parameters.
         cut: the inputs of which it has its rows, by name.
 
@@ -99,7 +98,7 @@ def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, 
         ValueError: ``zero`` without an axis that splits the batch.
     """
     mesh = compiler.mesh
-    captured, attrs, report = replace(compiler, homes={}).capture(args, kwargs, laid, notes)  # where parameters lie is decided here
+    captured, attrs, report = replace(compiler, homes={}).capture(call, notes)  # where parameters lie is decided here
     traced = specialize(captured.program, frozenset({loss_of(captured)}), captured.device)
     verify(traced, "specialize")
     otherwise = _tell_apart(traced)

@@ -56,8 +56,8 @@ class Options:
         return self.amp is not None and self.amp.startswith("fp16")
 
 
-def told(options: Options) -> str:
-    """Those that are not as they are when left out, but for what a rank may have for itself: ``, zero=1, clip_norm=1.0``."""
+def describe_options(options: Options) -> str:
+    """The options that are not the default, but for those that a rank may choose for itself: ``, zero=1, clip_norm=1.0``."""
     plain = Options()
     given = {one.name: getattr(options, one.name) for one in fields(options)}
     return "".join(f", {name}={value!r}" for name, value in given.items() if name not in OWN and value != getattr(plain, name))
