@@ -83,7 +83,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def for_everyone(state: dict[str, Any]) -> dict[str, Any]:
-    """A state dict whose DTensors have public placements only, which checkpoints know; the others are re-laid."""
+    """A state dict whose DTensors have public placements only, which checkpoints know; the others are redistributed."""
     from torch.distributed.tensor import Replicate
 
     for name, value in state.items():
@@ -94,11 +94,11 @@ def for_everyone(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def for_model(state: Mapping[str, Any], own: Mapping[str, torch.Tensor], job: Job | None) -> dict[str, Any]:
-    """A state dict whose values lie as the model's do: full tensors are those of the first rank, as in ``sharded``, of
-    which each rank gets its pieces; DTensors are re-laid."""
+    """A state dict whose values have the placements of the model's: of a full tensor, that of the first rank as in ``sharded``, each rank
+    gets its piece; a DTensor is redistributed."""
     from torch.distributed.tensor import Replicate, distribute_tensor
 
-    laid = dict(state)
+    fitted = dict(state)
     for name, value in state.items():
         here = own.get(name)
         if job is None or here is None or not isinstance(value, torch.Tensor) or value.shape != here.shape:
@@ -109,5 +109,5 @@ def for_model(state: Mapping[str, Any], own: Mapping[str, torch.Tensor], job: Jo
         else:
             value = full_tensor(value) if is_dtensor(value) else value  # on another mesh
             value = distribute_tensor(value.detach().to(here.device), job.device_mesh, placements)
-        laid[name] = value if is_dtensor(here) else value.to_local()
-    return laid
+        fitted[name] = value if is_dtensor(here) else value.to_local()
+    return fitted

@@ -84,8 +84,8 @@ def _empty(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if is_dtensor(tensor):
         from torch.distributed.tensor import DTensor
 
-        laid: Any = tensor
-        new = DTensor.from_local(new, laid.device_mesh, laid.placements, run_check=False, shape=laid.shape, stride=laid.stride())
+        like: Any = tensor
+        new = DTensor.from_local(new, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
     if isinstance(tensor, torch.nn.Parameter):
         new = torch.nn.Parameter(new, requires_grad=tensor.requires_grad)
     vars(new).update({key: value for key, value in vars(tensor).items() if key not in vars(new)})

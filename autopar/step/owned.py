@@ -2,7 +2,7 @@
 
 There the state lies as torch's own steps would keep it: under torch's names, of DTensors on processes, so that ``state_dict``,
 ``load_state_dict`` and schedulers of the learning rate work as they do. A state that somebody has replaced, as loading does, is
-taken over: full tensors are cut, DTensors are re-laid.
+taken over: full tensors are cut, DTensors are redistributed.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class Owned:
             number, parameter = groups[name]
             update, attr = updates[number], states[name]
             state = {n: self._tensor(n, value, parameter) for n, value in self.optimizer.state.get(parameter, {}).items() if value is not None}
-            known = {n: self.laid(value, parameter, attr) for n, value in state.items()}
+            known = {n: self.placed(value, parameter, attr) for n, value in state.items()}
             pieces = {n: local_of(value) if isinstance(value, torch.Tensor) else value for n, value in known.items()}
             own = self.definition.initial(self._piece(parameter, attr), self.optimizer.param_groups[number], pieces)
             for n, piece in own.items():
@@ -211,10 +211,10 @@ class Owned:
 
     def _piece(self, parameter: torch.nn.Parameter, attr: DistAttr) -> torch.Tensor:
         """This process's piece of a parameter, as its states lie."""
-        return local_of(self.laid(parameter.detach(), parameter, attr))
+        return local_of(self.placed(parameter.detach(), parameter, attr))
 
-    def laid(self, value: Any, parameter: torch.nn.Parameter, attr: DistAttr) -> Any:
-        """A state as it should lie, where it belongs; what has not the parameter's shape is the same on all ranks."""
+    def placed(self, value: Any, parameter: torch.nn.Parameter, attr: DistAttr) -> Any:
+        """A state with the layout ``attr``, on the device where it belongs. A state of another shape than the parameter's is the same on all ranks."""
         return self._at_home(self._relaid(value, parameter, attr))
 
     def _at_home(self, state: Any) -> Any:
