@@ -22,6 +22,7 @@ from autopar.mesh import Mesh
 from autopar.parallel import Parallel
 from autopar.program import Program
 from autopar.rules import register_rule
+from autopar.runtime import discover as _discover  # noqa: F401  # it registers itself with the rules
 
 __version__ = "0.1.0"
 

@@ -11,7 +11,8 @@ from functools import cache
 from torch import fx
 
 from autopar import transfers
-from autopar.program import Program, operands, record_of
+from autopar.nodes import operands, record_of
+from autopar.program import Program
 
 
 def module_paths(program: Program) -> list[str]:

@@ -16,7 +16,8 @@ from torch import fx
 
 from autopar import transfers
 from autopar.errors import EditError
-from autopar.program import Program, element_type, is_getitem, record_of, set_record
+from autopar.nodes import element_type, is_getitem, record_of, set_record
+from autopar.program_data import ProgramData
 from autopar.record import Record, Requirement, TensorType, ValueType
 from autopar.text.printer import print_type
 from autopar.text.tokens import can_name, legal_name
@@ -53,7 +54,7 @@ _HOLDERS = (Staged, tuple, list, dict)  # arguments that are, or may have in the
 class Changes:
     """What one edit changes in a program's graph, over all of its commits; all of it can be undone."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: ProgramData) -> None:
         self.program = program
         self.begun = False  # whether anything was carried out that may have to be undone
         self._counted, self._before = program.counts, Undo(program)
@@ -242,7 +243,7 @@ class Changes:
         self._named, self._repeats = [], {}
 
 
-def transferred(program: Program, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
+def transferred(program: ProgramData, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
                 type_of: Callable[[Any], ValueType]) -> ValueType:  # fmt: skip
     """The type of a transfer's result; ``EditError`` where it does not apply, or the target is none."""
     row = transfers.BY_FUNCTION.get(target)

@@ -16,7 +16,8 @@ from autopar.errors import RuleError, at_line
 from autopar.expansions import opened_factors
 from autopar.layout import Dim, DistAttr, Layout, layout_of
 from autopar.mesh import EXPERTS, Mesh
-from autopar.program import Program, is_getitem, name_of, operands, record_of
+from autopar.nodes import is_getitem, name_of, operands, record_of
+from autopar.program import Program
 from autopar.record import Record, Requirement, TensorType, ValueType, requirement_of
 from autopar.rules.binding import axes_of, bind_node
 from autopar.rules.pointwise import CASTS

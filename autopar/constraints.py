@@ -13,8 +13,8 @@ from autopar.errors import PlanError
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
 from autopar.naming import Part, names_of
+from autopar.nodes import record_of
 from autopar.plan import Constraints, Plan, resolve
-from autopar.program import record_of
 from autopar.report.decisions import needed_whole_note, parts_note, unused_axes, whole_note
 from autopar.text.printer import print_type
 

@@ -24,7 +24,8 @@ from torch import fx
 from autopar import transfers
 from autopar.commit import FOLLOWERS, NONE, Changes, Staged, Value, transferred
 from autopar.errors import EditError, shown
-from autopar.program import Program, record_of
+from autopar.nodes import record_of
+from autopar.program_data import ProgramData
 from autopar.record import Record, Requirement, TensorType, ValueType
 from autopar.text.printer import print_type
 from autopar.text.tokens import can_name
@@ -39,7 +40,7 @@ HALF_DONE = "an edit of this program was interrupted, and was interrupted again 
 _OPEN: weakref.WeakKeyDictionary[fx.Graph, weakref.ref[Edit] | str] = weakref.WeakKeyDictionary()
 
 
-def is_half_done(program: Program) -> bool:
+def is_half_done(program: ProgramData) -> bool:
     """Whether an edit of the program could neither be carried out nor be undone."""
     return _OPEN.get(program.graph) == HALF_DONE
 
@@ -61,7 +62,7 @@ class Edit:
 
     _closed = NOT_BEGUN  # why nothing can be staged; empty inside of the block
 
-    def __init__(self, program: Program, *, sync: bool = False) -> None:
+    def __init__(self, program: ProgramData, *, sync: bool = False) -> None:
         self.program = program
         self.sync = sync
         self._graph = program.graph

@@ -15,7 +15,8 @@ import torch
 from torch import fx
 
 from autopar import transfers
-from autopar.program import Program, is_getitem, name_of, operands, record_of
+from autopar.nodes import is_getitem, name_of, operands, record_of
+from autopar.program import Program
 from autopar.record import Record, TensorType, ValueType
 from autopar.torch_private import OpOverload, returns_alias
 

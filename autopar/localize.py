@@ -23,7 +23,8 @@ from autopar.drawn import is_drawn
 from autopar.layout import span
 from autopar.mesh import Mesh
 from autopar.messages import axes_between, messages
-from autopar.program import Program, make_node, map_operands, operands, record_of, set_record
+from autopar.nodes import make_node, map_operands, operands, record_of, set_record
+from autopar.program import Program
 from autopar.record import Record, TensorType, ValueType
 from autopar.rules.binding import bind_node
 from autopar.rules.registry import rule_of

@@ -22,7 +22,8 @@ from autopar.errors import TransitionError
 from autopar.layout import Layout
 from autopar.localize import LocalPrograms
 from autopar.mesh import Mesh
-from autopar.program import Program, make_node, set_record
+from autopar.nodes import make_node, set_record
+from autopar.program import Program
 from autopar.record import Record, Requirement, Result, TensorType
 from autopar.runtime.lower import Lowered, lower
 from autopar.runtime.simulate import Instruction, compile_phases, run_ranks

@@ -14,7 +14,8 @@ from typing import Any
 
 from torch import fx
 
-from autopar.program import Program, record_of, set_record
+from autopar.nodes import record_of, set_record
+from autopar.program_data import ProgramData
 from autopar.record import Record
 from autopar.torch_private import inputs_of, relink, set_arguments, tables_of
 
@@ -26,7 +27,7 @@ class Undo:
         inserted: the nodes that the edit has made; a node is noted here before it is part of the graph.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: ProgramData) -> None:
         self.program = program
         self.inserted: dict[fx.Node, Any] = {}
         self._counts = replace(program.counts)

@@ -11,7 +11,8 @@ from autopar import transfers
 from autopar.edit import HALF_DONE, is_half_done
 from autopar.errors import RuleError, VerifyError
 from autopar.layout import UNDECIDED, Layout
-from autopar.program import Program, element_type, has_record, is_getitem, operands, record_of
+from autopar.nodes import element_type, has_record, is_getitem, operands, record_of
+from autopar.program import Program
 from autopar.record import PHASES, ROLES, Record, Requirement, TensorType
 from autopar.rules.binding import bind_node
 from autopar.text.printer import print_node, print_requirement, print_type
@@ -34,6 +35,9 @@ def verify(program: Program, made_by: str = "") -> None:
         made_by: the pass that made the program, named in the error.
     """
     _Verifier(program, made_by).run()
+
+
+Program.verifier = verify
 
 
 class _Verifier:

@@ -10,8 +10,9 @@ from torch import fx
 
 from autopar.edit import Edit, Value
 from autopar.layout import Layout
+from autopar.nodes import operands, record_of
 from autopar.passes.manager import Pass
-from autopar.program import Program, operands, record_of
+from autopar.program import Program
 from autopar.record import Requirement, TensorType
 
 ADD = torch.ops.aten.add.Tensor

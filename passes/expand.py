@@ -16,8 +16,9 @@ from autopar.edit import Edit
 from autopar.expansions import EXPANSIONS
 from autopar.layout import DistAttr, Layout, layout_of
 from autopar.mesh import Mesh
+from autopar.nodes import map_operands, operands, record_of
 from autopar.passes.manager import Pass
-from autopar.program import Program, map_operands, operands, record_of
+from autopar.program import Program
 from autopar.record import Requirement, TensorType
 from autopar.rules.binding import typed
 from autopar.subgraph import Ref, subgraph

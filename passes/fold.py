@@ -10,8 +10,9 @@ from torch import fx
 from autopar import transfers
 from autopar.edit import Value
 from autopar.errors import TransitionError
+from autopar.nodes import operands, record_of
 from autopar.passes.manager import Pass
-from autopar.program import Program, operands, record_of
+from autopar.program import Program
 from autopar.record import TensorType
 from autopar.transitions import transitions
 

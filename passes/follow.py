@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from torch import fx
 
+from autopar.nodes import is_getitem, operands, record_of
 from autopar.passes.manager import Pass
-from autopar.program import Program, is_getitem, operands, record_of
+from autopar.program import Program
 from autopar.record import Record, Requirement, TensorType
 from autopar.rules.binding import bind_node
 from autopar.rules.pointwise import CASTS

@@ -12,8 +12,9 @@ from torch import fx
 from autopar.completion import Completion, Wanted, where
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
+from autopar.nodes import is_getitem, operands, record_of
 from autopar.passes.manager import Pass
-from autopar.program import Program, is_getitem, operands, record_of
+from autopar.program import Program
 from autopar.record import TensorType
 from autopar.rules.binding import Bound, bind_node
 from autopar.rules.registry import rule_of

@@ -12,8 +12,9 @@ from torch import fx
 from autopar.commit import Value
 from autopar.layout import DistAttr, layout_of
 from autopar.mesh import Mesh
+from autopar.nodes import is_getitem, map_operands, operands, record_of
 from autopar.passes.manager import Pass
-from autopar.program import Program, is_getitem, map_operands, operands, record_of
+from autopar.program import Program
 from autopar.recompute import Regions, regions
 from autopar.record import TensorType, ValueType
 from autopar.rules.registry import rule_of

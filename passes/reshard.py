@@ -11,8 +11,9 @@ from torch import fx
 from autopar import transfers
 from autopar.edit import Value
 from autopar.errors import shown
+from autopar.nodes import operands, record_of
 from autopar.passes.manager import Pass
-from autopar.program import Program, operands, record_of
+from autopar.program import Program
 from autopar.record import Requirement, TensorType, ValueType
 from autopar.torch_private import inputs_of
 from autopar.transitions import transitions

@@ -9,8 +9,9 @@ from torch import fx
 
 from autopar import transfers
 from autopar.blocks import block_of, is_parameter, reader_of
+from autopar.nodes import map_operands, operands, record_of
 from autopar.passes.manager import Pass
-from autopar.program import Program, map_operands, operands, record_of
+from autopar.program import Program
 from autopar.record import TensorType
 from autopar.rules.registry import RULES
 

@@ -9,8 +9,9 @@ import torch
 from torch import fx
 
 from autopar.edit import Value
+from autopar.nodes import operands, record_of
 from autopar.passes.manager import Pass
-from autopar.program import Program, operands, record_of
+from autopar.program import Program
 from autopar.record import Requirement, TensorType
 from autopar.rules.pointwise import CASTS
 

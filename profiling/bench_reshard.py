@@ -42,7 +42,8 @@ from autopar.commit import Changes
 from autopar.edit import Edit
 from autopar.passes import Reshard
 from autopar.passes.reshard import MODES, disagreements
-from autopar.program import Counts, Program
+from autopar.program import Program
+from autopar.program_data import Counts
 
 PROFILES_ITSELF = True  # the pass, and not the capture before it
 LINES = [Reshard.run, disagreements, Edit.insert, Changes.insert, Changes.settle]

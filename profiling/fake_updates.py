@@ -18,8 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # tried on 2.13
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from autopar.collector import collector_paused
+from autopar.nodes import operands, record_of
 from autopar.passes.reshard import disagreements
-from autopar.program import Program, operands, record_of
+from autopar.program import Program
 
 CLONE = torch.ops.aten.clone.default
 UPDATES = {"once": "batched", "a reshard": "per-reshard", "an operation": "sync"}

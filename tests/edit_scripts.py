@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from autopar import transfers
 from autopar.edit import Edit, Staged
 from autopar.errors import EditError
-from autopar.program import Program, operands, record_of
+from autopar.nodes import operands, record_of
+from autopar.program import Program
 from autopar.record import Requirement, TensorType
 
 aten = torch.ops.aten

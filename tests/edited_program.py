@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from autopar.layout import DistAttr, Layout
-from autopar.program import Program, record_of, set_record
+from autopar.nodes import record_of, set_record
+from autopar.program import Program
 
 TEXT = """\
 program explicit on dp=2 tp=2

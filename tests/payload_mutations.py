@@ -13,7 +13,8 @@ from torch import fx
 from autopar import transfers
 from autopar.channels import check_programs
 from autopar.errors import ChannelError
-from autopar.program import Program, operands, record_of, set_record
+from autopar.nodes import operands, record_of, set_record
+from autopar.program import Program
 
 
 def retyped(node: fx.Node, **changes: Any) -> None:

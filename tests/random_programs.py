@@ -12,9 +12,12 @@ from strategies import attrs, meshes, shapes
 from torch import fx
 
 from autopar import transfers
+from autopar.constant import Constant
 from autopar.layout import DistAttr, Layout
 from autopar.mesh import Mesh
-from autopar.program import LEVELS, Constant, Program, make_node, operands, record_of, set_record
+from autopar.nodes import make_node, operands, record_of, set_record
+from autopar.program import Program
+from autopar.program_data import LEVELS
 from autopar.record import DTYPES, PHASES, Record, Requirement, Result, TensorType, ValueType
 from autopar.text.overloads import misplaced
 from autopar.text.tokens import LITERALS, can_name

@@ -9,7 +9,8 @@ from exchanges import groups
 from torch import distributed
 
 from autopar import Mesh
-from autopar.program import Program, record_of
+from autopar.nodes import record_of
+from autopar.program import Program
 from autopar.record import TensorType
 from autopar.relay import Relay
 

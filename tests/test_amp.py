@@ -17,9 +17,10 @@ from torch import nn
 from autopar import Mesh
 from autopar.capture import capture
 from autopar.errors import PrecisionError, RuleError
+from autopar.nodes import is_getitem, operands, record_of
 from autopar.passes.amp import low_precision
 from autopar.passes.widen import Widen
-from autopar.program import Program, is_getitem, operands, record_of
+from autopar.program import Program
 from autopar.record import DTYPE_NAMES, TensorType
 from autopar.rules.registry import RULES
 from autopar.transfers import BY_FUNCTION

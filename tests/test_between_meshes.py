@@ -19,7 +19,8 @@ from autopar.layout import Layout
 from autopar.localize import localize, rank_classes
 from autopar.mesh import Mesh
 from autopar.messages import messages
-from autopar.program import Program, operands
+from autopar.nodes import operands
+from autopar.program import Program
 from autopar.record import DTYPES, TensorType
 from autopar.runtime.packing import packing, size_of
 from autopar.transfers import Ends

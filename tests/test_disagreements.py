@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autopar.layout import Layout
+from autopar.nodes import record_of, set_record
 from autopar.passes import Reshard, run_passes
 from autopar.passes.reshard import disagreements
-from autopar.program import Program, record_of, set_record
+from autopar.program import Program
 from autopar.record import Requirement, TensorType
 
 TEXT = """\

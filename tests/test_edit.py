@@ -13,8 +13,9 @@ from edited_program import TEXT, base, layout, lines
 from autopar.capture import capture
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
+from autopar.nodes import record_of
 from autopar.passes import Place, Reshard, Share, run_passes
-from autopar.program import Program, record_of
+from autopar.program import Program
 from autopar.record import Requirement, TensorType
 
 aten = torch.ops.aten

@@ -25,7 +25,8 @@ import autopar
 from autopar import edit as edits
 from autopar.edit import HALF_DONE, OPEN, Edit
 from autopar.errors import EditError, VerifyError
-from autopar.program import Program, operands, record_of
+from autopar.nodes import operands, record_of
+from autopar.program import Program
 from autopar.torch_private import inputs_of
 
 FILES = {str(Path(autopar.__file__).parent / f"{name}.py") for name in ("edit", "commit", "uses", "undo", "torch_private", "program")}

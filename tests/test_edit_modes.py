@@ -14,9 +14,10 @@ from autopar.capture import capture
 from autopar.errors import EditError
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
+from autopar.nodes import record_of
 from autopar.passes import Place, Reshard, run_passes
 from autopar.passes.reshard import MODES
-from autopar.program import Program, record_of
+from autopar.program import Program
 from autopar.record import TensorType
 
 

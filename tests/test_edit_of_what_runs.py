@@ -10,7 +10,8 @@ import autopar
 from autopar.compiled import RUNS
 from autopar.errors import EditError
 from autopar.localize import SHARED
-from autopar.program import Program, record_of
+from autopar.nodes import record_of
+from autopar.program import Program
 
 
 def doubled(program: Program) -> None:

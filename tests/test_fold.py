@@ -15,8 +15,9 @@ from autopar import transfers
 from autopar.errors import TransitionError
 from autopar.layout import Layout
 from autopar.localize import localize
+from autopar.nodes import operands, record_of
 from autopar.passes import Fold
-from autopar.program import Program, operands, record_of
+from autopar.program import Program
 from autopar.record import Requirement, TensorType
 from autopar.runtime.simulate import compile_phases, run_ranks
 from autopar.text.printer import print_type

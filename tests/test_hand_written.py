@@ -9,7 +9,8 @@ import torch
 from torch import fx
 
 from autopar.errors import EditError, VerifyError
-from autopar.program import Program, operands, record_of
+from autopar.nodes import operands, record_of
+from autopar.program import Program
 from autopar.text.printer import print_program
 
 FOLDER = Path(__file__).parent / "golden" / "text"

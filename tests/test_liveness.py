@@ -22,7 +22,8 @@ import autopar
 from autopar import Mesh
 from autopar.arena import arena
 from autopar.liveness import Storage, liveness
-from autopar.program import Program, operands, record_of
+from autopar.nodes import operands, record_of
+from autopar.program import Program
 from autopar.report.memory import memory_of
 from autopar.runtime.simulate import ANY_STRIDES
 from autopar.torch_private import pytree

@@ -15,10 +15,10 @@ from autopar import Mesh, PlanError
 from autopar.capture import capture
 from autopar.constraints import constraints
 from autopar.layout import DistAttr
+from autopar.nodes import operands, record_of
 from autopar.passes import Place, run_passes
 from autopar.plan import resolve
 from autopar.presets import PRESETS
-from autopar.program import operands, record_of
 from autopar.spec import Spec
 
 MESH = Mesh(dp=2, tp=2)

@@ -24,8 +24,9 @@ import autopar
 from autopar import Mesh
 from autopar.capture import capture
 from autopar.layout import DistAttr
+from autopar.nodes import is_getitem, operands, record_of
 from autopar.passes import Recompute, run_passes
-from autopar.program import Program, is_getitem, operands, record_of
+from autopar.program import Program
 from autopar.recompute import regions
 from autopar.recompute.regions import blocks, module_paths
 

@@ -12,7 +12,8 @@ import pytest
 from autopar import transfers
 from autopar.passes import Reshard, run_passes
 from autopar.passes.reshard import MODES, disagreements
-from autopar.program import Counts, Program
+from autopar.program import Program
+from autopar.program_data import Counts
 
 sys.path.append(str(Path(__file__).parent.parent / "profiling"))
 from workloads import LLAMA_TRANSFERS, placed_llama

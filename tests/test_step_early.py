@@ -15,7 +15,7 @@ from test_transformers import llama
 from torch import nn
 
 from autopar import Mesh, transfers
-from autopar.program import operands, record_of
+from autopar.nodes import operands, record_of
 from autopar.runtime.buckets import largest_pieces
 from autopar.runtime.lower import lower_whole
 from autopar.runtime.whole import SimulatedRun

@@ -17,7 +17,8 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
-from autopar.program import Program, record_of
+from autopar.nodes import record_of
+from autopar.program import Program
 from autopar.runtime import buckets
 from autopar.runtime.buckets import largest_pieces
 from autopar.runtime.donated import Donated

@@ -16,11 +16,14 @@ from torch import fx
 
 from autopar import transfers
 from autopar.capture import capture
+from autopar.constant import Constant
 from autopar.layout import DistAttr, Layout
 from autopar.localize import localize
 from autopar.mesh import Mesh
+from autopar.nodes import make_node, record_of, set_record
 from autopar.passes import Place, Reshard, Share, run_passes
-from autopar.program import LEVELS, Constant, Program, make_node, record_of, set_record
+from autopar.program import Program
+from autopar.program_data import LEVELS
 from autopar.record import PHASES, Record, TensorType
 from autopar.text.printer import print_literal, print_type, target_name
 from autopar.text.tokens import Cursor

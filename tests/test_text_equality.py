@@ -10,7 +10,9 @@ from random_programs import programs
 
 from autopar.errors import TextError
 from autopar.mesh import Mesh
-from autopar.program import LEVELS, Program, record_of, set_record
+from autopar.nodes import record_of, set_record
+from autopar.program import Program
+from autopar.program_data import LEVELS
 from autopar.record import PHASES, Result, TensorType
 from autopar.text.tokens import Cursor
 

@@ -9,7 +9,8 @@ from verified_programs import LOCAL, MLP, PLACED, STATES, complaint
 
 from autopar.layout import DistAttr, Layout
 from autopar.mesh import Mesh
-from autopar.program import Program, record_of, set_record
+from autopar.nodes import record_of, set_record
+from autopar.program import Program
 from autopar.record import Requirement, Result, TensorType
 
 aten = torch.ops.aten

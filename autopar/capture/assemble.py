@@ -13,11 +13,13 @@ from torch import fx
 from autopar.capture.graph import drop_unread, forward_first, index_own_rows, merge_views, simplify, sweep, unfake
 from autopar.capture.loops import about_loops
 from autopar.capture.trace import Tracer
+from autopar.constant import Constant
 from autopar.drawn import Draw
 from autopar.errors import CaptureError, at_line
 from autopar.guards import Guards
 from autopar.guards.numbers import Number
-from autopar.program import Constant, Program, is_getitem, record_of, set_record
+from autopar.nodes import is_getitem, record_of, set_record
+from autopar.program import Program
 from autopar.provenance import Origin
 from autopar.record import Record, Result, TensorType, ValueType
 from autopar.structure import Structure

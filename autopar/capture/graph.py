@@ -22,7 +22,7 @@ from autopar.decompositions import (
     ZEROS,
 )
 from autopar.drawn import SHAPED
-from autopar.program import record_of, set_record
+from autopar.nodes import record_of, set_record
 from autopar.provenance import Origin
 from autopar.record import Result
 from autopar.torch_private import rename

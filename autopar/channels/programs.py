@@ -14,7 +14,8 @@ from autopar.channels.payloads import Payload, Piece, message_payload, payload_o
 from autopar.channels.tasks import ALL, Channels, Collective, Group, Ranks, Receive, Send, Task
 from autopar.errors import ChannelError
 from autopar.messages import messages
-from autopar.program import Program, record_of
+from autopar.nodes import record_of
+from autopar.program import Program
 from autopar.record import PHASES, TensorType
 from autopar.text.printer import print_node
 

@@ -23,7 +23,8 @@ from torch import fx
 
 from autopar.guards.places import Place
 from autopar.guards.values import is_number
-from autopar.program import Program, make_node, record_of, set_record
+from autopar.nodes import make_node, record_of, set_record
+from autopar.program import Program
 from autopar.record import Record, TensorType
 from autopar.text.tokens import can_name
 

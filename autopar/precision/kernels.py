@@ -9,9 +9,10 @@ from __future__ import annotations
 import torch
 
 from autopar.errors import PrecisionError, at_line
+from autopar.nodes import is_getitem, operands, record_of
 from autopar.precision.autocast import named
 from autopar.precision.dtypes import Dtypes
-from autopar.program import Program, is_getitem, operands, record_of
+from autopar.program import Program
 from autopar.record import DTYPE_NAMES
 from autopar.text.printer import print_node
 

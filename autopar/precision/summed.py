@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from autopar.program import operands, record_of
+from autopar.nodes import operands, record_of
 from autopar.record import TensorType
 from autopar.torch_private import OpOverload
 

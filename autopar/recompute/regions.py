@@ -10,7 +10,8 @@ from functools import cache
 from torch import fx
 
 from autopar.blocks import ancestors, blocks, module_paths
-from autopar.program import Program, record_of
+from autopar.nodes import record_of
+from autopar.program import Program
 
 Regions = Callable[[fx.Node], str | None]  # of a node of either phase; ``None``: of no region
 

@@ -15,7 +15,8 @@ from autopar import transfers
 from autopar.bound import least_bytes
 from autopar.cost import step_price
 from autopar.machine import Machine
-from autopar.program import Program, operands, record_of
+from autopar.nodes import operands, record_of
+from autopar.program import Program
 from autopar.record import TensorType
 from autopar.text.printer import print_type
 

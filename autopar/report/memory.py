@@ -13,7 +13,8 @@ from rich.text import Text
 
 from autopar.arena import arena
 from autopar.liveness import KINDS, START, Lifetimes, Storage, liveness
-from autopar.program import Program, record_of
+from autopar.nodes import record_of
+from autopar.program import Program
 from autopar.record import PHASES
 from autopar.text.printer import print_node
 

@@ -16,7 +16,8 @@ from torch import fx
 
 from autopar import transfers
 from autopar.machine import Machine, machine_of
-from autopar.program import Program, operands, record_of
+from autopar.nodes import operands, record_of
+from autopar.program import Program
 from autopar.record import TensorType
 from autopar.report.lines import TransferLines, lines_of
 

@@ -27,8 +27,9 @@ from torch import fx
 from autopar import transfers
 from autopar.errors import AnomalyError, at_line
 from autopar.inventory import Inventory
+from autopar.nodes import is_getitem, operands, record_of
 from autopar.optimizers import IN_PLACE
-from autopar.program import Program, is_getitem, operands, record_of
+from autopar.program import Program
 from autopar.record import TensorType
 from autopar.text.printer import print_node, target_name
 

@@ -24,7 +24,8 @@ from torch import fx
 from autopar import transfers
 from autopar.blocks import block_of, is_parameter, reader_of
 from autopar.layout import span
-from autopar.program import Program, operands, record_of
+from autopar.nodes import operands, record_of
+from autopar.program import Program
 from autopar.record import TensorType
 from autopar.runtime.collectives import own_row, start_scatter
 from autopar.runtime.reduction import is_gathered

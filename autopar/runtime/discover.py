@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,25 +22,18 @@ from autopar.errors import RuleError
 from autopar.record import TensorType
 from autopar.rules.binding import bind, slots
 from autopar.rules.registry import Rule
+from autopar.rules.unknown import Finding, discover_with
 from autopar.runtime.guesses import NothingError, Search, raised
 from autopar.runtime.sandbox import CrashError, SandboxError, isolated
 from autopar.runtime.scaled import scales
 from autopar.torch_private import OpOverload, is_seeded, mutates, without_modes
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What was found out about a call: a rule for it, or why there is none."""
-
-    rule: Rule | None
-    why: str = ""
-
 
 Found = tuple[str, str, str]  # a pattern and what is linear; or why there is none
 
 _FOUND: dict[Any, Found] = {}
 
 
+@discover_with
 def discover(rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[TensorType | None]) -> Finding:
     """The rule of one call, tensors given as their types. Calls that are alike when they are made small share it.
 

@@ -15,8 +15,9 @@ import torch
 from torch import fx
 
 from autopar.liveness import HIDDEN_VIEWS, START, Lifetimes, Storage, size
+from autopar.nodes import operands, record_of
 from autopar.optimizers import IN_PLACE, OFFLOADED
-from autopar.program import Program, operands, record_of
+from autopar.program import Program
 from autopar.runtime import buckets, collectives, lower
 from autopar.runtime.lower import Lowered
 from autopar.torch_private import OpOverload, returns_alias

@@ -28,8 +28,9 @@ from torch import fx
 from autopar import transfers
 from autopar.drawn import folded
 from autopar.errors import SimulationError
+from autopar.nodes import is_getitem, map_operands, operands, record_of
 from autopar.optimizers import IN_PLACE, OFFLOADED, SHARED
-from autopar.program import Program, is_getitem, map_operands, operands, record_of
+from autopar.program import Program
 from autopar.progress import doing
 from autopar.record import TensorType
 from autopar.rules.registry import rule_of

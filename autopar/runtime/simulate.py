@@ -17,7 +17,8 @@ from torch import fx
 
 from autopar import transfers
 from autopar.errors import SimulationError, at_line
-from autopar.program import Program, behind, name_of, operands, record_of
+from autopar.nodes import behind, name_of, operands, record_of
+from autopar.program import Program
 from autopar.record import TensorType
 from autopar.runtime import where
 from autopar.runtime.effects import COLLECTIVE, LOCAL, Here

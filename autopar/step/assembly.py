@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.program import Constant, Program, make_node, map_operands, record_of, set_record
+from autopar.constant import Constant
+from autopar.nodes import make_node, map_operands, record_of, set_record
+from autopar.program import Program
 from autopar.record import Record, Result, TensorType
 from autopar.subgraph import Ref, subgraph
 from autopar.text.tokens import can_name

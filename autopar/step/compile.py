@@ -16,9 +16,10 @@ from autopar.compiled import Compiler
 from autopar.errors import at_line
 from autopar.layout import DistAttr, layout_of
 from autopar.localize import LocalPrograms
+from autopar.nodes import name_of, operands, record_of, set_record
 from autopar.passes import Amp, Recompute, run_passes
 from autopar.passes.amp import low_precision
-from autopar.program import Program, name_of, operands, record_of, set_record
+from autopar.program import Program
 from autopar.progress import doing
 from autopar.record import TensorType
 from autopar.report.passes import PassReport, Reports

@@ -35,7 +35,8 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from autopar.program import Program, name_of, operands, record_of, set_record
+from autopar.nodes import name_of, operands, record_of, set_record
+from autopar.program import Program
 from autopar.record import Requirement
 from autopar.step.assembly import Assembly
 from autopar.step.copies import COPY

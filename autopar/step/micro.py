@@ -27,7 +27,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from autopar.program import Program, is_getitem, name_of, operands, record_of
+from autopar.nodes import is_getitem, name_of, operands, record_of
+from autopar.program import Program
 from autopar.record import Record, TensorType
 from autopar.rules.registry import rule_of
 from autopar.step.assembly import Assembly, type_of

@@ -23,7 +23,8 @@ from torch import fx
 from autopar.capture import Captured
 from autopar.errors import CaptureError
 from autopar.layout import DistAttr, layout_of
-from autopar.program import Program, operands, record_of
+from autopar.nodes import operands, record_of
+from autopar.program import Program
 from autopar.record import TensorType
 from autopar.shards import is_dtensor
 from autopar.step.loss import as_loss

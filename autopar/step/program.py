@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.errors import TextError, VerifyError
-from autopar.program import Program, name_of, record_of
+from autopar.nodes import name_of, record_of
+from autopar.program import Program
 from autopar.step.copies import COPY
 from autopar.text.printer import print_type
 

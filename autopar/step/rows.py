@@ -21,7 +21,8 @@ from autopar.completion import Completion, Wanted
 from autopar.drawn import is_drawn, source_of
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
-from autopar.program import Program, behind, is_getitem, name_of, operands, record_of
+from autopar.nodes import behind, is_getitem, name_of, operands, record_of
+from autopar.program import Program
 from autopar.record import Record, TensorType
 from autopar.rules.binding import bind_node
 from autopar.rules.registry import op_name

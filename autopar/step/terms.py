@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from autopar.program import Program, is_getitem, name_of, operands, record_of
+from autopar.nodes import is_getitem, name_of, operands, record_of
+from autopar.program import Program
 from autopar.record import TensorType
 from autopar.step.batches import COUNTED
 from autopar.step.rows import Rows

@@ -5,24 +5,29 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
 
 from autopar import transfers
+from autopar.constant import Constant
 from autopar.errors import TextError
 from autopar.mesh import Mesh
-from autopar.program import LEVELS, Constant, Program, record_of, set_record
+from autopar.nodes import record_of, set_record
+from autopar.program_data import LEVELS, ProgramData
 from autopar.record import DTYPE_NAMES, PHASES, ROLES, Record, Requirement, Result, TensorType, ValueType
 from autopar.text.overloads import misplaced
 from autopar.text.tokens import RESERVED, WORDS, can_name
 from autopar.text.types import TypeReader
 from autopar.torch_private import OpOverload
 
+P = TypeVar("P", bound=ProgramData)
 
-def parse_program(text: str) -> Program:
-    return _Parser(text).program()
+
+def parse_program(text: str, make: type[P]) -> P:
+    """Return what ``make`` builds of a text; ``TextError`` names the line and what is wrong with it."""
+    return _Parser(text).program(make)
 
 
 class _Parser(TypeReader):
@@ -45,7 +50,7 @@ class _Parser(TypeReader):
 
     # -- lines ---------------------------------------------------------------------------------------------------
 
-    def program(self) -> Program:
+    def program(self, make: type[P]) -> P:
         readers: dict[str, Callable[[], None]] = {
             "program": self._program_line,
             "stage": self._stage_line,
@@ -67,9 +72,9 @@ class _Parser(TypeReader):
                 raise self.error(f"the first line, and no other, is the header, as in 'program explicit on dp=2'; levels are {', '.join(LEVELS)}")
             read()
             self.close()
-        return self._finish()
+        return self._finish(make)
 
-    def _finish(self) -> Program:
+    def _finish(self, make: type[P]) -> P:
         if not self.level:
             raise TextError("an empty text is not a program; it starts with a header, as in 'program traced'")
         results = [*self.returns, *self.grads]
@@ -81,8 +86,8 @@ class _Parser(TypeReader):
         output = self.graph.output(tuple(node for _, node, _ in results))
         uses = self._told(need for _, _, need in results)
         set_record(output, Record(None, uses, results=tuple(result for result, _, _ in results)))
-        return Program(self.graph, self.level, self.mesh, stages=self.stages, streams=tuple(self.streams),
-                       coordinates=self.coordinates, tree=self.tree, constants=self.constants)  # fmt: skip
+        return make(self.graph, self.level, self.mesh, stages=self.stages, streams=tuple(self.streams),
+                    coordinates=self.coordinates, tree=self.tree, constants=self.constants)  # fmt: skip
 
     def _program_line(self) -> None:
         self.word("program")

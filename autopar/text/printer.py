@@ -13,13 +13,14 @@ from autopar import transfers
 from autopar.errors import shown
 from autopar.layout import DistAttr
 from autopar.mesh import Mesh
-from autopar.program import Program, is_getitem, operands, record_of
+from autopar.nodes import is_getitem, operands, record_of
+from autopar.program_data import ProgramData
 from autopar.record import DTYPE_NAMES, Record, Requirement, Result, TensorType, ValueType
 from autopar.text.tokens import LITERALS, RESERVED
 from autopar.torch_private import OpOverload
 
 
-def print_program(program: Program, *, comments: bool = False) -> str:
+def print_program(program: ProgramData, *, comments: bool = False) -> str:
     lines = _header(program)
     phase = ""
     for node in program.nodes:
@@ -38,7 +39,7 @@ def print_program(program: Program, *, comments: bool = False) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _header(program: Program) -> list[str]:
+def _header(program: ProgramData) -> list[str]:
     head = f"program {program.level}"
     if program.mesh is not None:
         head += f" on {_mesh(program.mesh)}"
@@ -55,7 +56,7 @@ def _mesh(mesh: Mesh) -> str:
     return f"{mesh}{ranks}"
 
 
-def print_node(program: Program, node: fx.Node) -> str:
+def print_node(program: ProgramData, node: fx.Node) -> str:
     """The line of one value."""
     record = record_of(node)
     if node.op == "placeholder":
@@ -70,7 +71,7 @@ def print_node(program: Program, node: fx.Node) -> str:
     return f"  {node.name} : {print_type(record.type)} = {made}{stream}"
 
 
-def _placeholder(program: Program, node: fx.Node, record: Record) -> str:
+def _placeholder(program: ProgramData, node: fx.Node, record: Record) -> str:
     inner = [repr(record.name)] if record.name not in ("", node.name) else []
     if record.index is not None:
         inner.insert(0, str(record.index))
@@ -150,7 +151,7 @@ def target_name(target: Any) -> str:
     return name if bare else f"{space}::{name}"
 
 
-def _results(program: Program, node: fx.Node, record: Record) -> list[str]:
+def _results(program: ProgramData, node: fx.Node, record: Record) -> list[str]:
     operand = _Operands(node, record)
     written = [operand(value) for value in operands(node)]
     kinds = [result.kind for result in record.results]
