@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from autopar.dense import require_dense
 from autopar.errors import CaptureError
 from autopar.inventory import Inventory
-from autopar.structure import Structure, flatten_with_path
+from autopar.ir.dense import require_dense
+from autopar.ir.structure import Structure, flatten_with_path
 
 
 @dataclass

@@ -10,9 +10,9 @@ from functools import cache
 
 from torch import fx
 
-from autopar import transfers
-from autopar.nodes import operands, record_of
-from autopar.program import Program
+from autopar.ir import transfers
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.program import Program
 
 
 def module_paths(program: Program) -> list[str]:

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-from autopar.boxes import Box, box_of, count, overlap, volume
-from autopar.layout import Layout
-from autopar.record import TensorType
+from autopar.ir.boxes import Box, box_of, count, overlap, volume
+from autopar.ir.layout import Layout
+from autopar.ir.record import TensorType
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from functools import lru_cache
 
 import torch
 
-from autopar.layout import UNDECIDED, WHOLE, Dim, DistAttr, Layout
-from autopar.mesh import Mesh
-from autopar.record import TensorType
+from autopar.ir.layout import UNDECIDED, WHOLE, Dim, DistAttr, Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.record import TensorType
 from autopar.rules.binding import Bound, Strategy, axes_of
 from autopar.transitions import cost
 

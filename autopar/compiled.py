@@ -13,12 +13,12 @@ import torch
 from autopar.capture import Captured, capture
 from autopar.constraints import constraints
 from autopar.guards.places import Place
-from autopar.layout import DistAttr
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
+from autopar.ir.program import Program
 from autopar.localize import LocalPrograms
-from autopar.mesh import Mesh
 from autopar.passes import pipeline, run_passes
 from autopar.plan import Plan
-from autopar.program import Program
 from autopar.progress import doing
 from autopar.report.passes import PassReport, Reports
 from autopar.report.transfers import bytes_per_axis

@@ -10,13 +10,13 @@ import torch
 
 from autopar.capture import Captured
 from autopar.errors import PlanError
-from autopar.layout import DistAttr
-from autopar.mesh import Mesh
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import record_of
+from autopar.ir.text.printer import print_type
 from autopar.naming import Part, names_of
-from autopar.nodes import record_of
 from autopar.plan import Constraints, Plan, resolve
 from autopar.report.decisions import needed_whole_note, parts_note, unused_axes, whole_note
-from autopar.text.printer import print_type
 
 
 def layouts_of(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, inputs: Mapping[str, Sequence[int]] | None = None) -> dict[str, DistAttr]:

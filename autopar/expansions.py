@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar import held
 from autopar.decompose_batch_norm import wide
 from autopar.decompositions import SUM
+from autopar.ir.ops import sharded_lookup
 from autopar.rules.binding import Bound, bind_node, typed
 from autopar.rules.registry import overload
 
@@ -93,22 +93,22 @@ def _places(size, like):
 
 
 def embedding(table, index, padding=-1, *_):
-    return held.look_up(table, index, _places(table.shape[0], index), table.shape[0])
+    return sharded_lookup.look_up(table, index, _places(table.shape[0], index), table.shape[0])
 
 
 def embedding_backward(gradient, index, count, padding, by_frequency):
     if padding >= 0:  # that row is told nothing
         used = aten.unsqueeze.default(aten.ne.Scalar(index, padding), -1)
         gradient = aten.mul.Tensor(gradient, _like(used, gradient.dtype))
-    return held.look_up_backward(gradient, index, _places(count, index), count)
+    return sharded_lookup.look_up_backward(gradient, index, _places(count, index), count)
 
 
 def gather(x, dim, index, **_):
-    return held.gather_held(x, dim, index, _places(x.shape[dim], index), x.shape[dim])
+    return sharded_lookup.gather_held(x, dim, index, _places(x.shape[dim], index), x.shape[dim])
 
 
 def scatter_add(x, dim, index, source):
-    return aten.add.Tensor(x, held.scatter_held(source, dim, index, _places(x.shape[dim], index), x.shape[dim]))
+    return aten.add.Tensor(x, sharded_lookup.scatter_held(source, dim, index, _places(x.shape[dim], index), x.shape[dim]))
 
 
 def _of_all_others(x, dim, index, source=None, **_) -> bool:
@@ -142,15 +142,15 @@ def nll_loss_backward(gradient, scores, target, weight, reduction, ignore, total
     each = aten.masked_fill.Scalar(aten.neg.default(aten.mul.Tensor(counted, gradient)), ignored, 0)  # also where the mean is of none
     each = aten.unsqueeze.default(each, dim)
     count = scores.shape[dim]
-    return held.scatter_held(each, dim, aten.unsqueeze.default(target, dim), _places(count, target), count)
+    return sharded_lookup.scatter_held(each, dim, aten.unsqueeze.default(target, dim), _places(count, target), count)
 
 
 def causal_attention(query, key, value, dropout=0.0, causal=False, *, attn_mask=None, scale=None):
-    return held.causal_attention(query, key, value, _places(query.shape[-2], query), scale)
+    return sharded_lookup.causal_attention(query, key, value, _places(query.shape[-2], query), scale)
 
 
 def causal_attention_backward(gradient, query, key, value, out, logsumexp, dropout, causal, *, attn_mask=None, scale=None):
-    return held.causal_attention_backward(gradient, query, key, value, out, logsumexp, _places(query.shape[-2], query), scale)
+    return sharded_lookup.causal_attention_backward(gradient, query, key, value, out, logsumexp, _places(query.shape[-2], query), scale)
 
 
 def _is_causal(position):

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 
 from autopar.arguments import Arguments
-from autopar.dtensor import attr_of, mesh_of, placements_of
-from autopar.layout import DistAttr
-from autopar.mesh import Mesh
-from autopar.record import TensorType
+from autopar.ir.dtensor import attr_of, mesh_of, placements_of
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
+from autopar.ir.record import TensorType
+from autopar.ir.structure import unflatten
 from autopar.runtime.agreement import Brought
 from autopar.runtime.pieces import cut
 from autopar.runtime.redistribute import redistribute
 from autopar.shards import is_dtensor, local_of
-from autopar.structure import unflatten
 
 INPUTS = ("global", "local")
 

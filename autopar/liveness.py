@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from autopar import transfers
-from autopar.nodes import is_getitem, name_of, operands, record_of
-from autopar.program import Program
-from autopar.record import Record, TensorType, ValueType
+from autopar.ir import transfers
+from autopar.ir.nodes import is_getitem, name_of, operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import Record, TensorType, ValueType
 from autopar.torch_private import OpOverload, returns_alias
 
 aten = torch.ops.aten

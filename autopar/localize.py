@@ -16,16 +16,16 @@ from typing import Any
 
 from torch import fx
 
-from autopar import transfers
 from autopar.channels import check_programs
-from autopar.collector import collector_paused
-from autopar.drawn import is_drawn
-from autopar.layout import span
-from autopar.mesh import Mesh
-from autopar.messages import axes_between, messages
-from autopar.nodes import make_node, map_operands, operands, record_of, set_record
-from autopar.program import Program
-from autopar.record import Record, TensorType, ValueType
+from autopar.gc_pause import collector_paused
+from autopar.ir import transfers
+from autopar.ir.layout import span
+from autopar.ir.mesh import Mesh
+from autopar.ir.messages import axes_between, messages
+from autopar.ir.nodes import make_node, map_operands, operands, record_of, set_record
+from autopar.ir.ops.seeded_random import is_drawn
+from autopar.ir.program import Program
+from autopar.ir.record import Record, TensorType, ValueType
 from autopar.rules.binding import bind_node
 from autopar.rules.registry import rule_of
 from autopar.torch_private import OpOverload

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from autopar.errors import OverflowingError, shown
-from autopar.held import LIBRARY
+from autopar.ir.ops.sharded_lookup import LIBRARY
 from autopar.rules.registry import rule
 
 

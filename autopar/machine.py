@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autopar.record import DTYPES
+from autopar.ir.record import DTYPES
 
 VERSION = 1  # of the files
 

@@ -16,16 +16,17 @@ from autopar.borrow import ONE_AT_A_TIME
 from autopar.capture import Captured
 from autopar.compiled import Compiled, Compiler, Seat
 from autopar.constraints import layouts_of
-from autopar.dtensor import edge_of, placements_of
 from autopar.guards import AttributesOfModule, Call, Change, Guards, Original, Variants
 from autopar.initialize import Init, initialize
 from autopar.inputs import Given, Shapes, given_call, piece_of
 from autopar.inventory import Inventory, Named, inventory
-from autopar.layout import DistAttr
-from autopar.mesh import Mesh
+from autopar.ir.dtensor import edge_of, placements_of
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
+from autopar.ir.structure import part_at, take_over, unflatten
 from autopar.plan import Plan, of_the_batch
-from autopar.program import Program
-from autopar.record import TensorType
 from autopar.report.passes import Reports
 from autopar.report.transfers import Transfers, transfers_of
 from autopar.runtime.agreement import Agreement
@@ -34,7 +35,6 @@ from autopar.runtime.job import Job
 from autopar.runtime.redistribute import full_tensor
 from autopar.runtime.seeds import step_seed
 from autopar.shards import for_everyone, for_model, is_dtensor, local_of, relaid, sharded
-from autopar.structure import part_at, take_over, unflatten
 from autopar.torch_private import dtensor_like, is_transformed
 from autopar.uneven import with_like_pieces
 from autopar.weights import load_weights

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from autopar.errors import PlanError, shown
-from autopar.layout import DistAttr
-from autopar.mesh import EXPERTS, PIPELINE, SEQUENCE, Mesh
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import EXPERTS, PIPELINE, SEQUENCE, Mesh
 from autopar.presets import PRESETS
 from autopar.report.decisions import preset_notes, unmatched_names
 from autopar.spec import Spec, attr_of, axes_of, dims_of

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.dense import met_in
-from autopar.drawn import FUNCTIONAL, REJECTING, RRELU, Streams
 from autopar.errors import CaptureError, at_line
-from autopar.record import Call
+from autopar.ir.dense import met_in
+from autopar.ir.ops.seeded_random import FUNCTIONAL, REJECTING, RRELU, Streams
+from autopar.ir.record import Call
 from autopar.torch_private import (
     DATA_DEPENDENT,
     TorchDispatchMode,

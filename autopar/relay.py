@@ -16,18 +16,18 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar import transfers
-from autopar.edit import Value
 from autopar.errors import TransitionError
-from autopar.layout import Layout
+from autopar.ir import transfers
+from autopar.ir.edit import Value
+from autopar.ir.layout import Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import make_node, set_record
+from autopar.ir.program import Program
+from autopar.ir.record import Record, Requirement, Result, TensorType
+from autopar.ir.text.printer import print_type
 from autopar.localize import LocalPrograms
-from autopar.mesh import Mesh
-from autopar.nodes import make_node, set_record
-from autopar.program import Program
-from autopar.record import Record, Requirement, Result, TensorType
 from autopar.runtime.lower import Lowered, lower
 from autopar.runtime.simulate import Instruction, compile_phases, run_ranks
-from autopar.text.printer import print_type
 from autopar.transitions import transitions
 from autopar.verify import verify
 

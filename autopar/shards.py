@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from autopar.dtensor import edge_of, placements_of
 from autopar.inventory import inventory
-from autopar.layout import DistAttr
-from autopar.mesh import Mesh
+from autopar.ir.dtensor import edge_of, placements_of
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
 from autopar.runtime.job import Job
 from autopar.runtime.redistribute import full_tensor, redistribute
 from autopar.torch_private import have_gradient_hooks, is_strided_shard, refer_weakly

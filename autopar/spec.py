@@ -18,8 +18,8 @@ import re
 from collections.abc import Sequence
 
 from autopar.errors import PlanError, shown
-from autopar.layout import UNDECIDED, WHOLE, Dim, DistAttr
-from autopar.mesh import Mesh
+from autopar.ir.layout import UNDECIDED, WHOLE, Dim, DistAttr
+from autopar.ir.mesh import Mesh
 
 DimSpec = str | None | Sequence[str]
 Spec = Sequence[DimSpec]
@@ -30,7 +30,7 @@ MERGED = re.compile(r"\((\s*(-1|\d+)(/\w+)*)+\s*\)")
 def attr_of(what: str, spec: Spec, name: str, shape: Sequence[int], mesh: Mesh) -> DistAttr:
     """The DistAttr of a value called ``name``; ``what`` begins the errors."""
     if _is_placements(spec):
-        from autopar import dtensor
+        from autopar.ir import dtensor
 
         try:
             attr = dtensor.attr_of(spec, mesh, shape)  # type: ignore[arg-type]
@@ -62,7 +62,7 @@ def attr_of(what: str, spec: Spec, name: str, shape: Sequence[int], mesh: Mesh) 
 def dims_of(what: str, spec: Spec, ndim: int | None, mesh: Mesh, *, open_: bool = False) -> list[Dim]:
     """The dims that the plan speaks of; ``ndim`` is that of the value, where it is known."""
     if _is_placements(spec):
-        from autopar import dtensor
+        from autopar.ir import dtensor
 
         try:
             dtensor.check_count(spec, mesh)  # type: ignore[arg-type]

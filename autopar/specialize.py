@@ -17,9 +17,9 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from autopar.nodes import behind, is_getitem, make_node, map_operands, operands, record_of, set_record
-from autopar.program import Program
-from autopar.record import Record, Result, TensorType
+from autopar.ir.nodes import behind, is_getitem, make_node, map_operands, operands, record_of, set_record
+from autopar.ir.program import Program
+from autopar.ir.record import Record, Result, TensorType
 
 ADDITIONS = {torch.ops.aten.add.Tensor}
 

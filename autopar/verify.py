@@ -7,15 +7,15 @@ from typing import Any
 
 from torch import fx
 
-from autopar import transfers
-from autopar.edit import HALF_DONE, is_half_done
 from autopar.errors import RuleError, VerifyError
-from autopar.layout import UNDECIDED, Layout
-from autopar.nodes import element_type, has_record, is_getitem, operands, record_of
-from autopar.program import Program
-from autopar.record import PHASES, ROLES, Record, Requirement, TensorType
+from autopar.ir import transfers
+from autopar.ir.edit import HALF_DONE, is_half_done
+from autopar.ir.layout import UNDECIDED, Layout
+from autopar.ir.nodes import element_type, has_record, is_getitem, operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import PHASES, ROLES, Record, Requirement, TensorType
+from autopar.ir.text.printer import print_node, print_requirement, print_type
 from autopar.rules.binding import bind_node
-from autopar.text.printer import print_node, print_requirement, print_type
 
 ORDER = ("return", "grad", "state")  # of results
 PIECES: dict[Any, tuple[str, ...]] = {  # the arguments that list piece sizes, at the level local

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterable
 from typing import ClassVar
 
-from autopar.collector import collector_paused
-from autopar.program import Program
+from autopar.gc_pause import collector_paused
+from autopar.ir.program import Program
 from autopar.progress import doing
 from autopar.report.passes import PassReport
 from autopar.report.transfers import bytes_per_axis

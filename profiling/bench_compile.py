@@ -19,9 +19,9 @@ import torch
 from workloads import MESH, llama
 
 from autopar.capture import capture
-from autopar.collector import collector_paused
 from autopar.completion import Completion
 from autopar.constraints import constraints
+from autopar.gc_pause import collector_paused
 from autopar.localize import localize, rank_classes
 from autopar.passes import pipeline, run_passes
 from autopar.provenance import Recorder

@@ -15,12 +15,12 @@ from autopar import Mesh
 from autopar.capture import capture
 from autopar.compiled import Compiler
 from autopar.constraints import constraints
-from autopar.layout import DistAttr
+from autopar.ir.layout import DistAttr
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
 from autopar.localize import LocalPrograms
 from autopar.optimizers import definition_of
 from autopar.passes import Pass, Reshard, pipeline, run_passes
-from autopar.program import Program
-from autopar.record import TensorType
 from autopar.report.passes import PassReport, Reports
 from autopar.step.compile import compile_micro, compile_update
 from autopar.step.options import options_of

@@ -24,8 +24,8 @@ from autopar.channels import (
     check,
 )
 from autopar.errors import ChannelError
+from autopar.ir.program import Program
 from autopar.localize import LocalPrograms
-from autopar.program import Program
 
 Tasks = dict[int, list[Task]]
 MODELS = (ASYNCHRONOUS, buffered(2), buffered(1), GROUPED, BLOCKING)

@@ -10,7 +10,7 @@ from hypothesis import settings
 
 import autopar.compiled
 import autopar.passes.manager
-from autopar.program import Program
+from autopar.ir.program import Program
 from autopar.verify import verify
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import distributed
 
-from autopar.dtensor import device_mesh_of
-from autopar.mesh import Mesh
-from autopar.program import Program
+from autopar.ir.dtensor import device_mesh_of
+from autopar.ir.mesh import Mesh
+from autopar.ir.program import Program
 from autopar.runtime.job import groups_of
 from autopar.runtime.lower import lower
 

@@ -9,9 +9,9 @@ from exchanges import groups
 from torch import distributed
 
 from autopar import Mesh
-from autopar.nodes import record_of
-from autopar.program import Program
-from autopar.record import TensorType
+from autopar.ir.nodes import record_of
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
 from autopar.relay import Relay
 
 MESH = Mesh(dp=2, tp=2)

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from hypothesis import strategies as st
 
-from autopar.layout import DistAttr, Layout
-from autopar.mesh import Mesh
-from autopar.record import TensorType
+from autopar.ir.layout import DistAttr, Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.record import TensorType
 from autopar.runtime.pieces import cut
 
 NAMES = ("dp", "tp", "cp")

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.errors import OverflowingError
+from autopar.ir.text.parser import parse_program
 from autopar.loss_scaling import LossScaling, updated_scale
 from autopar.runtime.proof import prove
-from autopar.text.parser import parse_program
 from autopar.verify import verify
 
 

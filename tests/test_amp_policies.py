@@ -10,14 +10,14 @@ from rule_calls import TABLE, made
 
 from autopar import Mesh
 from autopar.errors import TextError, VerifyError
-from autopar.layout import DistAttr, Layout
-from autopar.nodes import record_of
+from autopar.ir.layout import DistAttr, Layout
+from autopar.ir.nodes import record_of
+from autopar.ir.program import Program
+from autopar.ir.record import Requirement
 from autopar.passes import pipeline, run_passes
 from autopar.precision.autocast import F32, LOW, WIDEST
 from autopar.precision.kernels import NO_KERNEL
 from autopar.precision.policy import INSIDE, POLICIES, PROMOTED, Kind, policy_of
-from autopar.program import Program
-from autopar.record import Requirement
 from autopar.rules.registry import RULES, op_name
 from autopar.torch_private import pytree
 from autopar.verify import verify

@@ -14,8 +14,8 @@ from payload_mutations import MUTATIONS, alone, communicating
 import autopar
 from autopar.channels import Collective, Receive, Send, check, check_programs
 from autopar.errors import ChannelError
+from autopar.ir.program import Program
 from autopar.localize import LocalPrograms
-from autopar.program import Program
 
 
 @functools.cache

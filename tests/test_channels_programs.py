@@ -8,9 +8,9 @@ from channel_programs import GOLDEN, local_programs, one_each, swapped
 from autopar import channels, localize
 from autopar.channels import Collective, Group, Receive, Send, check, check_programs, creation_order, tasks_of
 from autopar.errors import ChannelError
+from autopar.ir.mesh import Mesh
+from autopar.ir.program import Program
 from autopar.localize import LocalPrograms
-from autopar.mesh import Mesh
-from autopar.program import Program
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(GOLDEN.glob("*.txt"))])

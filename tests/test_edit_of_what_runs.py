@@ -9,9 +9,9 @@ import torch
 import autopar
 from autopar.compiled import RUNS
 from autopar.errors import EditError
+from autopar.ir.nodes import record_of
+from autopar.ir.program import Program
 from autopar.localize import SHARED
-from autopar.nodes import record_of
-from autopar.program import Program
 
 
 def doubled(program: Program) -> None:

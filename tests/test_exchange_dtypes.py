@@ -15,9 +15,9 @@ from test_exchanges import case
 from transition_runs import addends, read, wide
 
 from autopar.errors import TransitionError
-from autopar.program import Program
-from autopar.record import DTYPES, TensorType
-from autopar.transfers import KINDS
+from autopar.ir.program import Program
+from autopar.ir.record import DTYPES, TensorType
+from autopar.ir.transfers import KINDS
 from autopar.transitions import transitions
 
 ON = "tp=4"

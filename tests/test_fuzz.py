@@ -19,8 +19,8 @@ from random_models import Models, random_case
 from smaller_cases import smallest
 from torch.distributed.tensor import Replicate, Shard  # noqa: F401  what literals say
 
-from autopar import transfers
 from autopar.guards import Guards
+from autopar.ir import transfers
 from autopar.runtime import effects
 
 AGREE = ("equal", "sensitive", "refused")

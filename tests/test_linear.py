@@ -8,9 +8,10 @@ import pytest
 import torch
 from models import COLUMN_ROW, Residual
 
-from autopar import Mesh, program
+from autopar import Mesh
 from autopar.capture import capture
 from autopar.constraints import constraints
+from autopar.ir import program
 from autopar.passes import pipeline, run_passes
 
 MESH = Mesh(dp=2, tp=2)

@@ -21,9 +21,9 @@ from torch import nn
 import autopar
 from autopar import Mesh
 from autopar.arena import arena
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.program import Program
 from autopar.liveness import Storage, liveness
-from autopar.nodes import operands, record_of
-from autopar.program import Program
 from autopar.report.memory import memory_of
 from autopar.runtime.simulate import ANY_STRIDES
 from autopar.torch_private import pytree

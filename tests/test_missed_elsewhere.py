@@ -14,16 +14,16 @@ from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 from transition_runs import addends, check, explicit_program, read, run, whole_numbers
 
-from autopar import transfers
-from autopar.boxes import box_of, most_lacked, volume
 from autopar.channels import Group, Send, check_programs, creation_order, tasks_of
 from autopar.errors import ChannelError, SimulationError, TransitionError
-from autopar.layout import DistAttr, Layout
+from autopar.ir import transfers
+from autopar.ir.boxes import box_of, most_lacked, volume
+from autopar.ir.layout import DistAttr, Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.program import Program
+from autopar.ir.record import DTYPES, TensorType
 from autopar.localize import LocalPrograms
-from autopar.mesh import Mesh
 from autopar.passes import Reshard, Share, run_passes
-from autopar.program import Program
-from autopar.record import DTYPES, TensorType
 from autopar.relay import Relay
 from autopar.runtime import collectives, job
 from autopar.runtime.collectives import exchange_between_stages

@@ -17,7 +17,7 @@ from wrapped import HAS_PEFT, LLAMA_LAYERS, PARAMETRIZED, Fed, Wraps, lora_gpt2,
 import autopar
 from autopar import Mesh, PlanError
 from autopar.constraints import layouts_of
-from autopar.layout import DistAttr
+from autopar.ir.layout import DistAttr
 from autopar.naming import names_of
 
 MESH = Mesh(dp=2, tp=2)

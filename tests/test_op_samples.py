@@ -11,8 +11,8 @@ from op_samples import Samples, sampled
 from rule_calls import TABLE
 
 from autopar.errors import ProofError, RuleError
-from autopar.layout import DistAttr
-from autopar.record import TensorType
+from autopar.ir.layout import DistAttr
+from autopar.ir.record import TensorType
 from autopar.rules import RULES, Rule, find_rule
 from autopar.rules.binding import Strategy, bind
 from autopar.rules.by_schema import BY_SCHEMA

@@ -9,8 +9,8 @@ import pytest
 from torch.distributed.tensor import Replicate, Shard
 
 from autopar.errors import PlanError
-from autopar.layout import DistAttr
-from autopar.mesh import Mesh
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
 from autopar.plan import of_the_batch, resolve
 
 mesh = Mesh(dp=2, tp=2)

@@ -14,8 +14,8 @@ import autopar
 from autopar import Mesh, PlanError
 from autopar.capture import capture
 from autopar.constraints import constraints
-from autopar.layout import DistAttr
-from autopar.nodes import operands, record_of
+from autopar.ir.layout import DistAttr
+from autopar.ir.nodes import operands, record_of
 from autopar.passes import Place, run_passes
 from autopar.plan import resolve
 from autopar.presets import PRESETS

@@ -16,7 +16,7 @@ import autopar
 from autopar import CaptureError, Mesh
 from autopar.capture import capture
 from autopar.capture.trace import Tracer
-from autopar.nodes import record_of
+from autopar.ir.nodes import record_of
 from autopar.runtime.redistribute import full_tensor
 
 

@@ -15,15 +15,15 @@ from strategies import attrs, meshes, shapes
 from autopar import Mesh
 from autopar.capture import capture
 from autopar.errors import TransitionError
-from autopar.layout import DistAttr, Layout
+from autopar.ir.layout import DistAttr, Layout
+from autopar.ir.record import TensorType
+from autopar.ir.text.printer import print_type
 from autopar.localize import LocalPrograms
 from autopar.passes import pipeline, run_passes
-from autopar.record import TensorType
 from autopar.relay import Relay, averaged_over, gradient_type
 from autopar.runtime.pieces import cut
 from autopar.runtime.simulated_step import SimulatedStep
 from autopar.specialize import specialize
-from autopar.text.printer import print_type
 
 LINEAR = ("sum", "avg")
 

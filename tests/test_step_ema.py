@@ -22,8 +22,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import autopar
 from autopar import Mesh, checkpoint
+from autopar.ir.nodes import record_of
 from autopar.liveness import size
-from autopar.nodes import record_of
 from autopar.optimizers import AVERAGED, IN_PLACE
 from autopar.runtime.proof import prove
 

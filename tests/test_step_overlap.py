@@ -17,8 +17,8 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
-from autopar.nodes import record_of
-from autopar.program import Program
+from autopar.ir.nodes import record_of
+from autopar.ir.program import Program
 from autopar.runtime import buckets
 from autopar.runtime.buckets import largest_pieces
 from autopar.runtime.donated import Donated

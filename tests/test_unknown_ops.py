@@ -20,9 +20,9 @@ import autopar
 from autopar import Mesh, RuleError, register_rule
 from autopar.capture import capture
 from autopar.errors import ProofError
-from autopar.nodes import is_getitem
-from autopar.program import Program
-from autopar.record import TensorType
+from autopar.ir.nodes import is_getitem
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
 from autopar.rules.binding import bind
 from autopar.rules.registry import RULES, Rule, overload, rule_of
 from autopar.runtime import discover as module

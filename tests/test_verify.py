@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from verified_programs import LOCAL, MLP, PLACED, SCHEDULED, STATES, complaint
 
-from autopar.nodes import record_of, set_record
-from autopar.program import Program
+from autopar.ir.nodes import record_of, set_record
+from autopar.ir.program import Program
 from autopar.verify import verify
 
 

@@ -17,7 +17,7 @@ from weights import MESHES, MODELS, Odd, Unsaid, on_meta, same, single
 
 import autopar
 from autopar import Mesh
-from autopar.layout import DistAttr
+from autopar.ir.layout import DistAttr
 from autopar.weights import parts_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autopar.errors import VerifyError
-from autopar.program import Program
+from autopar.ir.program import Program
 from autopar.verify import verify
 
 MLP = """\

@@ -18,7 +18,7 @@ from autopar.arguments import bind_arguments
 from autopar.borrow import ONE_AT_A_TIME
 from autopar.capture.assemble import Captured, assemble
 from autopar.capture.trace import Tracer
-from autopar.collector import collector_paused
+from autopar.gc_pause import collector_paused
 from autopar.guards.numbers import Taken, can_be_input, put_in, taken_by, tracked
 from autopar.guards.places import Place
 from autopar.progress import doing

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from autopar.errors import CaptureError
-from autopar.held import within
+from autopar.ir.ops.sharded_lookup import within
 from autopar.provenance import user_line
 from autopar.torch_private import value_checks_replaced
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import traceback
 
-from autopar.dense import REMEDIES
 from autopar.errors import CaptureError, at_line
+from autopar.ir.dense import REMEDIES
 from autopar.provenance import Origin
 
 EXPLAINED: tuple[tuple[str, str, str], ...] = (  # a piece of torch's message, what happens, the remedy

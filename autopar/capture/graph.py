@@ -21,10 +21,10 @@ from autopar.decompositions import (
     VIEWS,
     ZEROS,
 )
-from autopar.drawn import SHAPED
-from autopar.nodes import record_of, set_record
+from autopar.ir.nodes import record_of, set_record
+from autopar.ir.ops.seeded_random import SHAPED
+from autopar.ir.record import Result
 from autopar.provenance import Origin
-from autopar.record import Result
 from autopar.torch_private import rename
 
 

@@ -18,11 +18,11 @@ from autopar.capture.explained import explained, values_read
 from autopar.capture.recurrent import Unroller
 from autopar.decompose_strides import STRIDES
 from autopar.decompose_unknown import decomposition_table
-from autopar.drawn import Streams
 from autopar.errors import CaptureError, at_line
 from autopar.guards import Guards, Reads
+from autopar.ir.ops.seeded_random import Streams
+from autopar.ir.structure import Structure, flatten, is_cache, unflatten, way_to
 from autopar.provenance import Origin, Recorder, Replay
-from autopar.structure import Structure, flatten, is_cache, unflatten, way_to
 from autopar.torch_private import (
     DATA_DEPENDENT,
     FakeTensorMode,

@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autopar import transfers
-from autopar.record import DTYPE_NAMES, TensorType
+from autopar.ir import transfers
+from autopar.ir.record import DTYPE_NAMES, TensorType
 
 Payload = tuple[tuple[str, str], ...]  # (what it is, its value), for comparison and for errors
 Piece = tuple[int, tuple[int, ...], str]  # a rank's own size, the sizes of all members, and the axis along which these are

@@ -23,10 +23,10 @@ from torch import fx
 
 from autopar.guards.places import Place
 from autopar.guards.values import is_number
-from autopar.nodes import make_node, record_of, set_record
-from autopar.program import Program
-from autopar.record import Record, TensorType
-from autopar.text.tokens import can_name
+from autopar.ir.nodes import make_node, record_of, set_record
+from autopar.ir.program import Program
+from autopar.ir.record import Record, TensorType
+from autopar.ir.text.tokens import can_name
 
 aten = torch.ops.aten
 

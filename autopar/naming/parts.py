@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.utils.parametrize import is_parametrized
 
-from autopar.layout import WHOLE, DistAttr
+from autopar.ir.layout import WHOLE, DistAttr
 from autopar.naming.wrapped import class_names
 
 Shape = tuple[int, ...]

@@ -12,8 +12,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from autopar.collector import collector_paused
 from autopar.errors import ScheduleError, shown
+from autopar.gc_pause import collector_paused
 from autopar.pipeline.dataflow import source
 from autopar.pipeline.memory import PAIRS, Memory, PerStage, Sizes, keep_numbers, memory, per_stage
 from autopar.pipeline.schedule import PipelineSchedule

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from autopar.channels import ALL, ASYNCHRONOUS, Channels, Group, Receive, Send
 from autopar.channels.check import check_tasks
-from autopar.collector import collector_paused
 from autopar.errors import ChannelError, ScheduleError, shown
+from autopar.gc_pause import collector_paused
 from autopar.pipeline.buffers import NEVER, Flow, in_use, last_readers, release_rows
 from autopar.pipeline.dataflow import made_by, reads, source
 from autopar.pipeline.schedule import PipelineSchedule

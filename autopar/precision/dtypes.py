@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from autopar.nodes import is_getitem, operands, record_of
+from autopar.ir.nodes import is_getitem, operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
 from autopar.precision.policy import Kind, Policy
 from autopar.precision.summed import ADD, Summed, shape_of
-from autopar.program import Program
-from autopar.record import TensorType
 from autopar.rules.pointwise import CASTS
 from autopar.rules.registry import RULES, op_name
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 
 from autopar.errors import PrecisionError, at_line
-from autopar.nodes import is_getitem, operands, record_of
+from autopar.ir.nodes import is_getitem, operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import DTYPE_NAMES
+from autopar.ir.text.printer import print_node
 from autopar.precision.autocast import named
 from autopar.precision.dtypes import Dtypes
-from autopar.program import Program
-from autopar.record import DTYPE_NAMES
-from autopar.text.printer import print_node
 
 _NEITHER = named("""
     _cdist_forward _cdist_backward _pdist_forward _pdist_backward _fft_r2c _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex

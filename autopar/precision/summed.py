@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from autopar.nodes import operands, record_of
-from autopar.record import TensorType
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.record import TensorType
 from autopar.torch_private import OpOverload
 
 ADD: OpOverload = torch.ops.aten.add.Tensor

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autopar.errors import shown
-from autopar.program import Program
+from autopar.ir.program import Program
 from autopar.recompute.min_cut import min_cut
 from autopar.recompute.regions import Regions, modules
 

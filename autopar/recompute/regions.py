@@ -10,8 +10,8 @@ from functools import cache
 from torch import fx
 
 from autopar.blocks import ancestors, blocks, module_paths
-from autopar.nodes import record_of
-from autopar.program import Program
+from autopar.ir.nodes import record_of
+from autopar.ir.program import Program
 
 Regions = Callable[[fx.Node], str | None]  # of a node of either phase; ``None``: of no region
 

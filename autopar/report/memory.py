@@ -12,11 +12,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from autopar.arena import arena
+from autopar.ir.nodes import record_of
+from autopar.ir.program import Program
+from autopar.ir.record import PHASES
+from autopar.ir.text.printer import print_node
 from autopar.liveness import KINDS, START, Lifetimes, Storage, liveness
-from autopar.nodes import record_of
-from autopar.program import Program
-from autopar.record import PHASES
-from autopar.text.printer import print_node
 
 LARGEST = 5  # values, and modules, that are listed
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from autopar.drawn import source_of, twin_of, with_seed
 from autopar.errors import RuleError, shown
+from autopar.ir.ops.seeded_random import source_of, twin_of, with_seed
 from autopar.notation import Pattern, parse_pattern
 from autopar.torch_private import (
     OpOverload,

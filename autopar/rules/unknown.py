@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autopar.record import TensorType
+from autopar.ir.record import TensorType
 from autopar.rules.registry import Rule
 from autopar.torch_private import OpOverload
 

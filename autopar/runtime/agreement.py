@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from autopar.mesh import Mesh
+from autopar.ir.mesh import Mesh
 from autopar.runtime import where
 
 KINDS = 3  # sets of axes over which brought values lie, that are told apart

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar import transfers
 from autopar.blocks import block_of, is_parameter, reader_of
-from autopar.layout import span
-from autopar.nodes import operands, record_of
-from autopar.program import Program
-from autopar.record import TensorType
+from autopar.ir import transfers
+from autopar.ir.layout import span
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
 from autopar.runtime.collectives import own_row, start_scatter
 from autopar.runtime.reduction import is_gathered
 from autopar.torch_private import FUNCTIONAL, start_gather

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from autopar import transfers
+from autopar.ir import transfers
 from autopar.runtime.packing import Packing, Places, as_bytes, from_bytes, new_piece, size_of, take
 from autopar.runtime.reduction import Calls, Reduction, is_gathered
 from autopar.torch_private import FUNCTIONAL, start_gather

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from autopar.errors import RuleError
-from autopar.record import TensorType
+from autopar.ir.record import TensorType
 from autopar.rules.binding import bind, slots
 from autopar.rules.registry import Rule
 from autopar.rules.unknown import Finding, discover_with

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from autopar.nodes import is_getitem, operands, record_of
+from autopar.ir.nodes import is_getitem, operands, record_of
+from autopar.ir.program import Program
 from autopar.optimizers import IN_PLACE, SHARED
-from autopar.program import Program
 from autopar.rules.registry import rule_of
 from autopar.torch_private import OpOverload, returns_alias
 

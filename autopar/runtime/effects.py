@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from autopar import transfers
-from autopar.drawn import folded
-from autopar.mesh import Mesh
+from autopar.ir import transfers
+from autopar.ir.mesh import Mesh
+from autopar.ir.ops.seeded_random import folded
+from autopar.ir.transfers import Meshes
 from autopar.runtime.packing import new_piece, packing, take
-from autopar.transfers import Meshes
 
 Given = Mapping[str, Any]
 

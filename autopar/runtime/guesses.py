@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from autopar.record import TensorType
+from autopar.ir.record import TensorType
 from autopar.rules.binding import slots
 from autopar.rules.registry import Rule
 from autopar.runtime.factors import Dim, Factor, pattern_of

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
-from autopar.dtensor import device_mesh_of
-from autopar.mesh import Mesh
+from autopar.ir.dtensor import device_mesh_of
+from autopar.ir.mesh import Mesh
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.program import Program
 from autopar.liveness import HIDDEN_VIEWS, START, Lifetimes, Storage, size
-from autopar.nodes import operands, record_of
 from autopar.optimizers import IN_PLACE, OFFLOADED
-from autopar.program import Program
 from autopar.runtime import buckets, collectives, lower
 from autopar.runtime.lower import Lowered
 from autopar.torch_private import OpOverload, returns_alias

@@ -25,14 +25,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar import transfers
-from autopar.drawn import folded
 from autopar.errors import SimulationError
-from autopar.nodes import is_getitem, map_operands, operands, record_of
+from autopar.ir import transfers
+from autopar.ir.nodes import is_getitem, map_operands, operands, record_of
+from autopar.ir.ops.seeded_random import folded
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
 from autopar.optimizers import IN_PLACE, OFFLOADED, SHARED
-from autopar.program import Program
 from autopar.progress import doing
-from autopar.record import TensorType
 from autopar.rules.registry import rule_of
 from autopar.runtime import where
 from autopar.runtime.anomaly import Hunt, is_looked_at, op_of

@@ -1,7 +1,7 @@
 """Packing: what a rank sends of its piece, and where what it receives belongs in the new one.
 
 An exchange between two Layouts (``redistribute``, ``send`` and ``recv``) is planned once for a rank, from the boxes of
-``autopar.boxes``; what runs are slices, one concatenation, and bytes. Each dtype travels at its own width.
+``autopar.ir.boxes``; what runs are slices, one concatenation, and bytes. Each dtype travels at its own width.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import torch
 
-from autopar.boxes import Box, Runs, box_of, count, overlap, volume, within
-from autopar.messages import Message, messages
-from autopar.transfers import Ends
+from autopar.ir.boxes import Box, Runs, box_of, count, overlap, volume, within
+from autopar.ir.messages import Message, messages
+from autopar.ir.transfers import Ends
 
 Places = tuple[Runs, ...]  # positions in a piece, dim by dim
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from autopar.errors import SimulationError
-from autopar.record import TensorType
+from autopar.ir.record import TensorType
 
 
 def cut(tensor: torch.Tensor, type: TensorType, at: Mapping[str, int]) -> torch.Tensor:

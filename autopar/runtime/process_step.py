@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from autopar.program import Program
+from autopar.ir.program import Program
 from autopar.runtime import anomaly, where
 from autopar.runtime.agreement import Agreement, Brought
 from autopar.runtime.buckets import largest_pieces

@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 
-from autopar import transfers
 from autopar.errors import ProofError, SimulationError
-from autopar.layout import Dim, DistAttr, Layout
-from autopar.mesh import Mesh
-from autopar.record import TensorType
+from autopar.ir import transfers
+from autopar.ir.layout import Dim, DistAttr, Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.record import TensorType
 from autopar.rules.binding import Bound, Strategy, bind
 from autopar.rules.registry import Rule, find_rule
 from autopar.runtime.pieces import cut, join

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from autopar import transfers
+from autopar.ir import transfers
 
 REDUCE = {"sum": "sum", "avg": "sum", "max": "max", "min": "min", "prod": "product"}  # ours → of torch.distributed
 OF_BOOLS = {"sum": "max", "prod": "min"}

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from autopar.record import TensorType
+from autopar.ir.record import TensorType
 from autopar.torch_private import pytree
 
 EVEN, ODD = 12, 15  # the smallest sizes; further ones are 4 and 2 apart

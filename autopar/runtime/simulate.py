@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar import transfers
 from autopar.errors import SimulationError, at_line
-from autopar.nodes import behind, name_of, operands, record_of
-from autopar.program import Program
-from autopar.record import TensorType
+from autopar.ir import transfers
+from autopar.ir.nodes import behind, name_of, operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
+from autopar.ir.text.printer import print_node
+from autopar.ir.transfers import Meshes
 from autopar.runtime import where
 from autopar.runtime.effects import COLLECTIVE, LOCAL, Here
 from autopar.runtime.packing import Packing, new_piece, packing, take
-from autopar.text.printer import print_node
-from autopar.transfers import Meshes
 
 Values = dict[str, Any]
 

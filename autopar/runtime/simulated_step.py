@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from autopar.program import Program
+from autopar.ir.program import Program
 from autopar.runtime import anomaly
 from autopar.runtime.interface import Interface
 from autopar.runtime.modes import as_captured

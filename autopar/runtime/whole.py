@@ -7,8 +7,8 @@ from functools import cached_property
 
 import torch
 
-from autopar.nodes import name_of, record_of
-from autopar.program import Program
+from autopar.ir.nodes import name_of, record_of
+from autopar.ir.program import Program
 from autopar.runtime import anomaly, where
 from autopar.runtime.anomaly import Hunt, Watched
 from autopar.runtime.buckets import largest_pieces

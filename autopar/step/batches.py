@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from autopar.arguments import Arguments, bind_arguments
-from autopar.mesh import Mesh
+from autopar.ir.mesh import Mesh
+from autopar.ir.structure import unflatten
 from autopar.plan import batch_axes
 from autopar.shards import is_dtensor
-from autopar.structure import unflatten
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 COUNTED = "num_items_in_batch"  # of Hugging Face's losses: what they divide by, over all micro-batches

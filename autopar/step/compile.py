@@ -11,17 +11,17 @@ from typing import Any
 import torch
 
 from autopar.capture import Captured
-from autopar.collector import collector_paused
 from autopar.compiled import Compiler
 from autopar.errors import at_line
-from autopar.layout import DistAttr, layout_of
+from autopar.gc_pause import collector_paused
+from autopar.ir.layout import DistAttr, layout_of
+from autopar.ir.nodes import name_of, operands, record_of, set_record
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
 from autopar.localize import LocalPrograms
-from autopar.nodes import name_of, operands, record_of, set_record
 from autopar.passes import Amp, Recompute, run_passes
 from autopar.passes.amp import low_precision
-from autopar.program import Program
 from autopar.progress import doing
-from autopar.record import TensorType
 from autopar.report.passes import PassReport, Reports
 from autopar.specialize import specialize
 from autopar.step.copies import copy_program

@@ -16,8 +16,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from autopar.nodes import behind, record_of
-from autopar.program import Program
+from autopar.ir.nodes import behind, record_of
+from autopar.ir.program import Program
 from autopar.step.assembly import Assembly, type_of
 from autopar.step.terms import Terms
 

@@ -35,9 +35,9 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from autopar.nodes import name_of, operands, record_of, set_record
-from autopar.program import Program
-from autopar.record import Requirement
+from autopar.ir.nodes import name_of, operands, record_of, set_record
+from autopar.ir.program import Program
+from autopar.ir.record import Requirement
 from autopar.step.assembly import Assembly
 from autopar.step.copies import COPY
 from autopar.step.early import counted_early

@@ -22,15 +22,15 @@ from torch import fx
 
 from autopar.capture import Captured
 from autopar.errors import CaptureError
-from autopar.layout import DistAttr, layout_of
-from autopar.nodes import operands, record_of
-from autopar.program import Program
-from autopar.record import TensorType
+from autopar.ir.layout import DistAttr, layout_of
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
+from autopar.ir.structure import flatten_with_path, unflatten
 from autopar.shards import is_dtensor
 from autopar.step.loss import as_loss
 from autopar.step.rows import Rows
 from autopar.step.terms import Terms, search
-from autopar.structure import flatten_with_path, unflatten
 
 if TYPE_CHECKING:
     from autopar.parallel import Parallel

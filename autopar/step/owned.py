@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from autopar.dtensor import placements_of
 from autopar.inventory import Named
-from autopar.layout import DistAttr
-from autopar.mesh import Mesh
+from autopar.ir.dtensor import placements_of
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
+from autopar.ir.record import TensorType
 from autopar.optimizers import HOST, Definition, Update, definition_of
 from autopar.optimizers.definition import Group
 from autopar.optimizers.update import RATE, scalar
-from autopar.record import TensorType
 from autopar.runtime.job import Job
 from autopar.runtime.redistribute import full_tensor, redistribute
 from autopar.shards import is_dtensor, local_of

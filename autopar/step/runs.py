@@ -14,8 +14,8 @@ import torch
 
 from autopar.inputs import Given
 from autopar.inventory import Inventory
+from autopar.ir.program import Program
 from autopar.localize import LocalPrograms
-from autopar.program import Program
 from autopar.runtime import anomaly
 from autopar.runtime.anomaly import nth
 from autopar.runtime.lower import Lowered

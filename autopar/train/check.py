@@ -15,8 +15,8 @@ import torch
 
 from autopar.api import check_pipeline
 from autopar.checkpoint import latest
+from autopar.ir.mesh import Mesh
 from autopar.loss_scaling import LossScaling
-from autopar.mesh import Mesh
 from autopar.plan import Plan, resolve
 from autopar.precision import POLICIES, Policy
 from autopar.presets import PRESETS

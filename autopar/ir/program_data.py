@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from torch import fx
 
-from autopar.constant import Constant
-from autopar.mesh import Mesh
-from autopar.nodes import make_node, map_operands, record_of, set_record
+from autopar.ir.constant import Constant
+from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import make_node, map_operands, record_of, set_record
 
 if TYPE_CHECKING:
     from typing_extensions import Self

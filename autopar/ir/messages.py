@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
 
-from autopar.boxes import Box, Runs, box_of, count, overlap, volume
-from autopar.layout import Layout
-from autopar.mesh import Mesh
+from autopar.ir.boxes import Box, Runs, box_of, count, overlap, volume
+from autopar.ir.layout import Layout
+from autopar.ir.mesh import Mesh
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar import transfers
-from autopar.commit import FOLLOWERS, NONE, Changes, Staged, Value, transferred
 from autopar.errors import EditError, shown
-from autopar.nodes import record_of
-from autopar.program_data import ProgramData
-from autopar.record import Record, Requirement, TensorType, ValueType
-from autopar.text.printer import print_type
-from autopar.text.tokens import can_name
+from autopar.ir import transfers
+from autopar.ir.commit import FOLLOWERS, NONE, Changes, Staged, Value, transferred
+from autopar.ir.nodes import record_of
+from autopar.ir.program_data import ProgramData
+from autopar.ir.record import Record, Requirement, TensorType, ValueType
+from autopar.ir.text.printer import print_type
+from autopar.ir.text.tokens import can_name
 from autopar.torch_private import is_erased
 
 NOT_BEGUN = "this edit has not begun; its operations stand in its block: with program.edit() as edit:"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from autopar.held import LIBRARY
+from autopar.ir.ops.sharded_lookup import LIBRARY
 
 LIBRARY.define("sum_of_squares(Tensor x) -> Tensor")
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from autopar.layout import DistAttr, Layout, layout_of
-from autopar.mesh import Mesh
+from autopar.ir.layout import DistAttr, Layout, layout_of
+from autopar.ir.mesh import Mesh
 
 DTYPES: dict[str, torch.dtype] = {
     "f64": torch.float64,

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 
-from autopar.mesh import Mesh
+from autopar.ir.mesh import Mesh
 
 Axes = tuple[str, ...]
 Part = tuple[int | None, Axes]  # (size, axes that split it); the size of a plain dim is the tensor's and stays None

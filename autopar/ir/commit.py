@@ -14,16 +14,16 @@ from typing import Any
 
 from torch import fx
 
-from autopar import transfers
 from autopar.errors import EditError
-from autopar.nodes import element_type, is_getitem, record_of, set_record
-from autopar.program_data import ProgramData
-from autopar.record import Record, Requirement, TensorType, ValueType
-from autopar.text.printer import print_type
-from autopar.text.tokens import can_name, legal_name
+from autopar.ir import transfers
+from autopar.ir.nodes import element_type, is_getitem, record_of, set_record
+from autopar.ir.program_data import ProgramData
+from autopar.ir.record import Record, Requirement, TensorType, ValueType
+from autopar.ir.text.printer import print_type
+from autopar.ir.text.tokens import can_name, legal_name
+from autopar.ir.undo import Undo
+from autopar.ir.uses import UseReplacements
 from autopar.torch_private import call_inserter, inputs_of, rename, set_arguments
-from autopar.undo import Undo
-from autopar.uses import UseReplacements
 
 NARROW = 8  # operands: a user that has no more is given its new arguments as soon as another one is spoken of
 FOLLOWERS = frozenset({operator.getitem, *transfers.BY_FUNCTION})  # ops whose type follows from their operand's

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from autopar.errors import TextError
-from autopar.record import DTYPE_NAMES, PHASES
+from autopar.ir.record import DTYPE_NAMES, PHASES
 
 LITERALS: dict[Any, str] = {
     None: "None",

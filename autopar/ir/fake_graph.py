@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.nodes import make_node, map_operands, operands, record_of
-from autopar.program_data import ProgramData
-from autopar.record import Result, ValueType
+from autopar.ir.nodes import make_node, map_operands, operands, record_of
+from autopar.ir.program_data import ProgramData
+from autopar.ir.record import Result, ValueType
 from autopar.torch_private import FakeTensorMode
 
 

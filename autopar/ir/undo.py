@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import fx
 
-from autopar.nodes import record_of, set_record
-from autopar.program_data import ProgramData
-from autopar.record import Record
+from autopar.ir.nodes import record_of, set_record
+from autopar.ir.program_data import ProgramData
+from autopar.ir.record import Record
 from autopar.torch_private import inputs_of, relink, set_arguments, tables_of
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar import transfers
 from autopar.errors import shown
-from autopar.layout import DistAttr
-from autopar.mesh import Mesh
-from autopar.nodes import is_getitem, operands, record_of
-from autopar.program_data import ProgramData
-from autopar.record import DTYPE_NAMES, Record, Requirement, Result, TensorType, ValueType
-from autopar.text.tokens import LITERALS, RESERVED
+from autopar.ir import transfers
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import is_getitem, operands, record_of
+from autopar.ir.program_data import ProgramData
+from autopar.ir.record import DTYPE_NAMES, Record, Requirement, Result, TensorType, ValueType
+from autopar.ir.text.tokens import LITERALS, RESERVED
 from autopar.torch_private import OpOverload
 
 

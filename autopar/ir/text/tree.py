@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autopar.structure import Structure
-from autopar.text.tokens import legal_name
+from autopar.ir.structure import Structure
+from autopar.ir.text.tokens import legal_name
 
 _LEAF = "\0"
 

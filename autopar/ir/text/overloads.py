@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from autopar.text.printer import target_name
+from autopar.ir.text.printer import target_name
 from autopar.torch_private import OpOverload, mutates, tensor_arguments
 
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from autopar.errors import shown
-from autopar.layout import WHOLE, Dim, DistAttr
-from autopar.mesh import Mesh
+from autopar.ir.layout import WHOLE, Dim, DistAttr
+from autopar.ir.mesh import Mesh
 from autopar.torch_private import is_strided_shard, strided_shard
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from autopar.record import Record, ValueType
+from autopar.ir.record import Record, ValueType
 
 KEY = "autopar"  # the one key of node.meta that is ours
 

@@ -14,8 +14,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from autopar.layout import Axes, Dim, Layout, chunk_lengths, in_common, sized, span
-from autopar.mesh import Mesh
+from autopar.ir.layout import Axes, Dim, Layout, chunk_lengths, in_common, sized, span
+from autopar.ir.mesh import Mesh
 
 Runs = tuple[tuple[int, int], ...]  # sorted, disjoint, not empty: (start, stop)
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from autopar.boxes import most_lacked
 from autopar.errors import AutoparError, shown
-from autopar.layout import Axes, DistAttr, Layout, align, largest
-from autopar.mesh import Mesh
-from autopar.record import TensorType
+from autopar.ir.boxes import most_lacked
+from autopar.ir.layout import Axes, DistAttr, Layout, align, largest
+from autopar.ir.mesh import Mesh
+from autopar.ir.record import TensorType
 
 Parts = Sequence[Sequence[int]] | None
 Meshes = Mapping[str | None, Mesh]  # stages by name; the program's own mesh is ``None``

@@ -10,16 +10,16 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
-from autopar import transfers
-from autopar.constant import Constant
 from autopar.errors import TextError
-from autopar.mesh import Mesh
-from autopar.nodes import record_of, set_record
-from autopar.program_data import LEVELS, ProgramData
-from autopar.record import DTYPE_NAMES, PHASES, ROLES, Record, Requirement, Result, TensorType, ValueType
-from autopar.text.overloads import misplaced
-from autopar.text.tokens import RESERVED, WORDS, can_name
-from autopar.text.types import TypeReader
+from autopar.ir import transfers
+from autopar.ir.constant import Constant
+from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import record_of, set_record
+from autopar.ir.program_data import LEVELS, ProgramData
+from autopar.ir.record import DTYPE_NAMES, PHASES, ROLES, Record, Requirement, Result, TensorType, ValueType
+from autopar.ir.text.overloads import misplaced
+from autopar.ir.text.tokens import RESERVED, WORDS, can_name
+from autopar.ir.text.types import TypeReader
 from autopar.torch_private import OpOverload
 
 P = TypeVar("P", bound=ProgramData)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from autopar.record import DTYPE_NAMES
+from autopar.ir.record import DTYPE_NAMES
 
 INLINE_ELEMENTS = 16  # constants up to this size are printed in full
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import fx
 
 from autopar.errors import EditError
-from autopar.nodes import map_operands, operands
+from autopar.ir.nodes import map_operands, operands
 
 
 class _Swaps:

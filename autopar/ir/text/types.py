@@ -6,10 +6,10 @@ import math
 
 import torch
 
-from autopar.layout import UNDECIDED, Axes, DistAttr, Layout
-from autopar.mesh import Mesh
-from autopar.record import DTYPES, TensorType, ValueType
-from autopar.text.tokens import Cursor
+from autopar.ir.layout import UNDECIDED, Axes, DistAttr, Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.record import DTYPES, TensorType, ValueType
+from autopar.ir.text.tokens import Cursor
 
 
 class TypeReader(Cursor):

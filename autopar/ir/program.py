@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Callable
 from typing import ClassVar
 
-from autopar.edit import Edit
-from autopar.program_data import ProgramData
-from autopar.text.parser import parse_program
-from autopar.text.printer import print_program
+from autopar.ir.edit import Edit
+from autopar.ir.program_data import ProgramData
+from autopar.ir.text.parser import parse_program
+from autopar.ir.text.printer import print_program
 
 
 class Program(ProgramData):
