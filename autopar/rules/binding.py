@@ -15,7 +15,7 @@ from autopar.ir.layout import UNDECIDED, WHOLE, Dim, DistAttr, normal_dim, regro
 from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import record_of
 from autopar.ir.record import TensorType
-from autopar.notation import ELLIPSIS, DimPattern, Pattern, parse_pattern
+from autopar.rules.notation import ELLIPSIS, DimPattern, Pattern, parse_pattern
 from autopar.rules.registry import Rule, find_rule, parse_linear, rule_of
 from autopar.rules.unknown import discovered
 from autopar.torch_private import tensor_arguments

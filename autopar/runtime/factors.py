@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autopar.notation import ELLIPSIS
+from autopar.rules.notation import ELLIPSIS
 
 Dim = tuple[int, int]  # (tensor, dim): operands by slot of the schema, results by position
 Shapes = Sequence[Sequence[int] | None]
