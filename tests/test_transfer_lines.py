@@ -12,7 +12,6 @@ from transition_runs import read
 
 import autopar
 from autopar import Mesh
-from autopar.bound import least_bytes
 from autopar.ir import transfers
 from autopar.ir.boxes import most_lacked
 from autopar.ir.layout import Layout
@@ -21,6 +20,7 @@ from autopar.machine import machine
 from autopar.report.lines import lines_of
 from autopar.report.transfers import transfers_of
 from autopar.transitions import cost
+from autopar.transitions.lower_bound import least_bytes
 
 BOUNDS = {  # elements of f32[8192 8192] on 8 × 8, in MiB
     ("8192/a 8192/b", "8192/b 8192/a"): 4.0,
