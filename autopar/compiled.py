@@ -26,7 +26,7 @@ from autopar.runtime.agreement import Agreement
 from autopar.runtime.process_step import ProcessStep
 from autopar.runtime.simulated_step import SimulatedStep
 from autopar.specialize import specialize
-from autopar.verify import verify
+from autopar.verify.levels import verify
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from typing import Any
 
 from torch import fx
 
-from autopar.channels import check_programs
 from autopar.gc_pause import collector_paused
 from autopar.ir import transfers
 from autopar.ir.layout import span
@@ -29,6 +28,7 @@ from autopar.ir.record import Record, TensorType, ValueType
 from autopar.rules.binding import bind_node
 from autopar.rules.registry import rule_of
 from autopar.torch_private import OpOverload
+from autopar.verify.channels import check_programs
 
 
 def rank_classes(program: Program) -> list[list[int]]:

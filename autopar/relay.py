@@ -29,7 +29,7 @@ from autopar.localize import LocalPrograms
 from autopar.runtime.lower import Lowered, lower
 from autopar.runtime.simulate import Instruction, compile_phases, run_ranks
 from autopar.transitions import transitions
-from autopar.verify import verify
+from autopar.verify.levels import verify
 
 
 def gradient_type(type: TensorType) -> TensorType:

@@ -11,7 +11,7 @@ from autopar.ir.program import Program
 from autopar.progress import doing
 from autopar.report.passes import PassReport
 from autopar.report.transfers import bytes_per_axis
-from autopar.verify import verify
+from autopar.verify.levels import verify
 
 
 class Pass:

@@ -25,7 +25,7 @@ from autopar.gc_pause import collector_paused
 from autopar.localize import localize, rank_classes
 from autopar.passes import pipeline, run_passes
 from autopar.provenance import Recorder
-from autopar.verify import verify
+from autopar.verify.levels import verify
 
 LINES = [Completion.choose, Recorder.__torch_dispatch__, Recorder.observe]
 PEAK = "import sys; sys.path.insert(0, sys.argv[1]); import bench_compile; bench_compile.peak(int(sys.argv[2]), sys.argv[3])"

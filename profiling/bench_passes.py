@@ -22,7 +22,7 @@ from autopar.ir.program import Program
 from autopar.localize import localize
 from autopar.passes import Place, Reshard, Share
 from autopar.passes.reshard import MODES
-from autopar.verify import verify
+from autopar.verify.levels import verify
 
 LINES = [Reshard.run, Edit.insert, Changes.insert, Changes.settle]
 

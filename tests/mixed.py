@@ -18,7 +18,7 @@ from autopar.localize import LocalPrograms
 from autopar.passes import pipeline, run_passes
 from autopar.passes.amp import Amp
 from autopar.runtime.simulated_step import SimulatedStep
-from autopar.verify import verify
+from autopar.verify.levels import verify
 
 
 @dataclass

@@ -14,7 +14,7 @@ from autopar.errors import OverflowingError
 from autopar.ir.text.parser import parse_program
 from autopar.loss_scaling import LossScaling, updated_scale
 from autopar.runtime.proof import prove
-from autopar.verify import verify
+from autopar.verify.levels import verify
 
 
 def step(scaling: LossScaling, scale: torch.Tensor, tracker: torch.Tensor, overflow: bool) -> tuple[torch.Tensor, torch.Tensor]:

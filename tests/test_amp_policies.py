@@ -20,7 +20,7 @@ from autopar.precision.kernels import NO_KERNEL
 from autopar.precision.policy import INSIDE, POLICIES, PROMOTED, Kind, policy_of
 from autopar.rules.registry import RULES, op_name
 from autopar.torch_private import pytree
-from autopar.verify import verify
+from autopar.verify.levels import verify
 
 TAKEN = {  # what torch's lists name → the captured ops that it is made of, which are on the list of the same kind
     "linear": "addmm mm", "matmul": "mm bmm mv dot", "conv1d": "convolution", "conv2d": "convolution", "conv3d": "convolution",

@@ -14,7 +14,7 @@ import pytest
 from autopar.ir.program import Program
 from autopar.localize import localize
 from autopar.passes import PIPELINE, Defer, Expand, Fold, Follow, Lift, Place, Reshard, Share, run_passes
-from autopar.verify import verify
+from autopar.verify.levels import verify
 
 GOLDEN = Path(__file__).parent / "golden"
 PASSES = {"expand": (Expand,), "lift": (Lift,), "place": (Place,), "follow": (Follow,), "defer": (Defer,), "reshard": (Reshard,), "fold": (Fold,), "share": (Share,), "whole": PIPELINE}

@@ -14,7 +14,6 @@ from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 from transition_runs import addends, check, explicit_program, read, run, whole_numbers
 
-from autopar.channels import Group, Send, check_programs, creation_order, tasks_of
 from autopar.errors import ChannelError, SimulationError, TransitionError
 from autopar.ir import transfers
 from autopar.ir.boxes import box_of, most_lacked, volume
@@ -30,6 +29,7 @@ from autopar.runtime.collectives import exchange_between_stages
 from autopar.runtime.lower import lower
 from autopar.runtime.simulate import compile_phases, run_ranks
 from autopar.transitions import cost, transitions
+from autopar.verify.channels import Group, Send, check_programs, creation_order, tasks_of
 
 GRID = "dp=2 tp=2"
 

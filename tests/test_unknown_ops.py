@@ -432,7 +432,7 @@ def test_a_custom_op_with_autograd_stays_split() -> None:
 def test_a_program_with_such_ops_parses_back() -> None:
     parallel = autopar.parallelize(Gated(), MESH, GATED, example=(torch.randn(8, 16),))
     again = Program.parse(parallel.program.text())
-    autopar.verify.verify(again, "parse")
+    autopar.verify.levels.verify(again, "parse")
     assert again.text() == parallel.program.text()
 
 

@@ -7,7 +7,7 @@ from verified_programs import LOCAL, MLP, PLACED, SCHEDULED, STATES, complaint
 
 from autopar.ir.nodes import record_of, set_record
 from autopar.ir.program import Program
-from autopar.verify import verify
+from autopar.verify.levels import verify
 
 
 def test_the_error_of_the_design() -> None:

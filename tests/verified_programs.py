@@ -6,7 +6,7 @@ import pytest
 
 from autopar.errors import VerifyError
 from autopar.ir.program import Program
-from autopar.verify import verify
+from autopar.verify.levels import verify
 
 MLP = """\
 program explicit on dp=4 tp=2

@@ -20,7 +20,7 @@ class Program(ProgramData):
 
     __hash__ = None  # type: ignore[assignment]  # mutable
 
-    verifier: ClassVar[Callable[[Program], None]]  # ``autopar.verify`` sets it: rules stand above programs
+    verifier: ClassVar[Callable[[Program], None]]  # ``autopar.verify.levels`` sets it: rules stand above programs
 
     def edit(self, *, sync: bool = False) -> Edit:
         """Return a batch of edits. It is committed once, when its ``with`` block ends; ``sync=True`` commits after every op."""

@@ -2,7 +2,7 @@
 
 Everything is checked on the table alone, nothing is run; linear in the tasks, but for the release of buffers (x ranks). Messages
 have no tags and none overtakes another, so the i-th sent from one rank to another must be the i-th received; on which channels
-all ranks finish is decided by ``autopar.channels``.
+all ranks finish is decided by ``autopar.verify.channels``.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autopar.channels import ALL, ASYNCHRONOUS, Channels, Group, Receive, Send
-from autopar.channels.check import check_tasks
 from autopar.errors import ChannelError, ScheduleError, shown
 from autopar.gc_pause import collector_paused
 from autopar.pipeline.buffers import NEVER, Flow, in_use, last_readers, release_rows
 from autopar.pipeline.dataflow import made_by, reads, source
 from autopar.pipeline.schedule import PipelineSchedule
 from autopar.pipeline.task import ON_PARAMETERS, REDUCE, RESHARD, UNSHARD, Task, other_end
+from autopar.verify.channels import ALL, ASYNCHRONOUS, Channels, Group, Receive, Send
+from autopar.verify.channels.check import check_tasks
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def _progress(schedule: PipelineSchedule, times: dict[Task, int], channels: Iter
     required = (ASYNCHRONOUS, *channels)  # a wrong order is refused on all
     for model in required:
         if not isinstance(model, Channels):
-            raise TypeError(f"channels are those of autopar.channels: ASYNCHRONOUS, buffered(k), GROUPED, BLOCKING; not {shown(model)}")
+            raise TypeError(f"channels are those of autopar.verify.channels: ASYNCHRONOUS, buffered(k), GROUPED, BLOCKING; not {shown(model)}")
     tried = {*ALL, *required}
     for model in sorted(tried, key=lambda model: model.strictness, reverse=True):
         looser = any(not finishes[other.name] and model.looser(other) for other in tried if other.name in finishes)

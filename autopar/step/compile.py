@@ -33,7 +33,7 @@ from autopar.step.outputs import Output, about_outputs, loss_of, names_of
 from autopar.step.program import Step
 from autopar.step.update import Norm, Trained, Untrained, update_of
 from autopar.step.zero import STAGES, data_axis, split_over
-from autopar.verify import verify
+from autopar.verify.levels import verify
 
 Placed = tuple[Program, LocalPrograms]
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.channels.tasks import Channels, Collective, Ranks, Receive, Send, Step
+from autopar.verify.channels.tasks import Channels, Collective, Ranks, Receive, Send, Step
 
 
 @dataclass(slots=True)

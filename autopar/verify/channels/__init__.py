@@ -9,9 +9,9 @@ Each rank has a sequence of tasks. ``check`` looks at all of them together:
 What finishes without any buffer is what the MPI standard calls *safe* (MPI 4.0, section 3.5).
 """
 
-from autopar.channels.check import check
-from autopar.channels.programs import check_programs, creation_order, tasks_of
-from autopar.channels.tasks import (
+from autopar.verify.channels.check import check
+from autopar.verify.channels.programs import check_programs, creation_order, tasks_of
+from autopar.verify.channels.tasks import (
     ALL,
     ASYNCHRONOUS,
     BLOCKING,

@@ -8,9 +8,6 @@ from typing import Any
 
 from torch import fx
 
-from autopar.channels.check import check_tasks
-from autopar.channels.payloads import Payload, Piece, message_payload, payload_of, piece_of
-from autopar.channels.tasks import ALL, Channels, Collective, Group, Ranks, Receive, Send, Task
 from autopar.errors import ChannelError
 from autopar.ir import transfers
 from autopar.ir.messages import messages
@@ -18,6 +15,9 @@ from autopar.ir.nodes import record_of
 from autopar.ir.program import Program
 from autopar.ir.record import PHASES, TensorType
 from autopar.ir.text.printer import print_node
+from autopar.verify.channels.check import check_tasks
+from autopar.verify.channels.payloads import Payload, Piece, message_payload, payload_of, piece_of
+from autopar.verify.channels.tasks import ALL, Channels, Collective, Group, Ranks, Receive, Send, Task
 
 Axis = str | tuple[str, ...]
 Place = tuple[str | None, Axis]  # a stage, and one or more of its axes

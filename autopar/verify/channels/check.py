@@ -6,9 +6,9 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from autopar.channels.progress import Run
-from autopar.channels.tasks import ALL, Channels, Collective, Group, Ranks, Receive, Send, Step, Task, some_ranks
 from autopar.errors import ChannelError
+from autopar.verify.channels.progress import Run
+from autopar.verify.channels.tasks import ALL, Channels, Collective, Group, Ranks, Receive, Send, Step, Task, some_ranks
 
 ONE_ORDER = "put the collectives of all groups into one order"
 
