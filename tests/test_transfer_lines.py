@@ -12,11 +12,11 @@ from transition_runs import read
 
 import autopar
 from autopar import Mesh
+from autopar.costs.machine import machine
 from autopar.ir import transfers
 from autopar.ir.boxes import most_lacked
 from autopar.ir.layout import Layout
 from autopar.ir.record import TensorType
-from autopar.machine import machine
 from autopar.report.lines import lines_of
 from autopar.report.transfers import transfers_of
 from autopar.transitions import cost

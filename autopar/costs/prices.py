@@ -24,12 +24,12 @@ import numpy as np
 import sympy
 from sympy.codegen.cfunctions import log2
 
+from autopar.costs.machine import Machine, Measured
 from autopar.ir import transfers
 from autopar.ir.layout import Axes
 from autopar.ir.mesh import Mesh
 from autopar.ir.messages import messages
 from autopar.ir.record import TensorType
-from autopar.machine import Machine, Measured
 
 n, p, k, m = sympy.symbols("n p k m", positive=True)
 a, b = sympy.symbols("a b", nonnegative=True)  # latency, seconds a byte: of the slowest link between the ranks
