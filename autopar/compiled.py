@@ -19,8 +19,8 @@ from autopar.ir.program import Program
 from autopar.localize import LocalPrograms
 from autopar.passes import pipeline, run_passes
 from autopar.plan import Plan
-from autopar.progress import doing
 from autopar.report.passes import PassReport, Reports
+from autopar.report.progress import doing
 from autopar.report.transfers import bytes_per_axis
 from autopar.runtime.agreement import Agreement
 from autopar.runtime.process_step import ProcessStep

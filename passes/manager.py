@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from autopar.gc_pause import collector_paused
 from autopar.ir.program import Program
-from autopar.progress import doing
 from autopar.report.passes import PassReport
+from autopar.report.progress import doing
 from autopar.report.transfers import bytes_per_axis
 from autopar.verify.levels import verify
 

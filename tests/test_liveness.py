@@ -20,10 +20,10 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
-from autopar.arena import arena
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
-from autopar.liveness import Storage, liveness
+from autopar.report.arena import arena
+from autopar.report.liveness import Storage, liveness
 from autopar.report.memory import memory_of
 from autopar.runtime.simulate import ANY_STRIDES
 from autopar.torch_private import pytree

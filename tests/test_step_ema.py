@@ -23,8 +23,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import autopar
 from autopar import Mesh, checkpoint
 from autopar.ir.nodes import record_of
-from autopar.liveness import size
 from autopar.optimizers import AVERAGED, IN_PLACE
+from autopar.report.liveness import size
 from autopar.runtime.proof import prove
 
 DECAY = 0.9

@@ -21,7 +21,7 @@ from autopar.capture.trace import Tracer
 from autopar.gc_pause import collector_paused
 from autopar.guards.numbers import Taken, can_be_input, put_in, taken_by, tracked
 from autopar.guards.places import Place
-from autopar.progress import doing
+from autopar.report.progress import doing
 
 __all__ = ["Captured", "capture"]
 

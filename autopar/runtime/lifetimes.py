@@ -16,8 +16,8 @@ from torch import fx
 
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
-from autopar.liveness import HIDDEN_VIEWS, START, Lifetimes, Storage, size
 from autopar.optimizers import IN_PLACE, OFFLOADED
+from autopar.report.liveness import HIDDEN_VIEWS, START, Lifetimes, Storage, size
 from autopar.runtime import buckets, collectives, lower
 from autopar.runtime.lower import Lowered
 from autopar.torch_private import OpOverload, returns_alias

@@ -32,7 +32,7 @@ from autopar.ir.ops.seeded_random import folded
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.optimizers import IN_PLACE, OFFLOADED, SHARED
-from autopar.progress import doing
+from autopar.report.progress import doing
 from autopar.rules.registry import rule_of
 from autopar.runtime import where
 from autopar.runtime.anomaly import Hunt, is_looked_at, op_of

@@ -21,8 +21,8 @@ from autopar.ir.record import TensorType
 from autopar.localize import LocalPrograms
 from autopar.passes import Amp, Recompute, run_passes
 from autopar.passes.amp import low_precision
-from autopar.progress import doing
 from autopar.report.passes import PassReport, Reports
+from autopar.report.progress import doing
 from autopar.specialize import specialize
 from autopar.step.copies import copy_program
 from autopar.step.counts import count_program

@@ -10,7 +10,7 @@ from torch import fx
 
 from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
-from autopar.liveness import START, size
+from autopar.report.liveness import START, size
 from autopar.report.memory import PhasePeak, report_of, tables
 from autopar.runtime.lifetimes import lifetimes
 from autopar.runtime.lower import Lowered

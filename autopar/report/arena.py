@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.liveness import Storage
+from autopar.report.liveness import Storage
 
 
 @dataclass(frozen=True)
