@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from autopar.capture import Captured, capture
+from autopar.capture.guards.places import Place
+from autopar.capture.specialize import specialize
 from autopar.constraints import constraints
-from autopar.guards.places import Place
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.ir.program import Program
@@ -25,7 +26,6 @@ from autopar.report.transfers import bytes_per_axis
 from autopar.runtime.agreement import Agreement
 from autopar.runtime.process_step import ProcessStep
 from autopar.runtime.simulated_step import SimulatedStep
-from autopar.specialize import specialize
 from autopar.verify.levels import verify
 
 

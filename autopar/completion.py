@@ -10,9 +10,9 @@ from functools import cached_property
 import torch
 from torch import fx
 
+from autopar.capture.decompose.expansions import opened_factors
 from autopar.choice import Aim, Opened, cheapest, opened, place_of
 from autopar.errors import RuleError, at_line
-from autopar.expansions import opened_factors
 from autopar.ir.dtensor import edge_of
 from autopar.ir.layout import Dim, DistAttr, Layout, layout_of
 from autopar.ir.mesh import EXPERTS, Mesh

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import torch
 
 from autopar.capture import Captured
+from autopar.capture.naming import Part, names_of
 from autopar.errors import PlanError
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import record_of
 from autopar.ir.text.printer import print_type
-from autopar.naming import Part, names_of
 from autopar.plan import Constraints, Plan, resolve
 from autopar.report.decisions import needed_whole_note, parts_note, unused_axes, whole_note
 

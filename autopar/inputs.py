@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from autopar.arguments import Arguments
+from autopar.capture.arguments import Arguments
 from autopar.ir.dtensor import attr_of, mesh_of, placements_of
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autopar.arguments import Arguments, Signature, bind_arguments, difference, signature_of
-from autopar.borrow import ONE_AT_A_TIME
 from autopar.capture import Captured
+from autopar.capture.arguments import Arguments, Signature, bind_arguments, difference, signature_of
+from autopar.capture.guards import AttributesOfModule, Call, Change, Guards, Original, Variants
+from autopar.capture.model_state import Inventory, Named, inventory
+from autopar.capture.model_swap import ONE_AT_A_TIME
 from autopar.compiled import Compiled, Compiler, Seat
 from autopar.constraints import layouts_of
-from autopar.guards import AttributesOfModule, Call, Change, Guards, Original, Variants
 from autopar.initialize import Init, initialize
 from autopar.inputs import Given, Shapes, given_call, piece_of
-from autopar.inventory import Inventory, Named, inventory
 from autopar.ir.dtensor import edge_of, placements_of
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh

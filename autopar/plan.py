@@ -23,7 +23,7 @@ from autopar.report.decisions import preset_notes, unmatched_names
 from autopar.spec import Spec, attr_of, axes_of, dims_of
 
 if TYPE_CHECKING:
-    from autopar.naming import Part
+    from autopar.capture.naming import Part
 
 Plan = Mapping[str, Spec] | str | Sequence[Mapping[str, Spec] | str]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from autopar.inventory import inventory
+from autopar.capture.model_state import inventory
 from autopar.ir.dtensor import edge_of, placements_of
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from autopar.arguments import Arguments
+from autopar.capture.arguments import Arguments
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.runtime.agreement import Agreement, other_values

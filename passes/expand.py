@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from autopar.capture.decompose.expansions import EXPANSIONS
+from autopar.capture.decompose.subgraph import Ref, subgraph
 from autopar.completion import Completion, Wanted
-from autopar.expansions import EXPANSIONS
 from autopar.ir.commit import Value
 from autopar.ir.edit import Edit
 from autopar.ir.layout import DistAttr, Layout, layout_of
@@ -21,7 +22,6 @@ from autopar.ir.program import Program
 from autopar.ir.record import Requirement, TensorType
 from autopar.passes.manager import Pass
 from autopar.rules.binding import typed
-from autopar.subgraph import Ref, subgraph
 
 ARANGE = torch.ops.aten.arange.default
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import fx
 
-from autopar.blocks import block_of, is_parameter, reader_of
+from autopar.capture.blocks import block_of, is_parameter, reader_of
 from autopar.ir import transfers
 from autopar.ir.nodes import map_operands, operands, record_of
 from autopar.ir.program import Program

@@ -19,12 +19,12 @@ import torch
 from workloads import MESH, llama
 
 from autopar.capture import capture
+from autopar.capture.provenance import Recorder
 from autopar.completion import Completion
 from autopar.constraints import constraints
 from autopar.gc_pause import collector_paused
 from autopar.localize import localize, rank_classes
 from autopar.passes import pipeline, run_passes
-from autopar.provenance import Recorder
 from autopar.verify.levels import verify
 
 LINES = [Completion.choose, Recorder.__torch_dispatch__, Recorder.observe]

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from rule_calls import Call
 
-from autopar.decompose_batch_norm import BATCH_NORM
-from autopar.decompositions import DECOMPOSITIONS
+from autopar.capture.decompose.batch_norm import BATCH_NORM
+from autopar.capture.decompose.table import DECOMPOSITIONS
 from autopar.errors import CaptureError
 from autopar.runtime.proof import difference
 from autopar.torch_private import OpOverload, TorchDispatchMode, mutates, pytree

@@ -15,8 +15,8 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
-from autopar.arguments import bind_arguments
-from autopar.expansions import EXPANSIONS
+from autopar.capture.arguments import bind_arguments
+from autopar.capture.decompose.expansions import EXPANSIONS
 from autopar.ir.ops import sharded_lookup
 from autopar.ir.record import TensorType
 from autopar.rules.binding import bind

@@ -19,7 +19,7 @@ from random_models import Models, random_case
 from smaller_cases import smallest
 from torch.distributed.tensor import Replicate, Shard  # noqa: F401  what literals say
 
-from autopar.guards import Guards
+from autopar.capture.guards import Guards
 from autopar.ir import transfers
 from autopar.runtime import effects
 

@@ -14,6 +14,7 @@ from strategies import attrs, meshes, shapes
 
 from autopar import Mesh
 from autopar.capture import capture
+from autopar.capture.specialize import specialize
 from autopar.errors import TransitionError
 from autopar.ir.layout import DistAttr, Layout
 from autopar.ir.record import TensorType
@@ -23,7 +24,6 @@ from autopar.passes import pipeline, run_passes
 from autopar.relay import Relay, averaged_over, gradient_type
 from autopar.runtime.pieces import cut
 from autopar.runtime.simulated_step import SimulatedStep
-from autopar.specialize import specialize
 
 LINEAR = ("sum", "avg")
 

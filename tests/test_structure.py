@@ -25,7 +25,7 @@ ROOMS: tuple[str, ...] = (
 )  # fmt: skip
 # flat modules that are not in their rooms yet
 DEBTS = {
-    "arguments": "capture", "borrow": "capture", "provenance": "capture", "decompositions": "capture", "decompose_batch_norm": "capture", "decompose_lists": "capture", "decompose_strides": "capture", "decompose_unknown": "capture", "expansions": "capture", "subgraph": "capture", "specialize": "capture", "inventory": "capture", "blocks": "capture", "guards": "capture", "naming": "capture", "spec": "plan", "presets": "plan", "constraints": "plan", "completion": "plan", "choice": "plan", "loss_scaling": "plan", "precision": "plan", "recompute": "plan", "localize": "runtime", "relay": "runtime", "compiled": "model", "inputs": "model", "shards": "model", "initialize": "model", "weights": "model", "uneven": "model", "wrappers": "model", "timeline": "pipeline",
+    "spec": "plan", "presets": "plan", "constraints": "plan", "completion": "plan", "choice": "plan", "loss_scaling": "plan", "precision": "plan", "recompute": "plan", "localize": "runtime", "relay": "runtime", "compiled": "model", "inputs": "model", "shards": "model", "initialize": "model", "weights": "model", "uneven": "model", "wrappers": "model", "timeline": "pipeline",
     "train": "cli", "runtime.localize": "runtime",
 }
 LATER = {"search", "scheduling", "examples"}  # rooms that are not there yet

@@ -9,7 +9,7 @@ from functools import cache
 
 from torch import fx
 
-from autopar.blocks import ancestors, blocks, module_paths
+from autopar.capture.blocks import ancestors, blocks, module_paths
 from autopar.ir.nodes import record_of
 from autopar.ir.program import Program
 

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar.capture.model_state import Inventory
 from autopar.errors import AnomalyError, at_line
-from autopar.inventory import Inventory
 from autopar.ir import transfers
 from autopar.ir.nodes import is_getitem, operands, record_of
 from autopar.ir.program import Program

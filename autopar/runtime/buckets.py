@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.blocks import block_of, is_parameter, reader_of
+from autopar.capture.blocks import block_of, is_parameter, reader_of
 from autopar.ir import transfers
 from autopar.ir.layout import span
 from autopar.ir.nodes import operands, record_of

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType, TracebackType
 
+from autopar.capture.provenance import LINE, is_users
 from autopar.errors import AutoparError
-from autopar.provenance import LINE, is_users
 
 # by id, since two code objects of the same text are equal; each goes with its code, since a step may be captured anew
 _registered: dict[int, tuple[weakref.ref[CodeType], Mapping[int, str]]] = {}

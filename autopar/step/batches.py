@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autopar.arguments import Arguments, bind_arguments
+from autopar.capture.arguments import Arguments, bind_arguments
 from autopar.ir.mesh import Mesh
 from autopar.ir.structure import unflatten
 from autopar.plan import batch_axes

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from autopar.capture import Captured
+from autopar.capture.specialize import specialize
 from autopar.compiled import Compiler
 from autopar.errors import at_line
 from autopar.gc_pause import collector_paused
@@ -23,7 +24,6 @@ from autopar.passes import Amp, Recompute, run_passes
 from autopar.passes.amp import low_precision
 from autopar.report.passes import PassReport, Reports
 from autopar.report.progress import doing
-from autopar.specialize import specialize
 from autopar.step.copies import copy_program
 from autopar.step.counts import count_program
 from autopar.step.joined import joined

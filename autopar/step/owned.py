@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autopar.inventory import Named
+from autopar.capture.model_state import Named
 from autopar.ir.dtensor import placements_of
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from autopar.capture.model_state import Inventory
 from autopar.inputs import Given
-from autopar.inventory import Inventory
 from autopar.ir.program import Program
 from autopar.localize import LocalPrograms
 from autopar.runtime import anomaly

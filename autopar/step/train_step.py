@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autopar.borrow import ONE_AT_A_TIME
+from autopar.capture.guards import Call, Variants
+from autopar.capture.model_state import Inventory, inventory
+from autopar.capture.model_swap import ONE_AT_A_TIME
 from autopar.errors import AutoparError
-from autopar.guards import Call, Variants
 from autopar.inputs import Given
-from autopar.inventory import Inventory, inventory
 from autopar.report.passes import Reports
 from autopar.runtime.whole import Pieces
 from autopar.step.average import Averages

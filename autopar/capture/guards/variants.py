@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from autopar.guards.look import Guards
-from autopar.guards.numbers import can_be_input
-from autopar.guards.places import Change, Place
+from autopar.capture.guards.look import Guards
+from autopar.capture.guards.numbers import can_be_input
+from autopar.capture.guards.places import Change, Place
 
 KEPT = 8  # captures of one call: values that change at each step would make ever more of them
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from autopar.guards.reads import HOOKS
-from autopar.guards.values import FUNCTIONS, frozen, is_container, is_fixed, is_scalar, is_users_object
+from autopar.capture.guards.reads import HOOKS
+from autopar.capture.guards.values import FUNCTIONS, frozen, is_container, is_fixed, is_scalar, is_users_object
 
 SKIPPED = frozenset({"_parameters", "_buffers", "_modules", "training"})
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from autopar.decompositions import DECOMPOSITIONS
+from autopar.capture.decompose.table import DECOMPOSITIONS
 from autopar.ir.record import TensorType, ValueType
 from autopar.torch_private import FakeTensorMode, OpOverload, TorchDispatchMode, pytree, without_function_modes
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.decompose_batch_norm import wide
-from autopar.decompositions import SUM
+from autopar.capture.decompose.batch_norm import wide
+from autopar.capture.decompose.table import SUM
 from autopar.ir.ops import sharded_lookup
 from autopar.rules.binding import Bound, bind_node, typed
 from autopar.rules.registry import overload

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from autopar.inventory import inventory
-from autopar.naming.parts import Part, Shape, computed, parts
-from autopar.naming.wrapped import joined, steps_to, through, with_class
+from autopar.capture.model_state import inventory
+from autopar.capture.naming.parts import Part, Shape, computed, parts
+from autopar.capture.naming.wrapped import joined, steps_to, through, with_class
 
 
 @dataclass

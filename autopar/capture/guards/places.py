@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from autopar.guards.values import Contents, frozen, is_container, is_fixed, is_scalar, shown
+from autopar.capture.guards.values import Contents, frozen, is_container, is_fixed, is_scalar, shown
 
 
 class _Sign:

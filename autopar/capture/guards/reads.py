@@ -13,12 +13,21 @@ from typing import Any
 
 import torch
 
-from autopar.guards.functions import WRAPPED, Functions
-from autopar.guards.namespaces import is_own, is_users_file
-from autopar.guards.places import MISSING, UNKNOWN, Guard, Place
-from autopar.guards.ran import running_shown
-from autopar.guards.values import DEEPEST, FUNCTIONS, LARGEST, frozen, is_container, is_scalar, is_users_object, members
-from autopar.provenance import user_line
+from autopar.capture.guards.functions import WRAPPED, Functions
+from autopar.capture.guards.namespaces import is_own, is_users_file
+from autopar.capture.guards.places import MISSING, UNKNOWN, Guard, Place
+from autopar.capture.guards.ran import running_shown
+from autopar.capture.guards.values import (
+    DEEPEST,
+    FUNCTIONS,
+    LARGEST,
+    frozen,
+    is_container,
+    is_scalar,
+    is_users_object,
+    members,
+)
+from autopar.capture.provenance import user_line
 
 HOOKS = ("_backward_pre_hooks", "_backward_hooks", "_forward_hooks", "_forward_pre_hooks")
 SKIPPED = frozenset(  # structure, flags and hooks, which are looked at by themselves; and the machinery of a call

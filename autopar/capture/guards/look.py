@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from autopar.guards.places import MISSING, STORED, Change, Guard, Place
-from autopar.guards.reads import HOOKS
-from autopar.guards.values import is_number, shown
+from autopar.capture.guards.places import MISSING, STORED, Change, Guard, Place
+from autopar.capture.guards.reads import HOOKS
+from autopar.capture.guards.values import is_number, shown
 from autopar.torch_private import GLOBAL_HOOKS
 
 CONTENT = operator.attrgetter("cell_contents")

@@ -9,10 +9,18 @@ from typing import Any
 
 from torch.autograd import Function
 
-from autopar.guards.closures import function_of, functions_of
-from autopar.guards.namespaces import Namespaces, is_own, is_users_file, names_of
-from autopar.guards.places import Place
-from autopar.guards.values import FOREIGN, FUNCTIONS, frozen, is_container, is_scalar, is_small_array, is_users_object
+from autopar.capture.guards.closures import function_of, functions_of
+from autopar.capture.guards.namespaces import Namespaces, is_own, is_users_file, names_of
+from autopar.capture.guards.places import Place
+from autopar.capture.guards.values import (
+    FOREIGN,
+    FUNCTIONS,
+    frozen,
+    is_container,
+    is_scalar,
+    is_small_array,
+    is_users_object,
+)
 
 SPECIAL = ("__call__", "__getitem__", "__len__", "__iter__", "__contains__", "__bool__", "__getattr__")  # methods that are called without being read
 OF_FUNCTIONS = ("forward", "backward", "setup_context", "jvp", "vmap")  # called by ``apply`` of an autograd.Function

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from autopar.decompose_batch_norm import BATCH_NORM
-from autopar.decompose_batch_norm import wide as _wide
-from autopar.decompose_lists import LISTS
-from autopar.decompose_strides import STRIDES
+from autopar.capture.decompose.batch_norm import BATCH_NORM
+from autopar.capture.decompose.batch_norm import wide as _wide
+from autopar.capture.decompose.lists import LISTS
+from autopar.capture.decompose.strides import STRIDES
 
 aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for a loss's reduction

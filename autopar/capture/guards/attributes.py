@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from autopar.guards.values import FUNCTIONS
+from autopar.capture.guards.values import FUNCTIONS
 
 
 class AttributesOfModule(torch.nn.Module):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autopar.decompositions import DECOMPOSITIONS, IDENTITIES, SYNONYMS
+from autopar.capture.decompose.table import DECOMPOSITIONS, IDENTITIES, SYNONYMS
 from autopar.rules.registry import RULES
 from autopar.torch_private import (
     DATA_DEPENDENT,

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.guards.places import Place
-from autopar.guards.values import is_number
+from autopar.capture.guards.places import Place
+from autopar.capture.guards.values import is_number
 from autopar.ir.nodes import make_node, record_of, set_record
 from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType

@@ -12,9 +12,9 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from autopar.guards.places import Place
-from autopar.guards.values import FOREIGN
-from autopar.provenance import is_users
+from autopar.capture.guards.places import Place
+from autopar.capture.guards.values import FOREIGN
+from autopar.capture.provenance import is_users
 
 LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn.utils.parametrize import is_parametrized
 
+from autopar.capture.naming.wrapped import class_names
 from autopar.ir.layout import WHOLE, DistAttr
-from autopar.naming.wrapped import class_names
 
 Shape = tuple[int, ...]
 

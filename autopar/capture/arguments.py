@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from autopar.capture.model_state import Inventory
 from autopar.errors import CaptureError
-from autopar.inventory import Inventory
 from autopar.ir.dense import require_dense
 from autopar.ir.structure import Structure, flatten_with_path
 
