@@ -13,13 +13,13 @@ import torch
 from autopar.capture import Captured, capture
 from autopar.capture.guards.places import Place
 from autopar.capture.specialize import specialize
-from autopar.constraints import constraints
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.ir.program import Program
 from autopar.localize import LocalPrograms
 from autopar.passes import pipeline, run_passes
-from autopar.plan import Plan
+from autopar.plan.constraints import constraints
+from autopar.plan.plan import Plan
 from autopar.report.passes import PassReport, Reports
 from autopar.report.progress import doing
 from autopar.report.transfers import bytes_per_axis

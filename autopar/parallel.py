@@ -17,7 +17,6 @@ from autopar.capture.guards import AttributesOfModule, Call, Change, Guards, Ori
 from autopar.capture.model_state import Inventory, Named, inventory
 from autopar.capture.model_swap import ONE_AT_A_TIME
 from autopar.compiled import Compiled, Compiler, Seat
-from autopar.constraints import layouts_of
 from autopar.initialize import Init, initialize
 from autopar.inputs import Given, Shapes, given_call, piece_of
 from autopar.ir.dtensor import edge_of, placements_of
@@ -26,7 +25,8 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.ir.structure import part_at, take_over, unflatten
-from autopar.plan import Plan, of_the_batch
+from autopar.plan.constraints import layouts_of
+from autopar.plan.plan import Plan, of_the_batch
 from autopar.report.passes import Reports
 from autopar.report.transfers import Transfers, transfers_of
 from autopar.runtime.agreement import Agreement

@@ -15,9 +15,9 @@ from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import DTYPE_NAMES, Requirement, TensorType, ValueType
 from autopar.passes.manager import Pass
-from autopar.precision.dtypes import Dtypes, low_parameters
-from autopar.precision.kernels import check_kernels
-from autopar.precision.policy import policy_of
+from autopar.plan.precision.dtypes import Dtypes, low_parameters
+from autopar.plan.precision.kernels import check_kernels
+from autopar.plan.precision.policy import policy_of
 
 GRADIENTS = ("f32", "compute")
 

@@ -12,7 +12,6 @@ from torch import fx
 
 from autopar.capture.decompose.expansions import EXPANSIONS
 from autopar.capture.decompose.subgraph import Ref, subgraph
-from autopar.completion import Completion, Wanted
 from autopar.ir.commit import Value
 from autopar.ir.edit import Edit
 from autopar.ir.layout import DistAttr, Layout, layout_of
@@ -21,6 +20,7 @@ from autopar.ir.nodes import map_operands, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import Requirement, TensorType
 from autopar.passes.manager import Pass
+from autopar.plan.propagation import Completion, Wanted
 from autopar.rules.binding import typed
 
 ARANGE = torch.ops.aten.arange.default

@@ -16,7 +16,7 @@ from autopar.ir.nodes import is_getitem, map_operands, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType, ValueType
 from autopar.passes.manager import Pass
-from autopar.recompute import Regions, regions
+from autopar.plan.recompute import Regions, regions
 from autopar.rules.registry import rule_of
 from autopar.torch_private import OpOverload, returns_alias
 

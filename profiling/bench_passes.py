@@ -14,7 +14,6 @@ import numpy as np
 from workloads import MESH, PLAN, mlp
 
 from autopar.capture import capture
-from autopar.constraints import constraints
 from autopar.gc_pause import collector_paused
 from autopar.ir.commit import Changes
 from autopar.ir.edit import Edit
@@ -22,6 +21,7 @@ from autopar.ir.program import Program
 from autopar.localize import localize
 from autopar.passes import Place, Reshard, Share
 from autopar.passes.reshard import MODES
+from autopar.plan.constraints import constraints
 from autopar.verify.levels import verify
 
 LINES = [Reshard.run, Edit.insert, Changes.insert, Changes.settle]

@@ -15,9 +15,9 @@ from autopar.ir.nodes import record_of
 from autopar.ir.program import Program
 from autopar.ir.record import Requirement
 from autopar.passes import pipeline, run_passes
-from autopar.precision.autocast import F32, LOW, WIDEST
-from autopar.precision.kernels import NO_KERNEL
-from autopar.precision.policy import INSIDE, POLICIES, PROMOTED, Kind, policy_of
+from autopar.plan.precision.autocast import F32, LOW, WIDEST
+from autopar.plan.precision.kernels import NO_KERNEL
+from autopar.plan.precision.policy import INSIDE, POLICIES, PROMOTED, Kind, policy_of
 from autopar.rules.registry import RULES, op_name
 from autopar.torch_private import pytree
 from autopar.verify.levels import verify

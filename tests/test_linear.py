@@ -10,9 +10,9 @@ from models import COLUMN_ROW, Residual
 
 from autopar import Mesh
 from autopar.capture import capture
-from autopar.constraints import constraints
 from autopar.ir import program
 from autopar.passes import pipeline, run_passes
+from autopar.plan.constraints import constraints
 
 MESH = Mesh(dp=2, tp=2)
 PLANS = {"split": dict(COLUMN_ROW), "whole": {"x": (None,)}, "zero": {"*.weight": ("dp",), "*.bias": ("dp",)}}

@@ -27,8 +27,8 @@ from autopar.ir.layout import DistAttr
 from autopar.ir.nodes import is_getitem, operands, record_of
 from autopar.ir.program import Program
 from autopar.passes import Recompute, run_passes
-from autopar.recompute import regions
-from autopar.recompute.regions import blocks, module_paths
+from autopar.plan.recompute import regions
+from autopar.plan.recompute.regions import blocks, module_paths
 
 GOLDEN = Path(__file__).parent / "golden" / "recompute"
 

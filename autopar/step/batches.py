@@ -15,7 +15,7 @@ import torch
 from autopar.capture.arguments import Arguments, bind_arguments
 from autopar.ir.mesh import Mesh
 from autopar.ir.structure import unflatten
-from autopar.plan import batch_axes
+from autopar.plan.plan import batch_axes
 from autopar.shards import is_dtensor
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
-from autopar.plan import batch_axes
+from autopar.plan.plan import batch_axes
 
 STAGES: tuple[frozenset[str], ...] = (
     frozenset(),

@@ -16,10 +16,10 @@ import torch
 from autopar.api import check_pipeline
 from autopar.checkpoint import latest
 from autopar.ir.mesh import Mesh
-from autopar.loss_scaling import LossScaling
-from autopar.plan import Plan, resolve
-from autopar.precision import POLICIES, Policy
-from autopar.presets import PRESETS
+from autopar.plan.loss_scaling import LossScaling
+from autopar.plan.plan import Plan, resolve
+from autopar.plan.precision import POLICIES, Policy
+from autopar.plan.presets import PRESETS
 from autopar.train.launched import Launched
 from autopar.train.optimizers import OPTIMIZERS
 from autopar.train.options import AMPS, DEVICES, DTYPES, LIMITS, LOSS_SCALE, NONE, Options, Tolerance, option

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from rich.console import Console
 
 import autopar
-from autopar.constraints import layouts_of
 from autopar.errors import AutoparError, LaunchError
+from autopar.plan.constraints import layouts_of
 from autopar.step.program import Step as Programs
 from autopar.step.train_step import TrainStep
 from autopar.train.check import Checked, check

@@ -10,8 +10,8 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from autopar.loss_scaling import LossScaling
-from autopar.precision import Policy
+from autopar.plan.loss_scaling import LossScaling
+from autopar.plan.precision import Policy
 from autopar.train.loop import Batch, Taken
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import fx
 
 from autopar.capture.decompose.expansions import opened_factors
-from autopar.choice import Aim, Opened, cheapest, opened, place_of
 from autopar.errors import RuleError, at_line
 from autopar.ir.dtensor import edge_of
 from autopar.ir.layout import Dim, DistAttr, Layout, layout_of
@@ -19,6 +18,7 @@ from autopar.ir.mesh import EXPERTS, Mesh
 from autopar.ir.nodes import is_getitem, name_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import Record, Requirement, TensorType, ValueType, requirement_of
+from autopar.plan.choice import Aim, Opened, cheapest, opened, place_of
 from autopar.rules.binding import axes_of, bind_node
 from autopar.rules.pointwise import CASTS
 from autopar.rules.registry import RULES

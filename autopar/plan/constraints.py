@@ -15,7 +15,7 @@ from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import record_of
 from autopar.ir.text.printer import print_type
-from autopar.plan import Constraints, Plan, resolve
+from autopar.plan.plan import Constraints, Plan, resolve
 from autopar.report.decisions import needed_whole_note, parts_note, unused_axes, whole_note
 
 

@@ -10,7 +10,7 @@ from enum import Enum
 import torch
 
 from autopar.errors import RuleError, shown
-from autopar.precision.autocast import F32, LOW, WIDEST, named
+from autopar.plan.precision.autocast import F32, LOW, WIDEST, named
 from autopar.rules.registry import overload
 
 

@@ -3,7 +3,7 @@
 ``{"*.up.weight": ("tp", None), "*.down.weight": (None, "tp")}``. A glob is matched against ``"." + name``, so that
 ``*.up.weight`` finds a top-level ``up`` too, and against the name itself. Names are those of parameters, buffers and
 inputs; with ``()`` at the end, of modules, for what they return: ``"*.embed()"``. The name of a module may be followed by
-its class: ``"*.c_fc:Conv1D.weight"``. What may be said of a value is in ``autopar.spec``. A plan is also the name of a preset, or a list of both, where the later has the last word.
+its class: ``"*.c_fc:Conv1D.weight"``. What may be said of a value is in ``autopar.plan.spec``. A plan is also the name of a preset, or a list of both, where the later has the last word.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from autopar.errors import PlanError, shown
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import EXPERTS, PIPELINE, SEQUENCE, Mesh
-from autopar.presets import PRESETS
+from autopar.plan.presets import PRESETS
+from autopar.plan.spec import Spec, attr_of, axes_of, dims_of
 from autopar.report.decisions import preset_notes, unmatched_names
-from autopar.spec import Spec, attr_of, axes_of, dims_of
 
 if TYPE_CHECKING:
     from autopar.capture.naming import Part

@@ -16,8 +16,8 @@ from torch import fx
 from autopar.ir.nodes import is_getitem, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
-from autopar.precision.policy import Kind, Policy
-from autopar.precision.summed import ADD, Summed, shape_of
+from autopar.plan.precision.policy import Kind, Policy
+from autopar.plan.precision.summed import ADD, Summed, shape_of
 from autopar.rules.pointwise import CASTS
 from autopar.rules.registry import RULES, op_name
 

@@ -7,7 +7,7 @@ arXiv:2205.05198). Entries whose names a model does not have are passed over.
 
 from __future__ import annotations
 
-from autopar.spec import Spec
+from autopar.plan.spec import Spec
 
 Plan = dict[str, Spec]
 

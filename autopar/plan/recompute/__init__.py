@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from autopar.errors import shown
 from autopar.ir.program import Program
-from autopar.recompute.min_cut import min_cut
-from autopar.recompute.regions import Regions, modules
+from autopar.plan.recompute.min_cut import min_cut
+from autopar.plan.recompute.regions import Regions, modules
 
 __all__ = ["Regions", "regions"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from autopar.ir.fake_graph import fake_graph, is_early
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
-from autopar.recompute.regions import Regions
+from autopar.plan.recompute.regions import Regions
 from autopar.torch_private import saved_by_min_cut
 
 
