@@ -22,7 +22,7 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.program import Program
 from autopar.parallel import Parallel
 from autopar.rules import register_rule
-from autopar.runtime import discover as _discover  # noqa: F401  # it registers itself with the rules
+from autopar.runtime.discovery import discover as _discover  # noqa: F401  # it registers itself with the rules
 
 __version__ = "0.1.0"
 

@@ -16,7 +16,7 @@ from autopar.ir.mesh import PIPELINE, Mesh
 from autopar.parallel import OUTPUTS, Parallel
 from autopar.plan.constraints import layouts_of
 from autopar.plan.plan import Plan
-from autopar.runtime.job import job_of
+from autopar.runtime.processes.job import job_of
 from autopar.runtime.seeds import RANDOM
 from autopar.shards import is_dtensor
 

@@ -16,15 +16,15 @@ from autopar.capture.specialize import specialize
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.ir.program import Program
-from autopar.localize import LocalPrograms
 from autopar.passes import pipeline, run_passes
 from autopar.plan.constraints import constraints
 from autopar.plan.plan import Plan
 from autopar.report.passes import PassReport, Reports
 from autopar.report.progress import doing
 from autopar.report.transfers import bytes_per_axis
-from autopar.runtime.agreement import Agreement
+from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.process_step import ProcessStep
+from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.simulated_step import SimulatedStep
 from autopar.verify.levels import verify
 

@@ -14,9 +14,9 @@ from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
 from autopar.ir.structure import unflatten
-from autopar.runtime.agreement import Brought
-from autopar.runtime.pieces import cut
-from autopar.runtime.redistribute import redistribute
+from autopar.runtime.dtensors import redistribute
+from autopar.runtime.processes.agreement import Brought
+from autopar.runtime.simulation.pieces import cut
 from autopar.shards import is_dtensor, local_of
 
 INPUTS = ("global", "local")

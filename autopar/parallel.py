@@ -29,10 +29,10 @@ from autopar.plan.constraints import layouts_of
 from autopar.plan.plan import Plan, of_the_batch
 from autopar.report.passes import Reports
 from autopar.report.transfers import Transfers, transfers_of
-from autopar.runtime.agreement import Agreement
+from autopar.runtime.dtensors import full_tensor
 from autopar.runtime.interface import Interface
-from autopar.runtime.job import Job
-from autopar.runtime.redistribute import full_tensor
+from autopar.runtime.processes.agreement import Agreement
+from autopar.runtime.processes.job import Job
 from autopar.runtime.seeds import step_seed
 from autopar.shards import for_everyone, for_model, is_dtensor, local_of, relaid, sharded
 from autopar.torch_private import dtensor_like, is_transformed

@@ -21,10 +21,10 @@ from workloads import MESH, llama
 from autopar.capture import capture
 from autopar.capture.provenance import Recorder
 from autopar.gc_pause import collector_paused
-from autopar.localize import localize, rank_classes
 from autopar.passes import pipeline, run_passes
 from autopar.plan.constraints import constraints
 from autopar.plan.propagation import Completion
+from autopar.runtime.localize import localize, rank_classes
 from autopar.verify.levels import verify
 
 LINES = [Completion.choose, Recorder.__torch_dispatch__, Recorder.observe]

@@ -18,10 +18,10 @@ from autopar.gc_pause import collector_paused
 from autopar.ir.commit import Changes
 from autopar.ir.edit import Edit
 from autopar.ir.program import Program
-from autopar.localize import localize
 from autopar.passes import Place, Reshard, Share
 from autopar.passes.reshard import MODES
 from autopar.plan.constraints import constraints
+from autopar.runtime.localize import localize
 from autopar.verify.levels import verify
 
 LINES = [Reshard.run, Edit.insert, Changes.insert, Changes.settle]

@@ -17,11 +17,11 @@ from autopar.compiled import Compiler
 from autopar.ir.layout import DistAttr
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
-from autopar.localize import LocalPrograms
 from autopar.optimizers import definition_of
 from autopar.passes import Pass, Reshard, pipeline, run_passes
 from autopar.plan.constraints import constraints
 from autopar.report.passes import PassReport, Reports
+from autopar.runtime.localize import LocalPrograms
 from autopar.step.compile import compile_micro, compile_update
 from autopar.step.options import options_of
 from autopar.step.update import Trained

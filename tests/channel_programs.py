@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from autopar.errors import ChannelError
 from autopar.ir.program import Program
-from autopar.localize import LocalPrograms
+from autopar.runtime.localize import LocalPrograms
 from autopar.verify.channels import (
     ALL,
     ASYNCHRONOUS,

@@ -13,8 +13,8 @@ from torch import distributed
 from autopar.ir.dtensor import device_mesh_of
 from autopar.ir.mesh import Mesh
 from autopar.ir.program import Program
-from autopar.runtime.job import groups_of
-from autopar.runtime.lower import lower
+from autopar.runtime.lowering.lower import lower
+from autopar.runtime.processes.job import groups_of
 
 
 @functools.cache

@@ -13,10 +13,10 @@ from autopar import Mesh
 from autopar.capture import capture
 from autopar.ir.nodes import record_of
 from autopar.ir.program import Program
-from autopar.localize import LocalPrograms
 from autopar.passes import pipeline, run_passes
 from autopar.passes.amp import Amp
 from autopar.plan.constraints import constraints
+from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.simulated_step import SimulatedStep
 from autopar.verify.levels import verify
 

@@ -12,7 +12,7 @@ from autopar import Mesh
 from autopar.ir.nodes import record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
-from autopar.relay import Relay
+from autopar.runtime.redistribute import Relay
 
 MESH = Mesh(dp=2, tp=2)
 

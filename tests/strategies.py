@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from autopar.ir.layout import DistAttr, Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
-from autopar.runtime.pieces import cut
+from autopar.runtime.simulation.pieces import cut
 
 NAMES = ("dp", "tp", "cp")
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)

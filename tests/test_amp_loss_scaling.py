@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from autopar.errors import OverflowingError
 from autopar.ir.text.parser import parse_program
 from autopar.plan.loss_scaling import LossScaling, updated_scale
-from autopar.runtime.proof import prove
+from autopar.runtime.discovery.proof import prove
 from autopar.verify.levels import verify
 
 

@@ -22,8 +22,8 @@ from autopar.ir.nodes import operands
 from autopar.ir.program import Program
 from autopar.ir.record import DTYPES, TensorType
 from autopar.ir.transfers import Ends
-from autopar.localize import localize, rank_classes
-from autopar.runtime.packing import packing, size_of
+from autopar.runtime.localize import localize, rank_classes
+from autopar.runtime.lowering.packing import packing, size_of
 from autopar.transitions import cost, transitions
 
 WORLD = Mesh(w=6)

@@ -14,7 +14,7 @@ from payload_mutations import MUTATIONS, alone, communicating
 import autopar
 from autopar.errors import ChannelError
 from autopar.ir.program import Program
-from autopar.localize import LocalPrograms
+from autopar.runtime.localize import LocalPrograms
 from autopar.verify.channels import Collective, Receive, Send, check, check_programs
 
 

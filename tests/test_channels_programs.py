@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from channel_programs import GOLDEN, local_programs, one_each, swapped
 
-from autopar import localize
 from autopar.errors import ChannelError
 from autopar.ir.mesh import Mesh
 from autopar.ir.program import Program
-from autopar.localize import LocalPrograms
+from autopar.runtime import localize
+from autopar.runtime.localize import LocalPrograms
 from autopar.verify import channels
 from autopar.verify.channels import Collective, Group, Receive, Send, check, check_programs, creation_order, tasks_of
 

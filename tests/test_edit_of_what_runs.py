@@ -11,7 +11,7 @@ from autopar.compiled import RUNS
 from autopar.errors import EditError
 from autopar.ir.nodes import record_of
 from autopar.ir.program import Program
-from autopar.localize import SHARED
+from autopar.runtime.localize import SHARED
 
 
 def doubled(program: Program) -> None:

@@ -21,8 +21,8 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.messages import messages
 from autopar.ir.record import DTYPES as DTYPES_BY_NAME
 from autopar.ir.record import TensorType
-from autopar.localize import localize
-from autopar.runtime.collectives import carried
+from autopar.runtime.localize import localize
+from autopar.runtime.lowering.collectives import carried
 
 MESHES = {
     2: [Mesh(dp=2), Mesh(dp=2, tp=1)],

@@ -21,7 +21,7 @@ from autopar.ir.ops import sharded_lookup
 from autopar.ir.record import TensorType
 from autopar.rules.binding import bind
 from autopar.rules.registry import op_name
-from autopar.runtime.proof import difference, prove
+from autopar.runtime.discovery.proof import difference, prove
 from autopar.torch_private import pytree
 
 NAMES = {op_name(op): op for op in EXPANSIONS}

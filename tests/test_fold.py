@@ -18,9 +18,9 @@ from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import Requirement, TensorType
 from autopar.ir.text.printer import print_type
-from autopar.localize import localize
 from autopar.passes import Fold
-from autopar.runtime.simulate import compile_phases, run_ranks
+from autopar.runtime.localize import localize
+from autopar.runtime.simulation.simulate import compile_phases, run_ranks
 from autopar.transitions import cost, transitions
 
 

@@ -21,7 +21,7 @@ from torch.distributed.tensor import Replicate, Shard  # noqa: F401  what litera
 
 from autopar.capture.guards import Guards
 from autopar.ir import transfers
-from autopar.runtime import effects
+from autopar.runtime.simulation import effects
 
 AGREE = ("equal", "sensitive", "refused")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from autopar.ir.program import Program
-from autopar.localize import localize
 from autopar.passes import PIPELINE, Defer, Expand, Fold, Follow, Lift, Place, Reshard, Share, run_passes
+from autopar.runtime.localize import localize
 from autopar.verify.levels import verify
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -25,7 +25,7 @@ from autopar.ir.program import Program
 from autopar.report.arena import arena
 from autopar.report.liveness import Storage, liveness
 from autopar.report.memory import memory_of
-from autopar.runtime.simulate import ANY_STRIDES
+from autopar.runtime.simulation.simulate import ANY_STRIDES
 from autopar.torch_private import pytree
 
 sys.path.append(str(Path(__file__).parent.parent / "profiling"))

@@ -21,13 +21,14 @@ from autopar.ir.layout import DistAttr, Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.program import Program
 from autopar.ir.record import DTYPES, TensorType
-from autopar.localize import LocalPrograms
 from autopar.passes import Reshard, Share, run_passes
-from autopar.relay import Relay
-from autopar.runtime import collectives, job
-from autopar.runtime.collectives import exchange_between_stages
-from autopar.runtime.lower import lower
-from autopar.runtime.simulate import compile_phases, run_ranks
+from autopar.runtime.localize import LocalPrograms
+from autopar.runtime.lowering import collectives
+from autopar.runtime.lowering.collectives import exchange_between_stages
+from autopar.runtime.lowering.lower import lower
+from autopar.runtime.processes import job
+from autopar.runtime.redistribute import Relay
+from autopar.runtime.simulation.simulate import compile_phases, run_ranks
 from autopar.transitions import cost, transitions
 from autopar.verify.channels import Group, Send, check_programs, creation_order, tasks_of
 

@@ -17,8 +17,8 @@ from autopar.rules import RULES, Rule, find_rule
 from autopar.rules.binding import Strategy, bind
 from autopar.rules.by_schema import BY_SCHEMA
 from autopar.rules.registry import overload
-from autopar.runtime import proof
-from autopar.runtime.proof import MESHES, SPLIT, Proof, prove
+from autopar.runtime.discovery import proof
+from autopar.runtime.discovery.proof import MESHES, SPLIT, Proof, prove
 from autopar.torch_private import FakeTensorMode, OpOverload
 
 # calls that a rule does not bind, and why

@@ -15,7 +15,7 @@ from autopar.errors import SimulationError
 from autopar.ir.layout import DistAttr, Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
-from autopar.runtime.pieces import cut, join
+from autopar.runtime.simulation.pieces import cut, join
 
 
 @settings(max_examples=300, deadline=None)

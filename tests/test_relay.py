@@ -19,11 +19,11 @@ from autopar.errors import TransitionError
 from autopar.ir.layout import DistAttr, Layout
 from autopar.ir.record import TensorType
 from autopar.ir.text.printer import print_type
-from autopar.localize import LocalPrograms
 from autopar.passes import pipeline, run_passes
-from autopar.relay import Relay, averaged_over, gradient_type
-from autopar.runtime.pieces import cut
+from autopar.runtime.localize import LocalPrograms
+from autopar.runtime.redistribute import Relay, averaged_over, gradient_type
 from autopar.runtime.simulated_step import SimulatedStep
+from autopar.runtime.simulation.pieces import cut
 
 LINEAR = ("sum", "avg")
 

@@ -17,8 +17,8 @@ from torch import nn
 from autopar import Mesh
 from autopar.ir import transfers
 from autopar.ir.nodes import operands, record_of
-from autopar.runtime.buckets import largest_pieces
-from autopar.runtime.lower import lower_whole
+from autopar.runtime.lowering.buckets import largest_pieces
+from autopar.runtime.lowering.lower import lower_whole
 from autopar.runtime.whole import SimulatedRun
 from autopar.step.early import counted_early
 

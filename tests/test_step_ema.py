@@ -25,7 +25,7 @@ from autopar import Mesh, checkpoint
 from autopar.ir.nodes import record_of
 from autopar.optimizers import AVERAGED, IN_PLACE
 from autopar.report.liveness import size
-from autopar.runtime.proof import prove
+from autopar.runtime.discovery.proof import prove
 
 DECAY = 0.9
 

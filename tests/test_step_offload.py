@@ -32,7 +32,7 @@ from autopar.optimizers import AVERAGED, IN_PLACE, OFFLOADED, offload, register_
 from autopar.optimizers.definition import DEFINITIONS
 from autopar.optimizers.ops import SCHEDULED, SIGNATURES, TRUTHS, UPDATES, states_of
 from autopar.plan.loss_scaling import LossScaling
-from autopar.runtime.job import Job
+from autopar.runtime.processes.job import Job
 from autopar.shards import is_dtensor, local_of
 from autopar.step.average import Averages
 from autopar.step.owned import Owned

@@ -25,8 +25,8 @@ from autopar.ir.program_data import LEVELS
 from autopar.ir.record import PHASES, Record, TensorType
 from autopar.ir.text.printer import print_literal, print_type, target_name
 from autopar.ir.text.tokens import Cursor
-from autopar.localize import localize
 from autopar.passes import Place, Reshard, Share, run_passes
+from autopar.runtime.localize import localize
 
 
 def check(program: Program) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from autopar.cli import app
-from autopar.runtime import launch as launcher
+from autopar.runtime.processes import launch as launcher
 from autopar.train import run as running
 from autopar.train.check import check, plan_of
 from autopar.train.curve import Comparison

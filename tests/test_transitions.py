@@ -18,7 +18,7 @@ from autopar.ir import boxes, transfers
 from autopar.ir.layout import DistAttr, Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import DTYPES, TensorType
-from autopar.localize import localize
+from autopar.runtime.localize import localize
 from autopar.transitions import cost, plan, relayouts, transitions, way
 
 # -- any two Layouts ---------------------------------------------------------------------------------------------

@@ -25,13 +25,13 @@ from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.rules.binding import bind
 from autopar.rules.registry import RULES, Rule, overload, rule_of
-from autopar.runtime import discover as module
-from autopar.runtime import sandbox
-from autopar.runtime.discover import Finding, discover
-from autopar.runtime.factors import Factor, pattern_of
-from autopar.runtime.proof import prove
-from autopar.runtime.sandbox import CrashError, SandboxError, isolated
-from autopar.runtime.scaled import Scale, scales
+from autopar.runtime.discovery import discover as module
+from autopar.runtime.discovery import sandbox
+from autopar.runtime.discovery.discover import Finding, discover
+from autopar.runtime.discovery.factors import Factor, pattern_of
+from autopar.runtime.discovery.proof import prove
+from autopar.runtime.discovery.sandbox import CrashError, SandboxError, isolated
+from autopar.runtime.discovery.scaled import Scale, scales
 from autopar.torch_private import OpOverload, pytree
 
 LIBRARY = torch.library.Library("unknown_ops", "DEF")
@@ -222,7 +222,7 @@ def test_a_whole_guess_is_never_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*args: Any, **kwargs: Any) -> Any:
         raise ProofError("no")
 
-    monkeypatch.setattr("autopar.runtime.guesses.prove", fails)
+    monkeypatch.setattr("autopar.runtime.discovery.guesses.prove", fails)
     assert found(define("doubted(Tensor x) -> Tensor", lambda x: x * 2), X).why == "it comes apart along no dim"
 
 

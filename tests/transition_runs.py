@@ -15,9 +15,9 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.program import Program
 from autopar.ir.record import Requirement, TensorType
 from autopar.ir.text.printer import print_type
-from autopar.localize import localize
-from autopar.runtime.pieces import cut
-from autopar.runtime.simulate import compile_phases, run_ranks
+from autopar.runtime.localize import localize
+from autopar.runtime.simulation.pieces import cut
+from autopar.runtime.simulation.simulate import compile_phases, run_ranks
 from autopar.transitions import transitions
 
 Pieces = dict[int, torch.Tensor]

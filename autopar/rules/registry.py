@@ -98,7 +98,7 @@ def register_rule(
 ) -> None:
     """Tell autopar how an op of yours comes apart: ``register_rule("... d! -> ... d!", "mylib::rope")``.
 
-    What it says is trusted: a wrong rule gives wrong numbers. ``autopar.runtime.proof.prove(op, args)`` shows each of its
+    What it says is trusted: a wrong rule gives wrong numbers. ``autopar.runtime.discovery.proof.prove(op, args)`` shows each of its
     claims on a call. A second rule for an op takes the place of the first.
 
     Args:

@@ -19,11 +19,11 @@ from autopar.ir.layout import DistAttr, layout_of
 from autopar.ir.nodes import name_of, operands, record_of, set_record
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
-from autopar.localize import LocalPrograms
 from autopar.passes import Amp, Recompute, run_passes
 from autopar.passes.amp import low_precision
 from autopar.report.passes import PassReport, Reports
 from autopar.report.progress import doing
+from autopar.runtime.localize import LocalPrograms
 from autopar.step.copies import copy_program
 from autopar.step.counts import count_program
 from autopar.step.joined import joined

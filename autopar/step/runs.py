@@ -15,11 +15,11 @@ import torch
 from autopar.capture.model_state import Inventory
 from autopar.inputs import Given
 from autopar.ir.program import Program
-from autopar.localize import LocalPrograms
 from autopar.runtime import anomaly
 from autopar.runtime.anomaly import nth
-from autopar.runtime.lower import Lowered
-from autopar.runtime.pieces import cut, join
+from autopar.runtime.localize import LocalPrograms
+from autopar.runtime.lowering.lower import Lowered
+from autopar.runtime.simulation.pieces import cut, join
 from autopar.runtime.whole import Pieces, ProcessRun, Results, SimulatedRun
 from autopar.step.compile import MicroBatch, StepUpdate
 from autopar.step.copies import COPY

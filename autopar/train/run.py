@@ -65,7 +65,7 @@ def _follow(options: Options) -> int:
 
 def _start(checked: Checked) -> int:
     """The same command again, once for each rank."""
-    from autopar.runtime.launch import launch
+    from autopar.runtime.processes.launch import launch
 
     options = replace(checked.options, device=checked.device.type)
     if not isinstance(checked.plan, str):  # what is wrong with it is told here, once

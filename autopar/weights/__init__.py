@@ -17,8 +17,8 @@ from autopar.initialize.storage import device_for, materialized
 from autopar.ir.dtensor import attr_of
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
-from autopar.runtime.agreement import Agreement
-from autopar.runtime.job import Job
+from autopar.runtime.processes.agreement import Agreement
+from autopar.runtime.processes.job import Job
 from autopar.shards import is_dtensor, local_of
 from autopar.torch_private import IncompatibleKeys
 from autopar.weights.files import CheckpointFiles

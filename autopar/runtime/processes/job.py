@@ -17,7 +17,7 @@ from autopar.ir.mesh import Mesh
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from autopar.runtime.watch import Watch
+    from autopar.runtime.processes.watch import Watch
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
 
@@ -81,8 +81,8 @@ _worlds: list[_World] = []  # the present one
 def _watched(timeout: float) -> Watch | None:
     if distributed.get_world_size() == 1:
         return None
-    from autopar.runtime.launch import store_of_job
-    from autopar.runtime.watch import Watch
+    from autopar.runtime.processes.launch import store_of_job
+    from autopar.runtime.processes.watch import Watch
 
     watch = Watch(store_of_job(), distributed.get_rank(), distributed.get_world_size(), timeout=timeout)
     watch.start()

@@ -20,8 +20,8 @@ import torch
 from torch import distributed
 
 from autopar.ir import transfers
-from autopar.runtime.packing import Packing, Places, as_bytes, from_bytes, new_piece, size_of, take
-from autopar.runtime.reduction import Calls, Reduction, is_gathered
+from autopar.runtime.lowering.packing import Packing, Places, as_bytes, from_bytes, new_piece, size_of, take
+from autopar.runtime.lowering.reduction import Calls, Reduction, is_gathered
 from autopar.torch_private import FUNCTIONAL, start_gather
 
 Shape = Sequence[int]

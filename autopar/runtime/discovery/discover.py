@@ -23,9 +23,9 @@ from autopar.ir.record import TensorType
 from autopar.rules.binding import bind, slots
 from autopar.rules.registry import Rule
 from autopar.rules.unknown import Finding, discover_with
-from autopar.runtime.guesses import NothingError, Search, raised
-from autopar.runtime.sandbox import CrashError, SandboxError, isolated
-from autopar.runtime.scaled import scales
+from autopar.runtime.discovery.guesses import NothingError, Search, raised
+from autopar.runtime.discovery.sandbox import CrashError, SandboxError, isolated
+from autopar.runtime.discovery.scaled import scales
 from autopar.torch_private import OpOverload, is_seeded, mutates, without_modes
 
 Found = tuple[str, str, str]  # a pattern and what is linear; or why there is none

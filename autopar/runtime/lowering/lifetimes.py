@@ -18,8 +18,8 @@ from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
 from autopar.optimizers import IN_PLACE, OFFLOADED
 from autopar.report.liveness import HIDDEN_VIEWS, START, Lifetimes, Storage, size
-from autopar.runtime import buckets, collectives, lower
-from autopar.runtime.lower import Lowered
+from autopar.runtime.lowering import buckets, collectives, lower
+from autopar.runtime.lowering.lower import Lowered
 from autopar.torch_private import OpOverload, returns_alias
 
 aten = torch.ops.aten

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from autopar.errors import LaunchError
-from autopar.runtime.watch.beat import Beat
-from autopar.runtime.watch.holder import STORE_VARIABLE
-from autopar.runtime.watch.verdict import LOST, last_seen
-from autopar.runtime.watch.watch import PREFIX
+from autopar.runtime.processes.watch.beat import Beat
+from autopar.runtime.processes.watch.holder import STORE_VARIABLE
+from autopar.runtime.processes.watch.verdict import LOST, last_seen
+from autopar.runtime.processes.watch.watch import PREFIX
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -27,8 +27,8 @@ from autopar.ir.layout import span
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
-from autopar.runtime.collectives import own_row, start_scatter
-from autopar.runtime.reduction import is_gathered
+from autopar.runtime.lowering.collectives import own_row, start_scatter
+from autopar.runtime.lowering.reduction import is_gathered
 from autopar.torch_private import FUNCTIONAL, start_gather
 
 FIRST, OTHERS = 2**20, 25 * 2**20  # bytes

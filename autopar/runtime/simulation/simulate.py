@@ -22,9 +22,9 @@ from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.ir.text.printer import print_node
 from autopar.ir.transfers import Meshes
-from autopar.runtime import where
-from autopar.runtime.effects import COLLECTIVE, LOCAL, Here
-from autopar.runtime.packing import Packing, new_piece, packing, take
+from autopar.runtime import current_op
+from autopar.runtime.lowering.packing import Packing, new_piece, packing, take
+from autopar.runtime.simulation.effects import COLLECTIVE, LOCAL, Here
 
 Values = dict[str, Any]
 
@@ -130,7 +130,7 @@ def run_rank(code: Sequence[Instruction], values: Values, meshes: Meshes, rank: 
             try:
                 values[step.name] = step.function(*args, **kwargs)
             except Exception as error:
-                where.add_op(error, f"on rank {rank}: {line_of(step.program, step.node)}")
+                current_op.add_op(error, f"on rank {rank}: {line_of(step.program, step.node)}")
                 raise
 
 

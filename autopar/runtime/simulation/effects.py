@@ -14,7 +14,7 @@ from autopar.ir import transfers
 from autopar.ir.mesh import Mesh
 from autopar.ir.ops.seeded_random import folded
 from autopar.ir.transfers import Meshes
-from autopar.runtime.packing import new_piece, packing, take
+from autopar.runtime.lowering.packing import new_piece, packing, take
 
 Given = Mapping[str, Any]
 

@@ -18,7 +18,7 @@ import torch
 from torch import distributed
 
 from autopar.ir.mesh import Mesh
-from autopar.runtime import where
+from autopar.runtime import current_op
 
 KINDS = 3  # sets of axes over which brought values lie, that are told apart
 SMALL = 2**20  # bytes of a call that are always looked at; more, or on a GPU, only in the first ``FIRST`` calls
@@ -159,7 +159,7 @@ class Agreement:
         )
 
 
-where.register(Agreement.finish.__code__, {Agreement.finish.__code__.co_firstlineno: "the comparison of the ranks' calls"}, is_call=True)
+current_op.register(Agreement.finish.__code__, {Agreement.finish.__code__.co_firstlineno: "the comparison of the ranks' calls"}, is_call=True)
 
 
 def _checksum(pieces: Sequence[torch.Tensor]) -> tuple[float, float]:

@@ -16,9 +16,9 @@ import torch
 from autopar.ir.record import TensorType
 from autopar.rules.binding import slots
 from autopar.rules.registry import Rule
-from autopar.runtime.factors import Dim, Factor, pattern_of
-from autopar.runtime.proof import TOLERANCE, difference, prove
-from autopar.runtime.scaled import FILLS, Arguments, Scale, drawn, scales
+from autopar.runtime.discovery.factors import Dim, Factor, pattern_of
+from autopar.runtime.discovery.proof import TOLERANCE, difference, prove
+from autopar.runtime.discovery.scaled import FILLS, Arguments, Scale, drawn, scales
 from autopar.torch_private import OpOverload, pytree
 
 GUESSES = 48  # that are put to the test for one call

@@ -6,7 +6,7 @@ import os
 
 import torch.distributed as dist
 
-from autopar.runtime.watch.beat import Beat, Process, process_of
+from autopar.runtime.processes.watch.beat import Beat, Process, process_of
 
 STORE_VARIABLE = "AUTOPAR_STORE"  # host:port of the store of ``launch``, which shows the message itself
 

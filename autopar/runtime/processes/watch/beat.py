@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 
 import torch.distributed as dist
 
-from autopar.runtime.where import Place
+from autopar.runtime.current_op import Place
 
 ALIVE, FAILED, CUT, ENDED = "alive", "failed", "cut", "ended"  # cut: failed because the connection to a peer broke
 TERMINATED = "terminated"  # SIGTERM came

@@ -28,8 +28,8 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
 from autopar.rules.binding import Bound, Strategy, bind
 from autopar.rules.registry import Rule, find_rule
-from autopar.runtime.pieces import cut, join
-from autopar.runtime.simulate import COLLECTIVE
+from autopar.runtime.simulation.pieces import cut, join
+from autopar.runtime.simulation.simulate import COLLECTIVE
 from autopar.torch_private import OpOverload, pytree
 
 AXIS = "p"

@@ -8,8 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.runtime.watch.beat import ALIVE, CUT, DEAD, ENDED, FAILED, RUNNING, STOPPED, TERMINATED, UNKNOWN, Beat
-from autopar.runtime.where import Place
+from autopar.runtime.current_op import Place
+from autopar.runtime.processes.watch.beat import (
+    ALIVE,
+    CUT,
+    DEAD,
+    ENDED,
+    FAILED,
+    RUNNING,
+    STOPPED,
+    TERMINATED,
+    UNKNOWN,
+    Beat,
+)
 
 SILENCE = 20.0  # seconds without a beat, and without progress of any rank, until a rank that is not known to run is lost
 GRACE = 3.0  # how long a rank whose connection broke waits for the cause to be found

@@ -18,7 +18,7 @@ import time
 from types import FrameType
 from typing import NoReturn
 
-from autopar.runtime.watch.beat import DEAD, UNKNOWN, Process
+from autopar.runtime.processes.watch.beat import DEAD, UNKNOWN, Process
 
 SETTLING = 0.05  # seconds between an end and its discovery, in which others end that were ended together
 PATIENCE = 4.0  # seconds that the watch has after SIGTERM

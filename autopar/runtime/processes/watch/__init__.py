@@ -4,6 +4,6 @@
 the store is; ``ending`` how a process leaves.
 """
 
-from autopar.runtime.watch.watch import Watch
+from autopar.runtime.processes.watch.watch import Watch
 
 __all__ = ["Watch"]

@@ -34,9 +34,9 @@ from autopar.ir.record import TensorType
 from autopar.optimizers import IN_PLACE, OFFLOADED, SHARED
 from autopar.report.progress import doing
 from autopar.rules.registry import rule_of
-from autopar.runtime import where
+from autopar.runtime import current_op
 from autopar.runtime.anomaly import Hunt, is_looked_at, op_of
-from autopar.runtime.buckets import (
+from autopar.runtime.lowering.buckets import (
     Buckets,
     Place,
     finish_bucket,
@@ -46,7 +46,7 @@ from autopar.runtime.buckets import (
     start_gather_bucket,
     start_scatter_bucket,
 )
-from autopar.runtime.collectives import (
+from autopar.runtime.lowering.collectives import (
     Exchange,
     exchange,
     exchange_between_stages,
@@ -55,11 +55,11 @@ from autopar.runtime.collectives import (
     start_all_reduce,
     start_all_reduce_in_place,
 )
-from autopar.runtime.donated import Donated
-from autopar.runtime.effects import pending_piece, place_along
-from autopar.runtime.packing import packing
-from autopar.runtime.reduction import Calls, Reduction
-from autopar.runtime.simulate import ANY_STRIDES, line_of
+from autopar.runtime.lowering.donated import Donated
+from autopar.runtime.lowering.packing import packing
+from autopar.runtime.lowering.reduction import Calls, Reduction
+from autopar.runtime.simulation.effects import pending_piece, place_along
+from autopar.runtime.simulation.simulate import ANY_STRIDES, line_of
 from autopar.torch_private import BoxedCodeGen, OpOverload, returns_alias
 
 Ranks = tuple[int, ...]
@@ -433,13 +433,13 @@ class _Phase:
         function = scope["forward"]
         lines = code.src.splitlines(keepends=True)
         linecache.cache[file] = (len(code.src), None, lines, file)
-        where.register(function.__code__, _Lines(self.program, self.lines, lines))
+        current_op.register(function.__code__, _Lines(self.program, self.lines, lines))
 
         def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             try:
                 return function(None, tensors)
             except Exception as error:
-                where.add_op(error)
+                current_op.add_op(error)
                 raise
 
         return run

@@ -20,8 +20,9 @@ from types import TracebackType
 
 import torch.distributed as dist
 
-from autopar.runtime.watch.alarm import Alarm, end_by_sigterm
-from autopar.runtime.watch.beat import (
+from autopar.runtime.current_op import Place, where, where_raised
+from autopar.runtime.processes.watch.alarm import Alarm, end_by_sigterm
+from autopar.runtime.processes.watch.beat import (
     ALIVE,
     CUT,
     DEAD,
@@ -34,10 +35,20 @@ from autopar.runtime.watch.beat import (
     broke_off,
     process_of,
 )
-from autopar.runtime.watch.ending import leave, say
-from autopar.runtime.watch.holder import Holder, is_launched
-from autopar.runtime.watch.verdict import GRACE, LOST, SILENCE, Followed, Seen, Verdict, at, failed, judge, last_seen
-from autopar.runtime.where import Place, where, where_raised
+from autopar.runtime.processes.watch.ending import leave, say
+from autopar.runtime.processes.watch.holder import Holder, is_launched
+from autopar.runtime.processes.watch.verdict import (
+    GRACE,
+    LOST,
+    SILENCE,
+    Followed,
+    Seen,
+    Verdict,
+    at,
+    failed,
+    judge,
+    last_seen,
+)
 
 INTERVAL = 0.5  # seconds between beats
 WITNESSES = 4  # this many ranks look at all the others; the rest only make sure that one of them lives
