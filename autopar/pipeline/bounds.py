@@ -15,8 +15,7 @@ from itertools import accumulate
 from math import floor, inf
 from typing import Literal, get_args
 
-from autopar.pipeline.memory import Sizes, per_stage
-from autopar.pipeline.simulate import Times
+from autopar.pipeline.per_stage import Sizes, Times, per_stage
 
 Objective = Literal["makespan", "span"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)

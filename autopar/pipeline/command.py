@@ -10,13 +10,12 @@ from pathlib import Path
 
 from autopar.errors import ScheduleError
 from autopar.pipeline.bounds import OBJECTIVES
-from autopar.pipeline.memory import PerStage, Sizes
 from autopar.pipeline.optimiser import NAME as OPTIMISED
 from autopar.pipeline.optimiser import optimise
+from autopar.pipeline.per_stage import PerStage, Sizes, Times
 from autopar.pipeline.picture import METADATA
 from autopar.pipeline.policies import build
 from autopar.pipeline.schedule import PipelineSchedule
-from autopar.pipeline.simulate import Times
 
 DONE, CUT_OFF, REFUSED = 0, 1, 2  # exit statuses
 RANKS, BATCHES = 4, 8  # of a policy's schedule, where nothing is said

@@ -6,40 +6,18 @@ given back by slots.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from autopar.errors import ScheduleError, shown
 from autopar.pipeline.buffers import releases
+from autopar.pipeline.per_stage import PAIRS, Sizes, per_stage
 from autopar.pipeline.schedule import PipelineSchedule
 from autopar.pipeline.task import Task
 
-PerStage = float | Iterable[float]
 KINDS = ("activations", "sends", "receives")
-PAIRS = "pairs of neighbouring stages"
-MOST = 1e100  # sums of it are finite
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What a micro-batch keeps, in bytes or any other unit; one number, or one for each stage.
-
-    Attributes:
-        activation: from the begin of its forward to the end of its backward.
-        for_weights: what of that is kept for the weight gradient, where it is computed separately; ``None``: all of it.
-        boundary: a tensor between two stages, and its gradient; one number, or one for each two neighbours.
-        fixed: what is there all the time: parameters, gradients, optimizer state.
-    """
-
-    activation: PerStage = 1.0
-    for_weights: PerStage | None = None
-    boundary: PerStage = 0.0
-    fixed: PerStage = 0.0
-
-    def __post_init__(self) -> None:
-        keep_numbers(self, "for_weights")
 
 
 class Change(NamedTuple):
@@ -186,39 +164,3 @@ def _live(schedule: PipelineSchedule) -> tuple[float, ...]:
         elif task.kind == last:
             now[rank] -= 1
     return tuple(number / len(stages) for number, stages in zip(most, schedule.stages_of, strict=True))
-
-
-def keep_numbers(numbers: Any, *may_be_none: str) -> None:
-    """Make every field of a frozen dataclass a float, or a tuple of floats.
-
-    Raises:
-        TypeError: a field is neither a number nor a list of numbers.
-        ScheduleError: a number is negative, or not finite.
-    """
-    for one in fields(numbers):
-        value, what = getattr(numbers, one.name), f"{type(numbers).__name__}({one.name}=…)"
-        if value is None and one.name in may_be_none:
-            continue
-        if getattr(value, "ndim", 1) == 0:  # of an array or tensor without dims
-            value = float(value)
-        if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Set)):
-            value = tuple(_number(number, what) for number in value)
-        else:
-            value = _number(value, what)
-        object.__setattr__(numbers, one.name, value)
-
-
-def _number(value: Any, what: str) -> float:
-    if isinstance(value, (str, bytes, bool)) or not hasattr(value, "__float__"):
-        raise TypeError(f"{what} is a number, or a list of one for each stage, not {shown(value)}")
-    if not 0 <= value <= MOST:
-        raise ScheduleError(f"{what} is {shown(value)}: a finite number from 0, to {MOST:g} at most")
-    return float(value)
-
-
-def per_stage(value: PerStage, count: int, what: str, of: str = "stages") -> list[float]:
-    """One number for each stage, or for each two neighbours."""
-    numbers = list(value) if isinstance(value, Iterable) else [value] * count
-    if len(numbers) != count:
-        raise ScheduleError(f"{what} has {len(numbers)} numbers, and there are {count} {of}")
-    return numbers

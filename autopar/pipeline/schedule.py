@@ -15,7 +15,8 @@ from autopar.pipeline.shape import placement, table, whole
 from autopar.pipeline.task import Pass, Slot, Table, Task
 
 if TYPE_CHECKING:
-    from autopar.pipeline.simulate import Simulation, Sizes, Times
+    from autopar.pipeline.per_stage import Sizes, Times
+    from autopar.pipeline.simulate import Simulation
     from autopar.pipeline.verify import Verification
 
 

@@ -15,31 +15,11 @@ from functools import cached_property
 from autopar.errors import ScheduleError, shown
 from autopar.gc_pause import collector_paused
 from autopar.pipeline.dataflow import source
-from autopar.pipeline.memory import PAIRS, Memory, PerStage, Sizes, keep_numbers, memory, per_stage
+from autopar.pipeline.memory import Memory, memory
+from autopar.pipeline.per_stage import PAIRS, Sizes, Times, per_stage
 from autopar.pipeline.schedule import PipelineSchedule
 from autopar.pipeline.task import Task
 from autopar.timeline import Span, Timeline
-
-
-@dataclass(frozen=True)
-class Times:
-    """How long things take, in any unit; one number, or one for each stage.
-
-    Attributes:
-        forward: F.
-        backward: B, the gradient of the input.
-        weight: W, the gradient of the weights; a backward that is not split takes B + W. One that runs its forward again
-            (``recompute``) takes F more.
-        transfer: c, a tensor between two stages of different ranks; one number, or one for each two neighbours.
-    """
-
-    forward: PerStage = 1.0
-    backward: PerStage = 1.0
-    weight: PerStage = 1.0
-    transfer: PerStage = 0.0
-
-    def __post_init__(self) -> None:
-        keep_numbers(self)
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,15 @@ from operator import index
 
 from autopar.errors import ScheduleError, shown
 from autopar.pipeline.bounds import EPSILON, OBJECTIVES, Costs, Objective, costs, lower_bound
-from autopar.pipeline.memory import Sizes, memory
+from autopar.pipeline.memory import memory
 from autopar.pipeline.optimiser.greedy import one_by_one
 from autopar.pipeline.optimiser.orders import Orders, Paper, orders_of, schedule_of
 from autopar.pipeline.optimiser.peaks import Peaks
 from autopar.pipeline.optimiser.search import joined, search
+from autopar.pipeline.per_stage import Sizes, Times
 from autopar.pipeline.policies import POLICIES, build, loop, vee
 from autopar.pipeline.schedule import PipelineSchedule
-from autopar.pipeline.simulate import Simulation, Times, simulate
+from autopar.pipeline.simulate import Simulation, simulate
 
 __all__ = ["NAME", "Optimised", "optimise"]
 
