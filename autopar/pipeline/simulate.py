@@ -11,19 +11,22 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Generic
 
 from autopar.errors import ScheduleError, shown
 from autopar.gc_pause import collector_paused
 from autopar.pipeline.dataflow import source
+from autopar.pipeline.lowering import with_messages
 from autopar.pipeline.memory import Memory, memory
 from autopar.pipeline.per_stage import PAIRS, Sizes, Times, per_stage
-from autopar.pipeline.schedule import PipelineSchedule
+from autopar.pipeline.schedule_table import Schedule
 from autopar.pipeline.task import Task
+from autopar.pipeline.verify import checked
 from autopar.timeline import Span, Timeline
 
 
 @dataclass(frozen=True)
-class Simulation:
+class Simulation(Generic[Schedule]):
     """What came out.
 
     Attributes:
@@ -34,9 +37,9 @@ class Simulation:
         exposed: how long each rank waited for messages on their way: less, by so much, if transfers took no time at all.
     """
 
-    schedule: PipelineSchedule
+    schedule: Schedule
     times: Times
-    memory: Memory = field(repr=False)
+    memory: Memory[Schedule] = field(repr=False)
     computed: tuple[tuple[Span, ...], ...] = field(repr=False)
     sent: tuple[Span, ...] = field(repr=False)
     work: tuple[float, ...]
@@ -101,8 +104,8 @@ class Simulation:
 
 
 @collector_paused()
-def simulate(schedule: PipelineSchedule, times: Times | None = None, sizes: Sizes | None = None, *, held: Collection[str] = (),
-             at_once: Collection[Task] = ()) -> Simulation:  # fmt: skip
+def simulate(schedule: Schedule, times: Times | None = None, sizes: Sizes | None = None, *, held: Collection[str] = (),
+             at_once: Collection[Task] = ()) -> Simulation[Schedule]:  # fmt: skip
     """Run a schedule on paper; linear.
 
     Args:
@@ -116,7 +119,7 @@ def simulate(schedule: PipelineSchedule, times: Times | None = None, sizes: Size
         raise TypeError(f"times is a Times, not {shown(times)}")
     if wrong := [task for task in at_once if not isinstance(task, Task)]:
         raise ScheduleError(f"at_once is of tasks of the schedule, not {shown(wrong[0])}")
-    schedule = schedule.checked().with_messages()
+    schedule = with_messages(checked(schedule))
     stages, rank_of = schedule.stages, schedule.rank_of
     forward, backward, weight = (per_stage(getattr(times, name), stages, name) for name in ("forward", "backward", "weight"))
     transfer = per_stage(times.transfer, stages - 1, "transfer", PAIRS) if stages > 1 else []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from autopar.pipeline.memory import KINDS, Change
-from autopar.pipeline.schedule import PipelineSchedule
+from autopar.pipeline.schedule_table import ScheduleTable
 from autopar.pipeline.simulate import Simulation
 from autopar.pipeline.task import Slot, Task
 from autopar.timeline import Span
@@ -81,7 +81,7 @@ def title(simulation: Simulation) -> str:
     return ", ".join([*parts, f"{schedule.batches} micro-batch{'es' if schedule.batches > 1 else ''}"])
 
 
-def stages_of(schedule: PipelineSchedule, rank: int) -> str:
+def stages_of(schedule: ScheduleTable, rank: int) -> str:
     """``stage 3``, ``stages 0, 7``"""
     own = schedule.stages_of[rank]
     return f"stage{'s'[: len(own) > 1]} {', '.join(map(str, own))}"

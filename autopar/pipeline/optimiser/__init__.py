@@ -46,7 +46,7 @@ class Optimised:
         objective: what length is: ``makespan`` or ``span``.
     """
 
-    simulation: Simulation
+    simulation: Simulation[PipelineSchedule]
     best_fixed: tuple[str, float] | None
     bound: float
     limit: tuple[float, ...] | None = None
