@@ -15,7 +15,7 @@ from test_channels_oracle import explored
 
 from autopar.errors import ScheduleError
 from autopar.pipeline import PipelineSchedule, Slot, Task, build
-from autopar.pipeline.buffers import with_frees
+from autopar.pipeline.lowering import with_frees
 from autopar.pipeline.memory import memory
 from autopar.pipeline.task import REDUCE
 from autopar.verify.channels import ALL, ASYNCHRONOUS, BLOCKING, GROUPED, Group, Receive, Send, buffered

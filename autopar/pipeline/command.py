@@ -1,4 +1,4 @@
-"""What ``autopar schedule`` does: make or load a schedule, verify it, simulate it, and print, draw or keep it."""
+"""Run ``autopar schedule``: make or load a schedule, verify and simulate it, and print, draw or save it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from pathlib import Path
 
 from autopar.errors import ScheduleError
 from autopar.pipeline.bounds import OBJECTIVES
-from autopar.pipeline.memory import PerStage, Sizes
 from autopar.pipeline.optimiser import NAME as OPTIMISED
 from autopar.pipeline.optimiser import optimise
+from autopar.pipeline.per_stage import PerStage, Sizes, Times
 from autopar.pipeline.picture import METADATA
 from autopar.pipeline.policies import build
 from autopar.pipeline.schedule import PipelineSchedule
-from autopar.pipeline.simulate import Times
 
 DONE, CUT_OFF, REFUSED = 0, 1, 2  # exit statuses
-RANKS, BATCHES = 4, 8  # of a policy's schedule, where nothing is said
+RANKS, BATCHES = 4, 8  # defaults for the schedule of a policy
 
 
 @dataclass(frozen=True)
 class Request:
-    """The options of ``autopar schedule`` and their defaults. Numbers are one, or one for each stage: ``18.5,18.5,22``."""
+    """The options of ``autopar schedule`` and their defaults. A text of numbers has one for all stages, or one for each: ``18.5,18.5,22``."""
 
     source: str = "1f1b"
     ranks: int | None = None
@@ -48,7 +47,7 @@ class Request:
 
 
 def run(request: Request) -> int:
-    """Follow the options; the exit status. What stands in the way is told in a line, without a traceback."""
+    """Run with the options and return the exit status. An error is printed as one line, without a traceback."""
     try:
         _follow(request)
         sys.stdout.flush()
