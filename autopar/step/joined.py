@@ -25,7 +25,7 @@ The counts and the first of several micro-batches, so that counts are summed ove
         …
 
 What runs is that of both programs. The reductions of sums stand where the update reads them, and are begun when a sum has been made
-(``runtime.buckets``); those of counts stand in the middle of the forward (``early``).
+(``runtime.lowering.buckets``); those of counts stand in the middle of the forward (``early``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Discovery: the rule of one call of an op that has none, found by running the op on small pieces.
 
-Guesses (``runtime.guesses``) are proven as registered rules are; what does not hold stays whole. Nothing is found for an op
+Guesses (``guesses``) are proven as registered rules are; what does not hold stays whole. Nothing is found for an op
 that writes, draws random numbers, gives another result the second time, or does not run on the CPU in double precision. All of
 it happens in a sandbox: an op that ends its process there has no rule, and what it keeps is not kept here.
 

@@ -1,7 +1,7 @@
 """Guesses: which factors an op may have, from what depends on what; and the rule that is proven of them.
 
 One slice of an operand gets other values, and where results change in one slice alone the two dims are one factor. What is
-left may be summed over. Each guess is proven as registered rules are (``runtime.proof``), on calls of several sizes and values.
+left may be summed over. Each guess is proven as registered rules are (``proof``), on calls of several sizes and values.
 """
 
 from __future__ import annotations

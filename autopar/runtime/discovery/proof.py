@@ -10,7 +10,7 @@ must stay whole. Each claim is about one call, and each is put to the test on th
 ``k!``          split along ``k`` all the same, the op gives something else, or refuses
 ==============  ===================================================================================================
 
-Layouts come from ``Bound.place`` and pieces from ``runtime.pieces``, as they do in a program.
+Layouts come from ``Bound.place`` and pieces from ``runtime.simulation.pieces``, as they do in a program.
 """
 
 from __future__ import annotations
