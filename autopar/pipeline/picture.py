@@ -18,8 +18,8 @@ import numpy as np
 
 from autopar.pipeline.memory import KINDS
 from autopar.pipeline.simulated_run import SimulatedRun
+from autopar.pipeline.timeline import Span
 from autopar.pipeline.tracks import COMPUTATIONS, Track, stages_of, title, tracks
-from autopar.timeline import Span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -23,9 +23,9 @@ from autopar.pipeline.schedule_table import Schedule
 from autopar.pipeline.simulated_run import SimulatedRun
 from autopar.pipeline.summary import summary
 from autopar.pipeline.task import Task
+from autopar.pipeline.timeline import Span, Timeline
 from autopar.pipeline.trace import save_trace
 from autopar.pipeline.verify import checked
-from autopar.timeline import Span, Timeline
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Generic
 from autopar.pipeline.memory import Memory
 from autopar.pipeline.per_stage import Times
 from autopar.pipeline.schedule_table import Schedule
-from autopar.timeline import Span
+from autopar.pipeline.timeline import Span
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from typing import Any
 from autopar.pipeline.memory import KINDS
 from autopar.pipeline.simulated_run import SimulatedRun
 from autopar.pipeline.task import PASSES, other_end
+from autopar.pipeline.timeline import Span
 from autopar.pipeline.tracks import Track, stages_of, title, tracks
-from autopar.timeline import Span
 
 # Names of Chrome's palette: blue, orange, green.
 COLOURS = {"forward": "rail_response", "backward": "rail_idle", "input gradient": "rail_idle", "weight gradient": "rail_load"}

@@ -10,7 +10,7 @@ from autopar.pipeline.memory import KINDS, Change
 from autopar.pipeline.schedule_table import ScheduleTable
 from autopar.pipeline.simulated_run import SimulatedRun
 from autopar.pipeline.task import Slot, Task
-from autopar.timeline import Span
+from autopar.pipeline.timeline import Span
 
 COMPUTATIONS = ("forward", "backward", "input gradient", "weight gradient")
 
