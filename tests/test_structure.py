@@ -26,7 +26,7 @@ ROOMS: tuple[str, ...] = (
 # flat modules that are not in their rooms yet
 DEBTS = {
     "compiled": "model", "inputs": "model", "shards": "model", "initialize": "model", "weights": "model", "uneven": "model", "wrappers": "model", 
-    "train": "cli", "runtime.localize": "runtime",
+    "runtime.localize": "runtime",
 }
 LATER = {"search", "scheduling", "examples"}  # rooms that are not there yet
 BACKWARDS = {("step", "parallel")}  # imports that are to be cut

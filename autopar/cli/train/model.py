@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from autopar.train.sizes import VOCABULARY, Size
+from autopar.cli.train.sizes import VOCABULARY, Size
 
 
 def llama(size: Size, positions: int, seed: int, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:

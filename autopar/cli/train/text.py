@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from autopar.train.refused import Refused
+from autopar.cli.train.refused import Refused
 
 STRIDE = 1_000_003  # steps of one seed that have a generator of their own
 

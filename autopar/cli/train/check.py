@@ -15,18 +15,18 @@ import torch
 
 from autopar.api import check_pipeline
 from autopar.checkpoint import latest
+from autopar.cli.train.launched import Launched
+from autopar.cli.train.optimizers import OPTIMIZERS
+from autopar.cli.train.options import AMPS, DEVICES, DTYPES, LIMITS, LOSS_SCALE, NONE, Options, Tolerance, option
+from autopar.cli.train.presets import TRAININGS
+from autopar.cli.train.refused import Refused
+from autopar.cli.train.sizes import SIZES, Size
+from autopar.cli.train.text import Text, check_length, read
 from autopar.ir.mesh import Mesh
 from autopar.plan.loss_scaling import LossScaling
 from autopar.plan.plan import Plan, resolve
 from autopar.plan.precision import POLICIES, Policy
 from autopar.plan.presets import PRESETS
-from autopar.train.launched import Launched
-from autopar.train.optimizers import OPTIMIZERS
-from autopar.train.options import AMPS, DEVICES, DTYPES, LIMITS, LOSS_SCALE, NONE, Options, Tolerance, option
-from autopar.train.presets import TRAININGS
-from autopar.train.refused import Refused
-from autopar.train.sizes import SIZES, Size
-from autopar.train.text import Text, check_length, read
 
 PROCESSES_A_CORE = 8  # more are not started: they would only stop the machine
 

@@ -13,14 +13,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text as Line
 
+from autopar.cli.train.check import Checked
+from autopar.cli.train.curve import Comparison
+from autopar.cli.train.loop import Step
+from autopar.cli.train.options import NONE, Options
+from autopar.cli.train.presets import TRAININGS
 from autopar.report.passes import Reports
 from autopar.report.transfers import bytes_per_axis, transfers_of
 from autopar.step.program import Step as Program
-from autopar.train.check import Checked
-from autopar.train.curve import Comparison
-from autopar.train.loop import Step
-from autopar.train.options import NONE, Options
-from autopar.train.presets import TRAININGS
 
 WIDTH = 100  # of what is no terminal
 MODULE = 31  # the end of a module's path that a table shows

@@ -15,11 +15,11 @@ from typing import Any
 from torch.optim.lr_scheduler import LRScheduler
 
 from autopar import checkpoint
+from autopar.cli.train.check import Checked
+from autopar.cli.train.loop import Step
+from autopar.cli.train.options import option
+from autopar.cli.train.refused import Refused
 from autopar.step.train_step import TrainStep
-from autopar.train.check import Checked
-from autopar.train.loop import Step
-from autopar.train.options import option
-from autopar.train.refused import Refused
 
 SAME = ("size", "dtype", "batch", "sequence", "optimizer", "warmup", "weight_decay", "clip_norm", "seed", "amp")
 

@@ -10,9 +10,9 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from autopar.cli.train.loop import Batch, Taken
 from autopar.plan.loss_scaling import LossScaling
 from autopar.plan.precision import Policy
-from autopar.train.loop import Batch, Taken
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The command ``autopar``: what its options are called and how its help reads. What it does is in ``autopar.train``."""
+"""The command ``autopar``: what its options are called and how its help reads. What it does is in ``autopar.cli.train``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typer import Option
 from typer.core import TyperGroup
 
 import autopar
-from autopar.pipeline.command import BATCHES, RANKS, Request
+from autopar.cli.schedule import BATCHES, RANKS, Request
+from autopar.cli.train.optimizers import OPTIMIZERS
+from autopar.cli.train.options import AMPS, DEVICES, DTYPES, LOSS_SCALE, RECOMPUTED, Options, options_of
+from autopar.cli.train.presets import TRAININGS
+from autopar.cli.train.sizes import SIZES
 from autopar.pipeline.policies import POLICIES
-from autopar.train.optimizers import OPTIMIZERS
-from autopar.train.options import AMPS, DEVICES, DTYPES, LOSS_SCALE, RECOMPUTED, Options, options_of
-from autopar.train.presets import TRAININGS
-from autopar.train.sizes import SIZES
 
 DEFAULT = Options()
 REQUEST = Request()
@@ -201,7 +201,7 @@ def train(
     )] = DEFAULT.tolerance,
 ) -> None:
     """Follow the options; the exit status says whether the losses are the same."""
-    from autopar.train.run import run
+    from autopar.cli.train.run import run
 
     given = [name for name in context.params if context.get_parameter_source(name).name != "DEFAULT"]
     raise typer.Exit(run(options_of({name: context.params[name] for name in given})))
@@ -243,7 +243,7 @@ def schedule(
     save: Annotated[str | None, Option(metavar="FILE", rich_help_panel=RESULT, help="Keep it: .json, or .csv for torch.")] = REQUEST.save,
 ) -> None:
     """Follow the options."""
-    from autopar.pipeline.command import run
+    from autopar.cli.schedule import run
 
     raise typer.Exit(run(Request(
         source=source, ranks=ranks, batches=batches, chunks=chunks, recompute=recompute, limit=limit, objective=objective, forward=forward,
@@ -275,7 +275,7 @@ def show_checkpoints(
     verify: Annotated[bool, Option("--verify", metavar="", help="Read all files, and compare their checksums.")] = False,
 ) -> None:
     """List the checkpoints of a folder, and what is in the newest: names, shapes, dtypes, values. "show" may be left out."""
-    from autopar.checkpoint.command import show
+    from autopar.cli.checkpoint import show
 
     raise typer.Exit(show(path, verify))
 
@@ -288,7 +288,7 @@ def import_checkpoint(
     skip: Annotated[list[str] | None, Option(metavar="GLOB", help="Leave out what has such a name; may be given several times.")] = None,
 ) -> None:
     """Write a checkpoint from a folder of torch.distributed.checkpoint."""
-    from autopar.checkpoint.command import imported
+    from autopar.cli.checkpoint import imported
 
     raise typer.Exit(imported(source, folder, allow_pickle, skip or ()))
 
@@ -300,7 +300,7 @@ def export_checkpoint(
     torchtitan: Annotated[bool, Option("--torchtitan", metavar="", help="With torchtitan's names: the model's at the top, a flattened optimizer, train_state.")] = False,
 ) -> None:
     """Write a folder of torch.distributed.checkpoint from a checkpoint."""
-    from autopar.checkpoint.command import exported
+    from autopar.cli.checkpoint import exported
 
     raise typer.Exit(exported(source, folder, torchtitan))
 

@@ -13,20 +13,16 @@ import torch.distributed as dist
 from rich.console import Console
 
 import autopar
-from autopar.errors import AutoparError, LaunchError
-from autopar.plan.constraints import layouts_of
-from autopar.step.program import Step as Programs
-from autopar.step.train_step import TrainStep
-from autopar.train.check import Checked, check
-from autopar.train.curve import Comparison
-from autopar.train.launched import launched
-from autopar.train.loop import Batch, Step, Taken, train
-from autopar.train.model import llama
-from autopar.train.optimizers import OPTIMIZERS, schedule_of
-from autopar.train.options import RECOMPUTED, Options
-from autopar.train.refused import Refused
-from autopar.train.saved import Saved, check_resumed
-from autopar.train.show import (
+from autopar.cli.train.check import Checked, check
+from autopar.cli.train.curve import Comparison
+from autopar.cli.train.launched import launched
+from autopar.cli.train.loop import Batch, Step, Taken, train
+from autopar.cli.train.model import llama
+from autopar.cli.train.optimizers import OPTIMIZERS, schedule_of
+from autopar.cli.train.options import RECOMPUTED, Options
+from autopar.cli.train.refused import Refused
+from autopar.cli.train.saved import Saved, check_resumed
+from autopar.cli.train.show import (
     console_of,
     show_comparison,
     show_decisions,
@@ -35,7 +31,11 @@ from autopar.train.show import (
     show_saved,
     show_steps,
 )
-from autopar.train.single import Single
+from autopar.cli.train.single import Single
+from autopar.errors import AutoparError, LaunchError
+from autopar.plan.constraints import layouts_of
+from autopar.step.program import Step as Programs
+from autopar.step.train_step import TrainStep
 
 EQUAL, DIFFERENT, REFUSED = 0, 1, 2  # exit statuses
 TOLD = 64  # added to that of a rank which this command started, when the rank has told the user itself

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from autopar.train.presets import TRAININGS
+from autopar.cli.train.presets import TRAININGS
 
 NONE = "none"  # of an option that a preset may set
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autopar.train.refused import Refused
+from autopar.cli.train.refused import Refused
 
 
 @dataclass(frozen=True)
