@@ -17,11 +17,12 @@ from autopar.errors import (
     TransitionError,
     VerifyError,
 )
-from autopar.layout import DistAttr, Layout
-from autopar.mesh import Mesh
+from autopar.ir.layout import DistAttr, Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.program import Program
 from autopar.parallel import Parallel
-from autopar.program import Program
 from autopar.rules import register_rule
+from autopar.runtime.discovery import discover as _discover  # noqa: F401  # it registers itself with the rules
 
 __version__ = "0.1.0"
 

@@ -1,5 +1,5 @@
 """``python -m autopar`` is the command ``autopar``; so is ``torchrun … -m autopar``."""
 
-from autopar.cli import app
+from autopar.cli.app import app
 
 app(prog_name="autopar")

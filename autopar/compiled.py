@@ -10,23 +10,23 @@ from functools import cached_property
 import torch
 
 from autopar.capture import Captured, capture_call
-from autopar.constraints import constraints
-from autopar.guards.places import Place
+from autopar.capture.guards.places import Place
+from autopar.capture.specialize import specialize
 from autopar.inputs import CallInputs
-from autopar.layout import DistAttr
-from autopar.localize import LocalPrograms
-from autopar.mesh import Mesh
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
+from autopar.ir.program import Program
 from autopar.passes import pipeline, run_passes
-from autopar.plan import Plan
-from autopar.program import Program
-from autopar.progress import doing
+from autopar.plan.constraints import constraints
+from autopar.plan.plan import Plan
 from autopar.report.passes import PassReport, Reports
+from autopar.report.progress import doing
 from autopar.report.transfers import bytes_per_axis
-from autopar.runtime.agreement import Agreement
+from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.process_step import ProcessStep
+from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.simulated_step import SimulatedStep
-from autopar.specialize import specialize
-from autopar.verify import verify
+from autopar.verify.levels import verify
 
 
 @dataclass(frozen=True)

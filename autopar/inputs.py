@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from autopar.arguments import Arguments, Signature
-from autopar.dtensor import attr_of, mesh_of, placements_of
-from autopar.inventory import Named
-from autopar.layout import DistAttr
-from autopar.mesh import Mesh
-from autopar.record import TensorType
-from autopar.runtime.agreement import Brought
-from autopar.runtime.pieces import cut
-from autopar.runtime.redistribute import redistribute
+from autopar.capture.arguments import Arguments, Signature
+from autopar.capture.model_state import Named
+from autopar.ir.dtensor import attr_of, mesh_of, placements_of
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
+from autopar.ir.record import TensorType
+from autopar.runtime.dtensors import redistribute
+from autopar.runtime.processes.agreement import Brought
+from autopar.runtime.simulation.pieces import cut
 from autopar.shards import is_dtensor, local_of
 
 INPUTS = ("global", "local")

@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autopar.borrow import ONE_AT_A_TIME
+from autopar.capture.guards import Original
+from autopar.capture.model_state import inventory
+from autopar.capture.model_swap import ONE_AT_A_TIME
 from autopar.compiled import Compiled, Compiler, RankContext
-from autopar.constraints import layouts_of
-from autopar.dtensor import edge_of
-from autopar.guards import Original
 from autopar.inputs import describe
-from autopar.inventory import inventory
-from autopar.layout import DistAttr
-from autopar.mesh import Mesh
+from autopar.ir.dtensor import edge_of
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
+from autopar.ir.program import Program
+from autopar.ir.structure import part_at, take_over
 from autopar.model.calls import Calls
 from autopar.model.proxy import ModelProxy
-from autopar.plan import Plan
-from autopar.program import Program
+from autopar.plan.constraints import layouts_of
+from autopar.plan.plan import Plan
 from autopar.report.passes import Reports
 from autopar.report.transfers import Transfers, transfers_of
-from autopar.runtime.agreement import Agreement
-from autopar.runtime.job import Job
+from autopar.runtime.processes.agreement import Agreement
+from autopar.runtime.processes.job import Job
 from autopar.shards import sharded
-from autopar.structure import part_at, take_over
 from autopar.wrappers import refuse_compile
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from autopar.dtensor import edge_of, placements_of
-from autopar.inventory import inventory
-from autopar.layout import DistAttr
-from autopar.mesh import Mesh
-from autopar.runtime.job import Job
-from autopar.runtime.redistribute import full_tensor, redistribute
+from autopar.capture.model_state import inventory
+from autopar.ir.dtensor import edge_of, placements_of
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
+from autopar.runtime.dtensors import full_tensor, redistribute
+from autopar.runtime.processes.job import Job
 from autopar.torch_private import have_gradient_hooks, is_strided_shard, refer_weakly
 
 

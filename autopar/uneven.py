@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import torch
 
-from autopar.arguments import Arguments
-from autopar.layout import DistAttr
-from autopar.mesh import Mesh
-from autopar.runtime.agreement import Agreement, other_values
+from autopar.capture.arguments import Arguments
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
+from autopar.runtime.processes.agreement import Agreement, other_values
 from autopar.shards import is_dtensor
 
 Split = list[tuple[int, tuple[str, ...]]]  # the dims that axes split, with these

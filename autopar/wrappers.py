@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from autopar.provenance import user_line
+from autopar.capture.provenance import user_line
 from autopar.torch_private import ASKED_BY_DDP, NOTED_BY_COMPOSABLE
 
 DDP = (

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from autopar.layout import DistAttr
-from autopar.mesh import Mesh
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
 from autopar.passes.amp import Amp
 from autopar.passes.defer import Defer
 from autopar.passes.expand import Expand

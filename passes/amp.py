@@ -11,12 +11,13 @@ import torch
 from torch import fx
 
 from autopar.errors import shown
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import DTYPE_NAMES, Requirement, TensorType, ValueType
 from autopar.passes.manager import Pass
-from autopar.precision.dtypes import Dtypes, low_parameters
-from autopar.precision.kernels import check_kernels
-from autopar.precision.policy import policy_of
-from autopar.program import Program, operands, record_of
-from autopar.record import DTYPE_NAMES, Requirement, TensorType, ValueType
+from autopar.plan.precision.dtypes import Dtypes, low_parameters
+from autopar.plan.precision.kernels import check_kernels
+from autopar.plan.precision.policy import policy_of
 
 GRADIENTS = ("f32", "compute")
 

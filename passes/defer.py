@@ -8,11 +8,12 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from autopar.edit import Edit, Value
-from autopar.layout import Layout
+from autopar.ir.edit import Edit, Value
+from autopar.ir.layout import Layout
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import Requirement, TensorType
 from autopar.passes.manager import Pass
-from autopar.program import Program, operands, record_of
-from autopar.record import Requirement, TensorType
 
 ADD = torch.ops.aten.add.Tensor
 

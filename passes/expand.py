@@ -10,17 +10,18 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from autopar.commit import Value
-from autopar.completion import Completion, Wanted
-from autopar.edit import Edit
-from autopar.expansions import EXPANSIONS
-from autopar.layout import DistAttr, Layout, layout_of
-from autopar.mesh import Mesh
+from autopar.capture.decompose.expansions import EXPANSIONS
+from autopar.capture.decompose.subgraph import Ref, subgraph
+from autopar.ir.commit import Value
+from autopar.ir.edit import Edit
+from autopar.ir.layout import DistAttr, Layout, layout_of
+from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import map_operands, operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import Requirement, TensorType
 from autopar.passes.manager import Pass
-from autopar.program import Program, map_operands, operands, record_of
-from autopar.record import Requirement, TensorType
+from autopar.plan.propagation import Completion, Wanted
 from autopar.rules.binding import typed
-from autopar.subgraph import Ref, subgraph
 
 ARANGE = torch.ops.aten.arange.default
 

@@ -7,12 +7,13 @@ from typing import ClassVar
 
 from torch import fx
 
-from autopar import transfers
-from autopar.edit import Value
 from autopar.errors import TransitionError
+from autopar.ir import transfers
+from autopar.ir.edit import Value
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
 from autopar.passes.manager import Pass
-from autopar.program import Program, operands, record_of
-from autopar.record import TensorType
 from autopar.transitions import transitions
 
 FOLDED = frozenset(transfers.BY_FUNCTION) - {transfers.cast, transfers.send, transfers.recv, transfers.wait}

@@ -8,9 +8,10 @@ from typing import ClassVar
 
 from torch import fx
 
+from autopar.ir.nodes import is_getitem, operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import Requirement, TensorType
 from autopar.passes.manager import Pass
-from autopar.program import Program, is_getitem, operands, record_of
-from autopar.record import Requirement, TensorType
 from autopar.rules.binding import bind_node
 
 

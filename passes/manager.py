@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterable
 from typing import ClassVar
 
-from autopar.collector import collector_paused
-from autopar.program import Program
-from autopar.progress import doing
+from autopar.gc_pause import collector_paused
+from autopar.ir.program import Program
 from autopar.report.passes import PassReport
+from autopar.report.progress import doing
 from autopar.report.transfers import bytes_per_axis
-from autopar.verify import verify
+from autopar.verify.levels import verify
 
 
 class Pass:

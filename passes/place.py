@@ -9,12 +9,13 @@ from typing import ClassVar
 
 from torch import fx
 
-from autopar.completion import Completion, Wanted, where
-from autopar.layout import DistAttr
-from autopar.mesh import Mesh
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import is_getitem, operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
 from autopar.passes.manager import Pass
-from autopar.program import Program, is_getitem, operands, record_of
-from autopar.record import TensorType
+from autopar.plan.propagation import Completion, Wanted, where
 from autopar.rules.binding import Bound, bind_node
 from autopar.rules.registry import rule_of
 from autopar.transitions import cost

@@ -9,13 +9,14 @@ from typing import ClassVar
 
 from torch import fx
 
-from autopar.commit import Value
-from autopar.layout import DistAttr, layout_of
-from autopar.mesh import Mesh
+from autopar.ir.commit import Value
+from autopar.ir.layout import DistAttr, layout_of
+from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import is_getitem, map_operands, operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType, ValueType
 from autopar.passes.manager import Pass
-from autopar.program import Program, is_getitem, map_operands, operands, record_of
-from autopar.recompute import Regions, regions
-from autopar.record import TensorType, ValueType
+from autopar.plan.recompute import Regions, regions
 from autopar.rules.registry import rule_of
 from autopar.torch_private import OpOverload, returns_alias
 

@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 
 from torch import fx
 
-from autopar import transfers
-from autopar.edit import Value
 from autopar.errors import shown
+from autopar.ir import transfers
+from autopar.ir.edit import Value
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import Requirement, TensorType, ValueType
 from autopar.passes.manager import Pass
-from autopar.program import Program, operands, record_of
-from autopar.record import Requirement, TensorType, ValueType
 from autopar.torch_private import inputs_of
 from autopar.transitions import transitions
 

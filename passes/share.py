@@ -7,11 +7,12 @@ from typing import Any, ClassVar
 
 from torch import fx
 
-from autopar import transfers
-from autopar.blocks import block_of, is_parameter, reader_of
+from autopar.capture.blocks import block_of, is_parameter, reader_of
+from autopar.ir import transfers
+from autopar.ir.nodes import map_operands, operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
 from autopar.passes.manager import Pass
-from autopar.program import Program, map_operands, operands, record_of
-from autopar.record import TensorType
 from autopar.rules.registry import RULES
 
 REDUCTIONS = (transfers.all_reduce, transfers.reduce_scatter)

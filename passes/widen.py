@@ -8,10 +8,11 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from autopar.edit import Value
+from autopar.ir.edit import Value
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import Requirement, TensorType
 from autopar.passes.manager import Pass
-from autopar.program import Program, operands, record_of
-from autopar.record import Requirement, TensorType
 from autopar.rules.pointwise import CASTS
 
 (CAST,) = CASTS

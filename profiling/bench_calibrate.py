@@ -2,7 +2,7 @@
 
 Gloo processes with one thread each. Each operation runs at each size, operations in turn, in rounds; one call's time is
 that of its slowest rank (of a message, half a round trip), and a size's time the lower decile over all calls, because
-what else runs on the machine only adds to them. Bytes are those that ``autopar.cost`` means: the whole operand or result
+what else runs on the machine only adds to them. Bytes are those that ``autopar.costs.prices`` means: the whole operand or result
 on one rank. The smallest size is one number a rank.
 """
 
@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import distributed
 
-from autopar import machine
-from autopar.machine import Link, Machine, Measured
+from autopar.costs import machine
+from autopar.costs.machine import Link, Machine, Measured
 
 SIZES = (4, 256, 4 << 10, 32 << 10, 128 << 10, 512 << 10, 2 << 20, 8 << 20, 16 << 20)
 OWN_MEMORY = (4 << 10, 64 << 20)  # bytes of the copies that tell an op's overhead and its rate
@@ -39,7 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="a machine description, for autopar.machine.Machine.load")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="a machine description, for autopar.costs.machine.Machine.load")
     parser.add_argument("--device", default="cpu", help="what the written machine is called")
 
 

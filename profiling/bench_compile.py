@@ -19,13 +19,13 @@ import torch
 from workloads import MESH, llama
 
 from autopar.capture import capture
-from autopar.collector import collector_paused
-from autopar.completion import Completion
-from autopar.constraints import constraints
-from autopar.localize import localize, rank_classes
+from autopar.capture.provenance import Recorder
+from autopar.gc_pause import collector_paused
 from autopar.passes import pipeline, run_passes
-from autopar.provenance import Recorder
-from autopar.verify import verify
+from autopar.plan.constraints import constraints
+from autopar.plan.propagation import Completion
+from autopar.runtime.localize import localize, rank_classes
+from autopar.verify.levels import verify
 
 LINES = [Completion.choose, Recorder.__torch_dispatch__, Recorder.observe]
 PEAK = "import sys; sys.path.insert(0, sys.argv[1]); import bench_compile; bench_compile.peak(int(sys.argv[2]), sys.argv[3])"

@@ -16,9 +16,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from autopar.capture import capture
-from autopar.guards import Guards
-from autopar.guards.reads import Reads
-from autopar.inventory import inventory
+from autopar.capture.guards import Guards
+from autopar.capture.guards.reads import Reads
+from autopar.capture.model_state import inventory
 
 LINES = [Guards.hold, Reads.guards]
 LIMIT = 300.0  # microseconds

@@ -144,7 +144,7 @@ def warm(flight: int) -> None:
 
 
 def copied(flight: int) -> None:
-    from autopar.runtime import lower
+    from autopar.runtime.lowering import lower
 
     lower.start_all_reduce_in_place = lower.start_all_reduce
     warm(flight)

@@ -14,15 +14,15 @@ import numpy as np
 from workloads import MESH, PLAN, mlp
 
 from autopar.capture import capture
-from autopar.collector import collector_paused
-from autopar.commit import Changes
-from autopar.constraints import constraints
-from autopar.edit import Edit
-from autopar.localize import localize
+from autopar.gc_pause import collector_paused
+from autopar.ir.commit import Changes
+from autopar.ir.edit import Edit
+from autopar.ir.program import Program
 from autopar.passes import Place, Reshard, Share
 from autopar.passes.reshard import MODES
-from autopar.program import Program
-from autopar.verify import verify
+from autopar.plan.constraints import constraints
+from autopar.runtime.localize import localize
+from autopar.verify.levels import verify
 
 LINES = [Reshard.run, Edit.insert, Changes.insert, Changes.settle]
 

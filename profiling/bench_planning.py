@@ -18,9 +18,9 @@ from profilers import positive
 
 from autopar import transitions
 from autopar.errors import TransitionError
-from autopar.layout import Dim, DistAttr, Layout
-from autopar.mesh import Mesh
-from autopar.record import TensorType
+from autopar.ir.layout import Dim, DistAttr, Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.record import TensorType
 
 MESHES = (Mesh(a=4, b=4, c=4), Mesh(a=2, b=2, c=2, d=2), Mesh(a=4, b=2, c=2, d=2), Mesh(a=4, b=4, c=2, d=2))
 SHAPES = ((512, 512, 512), (100, 130, 7), (4096, 4096), (64, 96))

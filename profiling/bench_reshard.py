@@ -36,13 +36,14 @@ from workloads import (
 )
 
 import autopar
-from autopar import transfers
-from autopar.collector import collector_paused
-from autopar.commit import Changes
-from autopar.edit import Edit
+from autopar.gc_pause import collector_paused
+from autopar.ir import transfers
+from autopar.ir.commit import Changes
+from autopar.ir.edit import Edit
+from autopar.ir.program import Program
+from autopar.ir.program_data import Counts
 from autopar.passes import Reshard
 from autopar.passes.reshard import MODES, disagreements
-from autopar.program import Counts, Program
 
 PROFILES_ITSELF = True  # the pass, and not the capture before it
 LINES = [Reshard.run, disagreements, Edit.insert, Changes.insert, Changes.settle]

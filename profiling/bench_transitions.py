@@ -32,11 +32,13 @@ from torch.distributed.tensor._collective_utils import MeshTopoInfo
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from autopar import boxes, cost, dtensor, layout, machine, mesh, messages, transfers, transitions
-from autopar.layout import DistAttr, Layout
-from autopar.mesh import Mesh
-from autopar.record import TensorType
-from autopar.text.printer import print_dims, print_pending
+from autopar import transitions
+from autopar.costs import machine, prices
+from autopar.ir import boxes, dtensor, layout, mesh, messages, transfers
+from autopar.ir.layout import DistAttr, Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.record import TensorType
+from autopar.ir.text.printer import print_dims, print_pending
 from autopar.transitions import draft, reductions, relayouts, way
 from autopar.transitions import plan as planning
 
@@ -140,7 +142,7 @@ class Plan:
         for function, given in moves:
             after = transfers.BY_FUNCTION[function].infer(here, given, {})
             paid += transfers.received(function, here, given, after) / MIB
-            seconds += cost.step_price(function, here, given, after, on)
+            seconds += prices.step_price(function, here, given, after, on)
             here = after
         assert here == goal, f"{pair}: leads to {here}"
         return Plan([function.__name__ for function, _ in moves], paid, seconds)

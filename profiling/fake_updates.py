@@ -17,9 +17,10 @@ from torch._inductor.virtualized import V  # tried on 2.13
 from torch._subclasses.fake_tensor import FakeTensorMode  # tried on 2.13
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from autopar.collector import collector_paused
+from autopar.gc_pause import collector_paused
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.program import Program
 from autopar.passes.reshard import disagreements
-from autopar.program import Program, operands, record_of
 
 CLONE = torch.ops.aten.clone.default
 UPDATES = {"once": "batched", "a reshard": "per-reshard", "an operation": "sync"}

@@ -12,18 +12,18 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
-from autopar.arguments import bind_arguments
 from autopar.capture import capture
+from autopar.capture.arguments import bind_arguments
 from autopar.compiled import Compiler
-from autopar.constraints import constraints
 from autopar.inputs import call_inputs
-from autopar.layout import DistAttr
-from autopar.localize import LocalPrograms
+from autopar.ir.layout import DistAttr
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
 from autopar.optimizers import definition_of
 from autopar.passes import Pass, Reshard, pipeline, run_passes
-from autopar.program import Program
-from autopar.record import TensorType
+from autopar.plan.constraints import constraints
 from autopar.report.passes import PassReport, Reports
+from autopar.runtime.localize import LocalPrograms
 from autopar.step.compile import compile_micro, compile_update
 from autopar.step.options import options_of
 from autopar.step.update import Trained

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from autopar.errors import ScheduleError
 from autopar.pipeline import POLICIES, PipelineSchedule, Slot, Task, build
-from autopar.pipeline.buffers import with_frees
 from autopar.pipeline.dataflow import reads, source
+from autopar.pipeline.lowering import with_frees
 from autopar.pipeline.task import EMPTY, REDUCE, other_end
 
 Place = tuple[int, int]  # row, rank

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import autopar
 from autopar import Mesh
-from autopar.dtensor import device_mesh_of
+from autopar.ir.dtensor import device_mesh_of
 from autopar.shards import is_dtensor
 
 MESH = Mesh(dp=2, tp=2)

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
-from autopar.channels import (
+from autopar.errors import ChannelError
+from autopar.ir.program import Program
+from autopar.runtime.localize import LocalPrograms
+from autopar.verify.channels import (
     ALL,
     ASYNCHRONOUS,
     BLOCKING,
@@ -23,9 +26,6 @@ from autopar.channels import (
     buffered,
     check,
 )
-from autopar.errors import ChannelError
-from autopar.localize import LocalPrograms
-from autopar.program import Program
 
 Tasks = dict[int, list[Task]]
 MODELS = (ASYNCHRONOUS, buffered(2), buffered(1), GROUPED, BLOCKING)

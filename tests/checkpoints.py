@@ -17,7 +17,7 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard, distr
 
 import autopar
 from autopar import Mesh, checkpoint
-from autopar.dtensor import device_mesh_of
+from autopar.ir.dtensor import device_mesh_of
 from autopar.torch_private import strided_shard
 
 # name → the axes of a mesh of four ranks, or none, and how parameters and the state of an optimizer lie there:

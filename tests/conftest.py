@@ -10,8 +10,8 @@ from hypothesis import settings
 
 import autopar.compiled
 import autopar.passes.manager
-from autopar.program import Program
-from autopar.verify import verify
+from autopar.ir.program import Program
+from autopar.verify.levels import verify
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])))

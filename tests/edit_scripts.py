@@ -9,11 +9,12 @@ import torch
 from edited_program import base
 from hypothesis import strategies as st
 
-from autopar import transfers
-from autopar.edit import Edit, Staged
 from autopar.errors import EditError
-from autopar.program import Program, operands, record_of
-from autopar.record import Requirement, TensorType
+from autopar.ir import transfers
+from autopar.ir.edit import Edit, Staged
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import Requirement, TensorType
 
 aten = torch.ops.aten
 

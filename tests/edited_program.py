@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from autopar.layout import DistAttr, Layout
-from autopar.program import Program, record_of, set_record
+from autopar.ir.layout import DistAttr, Layout
+from autopar.ir.nodes import record_of, set_record
+from autopar.ir.program import Program
 
 TEXT = """\
 program explicit on dp=2 tp=2

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import distributed
 
-from autopar.dtensor import device_mesh_of
-from autopar.mesh import Mesh
-from autopar.program import Program
-from autopar.runtime.job import groups_of
-from autopar.runtime.lower import lower
+from autopar.ir.dtensor import device_mesh_of
+from autopar.ir.mesh import Mesh
+from autopar.ir.program import Program
+from autopar.runtime.lowering.lower import lower
+from autopar.runtime.processes.job import groups_of
 
 
 @functools.cache

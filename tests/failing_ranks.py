@@ -21,9 +21,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autopar.runtime import where
-from autopar.runtime.launch import store_of_job
-from autopar.runtime.watch.watch import INTERVAL, Watch
+from autopar.runtime import current_op
+from autopar.runtime.processes.launch import store_of_job
+from autopar.runtime.processes.watch.watch import INTERVAL, Watch
 
 LIMIT = 30  # seconds until a job is given up
 AT_ONCE = 6  # jobs
@@ -45,7 +45,7 @@ OPS = {
 def step() -> Callable[..., torch.Tensor]:
     scope: dict[str, Callable[..., torch.Tensor]] = {}
     exec(compile(STEP, "<step>", "exec"), scope)
-    where.register(scope["forward"].__code__, OPS)
+    current_op.register(scope["forward"].__code__, OPS)
     return scope["forward"]
 
 
@@ -70,7 +70,7 @@ def train(case: str, watch: Watch, rank: int, ranks: int, timeout: float) -> Non
             return
         if k == 2 and rank == 2 and "rank 2 leaves" in case:
             threading.Timer(5 * INTERVAL, os._exit, [1]).start()  # between the stop and its discovery
-        where.tick()
+        current_op.tick()
         forward(x, (lambda: in_step(case)) if here else (lambda: None), dist.all_reduce)
     if case == "rank 0 leaves first" and rank != 0:
         time.sleep(6 * INTERVAL)

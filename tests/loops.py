@@ -16,7 +16,7 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
-from autopar.runtime.redistribute import full_tensor
+from autopar.runtime.dtensors import full_tensor
 from autopar.shards import is_dtensor
 
 VOCABULARY = 22

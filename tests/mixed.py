@@ -11,13 +11,14 @@ from torch import nn
 
 from autopar import Mesh
 from autopar.capture import capture
-from autopar.constraints import constraints
-from autopar.localize import LocalPrograms
+from autopar.ir.nodes import record_of
+from autopar.ir.program import Program
 from autopar.passes import pipeline, run_passes
 from autopar.passes.amp import Amp
-from autopar.program import Program, record_of
+from autopar.plan.constraints import constraints
+from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.simulated_step import SimulatedStep
-from autopar.verify import verify
+from autopar.verify.levels import verify
 
 
 @dataclass

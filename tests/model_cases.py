@@ -20,8 +20,8 @@ from payload_mutations import accepted
 import autopar
 from autopar import Mesh
 from autopar.errors import AutoparError, CaptureError, PlanError, RuleError
-from autopar.structure import flatten
-from autopar.transfers import BY_FUNCTION
+from autopar.ir.structure import flatten
+from autopar.ir.transfers import BY_FUNCTION
 
 TOLERANCE = 1e-10
 FILE = "model_of_case.py"  # whose lines refusals quote

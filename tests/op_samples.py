@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from rule_calls import Call
 
-from autopar.decompose_batch_norm import BATCH_NORM
-from autopar.decompositions import DECOMPOSITIONS
+from autopar.capture.decompose.batch_norm import BATCH_NORM
+from autopar.capture.decompose.table import DECOMPOSITIONS
 from autopar.errors import CaptureError
-from autopar.runtime.proof import difference
+from autopar.runtime.discovery.proof import difference
 from autopar.torch_private import OpOverload, TorchDispatchMode, mutates, pytree
 
 KINDS = (torch.float64, torch.complex128, torch.int64, torch.bool)  # of a sample's inputs: the first that the op takes

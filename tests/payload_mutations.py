@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar import transfers
-from autopar.channels import check_programs
 from autopar.errors import ChannelError
-from autopar.program import Program, operands, record_of, set_record
+from autopar.ir import transfers
+from autopar.ir.nodes import operands, record_of, set_record
+from autopar.ir.program import Program
+from autopar.verify.channels import check_programs
 
 
 def retyped(node: fx.Node, **changes: Any) -> None:

@@ -18,7 +18,7 @@ from random_lines import FAMILIES, SLOT
 from random_modules import MODULES
 from torch import nn
 
-from autopar.naming import names_of
+from autopar.capture.naming import names_of
 
 NAME = re.compile(r"\b[a-z]\d+\b")
 LARGEST, MOST = 50.0, 600  # of a value's elements: the magnitude, the number

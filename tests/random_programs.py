@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 from strategies import attrs, meshes, shapes
 from torch import fx
 
-from autopar import transfers
-from autopar.layout import DistAttr, Layout
-from autopar.mesh import Mesh
-from autopar.program import LEVELS, Constant, Program, make_node, operands, record_of, set_record
-from autopar.record import DTYPES, PHASES, Record, Requirement, Result, TensorType, ValueType
-from autopar.text.overloads import misplaced
-from autopar.text.tokens import LITERALS, can_name
+from autopar.ir import transfers
+from autopar.ir.constant import Constant
+from autopar.ir.layout import DistAttr, Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import make_node, operands, record_of, set_record
+from autopar.ir.program import Program
+from autopar.ir.program_data import LEVELS
+from autopar.ir.record import DTYPES, PHASES, Record, Requirement, Result, TensorType, ValueType
+from autopar.ir.text.overloads import misplaced
+from autopar.ir.text.tokens import LITERALS, can_name
 
 PLACED = ("placed", "explicit")
 LOCAL = ("local", "scheduled")

@@ -9,9 +9,10 @@ from exchanges import groups
 from torch import distributed
 
 from autopar import Mesh
-from autopar.program import Program, record_of
-from autopar.record import TensorType
-from autopar.relay import Relay
+from autopar.ir.nodes import record_of
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
+from autopar.runtime.redistribute import Relay
 
 MESH = Mesh(dp=2, tp=2)
 

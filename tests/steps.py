@@ -15,7 +15,7 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
-from autopar.loss_scaling import LossScaling
+from autopar.plan.loss_scaling import LossScaling
 
 Batch = Mapping[str, torch.Tensor]
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from hypothesis import strategies as st
 
-from autopar.layout import DistAttr, Layout
-from autopar.mesh import Mesh
-from autopar.record import TensorType
-from autopar.runtime.pieces import cut
+from autopar.ir.layout import DistAttr, Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.record import TensorType
+from autopar.runtime.simulation.pieces import cut
 
 NAMES = ("dp", "tp", "cp")
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)

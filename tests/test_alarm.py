@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from autopar.runtime.watch.alarm import Alarm
-from autopar.runtime.watch.beat import process_of
+from autopar.runtime.processes.watch.alarm import Alarm
+from autopar.runtime.processes.watch.beat import process_of
 
 LONG = 60.0  # seconds that no wait here lasts, if the alarm works; the test's own limit ends it otherwise
 

@@ -17,12 +17,13 @@ from torch import nn
 from autopar import Mesh
 from autopar.capture import capture
 from autopar.errors import PrecisionError, RuleError
+from autopar.ir.nodes import is_getitem, operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import DTYPE_NAMES, TensorType
+from autopar.ir.transfers import BY_FUNCTION
 from autopar.passes.amp import low_precision
 from autopar.passes.widen import Widen
-from autopar.program import Program, is_getitem, operands, record_of
-from autopar.record import DTYPE_NAMES, TensorType
 from autopar.rules.registry import RULES
-from autopar.transfers import BY_FUNCTION
 
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 NOISE = {"bf16": 2e-2, "fp16": 3e-3}  # of gradients, relative, in norm: some units in the last place

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from autopar.ir.program import Program
 from autopar.passes import PIPELINE, Amp, run_passes
-from autopar.program import Program
-from autopar.verify import verify
+from autopar.verify.levels import verify
 
 CASES = sorted((Path(__file__).parent / "golden" / "amp").glob("*.txt"))
 

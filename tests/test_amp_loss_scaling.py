@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.errors import OverflowingError
-from autopar.loss_scaling import LossScaling, updated_scale
-from autopar.runtime.proof import prove
-from autopar.text.parser import parse_program
-from autopar.verify import verify
+from autopar.ir.text.parser import parse_program
+from autopar.plan.loss_scaling import LossScaling, updated_scale
+from autopar.runtime.discovery.proof import prove
+from autopar.verify.levels import verify
 
 
 def step(scaling: LossScaling, scale: torch.Tensor, tracker: torch.Tensor, overflow: bool) -> tuple[torch.Tensor, torch.Tensor]:

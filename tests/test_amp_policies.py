@@ -10,16 +10,17 @@ from rule_calls import TABLE, made
 
 from autopar import Mesh
 from autopar.errors import TextError, VerifyError
-from autopar.layout import DistAttr, Layout
+from autopar.ir.layout import DistAttr, Layout
+from autopar.ir.nodes import record_of
+from autopar.ir.program import Program
+from autopar.ir.record import Requirement
 from autopar.passes import pipeline, run_passes
-from autopar.precision.autocast import F32, LOW, WIDEST
-from autopar.precision.kernels import NO_KERNEL
-from autopar.precision.policy import INSIDE, POLICIES, PROMOTED, Kind, policy_of
-from autopar.program import Program, record_of
-from autopar.record import Requirement
+from autopar.plan.precision.autocast import F32, LOW, WIDEST
+from autopar.plan.precision.kernels import NO_KERNEL
+from autopar.plan.precision.policy import INSIDE, POLICIES, PROMOTED, Kind, policy_of
 from autopar.rules.registry import RULES, op_name
 from autopar.torch_private import pytree
-from autopar.verify import verify
+from autopar.verify.levels import verify
 
 TAKEN = {  # what torch's lists name → the captured ops that it is made of, which are on the list of the same kind
     "linear": "addmm mm", "matmul": "mm bmm mv dot", "conv1d": "convolution", "conv2d": "convolution", "conv3d": "convolution",

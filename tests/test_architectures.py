@@ -19,7 +19,7 @@ from zoo import DEPTH, Architecture
 import autopar
 from autopar import CaptureError, Mesh, PlanError
 from autopar.capture import capture
-from autopar.structure import flatten
+from autopar.ir.structure import flatten
 
 SQUARE = Mesh(dp=2, tp=2)
 MESHES = {"tp=4": Mesh(tp=4), "dp=4": Mesh(dp=4), "2x2": SQUARE, "2x2x2": Mesh(dp=2, cp=2, tp=2)}

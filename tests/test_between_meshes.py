@@ -13,16 +13,17 @@ from hypothesis import strategies as st
 from strategies import UNREDUCED, attrs, holdings, kinds, meshes, shapes, worlds
 from transition_runs import check, explicit_program, read
 
-from autopar import transfers
 from autopar.errors import TransitionError
-from autopar.layout import Layout
-from autopar.localize import localize, rank_classes
-from autopar.mesh import Mesh
-from autopar.messages import messages
-from autopar.program import Program, operands
-from autopar.record import DTYPES, TensorType
-from autopar.runtime.packing import packing, size_of
-from autopar.transfers import Ends
+from autopar.ir import transfers
+from autopar.ir.layout import Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.messages import messages
+from autopar.ir.nodes import operands
+from autopar.ir.program import Program
+from autopar.ir.record import DTYPES, TensorType
+from autopar.ir.transfers import Ends
+from autopar.runtime.localize import localize, rank_classes
+from autopar.runtime.lowering.packing import packing, size_of
 from autopar.transitions import cost, transitions
 
 WORLD = Mesh(w=6)

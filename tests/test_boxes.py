@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import attrs, holdings, meshes, shapes, worlds
 
-from autopar.boxes import Box, Runs, _few, _many, box_of, count, most_lacked, overlap, volume, within
-from autopar.layout import DistAttr, Layout
-from autopar.mesh import Mesh
-from autopar.messages import Message, axes_between, messages
+from autopar.ir.boxes import Box, Runs, _few, _many, box_of, count, most_lacked, overlap, volume, within
+from autopar.ir.layout import DistAttr, Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.messages import Message, axes_between, messages
 
 NUMBERS = st.sets(st.integers(0, 24))
 

@@ -25,7 +25,7 @@ from transformers.cache_utils import StaticCache
 
 import autopar
 from autopar import CaptureError, Mesh
-from autopar.structure import flatten, unflatten
+from autopar.ir.structure import flatten, unflatten
 
 SIZES = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              vocab_size=32, max_position_embeddings=64)  # fmt: skip

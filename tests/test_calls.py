@@ -14,7 +14,7 @@ from torch import nn
 import autopar
 import autopar.step.train_step  # it is imported late, and the count is of all that is imported
 from autopar import Mesh
-from autopar.arguments import bind_arguments
+from autopar.capture.arguments import bind_arguments
 
 
 class Loss(nn.Module):

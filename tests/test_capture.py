@@ -12,7 +12,7 @@ from torch import nn
 import autopar
 from autopar import Mesh
 from autopar.capture import capture
-from autopar.program import record_of
+from autopar.ir.nodes import record_of
 
 d = torch.float64
 

@@ -21,8 +21,8 @@ from torch import nn
 import autopar
 from autopar import CaptureError, Mesh
 from autopar.capture import capture
-from autopar.program import record_of
-from autopar.structure import flatten, flatten_with_path, unflatten
+from autopar.ir.nodes import record_of
+from autopar.ir.structure import flatten, flatten_with_path, unflatten
 
 d = torch.float64
 

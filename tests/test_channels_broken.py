@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from channel_programs import Tasks, reason
 
-from autopar.channels import Collective, Receive, Send, check
 from autopar.errors import AutoparError, ChannelError
+from autopar.verify.channels import Collective, Receive, Send, check
 
 AB = [Collective(value, "all_reduce", (0, 1, 2)) for value in "ab"]
 XY: Tasks = {0: [Send("x", 1, 8), Send("y", 1, 8)], 1: [Receive("x", 0, 8), Receive("y", 0, 8)]}

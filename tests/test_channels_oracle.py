@@ -10,7 +10,7 @@ from channel_programs import MODELS, Tasks, finishing, grouped, passes, schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.channels import Channels, Collective, Group, Receive, Send, Task, check, check_programs
+from autopar.verify.channels import Channels, Collective, Group, Receive, Send, Task, check, check_programs
 
 
 @settings(deadline=None)

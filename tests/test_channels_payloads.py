@@ -12,10 +12,10 @@ from channel_programs import GOLDEN, local_programs
 from payload_mutations import MUTATIONS, alone, communicating
 
 import autopar
-from autopar.channels import Collective, Receive, Send, check, check_programs
 from autopar.errors import ChannelError
-from autopar.localize import LocalPrograms
-from autopar.program import Program
+from autopar.ir.program import Program
+from autopar.runtime.localize import LocalPrograms
+from autopar.verify.channels import Collective, Receive, Send, check, check_programs
 
 
 @functools.cache

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 from channel_programs import GOLDEN, local_programs, one_each, swapped
 
-from autopar import channels, localize
-from autopar.channels import Collective, Group, Receive, Send, check, check_programs, creation_order, tasks_of
 from autopar.errors import ChannelError
-from autopar.localize import LocalPrograms
-from autopar.mesh import Mesh
-from autopar.program import Program
+from autopar.ir.mesh import Mesh
+from autopar.ir.program import Program
+from autopar.runtime import localize
+from autopar.runtime.localize import LocalPrograms
+from autopar.verify import channels
+from autopar.verify.channels import Collective, Group, Receive, Send, check, check_programs, creation_order, tasks_of
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(GOLDEN.glob("*.txt"))])

@@ -8,7 +8,7 @@ import sys
 import pytest
 from channel_programs import MODELS, Tasks, finishing, reason
 
-from autopar.channels import ASYNCHRONOUS, BLOCKING, GROUPED, Collective, Group, Receive, Send, buffered, check
+from autopar.verify.channels import ASYNCHRONOUS, BLOCKING, GROUPED, Collective, Group, Receive, Send, buffered, check
 
 
 def test_crossing_sends_finish_with_room_or_in_a_group() -> None:

@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 
 from autopar import checkpoint
 from autopar.checkpoint import files, pieces, values
-from autopar.cli import app
+from autopar.cli.app import app
 from autopar.errors import CheckpointError
 from autopar.torch_private import strided_shard
 

@@ -23,8 +23,8 @@ from processes import ranks
 
 from autopar import checkpoint
 from autopar.checkpoint import manifest, parsing, values
+from autopar.cli.train.saved import check_resumed
 from autopar.errors import CheckpointError
-from autopar.train.saved import check_resumed
 
 
 @pytest.fixture(scope="module")

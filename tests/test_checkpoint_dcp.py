@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from autopar import checkpoint
 from autopar.checkpoint import dcp_trees
-from autopar.cli import app
+from autopar.cli.app import app
 from autopar.errors import CheckpointError
 
 CASES = [("AdamW", False), ("SGD", True), ("AdamW", True)]

@@ -6,7 +6,7 @@ import pytest
 from edited_program import TEXT, base, lines
 
 from autopar.errors import EditError
-from autopar.program import Program
+from autopar.ir.program import Program
 
 
 @pytest.mark.parametrize("sync", [False, True])

@@ -13,9 +13,10 @@ from test_equality import TOLERANCE, check_equal, loss_of, relative
 from torch import nn
 
 import autopar
-from autopar import CaptureError, Mesh, decompose_batch_norm
+from autopar import CaptureError, Mesh
 from autopar.capture import capture
-from autopar.program import record_of
+from autopar.capture.decompose import batch_norm
+from autopar.ir.nodes import record_of
 
 d = torch.float64
 
@@ -208,14 +209,14 @@ def test_statistics_of_halves_are_taken_in_float32(dtype: torch.dtype, training:
     weight, bias, mean, var = torch.ones(2), torch.zeros(2), torch.full((2,), 100.0), torch.ones(2)
     gradient = torch.randn(x.shape).to(dtype)
     own = [mean.clone(), var.clone()]
-    have = decompose_batch_norm.batch_norm(x, weight, bias, *own, training, 0.1, 1e-5)
+    have = batch_norm.batch_norm(x, weight, bias, *own, training, 0.1, 1e-5)
     wanted = torch.native_batch_norm(x, weight, bias, mean, var, training, 0.1, 1e-5)
     assert have[0].dtype == dtype and have[1].dtype == torch.float32
     for ours, theirs in zip((*have, *own), (*wanted, mean, var), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=2 * torch.finfo(ours.dtype).eps if ours is have[0] else 1e-4, atol=2e-3 * (ours is have[0]), check_dtype=False)
     rest = (gradient, x, weight, mean, var, wanted[1], wanted[2], training, 1e-5, [True] * 3)
     exact = torch.ops.aten.native_batch_norm_backward(*[v.double() if isinstance(v, torch.Tensor) else v for v in rest])
-    for ours, theirs in zip(decompose_batch_norm.batch_norm_backward(*rest), exact, strict=True):
+    for ours, theirs in zip(batch_norm.batch_norm_backward(*rest), exact, strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=torch.finfo(ours.dtype).eps * (1 if ours.dtype == dtype else 1e4), atol=1e-3)
 
 

@@ -13,12 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar import transfers
-from autopar.cost import FORMS, SYMBOLS, _candidates, algorithm, group_shapes, price, shape_of_group, step_price
-from autopar.layout import DistAttr, Layout
-from autopar.machine import Link, Machine, Measured, known, machine
-from autopar.mesh import Mesh
-from autopar.record import TensorType
+from autopar.costs.machine import Link, Machine, Measured, known, machine
+from autopar.costs.prices import FORMS, SYMBOLS, _candidates, algorithm, group_shapes, price, shape_of_group, step_price
+from autopar.ir import transfers
+from autopar.ir.layout import DistAttr, Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.record import TensorType
 
 quick = settings(max_examples=100, deadline=None)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autopar.layout import Layout
+from autopar.ir.layout import Layout
+from autopar.ir.nodes import record_of, set_record
+from autopar.ir.program import Program
+from autopar.ir.record import Requirement, TensorType
 from autopar.passes import Reshard, run_passes
 from autopar.passes.reshard import disagreements
-from autopar.program import Program, record_of, set_record
-from autopar.record import Requirement, TensorType
 
 TEXT = """\
 program placed on dp=2 tp=2

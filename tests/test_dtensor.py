@@ -18,10 +18,10 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard, distr
 
 import autopar
 from autopar import Mesh, PlanError
-from autopar.dtensor import attr_of, device_mesh_of, edge_of, mesh_of, placements_of
-from autopar.layout import DistAttr, Layout
-from autopar.record import TensorType
-from autopar.runtime.pieces import cut
+from autopar.ir.dtensor import attr_of, device_mesh_of, edge_of, mesh_of, placements_of
+from autopar.ir.layout import DistAttr, Layout
+from autopar.ir.record import TensorType
+from autopar.runtime.simulation.pieces import cut
 
 MESH = Mesh(dp=2, tp=2)
 

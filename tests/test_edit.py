@@ -11,11 +11,12 @@ import torch
 from edited_program import TEXT, base, layout, lines
 
 from autopar.capture import capture
-from autopar.layout import DistAttr
-from autopar.mesh import Mesh
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import record_of
+from autopar.ir.program import Program
+from autopar.ir.record import Requirement, TensorType
 from autopar.passes import Place, Reshard, Share, run_passes
-from autopar.program import Program, record_of
-from autopar.record import Requirement, TensorType
 
 aten = torch.ops.aten
 

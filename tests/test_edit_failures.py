@@ -15,10 +15,11 @@ from edited_program import TEXT, base, lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar import transfers
-from autopar.edit import Edit, Staged
 from autopar.errors import EditError
-from autopar.program import Program, operands, record_of
+from autopar.ir import transfers
+from autopar.ir.edit import Edit, Staged
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.program import Program
 
 aten = torch.ops.aten
 

@@ -22,10 +22,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autopar
-from autopar import edit as edits
-from autopar.edit import HALF_DONE, OPEN, Edit
 from autopar.errors import EditError, VerifyError
-from autopar.program import Program, operands, record_of
+from autopar.ir import edit as edits
+from autopar.ir.edit import HALF_DONE, OPEN, Edit
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.program import Program
 from autopar.torch_private import inputs_of
 
 FILES = {str(Path(autopar.__file__).parent / f"{name}.py") for name in ("edit", "commit", "uses", "undo", "torch_private", "program")}
@@ -169,7 +170,7 @@ def test_an_interrupt_of_a_random_edit(data: st.DataObject, mode: str, place: fl
 
 def test_an_edit_that_is_interrupted_whenever_it_is_undone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     program = base()
-    monkeypatch.setattr("autopar.undo.relink", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("autopar.ir.undo.relink", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt), program.edit(sync=True) as edit:
         edit.pend(program.node("x"), "tp", before=program.node("relu"))
         raise ZeroDivisionError

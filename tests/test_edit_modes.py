@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from autopar.capture import capture
 from autopar.errors import EditError
-from autopar.layout import DistAttr
-from autopar.mesh import Mesh
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import record_of
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
 from autopar.passes import Place, Reshard, run_passes
 from autopar.passes.reshard import MODES
-from autopar.program import Program, record_of
-from autopar.record import TensorType
 
 
 @pytest.mark.parametrize(("sync", "explicit", "commits"), [(False, False, 1), (False, True, 3), (True, False, 3)])

@@ -9,8 +9,9 @@ import torch
 import autopar
 from autopar.compiled import RUNS
 from autopar.errors import EditError
-from autopar.localize import SHARED
-from autopar.program import Program, record_of
+from autopar.ir.nodes import record_of
+from autopar.ir.program import Program
+from autopar.runtime.localize import SHARED
 
 
 def doubled(program: Program) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
-from autopar.structure import flatten
+from autopar.ir.structure import flatten
 
 TOLERANCE = 1e-10
 

@@ -15,9 +15,9 @@ from test_exchanges import case
 from transition_runs import addends, read, wide
 
 from autopar.errors import TransitionError
-from autopar.program import Program
-from autopar.record import DTYPES, TensorType
-from autopar.transfers import KINDS
+from autopar.ir.program import Program
+from autopar.ir.record import DTYPES, TensorType
+from autopar.ir.transfers import KINDS
 from autopar.transitions import transitions
 
 ON = "tp=4"
@@ -105,7 +105,7 @@ def test_what_no_dtype_has_is_refused_when_it_is_planned(name: str, kind: str) -
 
 def test_a_sum_of_addends_that_wrap_a_byte() -> None:
     """Bools of a byte: as many addends as a byte has values are still true."""
-    from autopar.runtime.reduction import Reduction
+    from autopar.runtime.lowering.reduction import Reduction
 
     assert Reduction.of("sum", torch.bool, 256) == Reduction("max") and Reduction.of("prod", torch.bool, 256) == Reduction("min")
     assert addends(type_of(torch.bool, "[5 4]", " +tp"), torch.ones(4, 5, 4, dtype=torch.bool))[0].all()

@@ -15,14 +15,14 @@ from processes import ranks
 from strategies import DTYPES, UNREDUCED, attrs, kinds, shapes, worlds
 from transition_runs import addends, equal, explicit_program, read, run
 
-from autopar.dtensor import placements_of
-from autopar.layout import DistAttr, Layout
-from autopar.localize import localize
-from autopar.mesh import Mesh
-from autopar.messages import messages
-from autopar.record import DTYPES as DTYPES_BY_NAME
-from autopar.record import TensorType
-from autopar.runtime.collectives import carried
+from autopar.ir.dtensor import placements_of
+from autopar.ir.layout import DistAttr, Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.messages import messages
+from autopar.ir.record import DTYPES as DTYPES_BY_NAME
+from autopar.ir.record import TensorType
+from autopar.runtime.localize import localize
+from autopar.runtime.lowering.collectives import carried
 
 MESHES = {
     2: [Mesh(dp=2), Mesh(dp=2, tp=1)],

@@ -14,13 +14,14 @@ from test_equality import check_equal
 from torch import nn
 
 import autopar
-from autopar import Mesh, held
-from autopar.arguments import bind_arguments
-from autopar.expansions import EXPANSIONS
-from autopar.record import TensorType
+from autopar import Mesh
+from autopar.capture.arguments import bind_arguments
+from autopar.capture.decompose.expansions import EXPANSIONS
+from autopar.ir.ops import sharded_lookup
+from autopar.ir.record import TensorType
 from autopar.rules.binding import bind
 from autopar.rules.registry import op_name
-from autopar.runtime.proof import difference, prove
+from autopar.runtime.discovery.proof import difference, prove
 from autopar.torch_private import pytree
 
 NAMES = {op_name(op): op for op in EXPANSIONS}
@@ -106,15 +107,15 @@ def test_split_dim_is_not_gathered(name: str, ranks: int) -> None:
 
 
 HELD = [
-    (held.look_up, call(floats(6, 5), integers(3, 4, below=6), torch.arange(6), 6)),
-    (held.look_up, call(floats(6, 1), integers(below=6), torch.arange(6), 6)),
-    (held.look_up_backward, call(floats(3, 4, 5), integers(3, 4, below=7), torch.arange(7), 7)),
-    (held.gather_held, call(floats(4, 6), 1, integers(4, 3, below=6), torch.arange(6), 6)),
-    (held.gather_held, call(floats(2, 6, 3), -2, integers(2, 1, 3, below=6), torch.arange(6), 6)),
-    (held.scatter_held, call(floats(4, 3), 1, integers(4, 3, below=6), torch.arange(6), 6)),
-    (held.within, call(integers(3, 4, below=7), 7)),
-    (held.causal_attention, call(floats(4, 4, 6, 4), floats(4, 2, 6, 4), floats(4, 2, 6, 4), torch.arange(6), None)),
-    (held.causal_attention_backward, call(*[floats(4, 4, 6, 4)] * 2, *[floats(4, 2, 6, 4)] * 2, floats(4, 4, 6, 4), floats(4, 4, 6), torch.arange(6), None)),
+    (sharded_lookup.look_up, call(floats(6, 5), integers(3, 4, below=6), torch.arange(6), 6)),
+    (sharded_lookup.look_up, call(floats(6, 1), integers(below=6), torch.arange(6), 6)),
+    (sharded_lookup.look_up_backward, call(floats(3, 4, 5), integers(3, 4, below=7), torch.arange(7), 7)),
+    (sharded_lookup.gather_held, call(floats(4, 6), 1, integers(4, 3, below=6), torch.arange(6), 6)),
+    (sharded_lookup.gather_held, call(floats(2, 6, 3), -2, integers(2, 1, 3, below=6), torch.arange(6), 6)),
+    (sharded_lookup.scatter_held, call(floats(4, 3), 1, integers(4, 3, below=6), torch.arange(6), 6)),
+    (sharded_lookup.within, call(integers(3, 4, below=7), 7)),
+    (sharded_lookup.causal_attention, call(floats(4, 4, 6, 4), floats(4, 2, 6, 4), floats(4, 2, 6, 4), torch.arange(6), None)),
+    (sharded_lookup.causal_attention_backward, call(*[floats(4, 4, 6, 4)] * 2, *[floats(4, 2, 6, 4)] * 2, floats(4, 4, 6, 4), floats(4, 4, 6), torch.arange(6), None)),
 ]  # fmt: skip
 
 
@@ -129,7 +130,7 @@ def test_an_index_out_of_range_is_an_error(index: int) -> None:
     """Also where no rank holds it, which would look like a zero."""
     for rows in (torch.arange(3), torch.arange(3, 6)):
         with pytest.raises(IndexError, match="index out of range: a dim of size 6 is looked up"):
-            held.look_up(torch.ones(3, 2), torch.tensor([index]), rows, 6)
+            sharded_lookup.look_up(torch.ones(3, 2), torch.tensor([index]), rows, 6)
 
 
 class Head(nn.Module):

@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 from strategies import attrs, meshes, shapes
 from transition_runs import addends, equal, normal, whole_numbers
 
-from autopar import transfers
 from autopar.errors import TransitionError
-from autopar.layout import Layout
-from autopar.localize import localize
+from autopar.ir import transfers
+from autopar.ir.layout import Layout
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import Requirement, TensorType
+from autopar.ir.text.printer import print_type
 from autopar.passes import Fold
-from autopar.program import Program, operands, record_of
-from autopar.record import Requirement, TensorType
-from autopar.runtime.simulate import compile_phases, run_ranks
-from autopar.text.printer import print_type
+from autopar.runtime.localize import localize
+from autopar.runtime.simulation.simulate import compile_phases, run_ranks
 from autopar.transitions import cost, transitions
 
 

@@ -19,9 +19,9 @@ from random_models import Models, random_case
 from smaller_cases import smallest
 from torch.distributed.tensor import Replicate, Shard  # noqa: F401  what literals say
 
-from autopar import transfers
-from autopar.guards import Guards
-from autopar.runtime import effects
+from autopar.capture.guards import Guards
+from autopar.ir import transfers
+from autopar.runtime.simulation import effects
 
 AGREE = ("equal", "sensitive", "refused")
 

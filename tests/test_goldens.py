@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from autopar.localize import localize
+from autopar.ir.program import Program
 from autopar.passes import PIPELINE, Defer, Expand, Fold, Follow, Lift, Place, Reshard, Share, run_passes
-from autopar.program import Program
-from autopar.verify import verify
+from autopar.runtime.localize import localize
+from autopar.verify.levels import verify
 
 GOLDEN = Path(__file__).parent / "golden"
 PASSES = {"expand": (Expand,), "lift": (Lift,), "place": (Place,), "follow": (Follow,), "defer": (Defer,), "reshard": (Reshard,), "fold": (Fold,), "share": (Share,), "whole": PIPELINE}

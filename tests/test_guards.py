@@ -20,7 +20,7 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
-from autopar.guards.variants import KEPT
+from autopar.capture.guards.variants import KEPT
 
 d = torch.float64
 FACTOR = 2.0
@@ -338,7 +338,7 @@ def test_numbers_that_are_inputs_are_as_exact_under_amp(amp: str, monkeypatch: p
         return losses + [parameter.detach() for parameter in parallel.parameters()], step.captures
 
     found, captures = trained()
-    monkeypatch.setattr("autopar.guards.variants.can_be_input", lambda place: False)
+    monkeypatch.setattr("autopar.capture.guards.variants.can_be_input", lambda place: False)
     with pytest.warns(UserWarning, match="each new value captures the step anew"):
         expected, each = trained()
     assert (captures, each) == (3, 6)

@@ -9,8 +9,9 @@ import torch
 from torch import fx
 
 from autopar.errors import EditError, VerifyError
-from autopar.program import Program, operands, record_of
-from autopar.text.printer import print_program
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.text.printer import print_program
 
 FOLDER = Path(__file__).parent / "golden" / "text"
 CASES = sorted(FOLDER.glob("*.txt"))

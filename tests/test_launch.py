@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from autopar.errors import LaunchError
-from autopar.runtime.launch import _failed, launch
-from autopar.runtime.watch.beat import DEAD, process_of
-from autopar.runtime.watch.verdict import LOST
-from autopar.runtime.watch.watch import PREFIX
+from autopar.runtime.processes.launch import _failed, launch
+from autopar.runtime.processes.watch.beat import DEAD, process_of
+from autopar.runtime.processes.watch.verdict import LOST
+from autopar.runtime.processes.watch.watch import PREFIX
 
 MIDDLE = "in mm(x, t)   model.py:42  self.down(x)   in module layers.0.mlp"
 RANKS = str(Path(__file__).with_name("failing_ranks.py"))
@@ -179,6 +179,6 @@ def test_ranks_end_when_the_launcher_is_killed(launcher: Callable[..., subproces
 
 
 def test_the_launcher_of_torch_is_imported_when_it_is_needed() -> None:
-    program = "import sys, autopar.runtime.launch; print([m for m in sys.modules if m.startswith(('torch.distributed.elastic', 'torch.distributed.launcher'))])"
+    program = "import sys, autopar.runtime.processes.launch; print([m for m in sys.modules if m.startswith(('torch.distributed.elastic', 'torch.distributed.launcher'))])"
     done = subprocess.run(python(program), capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import autopar
-from autopar import Mesh, decompositions
+from autopar import Mesh
+from autopar.capture.decompose import table
 
 TOLERANCE = 1e-10
 pytestmark = pytest.mark.filterwarnings("ignore:reduction. .mean. divides the total loss")  # KLDivLoss, about its name
@@ -283,9 +284,9 @@ def test_ranks_without_a_piece(function: Callable[[torch.Tensor], torch.Tensor])
 def test_decompositions_of_halves_lose_no_more_than_torch(dtype: torch.dtype) -> None:
     x = (100 * torch.rand(4, 50)).to(dtype)  # squares that float16 cannot hold
     pairs = [
-        (decompositions.linalg_vector_norm(10 * x, 2, [1]), torch.linalg.vector_norm(10 * x, dim=1)),
-        (decompositions.var(x, [1], correction=1), x.var(1)),
-        (decompositions.std(x, [1], correction=1, keepdim=True), x.std(1, keepdim=True)),
+        (table.linalg_vector_norm(10 * x, 2, [1]), torch.linalg.vector_norm(10 * x, dim=1)),
+        (table.var(x, [1], correction=1), x.var(1)),
+        (table.std(x, [1], correction=1, keepdim=True), x.std(1, keepdim=True)),
     ]
     for have, wanted in pairs:
         torch.testing.assert_close(have, wanted, rtol=torch.finfo(dtype).eps, atol=0)

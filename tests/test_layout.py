@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import NAMES, attrs, factorizations, holdings, meshes, placements, shapes
 
-from autopar.layout import DistAttr, align, chunk, finest, regroup, span
-from autopar.mesh import Mesh
+from autopar.ir.layout import DistAttr, align, chunk, finest, regroup, span
+from autopar.ir.mesh import Mesh
 
 quick = settings(max_examples=100, deadline=None)
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 from models import COLUMN_ROW, Residual
 
-from autopar import Mesh, program
+from autopar import Mesh
 from autopar.capture import capture
-from autopar.constraints import constraints
+from autopar.ir import program
 from autopar.passes import pipeline, run_passes
+from autopar.plan.constraints import constraints
 
 MESH = Mesh(dp=2, tp=2)
 PLANS = {"split": dict(COLUMN_ROW), "whole": {"x": (None,)}, "zero": {"*.weight": ("dp",), "*.bias": ("dp",)}}
@@ -35,7 +36,7 @@ def looked_at(layers: int, plan: dict[str, tuple[str | None, ...]], monkeypatch:
     with monkeypatch.context() as patch:
         for name in ("expand", "place", "follow", "lift", "defer", "reshard", "share"):
             patch.setattr(importlib.import_module(f"autopar.passes.{name}"), "operands", counting, raising=False)
-        patch.setattr(importlib.import_module("autopar.verify"), "operands", counting)
+        patch.setattr(importlib.import_module("autopar.verify.levels"), "operands", counting)
         for step in pipeline(MESH, attrs):
             count = 0
             run_passes(captured.program, [step])

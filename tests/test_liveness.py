@@ -20,11 +20,12 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
-from autopar.arena import arena
-from autopar.liveness import Storage, liveness
-from autopar.program import Program, operands, record_of
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.program import Program
+from autopar.report.arena import arena
+from autopar.report.liveness import Storage, liveness
 from autopar.report.memory import memory_of
-from autopar.runtime.simulate import ANY_STRIDES
+from autopar.runtime.simulation.simulate import ANY_STRIDES
 from autopar.torch_private import pytree
 
 sys.path.append(str(Path(__file__).parent.parent / "profiling"))

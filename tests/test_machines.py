@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from autopar.machine import MEASURABLE, Link, Machine, Measured, known, machine, machine_of
-from autopar.record import DTYPES
+from autopar.costs.machine import MEASURABLE, Link, Machine, Measured, known, machine, machine_of
+from autopar.ir.record import DTYPES
 
 sys.path.append(str(Path(__file__).parent.parent / "profiling"))
 import bench_calibrate

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import ascending, meshes
 
-from autopar.mesh import Mesh
+from autopar.ir.mesh import Mesh
 
 quick = settings(max_examples=50, deadline=None)
 

@@ -14,22 +14,23 @@ from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 from transition_runs import addends, check, explicit_program, read, run, whole_numbers
 
-from autopar import transfers
-from autopar.boxes import box_of, most_lacked, volume
-from autopar.channels import Group, Send, check_programs, creation_order, tasks_of
 from autopar.errors import ChannelError, SimulationError, TransitionError
-from autopar.layout import DistAttr, Layout
-from autopar.localize import LocalPrograms
-from autopar.mesh import Mesh
+from autopar.ir import transfers
+from autopar.ir.boxes import box_of, most_lacked, volume
+from autopar.ir.layout import DistAttr, Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.program import Program
+from autopar.ir.record import DTYPES, TensorType
 from autopar.passes import Reshard, Share, run_passes
-from autopar.program import Program
-from autopar.record import DTYPES, TensorType
-from autopar.relay import Relay
-from autopar.runtime import collectives, job
-from autopar.runtime.collectives import exchange_between_stages
-from autopar.runtime.lower import lower
-from autopar.runtime.simulate import compile_phases, run_ranks
+from autopar.runtime.localize import LocalPrograms
+from autopar.runtime.lowering import collectives
+from autopar.runtime.lowering.collectives import exchange_between_stages
+from autopar.runtime.lowering.lower import lower
+from autopar.runtime.processes import job
+from autopar.runtime.redistribute import Relay
+from autopar.runtime.simulation.simulate import compile_phases, run_ranks
 from autopar.transitions import cost, transitions
+from autopar.verify.channels import Group, Send, check_programs, creation_order, tasks_of
 
 GRID = "dp=2 tp=2"
 

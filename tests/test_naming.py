@@ -16,9 +16,9 @@ from wrapped import HAS_PEFT, LLAMA_LAYERS, PARAMETRIZED, Fed, Wraps, lora_gpt2,
 
 import autopar
 from autopar import Mesh, PlanError
-from autopar.constraints import layouts_of
-from autopar.layout import DistAttr
-from autopar.naming import names_of
+from autopar.capture.naming import names_of
+from autopar.ir.layout import DistAttr
+from autopar.plan.constraints import layouts_of
 
 MESH = Mesh(dp=2, tp=2)
 X = torch.randn(4, 8, dtype=torch.float64)

@@ -17,7 +17,7 @@ from torch._higher_order_ops.scan import scan
 import autopar
 from autopar import CaptureError, Mesh
 from autopar.capture.explained import EXPLAINED
-from autopar.dense import REMEDIES
+from autopar.ir.dense import REMEDIES
 
 MESH = Mesh(dp=2)
 NESTED, SPARSE, QUANTIZED = REMEDIES["nested"], REMEDIES["sparse"], REMEDIES["quantized"]

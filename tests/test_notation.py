@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.notation import ELLIPSIS, KINDS, Pattern, parse_pattern
+from autopar.rules.notation import ELLIPSIS, KINDS, Pattern, parse_pattern
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ from op_samples import Samples, sampled
 from rule_calls import TABLE
 
 from autopar.errors import ProofError, RuleError
-from autopar.layout import DistAttr
-from autopar.record import TensorType
+from autopar.ir.layout import DistAttr
+from autopar.ir.record import TensorType
 from autopar.rules import RULES, Rule, find_rule
 from autopar.rules.binding import Strategy, bind
 from autopar.rules.by_schema import BY_SCHEMA
 from autopar.rules.registry import overload
-from autopar.runtime import proof
-from autopar.runtime.proof import MESHES, SPLIT, Proof, prove
+from autopar.runtime.discovery import proof
+from autopar.runtime.discovery.proof import MESHES, SPLIT, Proof, prove
 from autopar.torch_private import FakeTensorMode, OpOverload
 
 # calls that a rule does not bind, and why

@@ -18,7 +18,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from autopar.optimizers import COUNTED, definition_of
 from autopar.optimizers.ops import SIGNATURES, UPDATES, scheduled_of
 from autopar.rules import RULES
-from autopar.runtime.proof import prove
+from autopar.runtime.discovery.proof import prove
 from autopar.torch_private import FakeTensorMode, has_kernel, make_fx
 
 DOUBLE = {"rtol": 1e-12, "atol": 1e-12}

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from strategies import DTYPES, attrs, meshes, shapes
 
 from autopar.errors import SimulationError
-from autopar.layout import DistAttr, Layout
-from autopar.mesh import Mesh
-from autopar.record import TensorType
-from autopar.runtime.pieces import cut, join
+from autopar.ir.layout import DistAttr, Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.record import TensorType
+from autopar.runtime.simulation.pieces import cut, join
 
 
 @settings(max_examples=300, deadline=None)

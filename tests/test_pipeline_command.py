@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from autopar.cli import app
+from autopar.cli.app import app
+from autopar.cli.schedule import Request, run
 from autopar.pipeline import POLICIES, PipelineSchedule, build
-from autopar.pipeline.command import Request, run
 
 
 def asked(*arguments: str) -> tuple[int, str, str]:

@@ -14,11 +14,12 @@ from torch.distributed.pipelining import schedules as torch_schedules
 
 from autopar.errors import ScheduleError
 from autopar.pipeline import POLICIES, PipelineSchedule, Slot, Task, build
-from autopar.pipeline.buffers import with_frees
-from autopar.pipeline.formats import from_csv, from_json, table, to_csv, to_json
+from autopar.pipeline.formats import to_csv, to_json
 from autopar.pipeline.formats.document import FIELDS
+from autopar.pipeline.lowering import with_frees
 
 Action = torch_schedules._Action
+from_csv, from_json, table = PipelineSchedule.from_csv, PipelineSchedule.from_json, PipelineSchedule.table
 
 
 @st.composite

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from autopar.errors import ScheduleError
 from autopar.pipeline import POLICIES, PipelineSchedule, Task, build
-from autopar.pipeline.buffers import NEVER, Flow, release_points, with_frees
+from autopar.pipeline.buffers import NEVER, Flow, release_points
 from autopar.pipeline.dataflow import reader
+from autopar.pipeline.lowering import with_frees
 from autopar.pipeline.memory import Sizes, memory
 from autopar.pipeline.simulate import simulate
 

@@ -56,7 +56,7 @@ def test_wrong_types() -> None:
         schedule.events("0", 0, "F")  # type: ignore[arg-type]
     with pytest.raises(ScheduleError, match="there is no stage -1, only 0 to 1"):
         schedule.slot(0, -1)
-    with pytest.raises(TypeError, match=r"channels are those of autopar\.channels"):
+    with pytest.raises(TypeError, match=r"channels are those of autopar\.verify\.channels"):
         schedule.verify(channels=["blocking"])
 
 

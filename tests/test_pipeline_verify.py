@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from schedule_oracle import is_right
 from test_channels_oracle import explored
 
-from autopar.channels import ALL, ASYNCHRONOUS, BLOCKING, GROUPED, Group, Receive, Send, buffered
 from autopar.errors import ScheduleError
 from autopar.pipeline import PipelineSchedule, Slot, Task, build
-from autopar.pipeline.buffers import with_frees
+from autopar.pipeline.lowering import with_frees
 from autopar.pipeline.memory import memory
 from autopar.pipeline.task import REDUCE
+from autopar.verify.channels import ALL, ASYNCHRONOUS, BLOCKING, GROUPED, Group, Receive, Send, buffered
 
 randoms = st.randoms(use_true_random=False)
 

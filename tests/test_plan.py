@@ -9,9 +9,9 @@ import pytest
 from torch.distributed.tensor import Replicate, Shard
 
 from autopar.errors import PlanError
-from autopar.layout import DistAttr
-from autopar.mesh import Mesh
-from autopar.plan import of_the_batch, resolve
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
+from autopar.plan.plan import of_the_batch, resolve
 
 mesh = Mesh(dp=2, tp=2)
 SHAPES = {"up.weight": (12, 8), "up.bias": (12,), "scale": (), "cube": (4, 4, 4)}

@@ -13,13 +13,13 @@ from torch import nn
 import autopar
 from autopar import Mesh, PlanError
 from autopar.capture import capture
-from autopar.constraints import constraints
-from autopar.layout import DistAttr
+from autopar.ir.layout import DistAttr
+from autopar.ir.nodes import operands, record_of
 from autopar.passes import Place, run_passes
-from autopar.plan import resolve
-from autopar.presets import PRESETS
-from autopar.program import operands, record_of
-from autopar.spec import Spec
+from autopar.plan.constraints import constraints
+from autopar.plan.plan import resolve
+from autopar.plan.presets import PRESETS
+from autopar.plan.spec import Spec
 
 MESH = Mesh(dp=2, tp=2)
 X = torch.randn(4, 6, 8, dtype=torch.float64)

@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 import autopar
-from autopar import CaptureError, Mesh, progress
+from autopar import CaptureError, Mesh
 from autopar.capture import capture
-from autopar.progress import doing
+from autopar.report import progress
+from autopar.report.progress import doing
 
 
 class Clock:

@@ -11,7 +11,8 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
-from autopar.program import Program, operands, record_of
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.program import Program
 
 MESH = Mesh(dp=2, tp=2)
 MODELS = {"llama": lambda: llama(layers=2), "gpt2": gpt2, "bert": bert}

@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import autopar
 from autopar import CaptureError, Mesh, RuleError
-from autopar.drawn import is_drawn, mixed
-from autopar.program import Program
+from autopar.ir.ops.seeded_random import is_drawn, mixed
+from autopar.ir.program import Program
 from autopar.rules.registry import RULES
 
 

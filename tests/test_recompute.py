@@ -23,11 +23,12 @@ from torch.utils.checkpoint import checkpoint
 import autopar
 from autopar import Mesh
 from autopar.capture import capture
-from autopar.layout import DistAttr
+from autopar.ir.layout import DistAttr
+from autopar.ir.nodes import is_getitem, operands, record_of
+from autopar.ir.program import Program
 from autopar.passes import Recompute, run_passes
-from autopar.program import Program, is_getitem, operands, record_of
-from autopar.recompute import regions
-from autopar.recompute.regions import blocks, module_paths
+from autopar.plan.recompute import regions
+from autopar.plan.recompute.regions import blocks, module_paths
 
 GOLDEN = Path(__file__).parent / "golden" / "recompute"
 
@@ -197,12 +198,12 @@ def test_transfers_of_copies_are_their_own() -> None:
         parallel = autopar.parallelize(llama(kv=2, layers=2).float(), Mesh(dp=2, tp=2), "megatron", example=loops.text(0))
     program = parallel.program
     again = {node.name.removesuffix("_again") for node in program.nodes if node.name.endswith("_again")}
-    moved = [node for node in program.nodes if node.target is autopar.transfers.all_reduce and operands(node)[0].name.endswith("_again")]
+    moved = [node for node in program.nodes if node.target is autopar.ir.transfers.all_reduce and operands(node)[0].name.endswith("_again")]
     assert len(moved) == 2 and all(record_of(node).phase == "backward" for node in moved)  # of the attention's output, in each layer
     for node in program.nodes:
         if record_of(node).phase == "backward":
             for value in operands(node):
-                made_of = operands(value)[0] if value.target in autopar.transfers.BY_FUNCTION else value
+                made_of = operands(value)[0] if value.target in autopar.ir.transfers.BY_FUNCTION else value
                 assert record_of(value).phase == "backward" or made_of.name not in again
 
 

@@ -16,8 +16,8 @@ import autopar
 from autopar import CaptureError, Mesh
 from autopar.capture import capture
 from autopar.capture.trace import Tracer
-from autopar.program import record_of
-from autopar.runtime.redistribute import full_tensor
+from autopar.ir.nodes import record_of
+from autopar.runtime.dtensors import full_tensor
 
 
 @pytest.mark.parametrize("mesh", [Mesh(dp=2), Mesh(dp=2, tp=2)], ids=str)

@@ -14,16 +14,16 @@ from strategies import attrs, meshes, shapes
 
 from autopar import Mesh
 from autopar.capture import capture
+from autopar.capture.specialize import specialize
 from autopar.errors import TransitionError
-from autopar.layout import DistAttr, Layout
-from autopar.localize import LocalPrograms
+from autopar.ir.layout import DistAttr, Layout
+from autopar.ir.record import TensorType
+from autopar.ir.text.printer import print_type
 from autopar.passes import pipeline, run_passes
-from autopar.record import TensorType
-from autopar.relay import Relay, averaged_over, gradient_type
-from autopar.runtime.pieces import cut
+from autopar.runtime.localize import LocalPrograms
+from autopar.runtime.redistribute import Relay, averaged_over, gradient_type
 from autopar.runtime.simulated_step import SimulatedStep
-from autopar.specialize import specialize
-from autopar.text.printer import print_type
+from autopar.runtime.simulation.pieces import cut
 
 LINEAR = ("sum", "avg")
 

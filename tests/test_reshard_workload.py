@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from autopar import transfers
+from autopar.ir import transfers
+from autopar.ir.program import Program
+from autopar.ir.program_data import Counts
 from autopar.passes import Reshard, run_passes
 from autopar.passes.reshard import MODES, disagreements
-from autopar.program import Counts, Program
 
 sys.path.append(str(Path(__file__).parent.parent / "profiling"))
 from workloads import LLAMA_TRANSFERS, placed_llama

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from autopar import rules
-from autopar.decompositions import DECOMPOSITIONS
+from autopar.capture.decompose.table import DECOMPOSITIONS
 from autopar.report.rules import COMMAND, page
 from autopar.rules import RULES
 from autopar.torch_private import OpOverload, is_seeded, mutates

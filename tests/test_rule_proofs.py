@@ -31,7 +31,7 @@ from rule_calls import (
 from autopar.errors import ProofError
 from autopar.rules import Rule
 from autopar.rules.registry import find_rule, overload
-from autopar.runtime.proof import Proof, difference, prove
+from autopar.runtime.discovery.proof import Proof, difference, prove
 from autopar.torch_private import pytree
 
 

@@ -19,7 +19,7 @@ from torch import nn
 import autopar
 from autopar import Mesh
 from autopar.errors import OverflowingError, PrecisionError
-from autopar.loss_scaling import LossScaling
+from autopar.plan.loss_scaling import LossScaling
 
 OPTIONS: dict[str, Any] = {"microbatches": 2, "clip_norm": 0.5}
 CASES = [

@@ -21,7 +21,7 @@ import autopar
 from autopar import Mesh
 from autopar.errors import AnomalyError, LaunchError
 from autopar.runtime import anomaly
-from autopar.runtime.launch import launch
+from autopar.runtime.processes.launch import launch
 
 SIZES = {"dp": 2, "tp": 2}
 Activation = Callable[[torch.Tensor], torch.Tensor]

@@ -14,10 +14,11 @@ from test_step_overlap import AnyGroup, code, made, named, places, random_pieces
 from test_transformers import llama
 from torch import nn
 
-from autopar import Mesh, transfers
-from autopar.program import operands, record_of
-from autopar.runtime.buckets import largest_pieces
-from autopar.runtime.lower import lower_whole
+from autopar import Mesh
+from autopar.ir import transfers
+from autopar.ir.nodes import operands, record_of
+from autopar.runtime.lowering.buckets import largest_pieces
+from autopar.runtime.lowering.lower import lower_whole
 from autopar.runtime.whole import SimulatedRun
 from autopar.step.early import counted_early
 

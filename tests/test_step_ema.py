@@ -22,10 +22,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import autopar
 from autopar import Mesh, checkpoint
-from autopar.liveness import size
+from autopar.ir.nodes import record_of
 from autopar.optimizers import AVERAGED, IN_PLACE
-from autopar.program import record_of
-from autopar.runtime.proof import prove
+from autopar.report.liveness import size
+from autopar.runtime.discovery.proof import prove
 
 DECAY = 0.9
 
@@ -177,7 +177,7 @@ def test_a_step_that_overflows_is_not_averaged() -> None:
     torch.manual_seed(0)
     make, batches, plan = steps.MODELS["mlp"]
     parallel = autopar.parallelize(make().float(), Mesh(dp=2, tp=2), plan)
-    scaling = autopar.loss_scaling.LossScaling(initial=2.0**30, growth=2.0**8, backoff=2.0**-8, interval=3)
+    scaling = autopar.plan.loss_scaling.LossScaling(initial=2.0**30, growth=2.0**8, backoff=2.0**-8, interval=3)
     step = parallel.train_step(adamw(parallel), amp="fp16-O2", loss_scale=scaling, zero=1, microbatches=2, ema=DECAY)
     own, skipped = Reads(step), []
     for k in range(8):

@@ -26,13 +26,13 @@ from torch.utils import _pytree as pytree
 
 import autopar
 from autopar import Mesh, checkpoint
-from autopar.layout import DistAttr
-from autopar.loss_scaling import LossScaling
+from autopar.ir.layout import DistAttr
+from autopar.ir.record import TensorType
 from autopar.optimizers import AVERAGED, IN_PLACE, OFFLOADED, offload, register_optimizer
 from autopar.optimizers.definition import DEFINITIONS
 from autopar.optimizers.ops import SCHEDULED, SIGNATURES, TRUTHS, UPDATES, states_of
-from autopar.record import TensorType
-from autopar.runtime.job import Job
+from autopar.plan.loss_scaling import LossScaling
+from autopar.runtime.processes.job import Job
 from autopar.shards import is_dtensor, local_of
 from autopar.step.average import Averages
 from autopar.step.owned import Owned

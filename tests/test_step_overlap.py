@@ -17,11 +17,12 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
-from autopar.program import Program, record_of
-from autopar.runtime import buckets
-from autopar.runtime.buckets import largest_pieces
-from autopar.runtime.donated import Donated
-from autopar.runtime.lower import lower_whole
+from autopar.ir.nodes import record_of
+from autopar.ir.program import Program
+from autopar.runtime.lowering import buckets
+from autopar.runtime.lowering.buckets import largest_pieces
+from autopar.runtime.lowering.donated import Donated
+from autopar.runtime.lowering.lower import lower_whole
 from autopar.runtime.whole import Pieces, SimulatedRun
 from autopar.step.joined import joined
 from autopar.step.runs import sums_of

@@ -11,7 +11,7 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
-from autopar.program import record_of
+from autopar.ir.nodes import record_of
 
 
 class Loss(nn.Module):

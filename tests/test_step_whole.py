@@ -17,7 +17,7 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
-from autopar.loss_scaling import LossScaling
+from autopar.plan.loss_scaling import LossScaling
 
 MICROBATCHES = 16
 OPTIONS: dict[str, Any] = {"amp": "fp16-O2", "loss_scale": 1024, "recompute": "blocks", "microbatches": MICROBATCHES, "zero": 1, "clip_norm": 1.0}

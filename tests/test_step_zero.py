@@ -12,8 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from autopar import Mesh
-from autopar.dtensor import attr_of, edge_of, placements_of
-from autopar.layout import DistAttr
+from autopar.ir.dtensor import attr_of, edge_of, placements_of
+from autopar.ir.layout import DistAttr
 from autopar.step.zero import STAGES, data_axis, split_over
 
 

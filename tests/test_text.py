@@ -14,16 +14,19 @@ from hypothesis import given, settings
 from random_programs import ARGUMENTS, programs
 from torch import fx
 
-from autopar import transfers
 from autopar.capture import capture
-from autopar.layout import DistAttr, Layout
-from autopar.localize import localize
-from autopar.mesh import Mesh
+from autopar.ir import transfers
+from autopar.ir.constant import Constant
+from autopar.ir.layout import DistAttr, Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import make_node, record_of, set_record
+from autopar.ir.program import Program
+from autopar.ir.program_data import LEVELS
+from autopar.ir.record import PHASES, Record, TensorType
+from autopar.ir.text.printer import print_literal, print_type, target_name
+from autopar.ir.text.tokens import Cursor
 from autopar.passes import Place, Reshard, Share, run_passes
-from autopar.program import LEVELS, Constant, Program, make_node, record_of, set_record
-from autopar.record import PHASES, Record, TensorType
-from autopar.text.printer import print_literal, print_type, target_name
-from autopar.text.tokens import Cursor
+from autopar.runtime.localize import localize
 
 
 def check(program: Program) -> None:
@@ -229,7 +232,7 @@ def test_constants() -> None:
 
 def test_the_page_of_the_grammar_is_true() -> None:
     """Its examples of types and calls parse, and it names every dtype-independent word."""
-    page = (Path(__file__).parent.parent / "autopar" / "text" / "GRAMMAR.md").read_text()
+    page = (Path(__file__).parent.parent / "autopar" / "ir" / "text" / "GRAMMAR.md").read_text()
     for word in (*transfers.TRANSFERS, *LEVELS, *PHASES, "state(", "tangent(", "constant(", "start ", "ranks"):
         assert word in page, word
     head = "program explicit on dp=2 tp=2\nstage s1 on dp=2 ranks 2 3\n"

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from random_programs import programs
 
 from autopar.errors import TextError
-from autopar.mesh import Mesh
-from autopar.program import LEVELS, Program, record_of, set_record
-from autopar.record import PHASES, Result, TensorType
-from autopar.text.tokens import Cursor
+from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import record_of, set_record
+from autopar.ir.program import Program
+from autopar.ir.program_data import LEVELS
+from autopar.ir.record import PHASES, Result, TensorType
+from autopar.ir.text.tokens import Cursor
 
 
 @settings(max_examples=120, deadline=None)

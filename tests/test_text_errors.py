@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import fx
 
 from autopar.errors import TextError
-from autopar.program import Program
-from autopar.record import DTYPES
-from autopar.text.tokens import RESERVED, can_name, legal_name
+from autopar.ir.program import Program
+from autopar.ir.record import DTYPES
+from autopar.ir.text.tokens import RESERVED, can_name, legal_name
 
 FOLDER = Path(__file__).parent / "golden" / "text"
 

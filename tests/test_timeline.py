@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.timeline import Timeline
+from autopar.pipeline.timeline import Timeline
 
 
 @settings(deadline=None)

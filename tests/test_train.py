@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 import torch
 
-from autopar.cli import app
-from autopar.runtime import launch as launcher
-from autopar.train import run as running
-from autopar.train.check import check, plan_of
-from autopar.train.curve import Comparison
-from autopar.train.launched import Launched, launched
-from autopar.train.options import Options, options_of
-from autopar.train.presets import TRAININGS
-from autopar.train.refused import Refused
-from autopar.train.text import Text, check_length, read
+from autopar.cli.app import app
+from autopar.cli.train import run as running
+from autopar.cli.train.check import check, plan_of
+from autopar.cli.train.curve import Comparison
+from autopar.cli.train.launched import Launched, launched
+from autopar.cli.train.options import Options, options_of
+from autopar.cli.train.presets import TRAININGS
+from autopar.cli.train.refused import Refused
+from autopar.cli.train.text import Text, check_length, read
+from autopar.runtime.processes import launch as launcher
 
 SHORT = ("--simulate", "--steps", "4", "--batch", "4", "--sequence", "16")
 LOSSES = re.compile(r"^ *(\d+) +([\d.]+|nan) +([\d.]+|nan) +(\S+)", re.MULTILINE)

@@ -12,12 +12,12 @@ import torch
 from rich.console import Console
 from test_train import alone, command  # noqa: F401  # a fixture of all tests here too
 
-from autopar.train import run as running
-from autopar.train.check import Checked, check
-from autopar.train.loop import Step
-from autopar.train.optimizers import factor, schedule_of
-from autopar.train.options import Options, option, options_of
-from autopar.train.presets import TRAININGS
+from autopar.cli.train import run as running
+from autopar.cli.train.check import Checked, check
+from autopar.cli.train.loop import Step
+from autopar.cli.train.optimizers import factor, schedule_of
+from autopar.cli.train.options import Options, option, options_of
+from autopar.cli.train.presets import TRAININGS
 
 SHORT = ("--simulate", "--steps", "4", "--sequence", "16")
 

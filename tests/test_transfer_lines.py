@@ -11,15 +11,16 @@ from torch import nn
 from transition_runs import read
 
 import autopar
-from autopar import Mesh, transfers
-from autopar.bound import least_bytes
-from autopar.boxes import most_lacked
-from autopar.layout import Layout
-from autopar.machine import machine
-from autopar.record import TensorType
+from autopar import Mesh
+from autopar.costs.machine import machine
+from autopar.ir import transfers
+from autopar.ir.boxes import most_lacked
+from autopar.ir.layout import Layout
+from autopar.ir.record import TensorType
 from autopar.report.lines import lines_of
 from autopar.report.transfers import transfers_of
 from autopar.transitions import cost
+from autopar.transitions.lower_bound import least_bytes
 
 BOUNDS = {  # elements of f32[8192 8192] on 8 × 8, in MiB
     ("8192/a 8192/b", "8192/b 8192/a"): 4.0,
@@ -98,7 +99,7 @@ def test_a_line_tells_what_it_serves_and_what_it_costs() -> None:
 
 
 def test_a_way_of_several_transfers_has_one_ratio() -> None:
-    program = autopar.program.Program.parse(
+    program = autopar.ir.program.Program.parse(
         "program explicit on dp=2 tp=2\n  x : f32[8/dp 8/tp] = input\nforward:\n  x_dp : f32[8 8/tp] = all_gather(x, 0, dp)\n"
         "  x_dp_tp : f32[8 8] = all_gather(x_dp, 1, tp)\n  relu : f32[8 8] = relu(x_dp_tp)\n  x_tp : f32[8/dp 8] = all_gather(x, 1, tp)\n"
         "  x_tp_dp : f32[8/dp 8] = relu(x_tp)\n  return (relu, x_tp_dp)\n"
@@ -110,6 +111,6 @@ def test_a_way_of_several_transfers_has_one_ratio() -> None:
 
 
 def test_an_unknown_device_is_priced_as_generic_and_named() -> None:
-    program = autopar.program.Program.parse("program explicit on dp=2\n  x : f32[8] +dp = input\nforward:\n  y : f32[8] = all_reduce(x, dp)\n  return y\n")
+    program = autopar.ir.program.Program.parse("program explicit on dp=2\n  x : f32[8] +dp = input\nforward:\n  y : f32[8] = all_reduce(x, dp)\n  return y\n")
     text = str(transfers_of(program, "Some Accelerator X1").lines)
     assert "prices are those of generic (" in text and "Some Accelerator X1" in text

@@ -13,7 +13,7 @@ from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadMode
 
 import autopar
 from autopar import Mesh
-from autopar.program import Program
+from autopar.ir.program import Program
 
 VOCABULARY = 22
 float64 = pytest.mark.usefixtures("promoted_casts")

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from strategies import attrs, meshes, shapes
 from transition_runs import check, normal, read
 
-from autopar import transfers
-from autopar.layout import Layout
-from autopar.mesh import Mesh
-from autopar.record import TensorType
-from autopar.text.printer import print_type
+from autopar.ir import transfers
+from autopar.ir.layout import Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.record import TensorType
+from autopar.ir.text.printer import print_type
 from autopar.transitions import cost, plan, reductions, transitions
 
 MESHES = [Mesh(a=2, b=2), Mesh(a=2, b=3), Mesh(a=4, b=2), Mesh(a=2, b=2, c=2)]

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from strategies import UNREDUCED, attrs, kinds, meshes, shapes
 from transition_runs import check, explicit_program, normal, read, run
 
-from autopar import boxes, transfers
 from autopar.errors import TransitionError
-from autopar.layout import DistAttr, Layout
-from autopar.localize import localize
-from autopar.mesh import Mesh
-from autopar.record import DTYPES, TensorType
+from autopar.ir import boxes, transfers
+from autopar.ir.layout import DistAttr, Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.record import DTYPES, TensorType
+from autopar.runtime.localize import localize
 from autopar.transitions import cost, plan, relayouts, transitions, way
 
 # -- any two Layouts ---------------------------------------------------------------------------------------------

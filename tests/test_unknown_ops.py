@@ -20,17 +20,18 @@ import autopar
 from autopar import Mesh, RuleError, register_rule
 from autopar.capture import capture
 from autopar.errors import ProofError
-from autopar.program import Program, is_getitem
-from autopar.record import TensorType
+from autopar.ir.nodes import is_getitem
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
 from autopar.rules.binding import bind
 from autopar.rules.registry import RULES, Rule, overload, rule_of
-from autopar.runtime import discover as module
-from autopar.runtime import sandbox
-from autopar.runtime.discover import Finding, discover
-from autopar.runtime.factors import Factor, pattern_of
-from autopar.runtime.proof import prove
-from autopar.runtime.sandbox import CrashError, SandboxError, isolated
-from autopar.runtime.scaled import Scale, scales
+from autopar.runtime.discovery import discover as module
+from autopar.runtime.discovery import sandbox
+from autopar.runtime.discovery.discover import Finding, discover
+from autopar.runtime.discovery.factors import Factor, pattern_of
+from autopar.runtime.discovery.proof import prove
+from autopar.runtime.discovery.sandbox import CrashError, SandboxError, isolated
+from autopar.runtime.discovery.scaled import Scale, scales
 from autopar.torch_private import OpOverload, pytree
 
 LIBRARY = torch.library.Library("unknown_ops", "DEF")
@@ -221,7 +222,7 @@ def test_a_whole_guess_is_never_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*args: Any, **kwargs: Any) -> Any:
         raise ProofError("no")
 
-    monkeypatch.setattr("autopar.runtime.guesses.prove", fails)
+    monkeypatch.setattr("autopar.runtime.discovery.guesses.prove", fails)
     assert found(define("doubted(Tensor x) -> Tensor", lambda x: x * 2), X).why == "it comes apart along no dim"
 
 
@@ -431,7 +432,7 @@ def test_a_custom_op_with_autograd_stays_split() -> None:
 def test_a_program_with_such_ops_parses_back() -> None:
     parallel = autopar.parallelize(Gated(), MESH, GATED, example=(torch.randn(8, 16),))
     again = Program.parse(parallel.program.text())
-    autopar.verify.verify(again, "parse")
+    autopar.verify.levels.verify(again, "parse")
     assert again.text() == parallel.program.text()
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from verified_programs import LOCAL, MLP, PLACED, SCHEDULED, STATES, complaint
 
-from autopar.program import Program, record_of, set_record
-from autopar.verify import verify
+from autopar.ir.nodes import record_of, set_record
+from autopar.ir.program import Program
+from autopar.verify.levels import verify
 
 
 def test_the_error_of_the_design() -> None:

@@ -10,11 +10,11 @@ import torch
 from torch import fx
 
 from autopar.errors import VerifyError
-from autopar.layout import DistAttr, Layout
+from autopar.ir.layout import DistAttr, Layout
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
 from autopar.passes import Place, Reshard, run_passes
 from autopar.passes.manager import Pass
-from autopar.program import Program
-from autopar.record import TensorType
 
 
 @dataclass(frozen=True)

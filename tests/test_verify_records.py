@@ -7,10 +7,11 @@ from dataclasses import replace
 import torch
 from verified_programs import LOCAL, MLP, PLACED, STATES, complaint
 
-from autopar.layout import DistAttr, Layout
-from autopar.mesh import Mesh
-from autopar.program import Program, record_of, set_record
-from autopar.record import Requirement, Result, TensorType
+from autopar.ir.layout import DistAttr, Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import record_of, set_record
+from autopar.ir.program import Program
+from autopar.ir.record import Requirement, Result, TensorType
 
 aten = torch.ops.aten
 

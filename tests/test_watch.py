@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from autopar.runtime import where
-from autopar.runtime.watch.beat import (
+from autopar.runtime import current_op
+from autopar.runtime.current_op import Place
+from autopar.runtime.processes.watch.beat import (
     ALIVE,
     CUT,
     DEAD,
@@ -32,8 +33,7 @@ from autopar.runtime.watch.beat import (
     broke_off,
     process_of,
 )
-from autopar.runtime.watch.verdict import GRACE, SILENCE, Followed, Seen, judge
-from autopar.runtime.where import Place
+from autopar.runtime.processes.watch.verdict import GRACE, SILENCE, Followed, Seen, judge
 
 RANKS = 3
 TIMEOUT = 2.0
@@ -132,23 +132,23 @@ def test_an_op_is_found_on_the_stack_of_another_thread() -> None:
         go_on.wait(10)
 
     step = _step("def step():\n  a = 1\n  del a\n  block()\n  b = 2\n", block=block)
-    where.register(step.__code__, {2: "first", 5: "last"})
+    current_op.register(step.__code__, {2: "first", 5: "last"})
     twin = _step("def step():\n  a = 1\n  del a\n  block()\n  b = 2\n", block=block)
-    where.register(twin.__code__, {2: "another"})  # an equal code object, but not the same
+    current_op.register(twin.__code__, {2: "another"})  # an equal code object, but not the same
     thread = threading.Thread(target=step)
     thread.start()
     assert inside.wait(10)
-    place = where.where()
+    place = current_op.where()
     assert (place.inside, place.text) == (True, "first"), "a line without a text belongs to the op above"
-    where.tick()
-    assert where.where().ticks == place.ticks + 1
-    where.register(step.__code__, {4: "again"})
-    assert where.where().text == "again"
-    where.register(step.__code__, {4: "the call"}, is_call=True)
-    assert where.where().text.startswith("the call   test_watch.py:"), "with the line of the main thread"
+    current_op.tick()
+    assert current_op.where().ticks == place.ticks + 1
+    current_op.register(step.__code__, {4: "again"})
+    assert current_op.where().text == "again"
+    current_op.register(step.__code__, {4: "the call"}, is_call=True)
+    assert current_op.where().text.startswith("the call   test_watch.py:"), "with the line of the main thread"
     go_on.set()
     thread.join()
-    outside = where.where()
+    outside = current_op.where()
     assert not outside.inside
     assert outside.text.startswith("test_watch.py:")
     assert outside.text.endswith("outside = where.where()")
@@ -156,23 +156,23 @@ def test_an_op_is_found_on_the_stack_of_another_thread() -> None:
 
 def test_the_op_of_an_exception_is_found_in_its_traceback() -> None:
     step = _step("def step():\n  a = 1\n  int('x')\n")
-    where.register(step.__code__, {2: "first", 3: "second"})
+    current_op.register(step.__code__, {2: "first", 3: "second"})
     try:
         step()
     except ValueError as error:
-        place = where.where_raised(error.__traceback__)
+        place = current_op.where_raised(error.__traceback__)
         assert (place.inside, place.text) == (True, "second")
     try:
         json.loads("{")
     except ValueError as error:
-        place = where.where_raised(error.__traceback__)
+        place = current_op.where_raised(error.__traceback__)
         assert not place.inside
         assert place.text.endswith('json.loads("{")')
 
 
 def test_code_that_is_registered_may_go() -> None:
     step = _step("def step(): pass\n")
-    where.register(step.__code__, {1: "only"})
+    current_op.register(step.__code__, {1: "only"})
     code = weakref.ref(step.__code__)
     del step
     gc.collect()

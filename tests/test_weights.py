@@ -17,7 +17,7 @@ from weights import MESHES, MODELS, Odd, Unsaid, on_meta, same, single
 
 import autopar
 from autopar import Mesh
-from autopar.layout import DistAttr
+from autopar.ir.layout import DistAttr
 from autopar.weights import parts_of
 
 
@@ -210,7 +210,7 @@ def test_dtypes_and_scalars(tmp_path: Path) -> None:
                                   DistAttr((((2, ("dp",)), (5, ("tp",))), ((2, ("cp",)), (3, ()), (2, ("cp",)))))], ids=str)  # fmt: skip
 def test_parts(attr: DistAttr) -> None:
     """What the parts bring together is what ``cut`` cuts."""
-    from autopar.runtime.pieces import _window
+    from autopar.runtime.simulation.pieces import _window
 
     class Type:
         shape = (10, 12)

@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import torch
 
-from autopar import transfers
-from autopar.layout import Layout
-from autopar.localize import localize
-from autopar.mesh import Mesh
-from autopar.program import Program
-from autopar.record import Requirement, TensorType
-from autopar.runtime.pieces import cut
-from autopar.runtime.simulate import compile_phases, run_ranks
-from autopar.text.printer import print_type
+from autopar.ir import transfers
+from autopar.ir.layout import Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.program import Program
+from autopar.ir.record import Requirement, TensorType
+from autopar.ir.text.printer import print_type
+from autopar.runtime.localize import localize
+from autopar.runtime.simulation.pieces import cut
+from autopar.runtime.simulation.simulate import compile_phases, run_ranks
 from autopar.transitions import transitions
 
 Pieces = dict[int, torch.Tensor]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autopar.errors import VerifyError
-from autopar.program import Program
-from autopar.verify import verify
+from autopar.ir.program import Program
+from autopar.verify.levels import verify
 
 MLP = """\
 program explicit on dp=4 tp=2

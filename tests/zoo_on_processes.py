@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 import autopar
 from autopar import Mesh
-from autopar.structure import flatten
+from autopar.ir.structure import flatten
 
 TOLERANCE = 2e-4  # of the largest value: float32, over reductions in another order
 

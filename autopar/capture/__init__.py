@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from autopar.arguments import Arguments, bind_arguments
-from autopar.borrow import ONE_AT_A_TIME
+from autopar.capture.arguments import Arguments, bind_arguments
 from autopar.capture.assemble import Captured, assemble
+from autopar.capture.guards.numbers import Taken, can_be_input, put_in, taken_by, tracked
+from autopar.capture.guards.places import Place
+from autopar.capture.model_swap import ONE_AT_A_TIME
 from autopar.capture.trace import Tracer
-from autopar.collector import collector_paused
-from autopar.guards.numbers import Taken, can_be_input, put_in, taken_by, tracked
-from autopar.guards.places import Place
-from autopar.progress import doing
+from autopar.gc_pause import collector_paused
+from autopar.report.progress import doing
 
 __all__ = ["Captured", "capture"]
 

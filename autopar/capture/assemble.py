@@ -11,18 +11,20 @@ import torch
 from torch import fx
 
 from autopar.capture.graph import drop_unread, forward_first, index_own_rows, merge_views, simplify, sweep, unfake
+from autopar.capture.guards import Guards
+from autopar.capture.guards.numbers import Number
 from autopar.capture.loops import about_loops
+from autopar.capture.provenance import Origin
 from autopar.capture.trace import Tracer
-from autopar.drawn import Draw
 from autopar.errors import CaptureError, at_line
-from autopar.guards import Guards
-from autopar.guards.numbers import Number
-from autopar.program import Constant, Program, is_getitem, record_of, set_record
-from autopar.provenance import Origin
-from autopar.record import Record, Result, TensorType, ValueType
-from autopar.structure import Structure, unflatten
-from autopar.text.parser import RESERVED
-from autopar.text.tree import tree_fragments
+from autopar.ir.constant import Constant
+from autopar.ir.nodes import is_getitem, record_of, set_record
+from autopar.ir.ops.seeded_random import Draw
+from autopar.ir.program import Program
+from autopar.ir.record import Record, Result, TensorType, ValueType
+from autopar.ir.structure import Structure, unflatten
+from autopar.ir.text.parser import RESERVED
+from autopar.ir.text.tree import tree_fragments
 from autopar.torch_private import default_generator, rename, storage_of
 
 

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from autopar.capture.provenance import user_line
 from autopar.errors import CaptureError
-from autopar.held import within
-from autopar.provenance import user_line
+from autopar.ir.ops.sharded_lookup import within
 from autopar.torch_private import value_checks_replaced
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import traceback
 
-from autopar.dense import REMEDIES
+from autopar.capture.provenance import Origin
 from autopar.errors import CaptureError, at_line
-from autopar.provenance import Origin
+from autopar.ir.dense import REMEDIES
 
 EXPLAINED: tuple[tuple[str, str, str], ...] = (  # a piece of torch's message, what happens, the remedy
     ("use_reentrant", "the model checkpoints with use_reentrant=True, which runs a backward of its own", "checkpoint with use_reentrant=False"),

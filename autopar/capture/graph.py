@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from autopar.decompositions import (
+from autopar.capture.decompose.table import (
     ARANGE,
     ARANGE_FROM,
     COPY,
@@ -21,10 +21,10 @@ from autopar.decompositions import (
     VIEWS,
     ZEROS,
 )
-from autopar.drawn import SHAPED
-from autopar.program import record_of, set_record
-from autopar.provenance import Origin
-from autopar.record import Result
+from autopar.capture.provenance import Origin
+from autopar.ir.nodes import record_of, set_record
+from autopar.ir.ops.seeded_random import SHAPED
+from autopar.ir.record import Result
 from autopar.torch_private import rename
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from autopar.program import Program, record_of
+from autopar.ir.nodes import record_of
+from autopar.ir.program import Program
 
 MANY = 16  # calls of one module, above which they are steps of a loop and not shared layers
 

@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.arguments import Arguments
-from autopar.borrow import Borrower
+from autopar.capture.arguments import Arguments
 from autopar.capture.caches import caches_forgotten
 from autopar.capture.checks import Beside, ClassesChecked, assignments_refused, hooked_weights_refused
+from autopar.capture.decompose.strides import STRIDES
+from autopar.capture.decompose.unknown import decomposition_table
 from autopar.capture.explained import explained, values_read
+from autopar.capture.guards import Guards, Reads
+from autopar.capture.model_swap import Borrower
+from autopar.capture.provenance import Origin, Recorder, Replay
 from autopar.capture.recurrent import Unroller
-from autopar.decompose_strides import STRIDES
-from autopar.decompose_unknown import decomposition_table
-from autopar.drawn import Streams
 from autopar.errors import CaptureError, at_line
-from autopar.guards import Guards, Reads
-from autopar.provenance import Origin, Recorder, Replay
-from autopar.structure import Structure, flatten, is_cache, unflatten, way_to
+from autopar.ir.ops.seeded_random import Streams
+from autopar.ir.structure import Structure, flatten, is_cache, unflatten, way_to
 from autopar.torch_private import (
     DATA_DEPENDENT,
     FakeTensorMode,

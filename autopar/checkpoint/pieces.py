@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import distributed
 
-from autopar.boxes import box_of
-from autopar.dtensor import attr_of
-from autopar.layout import Layout
-from autopar.mesh import Mesh
+from autopar.ir.boxes import box_of
+from autopar.ir.dtensor import attr_of
+from autopar.ir.layout import Layout
+from autopar.ir.mesh import Mesh
 from autopar.shards import is_dtensor, local_of
 
 STRETCH = 4 * 2**20  # bytes that are read or written at once: all the memory that a save or a load needs

@@ -13,8 +13,8 @@ from torch import distributed
 from autopar.errors import shown
 from autopar.initialize.storage import Slot, device_for, materialized
 from autopar.initialize.writes import Writes
-from autopar.runtime.agreement import Agreement
-from autopar.runtime.job import Job
+from autopar.runtime.processes.agreement import Agreement
+from autopar.runtime.processes.job import Job
 from autopar.shards import is_dtensor, local_of
 
 Init = Callable[[torch.nn.Module], Any]

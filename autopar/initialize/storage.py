@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from autopar.runtime.job import Job
+from autopar.runtime.processes.job import Job
 from autopar.shards import is_dtensor, local_of
 
 

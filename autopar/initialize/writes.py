@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from autopar.runtime.redistribute import full_tensor
+from autopar.runtime.dtensors import full_tensor
 from autopar.shards import is_dtensor, local_of
 from autopar.torch_private import OpOverload, StorageReference, TorchDispatchMode, pytree, storage_of, written_arguments
 

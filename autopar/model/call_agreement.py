@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from autopar.guards import Guards
+from autopar.capture.guards import Guards
 from autopar.inputs import CallInputs
-from autopar.runtime.agreement import Agreement
+from autopar.runtime.processes.agreement import Agreement
 
 
 class CallAgreement:

@@ -7,9 +7,10 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from autopar.arguments import difference
-from autopar.guards import Call, Change, Guards, Variants
+from autopar.capture.guards import Call, Guards, Variants
+from autopar.capture.guards.places import Change
 from autopar.inputs import CallKey
+from autopar.runtime.discovery.proof import difference
 
 T = TypeVar("T")
 

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import torch
 
-from autopar.dtensor import placements_of
+from autopar.capture.model_state import Inventory, Named
 from autopar.inputs import CallInputs, piece_of
-from autopar.inventory import Inventory, Named
-from autopar.mesh import Mesh
-from autopar.record import TensorType
+from autopar.ir.dtensor import placements_of
+from autopar.ir.mesh import Mesh
+from autopar.ir.record import TensorType
+from autopar.runtime.dtensors import full_tensor
 from autopar.runtime.interface import Interface
-from autopar.runtime.job import Job
-from autopar.runtime.redistribute import full_tensor
+from autopar.runtime.processes.job import Job
 from autopar.shards import is_dtensor, local_of
 from autopar.torch_private import dtensor_like, is_transformed
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from autopar.guards import AttributesOfModule
+from autopar.capture.guards.attributes import AttributesOfModule
+from autopar.capture.model_state import inventory
 from autopar.initialize import Init, initialize
-from autopar.inventory import inventory
-from autopar.mesh import Mesh
+from autopar.ir.mesh import Mesh
 from autopar.model.calls import Calls
-from autopar.runtime.job import Job
+from autopar.runtime.processes.job import Job
 from autopar.shards import for_everyone, for_model
 from autopar.weights import load_weights
 from autopar.wrappers import refuse_composable, refuse_ddp

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
-from autopar.held import LIBRARY
+from autopar.ir.ops.sharded_lookup import LIBRARY
 from autopar.optimizers.ops import unless
 from autopar.torch_private import interpolate_each
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from autopar.held import LIBRARY
+from autopar.ir.ops.sharded_lookup import LIBRARY
 from autopar.torch_private import OpOverload
 
 Tensor = torch.Tensor

@@ -1,10 +1,10 @@
-"""Lower bounds: what no order of a pipeline's tasks can beat, given how long they take, where they lie and the memory there is.
+"""Compute lower bounds: no order of a pipeline's tasks is shorter, for given times, placement and memory limits.
 
-The same bounds hold of both objectives. Of the makespan the clock starts with the first task of all; of the longest span of a
-rank each rank has a clock, which starts with the first task of that rank (see ``Ways``).
+The same bounds hold for both objectives. For the makespan one clock starts with the first task of all. For the longest span of a
+rank each rank has its own clock, which starts with the first task of that rank (see ``Ways``).
 
-All bounds hold for every schedule in which each backward may be split. That an unsplit backward is never better follows from
-replacing it by its two halves, one after the other: nothing ends later, and no more memory is in use.
+All bounds hold for every schedule, whether its backwards are split or not. To see that an unsplit backward is never better, replace
+it by its two halves, one after the other: nothing ends later, and no more memory is in use.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from itertools import accumulate
 from math import floor, inf
 from typing import Literal, get_args
 
-from autopar.pipeline.memory import Sizes, per_stage
-from autopar.pipeline.simulate import Times
+from autopar.pipeline.per_stage import Sizes, Times, per_stage
 
 Objective = Literal["makespan", "span"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
@@ -30,12 +29,12 @@ class Costs:
 
     Attributes:
         forward, backward, weight: F, B, W.
-        transfer: from a stage to the next and back; 0 where both lie on one rank.
-        activation, later: what a micro-batch keeps until the end of its B, and then until the end of its W.
-        boundary: the buffer of a message between a stage and the next; 0 where both lie on one rank.
-        fixed, limit: of each rank: what is always in use; the most that may be (``inf``: no limit).
+        transfer: from a stage to the next, and the same back; 0 where both are on one rank.
+        activation, later: the memory that a micro-batch keeps until the end of its B, and then until the end of its W.
+        boundary: the buffer of a message between a stage and the next; 0 where both are on one rank.
+        fixed, limit: the memory that each rank always uses, and the most that it may use (``inf``: no limit).
         rank_of, stages_of: the placement.
-        objective: what shall be short: the makespan, or the longest span of a rank from its first begin to its last end.
+        objective: the length to bound: the makespan, or the longest span of a rank from its first begin to its last end.
     """
 
     forward: list[float]
@@ -53,11 +52,11 @@ class Costs:
 
     @property
     def room(self) -> list[float]:
-        """What each rank has for activations and buffers."""
+        """The memory that each rank has for activations and buffers."""
         return [(limit - fixed) + EPSILON * limit if limit < inf else inf for limit, fixed in zip(self.limit, self.fixed, strict=True)]
 
     def buffers(self, stage: int) -> float:
-        """The buffers of a stage's forward, which are there while it runs: of what it received, of what it sends."""
+        """The memory of the buffers in use while a stage runs its forward: those of its receive and of its send."""
         return (self.boundary[stage - 1] if stage else 0.0) + (self.boundary[stage] if stage + 1 < len(self.rank_of) else 0.0)
 
 
@@ -94,12 +93,12 @@ class Ways:
     """The shortest times around a stage.
 
     Attributes:
-        head: from the begin of the step to the begin of the stage's first forward: through all stages before it. Of the span:
+        head: from the begin of the step to the begin of the stage's first forward: through all stages before it. For the span:
             from the begin of the stage's rank.
         turn: from the end of a micro-batch's forward to the begin of its backward: through all stages after it and back.
         tail: from the end of a micro-batch's backward to the end of the step: back to some stage before it, and the
-            weight gradient there. Of the span: that stage's rank ends so much later, and it began earlier by the forwards from
-            it to this stage, which count too: its span has ``head``, what is in between, and ``tail`` in it.
+            weight gradient there. For the span: the rank of that earlier stage ends so much later. It also began earlier, by the
+            forwards from it to this stage, and these are counted here. So its span contains ``head``, the time in between and ``tail``.
     """
 
     head: list[float]
@@ -124,7 +123,7 @@ def ways(cost: Costs) -> Ways:
 
 
 def work(cost: Costs, batches: int) -> float:
-    """The busiest rank: nothing can begin before its head, and what follows its last backward is at most x of its work.
+    """Bound by the busiest rank: it begins nothing before its head, and after its last backward comes at most x of its work.
 
     The last backward of a rank is of its first stage s. Let it end at e. Of the rank's work only weight gradients come after
     e, together x; so e >= head + work - x, and the step ends at e + tail(s) or later, and at e + x or later: no earlier than
@@ -138,11 +137,11 @@ def work(cost: Costs, batches: int) -> float:
 
 
 def first_backward(cost: Costs, batches: int) -> float:
-    """Before its first backward a rank runs forwards alone, and no more than its memory holds.
+    """Bound by the first backward: before it a rank runs forwards alone, and no more than its memory holds.
 
-    That backward is of the rank's last stage s, and begins at b >= head(s) + F(s) + turn(s). What was computed before b is
-    some number of forwards, and none of them has given anything back: with y the most work of such (``ahead``), work - y is
-    left after b, and then what ``work`` says of the end.
+    That backward is of the rank's last stage s, and begins at b >= head(s) + F(s) + turn(s). Before b the rank has computed
+    forwards alone, and none of them has freed its activation. Let y be the most work of such forwards (``ahead``). Then
+    work - y is left after b, and the end follows as in ``work``.
     """
     way = ways(cost)
     found = []
@@ -155,13 +154,13 @@ def first_backward(cost: Costs, batches: int) -> float:
 
 
 def round_trips(cost: Costs, batches: int) -> float:
-    """A stage that holds k micro-batches at most begins the n-th forward when the one k before it has been given back.
+    """Bound by round trips: a stage that holds k micro-batches at most begins the n-th forward when that k before it is freed.
 
-    Let f(n) be the begin of the n-th forward of stage s in the order of time. Then at most k - 1 others are held, so n - k
-    have been given back; the n-k-th to be so was held for L = F + turn + B at least, and in order of time no earlier than
-    f(n-k) + L. So f(n) >= f(n-k) + L, also f(n) >= f(n-1) + F, and f(1) >= head. The micro-batch of the m-th
-    forward needs L and the tail after that. Of what a stage keeps up to B all earlier stages of its rank keep theirs. The
-    same with L + W, where of the others only what is kept for the weight gradient counts.
+    Let f(n) be the begin of the n-th forward of stage s in the order of time. At that time the stage holds at most k - 1 other
+    micro-batches, so n - k are freed. Each of them was held for at least L = F + turn + B, so the (n-k)-th of them was freed at
+    f(n-k) + L or later. So f(n) >= f(n-k) + L, also f(n) >= f(n-1) + F, and f(1) >= head. The micro-batch of the m-th forward
+    takes L and then the tail. While a stage keeps an activation up to B, all earlier stages of its rank keep theirs, so k counts
+    them too. The same holds with L + W, where only the memory for the weight gradients of the other micro-batches counts.
     With one micro-batch, or memory for one, this is the critical path.
     """
     way, room = ways(cost), cost.room
@@ -179,10 +178,10 @@ def round_trips(cost: Costs, batches: int) -> float:
 
 
 def area(cost: Costs, batches: int) -> float:
-    """Memory times time: Little's law.
+    """Bound by memory times time: Little's law.
 
-    A micro-batch keeps its activation for F + turn + B at least and what is for the weight gradient for W more. The sum over the
-    stages of a rank and all micro-batches is at most what the rank has, times the time from its head to the end.
+    A micro-batch keeps its activation for F + turn + B at least, and the part for the weight gradient for W more. The sum of size
+    times time, over the stages of a rank and all micro-batches, is at most the memory of the rank times the time from its head to the end.
     """
     way, room = ways(cost), cost.room
     best = 0.0
@@ -196,12 +195,12 @@ def area(cost: Costs, batches: int) -> float:
 
 
 def load(cost: Costs, own: Sequence[int], batches: int) -> float:
-    """What a rank computes in all."""
+    """The time that a rank computes in all."""
     return batches * sum(cost.forward[stage] + cost.backward[stage] + cost.weight[stage] for stage in own)
 
 
 def ahead(cost: Costs, rank: int, batches: int) -> float:
-    """The most work of forwards, of which none has been given back, that a rank's memory allows."""
+    """The most work of forwards that a rank's memory allows before any of their activations is freed."""
     own, room = cost.stages_of[rank], cost.room[rank]
     if len(own) == 1:
         (stage,) = own
@@ -213,7 +212,7 @@ def ahead(cost: Costs, rank: int, batches: int) -> float:
 
 
 def left_over(cost: Costs, rank: int, batches: int) -> float:
-    """The most work of weight gradients that a rank's memory lets come after its last backward, which keeps all of its activation."""
+    """The most work of weight gradients that a rank's memory allows after its last backward, which keeps all of its activation."""
     own, room = cost.stages_of[rank], cost.room[rank]
     stage = own[0]
     free = room - cost.activation[stage]
@@ -227,7 +226,7 @@ def left_over(cost: Costs, rank: int, batches: int) -> float:
 
 
 def most(batches: int, each: float, room: float) -> int:
-    """How many of a size fit."""
+    """The number of micro-batches that fit into the room, if each takes a given size; at most all of them."""
     return batches if room == inf or each * batches <= room else max(0, floor(room / each)) if each else batches
 
 
@@ -241,12 +240,12 @@ BOUNDS: Mapping[str, Callable[[Costs, int], float]] = {
 
 def lower_bound(times: Times, rank_of: Sequence[int], batches: int, sizes: Sizes | None = None, limit: Sequence[float] | None = None,
                 objective: Objective = "makespan") -> float:  # fmt: skip
-    """What no schedule with this placement and within this limit is below, up to rounding; linear in stages.
+    """The largest lower bound: no schedule with this placement and within this limit is shorter, up to rounding; linear in stages.
 
     Args:
         rank_of: the rank of each stage.
         limit: the most memory of each rank, in the unit of ``sizes``; ``None``: no limit.
-        objective: of the makespan, or of the longest span of a rank.
+        objective: the length to bound: the makespan, or the longest span of a rank.
     """
     cost = costs(times, rank_of, sizes, limit, objective)
     return max(bound(cost, batches) for bound in BOUNDS.values())

@@ -1,9 +1,9 @@
-"""When the buffers of messages may be used again, and how many of them are in use at once.
+"""Decide when the buffers of messages may be used again, and count how many are in use at once.
 
 A *send buffer* is free at the later of
 
 (a) the end of its last local reader: the send itself, and where forwards are run again, the backward that does so;
-(b) the first local computation that can only happen after the matching receive: nothing earlier tells a rank that its message
+(b) the first local computation that can only happen after the matching receive: only then does the rank know that its message
     has arrived.
 
 For 1F1B this is what PaddlePaddle's pull requests 34086 and 34230 found for each direction: a forward's buffer is free when
@@ -23,7 +23,7 @@ from dataclasses import replace
 import numpy as np
 
 from autopar.pipeline.dataflow import made_by, reader
-from autopar.pipeline.schedule import PipelineSchedule
+from autopar.pipeline.schedule_table import Schedule, ScheduleTable
 from autopar.pipeline.task import Task
 
 NEVER = np.iinfo(np.int32).max
@@ -40,7 +40,7 @@ class Flow:
         busy: the rows in which each rank has tasks.
     """
 
-    def __init__(self, schedule: PipelineSchedule) -> None:
+    def __init__(self, schedule: ScheduleTable) -> None:
         self.schedule = schedule
         self.rows: list[list[int]] = [[] for _ in range(schedule.ranks)]
         self.place: dict[Task, tuple[int, int]] = {}
@@ -87,35 +87,35 @@ def release_points(flow: Flow) -> dict[Task, int]:
     return {send: int(after[rank][number, rank_of[send.stage]]) for send, (rank, number) in flow.readers.items()}
 
 
-def last_readers(send: Task, schedule: PipelineSchedule) -> tuple[Task, ...]:
-    """The local computations that read a send buffer after it was made: rule (a)."""
+def last_readers(send: Task, schedule: ScheduleTable) -> tuple[Task, ...]:
+    """The local computations that read a send buffer besides the send itself: rule (a)."""
     return (Task("BW", send.stage, send.batch),) if schedule.recompute and send.kind[0] == "F" else ()
 
 
 def release_rows(flow: Flow) -> dict[Task, int]:
     """Of each send, the first row in which a slot of its rank may release its buffer, by both rules; or ``NEVER``.
 
-    A slot that computes has waited for what its first computation reads, one of messages alone for nothing.
+    A slot that computes has waited for the messages that its first computation reads. A slot of messages alone waits for nothing.
     """
-    found: dict[Task, int] = {}
+    first: dict[Task, int] = {}
     for send, number in release_points(flow).items():
         if number == NEVER:
-            found[send] = NEVER
+            first[send] = NEVER
             continue
-        own = flow.rows[flow.schedule.rank_of[send.stage]]
-        row = own[number]
-        if number and own[number - 1] == row:
+        computed = flow.rows[flow.schedule.rank_of[send.stage]]
+        row = computed[number]
+        if number and computed[number - 1] == row:
             row += 1
         row = max(row, flow.sends[send][1] + 1)
-        for one in last_readers(send, flow.schedule):
-            if (place := flow.place.get(one)) is not None:
-                row = max(row, own[place[1]] + 1)
-        found[send] = row
-    return found
+        for task in last_readers(send, flow.schedule):
+            if (place := flow.place.get(task)) is not None:
+                row = max(row, computed[place[1]] + 1)
+        first[send] = row
+    return first
 
 
-def releases(schedule: PipelineSchedule) -> dict[tuple[int, int], list[Task]]:
-    """Row and rank → the sends whose buffers that slot is the first that may release; what is free at the end only is left out."""
+def releases(schedule: ScheduleTable) -> dict[tuple[int, int], list[Task]]:
+    """Row and rank → the sends whose buffers that slot may release as the first. Buffers in use to the end are left out."""
     flow = Flow(schedule)
     free: dict[tuple[int, int], list[Task]] = defaultdict(list)
     for send, row in release_rows(flow).items():
@@ -126,9 +126,8 @@ def releases(schedule: PipelineSchedule) -> dict[tuple[int, int], list[Task]]:
     return free
 
 
-def with_frees(schedule: PipelineSchedule) -> PipelineSchedule:
-    """The schedule in which the first slot that may release a send buffer says so."""
-    schedule = schedule.with_messages().checked()
+def add_releases(schedule: Schedule) -> Schedule:
+    """The schedule in which the first slot that may release a send buffer says so. It must have messages, and be right."""
     free = releases(schedule)
     table = tuple(
         tuple(replace(slot, free=tuple(free[time, rank])) if (time, rank) in free or slot.free else slot for rank, slot in enumerate(row))
@@ -137,10 +136,13 @@ def with_frees(schedule: PipelineSchedule) -> PipelineSchedule:
     return replace(schedule, slots=table).known_right()
 
 
-def in_use(schedule: PipelineSchedule) -> dict[tuple[int, int], tuple[int, int]]:
-    """Sender and receiver → the most send buffers and the most receive buffers in use at once."""
+def in_use(schedule: ScheduleTable) -> dict[tuple[int, int], tuple[int, int]]:
+    """Sender and receiver → the most send buffers and the most receive buffers in use at once.
+
+    The schedule must have messages, and be right.
+    """
     if not any(slot.free for row in schedule.slots for slot in row):
-        schedule = with_frees(schedule)
+        schedule = add_releases(schedule)
     now: dict[tuple[str, tuple[int, int]], int] = defaultdict(int)
     most = dict(now)
     for end, change, ranks in _taken(schedule):
@@ -149,8 +151,8 @@ def in_use(schedule: PipelineSchedule) -> dict[tuple[int, int], tuple[int, int]]
     return {ranks: (most["S", ranks], most["R", ranks]) for end, ranks in most if end == "S"}
 
 
-def _taken(schedule: PipelineSchedule) -> Iterator[tuple[str, int, tuple[int, int]]]:
-    """Each buffer that is taken (1) or given back (-1), in the order of the slots: of a send (S) or a receive (R), and of which ranks."""
+def _taken(schedule: ScheduleTable) -> Iterator[tuple[str, int, tuple[int, int]]]:
+    """Each allocation (1) and release (-1) of a buffer, in the order of the slots: of a send (S) or a receive (R), and of which ranks."""
     rank_of = schedule.rank_of
     sends: dict[Task, Task] = {}
     read: dict[Task, list[Task]] = defaultdict(list)  # last reader → receives

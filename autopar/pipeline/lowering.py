@@ -1,4 +1,4 @@
-"""The lowering: messages for a table of computations.
+"""Lower a table of computations: add its messages.
 
 *Before*: rows of computations. *After*: between them rows of messages, the send and the receive of each in one row, and where
 a stage has computed its last gradient, its reduction.
@@ -6,9 +6,9 @@ a stage has computed its last gradient, its reduction.
     FW00                        FW00    FS00    FW01
             FW00        →               FR00    FW00
 
-Since both ends of a message are in one row and each row comes after that in which it was made, the rows are one order of all
-messages that each rank keeps; a rank launches those of a row in an order that all ranks share. Therefore the ranks finish
-also where every send waits for its receive, and the i-th send from one rank to another is the i-th received.
+Both ends of a message are in one row, and that row comes after the row of the computation that makes it. So the rows are one
+order of all messages, which each rank keeps; a rank launches the messages of a row in an order that all ranks share. Therefore
+the ranks finish also where every send waits for its receive, and the i-th send from one rank to another is the i-th received.
 """
 
 from __future__ import annotations
@@ -17,20 +17,43 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
+from autopar.pipeline.buffers import add_releases
 from autopar.pipeline.dataflow import source
-from autopar.pipeline.schedule import PipelineSchedule
+from autopar.pipeline.schedule_table import Schedule, ScheduleTable
 from autopar.pipeline.task import EMPTY, REDUCE, Slot, Table, Task, other_end
+from autopar.pipeline.verify import checked
 
 Messages = dict[int, list[Task]]  # rank → its messages of one row
 
 
-def lower(schedule: PipelineSchedule, *, latest: bool = False) -> PipelineSchedule:
-    """The schedule with its messages.
+def with_messages(schedule: Schedule, *, latest: bool = False) -> Schedule:
+    """The schedule with its messages, verified; itself if it has them.
+
+    Args:
+        latest: as for ``lower``.
+
+    Raises:
+        ScheduleError: the schedule is wrong.
+    """
+    return schedule if schedule.has_messages else lower(checked(schedule), latest=latest).known_right()
+
+
+def with_frees(schedule: Schedule) -> Schedule:
+    """The schedule with its messages, in which the first slot that may release a send buffer says so.
+
+    Raises:
+        ScheduleError: the schedule is wrong.
+    """
+    return add_releases(checked(with_messages(schedule)))
+
+
+def lower(schedule: Schedule, *, latest: bool = False) -> Schedule:
+    """The schedule with its messages. It is not verified.
 
     Args:
         latest: put a message into the last row before its reader, one to and one from a stage in each row, as ONNX Runtime
-            does (pull request 4524), which has a row of messages, empty or not, between any two of computations. Else it is
-            in the first row after it was made, so that it travels while its receiver computes.
+            does (pull request 4524), which has a row of messages, empty or not, between any two of computations. Else a
+            message is in the first row after the computation that makes it, so that it travels while its receiver computes.
     """
     table = [[Slot(slot.compute, parameters=slot.parameters) for slot in row] for row in schedule.slots]
     _add_reductions(table, schedule)
@@ -38,8 +61,8 @@ def lower(schedule: PipelineSchedule, *, latest: bool = False) -> PipelineSchedu
     return replace(schedule, slots=lowered)
 
 
-def _add_reductions(table: list[list[Slot]], schedule: PipelineSchedule) -> None:
-    """After the last gradient of each stage, where the table does not say it."""
+def _add_reductions(table: list[list[Slot]], schedule: ScheduleTable) -> None:
+    """Add a reduction after the last gradient of each stage, where the table has none."""
     there = {stage for row in table for slot in row for name, stage in slot.parameters if name == REDUCE}
     last: dict[int, int] = {}
     for time, row in enumerate(table):

@@ -1,56 +1,36 @@
-"""The memory that a schedule uses: what each slot takes and gives back, and the most that is in use at once.
+"""Count the memory of a schedule: what each slot allocates and frees, and the peak of each rank.
 
-That is a property of the order alone and not of the times: each rank's slots follow one another, and buffers are taken and
-given back by slots.
+The peak depends on the order alone and not on the times: each rank's slots follow one another, and slots allocate and free
+buffers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple
 
 from autopar.errors import ScheduleError, shown
 from autopar.pipeline.buffers import releases
-from autopar.pipeline.schedule import PipelineSchedule
+from autopar.pipeline.lowering import with_messages
+from autopar.pipeline.per_stage import PAIRS, Sizes, per_stage
+from autopar.pipeline.schedule_table import Schedule, ScheduleTable
 from autopar.pipeline.task import Task
+from autopar.pipeline.verify import checked
 
-PerStage = float | Iterable[float]
 KINDS = ("activations", "sends", "receives")
-PAIRS = "pairs of neighbouring stages"
-MOST = 1e100  # sums of it are finite
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What a micro-batch keeps, in bytes or any other unit; one number, or one for each stage.
-
-    Attributes:
-        activation: from the begin of its forward to the end of its backward.
-        for_weights: what of that is kept for the weight gradient, where it is computed separately; ``None``: all of it.
-        boundary: a tensor between two stages, and its gradient; one number, or one for each two neighbours.
-        fixed: what is there all the time: parameters, gradients, optimizer state.
-    """
-
-    activation: PerStage = 1.0
-    for_weights: PerStage | None = None
-    boundary: PerStage = 0.0
-    fixed: PerStage = 0.0
-
-    def __post_init__(self) -> None:
-        keep_numbers(self, "for_weights")
 
 
 class Change(NamedTuple):
-    """What a slot takes or gives back.
+    """One allocation or release by a slot.
 
     Attributes:
         time: the row of the slot.
-        task: the computation before or after which it happens; ``None``: when the slot begins.
-        after: after the computation.
+        task: the computation before or after which it happens; ``None``: it happens when the slot begins.
+        after: whether it happens after the computation.
         kind: one of ``KINDS``.
-        bytes: more, or less where negative.
+        bytes: positive for an allocation, negative for a release.
     """
 
     time: int
@@ -61,54 +41,59 @@ class Change(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Memory:
-    """The most that is in use, rank by rank.
+class Memory(Generic[Schedule]):
+    """The peak memory, rank by rank.
 
     Attributes:
         peak: bytes, ``fixed`` included.
         at_peak: the same by kind: activations, sends, receives.
-        live: micro-batches whose activations are kept: passes through a stage, over the stages of the rank.
-        schedule, sizes, held: of what.
+        live: the most micro-batches whose activations are kept at once: passes through a stage, over the stages of the rank.
+        schedule: with messages.
+        sizes, held: the arguments of ``memory``.
     """
 
     peak: tuple[float, ...]
     at_peak: tuple[dict[str, float], ...]
     live: tuple[float, ...]
-    schedule: PipelineSchedule = field(repr=False)
+    schedule: Schedule = field(repr=False)
     sizes: Sizes
     held: frozenset[str]
 
     @cached_property
     def changes(self) -> tuple[tuple[Change, ...], ...]:
-        """What each rank takes and gives back, in its order."""
-        found: list[list[Change]] = [[] for _ in range(self.schedule.ranks)]
-        _walk(self.schedule, self.sizes, self.held, [lambda *change, own=own: own.append(Change(*change)) for own in found])
-        return tuple(map(tuple, found))
+        """The allocations and releases of each rank, in their order."""
+        changes: list[list[Change]] = [[] for _ in range(self.schedule.ranks)]
+        _walk(self.schedule, self.sizes, self.held, [lambda *change, of_rank=of_rank: of_rank.append(Change(*change)) for of_rank in changes])
+        return tuple(map(tuple, changes))
 
 
-def memory(schedule: PipelineSchedule, sizes: Sizes | None = None, *, held: Collection[str] = ()) -> Memory:
-    """The memory that a schedule uses.
+def memory(schedule: Schedule, sizes: Sizes | None = None, *, held: Collection[str] = ()) -> Memory[Schedule]:
+    """The peak memory of a schedule on each rank.
 
     Args:
-        sizes: default: an activation is one, and messages are nothing.
-        held: passes (F, B) whose send buffers are kept to the end of the step instead of being released by the rule of
-            ``buffers``: what that would cost.
+        sizes: default: an activation has size 1, and messages have size 0.
+        held: passes (F, B) whose send buffers are kept to the end of the step, and not released by the rule of ``buffers``.
+            It shows what that would cost.
+
+    Raises:
+        TypeError: ``sizes`` is no ``Sizes``.
+        ScheduleError: the schedule is wrong, there are not as many sizes as stages, or ``held`` has other passes than F and B.
     """
     sizes = Sizes() if sizes is None else sizes
     if not isinstance(sizes, Sizes):
         raise TypeError(f"sizes is a Sizes, not {shown(sizes)}")
     if unknown := set(held) - {"F", "B"}:
         raise ScheduleError(f"held is of the passes F and B, not {', '.join(map(repr, sorted(unknown)))}")
-    schedule = schedule.checked().with_messages()
+    schedule = with_messages(checked(schedule))
     fixed = per_stage(sizes.fixed, schedule.stages, "fixed")
     peaks = [_Peak(sum(fixed[stage] for stage in stages)) for stages in schedule.stages_of]
     held = frozenset(held)
     _walk(schedule, sizes, held, peaks)
-    return Memory(tuple(one.most for one in peaks), tuple(one.at for one in peaks), _live(schedule), schedule, sizes, held)
+    return Memory(tuple(peak.most for peak in peaks), tuple(peak.at for peak in peaks), _live(schedule), schedule, sizes, held)
 
 
 class _Peak:
-    """The most of a rank so far: called with each of its changes."""
+    """The peak of a rank so far; it is called with each change of the rank."""
 
     __slots__ = ("at", "most", "now", "total")
 
@@ -127,8 +112,8 @@ class _Peak:
 Take = Callable[[int, Task | None, bool, str, float], None]  # with the fields of a ``Change``
 
 
-def _walk(schedule: PipelineSchedule, sizes: Sizes, held: Collection[str], takes: Sequence[Take]) -> None:
-    """Go through the slots and tell each rank's ``take`` what is taken and given back."""
+def _walk(schedule: ScheduleTable, sizes: Sizes, held: Collection[str], takes: Sequence[Take]) -> None:
+    """Go through the slots and call the ``take`` of each rank with every allocation and release."""
     stages, rank_of = schedule.stages, schedule.rank_of
     activation = per_stage(sizes.activation, stages, "activation")
     later = activation if sizes.for_weights is None else per_stage(sizes.for_weights, stages, "for_weights")
@@ -176,7 +161,7 @@ def _walk(schedule: PipelineSchedule, sizes: Sizes, held: Collection[str], takes
                     take(time, task, True, "receives", -read)
 
 
-def _live(schedule: PipelineSchedule) -> tuple[float, ...]:
+def _live(schedule: ScheduleTable) -> tuple[float, ...]:
     now, most = [0] * schedule.ranks, [0] * schedule.ranks
     last = "WW" if schedule.is_split else "BW"
     for _, rank, task in schedule.tasks():
@@ -186,39 +171,3 @@ def _live(schedule: PipelineSchedule) -> tuple[float, ...]:
         elif task.kind == last:
             now[rank] -= 1
     return tuple(number / len(stages) for number, stages in zip(most, schedule.stages_of, strict=True))
-
-
-def keep_numbers(numbers: Any, *may_be_none: str) -> None:
-    """Make every field of a frozen dataclass a float, or a tuple of floats.
-
-    Raises:
-        TypeError: a field is neither a number nor a list of numbers.
-        ScheduleError: a number is negative, or not finite.
-    """
-    for one in fields(numbers):
-        value, what = getattr(numbers, one.name), f"{type(numbers).__name__}({one.name}=…)"
-        if value is None and one.name in may_be_none:
-            continue
-        if getattr(value, "ndim", 1) == 0:  # of an array or tensor without dims
-            value = float(value)
-        if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Set)):
-            value = tuple(_number(number, what) for number in value)
-        else:
-            value = _number(value, what)
-        object.__setattr__(numbers, one.name, value)
-
-
-def _number(value: Any, what: str) -> float:
-    if isinstance(value, (str, bytes, bool)) or not hasattr(value, "__float__"):
-        raise TypeError(f"{what} is a number, or a list of one for each stage, not {shown(value)}")
-    if not 0 <= value <= MOST:
-        raise ScheduleError(f"{what} is {shown(value)}: a finite number from 0, to {MOST:g} at most")
-    return float(value)
-
-
-def per_stage(value: PerStage, count: int, what: str, of: str = "stages") -> list[float]:
-    """One number for each stage, or for each two neighbours."""
-    numbers = list(value) if isinstance(value, Iterable) else [value] * count
-    if len(numbers) != count:
-        raise ScheduleError(f"{what} has {len(numbers)} numbers, and there are {count} {of}")
-    return numbers

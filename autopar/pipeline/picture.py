@@ -1,7 +1,7 @@
-"""A simulation as a picture: what each rank computes, sends and receives, where it is idle, and what memory it has in use.
+"""Draw a simulation: what each rank computes, sends and receives, where it is idle, and how much memory it uses.
 
-Time runs to the right. A computation bears the number of its micro-batch; the stages of a rank are shades of a colour. Colours
-differ in lightness too, so that they can be told apart in grey and by readers who see few of them.
+Time runs to the right. A computation shows the number of its micro-batch; the stages of a rank are shades of one colour. Colours
+differ in lightness too, so that readers can distinguish them in grey and with colour blindness.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autopar.pipeline.memory import KINDS
-from autopar.pipeline.simulate import Simulation
+from autopar.pipeline.simulated_run import SimulatedRun
+from autopar.pipeline.timeline import Span
 from autopar.pipeline.tracks import COMPUTATIONS, Track, stages_of, title, tracks
-from autopar.timeline import Span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,14 +53,14 @@ STYLE = {
 }  # fmt: skip
 
 
-def draw(simulation: Simulation, path: str | os.PathLike[str], *, arrows: bool | None = None) -> None:
+def draw(simulation: SimulatedRun, path: str | os.PathLike[str], *, arrows: bool | None = None) -> None:
     """Write a picture, as SVG, PNG or PDF by the path's suffix; the same simulation gives the same bytes.
 
     Args:
         arrows: from each send to its receive. Default: where there are few enough.
 
     Raises:
-        TypeError: it is not a simulation.
+        TypeError: the argument is no simulation.
         ValueError: the suffix is none of these.
         ImportError: matplotlib is not installed.
     """
@@ -97,7 +97,7 @@ class Sheet:
     bottom: float = 0.95
 
     @classmethod
-    def of(cls, simulation: Simulation) -> Sheet:
+    def of(cls, simulation: SimulatedRun) -> Sheet:
         spans = list(chain.from_iterable(simulation.computed))
         duration = median(span.end - span.start for span in spans) if spans else 1.0
         makespan = simulation.makespan or 1.0
@@ -110,7 +110,7 @@ class Sheet:
         return 8 if self.rank > 0.8 else 6
 
 
-def _figure(simulation: Simulation, found: Sequence[Track], arrows: bool) -> Figure:
+def _figure(simulation: SimulatedRun, found: Sequence[Track], arrows: bool) -> Figure:
     from matplotlib.figure import Figure
 
     sheet, ranks = Sheet.of(simulation), len(found)
@@ -143,7 +143,7 @@ def _idle(axes: Axes, ranks: int, begin: float, end: float) -> None:
     )  # fmt: skip
 
 
-def _computations(axes: Axes, simulation: Simulation, found: Sequence[Track], sheet: Sheet) -> None:
+def _computations(axes: Axes, simulation: SimulatedRun, found: Sequence[Track], sheet: Sheet) -> None:
     schedule = simulation.schedule
     top, bottom = LANES["compute"]
     for name in COMPUTATIONS:
@@ -194,7 +194,7 @@ def _arrows(axes: Axes, spans: Sequence[Span], of: str, colour: str) -> None:
             axes.scatter(*zip(*ends, strict=True), s=7, marker=marker, color=colour, linewidths=0, zorder=4)
 
 
-def _memory(axes: Axes, simulation: Simulation, found: Sequence[Track], sheet: Sheet, end: float) -> None:
+def _memory(axes: Axes, simulation: SimulatedRun, found: Sequence[Track], sheet: Sheet, end: float) -> None:
     """The kinds on top of one another, all ranks on one scale; a triangle at the first time of the peak."""
     from matplotlib.collections import LineCollection, PolyCollection
 
@@ -224,7 +224,7 @@ def _memory(axes: Axes, simulation: Simulation, found: Sequence[Track], sheet: S
         axes.scatter([track.times[at]], [y - 0.025], s=9, marker="v", color="black", linewidths=0, zorder=5, clip_on=False)
 
 
-def _frame(axes: Axes, simulation: Simulation, sheet: Sheet) -> None:
+def _frame(axes: Axes, simulation: SimulatedRun, sheet: Sheet) -> None:
     """Names of ranks and lanes, lines between ranks, the time axis."""
     ranks = simulation.schedule.ranks
     for rank, stages in enumerate(simulation.schedule.stages_of):
@@ -244,7 +244,7 @@ def _frame(axes: Axes, simulation: Simulation, sheet: Sheet) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _legend(figure: Figure, simulation: Simulation, found: Sequence[Track], sheet: Sheet) -> None:
+def _legend(figure: Figure, simulation: SimulatedRun, found: Sequence[Track], sheet: Sheet) -> None:
     """A row for the computations, one for messages and memory."""
     from matplotlib.legend_handler import HandlerTuple
     from matplotlib.patches import Patch
@@ -267,7 +267,7 @@ def _legend(figure: Figure, simulation: Simulation, found: Sequence[Track], shee
         )  # fmt: skip
 
 
-def _numbers(simulation: Simulation) -> str:
+def _numbers(simulation: SimulatedRun) -> str:
     parts = [f"makespan {_short(simulation.makespan)}", f"bubble {_short(simulation.bubble)} ({simulation.bubble_rate:.1%})"]
     if simulation.span_bubble < simulation.bubble - 1e-9 * simulation.makespan:
         parts.append(f"of the longest rank {_short(simulation.span_bubble)} ({simulation.span_bubble_rate:.1%})")

@@ -1,142 +1,79 @@
-"""A schedule on paper: when each task begins and ends, how much of the time is lost, and what memory it takes.
+"""Simulate a schedule on paper: when each task begins and ends, how much time is lost, and what memory it takes.
 
-Each rank computes one task after the other, each pair of ranks has a link in either direction, and messages travel while
-ranks compute: a send begins when its rank has come to it and its link is free; a computation waits for its message, and nothing
-before it does. What shares a slot is computed one after the other, and its results leave when all of it is done.
+Each rank computes one task after the other. Each pair of ranks has a link in either direction, and messages travel while ranks
+compute. A send begins when its rank has reached it and its link is free. A computation waits for its message; nothing before
+the computation waits for it. The tasks of one slot are computed one after the other, and their results are sent when all of
+them are done.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 
-from autopar.collector import collector_paused
 from autopar.errors import ScheduleError, shown
+from autopar.gc_pause import collector_paused
 from autopar.pipeline.dataflow import source
-from autopar.pipeline.memory import PAIRS, Memory, PerStage, Sizes, keep_numbers, memory, per_stage
-from autopar.pipeline.schedule import PipelineSchedule
+from autopar.pipeline.lowering import with_messages
+from autopar.pipeline.memory import memory
+from autopar.pipeline.per_stage import PAIRS, Sizes, Times, per_stage
+from autopar.pipeline.picture import draw
+from autopar.pipeline.schedule_table import Schedule
+from autopar.pipeline.simulated_run import SimulatedRun
+from autopar.pipeline.summary import summary
 from autopar.pipeline.task import Task
-from autopar.timeline import Span, Timeline
+from autopar.pipeline.timeline import Span, Timeline
+from autopar.pipeline.trace import save_trace
+from autopar.pipeline.verify import checked
 
 
 @dataclass(frozen=True)
-class Times:
-    """How long things take, in any unit; one number, or one for each stage.
+class Simulation(SimulatedRun[Schedule]):
+    """The result of ``simulate``: spans of computations and messages, and memory.
 
     Attributes:
-        forward: F.
-        backward: B, the gradient of the input.
-        weight: W, the gradient of the weights; a backward that is not split takes B + W. One that runs its forward again
-            (``recompute``) takes F more.
-        transfer: c, a tensor between two stages of different ranks; one number, or one for each two neighbours.
-    """
-
-    forward: PerStage = 1.0
-    backward: PerStage = 1.0
-    weight: PerStage = 1.0
-    transfer: PerStage = 0.0
-
-    def __post_init__(self) -> None:
-        keep_numbers(self)
-
-
-@dataclass(frozen=True)
-class Simulation:
-    """What came out.
-
-    Attributes:
-        schedule, times, memory: of what.
+        schedule: with messages.
+        times, memory: those of the schedule.
         computed: the spans of the computations, rank by rank: the stream is the rank.
         sent: the spans of the messages: the op is the send, the stream the pair of ranks.
-        work: what each rank computes in all.
-        exposed: how long each rank waited for messages on their way: less, by so much, if transfers took no time at all.
+        work: the time that each rank computes, in the unit of ``times``.
+        exposed: the time that each rank waits for messages on their way. If transfers took no time, it would wait so much less.
     """
 
-    schedule: PipelineSchedule
-    times: Times
-    memory: Memory = field(repr=False)
-    computed: tuple[tuple[Span, ...], ...] = field(repr=False)
-    sent: tuple[Span, ...] = field(repr=False)
-    work: tuple[float, ...]
-    exposed: tuple[float, ...]
-
     def __str__(self) -> str:
-        from autopar.pipeline.summary import summary
-
         return summary(self)
 
     def draw(self, path: str | os.PathLike[str]) -> None:
-        """Draw it into an SVG, PNG or PDF; see ``autopar.pipeline.picture``."""
-        from autopar.pipeline.picture import draw
-
+        """Draw the simulation into an SVG, PNG or PDF; see ``autopar.pipeline.picture``."""
         draw(self, path)
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write a trace for Perfetto or chrome://tracing; see ``autopar.pipeline.trace``."""
-        from autopar.pipeline.trace import save_trace
-
         save_trace(self, path)
-
-    @cached_property
-    def makespan(self) -> float:
-        """From the first begin to the last end."""
-        return max((own[-1].end for own in self.computed if own), default=0.0) - min((own[0].start for own in self.computed if own), default=0.0)
-
-    @cached_property
-    def span(self) -> float:
-        """The longest time that a single rank takes from its first begin to its last end: what counts where steps overlap."""
-        return max((own[-1].end - own[0].start for own in self.computed if own), default=0.0)
-
-    @property
-    def ideal(self) -> float:
-        """The work of the busiest rank: m (F + B + W) where stages are alike."""
-        return max(self.work)
-
-    @property
-    def bubble(self) -> float:
-        """The time lost by makespan."""
-        return self.makespan - self.ideal
-
-    @property
-    def bubble_rate(self) -> float:
-        """``bubble`` over the makespan."""
-        return self.bubble / self.makespan if self.makespan else 0.0
-
-    @property
-    def span_bubble(self) -> float:
-        """The time lost by the longest span of a single rank."""
-        return self.span - self.ideal
-
-    @property
-    def span_bubble_rate(self) -> float:
-        """``span_bubble`` over the span."""
-        return self.span_bubble / self.span if self.span else 0.0
-
-    @property
-    def peak(self) -> tuple[float, ...]:
-        """The most memory in use, rank by rank."""
-        return self.memory.peak
 
 
 @collector_paused()
-def simulate(schedule: PipelineSchedule, times: Times | None = None, sizes: Sizes | None = None, *, held: Collection[str] = (),
-             at_once: Collection[Task] = ()) -> Simulation:  # fmt: skip
-    """Run a schedule on paper; linear.
+def simulate(schedule: Schedule, times: Times | None = None, sizes: Sizes | None = None, *, held: Collection[str] = (),
+             at_once: Collection[Task] = ()) -> Simulation[Schedule]:  # fmt: skip
+    """Simulate a schedule; linear in its tasks.
 
     Args:
-        times, sizes: default: F = B = W = 1, transfers take no time; an activation is one, messages are nothing.
+        times: how long tasks take. Default: F = B = W = 1, and transfers take no time.
+        sizes: what tasks keep in memory. Default: an activation has size 1, and messages have size 0.
         held: passes whose send buffers are kept to the end, as for ``memory``.
-        at_once: computations that do not wait for what comes from another rank. No schedule can be run so; some published
-            figures were.
+        at_once: computations that do not wait for messages. No schedule can run so, but some published figures assume it.
+
+    Raises:
+        TypeError: ``times`` is no ``Times``, or ``sizes`` no ``Sizes``.
+        ScheduleError: the schedule is wrong, or there are not as many times or sizes as stages.
     """
     times = Times() if times is None else times
     if not isinstance(times, Times):
         raise TypeError(f"times is a Times, not {shown(times)}")
     if wrong := [task for task in at_once if not isinstance(task, Task)]:
         raise ScheduleError(f"at_once is of tasks of the schedule, not {shown(wrong[0])}")
-    schedule = schedule.checked().with_messages()
+    schedule = with_messages(checked(schedule))
     stages, rank_of = schedule.stages, schedule.rank_of
     forward, backward, weight = (per_stage(getattr(times, name), stages, name) for name in ("forward", "backward", "weight"))
     transfer = per_stage(times.transfer, stages - 1, "transfer", PAIRS) if stages > 1 else []

@@ -1,21 +1,18 @@
-"""A simulation as a table: one row a rank."""
+"""Print a simulation as a table with one row for each rank."""
 
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Column, Table
 
 from autopar.pipeline.memory import KINDS
-
-if TYPE_CHECKING:
-    from autopar.pipeline.simulate import Simulation
+from autopar.pipeline.simulated_run import SimulatedRun
 
 
-def summary(simulation: Simulation) -> str:
-    """What was lost, by makespan and by the longest span of a single rank, and what each rank does, waits for and keeps."""
+def summary(simulation: SimulatedRun) -> str:
+    """The bubble by makespan and by the longest span of a single rank, and of each rank its work, its waiting and its memory."""
     schedule, memory = simulation.schedule, simulation.memory
     columns = ("rank", "stages", "work", "idle", "exposed", "live", "peak", *KINDS)
     table = Table(*(Column(name, justify="left" if name == "stages" else "right") for name in columns))

@@ -1,8 +1,9 @@
-"""A simulation as a trace in Chrome's format, which Perfetto (ui.perfetto.dev) and chrome://tracing show.
+"""Write a simulation as a trace in Chrome's format, which Perfetto (ui.perfetto.dev) and chrome://tracing show.
 
-Each rank is a process: a thread computes, and each link to or from another rank has one of its own, since messages of several
-links may be on their way at once. An arrow leads from each send to its receive, and counters show what memory is in use. An arrow
-binds to slices, and one without a length can neither be seen nor bound to: a message that takes no time is drawn with a short one.
+Each rank is a process. One thread shows its computations, and each link to or from another rank has a thread of its own, since
+messages of several links may be on their way at once. An arrow leads from each send to its receive, and counters show the memory
+in use. An arrow binds to slices, and a viewer neither shows nor binds a slice without length: so a message that takes no time is
+drawn with a short length.
 
 Source: "Trace Event Format", the document of the Chromium project.
 """
@@ -18,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from autopar.pipeline.memory import KINDS
-from autopar.pipeline.simulate import Simulation
+from autopar.pipeline.simulated_run import SimulatedRun
 from autopar.pipeline.task import PASSES, other_end
+from autopar.pipeline.timeline import Span
 from autopar.pipeline.tracks import Track, stages_of, title, tracks
-from autopar.timeline import Span
 
 # Names of Chrome's palette: blue, orange, green.
 COLOURS = {"forward": "rail_response", "backward": "rail_idle", "input gradient": "rail_idle", "weight gradient": "rail_load"}
@@ -32,14 +33,14 @@ Event = dict[str, Any]
 Thread = tuple[int, int, int]  # rank; sender and receiver of a link, or the rank twice: what computes
 
 
-def trace(simulation: Simulation) -> Event:
-    """The trace as what ``json`` writes; linear.
+def trace(simulation: SimulatedRun) -> Event:
+    """The trace as a dict that ``json`` can write; linear in the tasks.
 
     Times are taken as milliseconds and rounded to nanoseconds. The process of a rank is its number plus one, since process 0
     is the idle one to Perfetto.
 
     Raises:
-        TypeError: it is not a simulation.
+        TypeError: the argument is no simulation.
     """
     found = tracks(simulation)
     threads = _threads(found)
@@ -58,7 +59,7 @@ def trace(simulation: Simulation) -> Event:
     return {"displayTimeUnit": "ms", "otherData": about, "traceEvents": events}
 
 
-def save_trace(simulation: Simulation, path: str | os.PathLike[str]) -> None:
+def save_trace(simulation: SimulatedRun, path: str | os.PathLike[str]) -> None:
     """Write the trace as JSON."""
     text = json.dumps(trace(simulation), allow_nan=False, separators=(",", ":"))
     Path(path).write_text(text + "\n", encoding="utf-8")
@@ -76,7 +77,7 @@ def _threads(found: tuple[Track, ...]) -> dict[Thread, int]:
     return threads
 
 
-def _names(simulation: Simulation, threads: dict[Thread, int]) -> Iterator[Event]:
+def _names(simulation: SimulatedRun, threads: dict[Thread, int]) -> Iterator[Event]:
     for rank in range(simulation.schedule.ranks):
         process = {"ph": "M", "pid": rank + 1}
         yield {**process, "name": "process_name", "args": {"name": f"rank {rank}"}}
@@ -101,7 +102,7 @@ def _slice(span: Span, drawn: tuple[int, int], rank: int, thread: int, name: str
     }  # fmt: skip
 
 
-def _drawn(simulation: Simulation) -> list[tuple[int, int]]:
+def _drawn(simulation: SimulatedRun) -> list[tuple[int, int]]:
     """Begin and end of each message as it is drawn, in nanoseconds: at least one long, and after the message before it on its link."""
     links: dict[Any, list[int]] = defaultdict(list)
     for number, span in enumerate(simulation.sent):

@@ -1,4 +1,4 @@
-"""What there is to show of each rank of a simulation: its computations, its messages, and its memory over time."""
+"""Collect what a picture or a trace shows of each rank: computations, messages, and memory over time."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from autopar.pipeline.memory import KINDS, Change
-from autopar.pipeline.schedule import PipelineSchedule
-from autopar.pipeline.simulate import Simulation
+from autopar.pipeline.schedule_table import ScheduleTable
+from autopar.pipeline.simulated_run import SimulatedRun
 from autopar.pipeline.task import Slot, Task
-from autopar.timeline import Span
+from autopar.pipeline.timeline import Span
 
 COMPUTATIONS = ("forward", "backward", "input gradient", "weight gradient")
 
@@ -22,10 +22,10 @@ class Track:
     Attributes:
         computed: its computations by name, one of ``COMPUTATIONS``; a backward is the gradient of both.
         sent, received: its messages. Both ends take the whole of the transfer.
-        times: when memory is taken or given back, from 0 on, in order. A time may be there more than once: what is in use
+        times: when memory is allocated or freed, from 0 on, in order. A time may occur more than once, since memory in use
             between two changes at one time counts for the peak.
-        bytes: by kind, what is in use from each of the times on.
-        fixed: what is there all the time.
+        bytes: by kind, the memory in use from each of the times on.
+        fixed: memory in use all the time.
     """
 
     computed: dict[str, tuple[Span, ...]]
@@ -41,13 +41,13 @@ class Track:
         return tuple(map(sum, zip(*self.bytes.values(), strict=True)))
 
 
-def tracks(simulation: Simulation) -> tuple[Track, ...]:
+def tracks(simulation: SimulatedRun) -> tuple[Track, ...]:
     """The track of each rank; linear.
 
     Raises:
-        TypeError: it is not a simulation.
+        TypeError: the argument is no simulation.
     """
-    if not isinstance(simulation, Simulation):
+    if not isinstance(simulation, SimulatedRun):
         raise TypeError(f"{simulation!r:.80} is a {type(simulation).__name__}; give a Simulation, as schedule.simulate() makes it")
     schedule, memory = simulation.schedule, simulation.memory
     split = schedule.is_split
@@ -57,23 +57,23 @@ def tracks(simulation: Simulation) -> tuple[Track, ...]:
         sender, receiver = span.stream  # type: ignore[misc]
         sent[sender].append(span)
         received[receiver].append(span)
-    found = []
+    all_tracks = []
     for rank, computed in enumerate(simulation.computed):
         by_name: dict[str, list[Span]] = {name: [] for name in COMPUTATIONS}
         for span in computed:
             by_name[_name(span.op, split)].append(span)
         times, bytes_ = _memory(memory.changes[rank], [row[rank] for row in schedule.slots], computed)
-        found.append(
+        all_tracks.append(
             Track(
                 {name: tuple(spans) for name, spans in by_name.items()}, tuple(sent[rank]), tuple(received[rank]), times, bytes_,
                 _fixed(memory.peak[rank], sum(memory.at_peak[rank].values())),
             )
         )  # fmt: skip
-    return tuple(found)
+    return tuple(all_tracks)
 
 
-def title(simulation: Simulation) -> str:
-    """What was simulated: ``zb-h1, 8 ranks, 32 micro-batches``."""
+def title(simulation: SimulatedRun) -> str:
+    """The title of a simulation: ``zb-h1, 8 ranks, 32 micro-batches``."""
     schedule = simulation.schedule
     parts = [schedule.name or "a schedule", f"{schedule.ranks} rank{'s'[: schedule.ranks > 1]}"]
     if schedule.chunks > 1:
@@ -81,10 +81,10 @@ def title(simulation: Simulation) -> str:
     return ", ".join([*parts, f"{schedule.batches} micro-batch{'es' if schedule.batches > 1 else ''}"])
 
 
-def stages_of(schedule: PipelineSchedule, rank: int) -> str:
+def stages_of(schedule: ScheduleTable, rank: int) -> str:
     """``stage 3``, ``stages 0, 7``"""
-    own = schedule.stages_of[rank]
-    return f"stage{'s'[: len(own) > 1]} {', '.join(map(str, own))}"
+    stages = schedule.stages_of[rank]
+    return f"stage{'s'[: len(stages) > 1]} {', '.join(map(str, stages))}"
 
 
 def _name(task: Task, split: bool) -> str:
@@ -94,14 +94,14 @@ def _name(task: Task, split: bool) -> str:
 
 
 def _fixed(peak: float, changing: float) -> float:
-    """What is left of the peak; a rounding is nothing."""
+    """The rest of the peak, which does not change; 0 if it is only a rounding error."""
     return peak - changing if peak - changing > 1e-9 * peak else 0.0
 
 
 def _memory(changes: tuple[Change, ...], slots: list[Slot], computed: tuple[Span, ...]) -> tuple[tuple[float, ...], dict[str, tuple[float, ...]]]:
-    """When each change happens, and what is in use then.
+    """The time of each change, and the memory in use from then on, by kind.
 
-    A slot begins when the computation before it has ended, and takes its receive buffers then. It gives send buffers back when
+    A slot begins when the computation before it has ended, and allocates its receive buffers then. It frees send buffers after
     it has waited for its messages, that is when it computes.
     """
     spans: dict[Task, Span] = {span.op: span for span in computed}
@@ -117,6 +117,6 @@ def _memory(changes: tuple[Change, ...], slots: list[Slot], computed: tuple[Span
             time = ended
         if change.bytes:
             times.append(max(time, times[-1]))
-            for kind, own in deltas.items():
-                own.append(change.bytes if kind == change.kind else 0.0)
-    return tuple(times), {kind: tuple(accumulate(own)) for kind, own in deltas.items()}
+            for kind, changed in deltas.items():
+                changed.append(change.bytes if kind == change.kind else 0.0)
+    return tuple(times), {kind: tuple(accumulate(changed)) for kind, changed in deltas.items()}

@@ -1,8 +1,8 @@
-"""The verifier: what must hold of any schedule, also of one that was loaded.
+"""Verify a schedule: check the rules that every schedule must keep, also one that was loaded.
 
-Everything is checked on the table alone, nothing is run; linear in the tasks, but for the release of buffers (x ranks). Messages
-have no tags and none overtakes another, so the i-th sent from one rank to another must be the i-th received; on which channels
-all ranks finish is decided by ``autopar.channels``.
+The verifier reads the table alone and runs nothing. It is linear in the tasks, and for the release of buffers in tasks x ranks.
+Messages have no tags and do not overtake each other, so the i-th send from one rank to another must be the i-th receive;
+``autopar.verify.channels`` decides on which channels all ranks finish.
 """
 
 from __future__ import annotations
@@ -11,28 +11,29 @@ import functools
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Generic
 
-from autopar.channels import ALL, ASYNCHRONOUS, Channels, Group, Receive, Send
-from autopar.channels.check import check_tasks
-from autopar.collector import collector_paused
 from autopar.errors import ChannelError, ScheduleError, shown
+from autopar.gc_pause import collector_paused
 from autopar.pipeline.buffers import NEVER, Flow, in_use, last_readers, release_rows
 from autopar.pipeline.dataflow import made_by, reads, source
-from autopar.pipeline.schedule import PipelineSchedule
+from autopar.pipeline.schedule_table import Schedule, ScheduleTable
 from autopar.pipeline.task import ON_PARAMETERS, REDUCE, RESHARD, UNSHARD, Task, other_end
+from autopar.verify.channels import ALL, ASYNCHRONOUS, Channels, Group, Receive, Send
+from autopar.verify.channels.check import check_tasks
 
 
 @dataclass(frozen=True)
-class Verification:
-    """What was found of a schedule that is right.
+class Verification(Generic[Schedule]):
+    """What the verifier says of a schedule that is right.
 
     Attributes:
-        computations, messages: how many.
-        finishes: on which channels all ranks finish: their name → nothing, or the cycle of ranks that wait there.
+        computations, messages: their numbers.
+        finishes: the name of each kind of channels → an empty text if all ranks finish on them, else the cycle of ranks that wait.
         buffers: sender and receiver → the most send buffers and the most receive buffers in use at once.
     """
 
-    schedule: PipelineSchedule
+    schedule: Schedule
     computations: int
     messages: int
     finishes: dict[str, str]
@@ -47,14 +48,14 @@ class Verification:
 
 
 @collector_paused()
-def verify(schedule: PipelineSchedule, *, channels: Iterable[Channels] = ()) -> Verification:
-    """Check a schedule. One of computations alone is checked as such.
+def verify(schedule: Schedule, *, channels: Iterable[Channels] = ()) -> Verification[Schedule]:
+    """Check a schedule, with its messages or as one of computations alone.
 
-    A rank waits for its receives where they stand, before it goes on: what finishes so finishes too where only the reader of
-    a message waits for it.
+    The verifier assumes that a rank waits at each receive before it goes on. A schedule that finishes so finishes also where
+    only the reader of a message waits for it.
 
     Args:
-        channels: on which all ranks must finish, besides asynchronous ones; on which others they do is told.
+        channels: channels on which all ranks must finish, besides asynchronous ones. The result names the others on which they do.
 
     Raises:
         ScheduleError: a task is missing, doubled, or before what it reads; a message has one end, is read by nobody, or is not
@@ -77,8 +78,19 @@ def verify(schedule: PipelineSchedule, *, channels: Iterable[Channels] = ()) -> 
     return Verification(schedule, sum(task.kind[1] == "W" for task in times), messages, finishes, buffers)
 
 
-def _once(schedule: PipelineSchedule) -> dict[Task, int]:
-    """Every pass of every micro-batch once; the row of each task."""
+def checked(schedule: Schedule) -> Schedule:
+    """Verify a schedule that is not known to be right, and return it.
+
+    Raises:
+        ScheduleError: the schedule is wrong.
+    """
+    if not schedule.is_known_right:
+        verify(schedule)
+    return schedule.known_right()
+
+
+def _once(schedule: ScheduleTable) -> dict[Task, int]:
+    """Check that every pass of every micro-batch is there once; return the row of each task."""
     times: dict[Task, int] = {}
     seen: dict[tuple[str, int, int], Task] = {}
     for time, rank, task in schedule.tasks():
@@ -95,8 +107,8 @@ def _once(schedule: PipelineSchedule) -> dict[Task, int]:
     return times
 
 
-def _order(schedule: PipelineSchedule, times: dict[Task, int]) -> None:
-    """Everything comes after what it reads."""
+def _order(schedule: ScheduleTable, times: dict[Task, int]) -> None:
+    """Check that every task comes after the tasks whose results it reads."""
     place = {task: (time, i) for time, row in enumerate(schedule.slots) for slot in row for i, task in enumerate(slot.tasks)}
     rank_of = schedule.rank_of
     for task, (time, i) in place.items():
@@ -119,8 +131,8 @@ def _at(task: Task, time: int, rank_of: tuple[int, ...]) -> str:
     return f"  row {time}, rank {rank_of[task.stage]}: {task.where}\n"
 
 
-def _pairing(schedule: PipelineSchedule, times: dict[Task, int]) -> None:
-    """Each result that another rank reads has one send and one receive, before its reader; there are no other messages."""
+def _pairing(schedule: ScheduleTable, times: dict[Task, int]) -> None:
+    """Check that each result that another rank reads has one send and one receive, before its reader, and that there are no other messages."""
     rank_of = schedule.rank_of
     expected: dict[Task, Task] = {}
     for task in times:
@@ -150,8 +162,8 @@ def _pairing(schedule: PipelineSchedule, times: dict[Task, int]) -> None:
                 )
 
 
-def _progress(schedule: PipelineSchedule, times: dict[Task, int], channels: Iterable[Channels]) -> dict[str, str]:
-    """FIFO identity of each pair of ranks, and on which channels all finish."""
+def _progress(schedule: ScheduleTable, times: dict[Task, int], channels: Iterable[Channels]) -> dict[str, str]:
+    """Check that each pair of ranks sends and receives in one order; return for each kind of channels whether all ranks finish."""
     tasks: dict[int, list[Group]] = {rank: [] for rank in range(schedule.ranks)}
     for row in schedule.slots:
         for rank, slot in enumerate(row):
@@ -175,7 +187,7 @@ def _progress(schedule: PipelineSchedule, times: dict[Task, int], channels: Iter
     required = (ASYNCHRONOUS, *channels)  # a wrong order is refused on all
     for model in required:
         if not isinstance(model, Channels):
-            raise TypeError(f"channels are those of autopar.channels: ASYNCHRONOUS, buffered(k), GROUPED, BLOCKING; not {shown(model)}")
+            raise TypeError(f"channels are those of autopar.verify.channels: ASYNCHRONOUS, buffered(k), GROUPED, BLOCKING; not {shown(model)}")
     tried = {*ALL, *required}
     for model in sorted(tried, key=lambda model: model.strictness, reverse=True):
         looser = any(not finishes[other.name] and model.looser(other) for other in tried if other.name in finishes)
@@ -187,17 +199,17 @@ def _progress(schedule: PipelineSchedule, times: dict[Task, int], channels: Iter
 
 
 def _value(message: Task) -> str:
-    """What a message is called on both ranks."""
+    """The name of a message, the same on both ranks."""
     send = message if message.kind[1] == "S" else other_end(message)
     return f"{send} of stage {send.stage}"
 
 
-def _message(task: Task, schedule: PipelineSchedule) -> Send | Receive:
+def _message(task: Task, schedule: ScheduleTable) -> Send | Receive:
     return (Send if task.kind[1] == "S" else Receive)(_value(task), schedule.rank_of[task.peer])
 
 
-def _reductions(schedule: PipelineSchedule, times: dict[Task, int]) -> None:
-    """The gradients of each stage are reduced once, when all of them are there."""
+def _reductions(schedule: ScheduleTable, times: dict[Task, int]) -> None:
+    """Check that the gradients of each stage are reduced once, after the last of them."""
     last: dict[int, int] = {}
     for task, time in times.items():
         if task.kind in ("BW", "WW"):
@@ -220,8 +232,8 @@ def _reductions(schedule: PipelineSchedule, times: dict[Task, int]) -> None:
             raise ScheduleError(f"rank {rank}: the gradients of stage {stage} are reduced {how}: without {REDUCE} after the last one they are not averaged; have it once")
 
 
-def _gathered(schedule: PipelineSchedule) -> None:
-    """A stage that is gathered anywhere is gathered when it computes; it is gathered only where it is not, and freed only where it is."""
+def _gathered(schedule: ScheduleTable) -> None:
+    """Check that a stage with sharded parameters computes only while they are gathered, and that it gathers and frees them in turn."""
     sharded = {stage for row in schedule.slots for slot in row for name, stage in slot.parameters if name in (UNSHARD, RESHARD)}
     last: dict[int, tuple[str, int]] = {}  # of a stage: what was done to its parameters, and in which row
     for time, row in enumerate(schedule.slots):
@@ -242,8 +254,8 @@ def _gathered(schedule: PipelineSchedule) -> None:
                 last[stage] = name, time
 
 
-def _releases(schedule: PipelineSchedule, times: dict[Task, int]) -> None:
-    """What the slots say of send buffers agrees with the rules of ``buffers``."""
+def _releases(schedule: ScheduleTable, times: dict[Task, int]) -> None:
+    """Check that slots release send buffers only where the rules of ``buffers`` allow it."""
     said = [(time, rank, send) for time, row in enumerate(schedule.slots) for rank, slot in enumerate(row) for send in slot.free]
     if not said:
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from autopar.mesh import EXPERTS, SEQUENCE, Mesh
+from autopar.ir.mesh import EXPERTS, SEQUENCE, Mesh
 
 SHOWN = 8  # names that a sentence lists
 

@@ -11,13 +11,14 @@ from rich.table import Column, Table
 from rich.text import Text
 from torch import fx
 
-from autopar import transfers
-from autopar.bound import least_bytes
-from autopar.cost import step_price
-from autopar.machine import Machine
-from autopar.program import Program, operands, record_of
-from autopar.record import TensorType
-from autopar.text.printer import print_type
+from autopar.costs.machine import Machine
+from autopar.costs.prices import step_price
+from autopar.ir import transfers
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
+from autopar.ir.text.printer import print_type
+from autopar.transitions.lower_bound import least_bytes
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from autopar.arena import arena
-from autopar.liveness import KINDS, START, Lifetimes, Storage, liveness
-from autopar.program import Program, record_of
-from autopar.record import PHASES
-from autopar.text.printer import print_node
+from autopar.ir.nodes import record_of
+from autopar.ir.program import Program
+from autopar.ir.record import PHASES
+from autopar.ir.text.printer import print_node
+from autopar.report.arena import arena
+from autopar.report.liveness import KINDS, START, Lifetimes, Storage, liveness
 
 LARGEST = 5  # values, and modules, that are listed
 

@@ -14,10 +14,11 @@ from rich.table import Column, Table
 from rich.text import Text
 from torch import fx
 
-from autopar import transfers
-from autopar.machine import Machine, machine_of
-from autopar.program import Program, operands, record_of
-from autopar.record import TensorType
+from autopar.costs.machine import Machine, machine_of
+from autopar.ir import transfers
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
 from autopar.report.lines import TransferLines, lines_of
 
 LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")  # the number of a layer in a module path

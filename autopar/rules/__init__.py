@@ -1,6 +1,6 @@
 """Sharding rules: what every op allows, one line an op. Importing this package loads the tables."""
 
-from autopar import held, squares  # noqa: F401  # they register ops that have rules
+from autopar.ir.ops import sharded_lookup, sum_of_squares  # noqa: F401  # they register ops that have rules
 from autopar.optimizers.own_ops import on_new_op
 from autopar.rules import (  # noqa: F401
     attention,

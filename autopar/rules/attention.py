@@ -29,7 +29,7 @@ OTHER = "_scaled_dot_product_fused_attention_overrideable"
 rule(to.attention("q, k, v, mask -> o, row, (), (), (), (), (), (), none! by max", 0, 5, 3), OTHER, empty=False)
 rule(to.attention("o, q, k, v, mask, o, row, (), (), (), () -> q, k, v, mask", 1, 13, 4), f"{OTHER}_backward", linear="0", empty=False)
 
-# told the places of its queries, a causal attention comes apart along them (``autopar.held``)
+# told the places of its queries, a causal attention comes apart along them (``autopar.ir.ops.sharded_lookup``)
 rule(lambda q, k, *_: to.text("q, k, v, s -> o, row", to.factors(q, k, False, None)), "autopar::causal_attention", empty=False)
 rule(lambda o, q, k, *_: to.text("o, q, k, v, o, row, s -> q, k, v", to.factors(q, k, False, None)),
      "autopar::causal_attention_backward", linear="0", empty=False)  # fmt: skip

@@ -11,12 +11,13 @@ from typing import Any
 from torch import fx
 
 from autopar.errors import RuleError, shown
-from autopar.layout import UNDECIDED, WHOLE, Dim, DistAttr, normal_dim, regroup
-from autopar.mesh import Mesh
-from autopar.notation import ELLIPSIS, DimPattern, Pattern, parse_pattern
-from autopar.program import record_of
-from autopar.record import TensorType
+from autopar.ir.layout import UNDECIDED, WHOLE, Dim, DistAttr, normal_dim, regroup
+from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import record_of
+from autopar.ir.record import TensorType
+from autopar.rules.notation import ELLIPSIS, DimPattern, Pattern, parse_pattern
 from autopar.rules.registry import Rule, find_rule, parse_linear, rule_of
+from autopar.rules.unknown import discovered
 from autopar.torch_private import tensor_arguments
 
 Dims = tuple[DimPattern, ...]
@@ -226,7 +227,7 @@ _BOUND: dict[Any, Bound] = {}
 
 def bind_node(node: fx.Node, *, strict: bool = False) -> Bound:
     """The bound rule of a node, from the records of its operands and its own; without a rule, the one that is found
-    by running the op (``runtime.discover``), or all is whole.
+    by running the op (``rules.unknown``), or all is whole.
 
     Raises:
         RuleError: the rule does not fit the call; or there is none, and ``strict``.
@@ -280,9 +281,7 @@ def _bind(rule: Rule, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], r
     given = slots(op, args, kwargs)
     why = ""
     if rule.pattern is None:
-        from autopar.runtime.discover import discover  # it runs ops on pieces, which are placed with what is here
-
-        finding = discover(rule, op, args, kwargs, results)
+        finding = discovered(rule, op, args, kwargs, results)
         rule, why = finding.rule or rule, finding.why
     said = (_told(rule, args, kwargs) if callable(rule.pattern) else rule.pattern) or _all_whole(given, results)
     text, sizes = said if isinstance(said, tuple) else (said, {})

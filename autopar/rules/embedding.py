@@ -16,7 +16,7 @@ rule(by.scatter_add, "scatter_add", linear="0+2")
 rule(by.index_tensor, "index.Tensor", linear="0")
 rule(by.index_put, "index_put", linear=lambda x, indices, *_: f"0+{1 + len(indices)}")
 
-# told which rows are held, a look-up comes apart along them (``autopar.held``)
+# told which rows are held, a look-up comes apart along them (``autopar.ir.ops.sharded_lookup``)
 rule("v d, ..., v -> ... d", "autopar::look_up", linear="0")
 rule("... d, ..., v -> v d", "autopar::look_up_backward", linear="0")
 rule("... -> ...", "autopar::within")

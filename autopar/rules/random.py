@@ -1,4 +1,4 @@
-"""Random ops, in the twins that take a seed and a stream (``autopar.drawn``). Ranks with different pieces draw from different seeds.
+"""Random ops, in the twins that take a seed and a stream (``autopar.ir.ops.seeded_random``). Ranks with different pieces draw from different seeds.
 
 Where the seed is a table of a single device's generator states, all is whole: its numbers come in one order.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from autopar.drawn import twin_of, with_seed
+from autopar.ir.ops.seeded_random import twin_of, with_seed
 from autopar.rules.registry import RULES, Rule, op_name, overload
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from autopar.drawn import source_of, twin_of, with_seed
 from autopar.errors import RuleError, shown
-from autopar.notation import Pattern, parse_pattern
+from autopar.ir.ops.seeded_random import source_of, twin_of, with_seed
+from autopar.rules.notation import Pattern, parse_pattern
 from autopar.torch_private import (
     OpOverload,
     OpOverloadPacket,
@@ -33,7 +33,7 @@ class Rule:
 
     Attributes:
         op: as it prints, ``add.Tensor``.
-        pattern: the factors in the notation of ``autopar.notation``, or a function of the op's arguments (tensors are
+        pattern: the factors in the notation of ``autopar.rules.notation``, or a function of the op's arguments (tensors are
             given as their types) that returns it, alone or with sizes of factors: ``("(g a) -> g a", {"g": 2})``;
             or ``None`` where nothing comes apart. ``None`` in its place is that of an op without a rule.
         linear: the operands through which a pending sum may pass: alternatives, each one or several jointly;
@@ -98,11 +98,11 @@ def register_rule(
 ) -> None:
     """Tell autopar how an op of yours comes apart: ``register_rule("... d! -> ... d!", "mylib::rope")``.
 
-    What it says is trusted: a wrong rule gives wrong numbers. ``autopar.runtime.proof.prove(op, args)`` shows each of its
+    What it says is trusted: a wrong rule gives wrong numbers. ``autopar.runtime.discovery.proof.prove(op, args)`` shows each of its
     claims on a call. A second rule for an op takes the place of the first.
 
     Args:
-        pattern: operands ``->`` results in factors; see ``autopar.notation``.
+        pattern: operands ``->`` results in factors; see ``autopar.rules.notation``.
         op: a name (``"mylib::rope"``, ``"mylib::rope.overload"``), ``torch.ops.mylib.rope``, or what ``torch.library.custom_op`` made.
         linear: the operands through which a pending sum may pass: ``"0"``, ``"0, 1"``, ``"0+1"``.
         sizes: argument positions that are sizes of the result: ``{1: "*"}`` for all of its shape, ``{2: 0}`` for dim 0.

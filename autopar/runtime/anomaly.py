@@ -24,13 +24,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar import transfers
+from autopar.capture.model_state import Inventory
 from autopar.errors import AnomalyError, at_line
-from autopar.inventory import Inventory
+from autopar.ir import transfers
+from autopar.ir.nodes import is_getitem, operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
+from autopar.ir.text.printer import print_node, target_name
 from autopar.optimizers import IN_PLACE
-from autopar.program import Program, is_getitem, operands, record_of
-from autopar.record import TensorType
-from autopar.text.printer import print_node, target_name
 
 LEFT = "its initialisation, a checkpoint or an earlier step left it there; go back to a state without, and run on with detect_anomaly"
 REMEDIES = {  # what comes in → the remedy

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autopar.mesh import Mesh
-from autopar.program import Program, operands, record_of
-from autopar.record import TensorType
+from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
 
 
 @dataclass(frozen=True)

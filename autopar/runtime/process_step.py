@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from autopar.program import Program
-from autopar.runtime import anomaly, where
-from autopar.runtime.agreement import Agreement, Brought
-from autopar.runtime.buckets import largest_pieces
+from autopar.ir.program import Program
+from autopar.runtime import anomaly, current_op
 from autopar.runtime.interface import Interface
-from autopar.runtime.lower import Lowered, lower
+from autopar.runtime.lowering.buckets import largest_pieces
+from autopar.runtime.lowering.lower import Lowered, lower
 from autopar.runtime.modes import as_captured
+from autopar.runtime.processes.agreement import Agreement, Brought
 
 Gradient = Callable[[str, torch.Tensor], torch.Tensor]
 
@@ -126,7 +126,7 @@ class ProcessStep:
         self._agreement.begin(f"backward of call {serial} from its outputs {outputs}", brought, f"backward from {outputs}")
 
     def _run(self, phase: str, boxed: list[Any]) -> list[torch.Tensor]:
-        where.tick()
+        current_op.tick()
         return (self.looking if anomaly.is_on() else self.phases)[phase].run(boxed)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import distributed
 
-from autopar.drawn import Draw, single_device_states
+from autopar.ir.ops.seeded_random import Draw, single_device_states
 from autopar.torch_private import default_generator
 
 RANDOM = ("parallel", "single")

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from autopar.program import Program
+from autopar.ir.program import Program
 from autopar.runtime import anomaly
 from autopar.runtime.interface import Interface
 from autopar.runtime.modes import as_captured
-from autopar.runtime.pieces import cut, join
-from autopar.runtime.simulate import Instruction, Values, compile_phases, run_ranks
+from autopar.runtime.simulation.pieces import cut, join
+from autopar.runtime.simulation.simulate import Instruction, Values, compile_phases, run_ranks
 
 
 class SimulatedStep:

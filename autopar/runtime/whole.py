@@ -7,15 +7,16 @@ from functools import cached_property
 
 import torch
 
-from autopar.program import Program, name_of, record_of
-from autopar.runtime import anomaly, where
+from autopar.ir.nodes import name_of, record_of
+from autopar.ir.program import Program
+from autopar.runtime import anomaly, current_op
 from autopar.runtime.anomaly import Hunt, Watched
-from autopar.runtime.buckets import largest_pieces
-from autopar.runtime.donated import Donated
 from autopar.runtime.interface import Interface
-from autopar.runtime.lower import Lowered, lower_whole
+from autopar.runtime.lowering.buckets import largest_pieces
+from autopar.runtime.lowering.donated import Donated
+from autopar.runtime.lowering.lower import Lowered, lower_whole
 from autopar.runtime.modes import as_captured
-from autopar.runtime.simulate import Instruction, Values, compile_phases, run_ranks
+from autopar.runtime.simulation.simulate import Instruction, Values, compile_phases, run_ranks
 
 Pieces = dict[str, torch.Tensor]
 
@@ -86,7 +87,7 @@ class ProcessRun(Results):
         lowered = self.lowered(zeros, hunt)
         boxed = [self._constants[n] if n in self._constants else self._zero(n) if n in zeros else values[n] for n in lowered.takes]
         values.clear()
-        where.tick()
+        current_op.tick()
         with as_captured():
             made = lowered.run(boxed)  # type: ignore[arg-type]
         if self._gate is not None:

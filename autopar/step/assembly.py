@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.program import Constant, Program, make_node, map_operands, record_of, set_record
-from autopar.record import Record, Result, TensorType
-from autopar.subgraph import Ref, subgraph
-from autopar.text.tokens import can_name
+from autopar.capture.decompose.subgraph import Ref, subgraph
+from autopar.ir.constant import Constant
+from autopar.ir.nodes import make_node, map_operands, record_of, set_record
+from autopar.ir.program import Program
+from autopar.ir.record import Record, Result, TensorType
+from autopar.ir.text.tokens import can_name
 
 
 class Assembly:

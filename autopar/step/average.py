@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from autopar.runtime.redistribute import redistribute
+from autopar.runtime.dtensors import redistribute
 from autopar.shards import for_model, is_dtensor, local_of
 from autopar.step.fit import number_of, parts_of
 from autopar.step.owned import Owned

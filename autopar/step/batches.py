@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from autopar.arguments import Arguments
-from autopar.mesh import Mesh
-from autopar.plan import batch_axes
+from autopar.capture.arguments import Arguments
+from autopar.ir.mesh import Mesh
+from autopar.plan.plan import batch_axes
 from autopar.shards import is_dtensor
 
 COUNTED = "num_items_in_batch"  # of Hugging Face's losses: what they divide by, over all micro-batches

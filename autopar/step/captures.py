@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from autopar.capture.guards import Call
+from autopar.capture.model_state import Inventory
 from autopar.errors import AutoparError
-from autopar.guards import Call
 from autopar.inputs import CallInputs, CallKey
-from autopar.inventory import Inventory
+from autopar.ir.program import Program
 from autopar.model.calls import Calls
 from autopar.model.captures import Captures, about_recapture
-from autopar.program import Program
 from autopar.step.average import Averages
 from autopar.step.batches import MicroBatches
 from autopar.step.compile import MicroBatch, StepUpdate, compile_micro, compile_update

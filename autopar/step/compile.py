@@ -11,19 +11,20 @@ import torch
 from torch import fx
 
 from autopar.capture import Captured
-from autopar.collector import collector_paused
+from autopar.capture.specialize import specialize
 from autopar.compiled import Compiler
 from autopar.errors import at_line
+from autopar.gc_pause import collector_paused
 from autopar.inputs import CallInputs
-from autopar.layout import DistAttr, layout_of
-from autopar.localize import LocalPrograms
+from autopar.ir.layout import DistAttr, layout_of
+from autopar.ir.nodes import name_of, operands, record_of, set_record
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
 from autopar.passes import Amp, Recompute, run_passes
 from autopar.passes.amp import low_precision
-from autopar.program import Program, name_of, operands, record_of, set_record
-from autopar.progress import doing
-from autopar.record import TensorType
 from autopar.report.passes import PassReport, Reports
-from autopar.specialize import specialize
+from autopar.report.progress import doing
+from autopar.runtime.localize import LocalPrograms
 from autopar.step.copies import copy_program
 from autopar.step.counts import count_program
 from autopar.step.joined import joined
@@ -33,7 +34,7 @@ from autopar.step.outputs import Output, about_outputs, loss_of, names_of
 from autopar.step.program import Step
 from autopar.step.update import Norm, Trained, Untrained, update_of
 from autopar.step.zero import Zero, split_over, zero_of
-from autopar.verify import verify
+from autopar.verify.levels import verify
 
 Placed = tuple[Program, LocalPrograms]
 

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 
 import torch
 
-from autopar.layout import DistAttr
-from autopar.program import Program
-from autopar.record import Record, TensorType
+from autopar.ir.layout import DistAttr
+from autopar.ir.program import Program
+from autopar.ir.record import Record, TensorType
 from autopar.step.assembly import Assembly
 
 COPY = ".copy"  # behind the name of a parameter

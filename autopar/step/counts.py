@@ -16,7 +16,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from autopar.program import Program, behind, record_of
+from autopar.ir.nodes import behind, record_of
+from autopar.ir.program import Program
 from autopar.step.assembly import Assembly, type_of
 from autopar.step.terms import Terms
 

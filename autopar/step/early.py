@@ -19,9 +19,9 @@ from collections.abc import Iterable, Sequence
 
 from torch import fx
 
-from autopar import transfers
-from autopar.program import operands, record_of
-from autopar.record import TensorType
+from autopar.ir import transfers
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.record import TensorType
 
 LARGEST = 64  # elements of what is counted; more would be held for long
 

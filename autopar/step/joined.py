@@ -25,7 +25,7 @@ The counts and the first of several micro-batches, so that counts are summed ove
         …
 
 What runs is that of both programs. The reductions of sums stand where the update reads them, and are begun when a sum has been made
-(``runtime.buckets``); those of counts stand in the middle of the forward (``early``).
+(``runtime.lowering.buckets``); those of counts stand in the middle of the forward (``early``).
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from autopar.program import Program, name_of, operands, record_of, set_record
-from autopar.record import Requirement
+from autopar.ir.nodes import name_of, operands, record_of, set_record
+from autopar.ir.program import Program
+from autopar.ir.record import Requirement
 from autopar.step.assembly import Assembly
 from autopar.step.copies import COPY
 from autopar.step.early import counted_early

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 from torch import fx
 
-from autopar.liveness import START, size
-from autopar.program import Program, name_of, record_of
+from autopar.ir.nodes import name_of, record_of
+from autopar.ir.program import Program
+from autopar.report.liveness import START, size
 from autopar.report.memory import PhasePeak, report_of, tables
-from autopar.runtime.lifetimes import lifetimes
-from autopar.runtime.lower import Lowered
+from autopar.runtime.lowering.lifetimes import lifetimes
+from autopar.runtime.lowering.lower import Lowered
 from autopar.step.copies import COPY
 from autopar.step.micro import LOSS, gradient_name
 

@@ -27,8 +27,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from autopar.program import Program, is_getitem, name_of, operands, record_of
-from autopar.record import Record, TensorType
+from autopar.ir.nodes import is_getitem, name_of, operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import Record, TensorType
 from autopar.rules.registry import rule_of
 from autopar.step.assembly import Assembly, type_of
 from autopar.step.counts import counted_as

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from autopar.errors import shown
-from autopar.loss_scaling import LossScaling
-from autopar.precision.policy import policy_of
+from autopar.plan.loss_scaling import LossScaling
+from autopar.plan.precision.policy import policy_of
 from autopar.step.outputs import WAYS
 
 CLIPPED = ("all", "optimizer")  # whose gradients a norm is of

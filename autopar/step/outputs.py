@@ -22,10 +22,11 @@ from torch import fx
 
 from autopar.capture import Captured
 from autopar.errors import CaptureError
-from autopar.layout import DistAttr, layout_of
+from autopar.ir.layout import DistAttr, layout_of
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
 from autopar.model.local_tensors import LocalTensors
-from autopar.program import Program, operands, record_of
-from autopar.record import TensorType
 from autopar.shards import is_dtensor
 from autopar.step.loss import as_loss
 from autopar.step.rows import Rows

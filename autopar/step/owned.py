@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
-from autopar.dtensor import placements_of
-from autopar.inventory import Named
-from autopar.layout import DistAttr
-from autopar.mesh import Mesh
+from autopar.capture.model_state import Named
+from autopar.ir.dtensor import placements_of
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
+from autopar.ir.record import TensorType
 from autopar.optimizers import HOST, Definition, Update, definition_of
 from autopar.optimizers.definition import Group
 from autopar.optimizers.update import RATE, scalar
-from autopar.record import TensorType
-from autopar.runtime.job import Job
-from autopar.runtime.redistribute import full_tensor, redistribute
+from autopar.runtime.dtensors import full_tensor, redistribute
+from autopar.runtime.processes.job import Job
 from autopar.shards import is_dtensor, local_of
 from autopar.step.update import STEP, Trained, scheduled_name
 from autopar.torch_private import copy_each, dtensor_around, note_a_step, version_of

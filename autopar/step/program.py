@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.errors import TextError, VerifyError
-from autopar.program import Program, name_of, record_of
+from autopar.ir.nodes import name_of, record_of
+from autopar.ir.program import Program
+from autopar.ir.text.printer import print_type
 from autopar.step.copies import COPY
-from autopar.text.printer import print_type
 
 
 @dataclass(eq=False)

@@ -16,13 +16,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import torch
 from torch import fx
 
-from autopar.choice import place_of
-from autopar.completion import Completion, Wanted
-from autopar.drawn import is_drawn, source_of
-from autopar.layout import DistAttr
-from autopar.mesh import Mesh
-from autopar.program import Program, behind, is_getitem, name_of, operands, record_of
-from autopar.record import Record, TensorType
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import behind, is_getitem, name_of, operands, record_of
+from autopar.ir.ops.seeded_random import is_drawn, source_of
+from autopar.ir.program import Program
+from autopar.ir.record import Record, TensorType
+from autopar.plan.choice import place_of
+from autopar.plan.propagation import Completion, Wanted
 from autopar.rules.binding import bind_node
 from autopar.rules.registry import op_name
 from autopar.step.assembly import Assembly, type_of

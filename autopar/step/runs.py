@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
+from autopar.capture.model_state import Inventory
 from autopar.inputs import CallInputs
-from autopar.inventory import Inventory
-from autopar.localize import LocalPrograms
-from autopar.mesh import Mesh
+from autopar.ir.mesh import Mesh
+from autopar.ir.program import Program
 from autopar.model.calls import Calls
-from autopar.program import Program
 from autopar.runtime import anomaly
 from autopar.runtime.anomaly import nth
-from autopar.runtime.lower import Lowered
-from autopar.runtime.pieces import cut, join
+from autopar.runtime.localize import LocalPrograms
+from autopar.runtime.lowering.lower import Lowered
+from autopar.runtime.simulation.pieces import cut, join
 from autopar.runtime.whole import Pieces, ProcessRun, Results, SimulatedRun
 from autopar.step.compile import MicroBatch, StepUpdate
 from autopar.step.copies import COPY

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import distributed
 
-from autopar.loss_scaling import LossScaling
 from autopar.model.calls import Calls
+from autopar.plan.loss_scaling import LossScaling
 from autopar.step.average import Averages
 from autopar.step.fit import SAVED, check_generator, check_groups, check_model, check_scaler, number_of, parts_of
 from autopar.step.owned import Owned

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from autopar.program import Program, is_getitem, name_of, operands, record_of
-from autopar.record import TensorType
+from autopar.ir.nodes import is_getitem, name_of, operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
 from autopar.step.batches import COUNTED
 from autopar.step.rows import Rows
 

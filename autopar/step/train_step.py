@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from autopar.borrow import ONE_AT_A_TIME
+from autopar.capture.model_state import inventory
+from autopar.capture.model_swap import ONE_AT_A_TIME
 from autopar.inputs import CallInputs, describe
-from autopar.inventory import inventory
+from autopar.ir.program import Program
 from autopar.model.calls import Calls
-from autopar.program import Program
 from autopar.report.passes import Reports
 from autopar.runtime.whole import Pieces
 from autopar.step.average import Averages

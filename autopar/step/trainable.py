@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from autopar.inventory import Inventory
+from autopar.capture.model_state import Inventory
 from autopar.torch_private import have_gradient_hooks
 
 

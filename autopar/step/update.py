@@ -23,13 +23,13 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from autopar.layout import DistAttr
-from autopar.loss_scaling import LossScaling, updated_scale
+from autopar.ir.layout import DistAttr
+from autopar.ir.ops.sum_of_squares import SUM_OF_SQUARES
+from autopar.ir.program import Program
+from autopar.ir.record import Record, TensorType
 from autopar.optimizers import AVERAGED
 from autopar.optimizers.update import COUNTED, RATE, Update
-from autopar.program import Program
-from autopar.record import Record, TensorType
-from autopar.squares import SUM_OF_SQUARES
+from autopar.plan.loss_scaling import LossScaling, updated_scale
 from autopar.step.assembly import Assembly
 from autopar.step.micro import LOSS, SCALE, gradient_name
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.layout import DistAttr
-from autopar.mesh import Mesh
-from autopar.plan import batch_axes
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
+from autopar.plan.plan import batch_axes
 
 STAGES: tuple[frozenset[str], ...] = (
     frozenset(),

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from autopar import transfers
-from autopar.layout import Dim, align, normal_dim, sized
-from autopar.mesh import Mesh
-from autopar.record import TensorType
+from autopar.ir import transfers
+from autopar.ir.layout import Dim, align, normal_dim, sized
+from autopar.ir.mesh import Mesh
+from autopar.ir.record import TensorType
 from autopar.transitions.way import Move, op_argument, parts_argument
 
 Dims = tuple[Dim, ...]

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from autopar import transfers
-from autopar.layout import Axes, DistAttr, Layout, normal_dim
-from autopar.record import TensorType
+from autopar.ir import transfers
+from autopar.ir.layout import Axes, DistAttr, Layout, normal_dim
+from autopar.ir.record import TensorType
 from autopar.transitions.draft import Dims, first_lengths, parts_of
 from autopar.transitions.way import Move, op_argument, parts_argument, places_for
 

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import torch
 
-from autopar import transfers
-from autopar.boxes import lacked_between, most_lacked
 from autopar.errors import TransitionError
-from autopar.layout import DistAttr, Layout, largest
-from autopar.mesh import Mesh
-from autopar.record import TensorType
-from autopar.text.printer import print_type
+from autopar.ir import transfers
+from autopar.ir.boxes import lacked_between, most_lacked
+from autopar.ir.layout import DistAttr, Layout, largest
+from autopar.ir.mesh import Mesh
+from autopar.ir.record import TensorType
+from autopar.ir.text.printer import print_type
 from autopar.transitions import reductions
 from autopar.transitions.draft import Draft, Reduced
 from autopar.transitions.pending import Made, made_pending

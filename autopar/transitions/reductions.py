@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from autopar import transfers
-from autopar.layout import sized
+from autopar.ir import transfers
+from autopar.ir.layout import sized
 from autopar.transitions.draft import Cut, Dims, Draft, Reduced, axes_of, parts_of
 from autopar.transitions.relayouts import View, first_view, views
 from autopar.transitions.way import places_for

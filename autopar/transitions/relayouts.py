@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from autopar import transfers
-from autopar.boxes import most_lacked
-from autopar.layout import Axes, Dim, align, in_common, sized
-from autopar.mesh import Mesh
-from autopar.record import TensorType
+from autopar.ir import transfers
+from autopar.ir.boxes import most_lacked
+from autopar.ir.layout import Axes, Dim, align, in_common, sized
+from autopar.ir.mesh import Mesh
+from autopar.ir.record import TensorType
 from autopar.transitions.way import Move, Way, parts_argument
 
 

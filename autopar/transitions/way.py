@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from autopar import transfers
-from autopar.record import TensorType
+from autopar.ir import transfers
+from autopar.ir.record import TensorType
 
 Move = tuple[Any, dict[str, Any]]  # a transfer and its arguments after the operand
 MANY = 16  # choices of places, above which several axes take the same one

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import distributed
 
-from autopar.dtensor import attr_of
 from autopar.initialize import agree, run_initialization
 from autopar.initialize.storage import device_for, materialized
-from autopar.layout import DistAttr
-from autopar.mesh import Mesh
-from autopar.runtime.agreement import Agreement
-from autopar.runtime.job import Job
+from autopar.ir.dtensor import attr_of
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
+from autopar.runtime.processes.agreement import Agreement
+from autopar.runtime.processes.job import Job
 from autopar.shards import is_dtensor, local_of
 from autopar.torch_private import IncompatibleKeys
 from autopar.weights.files import CheckpointFiles

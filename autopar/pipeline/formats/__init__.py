@@ -1,4 +1,4 @@
-"""Schedules as text: a table to look at, a document to keep, and the actions of torch.distributed.pipelining."""
+"""Write and read schedules as text: a table for people, JSON to keep, and the actions of torch.distributed.pipelining."""
 
 from autopar.pipeline.formats.actions import from_csv, to_csv
 from autopar.pipeline.formats.document import from_json, to_json

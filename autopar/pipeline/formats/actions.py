@@ -1,4 +1,4 @@
-"""A schedule as the CSV of torch.distributed.pipelining (2.13): a line per rank, and in each cell an action.
+"""Write and read a schedule as the CSV of torch.distributed.pipelining (2.13): a line for each rank, an action in each cell.
 
     0F0,0F1,0B0,,0B1        columns are times, and an empty cell is a bubble
     0F0,0SEND_F0,0F1,…      with messages: in the order in which they are launched
@@ -12,14 +12,14 @@ from stage 3 to the next and to the one before, ``RECV`` comes from there. ``1RE
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, NoReturn
 
 from autopar.errors import ScheduleError
-from autopar.pipeline.lowering import lower
+from autopar.pipeline.lowering import lower, with_messages
 from autopar.pipeline.rows import needs, rows
-from autopar.pipeline.schedule import PipelineSchedule
+from autopar.pipeline.schedule_table import Schedule, ScheduleTable
 from autopar.pipeline.shape import whole
 from autopar.pipeline.task import EMPTY, ON_PARAMETERS, Slot, Table, Task
 
@@ -33,7 +33,7 @@ OVERLAP = "OVERLAP_F_B"
 # -- writing -------------------------------------------------------------------------------------------------------------
 
 
-def to_csv(schedule: PipelineSchedule, *, messages: bool = False) -> str:
+def to_csv(schedule: ScheduleTable, *, messages: bool = False) -> str:
     """The CSV, with ``\\n`` at the end of each line.
 
     Args:
@@ -45,7 +45,7 @@ def to_csv(schedule: PipelineSchedule, *, messages: bool = False) -> str:
     """
     split = schedule.is_split
     if messages:
-        slots = schedule.with_messages().slots
+        slots = with_messages(schedule).slots
         lines = [[cell for row in slots for cell in _cells(row[rank], split)] for rank in range(schedule.ranks)]
     else:
         lines = [[] for _ in range(schedule.ranks)]
@@ -123,7 +123,7 @@ _ACTION = re.compile(rf"([0-9]{{1,9}})(?:({'|'.join(KIND_OF)})([0-9]{{1,9}})|({'
 _OVERLAPPED = re.compile(rf"\(([^()]*)\){OVERLAP}")
 
 
-def from_csv(text: str, *, batches: int | None = None, ranks: int | None = None, recompute: bool = False) -> PipelineSchedule:
+def from_csv(text: str, make: Callable[..., Schedule], *, batches: int | None = None, ranks: int | None = None, recompute: bool = False) -> Schedule:
     """The schedule of a CSV, with messages or without.
 
     The columns of computations are the rows of the schedule where every computation comes after what it reads; else, and with
@@ -131,8 +131,9 @@ def from_csv(text: str, *, batches: int | None = None, ranks: int | None = None,
     parameters, and sends nothing, is given messages.
 
     Args:
-        batches: the number of micro-batches; default: the largest that there is, and one.
-        ranks: how many lines there are to be; default: any number.
+        make: the class of the schedule.
+        batches: the number of micro-batches; default: the largest number in the text, plus one.
+        ranks: the number of lines that the text must have; default: any number.
         recompute: a backward runs its forward again, which a CSV does not say.
 
     Raises:
@@ -156,8 +157,8 @@ def from_csv(text: str, *, batches: int | None = None, ranks: int | None = None,
         columns = [[_slot(cell, split) for cell in line] + [EMPTY] * (width - len(line)) for line in lines]
         table = tuple(zip(*columns, strict=True))
         if _in_time(table, rank_of):
-            return PipelineSchedule(table, batches, rank_of, recompute=recompute)
-    schedule = PipelineSchedule(rows([_order(line, split) for line in lines], rank_of), batches, rank_of, recompute=recompute)
+            return make(table, batches, rank_of, recompute=recompute)
+    schedule = make(rows([_order(line, split) for line in lines], rank_of), batches, rank_of, recompute=recompute)
     silent = len(lines) > 1 and all(action.name in COMPUTATIONS or action.name in ON_PARAMETERS for action in actions)
     return lower(schedule) if silent else schedule
 

@@ -1,4 +1,4 @@
-"""A schedule as JSON: the form in which it is kept, exact and one row a line.
+"""Write and read a schedule as JSON, without loss, with one line for each row.
 
 A row is a list of slots, one for each rank; a slot is a list of words:
 
@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from autopar.errors import ScheduleError
-from autopar.pipeline.schedule import PipelineSchedule
+from autopar.pipeline.schedule_table import Schedule, ScheduleTable
 from autopar.pipeline.task import ON_PARAMETERS, Slot, Task
 
 FORMAT, VERSION = "autopar pipeline schedule", 1
@@ -39,8 +40,8 @@ _PARAMETERS = re.compile(f"({'|'.join(ON_PARAMETERS)})@{_NUMBER}")
 _WAY = {"W": None, "S": ">", "R": "<"}
 
 
-def to_json(schedule: PipelineSchedule) -> str:
-    """The document; ``from_json`` makes the same schedule of it."""
+def to_json(schedule: ScheduleTable) -> str:
+    """The document, from which ``from_json`` makes the same schedule."""
     values = [FORMAT, VERSION, schedule.name, schedule.batches, schedule.rank_of, schedule.recompute]
     lines = [f"  {json.dumps(field)}: {json.dumps(value)},\n" for field, value in zip(FIELDS, values, strict=False)]
     rows = ",\n".join("    " + json.dumps([_words(slot) for slot in row]) for row in schedule.slots)
@@ -56,11 +57,14 @@ def _word(task: Task) -> str:
     return f"{task.kind}{task.batch}@{task.stage}" + (f"{way}{task.peer}" if way else "")
 
 
-def from_json(text: str) -> PipelineSchedule:
+def from_json(text: str, make: Callable[..., Schedule]) -> Schedule:
     """The schedule of a document.
 
+    Args:
+        make: the class of the schedule.
+
     Raises:
-        ScheduleError: it is not JSON, or not such a document; with line and column.
+        ScheduleError: the text is not JSON, or not such a document; with line and column.
     """
     if not isinstance(text, str):
         raise TypeError(f"a document is a text, not {text!r:.80}; read a file with PipelineSchedule.load(path)")
@@ -74,7 +78,7 @@ def from_json(text: str) -> PipelineSchedule:
             document.refuse((document.number[field],), f"{field} is {FIELDS[field]}")
     rank_of = tuple(found["rank_of"])
     rows = tuple(document.row(time, row, found["batches"], rank_of) for time, row in enumerate(found["rows"]))
-    return PipelineSchedule(rows, found["batches"], rank_of, found["name"], found["recompute"])
+    return make(rows, found["batches"], rank_of, found["name"], found["recompute"])
 
 
 def _whole(value: Any) -> bool:

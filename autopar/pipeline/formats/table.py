@@ -1,31 +1,30 @@
-"""A schedule as a table of fixed width, to look at.
+"""Print a schedule as a text table of fixed width.
 
-A line is a rank and goes through time. A slot is as ONNX Runtime prints it (pull request 4524): eight characters for up to two
-tasks, and nothing between slots.
+Each rank has a line, and time runs along it. A slot looks as ONNX Runtime prints it (pull request 4524): eight characters for up
+to two tasks, and nothing between slots.
 
     FW00    FS00    FW01            BR00    BW00
             FR00    FW00    BW00    BS00
 
-Where that is too narrow every task is written wider: all digits of its micro-batch, and the chunk it runs on, ``FW003.1``.
+Where that is too narrow, every task is written with all digits of its micro-batch and with its chunk, ``FW003.1``.
 """
 
 from __future__ import annotations
 
-from autopar.pipeline.schedule import PipelineSchedule
-from autopar.pipeline.task import Slot, Task
+from autopar.pipeline.schedule_table import ScheduleTable
+from autopar.pipeline.task import Slot, Table, Task
 
 TASKS, DIGITS = 2, 2  # of a slot; of a micro-batch
 
 
-def table(schedule: PipelineSchedule, *, messages: bool = True, events: bool = False, down: bool = False) -> str:
+def table(schedule: ScheduleTable, rows: Table, *, events: bool = False, down: bool = False) -> str:
     """The table, without a line end behind its last line.
 
     Args:
-        messages: ``compute_comm_table``, else ``compute_table``.
-        events: behind the tasks of a slot those that it waits for and those that it records, ``-1>0``.
-        down: time goes downwards, a column is a rank, and rows are numbered.
+        rows: the ``compute_comm_table`` or the ``compute_table`` of the schedule.
+        events: print behind the tasks of a slot the events that it waits for and those that it records, ``-1>0``.
+        down: print time downwards, with a column for each rank and numbered rows.
     """
-    rows = schedule.compute_comm_table if messages else schedule.compute_table
     most = max([TASKS, *(len(slot.tasks) for row in rows for slot in row)])
     digits = max(DIGITS, len(str(schedule.batches - 1)))
     chunks = len(str(schedule.chunks - 1)) if schedule.chunks > 1 else 0

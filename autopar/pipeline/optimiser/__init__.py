@@ -1,13 +1,13 @@
-"""The best schedule for measured times and the memory there is, and a proof of how good it is.
+"""Search for the shortest schedule for measured times and a memory limit, and prove how good it is.
 
     optimised = optimise(Times(forward, backward, weight, transfer), ranks=8, batches=32, limit=12)
     print(optimised)
 
-Its objective is the makespan, or the longest span of a rank (``objective="span"``): what counts where ranks do not wait for each
-other between steps. The bubble rates of Zero Bubble's automatic schedules are published by the span.
+The objective is the makespan, or the longest span of a rank (``objective="span"``). The span counts where ranks do not wait for
+each other between steps. The bubble rates of Zero Bubble's automatic schedules are published by the span.
 
-Stages may take unequal times, and messages some. What comes out is a schedule like any other, never longer than the policies
-that fit, with a lower bound on what is possible at all.
+Stages may take unequal times, and messages take time too. The result is a schedule like any other. It is never longer than the
+policies that fit into the memory, and comes with a lower bound on the length of all schedules.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from operator import index
 
 from autopar.errors import ScheduleError, shown
 from autopar.pipeline.bounds import EPSILON, OBJECTIVES, Costs, Objective, costs, lower_bound
-from autopar.pipeline.memory import Sizes, memory
+from autopar.pipeline.memory import memory
 from autopar.pipeline.optimiser.greedy import one_by_one
 from autopar.pipeline.optimiser.orders import Orders, Paper, orders_of, schedule_of
 from autopar.pipeline.optimiser.peaks import Peaks
 from autopar.pipeline.optimiser.search import joined, search
+from autopar.pipeline.per_stage import Sizes, Times
 from autopar.pipeline.policies import POLICIES, build, loop, vee
 from autopar.pipeline.schedule import PipelineSchedule
-from autopar.pipeline.simulate import Simulation, Times, simulate
+from autopar.pipeline.simulate import Simulation, simulate
 
 __all__ = ["NAME", "Optimised", "optimise"]
 
@@ -35,17 +36,17 @@ NAME = "optimised"
 
 @dataclass(frozen=True)
 class Optimised:
-    """What ``optimise`` found.
+    """The result of ``optimise``.
 
     Attributes:
-        simulation: its run on paper.
-        best_fixed: the best policy within the limit and its length; ``None`` where none is within it.
-        bound: no schedule with its placement and within the limit has a length below.
+        simulation: the simulation of the schedule.
+        best_fixed: the best policy within the limit and its length; ``None`` if no policy is within the limit.
+        bound: no schedule with the same placement and within the limit is shorter.
         limit: the most memory of each rank; ``None``: no limit.
-        objective: what length is: ``makespan`` or ``span``.
+        objective: which length is made short: ``makespan`` or ``span``.
     """
 
-    simulation: Simulation
+    simulation: Simulation[PipelineSchedule]
     best_fixed: tuple[str, float] | None
     bound: float
     limit: tuple[float, ...] | None = None
@@ -62,12 +63,12 @@ class Optimised:
 
     @property
     def span(self) -> float:
-        """The longest of a single rank."""
+        """The longest span of a single rank."""
         return self.simulation.span
 
     @property
     def length(self) -> float:
-        """The makespan or the span: what was made short."""
+        """The makespan or the span, by the objective."""
         return _length(self.simulation, self.objective)
 
     @property
@@ -99,22 +100,23 @@ class Optimised:
 
 def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: Sizes | None = None, limit: float | Iterable[float] | None = None,
              tries: int = 1000, seed: int = 0, objective: Objective = "makespan") -> Optimised:  # fmt: skip
-    """The shortest schedule found by the objective; of equals the shortest by the other one, then one that needs little memory.
+    """Search for the shortest schedule by the objective; of equals it is the shortest by the other one, then one with little memory.
 
-    Its stages are ``ranks * chunks``; ``times`` and ``sizes`` are of these. They lie in a loop (``0 1 2 0 1 2``), and with
-    two a rank also in a V (``0 1 2 2 1 0``), whichever is shorter. It is compared with the policies that cut the model so.
-    A backward is split where that helps.
+    The schedule has ``ranks * chunks`` stages, and ``times`` and ``sizes`` are those of the stages. The stages are placed in a loop
+    (``0 1 2 0 1 2``), or with two on a rank also in a V (``0 1 2 2 1 0``), whichever is shorter. The schedule is compared with
+    the policies that place stages so. A backward is split where that helps.
 
     Args:
         times: how long things take, measured or guessed.
         ranks, batches: p and m.
         chunks: stages on a rank.
-        sizes: default: an activation is one, and messages are nothing.
-        limit: the most memory of a rank, in the unit of ``sizes``, or of each; as ``memory`` counts it. ``None``: no limit.
-        tries: how long to search: a number of rules to try, fewer of a large schedule. The result depends on it, and on no clock.
-        seed: of the search's generator.
-        objective: what shall be short: the ``makespan``, or the longest ``span`` of a single rank from its first begin to its last
-            end. Where no rank waits for another between two steps, a step costs its span and not its makespan.
+        sizes: default: an activation has size 1, and messages have size 0.
+        limit: the most memory of every rank, or a list with that of each, in the unit of ``sizes``; as ``memory`` counts it.
+            ``None``: no limit.
+        tries: how long to search: the number of rules to try; a large schedule gets fewer. The result depends on it, and on no clock.
+        seed: the seed of the search's random generator.
+        objective: the length to make short: the ``makespan``, or the longest ``span`` of a single rank from its first begin to its
+            last end. Where no rank waits for another between two steps, a step costs its span and not its makespan.
 
     Raises:
         TypeError: an argument is of another type.
@@ -187,7 +189,7 @@ def _best(cost: Costs, batches: int, starts: Sequence[Orders], enough: float, tr
 
 
 def _whole(what: str, number: int) -> int:
-    """An int, which numpy's are too."""
+    """The number as an int; NumPy's integers are accepted."""
     if not isinstance(number, bool):
         try:
             return index(number)
@@ -218,7 +220,10 @@ def _within(peak: Sequence[float], limits: Sequence[float] | None) -> bool:
 
 
 def _too_much(cost: Costs) -> str:
-    """Why no schedule with a placement is within the limit, if one micro-batch is not: at the begin of its last forward there, a micro-batch keeps an activation for each stage of the rank."""
+    """Say why no schedule is within the limit, if one micro-batch is not; else an empty text.
+
+    At the begin of its last forward on a rank, a micro-batch keeps an activation for each stage of the rank.
+    """
     for rank, own in enumerate(cost.stages_of):
         kept, buffers, fixed = sum(cost.activation[stage] for stage in own), cost.buffers(own[-1]), cost.fixed[rank]
         if not _within([kept + buffers + fixed], [cost.limit[rank]]):
@@ -231,7 +236,7 @@ def _too_much(cost: Costs) -> str:
 
 
 def _nothing(fixed: Sequence[Simulation], costs_of: dict[tuple[int, ...], Costs], batches: int, sizes: Sizes, limits: Sequence[float] | None) -> str:
-    """The error, with what comes nearest to the limit: of the policies, and of one micro-batch after the other."""
+    """The text of the error, with the schedule nearest to the limit: a policy, or one micro-batch after the other."""
     assert limits is not None
     peaks = [(run.schedule.name, run.peak) for run in fixed]
     for rank_of, cost in costs_of.items():

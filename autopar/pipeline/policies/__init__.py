@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
-from autopar.collector import collector_paused
 from autopar.errors import ScheduleError, shown
+from autopar.gc_pause import collector_paused
 from autopar.pipeline.policies.phases import order
 from autopar.pipeline.policies.table import POLICIES, Policy, loop, vee
 from autopar.pipeline.rows import rows

@@ -1,0 +1,188 @@
+"""Ops without a sharding rule that torch itself can take apart, where all of their parts have one.
+
+torch has decompositions for hundreds of ops. One is used only where it helps: it is run once for each op and each kind of
+arguments on fake tensors, outside of the trace, and what comes out is followed through torch's decompositions and ours.
+Where a part is left without a rule, the op stays as it is. Ops that draw random numbers are never taken apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from autopar.capture.decompose.table import DECOMPOSITIONS, IDENTITIES, SYNONYMS
+from autopar.rules.registry import RULES
+from autopar.torch_private import (
+    DATA_DEPENDENT,
+    FakeTensorMode,
+    OpOverload,
+    TorchDispatchMode,
+    draws_random,
+    functional_name,
+    is_seeded,
+    mutates,
+    pytree,
+    returns_alias,
+    torch_decompositions,
+    without_modes,
+)
+
+Decomposition = Callable[..., Any]
+
+MOST = 40  # ops that one may come apart into; more cost more than what is gained
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+def _where(condition, a, b):
+    """Of numbers too, which have the dtype of the tensor beside them."""
+    like = next((x for x in (a, b) if isinstance(x, torch.Tensor)), None)
+    dtype = torch.result_type(a, b) if like is None else like.dtype
+    full = (x if isinstance(x, torch.Tensor) else aten.full.default((), x, dtype=dtype, device=condition.device) for x in (a, b))
+    return aten.where.self(condition, *full)
+
+
+# torch's references end in prims, which are ops of aten with fewer liberties: operands of one dtype, all dims named
+UNARY = (
+    "abs acos acosh asin asinh atan atanh bitwise_not ceil cos cosh digamma erf erfc exp exp2 expm1 floor lgamma log log10 log1p "
+    "log2 neg reciprocal round rsqrt sign signbit sin sinh sqrt tan tanh trunc"
+)
+BINARY = "add sub mul eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor fmod remainder"
+PRIMS: dict[Any, Decomposition] = {
+    **{getattr(prims, name).default: getattr(aten, name).default for name in UNARY.split()},
+    **{getattr(prims, name).default: getattr(aten, name).Tensor for name in BINARY.split()},
+    prims.maximum.default: aten.maximum.default,
+    prims.minimum.default: aten.minimum.default,
+    prims.atan2.default: aten.atan2.default,
+    prims.pow.default: aten.pow.Tensor_Tensor,
+    prims.where.default: _where,
+    prims.div.default: lambda x, y: aten.div.Tensor(x, y) if x.is_floating_point() else NotImplemented,  # of integers it rounds
+    prims.convert_element_type.default: lambda x, dtype: aten.to.dtype(x, dtype),
+    prims.sum.default: lambda x, dims, *, output_dtype=None: aten.sum.dim_IntList(x, dims, dtype=output_dtype),
+    prims.amax.default: lambda x, dims, **_: aten.amax.default(x, dims),
+    prims.amin.default: lambda x, dims, **_: aten.amin.default(x, dims),
+}
+
+
+def decomposition_table() -> Mapping[Any, Decomposition]:
+    """What capture takes apart: ours first, then torch's, of ops without a rule."""
+    theirs = {op: _Checked(op, how) for op, how in torch_decompositions().items() if _may_go(op)}
+    ours = {op: _Either(how, theirs[op]) if op in theirs else how for op, how in DECOMPOSITIONS.items()}
+    return {**theirs, **PRIMS, **ours}
+
+
+def _may_go(op: Any) -> bool:
+    """Not views, which may be written through later; so constants stay known as such, too, which are views of themselves."""
+    kept = op in RULES or op in IDENTITIES or op in SYNONYMS
+    return isinstance(op, OpOverload) and not (kept or mutates(op) or is_seeded(op) or returns_alias(op))
+
+
+class _Checked:
+    """A decomposition of torch's, used where all that comes out of it is covered."""
+
+    def __init__(self, op: OpOverload, how: Decomposition) -> None:
+        self.op, self.how = op, how
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.op in RULES or uncovered(self.op, self.how, args, kwargs):
+            return NotImplemented
+        return self.how(*args, **kwargs)
+
+
+class _Either:
+    """Ours; where it does not take the call, torch's."""
+
+    def __init__(self, ours: Decomposition, theirs: Decomposition) -> None:
+        self.ours, self.theirs = ours, theirs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self.ours(*args, **kwargs)
+        return self.theirs(*args, **kwargs) if result is NotImplemented else result
+
+
+_UNCOVERED: dict[Any, frozenset[Any]] = {}
+
+
+def uncovered(op: OpOverload, how: Decomposition, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> frozenset[Any]:
+    """The ops without a rule that a decomposition of one call ends in; the op itself where it cannot be followed."""
+    key = (op, _kind(args), _kind(tuple(kwargs.items())))
+    found = _UNCOVERED.get(key)
+    if found is None or (found and found & RULES.keys()):  # a rule that was registered since may be what lacked
+        found = _UNCOVERED[key] = _parts(op, how, args, kwargs)
+    return found
+
+
+def _kind(value: Any) -> Any:
+    """What of an argument may change the way an op is taken apart."""
+    if isinstance(value, torch.Tensor):
+        return ("tensor", tuple(value.shape), value.stride(), value.dtype, value.device)
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_kind, value))
+    return (type(value), value) if isinstance(value, (bool, int, float, str, type(None))) else repr(value)
+
+
+def _parts(op: OpOverload, how: Decomposition, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> frozenset[Any]:
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+    parts = _Parts()
+    with without_modes(), torch.no_grad(), FakeTensorMode():
+        given, named = pytree.tree_map_only(torch.Tensor, fake, (args, dict(kwargs)))
+        try:
+            with parts:
+                result = how(*given, **named)
+        except (*DATA_DEPENDENT, RuntimeError, NotImplementedError, TypeError, ValueError):
+            return frozenset({op})  # the op says so itself, when it is traced as it is
+    return frozenset({op}) if result is NotImplemented or parts.count > MOST else frozenset(parts.without)
+
+
+class _Parts(TorchDispatchMode):
+    """Follows what is called, and notes what stays without a rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.without: set[Any] = set()
+        self.count = 0
+        self._open: list[Any] = []  # what is being taken apart: a reference that calls its own op leads nowhere
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "prim":  # device queries: no node
+            return func(*args, **kwargs)
+        if func not in self._open and not draws_random(func, args, kwargs):
+            self._open.append(func)
+            try:
+                with self:
+                    result = self._apart(func, args, kwargs)
+            finally:
+                self._open.pop()
+            if result is not NotImplemented:
+                return result
+        self.count += 1
+        if not _has_rule(func):
+            self.without.add(func)
+        return func(*args, **kwargs)
+
+    def _apart(self, op: Any, args: Any, kwargs: Any) -> Any:
+        ours = DECOMPOSITIONS.get(op) or PRIMS.get(op)
+        if ours is not None and (result := ours(*args, **kwargs)) is not NotImplemented:
+            return result
+        if _has_rule(op):
+            return NotImplemented
+        theirs = None if mutates(op) else torch_decompositions().get(op)
+        if theirs is not None and (result := theirs(*args, **kwargs)) is not NotImplemented:
+            return result
+        return op.decompose(*args, **kwargs)  # made of others, which comes whole under inference_mode
+
+
+def _has_rule(op: Any) -> bool:
+    return _functional(op) in RULES or op in IDENTITIES or op in SYNONYMS
+
+
+def _functional(op: OpOverload) -> Any:
+    """``add.Tensor`` of ``add_.Tensor``: capture puts it in its place."""
+    if not mutates(op):
+        return op
+    packet, overload = functional_name(op)
+    return getattr(getattr(getattr(torch.ops, op.namespace), packet, None), overload, op)

@@ -1,0 +1,10 @@
+"""Guards: the Python values that forward read when it was captured, and whether they are still what they were."""
+
+from autopar.capture.guards.attributes import AttributesOfModule
+from autopar.capture.guards.look import Guards
+from autopar.capture.guards.original import Original
+from autopar.capture.guards.places import Change
+from autopar.capture.guards.reads import Reads
+from autopar.capture.guards.variants import Call, Variants
+
+__all__ = ["AttributesOfModule", "Call", "Change", "Guards", "Original", "Reads", "Variants"]

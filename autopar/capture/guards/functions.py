@@ -1,0 +1,199 @@
+"""Find the globals, closures and defaults that functions of the user's read, of those that run and of those that these may call."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+from torch.autograd import Function
+
+from autopar.capture.guards.closures import function_of, functions_of
+from autopar.capture.guards.namespaces import Namespaces, is_own, is_users_file, names_of
+from autopar.capture.guards.places import Place
+from autopar.capture.guards.values import (
+    FOREIGN,
+    FUNCTIONS,
+    frozen,
+    is_container,
+    is_scalar,
+    is_small_array,
+    is_users_object,
+)
+
+SPECIAL = ("__call__", "__getitem__", "__len__", "__iter__", "__contains__", "__bool__", "__getattr__")  # methods that are called without being read
+OF_FUNCTIONS = ("forward", "backward", "setup_context", "jvp", "vmap")  # called by ``apply`` of an autograd.Function
+WRAPPED = (types.MethodType, functools.partial, staticmethod, classmethod, property)
+
+
+class Functions:
+    """Looks into functions, each once.
+
+    Attributes:
+        watched: whether functions are shown as they begin; then those of libraries are only looked into where they run.
+        code: of the user's functions that were looked into.
+        places: of globals, of attributes of modules and classes, of numbers in closures, of defaults.
+        first: what was in each of these places, frozen, before forward read it.
+
+    Args:
+        follow: is given what a function may read, with what it is called, before it reads what is inside.
+        others: tells what others look at, inside of containers.
+        skipped: places that are not looked at.
+    """
+
+    def __init__(self, follow: Callable[[Any, str], None], others: Callable[[Any], bool], skipped: Collection[tuple[int, str]] = ()) -> None:
+        self._others, self._skipped = others, skipped
+        self.places: dict[tuple[int, str], Place] = {}
+        self.first: dict[tuple[int, str], Any] = {}
+        self.namespaces = Namespaces(self._note)
+        self._follow = follow
+        self._seen: dict[int, Any] = {}
+        self.code: dict[int, types.CodeType] = {}
+        self.watched = False
+        self._waiting: dict[int, list[tuple[types.FunctionType, type | None]]] = {}  # by their code, until it runs
+        self._unfound: dict[int, tuple[types.CodeType, bool]] = {}  # code that ran, of which no function was found; whether it closes over values
+        self._open: list[tuple[Any, type | None, str]] | None = None
+
+    def look_into(self, function: Any, cls: type | None = None, words: str = "") -> None:
+        """``cls``: of which it is a method; ``words``: what it is called."""
+        if self._open is not None:  # while another one is looked into
+            self._open.append((function, cls, words))
+            return
+        self._open = [(function, cls, words)]
+        try:
+            while self._open:
+                self._look_into(*self._open.pop())
+        finally:
+            self._open = None
+
+    def look_into_class(self, cls: type) -> None:
+        """The methods of a class that are called without being read."""
+        if id(cls) not in self._seen:
+            self._seen[id(cls)] = cls
+            autograd = issubclass(cls, Function)
+            for base in cls.__mro__:
+                for name in (*SPECIAL, *OF_FUNCTIONS) if autograd else SPECIAL:
+                    if isinstance(vars(base).get(name), (types.FunctionType, staticmethod, classmethod)):
+                        self.look_into(vars(base)[name], cls)
+
+    def begins(self, frame: types.FrameType) -> None:
+        """A function runs: look into it."""
+        code = frame.f_code
+        if not is_users_file(code.co_filename) or str(frame.f_globals.get("__name__")).partition(".")[0] in FOREIGN:
+            return  # what dataclasses of other libraries are made of has no file
+        self.code[id(code)] = code
+        waiting = self._waiting.pop(id(code), [])
+        for function, cls in waiting:
+            self.look_into(function, cls)
+        if (found := function_of(frame)) is not None:
+            self.look_into(found)
+            return
+        self._globals(code, frame.f_globals)
+        closed = any(_is_kept(frame.f_locals[name]) for name in code.co_freevars if name in frame.f_locals)
+        if closed or (not waiting and (code.co_argcount or code.co_kwonlyargcount) and not code.co_name.endswith(("comp>", "genexpr>"))):
+            self._unfound[id(code)] = code, closed
+
+    def end(self) -> None:
+        """Look into the functions that ran, and were found nowhere; and let go of all functions, for some may hold what forward has made."""
+        seen = {id(function.__code__) for function in self._seen.values() if isinstance(function, types.FunctionType)}
+        codes = [code for code, closed in self._unfound.values() if closed or id(code) not in seen]
+        for function in functions_of(codes) if codes else ():
+            self.look_into(function)
+        self._unfound.clear()
+        self._waiting.clear()
+        self._seen.clear()
+
+    # -- one function --------------------------------------------------------------------------------------------------
+
+    def _look_into(self, function: Any, cls: type | None, words: str) -> None:
+        while isinstance(function, WRAPPED):
+            if isinstance(function, functools.partial):
+                self._partial(function, words)
+                function = function.func
+            elif isinstance(function, property):
+                function = function.fget
+            else:
+                if isinstance(function, types.MethodType):
+                    self._follow(function.__self__, words)
+                function = function.__func__
+        if id(function) in self._seen or not isinstance(function, types.FunctionType):
+            return
+        code = function.__code__
+        users = is_users_file(code.co_filename)
+        if users and self.watched and id(code) not in self.code and not is_own(function):
+            self._waiting.setdefault(id(code), []).append((function, cls))
+            return
+        self._seen[id(function)] = function
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+            try:
+                value = cell.cell_contents
+            except ValueError:
+                continue
+            if users:
+                self._note(Place(cell, name, f"{name} of the closure {function.__qualname__}"), value)
+            elif isinstance(value, FUNCTIONS):  # one that is decorated
+                self.look_into(value, cls)
+        if users:
+            self.code[id(code)] = code
+            self._defaults(function)
+            self._globals(code, function.__globals__)
+            self._methods(names_of(code), cls)
+            if vars(function):
+                self.namespaces.add(function)
+
+    def _partial(self, partial: functools.partial[Any], words: str) -> None:
+        for name in ("args", "keywords"):
+            if getattr(partial, name):
+                self._note(Place(partial, name, f"{words or 'a partial'}.{name}", computed=True), getattr(partial, name))
+
+    def _defaults(self, function: types.FunctionType) -> None:
+        words = f"the defaults of {function.__qualname__}"
+        if function.__defaults__:
+            self._note(Place(function, "__defaults__", words, computed=True), function.__defaults__)
+        if function.__kwdefaults__:
+            self._note(Place(function, "__kwdefaults__", words, computed=True), function.__kwdefaults__)
+
+    def _globals(self, code: types.CodeType, held: dict[str, Any]) -> None:
+        self.namespaces.add_names(code)
+        names = set(names_of(code))
+        for name in sorted(names & held.keys()):
+            value = held[name]
+            self._note(Place(held, name, f"the global {name} of {held.get('__name__', 'the program')}"), value)
+            if (isinstance(value, type) or (isinstance(value, types.ModuleType) and is_users_file(getattr(value, "__file__", None) or ""))) and not is_own(value):
+                self._attributes(value, names)
+
+    def _attributes(self, owner: Any, names: set[str]) -> None:
+        """Numbers of a library's module or class that a function can read by these names."""
+        for base in owner.__mro__ if isinstance(owner, type) else (owner,):
+            root = base.__module__ if isinstance(base, type) else base.__name__
+            held = self.namespaces.attributes_of(base)
+            for name in sorted(names & held.keys()) if root.partition(".")[0] not in ("torch", "typing", "abc", "enum") else ():
+                value = held[name]
+                if not name.startswith("__") and (is_scalar(value) or is_container(value) or (not isinstance(base, type) and is_users_object(value))):
+                    self._note(Place(held, name, f"{owner.__name__}.{name}"), value)
+
+    def _methods(self, names: Iterator[str], cls: type | None) -> None:
+        """The methods of its own class that a method may call."""
+        wanted = set(names)
+        for base in cls.__mro__ if cls is not None else ():
+            for name in sorted(wanted & vars(base).keys()):
+                if isinstance(vars(base)[name], (*FUNCTIONS, *WRAPPED)):
+                    self.look_into(vars(base)[name], cls)
+
+    def _note(self, place: Place, value: Any) -> None:
+        function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+        users = isinstance(function, types.FunctionType) and is_users_file(function.__code__.co_filename)
+        if users or _is_kept(value) or isinstance(value, (functools.partial, property)) or (isinstance(value, (type, types.ModuleType)) and is_own(value)):
+            self._keep(place, value)
+        self._follow(value, place.words)
+
+    def _keep(self, place: Place, value: Any) -> None:
+        if place.identity not in self.places and place.identity not in self._skipped:
+            self.places[place.identity] = place
+            self.first[place.identity] = frozen(value, self._others)
+
+
+def _is_kept(value: Any) -> bool:
+    """Whether a place is looked at for the value in it; ``None`` is one, too."""
+    return is_scalar(value) or is_container(value) or is_users_object(value) or is_small_array(value)

@@ -1,0 +1,257 @@
+"""Numbers as inputs: a float that changes again and again enters the program as an operand, where it only takes part in arithmetic.
+
+    mul : f32[4 8] = mul.Tensor(x, 0.5)        →        beta : f32[] = input('.beta')
+                                                        mul : f32[4 8] = mul.Tensor(x, beta)
+
+The step is captured twice. Once with the float itself; once with a ``Tracked`` one beside it, which has nearly the same value, notes
+what Python computes of it, and is found again by its digits where an op takes it. Where the two programs are one but for such operands,
+of ops in ``OPERANDS``, these become inputs; each call computes them in Python, as eager does. Whatever else is done with the float, a
+comparison, ``int(beta)``, a dropout's ``p``, shows as a difference or is noted, and then the float stays a constant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.capture.guards.places import Place
+from autopar.capture.guards.values import is_number
+from autopar.ir.nodes import make_node, record_of, set_record
+from autopar.ir.program import Program
+from autopar.ir.record import Record, TensorType
+from autopar.ir.text.tokens import can_name
+
+aten = torch.ops.aten
+
+# op that takes a number → the positions where it does, and the op that takes a tensor there
+OPERANDS: dict[Any, tuple[int, Any]] = {
+    aten.mul.Tensor: (1, aten.mul.Tensor), aten.mul.Scalar: (1, aten.mul.Tensor), aten.div.Tensor: (1, aten.div.Tensor), aten.div.Scalar: (1, aten.div.Tensor),
+    aten.add.Tensor: (1, aten.add.Tensor), aten.add.Scalar: (1, aten.add.Tensor), aten.sub.Tensor: (1, aten.sub.Tensor), aten.sub.Scalar: (1, aten.sub.Tensor),
+    aten.gt.Scalar: (1, aten.gt.Tensor), aten.ge.Scalar: (1, aten.ge.Tensor), aten.lt.Scalar: (1, aten.lt.Tensor), aten.le.Scalar: (1, aten.le.Tensor),
+    aten.rsub.Scalar: (1, aten.sub.Tensor),
+}  # fmt: skip
+REVERSED = {aten.rsub.Scalar}
+COMPARISONS = {aten.gt.Scalar, aten.ge.Scalar, aten.lt.Scalar, aten.le.Scalar}
+COMPUTED_IN = {torch.float64: torch.float64, torch.float32: torch.float32, torch.bfloat16: torch.float32, torch.float16: torch.float32}  # as torch's kernels take a number
+
+
+Expression = float | Place | tuple[Any, ...]  # a number; where one is; or a function and the expressions that it takes
+
+
+def _computed(expression: Expression) -> float:
+    if isinstance(expression, tuple):
+        return expression[0](*map(_computed, expression[1:]))
+    return expression.now() if isinstance(expression, Place) else expression
+
+
+@dataclass(frozen=True)
+class Number:
+    """An input that a call computes.
+
+    Attributes:
+        name: of the input; begins with a dot.
+        value: computes it.
+    """
+
+    name: str
+    dtype: torch.dtype
+    value: Callable[[], float]
+
+    def tensor(self, device: torch.device) -> torch.Tensor:
+        return torch.tensor(self.value(), dtype=self.dtype, device=device)
+
+
+class Tracked(float):
+    """A float that notes what is computed of it."""
+
+    book: Book
+    expression: Expression
+
+    @staticmethod
+    def of(book: Book, digits: float, expression: Expression) -> Tracked:
+        known = book.known.get(digits)
+        if known is None:
+            known = book.known[digits] = Tracked(digits)
+            known.book, known.expression = book, expression
+        elif known.expression != expression:
+            book.used_otherwise = True  # two computations that cannot be told apart
+        return known
+
+    def compute(self) -> float:
+        return _computed(self.expression)
+
+    @property
+    def name(self) -> str:
+        """What the attribute is called that it is made of."""
+        expression = self.expression
+        while isinstance(expression, tuple):
+            expression = next(part for part in expression[1:] if isinstance(part, (tuple, Place)))
+        assert isinstance(expression, Place)
+        return expression.key
+
+    def __reduce__(self) -> Any:
+        self.book.used_otherwise = True
+        return float, (float.__add__(self, 0.0),)
+
+    def __deepcopy__(self, memo: Any) -> Tracked:
+        return self
+
+
+class Book:
+    """What was computed of the tracked floats of one trace.
+
+    Attributes:
+        known: their digits → the tracked float.
+        used_otherwise: whether something was done with one that is not followed.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[float, Tracked] = {}
+        self.used_otherwise = False
+
+
+def _arithmetic(name: str, function: Callable[..., float], reverse: bool) -> Callable[..., Any]:
+    plain = getattr(float, name)
+
+    def method(self: Tracked, *others: Any) -> Any:
+        if any(type(other) not in (int, float, Tracked) for other in others):
+            return NotImplemented if others else plain(self)
+        digits = plain(self, *others)
+        if not isinstance(digits, float) or not math.isfinite(digits):
+            self.book.used_otherwise = True
+            return digits
+        values = [other.expression if type(other) is Tracked else other for other in others]
+        return Tracked.of(self.book, digits, (function, *values, self.expression) if reverse else (function, self.expression, *values))
+
+    return method
+
+
+def _noted(name: str) -> Callable[..., Any]:
+    plain = getattr(float, name)
+
+    def method(self: Tracked, *others: Any) -> Any:
+        self.book.used_otherwise = True
+        return plain(self, *others)
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "truediv", "pow"):
+    setattr(Tracked, f"__{_name}__", _arithmetic(f"__{_name}__", getattr(operator, _name), False))
+    setattr(Tracked, f"__r{_name}__", _arithmetic(f"__r{_name}__", getattr(operator, _name), True))
+for _name in ("neg", "pos", "abs"):
+    setattr(Tracked, f"__{_name}__", _arithmetic(f"__{_name}__", getattr(operator, _name), False))
+for _name in ("bool", "int", "float", "trunc", "floor", "ceil", "round", "eq", "ne", "lt", "le", "gt", "ge", "hash", "repr", "str", "format", "floordiv", "rfloordiv",
+              "mod", "rmod", "divmod", "rdivmod", "getnewargs"):  # fmt: skip
+    setattr(Tracked, f"__{_name}__", _noted(f"__{_name}__"))
+for _name in ("hex", "is_integer", "as_integer_ratio", "conjugate"):
+    setattr(Tracked, _name, _noted(_name))
+
+
+def can_be_input(place: Place | None) -> bool:
+    """Whether what a place holds is a float that can be replaced for a trace."""
+    return place is not None and type(place.holder) is dict and not place.computed and is_number(place.now())
+
+
+@contextlib.contextmanager
+def tracked(places: Sequence[Place]) -> Iterator[Book]:
+    """While this is active, places hold tracked floats."""
+    book = Book()
+    before = [(place, place.now()) for place in places]
+    for k, (place, value) in enumerate(before):
+        near = 1e-5 * math.sqrt(k + 2)
+        place.holder[place.key] = Tracked.of(book, value * (1 + near) if value else near, place)
+    try:
+        yield book
+    finally:
+        for place, value in before:
+            place.holder[place.key] = value
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A node that takes a tracked float as its operand at ``position``, computed in ``dtype``."""
+
+    node: fx.Node
+    position: int
+    number: Tracked
+    dtype: torch.dtype
+
+
+def taken_by(constant: Program, other: Program, book: Book) -> list[Taken] | None:
+    """Where a program takes what in ``other`` is tracked; ``None`` where the two differ in anything else. Linear in them."""
+    found: list[Taken] = []
+    if book.used_otherwise or len(list(constant.nodes)) != len(list(other.nodes)):
+        return None
+    for a, b in zip(constant.nodes, other.nodes, strict=True):
+        if (a.op, a.name, a.target, record_of(a).type) != (b.op, b.name, b.target, record_of(b).type):
+            return None
+        if a.op == "get_attr" and constant.constants[a.target].meaning != other.constants[b.target].meaning:
+            return None
+        if len(a.args) != len(b.args) or _text(a.kwargs) != _text(b.kwargs):
+            return None
+        for k in (k for k, (x, y) in enumerate(zip(a.args, b.args, strict=True)) if _text(x) != _text(y)):
+            taken = _taken(a, b, k, book)
+            if taken is None:
+                return None
+            found.append(taken)
+    return found
+
+
+def _taken(a: fx.Node, b: fx.Node, position: int, book: Book) -> Taken | None:
+    number = book.known.get(b.args[position]) if type(b.args[position]) is float else None
+    if number is None or OPERANDS.get(a.target, (None,))[0] != position or len(a.args) != 2 or a.kwargs or not isinstance(a.args[0], fx.Node):
+        return None
+    if repr(number.compute()) != repr(a.args[position]):
+        return None
+    operand, made = record_of(a.args[0]).type, record_of(a).type
+    if not isinstance(operand, TensorType) or not isinstance(made, TensorType):
+        return None
+    dtype = COMPUTED_IN.get(operand.dtype)
+    if dtype is None and not operand.dtype.is_complex:  # whole numbers
+        dtype = COMPUTED_IN.get(torch.get_default_dtype() if a.target in COMPARISONS else made.dtype)
+    if dtype is None or (dtype != operand.dtype and operand.dtype.is_floating_point and not operand.shape):
+        return None
+    return Taken(a, position, number, dtype)
+
+
+def _text(value: Any) -> str:
+    return repr(value)  # nodes by name; tells 1 from 1.0 and True, and NaN is NaN
+
+
+def put_in(program: Program, taken: Sequence[Taken]) -> tuple[Number, ...]:
+    """Make inputs of what a program takes, behind its other inputs; they are called as the attributes."""
+    before = next(node for node in program.nodes if node.op != "placeholder" or record_of(node).role in ("tangent", "seed"))
+    graph, used = program.graph, {node.name for node in program.nodes}
+    homes: dict[tuple[int, torch.dtype], fx.Node] = {}
+    numbers = []
+    for one in taken:
+        key = id(one.number), one.dtype
+        if key not in homes:
+            name = _free(one.number.name, used)
+            home = homes[key] = make_node(graph, name, "placeholder", name, (), {})
+            set_record(home, Record(TensorType((), one.dtype), role="input", name=f".{name}"))
+            before.prepend(home)
+            numbers.append(Number(f".{name}", one.dtype, one.number.compute))
+        op = OPERANDS[one.node.target][1]
+        operands = [one.node.args[0], homes[key]]
+        one.node.args = tuple(reversed(operands) if one.node.target in REVERSED else operands)
+        one.node.target = op
+    return tuple(numbers)
+
+
+def _free(base: str, used: set[str]) -> str:
+    base = base if can_name(base) else f"{base}_1"
+    name, k = base, 0
+    while name in used:
+        k += 1
+        name = f"{base}_{k}"
+    used.add(name)
+    return name

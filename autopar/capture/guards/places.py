@@ -1,0 +1,117 @@
+"""Places that hold what a forward reads: an attribute of a module or a config, an entry of a dict, a global, a closure's number."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from autopar.capture.guards.values import Contents, frozen, is_container, is_fixed, is_scalar, shown
+
+
+class _Sign:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+MISSING = _Sign("missing")
+UNKNOWN = _Sign("unknown")  # not looked at while forward ran
+STORED = ("__class__", "__defaults__", "__kwdefaults__")  # attributes that are stored beside an object's dict, and not computed anew
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where a value is.
+
+    Attributes:
+        holder: a dict, the mapping of a class, a closure's cell; or an object whose attribute is computed.
+        key: of the value in it.
+        words: what a user calls it, as ``encoder.l.p``.
+        computed: whether it is read with ``getattr``.
+        line: the user's line that read it first.
+    """
+
+    holder: Any
+    key: str
+    words: str
+    computed: bool = False
+    line: str = ""
+
+    @property
+    def identity(self) -> tuple[int, str]:
+        return id(self.holder), self.key
+
+    def now(self) -> Any:
+        """What is there; ``MISSING`` where nothing is."""
+        if isinstance(self.holder, types.CellType):
+            try:
+                return self.holder.cell_contents
+            except ValueError:
+                return MISSING
+        if self.computed:
+            return getattr(self.holder, self.key, MISSING)
+        return self.holder.get(self.key, MISSING)
+
+
+@dataclass(eq=False)
+class Guard:
+    """A place, and what a capture found there.
+
+    Attributes:
+        value: the value itself; ``frozen``, ``text``: what it was then, to compare and in words.
+        skipped: of what is not looked at inside of containers.
+    """
+
+    place: Place
+    value: Any
+    frozen: Any
+    text: str
+    skipped: Callable[[Any], bool]
+
+    @staticmethod
+    def of(place: Place, skipped: Callable[[Any], bool]) -> Guard:
+        value = place.now()
+        return Guard(place, value, frozen(value, skipped), shown(value), skipped)
+
+    def __post_init__(self) -> None:
+        self._contents = Contents(self.value) if is_container(self.value) else None
+
+    @property
+    def by_identity(self) -> bool:
+        """Whether the value is as it was where it is the same object."""
+        return (not self.place.computed or self.place.key in STORED) and is_fixed(self.value)
+
+    def holds(self) -> bool:
+        value = self.place.now()
+        if value is self.value and self._contents is not None and self._contents.fixed and self._contents.hold():
+            return True
+        if frozen(value, self.skipped) != self.frozen:
+            return False
+        self.value = value  # an equal one, that is now found by its identity
+        self.__post_init__()
+        return True
+
+
+@dataclass(frozen=True)
+class Change:
+    """A value that is not what it was at a capture, in words."""
+
+    place: Place | None
+    words: str
+    before: str
+    now: str
+
+    def __str__(self) -> str:
+        return f"{self.words} is {self.now}, it was {self.before}"
+
+    @staticmethod
+    def of(guard: Guard) -> Change:
+        value = guard.place.now()
+        now = shown(value)
+        if guard.text == now and not is_scalar(value):
+            now = f"another {now.removeprefix('a ').removeprefix('the ')}" if value is not guard.value else f"{now} with other contents"
+        return Change(guard.place, guard.place.words, guard.text, now)

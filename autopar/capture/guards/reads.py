@@ -1,0 +1,223 @@
+"""Record what Python values a forward reads: attributes of modules and of the objects that they hold, globals, closures."""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import inspect
+import itertools
+import threading
+import types
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+
+from autopar.capture.guards.functions import WRAPPED, Functions
+from autopar.capture.guards.namespaces import is_own, is_users_file
+from autopar.capture.guards.places import MISSING, UNKNOWN, Guard, Place
+from autopar.capture.guards.ran import running_shown
+from autopar.capture.guards.values import (
+    DEEPEST,
+    FUNCTIONS,
+    LARGEST,
+    frozen,
+    is_container,
+    is_scalar,
+    is_users_object,
+    members,
+)
+from autopar.capture.provenance import user_line
+
+HOOKS = ("_backward_pre_hooks", "_backward_hooks", "_forward_hooks", "_forward_pre_hooks")
+SKIPPED = frozenset(  # structure, flags and hooks, which are looked at by themselves; and the machinery of a call
+    {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl", "_slow_forward", *HOOKS,
+     "_is_full_backward_hook", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs",
+     "_maybe_warn_non_full_backward_hook", "_get_backward_hooks", "_get_backward_pre_hooks",
+     "_flat_weight_refs"}  # of a recurrent layer's parameters: held, it would keep them from being swapped
+)  # fmt: skip
+
+
+class Reads:
+    """What one forward of one model reads.
+
+    Attributes:
+        changed: what forward itself changes of what it reads, in words; it is no guard.
+
+    Args:
+        inputs: places whose floats are inputs of the trace, by their identities.
+    """
+
+    def __init__(self, model: torch.nn.Module, inputs: Collection[tuple[int, str]] = ()) -> None:
+        self._modules = list(model.modules())
+        self._own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        self._paths = {id(module): path for path, module in reversed(list(model.named_modules(remove_duplicate=False)))}
+        self._reached: dict[int, tuple[Any, str]] = {}  # objects whose attributes are recorded, and what they are called
+        self._read: dict[tuple[int, str], tuple[Any, str, Any, str]] = {}  # owner, name, what it was then, line
+        self._inputs = inputs
+        self._functions = Functions(self._follow, self.skipped, inputs)
+        self._replaced: dict[type, Any] = {}
+        self._thread = 0
+        self.changed: list[str] = []
+
+    def skipped(self, value: Any) -> bool:
+        """Of the model's parameters and buffers others know."""
+        return id(value) in self._own
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """While this is active, what the model's modules and their objects are asked for is recorded, and which functions run."""
+        self._thread = threading.get_ident()
+        self._record_reads_of(torch.nn.Module)
+        try:
+            with running_shown(self._functions.begins) as self._functions.watched:
+                for hook in (hook for module in self._modules for name in HOOKS for hook in vars(module)[name].values()):
+                    self._functions.look_into(hook)
+                yield
+            self._functions.end()
+        finally:
+            for cls, original in self._replaced.items():
+                if original is None:
+                    del cls.__getattribute__  # type: ignore[attr-defined]
+                else:
+                    cls.__getattribute__ = original  # type: ignore[assignment]
+            self._replaced = {}
+
+    def guards(self) -> list[Guard]:
+        """The places that were read, with what they hold when the model has been given back, by place."""
+        found: dict[tuple[int, str], Place] = {}
+        first = dict(self._functions.first)
+        restored = set()
+        for owner, name, then, line in self._read.values():
+            for place in self._places(owner, name, then, line):
+                found.setdefault(place.identity, place)
+                first.setdefault(place.identity, then)
+                if isinstance(owner, torch.nn.Module):
+                    restored.add(place.identity)
+        for identity, place in self._functions.places.items():
+            found.setdefault(identity, place)
+        for value, words in self._reached.values():
+            found.setdefault((id(value), "__class__"), Place(value, "__class__", f"{words}.__class__", computed=True))
+        guards = []
+        for identity, place in found.items():
+            guard = Guard.of(place, self.skipped)
+            if first.get(identity, UNKNOWN) in (UNKNOWN, guard.frozen) or guard.value is MISSING:
+                guards.append(guard)
+            elif identity not in restored:  # else forward has written it before it read it
+                self.changed.append(place.words)
+        return guards
+
+    def uses(self, attribute: str) -> bool:
+        """Whether a function of the user's reads an attribute elsewhere than where it writes it, as in ``self.calls += 1``."""
+        for code in self._functions.code.values():
+            lines: dict[str, set[int | None]] = {"LOAD_ATTR": set(), "STORE_ATTR": set()}
+            starts, line = dict(dis.findlinestarts(code)), None
+            for instruction in dis.get_instructions(code):
+                line = starts.get(instruction.offset, line)
+                if instruction.opname in lines and instruction.argval == attribute:
+                    lines[instruction.opname].add(line)
+            if lines["LOAD_ATTR"] - lines["STORE_ATTR"]:
+                return True
+        return False
+
+    # -- while forward runs --------------------------------------------------------------------------------------------
+
+    def _record_reads_of(self, cls: type) -> None:
+        if cls in self._replaced or any(base in self._replaced for base in cls.__mro__):
+            return
+        original: Callable[[Any, str], Any] = cls.__getattribute__
+        record, thread = self._record, threading.get_ident
+
+        def recorded(owner: Any, name: str) -> Any:
+            try:
+                value = original(owner, name)
+            except AttributeError:
+                if thread() == self._thread:
+                    record(owner, name, MISSING)
+                raise
+            if thread() == self._thread:
+                record(owner, name, value)
+            return value
+
+        before = vars(cls).get("__getattribute__")
+        try:
+            cls.__getattribute__ = recorded  # type: ignore[assignment,method-assign]
+        except TypeError:  # a class of an extension
+            return
+        self._replaced[cls] = before
+
+    def _record(self, owner: Any, name: str, value: Any) -> None:
+        if name in SKIPPED or name.startswith("__") or (id(owner), name) in self._read:
+            return
+        is_module = isinstance(owner, torch.nn.Module)
+        if not (is_module and type(owner) is not torch.nn.Module) and id(owner) not in self._reached and id(owner) not in self._paths:
+            return  # made by forward, or the module in which a trace keeps constants
+        if self._inputs and (id(_dict_of(owner)), name) in self._inputs:
+            return
+        if is_module and value is MISSING:
+            own = object.__getattribute__(owner, "__dict__")
+            if any(name in own.get(kind, ()) for kind in ("_parameters", "_buffers", "_modules")):
+                return
+        cls = type(owner)
+        self._functions.namespaces.add(cls)
+        if isinstance(value, FUNCTIONS):
+            self._functions.look_into(value, cls)
+        elif isinstance(static := inspect.getattr_static(cls, name, None), property):
+            self._functions.look_into(static, cls)
+        comparable = is_scalar(value) or value is MISSING or (is_container(value) and not is_module)  # a lent module's containers have stand-ins
+        then = frozen(value, self.skipped) if comparable else UNKNOWN
+        self._read[id(owner), name] = (owner, name, then, user_line() if is_scalar(value) or isinstance(value, torch.Tensor) else "")
+        self._follow(value, f"{self._words(owner)}{name}")
+
+    def _follow(self, value: Any, words: str, depth: int = 0) -> None:
+        """What is read of an object is recorded from now on; also of those in containers. Functions are looked into."""
+        if isinstance(value, (*FUNCTIONS, *WRAPPED)):
+            self._functions.look_into(value, words=words)
+        elif isinstance(value, (type, types.ModuleType)):
+            self._functions.namespaces.add(value)
+            if isinstance(value, type) and issubclass(value, torch.autograd.Function) and is_own(value):
+                self._functions.look_into_class(value)
+        elif not is_scalar(value):
+            if is_container(value) and depth <= DEEPEST:
+                for k, member in enumerate(itertools.islice(members(value), LARGEST)):
+                    if not isinstance(member, torch.Tensor):
+                        self._follow(member, f"{words}[{k}]", depth + 1)
+            if is_users_object(value) and id(value) not in self._reached:
+                self._reached[id(value)] = value, words
+                self._record_reads_of(type(value))
+                self._functions.look_into_class(type(value))
+
+    # -- afterwards ----------------------------------------------------------------------------------------------------
+
+    def _words(self, owner: Any) -> str:
+        if isinstance(owner, torch.nn.Module):
+            path = self._paths.get(id(owner))
+            return f"{type(owner).__name__}." if path is None else f"{path}." if path else ""
+        return f"{self._reached[id(owner)][1]}."
+
+    def _places(self, owner: Any, name: str, then: Any, line: str) -> Iterator[Place]:
+        """Where an attribute is found: in the object, in its class, or it is computed."""
+        words = f"{self._words(owner)}{name}"
+        own = _dict_of(owner)
+        static = inspect.getattr_static(type(owner), name, MISSING)
+        absent = then is not UNKNOWN and then == frozen(MISSING)
+        if own is not None and (name in own or static is not MISSING or absent):
+            if not isinstance(static, property):
+                yield Place(own, name, words, line=line)
+            if name in own:
+                return
+        if static is MISSING or isinstance(static, types.MemberDescriptorType):
+            if not absent or own is None:
+                yield Place(owner, name, words, computed=True)
+            return
+        cls = next(base for base in type(owner).__mro__ if name in vars(base))
+        users = not isinstance(static, FUNCTIONS) or is_users_file(getattr(getattr(static, "__code__", None), "co_filename", ""))
+        if users and not isinstance(static, (property, classmethod, staticmethod)):
+            yield Place(self._functions.namespaces.attributes_of(cls), name, words)
+
+
+def _dict_of(owner: Any) -> dict[str, Any] | None:
+    try:
+        return object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return None

@@ -1,0 +1,112 @@
+"""Captures of one and the same call that differ in the Python values that forward read: a few are kept, and found again."""
+
+from __future__ import annotations
+
+import collections
+import warnings
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autopar.capture.guards.look import Guards
+from autopar.capture.guards.numbers import can_be_input
+from autopar.capture.guards.places import Change, Place
+
+KEPT = 8  # captures of one call: values that change at each step would make ever more of them
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call, and which capture of it is used.
+
+    Attributes:
+        key: what a capture is keyed by beside the values that forward reads.
+        number: of the capture, which tells it from the others of this key.
+        changes: in which values the capture differs from the one before.
+        known: whether it was captured before.
+        numbers: places whose floats are inputs, or should become some.
+    """
+
+    key: Any
+    number: int
+    changes: tuple[Change, ...] = ()
+    known: bool = False
+    numbers: tuple[Place, ...] = ()
+
+    @property
+    def identity(self) -> tuple[Hashable, int]:
+        return self.key, self.number
+
+    @property
+    def where(self) -> str:
+        """The values in words, the same on every rank that has them."""
+        return f" where {', '.join(map(str, self.changes))}" if self.changes else ""
+
+    @property
+    def numbers_now(self) -> str:
+        """The numbers that are inputs, in words."""
+        return "".join(f", {place.words}={place.now()!r}" for place in self.numbers)
+
+
+@dataclass(eq=False)
+class Variant:
+    """One capture of a call."""
+
+    call: Call
+    guards: Guards
+
+
+class Variants:
+    """What was captured of each call, by its key; the capture used last comes last."""
+
+    def __init__(self) -> None:
+        self._of: dict[Hashable, list[Variant]] = {}
+        self._made = 0
+        self._values: dict[tuple[Hashable, tuple[int, str]], set[str]] = collections.defaultdict(set)  # that a place had, in words
+        self._constant: set[tuple[int, str]] = set()  # values that change and cannot be inputs, which were warned of
+
+    def call(self, key: Hashable, modules: Sequence[torch.nn.Module]) -> Call:
+        """The call of such a key, as the model's values are now."""
+        known = self._of.get(key)
+        if known is None:
+            return Call(key, self._made)
+        for variant in reversed(known):
+            if variant.guards.hold(modules):
+                if variant is not known[-1]:
+                    known.remove(variant)
+                    known.append(variant)
+                return variant.call
+        changes = tuple(known[-1].guards.changes(modules))
+        again = [place for change in changes if (place := change.place) is not None and can_be_input(place) and self._changes_again(key, place, change)]
+        numbers = [place for place in (*known[-1].guards.numbers, *again) if place.identity not in self._constant]
+        return Call(key, self._made, changes, numbers=tuple(dict.fromkeys(numbers)))
+
+    def _changes_again(self, key: Hashable, place: Place, change: Change) -> bool:
+        """Whether it is not the first time that a place has another value."""
+        return len(self._values[key, place.identity] | {change.before, change.now}) > 2
+
+    def _warn(self, key: Hashable, change: Change, place: Place, guards: Guards) -> None:
+        """Once of each value that changes again and is no input."""
+        if self._changes_again(key, place, change) and place not in guards.numbers and place.identity not in self._constant:
+            self._constant.add(place.identity)
+            how = f"uses {place.words} not only in arithmetic with tensors" if can_be_input(place) else f"reads {place.words}"
+            warnings.warn(
+                f"forward {how}, and each new value captures the step anew ({change})\n" + (f"    {place.line}\n" if place.line else "")
+                + "  let it change seldom, or make it a buffer, or an argument of forward that is a tensor",
+                stacklevel=2,
+            )  # fmt: skip
+
+    def add(self, call: Call, guards: Guards) -> list[Call]:
+        """Keep the capture of a call; those that are forgotten for it."""
+        known = self._of.setdefault(call.key, [])
+        known.append(Variant(Call(call.key, call.number, call.changes, known=True, numbers=guards.numbers), guards))
+        self._made += 1
+        for change in call.changes:
+            if change.place is not None:
+                self._values[call.key, change.place.identity] |= {change.before, change.now}
+                self._warn(call.key, change, change.place, guards)
+        forgotten = [variant.call for variant in known[:-KEPT]]
+        del known[:-KEPT]
+        return forgotten

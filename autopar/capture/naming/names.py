@@ -1,0 +1,58 @@
+"""All names of a model's parameters and buffers that a plan may use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from autopar.capture.model_state import inventory
+from autopar.capture.naming.parts import Part, Shape, computed, parts
+from autopar.capture.naming.wrapped import joined, steps_to, through, with_class
+
+
+@dataclass
+class Names:
+    """The tensors of a model, with all their names.
+
+    Attributes:
+        shapes: name → shape, of parameters, buffers, and what parametrizations compute (``up.weight``).
+        aliases: other names → the one in ``shapes``: of a tensor that has several, and names with the classes of modules.
+        through: names that leave wrappers out → those in ``shapes`` that they may mean.
+        parts: tensors that are split as another is, unless a plan names them.
+        paths: of modules → their paths without wrappers, where these differ, for what they return.
+    """
+
+    shapes: dict[str, Shape] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    through: list[tuple[str, str]] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    paths: dict[str, str] = field(default_factory=dict)
+
+
+def names_of(model: torch.nn.Module) -> Names:
+    own, modules = inventory(model), dict(model.named_modules(remove_duplicate=False))
+    names = Names({name: tuple(tensor.shape) for name, tensor in (*own.parameters, *own.buffers)})
+    every = [*own.all_parameters, *own.all_buffers]
+    first: dict[int, str] = {}
+    for name, tensor in every:
+        first.setdefault(id(tensor), name)
+    names.shapes |= (made := computed(modules))
+    listed = {name: first[id(tensor)] for name, tensor in every} | {name: name for name in made}
+    names.aliases = {name: target for name, target in listed.items() if name != target}
+    for name, target in listed.items():
+        steps = steps_to(name, modules)
+        steps[-1] = steps[-1][0], None
+        seen = through(model, steps)
+        if len(steps) > 1:
+            names.aliases[joined(steps, with_class)] = target
+        if len(seen) < len(steps):
+            names.through += [(spelled, target) for spelled in dict.fromkeys((joined(seen), joined(seen, with_class)))]
+    sizes = {name: names.shapes[target] for name, target in listed.items()}
+    names.parts = [replace(part, name=listed.get(part.name, part.name), base=listed[part.base]) for part in parts(modules, sizes)]
+    for path in modules:
+        steps = steps_to(path, modules) if path else []
+        seen = through(model, steps, calls=True)
+        if len(seen) < len(steps):
+            names.paths[path] = joined(seen)
+    return names

@@ -1,0 +1,284 @@
+"""Where each captured node comes from: module path, user's source line, phase.
+
+make_fx records none of these. A dispatch mode sees every op before it becomes a node and notes, in forward, the module
+that is running and the user's innermost line; in backward, what the forward op of the same autograd number noted.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import itertools
+import linecache
+import operator
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.errors import CaptureError, at_line
+from autopar.ir.dense import met_in
+from autopar.ir.ops.seeded_random import FUNCTIONAL, REJECTING, RRELU, Streams
+from autopar.ir.record import Call
+from autopar.torch_private import (
+    DATA_DEPENDENT,
+    TorchDispatchMode,
+    as_functional,
+    autograd_sequence_number,
+    draws_random,
+    get_proxy_mode,
+    is_random_composite,
+    mutates,
+    node_of,
+    returns_alias,
+    running_backward_of,
+    writes_outside,
+)
+
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_PASSES = os.path.join(os.path.dirname(os.path.dirname(_OURS)), "passes") + os.sep
+_LIBRARY = os.path.dirname(os.path.abspath(contextlib.__file__)) + os.sep
+_SITE = os.path.join(_LIBRARY, "site-packages") + os.sep
+
+LIFTED = torch.ops.aten.lift_fresh_copy.default  # makes a constant of the trace's own functional itself
+LINE = 100  # characters of a user's line that are quoted
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Module path ("" is the root), the user's line, phase, and the call; a backward op has that of the forward's."""
+
+    module: str = ""
+    source: str = ""
+    phase: str = "forward"
+    call: Call | None = None
+
+
+def is_users(filename: str) -> bool:
+    """Whether a source file belongs to the user: not torch, not autopar, not the standard library."""
+    if filename.startswith((_OURS, _TORCH, _PASSES, "<")):
+        return False
+    return not filename.startswith(_LIBRARY) or filename.startswith(_SITE)
+
+
+def user_line(past: str = "") -> str:
+    """``model.py:41  self.act(self.up(x))`` of the innermost frame outside torch, autopar and the package ``past``; "" where none is."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if is_users(frame.f_code.co_filename) and not (past and f"{os.sep}{past}{os.sep}" in frame.f_code.co_filename):
+            return _quoted(frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+def _quoted(filename: str, number: int) -> str:
+    text = linecache.getline(filename, number).strip()
+    shown = text if len(text) <= LINE else text[: LINE - 1] + "…"
+    return f"{os.path.basename(filename)}:{number}  {shown}".rstrip()
+
+
+class Recorder(TorchDispatchMode):
+    """Notes the origin of every node that is made while it is active."""
+
+    def __init__(self, model: torch.nn.Module, random: str = "parallel") -> None:
+        super().__init__()
+        self.origins: dict[fx.Node, Origin] = {}
+        self.returned: dict[str, list[fx.Node]] = {}  # module path → what its calls returned, where that is one tensor
+        self.paths = {id(module): path for path, module in reversed(list(model.named_modules(remove_duplicate=False)))}
+        self.calls: collections.Counter[str] = collections.Counter()  # module path → how often forward has called it
+        self._running: list[str] = []
+        self._forward: dict[int, Origin] = {}
+        self._calls = itertools.count()
+        self.newest: fx.Node | None = None  # the last node that was made
+        self.written: dict[int, Origin] = {}
+        self.current = Origin()
+        self.refused: CaptureError | None = None  # kept, for a model that catches it
+        self.dependent: tuple[Origin, Exception] | None = None  # where the values of tensors were asked for
+        self.streams: Streams | None = None  # of the trace that is running
+        self.random = random
+        self.phase = "forward"  # told, not found out: a capture may itself run inside a backward
+
+    @contextlib.contextmanager
+    def modules(self) -> Iterator[None]:
+        """Follow which module is running."""
+
+        self.calls.clear()
+
+        def enter(module: torch.nn.Module, args: Any) -> None:
+            path = self.paths.get(id(module))
+            if path is not None and self.phase == "forward":  # a checkpoint calls again in the backward
+                self.calls[path] += 1
+            self._running.append(self._running[-1] if path is None and self._running else path or "")
+
+        def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
+            path = self._running.pop()
+            if self.phase == "forward" and id(module) in self.paths and isinstance(output, torch.Tensor):
+                node = node_of(output)
+                if node is not None:
+                    self.returned.setdefault(path, []).append(node)
+
+        handles = [
+            torch.nn.modules.module.register_module_forward_pre_hook(enter),
+            torch.nn.modules.module.register_module_forward_hook(leave, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def running(self) -> str:
+        """The path of the innermost module that is running."""
+        return self._running[-1] if self._running else ""
+
+    def origin_of(self, error: BaseException) -> Origin:
+        """Where an error comes from: in forward the user's innermost line that it went through, for torch refuses shapes before it
+        calls an op; in backward, which has none, the op that was running."""
+        if self.phase == "backward":
+            return self.current
+        source, module, trace = "", "", error.__traceback__
+        while trace is not None:
+            code = trace.tb_frame.f_code
+            source = _quoted(code.co_filename, trace.tb_lineno) if is_users(code.co_filename) else source
+            module = self.paths.get(id(trace.tb_frame.f_locals.get("self")), module)
+            trace = trace.tb_next
+        return Origin(module, source or self.current.source)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "prim":  # device queries: no node
+            return func(*args, **(kwargs or {}))
+        self.observe(func)
+        self._check_dense(func, args)
+        if writes_outside(func, args):
+            self.refused = self.refused or CaptureError(
+                f"forward writes into a tensor that is neither a parameter, nor a buffer, nor an argument, nor made in it\n"
+                f"{at_line(self.current.source, self.current.module)}\n"
+                f"  make it a buffer of the module, with register_buffer"
+            )
+            raise self.refused
+        draw = func
+        if draws_random(func, args, kwargs):
+            self._check_random(func, kwargs or {})
+            assert self.streams is not None
+            draw = functools.partial(self._draw, func)
+        elif is_random_composite(func):  # comes whole under inference_mode
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
+        try:
+            result = draw(*args, **(kwargs or {}))
+        except DATA_DEPENDENT as error:
+            self.dependent = self.dependent or (self.current, error)
+            raise
+        self._check_dense(func, (), result if isinstance(result, (list, tuple)) else (result,))
+        mode = get_proxy_mode()
+        if mode is not None:
+            self._note(mode.tracer.graph)
+        return result
+
+    def _check_dense(self, op: Any, args: Sequence[Any], results: Sequence[Any] = ()) -> None:
+        """Refuse tensors that have no pieces: those of the model's own, and those that it makes."""
+        if (met := met_in(op.__name__, args, results)) is not None:
+            what, remedy = met
+            self.refused = self.refused or CaptureError(f"{what}\n{at_line(self.current.source, self.current.module)}\n  {remedy}")
+            raise self.refused
+
+    def _draw(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+        assert self.streams is not None
+        return self.streams.draw(op, args, kwargs)
+
+    def _check_random(self, op: Any, kwargs: Mapping[str, Any]) -> None:
+        """Refuse random ops whose numbers cannot be told to be those of a stream."""
+        name = op.name().removeprefix("aten::")
+        if kwargs.get("generator") is not None:
+            why, remedy = "draws from a generator of the model's own", "draw without generator=, after torch.manual_seed; or pass the random tensor in"
+        elif "attention" in name or "rnn" in name:
+            why, remedy = "draws its dropout inside one kernel", "set its dropout to 0, or choose torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
+        elif mutates(op) and name not in FUNCTIONAL and name != RRELU:
+            why, remedy = "draws random numbers into its argument", "use the op that returns a new tensor"
+        elif self.streams is not None and self.streams.seeded_by_the_model():
+            why, remedy = "draws after forward has seeded the generator, which a captured step does not do again", "call torch.manual_seed before forward"
+        elif self.random == "single" and name.partition(".")[0] in REJECTING:
+            why = "takes as many random numbers as its values ask for, so what a single device draws after it cannot be told"
+            remedy = 'leave random="parallel"'
+        else:
+            return
+        self.refused = self.refused or CaptureError(f"{op.__name__} {why}\n{at_line(self.current.source, self.current.module)}\n  {remedy}")
+        raise self.refused
+
+    def observe(self, func: Any) -> None:
+        """Find out where the op that is being called comes from."""
+        if self.phase == "forward":
+            call = Call(next(self._calls), func.name())
+            self.current = Origin(self.running(), user_line(), call=call)
+            self._forward.setdefault(autograd_sequence_number(), self.current)  # later ops without a gradient share the number
+        else:
+            of = running_backward_of()
+            forward = Origin() if of is None else self._forward.get(of, Origin())
+            self.current = Origin(forward.module, forward.source, self.phase, forward.call)
+
+    def _note(self, graph: fx.Graph) -> None:
+        newest = None
+        for node in reversed(graph.nodes):
+            if node is self.newest or node.op == "placeholder" or node in self.origins:
+                break
+            newest = newest or node
+            self.origins[node] = self.current
+        self.newest = newest or self.newest
+
+
+class Replay(Recorder):
+    """Runs a captured graph again, node by node; what it makes has the origin of the node it is made for."""
+
+    def __init__(self, model: torch.nn.Module, graph: fx.GraphModule, origins: dict[fx.Node, Origin]) -> None:
+        super().__init__(model)
+        self.made: dict[fx.Node, fx.Node | None] = {}  # node of the captured graph → the last node made for it
+        self.written = _written(graph.graph, origins)
+        self.interpreter = _Interpreter(graph, self, origins)
+
+    def observe(self, func: Any) -> None:
+        """The interpreter has said it."""
+
+    def run(self, *args: Any) -> Any:
+        with self:
+            return self.interpreter.run(*args)
+
+    def follow(self, returned: dict[str, list[fx.Node]]) -> None:
+        """What modules returned in the captured graph is what was made for it here."""
+        self.returned = {path: [made for node in nodes if (made := self.made.get(node))] for path, nodes in returned.items()}
+
+
+def _written(graph: fx.Graph, origins: Mapping[fx.Node, Origin]) -> dict[int, Origin]:
+    """Where each placeholder that is written, itself or in a view of it, is written last; by its position."""
+    whose: dict[fx.Node, int] = {node: k for k, node in enumerate(graph.find_nodes(op="placeholder"))}
+    found: dict[int, Origin] = {}
+    for node in graph.nodes:
+        if node.op == "call_function" and node.args and node.args[0] in whose and (mutates(node.target) or returns_alias(node.target)):
+            whose[node] = whose[node.args[0]]
+            if mutates(node.target):
+                found[whose[node]] = origins.get(node, Origin())
+    return found
+
+
+class _Interpreter(fx.Interpreter):
+    def __init__(self, graph: fx.GraphModule, replay: Replay, origins: dict[fx.Node, Origin]) -> None:
+        super().__init__(graph)
+        self.replay, self.origins = replay, origins
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.replay.current = self.origins.get(n, self.replay.current)
+        before = self.replay.newest
+        value = super().run_node(n)
+        if n.op == "get_attr" and isinstance(value, torch.Tensor) and any(user.target is not LIFTED for user in n.users):
+            value = as_functional(value)  # a constant of the model's, of which copies may be written
+        if self.replay.newest is not before:
+            self.replay.made[n] = self.replay.newest
+        elif n.target is operator.getitem and (last := self.replay.made.get(n.args[0])) is not None:  # made with its op
+            made = last.args[0] if last.target is operator.getitem else last
+            self.replay.made[n] = next((user for user in made.users if user.target is operator.getitem and user.args[1] == n.args[1]), None)
+        return value

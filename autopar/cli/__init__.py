@@ -1,0 +1,5 @@
+"""Offer the command ``autopar``."""
+
+from autopar.cli.app import app
+
+__all__ = ["app"]

@@ -1,0 +1,112 @@
+"""Run ``autopar schedule``: make or load a schedule, verify and simulate it, and print, draw or save it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autopar.errors import ScheduleError
+from autopar.pipeline.bounds import OBJECTIVES
+from autopar.pipeline.optimiser import NAME as OPTIMISED
+from autopar.pipeline.optimiser import optimise
+from autopar.pipeline.per_stage import PerStage, Sizes, Times
+from autopar.pipeline.picture import METADATA
+from autopar.pipeline.policies import build
+from autopar.pipeline.schedule import PipelineSchedule
+
+DONE, CUT_OFF, REFUSED = 0, 1, 2  # exit statuses
+RANKS, BATCHES = 4, 8  # defaults for the schedule of a policy
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of ``autopar schedule`` and their defaults. A text of numbers has one for all stages, or one for each: ``18.5,18.5,22``."""
+
+    source: str = "1f1b"
+    ranks: int | None = None
+    batches: int | None = None
+    chunks: int | None = None
+    forward: str = "1"
+    backward: str = "1"
+    weight: str = "1"
+    transfer: str = "0"
+    activation: str = "1"
+    for_weights: str | None = None
+    boundary: str = "0"
+    recompute: bool = False
+    limit: float | None = None
+    objective: str = OBJECTIVES[0]
+    down: bool = False
+    events: bool = False
+    draw: str | None = None
+    trace: str | None = None
+    save: str | None = None
+
+
+def run(request: Request) -> int:
+    """Run with the options and return the exit status. An error is printed as one line, without a traceback."""
+    try:
+        _follow(request)
+        sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads on: `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CUT_OFF
+    except (ScheduleError, ValueError, ImportError, OSError) as error:
+        print(f"autopar: {error}", file=sys.stderr)
+        return REFUSED
+    return DONE
+
+
+def _follow(request: Request) -> None:
+    for path, known in ((request.draw, tuple(METADATA)), (request.save, (".json", ".csv"))):
+        if path and Path(path).suffix.lower() not in known:
+            raise ScheduleError(f"{path}: its name ends in {', '.join(known)}")
+    ranks = RANKS if request.ranks is None else request.ranks
+    batches = BATCHES if request.batches is None else request.batches
+    from_file = Path(request.source).suffix.lower()
+    if from_file in (".json", ".csv"):
+        for name in ("ranks", "batches", "chunks", *(["recompute"] if from_file == ".json" else [])):
+            if getattr(request, name) not in (None, False):
+                raise ScheduleError(f"--{name} is what {request.source} says itself; leave it out")
+    times = Times(*(numbers(getattr(request, name), name) for name in ("forward", "backward", "weight", "transfer")))
+    later = None if request.for_weights is None else numbers(request.for_weights, "for-weights")
+    sizes = Sizes(activation=numbers(request.activation, "activation"), for_weights=later, boundary=numbers(request.boundary, "boundary"))
+    optimised = None
+    if request.source in (OPTIMISED, "optimized"):
+        if request.recompute:
+            raise ScheduleError(f"--recompute is not for {OPTIMISED}: add the times of forwards to those of backwards")
+        optimised = optimise(times, ranks, batches, chunks=1 if request.chunks is None else request.chunks, sizes=sizes, limit=request.limit,
+                             objective=request.objective)  # type: ignore[arg-type]  # fmt: skip
+        schedule = optimised.schedule
+    elif request.limit is not None:
+        raise ScheduleError(f"--limit is for autopar schedule {OPTIMISED}: {request.source} needs what it needs")
+    elif request.objective != OBJECTIVES[0]:
+        raise ScheduleError(f"--objective is for autopar schedule {OPTIMISED}: {request.source} is made by a rule, whatever shall be short")
+    elif from_file:
+        schedule = PipelineSchedule.load(request.source, **({"recompute": True} if request.recompute else {})).with_messages()
+    else:
+        schedule = build(request.source, ranks, batches, request.chunks, recompute=request.recompute)
+    found = schedule.verify()
+    simulation = schedule.simulate(times, sizes)
+    print(schedule.table(events=request.events, down=request.down))
+    print(f"\n{simulation}{found}")
+    if optimised is not None:
+        print(f"\n{optimised}")
+    if request.draw:
+        simulation.draw(request.draw)
+    if request.trace:
+        simulation.save_trace(request.trace)
+    if request.save:
+        schedule.save(request.save)
+
+
+def numbers(text: str, name: str) -> PerStage:
+    """``2`` or ``2,2,3``."""
+    try:
+        found: Sequence[float] = [float(word) for word in text.split(",")]
+    except ValueError:
+        raise ScheduleError(f"--{name} {text}: write a number, or one for each stage: 18.5,18.5,22") from None
+    return found[0] if len(found) == 1 else found

@@ -1,0 +1,213 @@
+"""What the options mean, once they are checked."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autopar.api import check_pipeline
+from autopar.checkpoint import latest
+from autopar.cli.train.launched import Launched
+from autopar.cli.train.optimizers import OPTIMIZERS
+from autopar.cli.train.options import AMPS, DEVICES, DTYPES, LIMITS, LOSS_SCALE, NONE, Options, Tolerance, option
+from autopar.cli.train.presets import TRAININGS
+from autopar.cli.train.refused import Refused
+from autopar.cli.train.sizes import SIZES, Size
+from autopar.cli.train.text import Text, check_length, read
+from autopar.ir.mesh import Mesh
+from autopar.plan.loss_scaling import LossScaling
+from autopar.plan.plan import Plan, resolve
+from autopar.plan.precision import POLICIES, Policy
+from autopar.plan.presets import PRESETS
+
+PROCESSES_A_CORE = 8  # more are not started: they would only stop the machine
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Options that can be followed, with every default decided.
+
+    Attributes:
+        processes: whether each rank is a process; otherwise all are simulated in this one.
+        launched: this process, where it is a rank of a job already.
+        plan_name, size_name: as they are called in what is printed.
+        policy: mixed precision; ``None`` without.
+        scaling: of the loss; ``None`` without fp16.
+    """
+
+    options: Options
+    mesh: Mesh
+    plan: Plan
+    plan_name: str
+    processes: bool
+    launched: Launched | None
+    device: torch.device
+    text: Text
+    size: Size
+    size_name: str
+    dtype: torch.dtype
+    policy: Policy | None
+    scaling: LossScaling | None
+    lr: float
+    tolerance: Tolerance
+
+    @property
+    def step_options(self) -> dict[str, Any]:
+        """The keywords of ``parallel.train_step``."""
+        o = self.options
+        found: dict[str, Any] = {"microbatches": o.microbatches, "zero": o.zero, "clip_norm": o.clip_norm}
+        if self.policy is not None:
+            found["amp"] = self.policy.name
+        if self.scaling is not None:
+            found["loss_scale"] = self.scaling
+        return found if o.recompute == NONE else found | {"recompute": o.recompute}
+
+
+def check(options: Options, launched: Launched | None) -> Checked:
+    """Check all that can be checked before anything is built; ``Refused`` names the option and the remedy."""
+    if options.preset is not None:
+        _one_of("preset", options.preset, TRAININGS)
+    for name, holds, words in LIMITS:
+        value = getattr(options, name)
+        if value is not None and not holds(value):
+            raise Refused(f"{option(name)} {value} must be {words}")
+    size = SIZES[_one_of("size", options.size, SIZES)]
+    dtype, tolerance = DTYPES[_one_of("dtype", options.dtype, DTYPES)]
+    amp = AMPS[_one_of("amp", options.amp, AMPS)]
+    _one_of("optimizer", options.optimizer, OPTIMIZERS)
+    mesh = mesh_of(options.mesh)
+    try:
+        check_pipeline(mesh)
+    except ValueError as error:
+        raise Refused(f"--mesh {options.mesh}: {error}") from None
+    _check_step(options, mesh)
+    plan_name = options.plan or ("megatron" if "tp" in mesh.names else "ddp")
+    plan = plan_of(plan_name)
+    if plan_name in PRESETS:
+        resolve(plan, mesh, {}, None)  # a preset may need an axis
+    text = read(options.text)
+    check_length(text, options.sequence)
+    if importlib.util.find_spec("transformers") is None:
+        raise Refused(
+            "the model is Hugging Face's Llama, and transformers is not installed; "
+            "pip install 'autopar[llm]', or pip install -e '.[llm]' in a checkout"
+        )
+    _check_folder(options)
+    _check_processes(options, mesh, launched)
+    processes = launched is not None or (mesh.size > 1 and not options.simulate)
+    local = 1 if not processes else mesh.size if launched is None else launched.local_size
+    policy = POLICIES.get(options.amp)
+    scaling = LossScaling(options.loss_scale or LOSS_SCALE) if policy is not None and policy.low is torch.float16 else None
+    given = None if options.tolerance is None else Tolerance(options.tolerance, options.tolerance)
+    return Checked(
+        options, mesh, plan, plan_name, processes, launched, _device(options.device, local, launched), text, size, options.size,
+        dtype, policy, scaling, options.lr or size.lr, given or amp or tolerance,
+    )  # fmt: skip
+
+
+def mesh_of(text: str) -> Mesh:
+    """``dp=2,tp=2`` as a mesh."""
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, count = part.strip().partition("=")
+        if not axis.isidentifier() or not count.isdecimal() or axis in sizes:
+            raise Refused(f"--mesh {text!r} is not a list of different axes with their sizes; write it as in --mesh dp=2,tp=2")
+        sizes[axis] = int(count)
+    try:
+        return Mesh(sizes)
+    except ValueError as error:
+        raise Refused(f"--mesh {text!r}: {error}; write it as in --mesh dp=2,tp=2") from None
+
+
+def plan_of(name: str) -> Plan:
+    """A preset's name as it is, or a JSON file: an object of globs, or a list of such and of presets' names."""
+    if name in PRESETS:
+        return name
+    file = Path(name)
+    if file.suffix != ".json" and not file.is_file():
+        _one_of("plan", name, PRESETS, ", or a JSON file of globs")
+    try:
+        plan = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Refused(f"--plan {name}: {error.strerror}; the presets are {', '.join(PRESETS)}") from None
+    except ValueError as error:
+        raise Refused(f'--plan {name} is not JSON: {error}; write it as in {{"*.up_proj.weight": ["tp", null]}}') from None
+    parts = plan if isinstance(plan, list) else [plan]
+    if not all(isinstance(part, (dict, str)) for part in parts):
+        raise Refused(f'--plan {name} is not an object of globs; write it as in {{"*.up_proj.weight": ["tp", null]}}')
+    return [part if isinstance(part, str) else {glob: _tuples(spec) for glob, spec in part.items()} for part in parts]
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _one_of(option: str, value: str, names: Iterable[str], more: str = "") -> str:
+    names = list(names)
+    if value in names:
+        return value
+    near = difflib.get_close_matches(value, names, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise Refused(f"--{option} {value} is unknown; choose from {', '.join(names)}{more}{hint}")
+
+
+def _check_step(options: Options, mesh: Mesh) -> None:
+    """What options say together."""
+    if options.batch % options.microbatches:
+        near = min((n for n in range(1, options.batch + 1) if options.batch % n == 0), key=lambda n: abs(n - options.microbatches))
+        raise Refused(f"--microbatches {options.microbatches} do not divide --batch {options.batch} into equal pieces; try --microbatches {near}")
+    if options.amp != NONE and options.dtype != "float32":
+        raise Refused(f"--amp {options.amp} computes in low precision what has float32 weights, but --dtype is {options.dtype}; use one of both")
+    if options.loss_scale is not None and not options.amp.startswith("fp16"):
+        raise Refused(f"--loss-scale is for fp16, whose small gradients are lost, and --amp is {options.amp}; leave it out, or use --amp fp16-O2")
+    if options.zero and not set(mesh.names) - {"tp", "pp", "cp"}:
+        raise Refused(f"--zero {options.zero} splits over a data axis, and --mesh {options.mesh} has none; use --zero 0, or a mesh such as dp=2,tp=2")
+
+
+def _check_folder(options: Options) -> None:
+    """A training does not begin anew among the checkpoints of another."""
+    if options.checkpoint is None:
+        if options.resume:
+            raise Refused("--resume goes on from a checkpoint, but no folder is named; add --checkpoint FOLDER")
+        return
+    there = latest(options.checkpoint)
+    if there is not None and not options.resume:
+        raise Refused(f"--checkpoint {options.checkpoint} has {there.name} of another training; --resume goes on from it, or name another folder")
+
+
+def _check_processes(options: Options, mesh: Mesh, launched: Launched | None) -> None:
+    if launched is None:
+        cores = os.cpu_count() or 1
+        if not options.simulate and mesh.size > max(16, PROCESSES_A_CORE * cores):
+            raise Refused(
+                f"--mesh {options.mesh} needs {mesh.size} processes, and this machine has {cores} cores; "
+                f"--simulate runs all ranks in one process, and torchrun starts them on several machines"
+            )
+        return
+    if options.simulate:
+        raise Refused("--simulate runs all ranks in this one process, but RANK and WORLD_SIZE are set; start it without torchrun")
+    if launched.size != mesh.size:
+        raise Refused(
+            f"the job has {launched.size} {'process' if launched.size == 1 else 'processes'}, but the mesh {mesh} has {mesh.size} ranks; "
+            f"start it with torchrun --nproc-per-node {mesh.size}, or choose --mesh dp={launched.size}"
+        )
+
+
+def _device(name: str | None, local: int, launched: Launched | None) -> torch.device:
+    """The device of this process. CUDA needs a GPU for each of the machine's ranks, and is chosen where they are there."""
+    if name is not None:
+        _one_of("device", name, DEVICES)
+    gpus = torch.cuda.device_count()
+    if name == "cuda" and gpus < local:
+        raise Refused(f"--device cuda needs a GPU for each rank, {local} on this machine, which has {gpus}; use --device cpu")
+    if name == "cpu" or gpus < local:
+        return torch.device("cpu")
+    return torch.device("cuda", launched.local_rank if launched else 0)

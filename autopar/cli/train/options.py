@@ -1,0 +1,117 @@
+"""What was asked for, as on the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autopar.cli.train.presets import TRAININGS
+
+NONE = "none"  # of an option that a preset may set
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The largest relative differences that pass, of losses and of norms of gradients: these are the noisier in low precision."""
+
+    loss: float
+    norm: float
+
+
+DTYPES: dict[str, tuple[torch.dtype, Tolerance]] = {
+    "float32": (torch.float32, Tolerance(1e-4, 1e-4)),
+    "float64": (torch.float64, Tolerance(1e-4, 1e-4)),  # Llama's norms and its loss are float32 all the same
+    "bfloat16": (torch.bfloat16, Tolerance(1e-2, 1e-2)),
+}
+AMPS: dict[str, Tolerance | None] = {  # ``None``: that of the dtype
+    NONE: None,
+    "bf16-O1": Tolerance(1e-2, 1e-1),
+    "fp16-O1": Tolerance(2e-3, 5e-2),
+    "bf16-O2": Tolerance(1e-2, 2e-1),
+    "fp16-O2": Tolerance(2e-3, 5e-2),
+}
+RECOMPUTED = (NONE, "blocks", "min-cut")  # and globs
+DEVICES = ("cpu", "cuda")
+LOSS_SCALE = 1024.0  # of fp16; at torch's 65536 a first step may overflow on one side alone
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of ``autopar train`` and their defaults; ``None`` is decided by ``check``."""
+
+    preset: str | None = None
+    mesh: str = "dp=2,tp=2"
+    plan: str | None = None
+    simulate: bool = False
+    device: str | None = None
+    timeout: float = 60.0
+    port: int | None = None
+    text: str | None = None
+    size: str = "tiny"
+    dtype: str = "float32"
+    steps: int = 50
+    batch: int = 8
+    sequence: int = 64
+    microbatches: int = 1
+    optimizer: str = "adamw"
+    lr: float | None = None
+    warmup: int = 0
+    weight_decay: float = 0.01
+    clip_norm: float = math.inf
+    seed: int = 0
+    amp: str = NONE
+    loss_scale: float | None = None
+    recompute: str = NONE
+    zero: int = 0
+    checkpoint: str | None = None
+    every: int = 10
+    resume: bool = False
+    tolerance: float | None = None
+
+    def arguments(self) -> list[str]:
+        """The same options, as a command line has them: all that are not ``None``, so that the preset has no say in them."""
+        found = []
+        for name, value in dataclasses.asdict(self).items():
+            if value is True:
+                found.append(option(name))
+            elif value is not None and value is not False:
+                found += [option(name), str(value)]
+        return found
+
+
+def option(name: str) -> str:
+    """``--clip-norm`` of ``clip_norm``."""
+    return "--" + name.replace("_", "-")
+
+
+def options_of(given: Mapping[str, Any]) -> Options:
+    """What was given, before what its preset says, before the defaults. A preset that is unknown is refused by ``check``."""
+    preset = TRAININGS.get(given.get("preset") or "")
+    said = dict(preset.options) if preset else {}
+    if given.get("amp", said.get("amp")) != said.get("amp"):
+        said.pop("loss_scale", None)  # it goes with the preset's own
+    return Options(**{**said, **given})
+
+
+LIMITS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (  # option, what holds, in words
+    ("steps", lambda n: n >= 1, "at least 1"),
+    ("batch", lambda n: n >= 1, "at least 1"),
+    ("sequence", lambda n: n >= 2, "at least 2: a byte and the next one"),
+    ("microbatches", lambda n: n >= 1, "at least 1"),
+    ("lr", lambda x: math.isfinite(x) and x > 0, "above 0, such as 0.002"),
+    ("warmup", lambda n: n >= 0, "0 or more steps"),
+    ("weight_decay", lambda x: math.isfinite(x) and x >= 0, "0 or more, such as 0.01"),
+    ("clip_norm", lambda x: x > 0, "above 0, such as 1; inf only measures"),
+    ("loss_scale", lambda x: math.isfinite(x) and x >= 1, "1 or more, such as 1024"),
+    ("zero", lambda n: 0 <= n <= 3, "0, 1, 2 or 3"),
+    ("every", lambda n: n >= 1, "at least 1"),
+    ("seed", lambda n: 0 <= n < 2**32, "between 0 and 2**32 - 1"),
+    ("timeout", lambda x: math.isfinite(x) and x > 0, "above 0, in seconds"),
+    ("tolerance", lambda x: x >= 0, "0 or more, such as 1e-4"),
+    ("port", lambda n: 1 <= n <= 65535, "between 1 and 65535"),
+)

@@ -1,0 +1,170 @@
+"""One training, from what was asked to the exit status: simulated, as a rank of a job, or in processes started here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+
+import autopar
+from autopar.cli.train.check import Checked, check
+from autopar.cli.train.curve import Comparison
+from autopar.cli.train.launched import launched
+from autopar.cli.train.loop import Batch, Step, Taken, train
+from autopar.cli.train.model import llama
+from autopar.cli.train.optimizers import OPTIMIZERS, schedule_of
+from autopar.cli.train.options import RECOMPUTED, Options
+from autopar.cli.train.refused import Refused
+from autopar.cli.train.saved import Saved, check_resumed
+from autopar.cli.train.show import (
+    console_of,
+    show_comparison,
+    show_decisions,
+    show_request,
+    show_resumed,
+    show_saved,
+    show_steps,
+)
+from autopar.cli.train.single import Single
+from autopar.errors import AutoparError, LaunchError
+from autopar.plan.constraints import layouts_of
+from autopar.step.program import Step as Programs
+from autopar.step.train_step import TrainStep
+
+EQUAL, DIFFERENT, REFUSED = 0, 1, 2  # exit statuses
+TOLD = 64  # added to that of a rank which this command started, when the rank has told the user itself
+STARTED = "AUTOPAR_TRAIN_STARTED"  # the variable by which such a rank knows
+
+
+def run(options: Options) -> int:
+    """Follow the options; the exit status. What stands in the way is told in a line, without a traceback."""
+    try:
+        status = _follow(options)
+    except AutoparError as error:
+        text = str(error)
+        print(text if text.startswith("autopar:") else f"autopar: {text}", file=sys.stderr)
+        status = REFUSED
+    return status + TOLD if status and STARTED in os.environ else status
+
+
+def _follow(options: Options) -> int:
+    checked = check(options, launched())
+    check_resumed(checked)
+    if checked.processes and checked.launched is None:
+        return _start(checked)
+    if checked.device.type == "cuda":
+        torch.cuda.set_device(checked.device)
+    return _train(checked)
+
+
+def _start(checked: Checked) -> int:
+    """The same command again, once for each rank."""
+    from autopar.runtime.processes.launch import launch
+
+    options = replace(checked.options, device=checked.device.type)
+    if not isinstance(checked.plan, str):  # what is wrong with it is told here, once
+        shapes = {name: (options.batch, options.sequence) for name in _batch(checked, 0)}
+        layouts_of(checked.plan, _model(checked, torch.device("meta")), checked.mesh, shapes)
+    command = [sys.executable, "-m", "autopar", "train", *options.arguments()]
+    endpoint = None if options.port is None else f"localhost:{options.port}"
+    try:
+        launch(command, checked.mesh.size, endpoint=endpoint, environment={STARTED: "1"})
+    except LaunchError as error:
+        if error.status - TOLD in (DIFFERENT, REFUSED):
+            return error.status - TOLD
+        if error.rank is None and error.status == 1:  # nothing was started
+            raise
+        print(error, file=sys.stderr)
+        return error.status
+    return EQUAL
+
+
+def _train(checked: Checked) -> int:
+    """Train on the mesh; then the first rank trains alone and compares, when the others have left."""
+    first = checked.launched is None or checked.launched.rank == 0
+    console = console_of(first)
+    o = checked.options
+    model = _model(checked)
+    show_request(console, checked, sum(p.numel() for p in model.parameters()))
+    parallel = autopar.parallelize(model, checked.mesh, checked.plan, timeout=o.timeout)
+    optimizer = _optimizer(checked, parallel)
+    step = parallel.train_step(optimizer, **checked.step_options)
+    schedule = schedule_of(optimizer, o.warmup, o.steps)
+    programs = _captured(checked, step)
+    show_decisions(console, step.reports, programs)
+    saved = Saved(checked, step, schedule)
+    before = saved.resume()
+    show_resumed(console, o, len(before))
+    taken = train(_take(step, checked.processes), schedule, _batches(checked, len(before)), len(before))
+    steps = [*before, *_shown(checked, f"on {checked.mesh}", saved.kept(before, taken, partial(show_saved, console)), console, len(before))]
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if not first:
+        return EQUAL
+    wanted = _alone(checked, console)
+    losses = Comparison([step.loss for step in steps], [step.loss for step in wanted])
+    skipped = frozenset(step.number for step, other in zip(steps, wanted, strict=True) if step.skipped and other.skipped)
+    norms = Comparison([step.norm for step in steps], [step.norm for step in wanted], skipped)
+    differently = [step.number for step, other in zip(steps, wanted, strict=True) if step.skipped != other.skipped]
+    show_comparison(console, losses, norms, checked, differently)
+    return EQUAL if not differently and losses.within(checked.tolerance.loss) and norms.within(checked.tolerance.norm) else DIFFERENT
+
+
+def _alone(checked: Checked, console: Console) -> list[Step]:
+    """The steps of the same training on a single device."""
+    o = checked.options
+    model = _model(checked)
+    optimizer = _optimizer(checked, model)
+    single = Single(model, optimizer, o.microbatches, o.clip_norm, checked.policy, checked.scaling)
+    return _shown(checked, "on a single device", train(single, schedule_of(optimizer, o.warmup, o.steps), _batches(checked)), console)
+
+
+def _captured(checked: Checked, step: TrainStep) -> Programs:
+    """Its programs; the optimizer has its state then. What globs of modules mean is known now only."""
+    try:
+        return step.capture(_batch(checked, 0))
+    except ValueError as error:
+        if checked.options.recompute in RECOMPUTED:
+            raise
+        raise Refused(f"--recompute {checked.options.recompute}: {error}; or use one of {', '.join(RECOMPUTED)}") from None
+
+
+def _take(step: TrainStep, processes: bool) -> Callable[[Batch], Taken]:
+    """A step on the mesh."""
+
+    def take(batch: Batch) -> Taken:
+        loss = step(batch) if processes else step.simulate(batch)
+        assert step.grad_norm is not None  # clip_norm is at least infinite
+        return loss, step.grad_norm, step.skipped is not None and bool(step.skipped)
+
+    return take
+
+
+def _shown(checked: Checked, title: str, steps: Iterable[Step], console: Console, first: int = 0) -> list[Step]:
+    """All steps, seen while they are made."""
+    o = checked.options
+    return list(show_steps(console, title, steps, o.steps, o.batch * o.sequence, first))
+
+
+def _optimizer(checked: Checked, model: torch.nn.Module) -> torch.optim.Optimizer:
+    return OPTIMIZERS[checked.options.optimizer](model.parameters(), checked.lr, checked.options.weight_decay)
+
+
+def _batches(checked: Checked, first: int = 0) -> Iterator[Batch]:
+    return (_batch(checked, step) for step in range(first, checked.options.steps))
+
+
+def _model(checked: Checked, device: torch.device | None = None) -> torch.nn.Module:
+    o = checked.options
+    return llama(checked.size, o.sequence, o.seed, checked.dtype, device or checked.device)
+
+
+def _batch(checked: Checked, step: int) -> Batch:
+    o = checked.options
+    return checked.text.batch(o.seed, step, o.batch, o.sequence, checked.device)

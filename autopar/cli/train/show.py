@@ -1,0 +1,173 @@
+"""What a person sees: what was decided, how the training goes, and whether the curves are the same."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
+from rich.text import Text as Line
+
+from autopar.cli.train.check import Checked
+from autopar.cli.train.curve import Comparison
+from autopar.cli.train.loop import Step
+from autopar.cli.train.options import NONE, Options
+from autopar.cli.train.presets import TRAININGS
+from autopar.report.passes import Reports
+from autopar.report.transfers import bytes_per_axis, transfers_of
+from autopar.step.program import Step as Program
+
+WIDTH = 100  # of what is no terminal
+MODULE = 31  # the end of a module's path that a table shows
+LINES = 10  # lines of progress where there is no terminal
+CAST = "cast"
+NAMES = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}
+
+
+def console_of(speaks: bool) -> Console:
+    """The console of a rank: one of them speaks. Tables fit a terminal, or else 100 columns."""
+    console = Console(quiet=not speaks, highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = WIDTH
+    return console
+
+
+def show_request(console: Console, checked: Checked, parameters: int) -> None:
+    """What is about to be trained, on what, where."""
+    o, size = checked.options, checked.size
+    where = f"{checked.mesh.size} {'processes' if checked.processes else 'simulated ranks'} on {checked.device.type}"
+    if o.preset is not None:
+        console.print(f"preset {o.preset}: {TRAININGS[o.preset].what}")
+    console.print(
+        f"Llama {checked.size_name}: {size.layers} layers, {parameters:,} parameters, {o.dtype}\n"
+        f"mesh {checked.mesh}, plan {checked.plan_name}: {where}\n"
+        f"{o.steps} steps of {o.batch} × {o.sequence} bytes of {checked.text.name} ({len(checked.text.data):,} bytes), "
+        f"{NAMES[o.optimizer]}, lr {checked.lr:g}, seed {o.seed}"
+    )
+    if parts := _parts(checked):
+        console.print(", ".join(parts))
+    console.print()
+
+
+def _parts(checked: Checked) -> list[str]:
+    """What a step has besides; nothing by default."""
+    o = checked.options
+    shown = (
+        (o.microbatches > 1, f"{o.microbatches} micro-batches"),
+        (o.amp != NONE, f"{o.amp}"),
+        (checked.scaling is not None, f"loss scale from {checked.scaling.initial if checked.scaling else 1:g}"),
+        (o.recompute != NONE, f"recompute {o.recompute}"),
+        (o.zero > 0, f"ZeRO {o.zero}"),
+        (o.clip_norm != math.inf, f"norm clipped to {o.clip_norm:g}"),
+        (o.weight_decay != Options.weight_decay, f"weight decay {o.weight_decay:g}"),
+        (o.warmup > 0, f"{o.warmup} steps of warm-up, then a cosine"),
+    )
+    return [words for holds, words in shown if holds]
+
+
+def show_decisions(console: Console, reports: Reports, step: Program) -> None:
+    """The notes of the passes, and the table of the transfers of a whole step; casts are counted."""
+    for report in reports:
+        for note in report.notes:
+            console.print(f"{report.name}: {note}")
+    right = (Column(name, justify="right", no_wrap=True) for name in ("times", "bytes"))
+    left = [Column(name, no_wrap=True) for name in ("transfer", "axis", "phase")]
+    table = Table(
+        *left, *right, Column("module", no_wrap=True, min_width=MODULE), Column("line", no_wrap=True, overflow="ellipsis"),
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold",
+    )  # fmt: skip
+    casts, total = 0, Counter[str]()
+    widest = 0
+    for name, program in step.programs.items():
+        runs = 1 if name == "update" else step.microbatches
+        total.update({axis: count * runs for axis, count in bytes_per_axis(program).items()})
+        for row in transfers_of(program):
+            if row.transfer == CAST:
+                casts += row.times * runs
+                continue
+            module = row.module or "the root"
+            module = module if len(module) <= MODULE else "…" + module[1 - MODULE :]
+            line = row.source if console.width > WIDTH else row.source.partition("  ")[0]
+            moved = f"{row.bytes * runs:,}"
+            widest = max(widest, len(moved))
+            table.add_row(row.transfer, row.axis, row.phase, str(row.times * runs), moved, Line(module), Line(line))
+    table.columns[4].min_width = widest  # else it is the widest column that gives way
+    console.print()
+    console.print(table)
+    told = ", ".join(f"{axis} {count:,}" for axis, count in total.items()) or "none"
+    console.print(f"\nbytes that a rank receives in a step, by axis: {told}" + f"; {casts} casts" * bool(casts) + "\n")
+
+
+def show_resumed(console: Console, options: Options, taken: int) -> None:
+    if options.resume and not taken:
+        console.print(f"{options.checkpoint} has no checkpoint: step 1 is the first\n")
+    elif options.resume:
+        console.print(f"resumed from {options.checkpoint}, after step {taken} of {options.steps}\n")
+
+
+def show_saved(console: Console, path: Path, taken: int) -> None:
+    console.print(f"  step {taken}: {path} is whole", soft_wrap=True)
+
+
+def show_steps(console: Console, title: str, steps: Iterable[Step], count: int, tokens: int, first: int = 0) -> Iterator[Step]:
+    """The same steps, from ``first`` to ``count``, seen as they are made: a bar on a terminal, else some lines."""
+    if not console.is_terminal or console.quiet:
+        console.print(title)
+        every = max(1, round(count / LINES))
+        for step, rate in _rates(steps, tokens, first):
+            if (step.number + 1) % every == 0 or step.number in (first, count - 1):
+                console.print(f"  step {step.number + 1:>{len(str(count))}}/{count}  loss {step.loss:.4f}  {rate:>9,.0f} tokens/s")
+            yield step
+        return
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]}"),
+        TextColumn("{task.fields[rate]} tokens/s"), TimeElapsedColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(title, total=count, completed=first, loss="–", rate="–")
+        for step, rate in _rates(steps, tokens, first):
+            bar.update(task, advance=1, loss=f"{step.loss:.4f}", rate=f"{rate:,.0f}")
+            yield step
+
+
+def _rates(steps: Iterable[Step], tokens: int, first: int) -> Iterator[tuple[Step, float]]:
+    """Each step with the tokens a second so far; the first step, which warms up, counts until there is another."""
+    seconds = 0.0
+    for step in steps:
+        taken = step.number - first
+        seconds = step.seconds if taken <= 1 else seconds + step.seconds
+        yield step, tokens * max(1, taken) / seconds
+
+
+def show_comparison(console: Console, losses: Comparison, norms: Comparison, checked: Checked, differently: Sequence[int]) -> None:
+    """The losses of some steps side by side, how much they and the norms of the gradients differ, and the verdict.
+
+    ``differently``: the steps that one of both skipped.
+    """
+    names = ("step", f"loss, {checked.mesh}", "loss, single device", "difference", "of gradient norms")
+    table = Table(*(Column(name, justify="right") for name in names), box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for step in sorted({*losses.steps(), norms.worst}):
+        marked = [f"{curve.difference(step):.1e}" + (" ←" if step == curve.worst else "  ") for curve in (losses, norms)]
+        table.add_row(str(step + 1), f"{losses.parallel[step]:.6f}", f"{losses.single[step]:.6f}", *marked)
+    console.print()
+    console.print(table)
+    allowed = checked.tolerance
+    equal = losses.within(allowed.loss) and norms.within(allowed.norm)
+    if differently:
+        verdict = f"NOT the same numbers: step {differently[0] + 1} overflowed on one side alone, at the edge of fp16; try a smaller --loss-scale"
+    elif not math.isfinite(losses.largest + norms.largest):
+        worst = losses.worst if not math.isfinite(losses.largest) else norms.worst
+        verdict = f"NOT finite: step {worst + 1}; try a smaller --lr"
+    else:
+        skipped = f"\n{len(norms.skipped)} steps were skipped by both: their gradients overflowed" if norms.skipped else ""
+        verdict = (
+            f"{'the same' if equal else 'NOT the same'} numbers: {len(losses.single)} losses differ by {losses.largest:.1e} at most "
+            f"(step {losses.worst + 1}), the tolerance is {allowed.loss:.0e}\n"
+            f"the norms of their gradients differ by {norms.largest:.1e} at most (step {norms.worst + 1}), the tolerance is {allowed.norm:.0e}{skipped}"
+        )
+    console.print(f"\n{verdict}", style="green" if equal else "bold red")

@@ -1,0 +1,1 @@
+"""Price transfers in seconds, from the figures of a machine."""

@@ -1,0 +1,152 @@
+"""DTensor's placements and device meshes, and ours: the one place where they meet.
+
+DTensor says for each axis of the mesh what it does (``Shard(0)``, ``Replicate()``, ``Partial()``); a DistAttr says for
+each dim which axes split it. Where several axes split one dim, DTensor takes them in the order of the mesh, major first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from autopar.errors import shown
+from autopar.ir.layout import WHOLE, Dim, DistAttr
+from autopar.ir.mesh import Mesh
+from autopar.torch_private import is_strided_shard, strided_shard
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Placement
+
+KINDS = {"sum": "sum", "max": "max", "min": "min", "product": "prod", "avg": "avg"}  # of Partial → of pending values
+
+
+def attr_of(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int]) -> DistAttr:
+    """``(Shard(0), Replicate())`` on dp=2 tp=2 is ``[32/dp 64]``.
+
+    Raises:
+        ValueError: another number of placements than axes, a dim that is not there, a placement that is not public.
+    """
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    check_count(placements, mesh)
+    dims: list[list[str]] = [[] for _ in shape]
+    merged: dict[int, Dim] = {}
+    pending: dict[str, str] = {}
+    for axis, placement in zip(mesh.names, placements, strict=True):
+        kind = type(placement)  # their subclasses mean more than they do
+        if kind is Shard:
+            if not -len(shape) <= placement.dim < len(shape):
+                raise ValueError(f"{shown(placement)} over {axis} splits dim {placement.dim} of a value of {len(shape)}; use Replicate() or a dim that is there")
+            dims[placement.dim].append(axis)
+        elif is_strided_shard(placement):
+            d, parts = placement.dim, placement.split_factor
+            if shape[d] % (parts * mesh.sizes[axis]):
+                raise ValueError(f"{shown(placement)} over {axis} splits dim {d} of {shape[d]} unevenly; use Shard")
+            merged[d] = ((parts, ()), (shape[d] // parts, (axis,)))
+        elif kind is Partial:
+            if placement.reduce_op not in KINDS:
+                raise ValueError(f"{shown(placement)} over {axis} is no reduction of ours; reduce by one of {', '.join(KINDS)}")
+            pending[axis] = KINDS[placement.reduce_op]
+        elif kind is not Replicate:
+            raise ValueError(f"{shown(placement)} over {axis} is neither Shard, Replicate nor Partial; say it with the axes of each dim instead")
+    if len(set(pending.values())) > 1:
+        raise ValueError(f"{shown(tuple(placements))} is partial in two ways at once; the order of the reductions would matter")
+    if both := [d for d in merged if dims[d]]:
+        raise ValueError(f"{shown(tuple(placements))} splits dim {both[0]} and parts of it; use Shard for both")
+    attr = DistAttr.split(*dims, pending=pending)
+    return replace(attr, dims=tuple(merged.get(d, dim) for d, dim in enumerate(attr.dims))).normalize(shape, mesh)
+
+
+def check_count(placements: Sequence[Placement], mesh: Mesh) -> None:
+    """One placement for each axis; ``ValueError``."""
+    if not isinstance(placements, Sequence):
+        raise ValueError(f"{shown(placements)} is no tuple; give one placement for each axis of the mesh: {', '.join(mesh.names)}")
+    if len(placements) != len(mesh.names):
+        raise ValueError(f"{len(placements)} placements for the axes {', '.join(mesh.names)}; give one for each axis of the mesh, in order")
+
+
+def placements_of(attr: DistAttr, mesh: Mesh, shape: Sequence[int]) -> tuple[Placement, ...]:
+    """The placements that say what ``attr`` says of a value of this shape; axes of size one replicate.
+
+    Raises:
+        ValueError: merged dims, and axes in another order than the mesh's, have none; at the edge of a program such
+            values are re-laid.
+    """
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    found: dict[str, Placement] = {}
+    for d, dim in enumerate(attr.normalize(shape, mesh).dims):
+        if strided := _strided(dim, mesh):
+            found[strided[0]] = strided_shard(d, strided[1])
+            continue
+        if len(dim) > 1:
+            raise ValueError(f"dim {d} is split in parts, which no placements say; gather it, or split the whole dim")
+        axes = dim[0][1]
+        if list(axes) != sorted(axes, key=mesh.names.index):
+            raise ValueError(f"dim {d} is split over {'/'.join(axes)}; placements have axes in the order of the mesh, {'/'.join(mesh.names)}")
+        found |= {axis: Shard(d) for axis in axes}
+    reduce = {ours: theirs for theirs, ours in KINDS.items()}
+    found |= {axis: Partial(reduce[kind]) for axis, kind in attr.pending if mesh.sizes[axis] > 1}
+    return tuple(found.get(axis, Replicate()) for axis in mesh.names)
+
+
+def edge_of(attr: DistAttr, mesh: Mesh, shape: Sequence[int], *, strided: bool = False) -> DistAttr:
+    """The nearest that placements can say: reduced, and the dims gathered that they cannot split so.
+
+    ``strided``: a dim of equal parts that are split evenly, a fused qkv weight's ``(3 4096/tp)``, has a placement too.
+    """
+    order = {axis: k for k, axis in enumerate(mesh.names)}
+    dims = tuple(
+        dim
+        if (len(dim) == 1 and list(dim[0][1]) == sorted(dim[0][1], key=order.__getitem__)) or (strided and _strided(dim, mesh))
+        else WHOLE
+        for dim in attr.normalize(shape, mesh).dims
+    )
+    return DistAttr(dims).normalize(shape, mesh)
+
+
+def _strided(dim: Dim, mesh: Mesh) -> tuple[str, int] | None:
+    """The axis and the number of parts, of ``(3 4096/tp)``."""
+    if len(dim) != 2 or dim[0][1] or len(dim[1][1]) != 1:
+        return None
+    (parts, _), (size, (axis,)) = dim
+    return (axis, parts) if parts is not None and size is not None and size % mesh.sizes[axis] == 0 else None
+
+
+def is_device_mesh(value: Any) -> bool:
+    """Whether a value is torch's DeviceMesh; does not import it."""
+    return any(base.__name__ == "DeviceMesh" and base.__module__.startswith("torch.distributed") for base in type(value).__mro__)
+
+
+def mesh_of(device_mesh: DeviceMesh) -> Mesh:
+    """Our mesh of the same ranks.
+
+    Raises:
+        ValueError: its dims have no names.
+    """
+    names = device_mesh.mesh_dim_names
+    if not names:
+        raise ValueError('the device mesh has no names for its dims; make it with mesh_dim_names=("dp", "tp")')
+    if wrong := [name for name in names if not name.isidentifier()]:
+        raise ValueError(f"the device mesh has a dim called {wrong[0]!r}, which is no identifier; name it so, with mesh_dim_names")
+    sizes = dict(zip(names, device_mesh.mesh.shape, strict=True))
+    return Mesh(sizes, ranks=device_mesh.mesh.flatten().tolist())
+
+
+def device_mesh_of(mesh: Mesh, device_type: str = "cpu") -> DeviceMesh:
+    """torch's mesh of the same ranks and names; all ranks call it.
+
+    Raises:
+        RuntimeError: no process group has been initialised.
+    """
+    import torch
+    from torch import distributed
+
+    if not (distributed.is_available() and distributed.is_initialized()):
+        raise RuntimeError("a device mesh lies on processes: start them with torchrun and call torch.distributed.init_process_group() first")
+    from torch.distributed.device_mesh import DeviceMesh
+
+    ranks = torch.tensor(list(mesh.ranks)).reshape(list(mesh.sizes.values()))
+    return DeviceMesh(device_type, ranks, mesh_dim_names=tuple(mesh.names))

@@ -1,0 +1,158 @@
+"""Messages: who sends which box to whom, so that each rank gets what it needs and lacks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property, lru_cache
+
+from autopar.ir.boxes import Box, Runs, box_of, count, overlap, volume
+from autopar.ir.layout import Layout
+from autopar.ir.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one rank sends to another: a box of the value."""
+
+    sender: int
+    receiver: int
+    box: Box
+
+    @cached_property
+    def elements(self) -> int:
+        return volume(self.box)
+
+
+LEAST = 1 << 18  # elements of a part of a divided box: a MiB or so, which a link moves while one more message starts
+
+
+@lru_cache(maxsize=4096)
+def messages(
+    source: Layout, target: Layout, shape: tuple[int, ...], kept: tuple[str, ...] = (), *, least: int = LEAST
+) -> tuple[Message, ...]:
+    """What travels: to each rank what it needs and lacks, each element once, from one of the ranks that hold it.
+
+    Replicas share the work: of those that hold a box, the one that has least to send so far sends it, then the nearest
+    (``_whole``). Between meshes, where a few ranks may need what many hold, large boxes are divided where the busiest
+    then sends less (``_in_shares``); on one mesh, where all ranks need, they stay whole. In one order for all ranks,
+    (receiver, sender), at most one message for each: ranks that send and receive in that order, one after the other,
+    finish even where a send waits for its receive.
+
+    Args:
+        kept: axes over which the value is pending; messages stay within one coordinate of each.
+        least: elements below which a box is not divided.
+    """
+    holders: dict[tuple[tuple[int, ...], Box], list[int]] = {}
+    for rank in source.mesh.ranks:
+        box = box_of(source, shape, rank)
+        if volume(box):
+            holders.setdefault((_point(source.mesh, rank, kept), box), []).append(rank)
+    # dim by dim, the index sets that occur and those who have them: only boxes that overlap are looked at
+    wanted: dict[tuple[tuple[int, ...], Box], list[Need]] = {}
+    own = {rank: box for (_, box), ranks in holders.items() for rank in ranks}
+    sets = [dict.fromkeys(box[d] for _, box in holders) for d in range(len(shape))]
+    for rank in target.mesh.ranks:
+        need, where = box_of(target, shape, rank), _point(target.mesh, rank, kept)
+        if not volume(need):
+            continue
+        found = [[(part, both) for part in sets[d] if (both := overlap(part, need[d]))] for d in range(len(shape))]
+        for pieces in itertools.product(*found):
+            box = tuple(part for part, _ in pieces)
+            if own.get(rank) != box and (where, box) in holders:
+                wanted.setdefault((where, box), []).append((rank, tuple(both for _, both in pieces)))
+    sent: list[Message] = []
+    points = {rank: _point(source.mesh, rank, source.mesh.names) for rank in source.mesh.ranks} if source.mesh == target.mesh else {}
+    for key, needs in wanted.items():
+        chosen = list(_whole(holders[key], needs, points))
+        if source.mesh != target.mesh and any(volume(box) >= 2 * least for _, box in needs):
+            chosen = min(chosen, list(_in_shares(holders[key], sorted(needs), least)), key=_most_sent)
+        sent += chosen
+    return tuple(sorted(sent, key=lambda message: (message.receiver, message.sender)))
+
+
+Need = tuple[int, Box]  # a receiver, and what it needs of one box
+
+
+def _most_sent(sent: Sequence[Message]) -> int:
+    """Elements that the busiest sender sends."""
+    load: dict[int, int] = {}
+    for one in sent:
+        load[one.sender] = load.get(one.sender, 0) + one.elements
+    return max(load.values())
+
+
+def _whole(holders: Sequence[int], needs: Sequence[Need], points: Mapping[int, tuple[int, ...]]) -> Iterator[Message]:
+    """The largest first, each from the holder with the least to send so far; of those from the nearest.
+
+    On one mesh, whose ``points`` are given, that is the one on the same side of the outer axes: links along them are
+    slower, and an axis along which nothing travels need not be in the exchange.
+    """
+    load = dict.fromkeys(holders, 0)
+    for rank, box in sorted(needs, key=lambda need: -volume(need[1])):
+        here = points.get(rank, ())
+        nearest = ((load[holder], tuple(map(operator.ne, here, points.get(holder, ()))), abs(holder - rank), holder) for holder in holders)
+        *_, sender = min(nearest)
+        load[sender] += volume(box)
+        yield Message(sender, rank, box)
+
+
+def _in_shares(holders: Sequence[int], needs: Sequence[Need], least: int) -> Iterator[Message]:
+    """The needs in a row, cut into one stretch for each holder: equal shares in the fewest parts, and near ranks meet.
+
+    McNaughton's wrap-around rule (Scheduling with deadlines and loss functions, 1959). No part is smaller than
+    ``least``, up to a row: there are no more stretches than that allows, and what is left whole goes to where its middle
+    lies; so a share is exceeded by two ``least`` at most.
+    """
+    total = sum(volume(box) for _, box in needs)
+    near = sorted(holders, key=lambda holder: min(abs(holder - rank) for rank, _ in needs))
+    holders = sorted(near[: total // least])
+    share = Fraction(total, len(holders))
+    begin = 0
+    for rank, box in needs:
+        end, cuts = begin + volume(box), [begin]
+        for k in range(int(begin / share) + 1, math.ceil(end / share)):
+            if k * share - cuts[-1] >= least and end - k * share >= least:
+                cuts.append(k * share)
+        for (a, b), part in zip(itertools.pairwise([*cuts, end]), _cut(box, [Fraction(cut - begin, end - begin) for cut in cuts]), strict=True):
+            if volume(part):
+                yield Message(holders[int((a + b) / 2 / share)], rank, part)
+        begin = end
+
+
+def _cut(box: Box, at: Sequence[Fraction]) -> list[Box]:
+    """A box in parts that begin at these fractions of it, along its longest dim."""
+    if len(at) == 1:
+        return [box]
+    dim = max(range(len(box)), key=lambda d: count(box[d]))
+    size = count(box[dim])
+    ends = [round(size * part) for part in (*at, Fraction(1))]
+    return [(*box[:dim], _positions(box[dim], a, b), *box[dim + 1 :]) for a, b in itertools.pairwise(ends)]
+
+
+def _positions(runs: Runs, first: int, last: int) -> Runs:
+    """The indices from position ``first`` up to ``last``; the inverse of ``within``."""
+    found, before = [], 0
+    for a, b in runs:
+        start, stop = max(a, a + first - before), min(b, a + last - before)
+        if start < stop:
+            found.append((start, stop))
+        before += b - a
+    return tuple(found)
+
+
+def _point(mesh: Mesh, rank: int, axes: Sequence[str]) -> tuple[int, ...]:
+    at = mesh.coordinates(rank)
+    return tuple(at[axis] for axis in axes)
+
+
+def axes_between(sent: Sequence[Message], mesh: Mesh) -> tuple[str, ...]:
+    """The axes of one mesh along which messages travel, in mesh order."""
+    points = {rank: mesh.coordinates(rank) for rank in mesh.ranks}
+    return tuple(
+        axis for axis in mesh.names if any(points[one.sender][axis] != points[one.receiver][axis] for one in sent)
+    )

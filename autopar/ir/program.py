@@ -1,0 +1,51 @@
+"""Offer what can be done with a program: edit it, print and parse it, compare it, verify it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import ClassVar
+
+from autopar.ir.edit import Edit
+from autopar.ir.program_data import ProgramData
+from autopar.ir.text.parser import parse_program
+from autopar.ir.text.printer import print_program
+
+
+class Program(ProgramData):
+    """A captured step on a mesh: an FX graph of functional ATen ops, one record a node, and a level.
+
+    The attributes are those of ``ProgramData``.
+    """
+
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+    verifier: ClassVar[Callable[[Program], None]]  # ``autopar.verify.levels`` sets it: rules stand above programs
+
+    def edit(self, *, sync: bool = False) -> Edit:
+        """Return a batch of edits. It is committed once, when its ``with`` block ends; ``sync=True`` commits after every op."""
+        return Edit(self, sync=sync)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        return f"<Program {self.level} on {self.mesh}: {len(self.graph.nodes)} nodes>"
+
+    def text(self, *, comments: bool = False) -> str:
+        """Print one line per value; ``comments=True`` adds module paths and source lines."""
+        return print_program(self, comments=comments)
+
+    @staticmethod
+    def parse(text: str) -> Program:
+        """Return the program that prints as ``text``; ``TextError`` names the line and what is wrong with it."""
+        return parse_program(text, Program)
+
+    def diff(self, other: Program | str) -> str:
+        """Return the lines that differ: ``-`` before those of this program, ``+`` before those of ``other``."""
+        lines = difflib.unified_diff(str(self).splitlines(), str(other).splitlines(), lineterm="", n=1)
+        return "\n".join(line for line in lines if not line.startswith(("---", "+++")))
+
+    def verify(self) -> None:
+        """Check what the level promises; ``VerifyError`` otherwise."""
+        type(self).verifier(self)

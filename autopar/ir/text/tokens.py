@@ -1,0 +1,186 @@
+"""Tokens: the words of the text, and a cursor that reads one line of it from left to right."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import keyword
+import math
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from autopar.errors import TextError
+from autopar.ir.record import DTYPE_NAMES, PHASES
+
+LITERALS: dict[Any, str] = {
+    None: "None",
+    True: "True",
+    False: "False",
+    **DTYPE_NAMES,
+    torch.strided: "strided",
+    torch.sparse_coo: "sparse_coo",
+    torch.contiguous_format: "contiguous_format",
+    torch.preserve_format: "preserve_format",
+    torch.channels_last: "channels_last",
+    torch.channels_last_3d: "channels_last_3d",
+}
+WORDS: dict[str, Any] = {text: value for value, text in LITERALS.items()} | {"inf": math.inf, "nan": math.nan}
+RESERVED = frozenset(WORDS) | {
+    "device", "complex", "constant", "start", "as", "on", "return", "grad", "state", *PHASES,
+}  # fmt: skip
+_FX_RENAMES = frozenset({*keyword.kwlist, *dir(builtins), "NoneType", "torch", "fx_pytree", "pytree"})
+
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<string>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
+    |(?P<number>-?\d+\.?\d*(?:e[+-]?\d+)?|-inf\b)
+    |(?P<word>[^\W\d]\w*(?:::\w+)?(?:\.\w+)*)
+    |(?P<sign>[\[\](){},:=/+@?]))""",
+    re.VERBOSE,
+)
+
+
+def can_name(name: str) -> bool:
+    """Whether a value may have this name: neither the grammar nor FX has another meaning for it."""
+    return _NAME.fullmatch(name) is not None and name not in RESERVED and name not in _FX_RENAMES
+
+
+def legal_name(text: str) -> str:
+    """``text`` with what an identifier cannot have replaced; a number behind it makes it a name in any case."""
+    legal = re.sub(r"\W", "_", text, flags=re.ASCII)
+    return f"_{legal}" if not legal or legal[0].isdigit() else legal
+
+
+class Token(NamedTuple):
+    """One token; ``kind`` is ``string``, ``number``, ``word`` or ``sign``."""
+
+    kind: str
+    text: str
+    start: int
+    end: int
+
+
+class Cursor:
+    """Reads the tokens of one line; every error names the line's number, says what is wrong and quotes the line."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.line = ""
+        self.tokens: list[Token] = []
+        self.at = 0
+
+    def open(self, number: int, line: str) -> None:
+        """Go to the start of a line; a comment ends it."""
+        self.number, self.line, self.tokens, self.at = number, line, [], 0
+        position = 0
+        while (rest := line[position:].lstrip()) and not rest.startswith("#"):
+            match = _TOKEN.match(line, position)
+            if match is None:
+                raise self.error(f"{rest.rstrip()[:12]!r} is not part of the grammar")
+            kind = match.lastgroup or ""
+            self.tokens.append(Token(kind, match[kind], match.start(kind), match.end()))
+            position = match.end()
+
+    def close(self) -> None:
+        """The whole line has been read."""
+        if self.at < len(self.tokens):
+            raise self.error(f"{self.tokens[self.at].text!r} is left over")
+
+    # -- looking -------------------------------------------------------------------------------------------------
+
+    def kind(self) -> str:
+        """The kind of the next token; "" at the end of the line."""
+        return self.tokens[self.at].kind if self.at < len(self.tokens) else ""
+
+    def look(self, ahead: int = 0) -> str:
+        """The text of the next token, or of one further ahead; "" at the end of the line and for strings."""
+        token = self.tokens[self.at + ahead] if self.at + ahead < len(self.tokens) else None
+        return "" if token is None or token.kind == "string" else token.text
+
+    def peek(self, token: str) -> bool:
+        return self.look() == token
+
+    # -- taking --------------------------------------------------------------------------------------------------
+
+    def take(self, kind: str) -> str:
+        if self.kind() != kind:
+            raise self.expected(f"a {kind}")
+        self.at += 1
+        return self.tokens[self.at - 1].text
+
+    def word(self, expected: str = "") -> str:
+        if expected and not self.peek(expected):
+            raise self.expected(repr(expected))
+        return self.take("word")
+
+    def sign(self, expected: str) -> None:
+        if not self.peek(expected):
+            raise self.expected(repr(expected))
+        self.at += 1
+
+    def skip(self, token: str) -> bool:
+        """Take ``token`` if it is next."""
+        found = self.peek(token)
+        self.at += found
+        return found
+
+    def integer(self) -> int:
+        token = self.take("number")
+        if not token.lstrip("-").isdecimal():
+            raise self.error(f"expected an integer, found {token!r}")
+        return int(token)
+
+    def string(self) -> str:
+        token = self.take("string")
+        try:
+            return ast.literal_eval(token)
+        except (SyntaxError, ValueError):
+            raise self.error(f"{token} is no Python string") from None
+
+    def sequence(self, left: str, right: str, one: Callable[[], Any]) -> list[Any]:
+        """What ``one`` reads, between ``left`` and ``right``, with commas."""
+        self.sign(left)
+        found = []
+        while not self.peek(right):
+            found.append(one())
+            if not self.peek(right):
+                self.sign(",")
+        self.sign(right)
+        return found
+
+    def literal(self, bare: bool = False) -> Any:
+        """A scalar, or a list or tuple of scalars; with ``bare``, other words stand for themselves."""
+        if self.peek("["):
+            return self.sequence("[", "]", lambda: self.literal(bare))
+        if self.peek("("):
+            return tuple(self.sequence("(", ")", lambda: self.literal(bare)))
+        if self.kind() == "string":
+            return self.string()
+        if self.kind() == "number":
+            token = self.take("number")
+            return int(token) if token.lstrip("-").isdecimal() else float(token)
+        if self.look(1) == "(" and self.look() in ("device", "complex"):
+            kind = self.word()
+            args = self.sequence("(", ")", self.literal)
+            try:
+                return torch.device(*args) if kind == "device" else complex(*args)
+            except (TypeError, RuntimeError) as error:
+                raise self.error(f"no {kind}: {str(error).splitlines()[0]}") from None
+        if self.kind() == "word" and (bare or self.look() in WORDS):
+            word = self.word()
+            return WORDS.get(word, word)
+        raise self.expected("a scalar")
+
+    # -- errors --------------------------------------------------------------------------------------------------
+
+    def expected(self, what: str) -> TextError:
+        if self.at < len(self.tokens):
+            return self.error(f"expected {what}, found {self.tokens[self.at].text!r}")
+        return self.error(f"the line ends where {what} is expected")
+
+    def error(self, what: str, where: tuple[int, str] | None = None) -> TextError:
+        number, line = where or (self.number, self.line)
+        return TextError(f"line {number}: {what}\n    {line.strip()}")

@@ -1,0 +1,44 @@
+"""How returned values are arranged, as text around the leaves: ``{'loss': ‧, 'logits': ‧}``."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from autopar.ir.structure import Structure
+from autopar.ir.text.tokens import legal_name
+
+_LEAF = "\0"
+
+
+def tree_fragments(spec: Structure, constants: Mapping[int, Any]) -> tuple[str, ...]:
+    """The fragments around the tensor leaves of a structure; leaves that are constants are written in.
+
+    ``constants`` maps the position of a leaf to its value.
+    """
+    return tuple(_write(spec, itertools.count(), constants).split(_LEAF))
+
+
+def _write(spec: Structure, counter: Iterator[int], constants: Mapping[int, Any]) -> str:
+    if spec.kind is None:
+        position = next(counter)
+        return _text(constants[position]) if position in constants else _LEAF
+    inner = [_write(part, counter, constants) for part in spec.parts]
+    if spec.kind is tuple:
+        return f"({', '.join(inner)}{',' if len(inner) == 1 else ''})"
+    if spec.kind is list:
+        return f"[{', '.join(inner)}]"
+    if spec.kind is dict:
+        return "{" + ", ".join(f"{_text(key)}: {text}" for key, text in zip(spec.keys, inner, strict=True)) + "}"
+    names = [str(key) for key in spec.keys]
+    if not all(name.isidentifier() for name in names):
+        names = [f"_{k}" for k in range(len(inner))]
+    kind = spec.kind.__name__ if spec.kind.__name__.isidentifier() else legal_name(spec.kind.__name__)
+    return f"{kind}({', '.join(f'{name}={text}' for name, text in zip(names, inner, strict=True))})"
+
+
+def _text(value: Any) -> str:
+    """A constant as the grammar reads it; members of enums as what they are made of, other things as strings."""
+    base = next((base for base in (bool, int, float, str, type(None)) if isinstance(value, base)), None)
+    return repr(str(value)) if base is None else base.__repr__(value)

@@ -1,0 +1,94 @@
+"""Hold the times and the sizes of stages: one number for all of them, or one for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, fields
+from typing import Any
+
+from autopar.errors import ScheduleError, shown
+
+PerStage = float | Iterable[float]
+PAIRS = "pairs of neighbouring stages"
+MOST = 1e100  # sums of it are finite
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long tasks and transfers take, in any unit; one number, or one for each stage.
+
+    Attributes:
+        forward: F.
+        backward: B, the gradient of the input.
+        weight: W, the gradient of the weights; a backward that is not split takes B + W. One that runs its forward again
+            (``recompute``) takes F more.
+        transfer: c, sending a tensor between two stages of different ranks; one number, or one for each two neighbouring stages.
+    """
+
+    forward: PerStage = 1.0
+    backward: PerStage = 1.0
+    weight: PerStage = 1.0
+    transfer: PerStage = 0.0
+
+    def __post_init__(self) -> None:
+        keep_numbers(self)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The memory of a micro-batch, in bytes or any other unit; one number, or one for each stage.
+
+    Attributes:
+        activation: kept from the begin of the forward to the end of the backward.
+        for_weights: the part of it that the weight gradient reads, if that is computed separately; ``None``: all of it.
+        boundary: a tensor between two stages, and its gradient; one number, or one for each two neighbouring stages.
+        fixed: memory that a stage needs all the time: parameters, gradients, optimizer state.
+    """
+
+    activation: PerStage = 1.0
+    for_weights: PerStage | None = None
+    boundary: PerStage = 0.0
+    fixed: PerStage = 0.0
+
+    def __post_init__(self) -> None:
+        keep_numbers(self, "for_weights")
+
+
+def keep_numbers(numbers: Any, *may_be_none: str) -> None:
+    """Make every field of a frozen dataclass a float, or a tuple of floats.
+
+    Raises:
+        TypeError: a field is neither a number nor a list of numbers.
+        ScheduleError: a number is negative, or not finite.
+    """
+    for member in fields(numbers):
+        value, what = getattr(numbers, member.name), f"{type(numbers).__name__}({member.name}=…)"
+        if value is None and member.name in may_be_none:
+            continue
+        if getattr(value, "ndim", 1) == 0:  # an array or tensor without dims
+            value = float(value)
+        if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Set)):
+            value = tuple(_number(number, what) for number in value)
+        else:
+            value = _number(value, what)
+        object.__setattr__(numbers, member.name, value)
+
+
+def _number(value: Any, what: str) -> float:
+    if isinstance(value, (str, bytes, bool)) or not hasattr(value, "__float__"):
+        raise TypeError(f"{what} is a number, or a list of one for each stage, not {shown(value)}")
+    if not 0 <= value <= MOST:
+        raise ScheduleError(f"{what} is {shown(value)}: a finite number from 0, to {MOST:g} at most")
+    return float(value)
+
+
+def per_stage(value: PerStage, count: int, what: str, of: str = "stages") -> list[float]:
+    """The value as a list with one number for each stage, or for each two neighbouring stages.
+
+    Raises:
+        ScheduleError: the value is a list of another length than ``count``.
+    """
+    numbers = list(value) if isinstance(value, Iterable) else [value] * count
+    if len(numbers) != count:
+        raise ScheduleError(f"{what} has {len(numbers)} numbers, and there are {count} {of}")
+    return numbers

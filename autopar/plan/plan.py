@@ -1,0 +1,297 @@
+"""The user's plan: globs over names → how each value is split.
+
+``{"*.up.weight": ("tp", None), "*.down.weight": (None, "tp")}``. A glob is matched against ``"." + name``, so that
+``*.up.weight`` finds a top-level ``up`` too, and against the name itself. Names are those of parameters, buffers and
+inputs; with ``()`` at the end, of modules, for what they return: ``"*.embed()"``. The name of a module may be followed by
+its class: ``"*.c_fc:Conv1D.weight"``. What may be said of a value is in ``autopar.plan.spec``. A plan is also the name of a preset, or a list of both, where the later has the last word.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from autopar.errors import PlanError, shown
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import EXPERTS, PIPELINE, SEQUENCE, Mesh
+from autopar.plan.presets import PRESETS
+from autopar.plan.spec import Spec, attr_of, axes_of, dims_of
+from autopar.report.decisions import preset_notes, unmatched_names
+
+if TYPE_CHECKING:
+    from autopar.capture.naming import Part
+
+Plan = Mapping[str, Spec] | str | Sequence[Mapping[str, Spec] | str]
+
+BY_DEFAULT = "megatron"  # the preset of a mesh with an axis tp, without a plan
+NOT_BATCH = ("tp", PIPELINE, SEQUENCE, EXPERTS)  # axes of which none is the first that splits the batch by default
+
+
+@dataclass
+class Constraints:
+    """A plan applied to a model: name → DistAttr, and what was decided for the user.
+
+    Attributes:
+        preset: whether one was used.
+        unmatched: names of presets that match nothing.
+    """
+
+    attrs: dict[str, DistAttr] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    preset: bool = False
+    unmatched: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One mapping of a plan; a preset's has a name, and need not match or fit."""
+
+    globs: dict[str, Spec]
+    preset: str = ""
+    asked: bool = True
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What one mapping says of a tensor: by which glob, which of the tensor's names it matches, and whether these leave wrappers out."""
+
+    attr: DistAttr
+    glob: str
+    names: list[str]
+    through: bool
+
+
+def resolve(
+    plan: Plan | None,
+    mesh: Mesh,
+    parameters: Mapping[str, Sequence[int]],
+    inputs: Mapping[str, Sequence[int]] | None,
+    aliases: Mapping[str, str] | None = None,
+    outputs: Mapping[str, Sequence[int]] | None = None,
+    *,
+    through: Sequence[tuple[str, str]] = (),
+    parts: Sequence[Part] = (),
+    calls: bool = True,
+) -> Constraints:
+    """Match a plan against names and shapes.
+
+    Args:
+        parameters: name → shape, parameters and buffers.
+        inputs: name → shape of the tensor inputs; ``None`` when they are not known yet (globs that match no
+            parameter are then left for later).
+        aliases: other names of a tensor → the name it is listed under, also names with the classes of modules. A glob may
+            match any of them; the result has the listed one.
+        outputs: ``module()`` → shape of what it returns.
+        through: names without wrappers, each with a listed name that it may mean. A glob may match them too; within one
+            mapping, a glob that matches one of the other names has precedence.
+        parts: tensors that are split as another is, where no mapping of the user's names them.
+        calls: whether outputs are known; else globs over them are left for later.
+
+    Raises:
+        PlanError: what is not a plan, an unknown preset or axis, a glob without a match, an axis used twice, a dim that
+            is not there, two globs of one mapping that split one value differently (in a preset the later one counts).
+    """
+    found, named = Constraints(), set()
+    matcher = _Matcher(mesh, {**parameters, **(inputs or {}), **(outputs or {})}, aliases or {}, through, {part.name for part in parts})
+    for layer in _layers(plan, mesh):
+        misfits: dict[str, str] = {}
+        choices = matcher.choices(layer, misfits, lambda glob: inputs is not None and (calls or not glob.endswith("()")))
+        if layer.preset:
+            if inputs is not None:
+                _tell(found, layer, choices, misfits)
+        else:
+            named |= choices.keys()
+        found.attrs |= {name: choice.attr for name, choice in choices.items()}
+    for part in parts:
+        if part.name not in named and part.base in found.attrs and (part.name in parameters or part.name in (outputs or {})):
+            found.attrs[part.name] = part.attr(found.attrs[part.base])
+    said = _said_of_inputs(plan, mesh, {name: len(shape) for name, shape in (inputs or {}).items()})
+    if inputs and not any(map(any, said.values())):
+        _split_batch(found, mesh, {name: shape for name, shape in inputs.items() if name not in said})
+    return found
+
+
+@dataclass(frozen=True)
+class _Matcher:
+    """Matches mappings against the names of values.
+
+    Attributes:
+        shapes: listed name → shape.
+        aliases, through: as for ``resolve``.
+        parts: listed names that follow another; presets do not name them.
+    """
+
+    mesh: Mesh
+    shapes: Mapping[str, Sequence[int]]
+    aliases: Mapping[str, str]
+    through: Sequence[tuple[str, str]]
+    parts: set[str]
+
+    def choices(self, layer: _Layer, misfits: dict[str, str], is_known: Callable[[str], bool]) -> dict[str, _Choice]:
+        """What a mapping says of each value that it names. ``misfits`` gets the globs of a preset that do not fit."""
+        chosen: dict[str, _Choice] = {}
+        for glob, spec in layer.globs.items():
+            what = f"the plan's {glob!r}: {_show(spec)}"
+            matches = [*self._matches(glob, layer)]
+            if not matches and not layer.preset:
+                if is_known(glob):
+                    raise PlanError(_no_match(glob, [name for name, _, _ in self._names()]))
+                dims_of(what, spec, None, self.mesh, open_=glob.endswith("()"))
+            for listed, names, through in matches:
+                try:
+                    attr = attr_of(what, spec, listed if ":" in names[0] else names[0], self.shapes[listed], self.mesh)
+                except PlanError as error:
+                    if not layer.preset:
+                        raise
+                    misfits.setdefault(glob, f"of the preset {layer.preset}, {glob!r} does not fit {names[0]}, which stays as it is: {error}")
+                    continue
+                before = chosen.get(listed)
+                if before is not None and before.through < through:
+                    continue
+                if before is not None and before.attr != attr and before.through == through and not layer.preset:
+                    raise _contradiction(layer.globs, before, glob, names)
+                chosen[listed] = _Choice(attr, glob, names, through)
+        return chosen
+
+    def _names(self) -> Iterator[tuple[str, str, bool]]:
+        """Each name, the listed one, and whether it leaves wrappers out."""
+        yield from ((name, name, False) for name in self.shapes)
+        yield from ((name, listed, False) for name, listed in self.aliases.items())
+        yield from ((name, listed, True) for name, listed in self.through if listed in self.shapes)
+
+    def _matches(self, glob: str, layer: _Layer) -> Iterator[tuple[str, list[str], bool]]:
+        """Each value that a glob names, the names of it that match, and whether these all leave wrappers out."""
+        found: dict[str, tuple[list[str], list[str]]] = {}
+        for name, listed, through in self._names():
+            if not (layer.preset and listed in self.parts) and _matches(glob, name):
+                found.setdefault(listed, ([], []))[through].append(name)
+        for listed, (names, without_wrappers) in found.items():
+            yield listed, names or without_wrappers, not names
+
+
+def of_the_batch(plan: Plan | None, mesh: Mesh, inputs: Mapping[str, int]) -> dict[str, bool]:
+    """Inputs that a plan names → whether dim 0 is the batch: an axis of the batch splits it, be it of one rank.
+
+    Nothing on a mesh without such an axis, where a plan cannot say so.
+
+    Args:
+        inputs: name → number of dims.
+    """
+    batch = set(batch_axes(mesh))
+    return {name: bool(dims and dims[0] & batch) for name, dims in _said_of_inputs(plan, mesh, inputs).items()} if batch else {}
+
+
+def batch_axes(mesh: Mesh) -> list[str]:
+    """The axes that may split the batch."""
+    return [name for name in mesh.names if name not in NOT_BATCH or name == EXPERTS]
+
+
+def _said_of_inputs(plan: Plan | None, mesh: Mesh, inputs: Mapping[str, int]) -> dict[str, list[frozenset[str]]]:
+    """Inputs that a plan names → for each dim the axes that it says."""
+    globs = [(glob, spec) for layer in _layers(plan, mesh) for glob, spec in layer.globs.items()]
+    return {name: axes_of(spec, ndim, mesh) for glob, spec in globs for name, ndim in inputs.items() if _matches(glob, name)}
+
+
+def _layers(plan: object, mesh: Mesh) -> list[_Layer]:
+    if plan is None:
+        return [_Layer(PRESETS[BY_DEFAULT], BY_DEFAULT, asked=False)] if "tp" in mesh.names else []
+    return [_layer(one, mesh) for one in (plan if isinstance(plan, (list, tuple)) else [plan])]
+
+
+def _layer(plan: object, mesh: Mesh) -> _Layer:
+    if isinstance(plan, str):
+        if plan not in PRESETS:
+            near = difflib.get_close_matches(plan.lower(), PRESETS, n=1)
+            raise PlanError(
+                f"no preset {shown(plan)}; presets are {', '.join(PRESETS)}, and a plan of your own is a dict from globs"
+                + (f"; did you mean {near[0]!r}?" if near else "")
+            )
+        if PRESETS[plan] and "tp" not in mesh.names:
+            raise PlanError(f"the preset {shown(plan)} splits over an axis named tp, and the mesh ({mesh}) has none; name one so: Mesh(tp=2)")
+        return _Layer(PRESETS[plan], plan)
+    if not isinstance(plan, Mapping):
+        raise PlanError(
+            f"a plan is a dict from globs to an axis or None for each dim, as in "
+            f'{{"*.up.weight": ("tp", None)}}, the name of a preset, or a list of these, not a {type(plan).__name__}: {shown(plan)}'
+        )
+    for glob in plan:
+        if not isinstance(glob, str):
+            raise PlanError(
+                f"the plan's key {shown(glob)} is not a string; a key is a glob over the names of parameters and inputs, "
+                f'as in "*.up.weight"'
+            )
+    return _Layer(dict(plan))
+
+
+def _tell(found: Constraints, layer: _Layer, choices: Mapping[str, _Choice], misfits: Mapping[str, str]) -> None:
+    """What a preset has come to."""
+    matched = [(choice.glob, not choice.attr.is_replicated) for choice in choices.values()]
+    found.notes += [*preset_notes(layer.preset, layer.asked, matched, unmatched := unmatched_names(layer.globs, matched)), *misfits.values()]
+    found.preset |= bool(choices)
+    found.unmatched += unmatched
+
+
+def _contradiction(globs: Mapping[str, Spec], before: _Choice, glob: str, here: list[str]) -> PlanError:
+    shared = [name for name in here if name in before.names]
+    both = shared[0] if shared else f"one tensor with the names {before.names[0]} and {here[0]}"
+    return PlanError(
+        f"the plan contradicts itself on {both}: {before.glob!r} says {_show(globs[before.glob])}, {glob!r} says {_show(globs[glob])}; "
+        + ("make the globs disjoint" if shared else "split it alike under both names")
+    )
+
+
+def _matches(glob: str, name: str) -> bool:
+    if glob.endswith("()") != name.endswith("()") or (":" in glob) != (":" in name):
+        return False
+    if ":" in glob:  # a module without a class may be of any
+        *modules, parameter = glob.split(".")
+        glob = ".".join([part if ":" in part or not part.strip("*") else f"{part}:*" for part in modules] + [parameter])
+    return fnmatch.fnmatchcase("." + name, glob) or fnmatch.fnmatchcase(name, glob)
+
+
+_ORIGINAL = re.compile(r"(.*)\bparametrizations\.(\w+)\.original\d*")
+
+
+def _no_match(glob: str, names: list[str]) -> str:
+    originals = [name for name in names if (found := _ORIGINAL.fullmatch(name)) and _matches(glob, found[1] + found[2])]
+    if originals:
+        return (
+            f"the plan's glob {glob!r} names what a parametrization computes of parts of other shapes, and how these follow it is not known; "
+            f"name the parts: {', '.join(originals[:4])}"
+        )
+    calls = glob.endswith("()")
+    names = [name for name in names if name.endswith("()") == calls and (":" in name) == (":" in glob)]
+    near = difflib.get_close_matches(glob.lstrip("*."), names, n=3, cutoff=0.3) or names[:3]
+    what = "module that is called and returns one tensor, which the step needs" if calls else "parameter or input"
+    return f"the plan's glob {glob!r} matches no {what}; near it: {', '.join(near) or 'the model has none'}"
+
+
+def _show(spec: object) -> str:
+    return shown(tuple(spec) if isinstance(spec, list) else spec)
+
+
+def _split_batch(found: Constraints, mesh: Mesh, inputs: Mapping[str, Sequence[int]]) -> None:
+    """The default for inputs the plan does not name, where it splits none: the batch over the first axis that has no other meaning, and over ``ep``;
+    the sequence over ``cp``."""
+    first = next((shape for shape in inputs.values() if len(shape)), None)
+    if first is None:
+        return
+    batch = [*[name for name in mesh.names if name not in NOT_BATCH][:1], *[name for name in mesh.names if name == EXPERTS]]
+    sequence = [SEQUENCE] if SEQUENCE in mesh.names and len(first) > 1 else []
+    told, split = [], dict.fromkeys(inputs, ())
+    for dim, axes, what in ((0, batch, "batch"), (1, sequence, "sequence")):
+        alike = [name for name, shape in inputs.items() if axes and len(shape) > dim and tuple(shape[: dim + 1]) == tuple(first[: dim + 1])]
+        for name in alike:
+            split[name] = (*split[name], *[None] * (dim - len(split[name])), tuple(axes))
+        if alike:
+            told.append(f"{' and '.join(axes)} split{'s' * (len(axes) == 1)} dim {dim} of the inputs {', '.join(alike)} (the {what}, {first[dim]})")
+    for name, dims in split.items():
+        if dims:
+            found.attrs[name] = DistAttr.split(*dims, *[None] * (len(inputs[name]) - len(dims))).normalize(inputs[name], mesh)
+    if told:
+        whole = [name for name, dims in split.items() if not dims]
+        found.notes.append(f"{'; '.join(told)}{'; ' * bool(whole)}{', '.join(whole)}{' stay whole' * bool(whole)}; name inputs in the plan to change it")

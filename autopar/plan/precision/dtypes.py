@@ -1,0 +1,369 @@
+"""In which dtype every op of a traced program runs under a policy, and what it makes: three linear walks.
+
+Forward in order; then the gradients that add up, backwards; then the backward in order. What an op of a backward is part of, the
+records tell (``Record.call``). It runs as autograd would run it: a gradient that comes in has the dtype of the value that it is of,
+what the forward kept has the dtype in which the forward used it, and what is computed of them has the dtype that torch promotes to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from autopar.ir.nodes import is_getitem, operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
+from autopar.plan.precision.policy import Kind, Policy
+from autopar.plan.precision.summed import ADD, Summed, shape_of
+from autopar.rules.pointwise import CASTS
+from autopar.rules.registry import RULES, op_name
+
+F32 = torch.float32
+FLOATS = frozenset({torch.float16, torch.bfloat16, F32})  # what a policy changes
+
+STATISTICS: dict[str, tuple[int, ...]] = {  # results that are float32 whatever the operands are
+    "_scaled_dot_product_flash_attention_for_cpu": (1,),
+    "_scaled_dot_product_flash_attention": (1,),
+    "_scaled_dot_product_efficient_attention": (1,),
+    "_scaled_dot_product_cudnn_attention": (1,),
+    "_scaled_dot_product_fused_attention_overrideable": (1,),
+    "_weight_norm_interface": (1,),
+}
+FORWARD_OF = {  # ops of a backward, in programs that do not tell what they are part of → the op whose list they follow
+    "_softmax_backward_data": "_softmax", "_log_softmax_backward_data": "_log_softmax", "nll_loss_backward": "nll_loss_forward",
+    "nll_loss2d_backward": "nll_loss2d_forward", "logsumexp_backward": "logsumexp", "_prelu_kernel_backward": "_prelu_kernel",
+}  # fmt: skip
+
+Made = torch.dtype | tuple[torch.dtype | None, ...] | None
+
+
+@dataclass
+class Dtypes:
+    """The dtypes of one program.
+
+    Attributes:
+        parameters: parameters that are in low precision from the start.
+        made: node → the dtype of its result, or of each.
+        seen: values that those who read them see in another dtype than they are made in.
+        uses: node → the dtype in which it takes each operand; ``None``: as it is.
+    """
+
+    program: Program
+    policy: Policy
+    device: str
+    parameters: frozenset[fx.Node] = frozenset()
+    made: dict[fx.Node, Made] = field(default_factory=dict)
+    seen: dict[fx.Node, torch.dtype] = field(default_factory=dict)
+    uses: dict[fx.Node, tuple[torch.dtype | None, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.apart = _taken_apart(self.program)
+        self.tables: set[fx.Node] = set()  # computed of buffers, indices and constants alone
+        self.weak: set[fx.Node] = set()  # parameters, buffers, and what is computed of them alone, where the policy starts low
+        self.moving: set[fx.Node] = set()  # computed of tangents
+        self.numbers: set[fx.Node] = set()  # inputs that are numbers of Python's: they have no dtype beside tensors
+        self.statistics: set[fx.Node] = set()
+        self.asked: dict[tuple[int, fx.Node], torch.dtype] = {}  # in which dtype a call used a value
+        self.incoming: dict[int, torch.dtype] = {}  # of the gradient that the backward of a call is given
+        self.result: dict[int, torch.dtype] = {}  # of what a call made, as it is seen
+        self.summed = Summed()
+        self.demand: dict[fx.Node, torch.dtype] = {}
+        self.readers: dict[fx.Node, list[torch.dtype]] = {}  # of weak placeholders: what those who use them want
+
+    def run(self) -> Dtypes:
+        nodes = list(self.program.nodes)
+        output = nodes[-1]
+        for node in nodes:
+            record = record_of(node)
+            if node.op in ("placeholder", "get_attr"):
+                self._given(node)
+            elif node.op == "call_function" and record.phase == "forward":
+                self._forward(node)
+        self._tangents(output)
+        for node in nodes:
+            if record_of(node).phase == "backward" and node.op == "call_function" and self.moving.intersection(node.all_input_nodes):
+                self.moving.add(node)
+        self.summed.returning = {call.number for node in self.moving if (call := record_of(node).call) is not None}
+        named = {node.name: node for node in self.program.placeholders}
+        homes: dict[fx.Node, list[fx.Node]] = {}
+        for value, result in zip(operands(output), record_of(output).results, strict=True):
+            if result.kind == "grad":
+                homes.setdefault(value, []).append(named[result.of])
+        for node in reversed(nodes):
+            if node in self.moving and self._adds_up(node):
+                self._demand(node, output, homes)
+        for node in nodes:
+            if node.op == "call_function" and record_of(node).phase == "backward":
+                self._element(node) if is_getitem(node) else self._backward(node) if node in self.moving else self._saved(node)
+        return self
+
+    # -- what is given -------------------------------------------------------------------------------------------
+
+    def _given(self, node: fx.Node) -> None:
+        record = record_of(node)
+        assert isinstance(record.type, TensorType)
+        dtype = record.type.dtype
+        self.made[node] = self.policy.low if node in self.parameters else dtype
+        if record.role == "input" and record.name.startswith("."):
+            self.numbers.add(node)
+            return
+        if record.role == "tangent":
+            self.moving.add(node)
+        elif record.role != "param" and not (record.role == "input" and dtype.is_floating_point):
+            self.tables.add(node)
+        if self.policy.parameters and dtype == F32:
+            if record.role == "input":
+                self.seen[node] = self.policy.low
+            elif record.role in ("param", "buffer", "state"):
+                self.weak.add(node)
+
+    def _tangents(self, output: fx.Node) -> None:
+        """A tangent has the dtype of the value that it belongs to."""
+        returned = [value for value, result in zip(operands(output), record_of(output).results, strict=True) if result.kind == "return"]
+        for node in self.moving:
+            index = record_of(node).index
+            assert index is not None
+            self.made[node] = self.made[returned[index]]
+
+    # -- forward -------------------------------------------------------------------------------------------------
+
+    def _forward(self, node: fx.Node) -> None:
+        if is_getitem(node):
+            self._element(node)
+            return
+        values = operands(node)
+        tensors = [value for value in values if value not in self.numbers]
+        if all(value in self.tables for value in tensors):
+            self.tables.add(node)
+        elif tensors and self.weak.issuperset(tensors):
+            self.weak.add(node)
+        call = record_of(node).call
+        kind = self._kind(node, values)
+        dtype, wants = self._runs(node, values, kind, [self._seen(value) for value in values])
+        self._set(node, dtype, wants)
+        if call is not None:
+            own = {value for value in values if (about := record_of(value).call) is not None and about.number == call.number}
+            for value, want in zip(values, wants, strict=True):
+                if value not in own:
+                    self.asked[call.number, value] = want
+            if dtype is not None:
+                self.incoming[call.number] = self.result[call.number] = dtype
+                self.summed.results[call.number] = node
+        if kind is Kind.INSIDE and dtype is not None:
+            first = next((self._seen(value) for value in values if self._is_float(value)), dtype)
+            if call is not None and call.number in self.apart:
+                first = self.apart[call.number] = self.apart[call.number] or first
+                self.result[call.number] = first
+            self.seen[node] = first
+        if node not in self.weak and dtype is not None:
+            self._tally(values, kind, wants, dtype)
+
+    def _kind(self, node: fx.Node, values: Sequence[fx.Node]) -> Kind:
+        call = record_of(node).call
+        own = self.policy.kind(node.target.name(), self.device)  # type: ignore[union-attr]
+        if _names_dtype(node):
+            return Kind.PROMOTED
+        listed = own if call is None else self.policy.kind(call.op, self.device)
+        if call is not None and call.number in self.apart:
+            return Kind.F32 if listed is Kind.F32 else Kind.INSIDE
+        if listed is Kind.LOW and all(value in self.tables for value in values if self._is_float(value)):
+            return own if own is not Kind.LOW else Kind.WIDEST
+        return listed
+
+    def _runs(self, node: fx.Node, values: Sequence[fx.Node], kind: Kind, have: Sequence[torch.dtype | None]) -> tuple[torch.dtype | None, list[torch.dtype]]:
+        """The dtype in which an op runs, ``None`` where it has no floating operand; and that in which it takes each operand.
+
+        Args:
+            have: the dtype of each operand, as this op sees it.
+        """
+        floats = [k for k, dtype in enumerate(have) if dtype in FLOATS]
+        if not floats or any(dtype == torch.float64 or (dtype is not None and dtype.is_complex) for dtype in have):
+            return None, list(have)  # type: ignore[arg-type]
+        counted = [k for k in floats if values[k] not in self.weak]
+        if not counted and node not in self.weak and self.weak:  # as a look-up of a parameter's rows
+            dtype = self.policy.low
+        else:
+            dtype = _promoted([(have[k], _rank(values[k])) for k in counted or floats])  # type: ignore[misc]
+        if kind in (Kind.LOW, Kind.F32, Kind.INSIDE):
+            dtype = self.policy.low if kind is Kind.LOW else F32
+        wants = [
+            one if k not in floats or value in self.statistics or (kind is Kind.PROMOTED and (value not in self.weak or one == dtype)) else dtype
+            for k, (value, one) in enumerate(zip(values, have, strict=True))
+        ]
+        return dtype, wants  # type: ignore[return-value]
+
+    def _set(self, node: fx.Node, dtype: torch.dtype | None, wants: Sequence[torch.dtype | None]) -> None:
+        """Note what an op asks for, and what it makes: what is not floating, or asked for by name, stays as captured."""
+        values = operands(node)
+        if dtype is not None and not _rank(node) and not self.numbers.isdisjoint(values):  # there torch would promote it
+            wants = [dtype if value in self.numbers else want for value, want in zip(values, wants, strict=True)]
+        cast = node.target in CASTS and _names_dtype(node)
+        self.uses[node] = tuple(None if cast or want == self.made[value] else want for value, want in zip(values, wants, strict=True))
+        captured = record_of(node).type
+        fixed = STATISTICS.get(_packet(node), ())
+        types = captured if isinstance(captured, tuple) else (captured,)
+        named = _names_dtype(node)
+        found = tuple(
+            None if one is None else one.dtype if dtype is None or named or one.dtype not in FLOATS or k in fixed else dtype
+            for k, one in enumerate(types)
+        )  # fmt: skip
+        self.made[node] = found if isinstance(captured, tuple) else found[0]
+
+    def _element(self, node: fx.Node) -> None:
+        source, index = node.args
+        assert isinstance(source, fx.Node) and isinstance(index, int)
+        made = self.made[source]
+        assert isinstance(made, tuple)
+        self.made[node] = made[index]
+        if index == 0 and source in self.seen:
+            self.seen[node] = self.seen[source]
+        if index in STATISTICS.get(_packet(source), ()):
+            self.statistics.add(node)
+        for group in (self.tables, self.weak, self.moving):
+            if source in group:
+                group.add(node)
+
+    def _tally(self, values: Iterable[fx.Node], kind: Kind, wants: Sequence[torch.dtype | None], dtype: torch.dtype) -> None:
+        for value, want in zip(values, wants, strict=True):
+            if value in self.weak:
+                while value.op == "call_function" and _is_view(value):
+                    (value,) = operands(value)
+                if value.op == "placeholder":
+                    self.readers.setdefault(value, []).append(dtype if kind is Kind.PROMOTED else want)  # type: ignore[arg-type]
+
+    # -- backward ------------------------------------------------------------------------------------------------
+
+    def _adds_up(self, node: fx.Node) -> bool:
+        """Whether an addition is autograd's own, of two gradients of one value: what comes of it is no part of the same call."""
+        values, call = operands(node), record_of(node).call
+        if node.target is not ADD or node.kwargs or len(values) != 2 or not self.moving.issuperset(values) or call is None:
+            return False
+        inside = any(user not in self.summed.of and (about := record_of(user).call) is not None and about.number == call.number for user in node.users)
+        return not inside and all(shape_of(value) == shape_of(node) for value in values)
+
+    def _demand(self, node: fx.Node, output: fx.Node, homes: Mapping[fx.Node, Sequence[fx.Node]]) -> None:
+        """Gradients add up in the dtype of the value that they are of, as autograd's do.
+
+        Args:
+            homes: gradients that the program gives → the placeholders that they are of.
+        """
+        floats = [dtype for value in self.summed.note(node, output, homes) if (dtype := self._dtype_of(value)) in FLOATS]
+        if floats:
+            self.demand[node] = _widest(floats)  # type: ignore[arg-type]
+
+    def _dtype_of(self, value: fx.Node) -> Made:
+        """The dtype of a value, as its call made it."""
+        call = record_of(value).call
+        return self.made[value] if call is None else self.result.get(call.number, self.made[value])
+
+    def _backward(self, node: fx.Node) -> None:
+        values, call = operands(node), record_of(node).call
+        own = self.policy.kind(f"aten::{_packet(node)}", self.device)
+        have = [self._seen(value) for value in values]
+        incoming = None if call is None else self.incoming.get(call.number)
+        if node in self.summed.of:
+            dtype = self.demand.get(node)
+            self._set(node, dtype or _widest(d for d in have if d in FLOATS), have if dtype is None else [dtype] * len(values))
+            return
+        if call is None or incoming is None:  # it is not told what it is part of
+            name = FORWARD_OF.get(_packet(node), _packet(node).removesuffix("_backward"))
+            listed = self.policy.kind(f"aten::{name}", self.device)
+            kind = Kind.F32 if listed is Kind.INSIDE else listed
+            self._set(node, *self._runs(node, values, kind, have))
+            return
+        for k, value in enumerate(values):
+            about = record_of(value).call
+            if have[k] not in FLOATS:
+                continue
+            if about is not None and about.number == call.number and value not in self.summed.of:
+                have[k] = self.made[value]  # type: ignore[call-overload]
+            elif value in self.moving:
+                have[k] = incoming
+            else:
+                have[k] = self.asked.get((call.number, value), have[k])
+        if _is_view(node) and have[0] != (made := self.made[values[0]]) and torch.promote_types(have[0], made) == have[0]:  # type: ignore[arg-type]
+            have[0] = made  # type: ignore[call-overload]  # it is widened by who reads it: half the bytes travel till then
+        if own is Kind.PROMOTED:
+            dtype, wants = self._runs(node, values, own, have)
+            wants = have  # type: ignore[assignment]
+        else:  # a kernel of one dtype: that of the gradient
+            dtype = _widest([d for d, value in zip(have, values, strict=True) if value in self.moving and d in FLOATS] or [incoming])  # type: ignore[misc]
+            wants = [d if d not in FLOATS or value in self.statistics else dtype for d, value in zip(have, values, strict=True)]  # type: ignore[misc]
+        self._set(node, dtype, wants)
+
+    def _saved(self, node: fx.Node) -> None:
+        """What a backward computes of what the forward kept, and what it recomputes."""
+        values, call = operands(node), record_of(node).call
+        have = [self._seen(value) for value in values]
+        for k, value in enumerate(values):
+            about = record_of(value).call
+            if call is not None and have[k] in FLOATS:
+                own = about is not None and about.number == call.number
+                have[k] = self.made[value] if own else self.asked.get((call.number, value), have[k])  # type: ignore[assignment]
+        kind = Kind.PROMOTED if _names_dtype(node) else self.policy.kind(f"aten::{_packet(node)}", self.device)
+        dtype, wants = self._runs(node, values, kind, have)
+        self._set(node, dtype, wants)
+
+    # -- values --------------------------------------------------------------------------------------------------
+
+    def _seen(self, value: fx.Node) -> torch.dtype | None:
+        found = None if value in self.numbers else self.seen.get(value) or self.made[value]
+        return found if isinstance(found, torch.dtype) else None
+
+    def _is_float(self, value: fx.Node) -> bool:
+        return self._seen(value) in FLOATS
+
+
+def low_parameters(program: Program, policy: Policy, device: str) -> frozenset[fx.Node]:
+    """Parameters most of whose uses are in low precision."""
+    if not policy.parameters:
+        return frozenset()
+    readers = Dtypes(program, policy, device).run().readers
+    return frozenset(
+        node for node, wants in readers.items()
+        if record_of(node).role == "param" and 2 * sum(want == policy.low for want in wants) > len(wants)
+    )  # fmt: skip
+
+
+def _taken_apart(program: Program) -> dict[int, torch.dtype | None]:
+    """The calls of the forward that are several ops, not all of them views."""
+    counts: dict[int, list[bool]] = {}
+    for node in program.nodes:
+        record = record_of(node)
+        if node.op == "call_function" and record.phase == "forward" and record.call is not None and not is_getitem(node):
+            counts.setdefault(record.call.number, []).append(_is_view(node))
+    return {number: None for number, views in counts.items() if len(views) > 1 and not all(views)}
+
+
+def _is_view(node: fx.Node) -> bool:
+    rule = RULES.get(node.target)  # type: ignore[arg-type]
+    return rule is not None and rule.view
+
+
+def _names_dtype(node: fx.Node) -> bool:
+    """Whether a call says the dtype of its result."""
+    return any(isinstance(argument, torch.dtype) for argument in (*node.args, *node.kwargs.values()))
+
+
+def _packet(node: fx.Node) -> str:
+    return op_name(node.target).partition(".")[0]  # type: ignore[arg-type]
+
+
+def _rank(node: fx.Node) -> int:
+    return len(shape_of(node) or ())
+
+
+def _widest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    found: torch.dtype | None = None
+    for dtype in dtypes:
+        found = dtype if found is None else torch.promote_types(found, dtype)
+    assert found is not None
+    return found
+
+
+def _promoted(operands: Sequence[tuple[torch.dtype, int]]) -> torch.dtype:
+    """What torch promotes dtypes of operands to: those without dims do not count beside those that have some."""
+    return _widest([dtype for dtype, rank in operands if rank] or [dtype for dtype, _ in operands])

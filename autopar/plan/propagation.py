@@ -1,0 +1,396 @@
+"""Completion: from a few constraints to a Layout for every value and every use, greedily, in graph order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import fx
+
+from autopar.capture.decompose.expansions import opened_factors
+from autopar.errors import RuleError, at_line
+from autopar.ir.dtensor import edge_of
+from autopar.ir.layout import Dim, DistAttr, Layout, layout_of
+from autopar.ir.mesh import EXPERTS, Mesh
+from autopar.ir.nodes import is_getitem, name_of, operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import Record, Requirement, TensorType, ValueType, requirement_of
+from autopar.plan.choice import Aim, Opened, cheapest, opened, place_of
+from autopar.rules.binding import axes_of, bind_node
+from autopar.rules.pointwise import CASTS
+from autopar.rules.registry import RULES
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a completion starts from.
+
+    Attributes:
+        mesh: the mesh.
+        constraints: node → DistAttr; a Layout that a node of the traced program already has is one too. Other
+            placeholders are replicated. What an op makes lies so for all who read it; dims with ``?`` lie as they will.
+        strict: refuse ops without a rule; else they run on whole operands on every rank.
+        whole: returned values are gathered.
+    """
+
+    mesh: Mesh
+    constraints: Mapping[str, DistAttr] = field(default_factory=dict)
+    strict: bool = False
+    whole: bool = False
+
+
+class Completion:
+    """One walk over a traced program.
+
+    Attributes:
+        types, uses: of each node, what it makes and what it asks of its operands.
+        split: ops that would be split along a factor that they need whole, as a walk with ``expanding`` may; and how.
+    """
+
+    def __init__(self, program: Program, wanted: Wanted, *, expanding: bool = False) -> None:
+        self.program, self.mesh, self.constraints = program, wanted.mesh, wanted.constraints
+        self.strict, self.whole, self.expanding = wanted.strict, wanted.whole, expanding
+        self.split: dict[fx.Node, Dim] = {}
+        self.types: dict[fx.Node, ValueType] = {}
+        self.seen: dict[fx.Node, TensorType] = {}  # constrained values, as those who read them have them
+        self.sums = gradient_sums(program)
+        self.adds_up = {user for sum in self.sums for user in sum.users if user.target in ADDITIONS and not self.is_decided(sum, record_of(sum))}
+        self.parameters: set[fx.Node] = set()  # and what is computed from them alone
+        self.data_axes: set[str] = set()  # those that split an input
+        self.uses: dict[fx.Node, tuple[Requirement | None, ...]] = {}
+        self.aims: dict[fx.Node, Aim] = {}
+
+    def run(self) -> None:
+        tangents = [node for node in self.program.placeholders if record_of(node).role == "tangent"]
+        forward = True
+        for node in self.program.nodes:
+            record = record_of(node)
+            if forward and (node.op == "output" or (node.op == "call_function" and record.phase != "forward")):
+                forward = False
+                self.place_tangents(tangents)
+                self.aims |= gradient_aims(self.program, self.types, frozenset(self.mesh.names) - (self.data_axes - {EXPERTS}), self.mesh)
+                tangents = []
+            if node in tangents:
+                continue
+            if node.op == "output":
+                self.types[node] = None
+                self.uses[node] = self.edges(node, record)
+            elif node in self.sums and not self.is_decided(node, record):
+                continue  # it lies as what is first added to it
+            elif node.op == "placeholder" or node.op == "get_attr":
+                self.types[node] = self.given(node, record)
+            else:
+                self.follow_gradient(node)
+                self.constrain(node, record)
+                if is_getitem(node):
+                    self.types[node] = self.types[node.args[0]][node.args[1]]  # type: ignore[index]
+                    self.uses[node] = (None,)
+                else:
+                    self.types[node], self.uses[node] = self.choose(node, record)
+                    if (dim := self.split_along(node)) is not None:
+                        self.split[node] = dim
+                if (values := operands(node)) and self.parameters.issuperset(values):
+                    self.parameters.add(node)
+                self.see(node)
+                self.settle(node)
+
+    def given(self, node: fx.Node, record: Record) -> TensorType:
+        type = record.type
+        assert isinstance(type, TensorType)
+        attr = self.constraints.get(node.name, type.attr).normalize(type.shape, self.mesh)
+        if record.role == "input":
+            self.data_axes.update(attr.axes)
+            return replace(type, layout=layout_of(self.mesh, attr))
+        self.parameters.add(node)
+        if node in self.sums:  # the step's own: no user sees it
+            home = type.attr.normalize(type.shape, self.mesh) if type.layout else attr
+        else:
+            home = edge_of(attr, self.mesh, type.shape, strided=True)
+        if home != attr:
+            self.seen[node] = replace(type, layout=layout_of(self.mesh, attr))
+        return replace(type, layout=layout_of(self.mesh, home))
+
+    def is_decided(self, node: fx.Node, record: Record) -> bool:
+        return node.name in self.constraints or (isinstance(record.type, TensorType) and record.type.layout is not None)
+
+    def follow_gradient(self, node: fx.Node) -> None:
+        """A gradient's sum lies as its parameter, and is pending where the gradient is and the parameter is whole."""
+        for sum in operands(node):
+            if sum in self.sums and sum not in self.types:
+                (addend,) = (value for value in operands(node) if value is not sum)
+                made, parameter, type = self.read(addend), self.sums[sum], record_of(sum).type
+                assert isinstance(made, TensorType) and isinstance(type, TensorType)
+                home = None if parameter is None else self.types[parameter]
+                dims = home.attr.dims if isinstance(home, TensorType) else DistAttr.replicated(len(type.shape)).dims
+                taken = {axis for dim in dims for _, axes in dim for axis in axes}
+                pending = tuple((axis, kind) for axis, kind in made.attr.pending if axis not in taken)
+                self.types[sum] = replace(type, layout=layout_of(self.mesh, DistAttr(dims, pending)))
+                self.parameters.add(sum)
+
+    def constrain(self, node: fx.Node, record: Record) -> None:
+        own = record.type.layout if isinstance(record.type, TensorType) else None
+        attr = self.constraints.get(node.name, own and own.attr)
+        if attr is not None:
+            self.aims[node] = Aim(attr)
+
+    def see(self, node: fx.Node) -> None:
+        """Who reads a constrained value reads it as the constraint says; the transfers follow from that."""
+        aim, type = self.aims.get(node), self.types[node]
+        if aim is not None and not aim.firm and isinstance(type, TensorType):
+            attr = aim.given(type.attr).normalize(type.shape, self.mesh)
+            self.seen[node] = replace(type, layout=layout_of(self.mesh, attr))
+
+    def settle(self, node: fx.Node) -> None:
+        """A pending value is reduced to a split, for all who read it: that of an operand of its shape that was gathered for its
+        op (the gradient of keys lies as the keys did), or one that some reader needs, where all need it reduced. Where one needs
+        it as it lies, and reduced, all read it so: what is paid once need not be kept in both forms."""
+        type = self.types[node]
+        if node in self.seen or not isinstance(type, TensorType) or not type.attr.pending:
+            return
+        split = self.gathered_alike(node, type) or self.needed_split(node, type)
+        if split is None and any(self.needs_reduced(user, node, type) for user in node.users):
+            split = layout_of(self.mesh, type.attr.without_pending())
+        if split is not None:
+            self.seen[node] = replace(type, layout=split)
+
+    def gathered_alike(self, node: fx.Node, type: TensorType) -> Layout | None:
+        op = node.args[0] if is_getitem(node) else node
+        assert isinstance(op, fx.Node)
+        pending = {axis for axis, _ in type.attr.pending}
+        for value, need in zip(operands(op), self.uses[op], strict=True):
+            home = self.read(value)
+            if need is not None and isinstance(home, TensorType) and home.shape == type.shape and not home.attr.pending:
+                given_up = pending.intersection(home.attr.axes) - set(need.layout.attr.axes)
+                if given_up == pending and type.attr.without_pending() == need.layout.attr:
+                    return home.layout
+        return None
+
+    def needed_split(self, node: fx.Node, type: TensorType) -> Layout | None:
+        split = None
+        for user in node.users:
+            if user.op == "output" or is_getitem(user):
+                return None
+            values = operands(user)
+            if not all(value in self.types for value in values):
+                return None
+            _, needs = self.choose(user, record_of(user))
+            for value, need in zip(values, needs, strict=True):
+                if value is node and need is not None:
+                    if set(need.layout.attr.pending) & set(type.attr.pending):
+                        return None
+                    if any(place_of(axis, need.layout.attr) for axis, _ in type.attr.pending):
+                        split = split or need.layout
+        return split
+
+    def needs_reduced(self, user: fx.Node, node: fx.Node, type: TensorType) -> bool:
+        """Whether a reader, as far as its operands are known, needs a pending value reduced and otherwise as it lies."""
+        values = operands(user)
+        if user.op == "output" or is_getitem(user) or len(node.users) < 2 or not all(value in self.types for value in values):
+            return False
+        _, needs = self.choose(user, record_of(user))
+        whole = type.attr.without_pending()
+        return any(value is node and need is not None and need.layout.attr == whole for value, need in zip(values, needs, strict=True))
+
+    def read(self, node: fx.Node) -> ValueType:
+        return self.seen.get(node) or self.types[node]
+
+    def place_tangents(self, tangents: list[fx.Node]) -> None:
+        output = self.program.output
+        returned = [v for v, r in zip(operands(output), record_of(output).results, strict=True) if r.kind == "return"]
+        for node in tangents:
+            index = record_of(node).index
+            assert index is not None
+            value = self.read(returned[index])
+            assert isinstance(value, TensorType)
+            self.types[node] = replace(value, layout=layout_of(self.mesh, self.at_edge(value)))
+
+    def at_edge(self, type: TensorType) -> DistAttr:
+        return DistAttr.replicated(len(type.shape)) if self.whole else edge_of(type.attr, self.mesh, type.shape)
+
+    def edges(self, node: fx.Node, record: Record) -> tuple[Requirement | None, ...]:
+        """Returned values are reduced and lie as DTensor can say; gradients and states lie as what they belong to."""
+        homes = {p.name: self.types[p] for p in self.program.placeholders if p in self.types}
+        needs = []
+        asked = required_dtypes(record, [self.read(value) for value in operands(node)])
+        for value, result, dtype in zip(operands(node), record.results, asked, strict=True):
+            type = self.read(value)
+            assert isinstance(type, TensorType)
+            home = homes.get(result.of)
+            attr = home.attr if isinstance(home, TensorType) else self.at_edge(type)
+            needs.append(requirement_of(self.mesh, attr, dtype))
+        return tuple(needs)
+
+    def choose(self, node: fx.Node, record: Record) -> tuple[ValueType, tuple[Requirement | None, ...]]:
+        try:
+            bound = bind_node(node, strict=self.strict)
+        except RuleError as error:
+            raise RuleError(f"{node.name}: {error}{where(record)}") from None
+        if bound.why in UNSTEADY:
+            raise RuleError(
+                f"{node.name}: {bound.rule.op} has no sharding rule, and {bound.why}, so that ranks would hold different values of one"
+                f"{where(record)}\n  tag it: torch.library.custom_op(..., tags=[torch.Tag.nondeterministic_seeded]) draws from the step's seed"
+            )
+        operand_nodes = operands(node)
+        data = frozenset(self.data_axes)
+        if any(value in self.parameters and EXPERTS in self.read(value).attr.axes for value in operand_nodes):  # type: ignore[union-attr]
+            data -= {EXPERTS}
+        others = frozenset(self.mesh.names) - data
+        staying = tuple(others if value in self.parameters else data for value in operand_nodes)
+        values = [self.read(value) for value in operand_nodes]
+        asked = required_dtypes(record, values)
+        homes = tuple(v.attr if rounds_nothing(v, dtype) else v.attr.without_pending() for v, dtype in zip(values, asked, strict=True))  # type: ignore[union-attr,arg-type]
+        dtypes = tuple(v.dtype for v in values)  # type: ignore[union-attr]
+        needs, gives = cheapest(bound, homes, dtypes, staying, self.mesh, self.aims.get(node), self.opened(node),
+                                self.waiting(node, operand_nodes, homes))  # fmt: skip
+        uses = tuple(requirement_of(self.mesh, a, dtype) for a, dtype in zip(needs, asked, strict=True))
+        return self.with_layouts(record.type, gives), uses
+
+    def waiting(self, node: fx.Node, values: Sequence[fx.Node], homes: Sequence[DistAttr]) -> frozenset[int]:
+        """The operands whose pending sum should pass: fewer elements are reduced behind all who read them than here. And those of an
+        addition that should be made pending for the others' sake, because a sum of gradients or of losses waits behind it."""
+        if node.target in ADDITIONS and self.least[node] == 0 and node not in self.adds_up:
+            return frozenset(k for k, home in enumerate(homes) if not home.pending)
+        return frozenset(
+            k for k, (value, home) in enumerate(zip(values, homes, strict=True))
+            if home.pending and _passes(node, k) and self.reduced_behind(value) < _size(value)
+        )  # fmt: skip
+
+    def reduced_behind(self, value: fx.Node) -> float:
+        """How many elements are reduced if a pending value is handed on as it is; what is added to another pending one costs none."""
+        if len(value.users) > READERS or not all(self.passes_on(user, value) for user in value.users):
+            return math.inf
+        return sum(
+            0 if user.users and all(self.adds_to_pending(reader, user) for reader in user.users) else self.least[user]
+            for user in value.users
+        )  # fmt: skip
+
+    @cached_property
+    def least(self) -> dict[fx.Node, float]:
+        """How many elements of a value are reduced, if it is pending, here or behind those who read it. Linear in the graph."""
+        found: dict[fx.Node, float] = {}
+        for node in reversed(self.program.graph.nodes):
+            if node.op == "call_function":
+                passed = 0 < len(node.users) <= READERS and all(self.passes_on(user, node) for user in node.users)
+                behind = sum(found[user] / (len(operands(user)) if user.target in ADDITIONS else 1) for user in node.users) if passed else math.inf
+                found[node] = 0 if node in self.adds_up else min(_size(node), behind)
+        return found
+
+    def passes_on(self, user: fx.Node, value: fx.Node) -> bool:
+        """Terms of a loss, single numbers, are added first and reduced once."""
+        return user in self.adds_up or _passes_all(user, value) or (user.target in ADDITIONS and _size(user) == 1)
+
+    def adds_to_pending(self, user: fx.Node, node: fx.Node) -> bool:
+        if user.target not in ADDITIONS:
+            return False
+        others = [self.types.get(value) for value in operands(user) if value is not node]
+        return all(isinstance(type, TensorType) and bool(type.attr.pending) for type in others)
+
+    def opened(self, node: fx.Node) -> Opened:
+        """The factors that must be whole, unless the op is expanded; with the fewest elements they should have."""
+        return opened_factors(node) if self.expanding else ()
+
+    def split_along(self, node: fx.Node) -> Dim | None:
+        """How an op is split along such a factor; ``None`` where it is not."""
+        if not (factors := self.opened(node)):
+            return None
+        type = self.types[node]
+        needs = [use.layout.attr for use in self.uses[node] if use is not None]
+        gives = [None if one is None else one.attr for one in (type if isinstance(type, tuple) else (type,))]
+        split = bind_node(node).splits(needs, gives, self.mesh)
+        return next((split[factor] for factor, _ in factors if axes_of(split.get(factor, ()))), None)
+
+    def with_layouts(self, type: ValueType, attrs: tuple[DistAttr | None, ...]) -> ValueType:
+        placed = tuple(
+            None if one is None or attr is None else replace(one, layout=layout_of(self.mesh, attr))
+            for one, attr in zip(type if isinstance(type, tuple) else (type,), attrs, strict=True)
+        )
+        return placed if isinstance(type, tuple) else placed[0]
+
+
+READERS = 4  # of a value that is reduced behind them, at most: each reduction has its start
+
+
+def _passes_all(user: fx.Node, value: fx.Node) -> bool:
+    return all(_passes(user, k) for k, one in enumerate(operands(user)) if one is value)
+
+
+def _passes(node: fx.Node, position: int) -> bool:
+    """Whether a sum passes through an op by one operand alone, and the result has no more elements."""
+    if node.op != "call_function" or node.target not in RULES:
+        return False
+    try:
+        bound = bind_node(node)
+    except RuleError:  # told when its turn comes, with its line
+        return False
+    if (position,) not in bound.linear or bound.result_shapes[0] is None or len(bound.result_shapes) > 1:
+        return False
+    return math.prod(bound.result_shapes[0]) <= math.prod(bound.operand_shapes[position])
+
+
+def _size(node: fx.Node) -> float:
+    type = record_of(node).type
+    return math.prod(type.shape) if isinstance(type, TensorType) else math.inf
+
+
+UNSTEADY = ("it draws random numbers", "it gives another result the second time")  # why no rule was found
+
+ADDITIONS = {torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor}
+
+
+def gradient_sums(program: Program) -> dict[fx.Node, fx.Node | None]:
+    """The states in which the gradients of parameters add up → the parameter: ``up.weight.grad`` → ``up.weight``. And those
+    in which the losses do, ``.loss``; a name of the step's own begins with a dot."""
+    named = {name_of(node): node for node in program.placeholders}
+    found: dict[fx.Node, fx.Node | None] = {}
+    for name, node in named.items():
+        parameter, _, last = name.rpartition(".")
+        type = record_of(node).type
+        waits = isinstance(type, TensorType) and type.layout is not None and bool(type.layout.attr.pending)  # of a parameter that an update only measures
+        if record_of(node).role in ("state", "buffer") and ((last == "grad" and (parameter in named or waits)) or name == ".loss"):
+            found[node] = named.get(parameter)
+    return found
+
+
+def required_dtypes(record: Record, values: Sequence[ValueType]) -> tuple[torch.dtype, ...]:
+    """In which dtype each operand is used: as a traced program says, else its own."""
+    asked = record.uses or (None,) * len(values)
+    return tuple(value.dtype if need is None else need.dtype for value, need in zip(values, asked, strict=True))  # type: ignore[union-attr]
+
+
+def rounds_nothing(type: TensorType, dtype: torch.dtype) -> bool:
+    """Whether a value can be cast while it is pending; what is narrowed is reduced first."""
+    return type.dtype == dtype or torch.promote_types(type.dtype, dtype) == dtype
+
+
+def gradient_aims(program: Program, types: Mapping[fx.Node, ValueType], axes: frozenset[str], mesh: Mesh) -> dict[fx.Node, Aim]:
+    """Over ``axes``, on which parameters stay, a gradient is made where its parameter is: through views, additions and casts."""
+    aims: dict[fx.Node, Aim] = {}
+    homes = {node.name: type for node, type in types.items() if node.op == "placeholder"}
+    of = {sum.name: parameter.name for sum, parameter in gradient_sums(program).items() if parameter is not None}
+    output = program.output
+    for value, result in zip(operands(output), record_of(output).results, strict=True):
+        home = homes.get(of.get(result.of, result.of)) if result.kind == "grad" or result.of in of else None
+        if isinstance(home, TensorType) and axes.intersection(home.attr.axes):
+            aims[value] = Aim(opened(home.attr, axes), firm=True)
+    for node in reversed(program.graph.nodes):
+        if node not in aims or node.op != "call_function" or is_getitem(node):
+            continue
+        bound = bind_node(node)
+        if node.target in ADDITIONS:
+            same = [value for value in operands(node) if record_of(value).type == record_of(node).type]
+            aims |= {value: aims[node] for value in same if value not in aims and value.op == "call_function"}
+        elif node.target in CASTS:
+            aims.setdefault(operands(node)[0], aims[node])
+        elif bound.rule.view and len(bound.results) == len(bound.operands) == 1:
+            attr = bound.before(aims[node].attr, mesh)
+            if attr is not None and attr.axes:
+                aims.setdefault(operands(node)[0], Aim(opened(attr, axes), firm=True))
+    return aims
+
+
+def where(record: Record) -> str:
+    """The user's line and module, on a line of its own."""
+    return f"\n{at_line(record.source, record.module)}" if record.source else ""

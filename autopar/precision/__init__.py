@@ -1,5 +1,0 @@
-"""Mixed precision as data: in which dtype each op runs, policy by policy."""
-
-from autopar.precision.policy import POLICIES, Kind, Policy, policy_of
-
-__all__ = ["POLICIES", "Kind", "Policy", "policy_of"]

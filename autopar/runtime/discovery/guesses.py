@@ -1,0 +1,278 @@
+"""Guesses: which factors an op may have, from what depends on what; and the rule that is proven of them.
+
+One slice of an operand gets other values, and where results change in one slice alone the two dims are one factor. What is
+left may be summed over. Each guess is proven as registered rules are (``proof``), on calls of several sizes and values.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from autopar.ir.record import TensorType
+from autopar.rules.binding import slots
+from autopar.rules.registry import Rule
+from autopar.runtime.discovery.factors import Dim, Factor, pattern_of
+from autopar.runtime.discovery.proof import TOLERANCE, difference, prove
+from autopar.runtime.discovery.scaled import FILLS, Arguments, Scale, drawn, scales
+from autopar.torch_private import OpOverload, pytree
+
+GUESSES = 48  # that are put to the test for one call
+SHARED = 16  # ways to sum over dims of one size
+WAYS = 4  # to complete a guess with dims of other operands
+KINDS = ("sum", "max", "min")
+
+Influence = Mapping[Dim, Sequence[Sequence[int] | None]]
+Results = tuple[torch.Tensor | None, ...]
+
+
+class NothingError(Exception):
+    """Why no rule is found."""
+
+
+def raised(error: Exception) -> str:
+    """Why no rule is found of an op that raises."""
+    return f"on small operands it raises {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+class Search:
+    """The search for one call's rule.
+
+    Attributes:
+        together: dims of one size are split together, in all operands that have one; and sizes that may be related are so.
+    """
+
+    together = False
+
+    def __init__(self, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any],
+                 results: Sequence[TensorType | None]) -> None:  # fmt: skip
+        self.rule, self.op, self.args, self.kwargs, self.types = rule, op, args, kwargs, results
+        given = slots(op, args, kwargs)
+        self.shapes = [value.shape if isinstance(value, TensorType) else None for value in given]
+        self.results = [None if one is None else one.shape for one in results]
+        self.floats = [k for k, value in enumerate(given) if isinstance(value, TensorType) and value.dtype.is_floating_point]
+        self.tried = 0
+
+    def run(self) -> Rule:
+        """The rule; an error says why there is none."""
+        ways = scales(self.args, self.kwargs, related=self.together)
+        scale = self._scale(ways)
+        self.calls = self._calls(scale, ways[-1])
+        self._check_values()
+        influence = {dim: self._influence(dim) for dim in self._dims()}
+        guesses = (next((factor for factor in self._completed(factor) if self._holds([factor])), None) for factor in self._carried_over(influence))
+        kept = [factor for factor in guesses if factor is not None]
+        kind, summed = "sum", list(self._summed(influence, kept, "sum"))
+        if not summed and all(len(factor.results) == self._count() for factor in kept):  # nothing is pending yet
+            for other in KINDS[1:]:
+                if not summed and (summed := list(self._summed(influence, kept, other))):
+                    kind = other
+        kept += summed
+        linear = ", ".join(one for one in self._sums() if kept and self._adds(one) and self._holds(kept, kind, linear=one))
+        rule = self._proven(kept, kind, linear)
+        if rule is None:
+            kept = [factor for factor in kept if self._holds([factor], kind, "", self.calls)]
+            rule = self._proven(kept, kind, linear)
+        if rule is None:
+            raise NothingError("it does not come apart along all of its dims at once" if kept else "it comes apart along no dim")
+        return rule
+
+    def _proven(self, factors: Sequence[Factor], kind: str, linear: str) -> Rule | None:
+        """The rule that holds on all calls, with what is linear, or without; an op that comes apart nowhere needs none."""
+        for more in dict.fromkeys((linear, "")) if factors else ():
+            if self._holds(factors, kind, more, self.calls):
+                return self._rule(factors, kind, more)
+        return None
+
+    # -- small calls -----------------------------------------------------------------------------------------------
+
+    def _scale(self, ways: Sequence[Scale]) -> Scale:
+        why = ""
+        for scale in ways:
+            try:
+                self.first = self._steady(drawn(scale(self.args, self.kwargs), FILLS[0]))
+            except NothingError:
+                raise
+            except Exception as error:  # whatever an op raises on operands of other sizes
+                why = raised(error)
+                continue
+            if scale.fits(self.types, self.first):
+                return scale
+            why = "on small operands its results have other sizes"
+        raise NothingError(why)
+
+    def _steady(self, call: Arguments) -> Results:
+        """The results of a call, if it gives them every time and does nothing else."""
+        before, state = _copied(call), torch.random.get_rng_state()
+        first = _copied(self._run(call))
+        if not torch.equal(state, torch.random.get_rng_state()):
+            raise NothingError("it draws random numbers")
+        if not _same(call, before):
+            raise NothingError("it writes to its arguments")
+        if not _same(first, self._run(before)):
+            raise NothingError("it gives another result the second time")
+        return first
+
+    def _run(self, call: Arguments) -> Results:
+        found = self.op(*call[0], **call[1])
+        return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+
+    def _calls(self, scale: Scale, last: Scale) -> list[Arguments]:
+        """All that a rule is tried on; guesses are made from the first."""
+        found = [drawn(scale(self.args, self.kwargs), fill) for fill in FILLS]
+        found += [drawn(other(self.args, self.kwargs), FILLS[1]) for other in (scale.odd(), last) if other != scale]
+        return [call for call in found if self._takes(call)]
+
+    def _takes(self, call: Arguments) -> bool:
+        """Not every size and value is one that the op takes."""
+        try:
+            self._run(call)
+        except Exception:
+            return False
+        return True
+
+    def _check_values(self) -> None:
+        """A result that is all zeros, or not finite, is that of any pieces."""
+        made = [self._run(call) for call in self.calls]
+        for position, one in enumerate(self.results):
+            if one is not None and not any(bool((run[position].isfinite() & (run[position] != 0)).any()) for run in made):  # type: ignore[union-attr]
+                raise NothingError(f"its result {position} is zero, whatever it is given")
+
+    # -- guesses ---------------------------------------------------------------------------------------------------
+
+    def _count(self) -> int:
+        return sum(shape is not None for shape in self.results)
+
+    def _dims(self) -> list[Dim]:
+        return [(slot, d) for slot, shape in enumerate(self.shapes) for d, n in enumerate(shape or ()) if n > 1]
+
+    def _size(self, dim: Dim) -> int:
+        return self.shapes[dim[0]][dim[1]]  # type: ignore[index]
+
+    def _influence(self, dim: Dim) -> list[list[int] | None]:
+        """For each result, the dims along which a slice of an operand changes that slice alone; ``None`` where it changes nothing."""
+        confined: list[set[int] | None] = [None] * len(self.results)
+        for call, index in itertools.product(self.calls[: len(FILLS)], (1, -2)):
+            operand = slots(self.op, *call)[dim[0]]
+            if operand.shape != slots(self.op, *self.calls[0])[dim[0]].shape:
+                continue
+            index %= operand.shape[dim[1]]
+            other = _with_other_slice(operand, dim[1], index)
+            changed = self._run(pytree.tree_map(lambda leaf: other if leaf is operand else leaf, call))  # noqa: B023
+            for position, (before, after) in enumerate(zip(self._run(call), changed, strict=True)):
+                shape = self.results[position]
+                if before is None or after is None or shape is None or before.shape != after.shape:
+                    continue
+                differs = ~((before == after) | ((before != before) & (after != after)))
+                if bool(differs.any()):
+                    alike = {e for e, n in enumerate(shape) if n == self._size(dim) and before.shape[e] == operand.shape[dim[1]]}
+                    alone = {e for e in alike if not bool(differs.index_fill(e, torch.tensor(index), False).any())}
+                    confined[position] = alone & (alone if confined[position] is None else confined[position])  # type: ignore[operator]
+        return [None if dims is None else sorted(dims) for dims in confined]
+
+    def _carried_over(self, influence: Influence) -> list[Factor]:
+        """Dims of operands that lead to the same dims of results."""
+        groups: dict[tuple[Dim, ...], list[Dim]] = {}
+        for (slot, d), found in influence.items():
+            from_right = d - len(self.shapes[slot] or ())
+            there = []
+            for position, dims in enumerate(found):
+                if dims:
+                    aligned = from_right + len(self.results[position] or ())
+                    there.append((position, d if d in dims else aligned if aligned in dims else dims[0]))
+            if there:
+                group = groups.setdefault(tuple(there), [])
+                if slot not in {other for other, _ in group}:
+                    group.append((slot, d))
+        return [Factor(tuple(dims), there) for there, dims in groups.items()]
+
+    def _completed(self, factor: Factor) -> Iterator[Factor]:
+        """A guess, and with dims of the other operands, as what a gradient of a weight is summed over."""
+        size, slots_there = self._size(factor.operands[0]), {slot for slot, _ in factor.operands}
+        others = [[dim for dim in self._dims() if dim[0] == slot and self._size(dim) == size]
+                  for slot in range(len(self.shapes)) if slot not in slots_there]  # fmt: skip
+        for more in [(), *itertools.islice(itertools.product(*filter(None, others)), WAYS)]:
+            if self._fits(group := (*factor.operands, *more)) and (more or not self.together):
+                yield Factor(group, factor.results)
+
+    def _fits(self, group: Sequence[Dim]) -> bool:
+        """Whether pieces along these dims may be tried."""
+        return not self.together or {dim for dim in self._dims() if self._size(dim) == self._size(group[0])} == set(group)
+
+    def _summed(self, influence: Influence, kept: Sequence[Factor], kind: str) -> Iterator[Factor]:
+        """Dims of operands that no result has: those that hold, no dim twice. What nothing depends on is no maximum of pieces."""
+        taken = {dim for factor in kept for dim in factor.operands}
+        there = [position for position, shape in enumerate(self.results) if shape is not None]
+        enough = any if kind == "sum" else all
+        free = [dim for dim, found in influence.items() if enough(found[position] is not None for position in there)]
+        for size in dict.fromkeys(map(self._size, free)):
+            choices = [[None, *(dim for dim in free if dim[0] == slot and self._size(dim) == size)] for slot in range(len(self.shapes))]
+            groups = [tuple(dim for dim in group if dim is not None) for group in itertools.product(*choices)]
+            for group in sorted(groups, key=len, reverse=True)[:SHARED]:
+                if group and not taken & set(group) and self._fits(group) and self._holds([factor := Factor(group)], kind):
+                    taken |= set(group)
+                    yield factor
+
+    def _adds(self, one: str) -> bool:
+        """Whether what an op makes of two addends sums up to what it makes of their sum, also where they are no whole numbers."""
+        call, random = self.calls[0], torch.Generator().manual_seed(1)
+        given = slots(self.op, *call)
+        shares = {id(given[int(slot)]): torch.randn(given[int(slot)].shape, generator=random, dtype=torch.float64) for slot in one.split("+")}
+        first, second = (
+            self._run(pytree.tree_map(lambda leaf: part(leaf, shares[id(leaf)]) if id(leaf) in shares else leaf, call))  # noqa: B023
+            for part in (lambda x, share: share, torch.sub)
+        )
+        rows = zip(self._run(call), first, second, strict=True)
+        return all(whole is None or difference(a + b, whole) < TOLERANCE for whole, a, b in rows)  # type: ignore[operator]
+
+    def _sums(self) -> list[str]:
+        """The operands through which a pending sum may pass: each, and all of them."""
+        singles = [str(slot) for slot in self.floats]
+        return singles + (["+".join(singles)] if len(singles) > 1 else [])
+
+    # -- the rule --------------------------------------------------------------------------------------------------
+
+    def _holds(self, factors: Sequence[Factor], kind: str = "sum", linear: str = "", calls: Sequence[Arguments] = ()) -> bool:
+        """Whether a rule with these factors can be proven, on ``calls``, or as a guess."""
+        self.tried += not calls
+        if not calls and self.tried > GUESSES:
+            return False
+        rule = self._rule(factors, kind, linear)
+        try:
+            for args, kwargs in calls or self.calls[:1]:
+                prove(self.op, args, kwargs, rule)
+        except Exception:  # a proof that fails, or whatever the op raises
+            return False
+        return True
+
+    def _rule(self, factors: Sequence[Factor], kind: str, linear: str = "") -> Rule:
+        return replace(self.rule, pattern=pattern_of(factors, self.shapes, self.results, kind), linear=linear, empty=False)
+
+
+# -- tensors -------------------------------------------------------------------------------------------------------
+
+
+def _copied(values: Any) -> Any:
+    return pytree.tree_map_only(torch.Tensor, torch.clone, values)
+
+
+def _same(one: Any, other: Any) -> bool:
+    pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=True)
+    return all(not isinstance(a, torch.Tensor) or (a.dtype == b.dtype and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)) for a, b in pairs)
+
+
+def _with_other_slice(operand: torch.Tensor, dim: int, index: int) -> torch.Tensor:
+    """The operand, with other values in one slice, which stay in range."""
+    found = operand.clone()
+    place = found.select(dim, index)
+    if operand.dtype == torch.bool:
+        place.logical_not_()
+    elif operand.is_floating_point() or operand.is_complex():
+        place.copy_(1 - 0.9 * (place.flip(0) if place.dim() else place))
+    else:
+        place.copy_(torch.where(place > 0, place - 1, place + 1))
+    return found

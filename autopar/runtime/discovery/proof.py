@@ -1,0 +1,233 @@
+"""Proof: a rule is shown to be right by running its op on pieces.
+
+A rule claims that an op comes apart along its factors, that a pending sum passes through it, and that some factors
+must stay whole. Each claim is about one call, and each is put to the test on that call's own tensors:
+
+==============  ===================================================================================================
+``m``           split along ``m`` over 2 and over 3 ranks, in pieces that are even or not, contiguous or strided, and
+                joined (or reduced where results are pending), the op gives what it gives on one device
+``0+1``         those operands taken apart into random addends, one a rank, the results sum up to the one device's
+``k!``          split along ``k`` all the same, the op gives something else, or refuses
+==============  ===================================================================================================
+
+Layouts come from ``Bound.place`` and pieces from ``runtime.simulation.pieces``, as they do in a program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from autopar.errors import ProofError, SimulationError
+from autopar.ir import transfers
+from autopar.ir.layout import Dim, DistAttr, Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.record import TensorType
+from autopar.rules.binding import Bound, Strategy, bind
+from autopar.rules.registry import Rule, find_rule
+from autopar.runtime.simulation.pieces import cut, join
+from autopar.runtime.simulation.simulate import COLLECTIVE
+from autopar.torch_private import OpOverload, pytree
+
+AXIS = "p"
+MESHES = (Mesh({AXIS: 2}), Mesh({AXIS: 3}))
+SPLIT: Dim = ((None, (AXIS,)),)
+TOLERANCE = 1e-11  # of the largest value; integers and booleans must be equal
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What one call has shown of its op's rule.
+
+    Attributes:
+        op, rule: as they print.
+        claims: in words, in the order they were shown.
+        needed: factors with a ``!`` without which the call goes wrong.
+        idle: factors with a ``!`` that this call would have come apart along; another call must need them.
+    """
+
+    op: str
+    rule: str
+    claims: tuple[str, ...]
+    needed: frozenset[str]
+    idle: frozenset[str]
+
+
+def prove(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, rule: Rule | None = None) -> Proof:
+    """Show every claim that ``op``'s rule makes about one call.
+
+    A ``!`` is put to the test where an operand has the factor, in a size above one: what only a result has stands for
+    no loop over an operand, and along one element there is nothing to split. Pieces may be empty, unless the rule says
+    that the op does not take such.
+
+    Args:
+        op: the overload.
+        args, kwargs: of one call, with real tensors, on which rounding must not matter: float64, or whole numbers.
+        rule: instead of the registered one.
+
+    Raises:
+        ProofError: a claim fails; it quotes the op, the rule, the claim and the largest difference.
+        RuleError: there is no rule, or it does not fit the call.
+    """
+    call = _Call(op, tuple(args), dict(kwargs or {}), rule or find_rule(op))
+    claims: list[str] = []
+    for factor in call.factors:
+        if factor not in call.bound.whole:
+            claims += [call.show_split(factor, dim, mesh) for mesh in MESHES for dim in call.splits(factor, mesh)]
+    for choice in range(len(call.bound.linear)):
+        if call.adds(choice):
+            claims += [call.show_linear(choice, mesh) for mesh in MESHES]
+    whole = [factor for factor in call.factors if factor in call.bound.whole and call.tests_whole(factor)]
+    needed = frozenset(factor for factor in whole if call.needs_whole(factor))
+    claims += [f"{factor} stays whole" for factor in whole if factor in needed]
+    return Proof(call.bound.rule.op, call.bound.pattern.text, tuple(claims), needed, frozenset(whole) - needed)
+
+
+class _Call:
+    """One call of an op, its rule bound to it, and what it gives on one device."""
+
+    def __init__(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], rule: Rule) -> None:
+        self.op, self.args, self.kwargs = op, args, kwargs
+        self.operands = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        self.results = self._run(args, kwargs)
+        types = pytree.tree_map_only(torch.Tensor, _type, (args, kwargs))
+        self.bound: Bound = bind(op, *types, [None if r is None else _type(r) for r in self.results], rule=rule)
+        dims = [*self.bound.operands, *(dims for dims in self.bound.results if dims is not None)]
+        self.factors = list(dict.fromkeys(factor for value in dims for dim in value for factor in dim))
+        self.random = torch.Generator().manual_seed(0)
+
+    def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[torch.Tensor | None, ...]:
+        found = self.op(*args, **kwargs)
+        return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+
+    # -- which claims there are ----------------------------------------------------------------------------------
+
+    def splits(self, factor: str, mesh: Mesh) -> list[Dim]:
+        """The ways to split a factor: contiguous pieces, and strided ones where its size has a divisor."""
+        size = self.bound.sizes[factor]
+        major = next((n for n in range(2, size) if size % n == 0), None)
+        found = [SPLIT] if major is None else [SPLIT, ((major, ()), (size // major, (AXIS,)))]
+        return [dim for dim in found if self.bound.takes(factor, dim, mesh)]
+
+    def adds(self, choice: int) -> bool:
+        """Booleans are no sums."""
+        return all(self.operands[position].dtype != torch.bool for position in self.bound.linear[choice])
+
+    def tests_whole(self, factor: str) -> bool:
+        """Whether there is something of an operand to split."""
+        return self.bound.sizes[factor] > 1 and any(_has(dims, factor) for dims in self.bound.operands)
+
+    # -- the claims ----------------------------------------------------------------------------------------------
+
+    def show_split(self, factor: str, dim: Dim, mesh: Mesh) -> str:
+        claim = f"{factor} splits over {mesh.size} ranks" + ", in strided pieces" * (len(dim) > 1)
+        self._show(claim, Strategy(split=((factor, dim),)), mesh)
+        return claim
+
+    def show_linear(self, choice: int, mesh: Mesh) -> str:
+        claim = f"a sum over {mesh.size} ranks passes through {'+'.join(map(str, self.bound.linear[choice]))}"
+        self._show(claim, Strategy(pending=((AXIS, choice),)), mesh)
+        return claim
+
+    def needs_whole(self, factor: str) -> bool:
+        """Whether the op goes wrong, or raises, when it is split along the factor all the same."""
+        for mesh in MESHES:
+            if not self.bound.takes(factor, SPLIT, mesh):
+                continue
+            try:
+                self.show_split(factor, SPLIT, mesh)
+            except ProofError:
+                return True
+        return False
+
+    # -- running on pieces ---------------------------------------------------------------------------------------
+
+    def _show(self, claim: str, strategy: Strategy, mesh: Mesh) -> None:
+        needs, gives = self.bound.place(strategy, mesh)
+        try:
+            ranks = self._run_ranks(needs, gives, dict(strategy.split), mesh)
+        except Exception as error:  # whatever the op raises on pieces, the claim is wrong
+            raise self._wrong(claim, f"on pieces it raises {type(error).__name__}: {error}") from error
+        for position, (want, attr) in enumerate(zip(self.results, gives, strict=True)):
+            if want is None or attr is None:
+                continue
+            pieces = {rank: results[position] for rank, results in ranks.items()}
+            try:
+                have = _joined(pieces, replace(_type(want), layout=Layout(mesh, attr)))
+            except SimulationError as error:
+                raise self._wrong(claim, f"result {position}: {error}") from error
+            if (far := difference(have, want)) > (TOLERANCE if want.is_floating_point() or want.is_complex() else 0):
+                raise self._wrong(claim, f"result {position} differs by {far:.3g} of its largest value")
+
+    def _run_ranks(self, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], split: Mapping[str, Dim], mesh: Mesh) -> dict[int, tuple[Any, ...]]:
+        cuts = [self._pieces(tensor, attr, mesh) for tensor, attr in zip(self.operands, needs, strict=True)]
+        found = {}
+        for rank in mesh.ranks:
+            mine = iter([pieces[rank] for pieces in cuts])
+            args, kwargs = pytree.tree_map_only(torch.Tensor, lambda _: next(mine), (self.args, self.kwargs))  # noqa: B023
+            at = mesh.coordinates(rank)
+            shapes = (attr.local_shape(result.shape, mesh, at) for result, attr in zip(self.results, gives, strict=True)
+                      if result is not None and attr is not None)  # fmt: skip
+            args = self.bound.rule.resized(args, next(shapes), self.bound.local_sizes(split, mesh, at))
+            found[rank] = self._run(args, kwargs)
+        return found
+
+    def _pieces(self, tensor: torch.Tensor, attr: DistAttr, mesh: Mesh) -> dict[int, torch.Tensor]:
+        """What each rank holds of an operand; of a pending one, its piece of an addend of its own."""
+        type = replace(_type(tensor), layout=Layout(mesh, attr))
+        addends = self._addends(tensor, mesh.size) if attr.pending else [tensor] * mesh.size
+        return {rank: cut(addend, type, mesh.coordinates(rank)) for rank, addend in zip(mesh.ranks, addends, strict=True)}
+
+    def _addends(self, tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
+        """Tensors that sum up to ``tensor``. Small whole numbers, or quarters where there are fractions, and the rest: exact in
+        every dtype that holds them."""
+        free = [torch.randint(-16, 17, tensor.shape, generator=self.random) for _ in range(count - 1)]
+        whole = not (tensor.is_floating_point() or tensor.is_complex())
+        free = [(f // 4 if whole else f / 4).to(tensor.dtype) for f in free]
+        return [*free, tensor - sum(free)]
+
+    def _wrong(self, claim: str, what: str) -> ProofError:
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in self.operands)
+        return ProofError(
+            f"the rule of {self.bound.rule.op}, {self.bound.pattern.text!r}, does not hold on {shapes or 'no operands'}\n"
+            f"  claim: {claim}\n"
+            f"  {what}"
+        )
+
+
+def _type(tensor: torch.Tensor) -> TensorType:
+    return TensorType(tuple(tensor.shape), tensor.dtype)
+
+
+def _has(dims: Sequence[Sequence[str]] | None, factor: str) -> bool:
+    return dims is not None and any(factor in dim for dim in dims)
+
+
+def _joined(pieces: Mapping[int, torch.Tensor], type: TensorType) -> torch.Tensor:
+    """The global value of what the ranks computed; each piece must have the shape and dtype that the rule says."""
+    assert type.layout is not None
+    mesh = type.layout.mesh
+    for rank, piece in pieces.items():
+        shape = type.attr.local_shape(type.shape, mesh, mesh.coordinates(rank))
+        if (tuple(piece.shape), piece.dtype) != (shape, type.dtype):
+            raise SimulationError(f"rank {rank} has {piece.dtype} {list(piece.shape)}, not {type.dtype} {list(shape)}")
+    values = list(pieces.values())
+    for _, kind in type.attr.pending:
+        values = COLLECTIVE[transfers.all_reduce](values, [{"op": kind}] * len(values), [])
+    reduced = replace(type, layout=Layout(mesh, type.attr.without_pending()))
+    return join(dict(zip(pieces, values, strict=True)), reduced, "it")
+
+
+def difference(have: torch.Tensor, want: torch.Tensor) -> float:
+    """The largest difference, relative to the largest value (at least 1). Equal infinities and NaNs do not differ."""
+    wide = torch.complex128 if want.is_complex() else torch.float64
+    have, want = have.to(wide), want.to(wide)
+    apart = ~((have == want) | (have.isnan() & want.isnan()))
+    if not bool(apart.any()):
+        return 0.0
+    largest = want[want.isfinite()].abs().max().clamp_min(1.0) if bool(want.isfinite().any()) else torch.ones(())
+    far = (have - want)[apart].abs().max() / largest
+    return float(far) if bool(far.isfinite()) else float("inf")

@@ -1,0 +1,302 @@
+"""Localize: an explicit program in the shapes of one rank.
+
+    explicit                                                      local at dp=0 tp=1
+    h : f32[32/dp 256/tp] = relu(mm)                       →      h : f32[16 128] = relu(mm)
+    y : f32[32/dp 256] = all_gather(h, 1, tp)              →      y : f32[16 256] = all_gather(h, 1, tp, sizes=[128, 128])
+
+Size arguments become the piece's, and transfers get explicit piece sizes. Ranks whose pieces have equal sizes share a
+program (a *class*); what differs between them, their coordinates, is an input of the runtime. A send and a recv
+become one exchange where the recv stands: all ranks of both stages meet exchanges in one order, that of the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import fx
+
+from autopar.gc_pause import collector_paused
+from autopar.ir import transfers
+from autopar.ir.layout import span
+from autopar.ir.mesh import Mesh
+from autopar.ir.messages import axes_between, messages
+from autopar.ir.nodes import make_node, map_operands, operands, record_of, set_record
+from autopar.ir.ops.seeded_random import is_drawn
+from autopar.ir.program import Program
+from autopar.ir.record import Record, TensorType, ValueType
+from autopar.rules.binding import bind_node
+from autopar.rules.registry import rule_of
+from autopar.torch_private import OpOverload
+from autopar.verify.channels import check_programs
+
+
+def rank_classes(program: Program) -> list[list[int]]:
+    """The ranks of the program's mesh, grouped by the stages they lie on and by equal piece sizes; ``[[0, 1], [2, 3]]``."""
+    mesh = _mesh(program)
+    splits: dict[tuple[Mesh, int, tuple[str, ...]], None] = {}
+    for node in program.nodes:
+        types = record_of(node).type
+        for type in types if isinstance(types, tuple) else (types,):
+            if type is not None and type.layout is not None:
+                for size, axes in type.attr.parts(type.shape):
+                    for end in range(1, len(axes) + 1):
+                        splits[type.layout.mesh, size, axes[:end]] = None
+    uneven = [(on, size, axes) for on, size, axes in splits if size % on.count(axes)]
+    stages = {name: frozenset(stage.ranks) for name, stage in program.stages.items()}
+    classes: dict[tuple[Any, ...], list[int]] = {}
+    for rank in mesh.ranks:
+        sizes = [span(size, axes, on, on.coordinates(rank))[1] if rank in on else -1 for on, size, axes in uneven]
+        classes.setdefault((*sizes, *(rank in ranks for ranks in stages.values())), []).append(rank)
+    return list(classes.values())
+
+
+SHARED = (
+    "this local program is made of the explicit one, and other ranks have the same graph: an edit of it would leave them apart; "
+    "edit the explicit program before it is localized, or a copy of this one, program.copy()"
+)
+
+
+class LocalPrograms(Mapping[int, Program]):
+    """Rank → its local program, of an explicit program. Made when they are asked for, one a class of ranks.
+
+    Args:
+        check: what each is given to when it has been made.
+
+    Raises:
+        ChannelError: when they are made, if ranks would meet in different collectives, or wait for ever.
+    """
+
+    def __init__(self, program: Program, check: Callable[[Program], None]) -> None:
+        self._program, self._check = program, check
+        self._classes = rank_classes(program)
+        self._class_of = {rank: k for k, ranks in enumerate(self._classes) for rank in ranks}
+        self._made: dict[int, Program] = {}
+
+    def __getitem__(self, rank: int) -> Program:
+        """With the coordinates of ``rank``; the graph is that of its class. ``ValueError`` where it is not on the mesh."""
+        at = _mesh(self._program).coordinates(rank)
+        number = self._class_of[rank]
+        if number not in self._made:
+            self._make()
+        made = self._made[number].at(at)
+        made.fixed = SHARED
+        return made
+
+    def _make(self) -> None:
+        """All classes: that no rank waits for ever is seen only when all are looked at."""
+        mesh = _mesh(self._program)
+        with collector_paused():
+            self._made = {k: localize(self._program, mesh.coordinates(ranks[0])) for k, ranks in enumerate(self._classes)}
+            for program in self._made.values():
+                self._check(program)
+            check_programs({rank: self._made[k].at(mesh.coordinates(rank)) for rank, k in self._class_of.items()})
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._class_of)
+
+    def __len__(self) -> int:
+        return len(self._class_of)
+
+
+def localize(program: Program, coordinates: Mapping[str, int]) -> Program:
+    """The program of the rank at ``coordinates``; linear in the graph.
+
+    Of a program with stages, what runs on those that the rank lies on, and its end of each exchange between stages.
+
+    Raises:
+        ValueError: the program is not explicit.
+    """
+    if program.level != "explicit":
+        raise ValueError(f"localize takes an explicit program, this one is {program.level}")
+    rank = _mesh(program).rank(coordinates)
+    return _Localizer(program, rank).run(coordinates)
+
+
+def _mesh(program: Program) -> Mesh:
+    if program.mesh is None:
+        raise ValueError("localize takes a program on a mesh")
+    return program.mesh
+
+
+class _Localizer:
+    def __init__(self, program: Program, rank: int) -> None:
+        self.program, self.rank = program, rank
+        self.graph = fx.Graph()
+        self.nodes: dict[fx.Node, fx.Node] = {}  # only what this rank has
+        self.names = {node.name for node in program.nodes}
+        self.seeds: dict[tuple[str, ...], fx.Node] = {}  # axes → the seed of a piece along them
+
+    def run(self, coordinates: Mapping[str, int]) -> Program:
+        for node in self.program.nodes:
+            self.node(node)
+        tree = self.program.tree
+        if (count := sum(r.kind == "return" for r in record_of(self.program.output).results)) != (left := self.returned):
+            tree = () if not left else ("(", *[", "] * (left - 1), ",)" if left == 1 else ")")
+            assert left < count
+        return Program(self.graph, "local", self.program.mesh, stages=self.program.stages, coordinates=coordinates,
+                       tree=tree, constants=self.program.constants)  # fmt: skip
+
+    def node(self, node: fx.Node) -> None:
+        record = record_of(node)
+        if node.op == "output":
+            self.output(node, record)
+            return
+        mesh = _mesh_of(record.type) or self.program.mesh
+        assert mesh is not None
+        if node.target is transfers.send:
+            if (operand := operands(node)[0]) in self.nodes:
+                self.nodes[node] = self.nodes[operand]  # handed over by each recv
+            return
+        if node.target is transfers.recv:
+            self.exchange(node, record, mesh)
+            return
+        if self.rank not in mesh:
+            return
+        at = mesh.coordinates(self.rank)
+        kind = _local_type(record.type, mesh, at)
+        args, kwargs = node.args, dict(node.kwargs)
+        if node.target in transfers.BY_FUNCTION:
+            args, kwargs = _transfer(node, mesh, at)
+            if mesh.name is not None and "axis" in transfers.arguments(node.target, args, kwargs):
+                kwargs["stage"] = mesh.name
+        elif node.op == "call_function" and isinstance(node.target, OpOverload):
+            args = _sizes(node, record, kind, mesh, at)
+        if is_drawn(node.target):
+            self.drawn(node, record, args, kwargs, kind)
+        else:
+            self.add(node, record, node.op, node.target, args, kwargs, kind)
+
+    def drawn(self, node: fx.Node, record: Record, args: Any, kwargs: Any, kind: ValueType) -> None:
+        """A random op whose result is split draws from a seed of the piece's own."""
+        seed = node.kwargs["seed"]
+        assert isinstance(seed, fx.Node)
+        of_all = self.nodes[seed]
+        if axes := _split_over(record.type) if not record_of(of_all).type.shape else ():  # type: ignore[union-attr]
+            if axes not in self.seeds:
+                name = "_".join([seed.name, *axes])
+                while name in self.names:
+                    name += "_"
+                self.names.add(name)
+                new = make_node(self.graph, name, "call_function", transfers.fold_in, (of_all, axes if len(axes) > 1 else axes[0]), {})
+                set_record(new, Record(record_of(of_all).type, phase=record.phase, module=record.module, source=record.source))
+                self.seeds[axes] = new
+            self.nodes[seed] = self.seeds[axes]
+        self.add(node, record, node.op, node.target, args, kwargs, kind)
+        self.nodes[seed] = of_all
+
+    def add(self, node: fx.Node, record: Record, op: str, target: Any, args: Any, kwargs: Any, kind: ValueType) -> None:
+        new = make_node(self.graph, node.name, op, target,
+                        map_operands(args, self.nodes.__getitem__), map_operands(kwargs, self.nodes.__getitem__))  # fmt: skip
+        self.nodes[node] = new
+        set_record(new, Record(kind, (), record.phase, record.role, record.index, record.name, record.results,
+                               module=record.module, source=record.source, call=record.call))  # fmt: skip
+
+    def output(self, node: fx.Node, record: Record) -> None:
+        """What of the results this rank has."""
+        here = [(value, result) for value, result in zip(operands(node), record.results, strict=True) if value in self.nodes]
+        self.returned = sum(result.kind == "return" for _, result in here)
+        args = node.args if len(here) == len(record.results) else (tuple(value for value, _ in here),)
+        self.add(node, record._replace(results=tuple(result for _, result in here)), "output", node.target, args, {}, None)
+
+    def exchange(self, node: fx.Node, record: Record, there: Mesh) -> None:
+        """A send where the rank lies on the value's own stage alone; else a recv, which sends too if it lies on both."""
+        (sent,) = operands(node)
+        source, result = record_of(sent).type, record.type
+        assert isinstance(source, TensorType) and source.layout is not None and isinstance(result, TensorType)
+        here = source.layout.mesh
+        if self.rank not in here and self.rank not in there:
+            return
+        target = transfers.recv if self.rank in there else transfers.send
+        mesh = there if target is transfers.recv else here
+        kwargs = {**_splits(result, "splits", "parts"), "shape": source.shape, **_splits(source, "source", "source_parts"), "home": here.name}
+        args = (sent if self.rank in here else None, there.name)
+        kind = _local_type(result if target is transfers.recv else source, mesh, mesh.coordinates(self.rank))
+        self.add(node, record, "call_function", target, args, kwargs, kind)
+        if target is transfers.send:
+            del self.nodes[node]  # what it becomes lies elsewhere
+
+
+def _split_over(type: ValueType) -> tuple[str, ...]:
+    """The axes that split the first result."""
+    first = type[0] if isinstance(type, tuple) else type
+    assert isinstance(first, TensorType)
+    split = {axis for dim in first.attr.dims for _, axes in dim for axis in axes}
+    return tuple(axis for axis in (first.layout.mesh.names if first.layout else ()) if axis in split)
+
+
+def _mesh_of(type: ValueType) -> Mesh | None:
+    one = next((t for t in type if t is not None), None) if isinstance(type, tuple) else type
+    return None if one is None or one.layout is None else one.layout.mesh
+
+
+def _splits(type: TensorType, name: str, parts_name: str) -> dict[str, Any]:
+    splits, parts = transfers.flat_splits(type.attr, type.shape)
+    return {name: splits} if parts is None else {name: splits, parts_name: parts}
+
+
+def _local_type(type: ValueType, mesh: Mesh, at: Mapping[str, int]) -> ValueType:
+    if isinstance(type, tuple):
+        return tuple(_local_type(one, mesh, at) for one in type)  # type: ignore[misc]
+    if type is None:
+        return None
+    return TensorType(type.attr.local_shape(type.shape, mesh, at), type.dtype)
+
+
+def _sizes(node: fx.Node, record: Record, kind: ValueType, mesh: Mesh, at: Mapping[str, int]) -> tuple[Any, ...]:
+    """Size arguments of the op, as its rule names them: those of the local result and of its factors."""
+    rule = rule_of(node.target)
+    if not rule.sizes:
+        return node.args
+    result = next(one for one in (kind if isinstance(kind, tuple) else (kind,)) if isinstance(one, TensorType))  # some may be absent
+    factors = _factors(node, record, mesh, at) if rule.counts_factors else {}
+    return rule.resized(node.args, result.shape, factors)
+
+
+def _factors(node: fx.Node, record: Record, mesh: Mesh, at: Mapping[str, int]) -> dict[str, int]:
+    """How long each factor of the op is on the rank at ``at``."""
+    bound = bind_node(node)
+    types = record.type if isinstance(record.type, tuple) else (record.type,)
+    needs = [record_of(value).type.attr for value in operands(node)]  # type: ignore[union-attr]
+    return bound.local_sizes(bound.splits(needs, [None if type is None else type.attr for type in types], mesh), mesh, at)
+
+
+def _transfer(node: fx.Node, mesh: Mesh, at: Mapping[str, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The transfer's arguments with explicit piece sizes, and the local sizes of parts where dims are merged."""
+    given = transfers.arguments(node.target, node.args, node.kwargs)
+    operand = operands(node)[0]
+    source, result = record_of(operand).type, record_of(node).type
+    assert isinstance(source, TensorType) and isinstance(result, TensorType)
+    if node.target is transfers.redistribute:
+        return transfers.call(node.target, operand, _redistributed(source, result))
+    if given.get("dim", given.get("source")) is None:
+        return node.args, dict(node.kwargs)
+    parts, axis = given.get("parts"), given["axis"]
+    splits = [axes for dim in transfers.split_parts(source.attr, source.shape, mesh, parts) for axes in dim]
+    sizes = [n for dim in parts for n in dim] if parts else list(source.shape)
+
+    def pieces(place: int, *more: str) -> list[int]:
+        return [span(sizes[place], (*splits[place], *more), mesh, {**at, axis: k})[1] for k in range(mesh.sizes[axis])]
+
+    if node.target in (transfers.all_gather, transfers.pend):
+        given["sizes"] = pieces(given["dim"])
+    elif node.target in (transfers.slice, transfers.reduce_scatter):
+        given["sizes"] = pieces(given["dim"], axis)
+    elif node.target is transfers.all_to_all:
+        given["sizes"] = pieces(given["source"])
+        given["new_sizes"] = pieces(given["target"], axis)
+    if parts:
+        local = iter(span(n, axes, mesh, at)[1] for n, axes in zip(sizes, splits, strict=True))
+        given["parts"] = tuple(tuple(next(local) for _ in dim) for dim in parts)
+    return transfers.call(node.target, operand, given)
+
+
+def _redistributed(source: TensorType, result: TensorType) -> dict[str, Any]:
+    """Both ends of a redistribute, and the axes along which its ranks exchange."""
+    assert source.layout is not None and result.layout is not None
+    kept = tuple(axis for axis, _ in source.attr.pending)
+    sent = messages(source.layout, result.layout, source.shape, kept)
+    given: dict[str, Any] = {**_splits(result, "splits", "parts"), "axis": axes_between(sent, source.layout.mesh)}
+    if kept:
+        given["kept"] = kept
+    return {**given, "shape": source.shape, **_splits(source, "source", "source_parts")}

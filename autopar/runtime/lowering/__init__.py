@@ -1,0 +1,1 @@
+"""Lower local programs to Python functions of ATen ops and functional collectives."""

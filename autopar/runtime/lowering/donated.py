@@ -1,0 +1,103 @@
+"""Donated: what a program does to memory that is handed over to it, in place.
+
+    w_grad_sum : f32[8 4] = add.Tensor(w_grad, mm)      w_grad_sum = torch.ops.aten.add_.Tensor(w_grad, mm)
+    adamw = autopar::adamw(w, g, m, v, step, …)    →    adamw_in_place = update([w, w_1], [g, g_1], [[m, m_1], …], …)
+    adamw_1 = autopar::adamw(w_1, g_1, m_1, …)
+
+Sums of gradients are added to; where they begin as zeros, the first gradient takes their place. The updates of parameters
+whose optimizer has the same numbers are one fused kernel (``optimizers.IN_PLACE``). A value is only overwritten where nothing
+reads it afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from autopar.ir.nodes import is_getitem, operands, record_of
+from autopar.ir.program import Program
+from autopar.optimizers import IN_PLACE, SHARED
+from autopar.rules.registry import rule_of
+from autopar.torch_private import OpOverload, returns_alias
+
+ADD = torch.ops.aten.add.Tensor
+
+
+@dataclass(frozen=True)
+class Donated:
+    """What a program may write to.
+
+    Attributes:
+        placeholders: whose memory is the program's.
+        sums: additions to one of them, which nothing else reads → that placeholder.
+        zeros: those of them that are not given: they are zero.
+        buckets: the last of some updates → all of them, which are done at once, in place; ``updates`` are all of these.
+        offloaded: whether that is done on the host, where the optimizer's state is.
+    """
+
+    placeholders: frozenset[fx.Node] = frozenset()
+    sums: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
+    zeros: frozenset[fx.Node] = frozenset()
+    buckets: Mapping[fx.Node, tuple[fx.Node, ...]] = field(default_factory=dict)
+    offloaded: bool = False
+
+    @property
+    def updates(self) -> set[fx.Node]:
+        return {node for some in self.buckets.values() for node in some}
+
+    @staticmethod
+    def of(program: Program, names: Collection[str], zeros: Collection[str] = (), offloaded: bool = False) -> Donated:
+        """Of a local program and the names of the placeholders that are handed over; linear in the graph."""
+        own = frozenset(node for node in program.placeholders if node.name in names)
+        sums = {}
+        for node in own:
+            value = next(iter(node.users), node)
+            if len(node.users) == 1 and value.target is ADD and value.args[0] is node and isinstance(value.args[1], fx.Node) and not value.kwargs and value.args[1] is not node:
+                sums[value] = node
+        empty = frozenset(node for node in sums.values() if node.name in zeros)
+        return Donated(own, sums, empty, {some[-1]: tuple(some) for some in _alike(program, own)}, offloaded)
+
+
+def _alike(program: Program, own: frozenset[fx.Node]) -> list[list[fx.Node]]:
+    """Updates with the same numbers, that can be done at once, where the last of them stands: nothing reads a result before."""
+    open_: dict[object, list[fx.Node]] = {}
+    done: list[list[fx.Node]] = []
+    keys: dict[fx.Node, object] = {}
+    for node in program.nodes:
+        for value in operands(node) if not is_getitem(node) else ():
+            update = value.args[0] if is_getitem(value) else value
+            if keys.get(update) in open_:  # type: ignore[call-overload]
+                done.append(open_.pop(keys[update]))  # type: ignore[index]
+        if node.target in IN_PLACE and all(_is_last(value, node, own) for value in _written(node)):
+            keys[node] = key = _numbers(node)
+            open_.setdefault(key, []).append(node)
+    return [*done, *open_.values()]
+
+
+def _written(update: fx.Node) -> Sequence[fx.Node]:
+    """The parameter, and the states that lie as it does: as many as the op has results."""
+    results = record_of(update).type
+    count = len(results) if isinstance(results, tuple) else 1
+    parameter, _, *states = operands(update)
+    return parameter, *states[: count - 1]
+
+
+def _is_last(value: fx.Node, update: fx.Node, own: frozenset[fx.Node]) -> bool:
+    """Whether nothing reads a value, whose memory nobody else has, beside an update or after it."""
+    others = [user for user in value.users if user is not update]
+    if any(user.op == "output" or record_of(user).phase == "update" for user in others) or operands(update).count(value) != 1:
+        return False
+    if value.op == "placeholder":
+        return value in own
+    if is_getitem(value) or not isinstance(value.target, OpOverload):
+        return not is_getitem(value)  # transfers make new memory
+    return not returns_alias(value.target) and not rule_of(value.target).view
+
+
+def _numbers(update: fx.Node) -> object:
+    """What updates that are done at once have in common: the op, its numbers, and the operands that all of them share."""
+    dtypes = tuple(record_of(value).type.dtype for value in _written(update))  # type: ignore[union-attr]
+    return update.target, update.args[-SHARED[update.target] :], tuple(update.kwargs.items()), dtypes

@@ -1,0 +1,69 @@
+"""Reduce partial values with torch's numbers, on backends that have other ones.
+
+* gloo adds bools as bytes: two of them make the byte 2, and 256 wrap to ``False``. Their sum is a maximum, their product a minimum.
+* A maximum or minimum of a backend may drop a NaN that only some ranks hold. Floats are compared as integers of the same order,
+  in which NaN comes after all numbers.
+* What a backend does not reduce in its own dtype is reduced in a wider one (``transfers.REDUCED_AS``); an average is a sum.
+* No backend multiplies complex numbers. Each rank gathers the factors and multiplies them (``collectives.start_product``).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autopar.ir import transfers
+
+REDUCE = {"sum": "sum", "avg": "sum", "max": "max", "min": "min", "prod": "product"}  # ours → of torch.distributed
+OF_BOOLS = {"sum": "max", "prod": "min"}
+ORDERED = {torch.float32: torch.int32, torch.float64: torch.int64}  # floats → integers of their width
+
+Calls = tuple[tuple[Callable[..., torch.Tensor], tuple[Any, ...]], ...]  # functions, with their arguments after the tensor
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How one kind of partial value of one dtype is reduced.
+
+    Attributes:
+        op: of the collective.
+        before: what is called on the operand, in order.
+        after: what is called on what comes.
+    """
+
+    op: str
+    before: Calls = ()
+    after: Calls = ()
+
+    @staticmethod
+    def of(kind: str, dtype: torch.dtype, ranks: int) -> Reduction:
+        if dtype is torch.bool:
+            kind = OF_BOOLS.get(kind, kind)
+        wide = transfers.reduced_as(kind, dtype)
+        cast: Calls = ((torch.Tensor.to, (wide,)),) if wide != dtype else ()
+        back: Calls = ((torch.Tensor.to, (dtype,)),) if wide != dtype else ()
+        if kind in ("max", "min") and wide in ORDERED:
+            return Reduction(kind, (*cast, (as_ordered, (kind == "max",))), ((from_ordered, (wide,)), *back))
+        return Reduction(REDUCE[kind], cast, (*(((operator.truediv, (ranks,)),) if kind == "avg" else ()), *back))
+
+
+def is_gathered(kind: str, dtype: torch.dtype) -> bool:
+    """Whether the partial values are gathered, and each rank reduces them."""
+    return kind == "prod" and dtype.is_complex
+
+
+def as_ordered(x: torch.Tensor, nan_is_largest: bool) -> torch.Tensor:
+    """Integers that are ordered as the floats are; NaN is the largest of them, or the smallest."""
+    limits = torch.iinfo(ORDERED[x.dtype])
+    bits = x.contiguous().view(ORDERED[x.dtype])
+    ordered = torch.where(bits < 0, bits ^ limits.max, bits)  # of two negative numbers the larger bits are the smaller number
+    return torch.where(x.isnan(), limits.max if nan_is_largest else limits.min, ordered)
+
+
+def from_ordered(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The floats again; both ends of the integers are NaN."""
+    return torch.where(x < 0, x ^ torch.iinfo(x.dtype).max, x).view(dtype)

@@ -1,0 +1,140 @@
+"""Wake the watch at once when a process of this host ends, or when SIGTERM comes.
+
+torchrun ends all ranks with SIGTERM within 0.1 to 0.5 s after one was killed: before the next beat. A main thread that is blocked in a
+collective runs no handler, so the signal's number goes into a socket, which a thread reads. The watch then looks who is to blame, and
+ends the process as the signal would have. A handler of the user's own stays; forks of this process have none of this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from types import FrameType
+from typing import NoReturn
+
+from autopar.runtime.processes.watch.beat import DEAD, UNKNOWN, Process
+
+SETTLING = 0.05  # seconds between an end and its discovery, in which others end that were ended together
+PATIENCE = 4.0  # seconds that the watch has after SIGTERM
+OVER = b"\0"
+
+
+class Alarm:
+    """What the thread of the watch waits on."""
+
+    def __init__(self) -> None:
+        self._signals, self._written = socket.socketpair()
+        self._bell, self._rope = socket.socketpair()
+        for end in (self._written, self._bell, self._rope):
+            end.setblocking(False)
+        self._processes: dict[Process, int | None] = {}  # those looked at → their descriptors, while they run
+        self._came = False
+
+    def start(self) -> None:
+        """Take SIGTERM where nobody handles it."""
+        if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+            return
+        before = signal.set_wakeup_fd(self._written.fileno(), warn_on_full_buffer=False)
+        if before != -1:  # an event loop's
+            signal.set_wakeup_fd(before)
+            return
+        _taken.append(self)
+        signal.signal(signal.SIGTERM, _end_later)
+        threading.Thread(target=self._listen, name="autopar watch of SIGTERM", daemon=True).start()
+
+    def stop(self) -> None:
+        """SIGTERM is what it was, and ``wait`` returns."""
+        for end in (self._written, self._rope):
+            with contextlib.suppress(OSError):  # a full one wakes up too
+                end.send(OVER)
+        if self in _taken and threading.current_thread() is threading.main_thread():
+            _give_back()
+
+    def __del__(self) -> None:
+        """Nobody waits any more."""
+        for end in (self._signals, self._written, self._bell, self._rope):
+            end.close()
+        for descriptor in self._processes.values():
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def _listen(self) -> None:
+        while (numbers := self._signals.recv(4096)) and OVER not in numbers:
+            if signal.SIGTERM in numbers:
+                self._came = True
+                with contextlib.suppress(OSError):
+                    self._rope.send(OVER)
+                time.sleep(PATIENCE)
+                if self.is_terminated:
+                    end_by_sigterm()  # the watch hangs in the store
+
+    def ring(self) -> None:
+        with contextlib.suppress(OSError):
+            self._written.send(bytes([signal.SIGTERM]))
+
+    @property
+    def is_terminated(self) -> bool:
+        """Whether SIGTERM came, and nobody but the watch carries it out."""
+        return self._came and signal.getsignal(signal.SIGTERM) is _end_later
+
+    def look_at(self, process: Process) -> None:
+        """Wake up when a process ends, if it is one of this host."""
+        if process in self._processes or not hasattr(os, "pidfd_open"):
+            return
+        self._processes[process] = None
+        if process.state() not in (DEAD, UNKNOWN):
+            with contextlib.suppress(OSError):
+                self._processes[process] = os.pidfd_open(process.pid)
+
+    def wait(self, seconds: float) -> None:
+        """So long, or until something happens."""
+        poll = select.poll()
+        poll.register(self._bell, select.POLLIN)
+        processes = {descriptor: process for process, descriptor in self._processes.items() if descriptor is not None}
+        for descriptor in processes:
+            poll.register(descriptor, select.POLLIN)
+        ended = [descriptor for descriptor, _ in poll.poll(seconds * 1000) if descriptor in processes]
+        for descriptor in ended:
+            self._processes[processes[descriptor]] = None
+            os.close(descriptor)
+        if ended:
+            time.sleep(SETTLING)
+        with contextlib.suppress(BlockingIOError):
+            self._bell.recv(4096)
+
+
+_taken: list[Alarm] = []  # the one that takes SIGTERM
+
+
+def _end_later(number: int, frame: FrameType | None) -> None:
+    """The watch ends this process, unless there is none any more."""
+    if not _taken:
+        end_by_sigterm()
+    for alarm in _taken:
+        alarm.ring()  # once more, for an event loop may have taken the descriptor
+
+
+def end_by_sigterm() -> NoReturn:
+    """As if nobody had handled the signal; from any thread, so not by ``signal.signal``."""
+    ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(1.0)
+    os._exit(128 + signal.SIGTERM)
+
+
+def _give_back() -> None:
+    if _taken:
+        _taken.clear()
+        signal.set_wakeup_fd(-1)
+        if signal.getsignal(signal.SIGTERM) is _end_later:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_give_back)

@@ -1,0 +1,99 @@
+"""What a rank tells the others of itself, twice a second: that it lives, where it is, and which process it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from dataclasses import asdict, dataclass, field
+
+import torch.distributed as dist
+
+from autopar.runtime.current_op import Place
+
+ALIVE, FAILED, CUT, ENDED = "alive", "failed", "cut", "ended"  # cut: failed because the connection to a peer broke
+TERMINATED = "terminated"  # SIGTERM came
+RUNNING, STOPPED, DEAD, UNKNOWN = "running", "stopped", "dead", "unknown"
+
+
+_BROKEN = re.compile(
+    r"gloo/|NCCL|Connection (closed|reset|refused)|Broken pipe|Timed out waiting|pair closure|failed to (recv|send)", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process for ever: pids are used again, and mean nothing in another host or container."""
+
+    host: str
+    pid: int
+    born: str  # in ticks since boot; "" where the system does not say
+
+    def state(self) -> str:
+        """Seen from the same host, whether it runs, is stopped, or is dead: at once, and surely. Else unknown."""
+        if self.host != _host():
+            return UNKNOWN
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return DEAD
+        except PermissionError:
+            pass
+        letter, born = _status(self.pid)
+        if not letter:
+            return DEAD if self.born else RUNNING  # it went between the two looks, or there is no /proc
+        if born != self.born or letter in "ZX":  # a zombie answers signals until its parent looks
+            return DEAD
+        return STOPPED if letter == "T" else RUNNING
+
+
+@dataclass(frozen=True)
+class Beat:
+    """One sign of life."""
+
+    sequence: int
+    state: str
+    place: Place
+    process: Process
+    error: str = field(default="")  # of what failed, in one line
+
+    def dump(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @staticmethod
+    def load(text: bytes) -> Beat:
+        row = json.loads(text)
+        return Beat(row["sequence"], row["state"], Place(**row["place"]), Process(**row["process"]), row["error"])
+
+
+def process_of(pid: int) -> Process:
+    """A process of this host."""
+    return Process(_host(), pid, _status(pid)[1])
+
+
+def _host() -> str:
+    """The host, and the container in it."""
+    try:
+        return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _status(pid: int) -> tuple[str, str]:
+    """The letter of a process's state and when it was born; empty where there is no such process, or no /proc."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()  # the name before may hold anything
+    except OSError:
+        return "", ""
+    return fields[0], fields[19]
+
+
+def broke_off(error: BaseException | None) -> bool:
+    """Whether an exception only says that a peer went away: a consequence, so that another rank is to blame."""
+    while error is not None:
+        if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and _BROKEN.search(str(error))):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

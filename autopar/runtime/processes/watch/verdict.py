@@ -1,0 +1,220 @@
+"""Who is to blame: a pure function of what was seen of all ranks.
+
+When one rank goes, the others soon fail too, or wait for ever. These are consequences; the verdict names the cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from autopar.runtime.current_op import Place
+from autopar.runtime.processes.watch.beat import (
+    ALIVE,
+    CUT,
+    DEAD,
+    ENDED,
+    FAILED,
+    RUNNING,
+    STOPPED,
+    TERMINATED,
+    UNKNOWN,
+    Beat,
+)
+
+SILENCE = 20.0  # seconds without a beat, and without progress of any rank, until a rank that is not known to run is lost
+GRACE = 3.0  # how long a rank whose connection broke waits for the cause to be found
+HASTE = 1.5  # seconds without a beat that count once a connection broke
+
+LOST = "was lost (killed or crashed)"
+LONGER = "\n  if a rank may take that long (an evaluation, a checkpoint, a debugger), give a longer timeout="
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known of one rank; seconds are those of the rank that looks."""
+
+    beat: Beat | None  # None: it has not begun
+    process: str  # running, stopped, dead, unknown
+    silent: float  # since its newest beat came
+    still: float  # since it was last seen to make progress
+    settled: float  # since its state changed
+
+    def is_in(self, *states: str) -> bool:
+        return self.beat is not None and self.beat.state in states
+
+    @property
+    def inside(self) -> bool:
+        return self.beat is not None and self.beat.state == ALIVE and self.beat.place.inside
+
+
+class Followed:
+    """One rank, as its beats come in; times are those of the clock of the rank that looks."""
+
+    def __init__(self) -> None:
+        self.beat: Beat | None = None
+        self.process = UNKNOWN
+        self.came = self.moved = self.settled = 0.0
+
+    def take(self, beat: Beat, now: float) -> None:
+        last, self.beat = self.beat, beat
+        if last is None or beat.sequence != last.sequence:
+            self.came = now
+        if last is None or beat.state != last.state:
+            self.settled = now
+        if last is None or _progress(beat.place) != _progress(last.place):
+            self.moved = now
+
+    def seen(self, now: float) -> Seen:
+        return Seen(self.beat, self.process, now - self.came, now - self.moved, now - self.settled)
+
+
+def _progress(place: Place) -> tuple[int, str]:
+    """What changes while a rank makes progress; a loop of the user's, outside of a step, changes nothing."""
+    return place.ticks, place.text if place.inside else ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The ranks to blame, and the message for the user."""
+
+    ranks: tuple[int, ...]
+    text: str
+
+
+def judge(seen: Mapping[int, Seen], timeout: float) -> Verdict | None:
+    """The verdict over a job; ``None`` while nothing is wrong.
+
+    Nothing is wrong while no rank is inside a step: ranks may load data or evaluate as long as they like.
+    """
+    for rank, s in seen.items():
+        if s.is_in(FAILED):
+            return _raised(rank, seen)
+    dead = [rank for rank, s in seen.items() if s.is_in(ALIVE) and s.process == DEAD]
+    if dead:
+        return _lost(dead, seen)
+    ended = [rank for rank, s in seen.items() if s.is_in(TERMINATED) and s.settled >= HASTE]  # soon all are, if the job is ended
+    if ended and any(s.is_in(ALIVE, CUT) for s in seen.values()):
+        return _lost(ended, seen)
+    cut = sorted((rank for rank, s in seen.items() if s.is_in(CUT)), key=lambda rank: -seen[rank].settled)
+    if cut:
+        settled = seen[cut[0]].settled
+        silent = [rank for rank, s in seen.items() if s.is_in(ALIVE) and s.silent >= HASTE and s.process != RUNNING]
+        if settled >= GRACE or (settled >= HASTE and not silent and any(s.is_in(ENDED) for s in seen.values())):
+            return _lost(silent, seen) if silent else _ended(seen, cut) or _raised(cut[0], seen)
+    if len(seen) < 2 or not any(s.inside for s in seen.values()):
+        return None
+    still = min(s.still for s in seen.values() if s.is_in(ALIVE))
+    silence = min(timeout, SILENCE)
+    silent = [rank for rank, s in seen.items() if s.is_in(ALIVE) and s.silent >= silence and s.process != RUNNING]
+    stopped = [rank for rank, s in seen.items() if s.is_in(ALIVE) and s.process == STOPPED]
+    if silent and still >= silence:
+        return _lost(silent, seen)
+    if still >= timeout:
+        if stopped:
+            return _lost(stopped, seen)
+        alive = [rank for rank, s in seen.items() if s.is_in(ALIVE)]
+        waiting = [rank for rank in alive if seen[rank].inside]
+        return (_ended(seen, waiting) if waiting == alive else None) or _stalled(seen, timeout)
+    return None
+
+
+def _raised(rank: int, seen: Mapping[int, Seen]) -> Verdict:
+    beat = _beat(seen, rank)
+    return failed(rank, beat.place, beat.error)
+
+
+def last_seen(beat: Beat) -> str:
+    return f"it was last seen {at(beat.place)}"
+
+
+def failed(rank: int, place: Place, error: str) -> Verdict:
+    """Of a rank that an exception ended."""
+    if error.startswith("KeyboardInterrupt"):
+        return Verdict((rank,), f"autopar: rank {rank} was interrupted {at(place)}")
+    return Verdict((rank,), f"autopar: rank {rank} failed {at(place)}: {error}")
+
+
+def _lost(ranks: Sequence[int], seen: Mapping[int, Seen]) -> Verdict:
+    parts = []
+    for rank in ranks:
+        how = "was ended by SIGTERM" if seen[rank].is_in(TERMINATED) else LOST
+        if seen[rank].process == STOPPED:
+            how = "was stopped (SIGSTOP)"
+        elif seen[rank].process != DEAD and not seen[rank].is_in(TERMINATED):
+            how = f"has given no sign of life for {seen[rank].silent:.0f} s (its process or its host is lost)"
+        parts.append(f"rank {rank} {how}; {last_seen(_beat(seen, rank))}")
+    waiting = _by_doing(seen, [rank for rank, s in seen.items() if rank not in ranks and s.inside])
+    parts += [_listed(waiting)] if waiting else []
+    remedy = "" if any(seen[rank].process == STOPPED or seen[rank].is_in(TERMINATED) for rank in ranks) else "\n  if memory ran out, the kernel killed it: see dmesg"
+    return Verdict(tuple(ranks), "autopar: " + "; ".join(parts) + remedy)
+
+
+def _ended(seen: Mapping[int, Seen], waiting: Sequence[int]) -> Verdict | None:
+    ended = [rank for rank, s in seen.items() if s.is_in(ENDED)]
+    if not ended:
+        return None
+    return Verdict(
+        tuple(ended),
+        f"autopar: {_ranks(ended)} ended; {_listed(_by_doing(seen, waiting))}\n  all ranks must take the same number of steps: see how the data is split",
+    )
+
+
+def _stalled(seen: Mapping[int, Seen], timeout: float) -> Verdict:
+    """The ranks that are not where the most are; first those that are in no step at all."""
+    inside = _by_doing(seen, [rank for rank, s in seen.items() if s.inside])
+    inside.sort(key=lambda item: (len(item[1]), min(_beat(seen, rank).place.ticks for rank in item[1])))
+    outside = _by_doing(seen, [rank for rank, s in seen.items() if not s.inside])
+    groups = [ranks for _, ranks in outside]
+    if not groups and len(inside) > 1:  # the largest group waits, the others are to blame
+        groups = [ranks for _, ranks in inside[:-1]]
+        inside[:-1] = [(replace(doing, one="is", many="are"), ranks) for doing, ranks in inside[:-1]]
+    blamed = sorted(rank for ranks in groups for rank in ranks) or list(seen)
+    return Verdict(tuple(blamed), f"autopar: no progress for {timeout:g} s: {_listed(outside + inside)}{LONGER}")
+
+
+@dataclass(frozen=True)
+class _Doing:
+    """What a rank does, said of one rank and of many."""
+
+    one: str
+    many: str
+    place: str = ""
+
+
+def _doing(seen: Seen) -> _Doing:
+    beat = seen.beat
+    if beat is None:
+        return _Doing("has not begun", "have not begun")
+    if beat.state == ENDED:
+        return _Doing("has ended", "have ended")
+    place = " " + at(beat.place)
+    if seen.silent >= GRACE:
+        return _Doing("is silent, last seen", "are silent, last seen", place)
+    return _Doing("waits", "wait", place) if beat.place.inside else _Doing("is outside of a step,", "are outside of a step,", place)
+
+
+def _by_doing(seen: Mapping[int, Seen], ranks: Sequence[int]) -> list[tuple[_Doing, list[int]]]:
+    groups: dict[_Doing, list[int]] = {}
+    for rank in ranks:
+        groups.setdefault(_doing(seen[rank]), []).append(rank)
+    return list(groups.items())
+
+
+def _listed(groups: Sequence[tuple[_Doing, Sequence[int]]]) -> str:
+    return "; ".join(f"{_ranks(ranks)} {doing.many if len(ranks) > 1 else doing.one}{doing.place}" for doing, ranks in groups)
+
+
+def at(place: Place) -> str:
+    return f"{'in' if place.inside else 'at'} {place.text}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = " ".join(str(rank) for rank in ranks[:16]) + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {shown}"
+
+
+def _beat(seen: Mapping[int, Seen], rank: int) -> Beat:
+    beat = seen[rank].beat
+    assert beat is not None
+    return beat

@@ -1,0 +1,242 @@
+"""Simulation: all ranks in one process, without a process group.
+
+Each rank is a generator that runs its local program and stops at every collective; the scheduler carries out a
+collective when all members of its group have arrived. Ranks may run different programs, and ranks that wait for each
+other for ever are reported with what each waits for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.errors import SimulationError, at_line
+from autopar.ir import transfers
+from autopar.ir.nodes import behind, name_of, operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
+from autopar.ir.text.printer import print_node
+from autopar.ir.transfers import Meshes
+from autopar.runtime import current_op
+from autopar.runtime.lowering.packing import Packing, new_piece, packing, take
+from autopar.runtime.simulation.effects import COLLECTIVE, LOCAL, Here
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One node, ready to run: ``values[name] = function(*args, **kwargs)`` with names looked up."""
+
+    name: str
+    node: fx.Node
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    axis: Any = None  # of a collective, a name or several; of an exchange between stages, ``BETWEEN``
+    stage: str | None = None  # on whose mesh the axes lie
+    program: Program | None = None  # whose node it is, where an error is to quote its line
+
+
+BETWEEN = "between stages"
+
+
+# a piece may have other strides than the whole value had at capture
+ANY_STRIDES = {torch.ops.aten.view.default: torch.reshape}
+
+
+class _Name(str):
+    """A reference to a value in the arguments of an instruction."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A rank waits in a collective with its operand."""
+
+    instruction: Instruction
+    operand: torch.Tensor
+
+
+def compile_phases(program: Program) -> dict[str, list[Instruction]]:
+    """The instructions of a local program, by phase."""
+    phases: dict[str, list[Instruction]] = {}
+    for node in program.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        phases.setdefault(record_of(node).phase, []).append(_instruction(program, node))
+    return phases
+
+
+def _instruction(program: Program, node: fx.Node) -> Instruction:
+    if node.op == "get_attr":
+        constant = program.constants[str(node.target)]
+        if constant.tensor is None:
+            raise SimulationError(f"the constant {node.name} was read from a dump by its hash; its values are not known")
+        return Instruction(node.name, node, constant.tensor.clone, (), {})
+    args, kwargs = (fx.map_arg(a, lambda n: _Name(n.name)) for a in (node.args, dict(node.kwargs)))
+    row = transfers.BY_FUNCTION.get(node.target)
+    if row is None:
+        return Instruction(node.name, node, ANY_STRIDES.get(node.target, node.target), args, kwargs, program=program)  # type: ignore[arg-type]
+    given = transfers.arguments(node.target, args, kwargs)
+    if node.target in (transfers.send, transfers.recv):
+        type = record_of(node).type
+        return Instruction(node.name, node, node.target, (args[0],), {"given": given, "dtype": type.dtype}, BETWEEN)  # type: ignore[union-attr]
+    if row.collective and given["axis"]:
+        return Instruction(node.name, node, COLLECTIVE[node.target], (args[0],), {"given": given}, given["axis"], given.get("stage"))
+    return Instruction(node.name, node, LOCAL[node.target], (args[0],), {"given": given}, None, given.get("stage"))
+
+
+def line_of(program: Program, node: fx.Node) -> str:
+    """What an op of a program is, as an error quotes it: its line, the user's, and the arguments of the call that its indices are made of."""
+    record = record_of(node)
+    named = {name_of(one) for value in operands(node) if _is_index(value) and value.op != "placeholder" for one in behind([value]) if _is_given(one)}
+    made = f"   of {', '.join(sorted(named))}" if named else ""
+    return f"{print_node(program, node).strip()}   {at_line(record.source, record.module).strip()}{made}"
+
+
+def _is_index(node: fx.Node) -> bool:
+    type = record_of(node).type
+    return isinstance(type, TensorType) and not type.dtype.is_floating_point
+
+
+def _is_given(node: fx.Node) -> bool:
+    return node.op == "placeholder" and record_of(node).role == "input"
+
+
+def _load(value: Any, values: Values) -> Any:
+    if isinstance(value, _Name):
+        return values[value]
+    if isinstance(value, (list, tuple)):
+        return type(value)(_load(v, values) for v in value)
+    return value
+
+
+def run_rank(code: Sequence[Instruction], values: Values, meshes: Meshes, rank: int) -> Generator[Arrival, Any, None]:
+    """Run instructions on one rank's values; stops at each exchange and is resumed with its result."""
+    for step in code:
+        if step.axis is not None:
+            values[step.name] = yield Arrival(step, _load(step.args[0], values))
+        elif "given" in step.kwargs:
+            here = Here(meshes, rank, meshes[step.stage].coordinates(rank))
+            values[step.name] = step.function(_load(step.args[0], values), step.kwargs["given"], here)
+        else:
+            args = [_load(a, values) for a in step.args]
+            kwargs = {key: _load(v, values) for key, v in step.kwargs.items()} if step.kwargs else {}
+            try:
+                values[step.name] = step.function(*args, **kwargs)
+            except Exception as error:
+                current_op.add_op(error, f"on rank {rank}: {line_of(step.program, step.node)}")
+                raise
+
+
+def run_ranks(meshes: Meshes, code: Mapping[int, Sequence[Instruction]], values: Mapping[int, Values]) -> None:
+    """Run all ranks to the end; ``values`` receives what each computed.
+
+    Args:
+        meshes: the whole mesh, whose name is ``None``, and the stages.
+
+    Raises:
+        SimulationError: ranks of one group meet in different collectives, or wait for ever.
+    """
+    ranks = meshes[None].ranks
+    running = {rank: run_rank(code[rank], values[rank], meshes, rank) for rank in ranks}
+    waiting: dict[int, Arrival] = {}
+    ready: dict[int, Any] = dict.fromkeys(ranks)
+    mail: dict[tuple[int, int], deque[tuple[str, torch.Tensor]]] = {}
+    while running:
+        for rank, result in ready.items():
+            try:
+                waiting[rank] = running[rank].send(result)
+            except StopIteration:
+                del running[rank]
+                continue
+            if waiting[rank].instruction.axis is BETWEEN:
+                _post(meshes, rank, waiting[rank], mail)
+        ready = _meet(meshes, waiting) | _deliver(meshes, waiting, mail)
+        if running and not ready:
+            raise SimulationError("the ranks wait for each other for ever:\n" + _waits(meshes, waiting, running))
+    if left := [(pair, queue[0][0]) for pair, queue in mail.items() if queue]:
+        (sender, receiver), name = left[0]
+        raise SimulationError(f"rank {receiver} never receives {name}, which rank {sender} has sent to it")
+
+
+def _meet(meshes: Meshes, waiting: dict[int, Arrival]) -> dict[int, Any]:
+    """Carry out every collective whose group is complete."""
+    ready: dict[int, Any] = {}
+    for rank in list(waiting):
+        if rank not in waiting or waiting[rank].instruction.axis is BETWEEN:
+            continue
+        axis, mesh = waiting[rank].instruction.axis, meshes[waiting[rank].instruction.stage]
+        group = mesh.group(rank, axis)
+        if not all(member in waiting and waiting[member].instruction.axis == axis for member in group):
+            continue
+        arrivals = [waiting.pop(member) for member in group]
+        first = arrivals[0].instruction
+        for member, arrival in zip(group, arrivals, strict=True):
+            other = arrival.instruction
+            if (other.name, other.function) != (first.name, first.function):
+                raise SimulationError(
+                    f"ranks of one group over {axis} meet in different collectives:\n"
+                    f"    rank {group[0]}: {first.name} = {first.node.format_node()}\n"
+                    f"    rank {member}: {other.name} = {other.node.format_node()}"
+                )
+        there = [Here(meshes, member, mesh.coordinates(member)) for member in group]
+        results = first.function([a.operand for a in arrivals], [a.instruction.kwargs["given"] for a in arrivals], there)
+        ready.update(zip(group, results, strict=True))
+    return ready
+
+
+def _packing(meshes: Meshes, rank: int, step: Instruction) -> Packing:
+    return packing(transfers.Ends.of(step.kwargs["given"], meshes), rank)
+
+
+def _post(meshes: Meshes, rank: int, arrival: Arrival, mail: dict[tuple[int, int], deque[tuple[str, torch.Tensor]]]) -> None:
+    """Send what a rank has to send in an exchange between stages."""
+    step = arrival.instruction
+    for receiver, places in _packing(meshes, rank, step).sends:
+        mail.setdefault((rank, receiver), deque()).append((step.name, take(arrival.operand, places)))
+
+
+def _deliver(meshes: Meshes, waiting: dict[int, Arrival], mail: dict[tuple[int, int], deque[tuple[str, torch.Tensor]]]) -> dict[int, Any]:
+    """End the exchanges between stages for which all has come."""
+    ready: dict[int, Any] = {}
+    for rank, arrival in list(waiting.items()):
+        step = arrival.instruction
+        if step.axis is not BETWEEN:
+            continue
+        plan = _packing(meshes, rank, step)
+        if not all(mail.get((sender, rank)) for sender, _ in plan.receives):
+            continue
+        boxes = []
+        for sender, _ in plan.receives:
+            name, box = mail[sender, rank].popleft()
+            if name != step.name:
+                raise SimulationError(f"rank {rank} receives in {step.name} what rank {sender} has sent in {name}")
+            boxes.append(box)
+        del waiting[rank]
+        if step.function is transfers.send:
+            ready[rank] = arrival.operand
+        else:
+            device = arrival.operand.device if arrival.operand is not None else torch.device("cpu")
+            ready[rank] = new_piece(plan, step.kwargs["dtype"], device, arrival.operand, boxes)
+    return ready
+
+
+def _waits(meshes: Meshes, waiting: Mapping[int, Arrival], running: Mapping[int, Any]) -> str:
+    lines = []
+    for rank in meshes[None].ranks:
+        if rank in waiting:
+            step = waiting[rank].instruction
+            if step.axis is BETWEEN:
+                others = [sender for sender, _ in _packing(meshes, rank, step).receives]
+            else:
+                others = list(meshes[step.stage].group(rank, step.axis))
+            lines.append(f"    rank {rank} waits in {step.name} for ranks {', '.join(map(str, others))}")
+        elif rank not in running:
+            lines.append(f"    rank {rank} has ended")
+    return "\n".join(lines)

@@ -1,0 +1,31 @@
+"""Deadlock freedom, checked: whether the communication of all ranks fits together and comes to an end.
+
+Each rank has a sequence of tasks. ``check`` looks at all of them together:
+
+* the members of a group run the same collectives in the same order, and put the same on the wire (``payloads``);
+* between two ranks the i-th message sent is the i-th received: messages have no tags, and none overtakes another;
+* all ranks finish, on channels that buffer all, some or no messages. An error names the cycle of ranks that wait.
+
+What finishes without any buffer is what the MPI standard calls *safe* (MPI 4.0, section 3.5).
+"""
+
+from autopar.verify.channels.check import check
+from autopar.verify.channels.programs import check_programs, creation_order, tasks_of
+from autopar.verify.channels.tasks import (
+    ALL,
+    ASYNCHRONOUS,
+    BLOCKING,
+    GROUPED,
+    Channels,
+    Collective,
+    Group,
+    Receive,
+    Send,
+    Task,
+    buffered,
+)
+
+__all__ = [
+    "ALL", "ASYNCHRONOUS", "BLOCKING", "GROUPED", "Channels", "Collective", "Group", "Receive", "Send", "Task", "buffered",
+    "check", "check_programs", "creation_order", "tasks_of",
+]  # fmt: skip

@@ -1,0 +1,166 @@
+"""The check: order, then progress; and the errors that tell what is wrong."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from autopar.errors import ChannelError
+from autopar.verify.channels.progress import Run
+from autopar.verify.channels.tasks import ALL, Channels, Collective, Group, Ranks, Receive, Send, Step, Task, some_ranks
+
+ONE_ORDER = "put the collectives of all groups into one order"
+
+
+def check(tasks: Mapping[int, Sequence[Task]], channels: Iterable[Channels] = ALL) -> None:
+    """Check the tasks of all ranks, given by rank; linear.
+
+    Args:
+        channels: on which the ranks must finish; without any, only the order of collectives and messages is checked.
+
+    Raises:
+        ChannelError: collectives or messages do not fit together, or ranks wait for each other for ever.
+    """
+    check_tasks(tasks, channels, lambda rank, value: "")
+
+
+Lines = Callable[[int, str], str]  # the line of a value in a rank's program, to be quoted
+Own = tuple[int, Sequence[Collective | Send | Receive]]  # a rank and what it does
+
+
+def check_tasks(tasks: Mapping[int, Sequence[Task]], channels: Iterable[Channels], lines: Lines) -> None:
+    collectives: dict[Ranks, dict[int, list[Collective]]] = defaultdict(lambda: defaultdict(list))
+    sends: dict[tuple[int, int], list[Send]] = defaultdict(list)
+    receives: dict[tuple[int, int], list[Receive]] = defaultdict(list)
+    steps = functools.cache(lambda together: {rank: _steps(own, together) for rank, own in tasks.items()})
+    for rank, own in steps(False).items():
+        for (task,) in own:
+            if isinstance(task, Collective):
+                collectives[task.ranks][rank].append(task)
+            elif isinstance(task, Send):
+                sends[rank, task.to].append(task)
+            else:
+                receives[task.source, rank].append(task)
+    _check_collectives(collectives, lines)
+    _check_messages(sends, receives, lines)
+    finished: list[Channels] = []
+    dead: Run | None = None
+    for model in sorted(channels, key=lambda model: model.strictness, reverse=True):
+        if not any(model.looser(other) for other in finished):
+            run = Run(steps(model.together), model)
+            if run.blocked:
+                dead = run
+                continue
+        finished.append(model)
+    if dead is not None:
+        raise _deadlock(dead, finished, lines)
+
+
+def _steps(tasks: Sequence[Task], together: bool) -> list[Step]:
+    steps: list[Step] = []
+    for task in tasks:
+        if not isinstance(task, Group):
+            steps.append((task,))
+        elif not together:
+            steps += ((one,) for one in task.tasks)
+        elif task.tasks:
+            steps.append(task.tasks)
+    return steps
+
+
+# -- order -----------------------------------------------------------------------------------------------------------
+
+
+def _check_collectives(collectives: Mapping[Ranks, Mapping[int, list[Collective]]], lines: Lines) -> None:
+    for ranks, runs in collectives.items():
+        if len(set(ranks)) < len(ranks):
+            raise ChannelError(f"{some_ranks(ranks)} are no group: a rank is given twice")
+        for rank, own in runs.items():
+            if rank not in ranks:
+                raise ChannelError(f"rank {rank} runs a collective of a group it is not in:\n{_line(rank, own[0], lines)}leave it out there")
+        first, *others = ranks
+        expected = runs.get(first, [])
+        for other in others:
+            if (found := runs.get(other, [])) != expected:
+                raise _different(f"collective {{}} of {some_ranks(ranks)}", (first, expected), (other, found), lines)
+            for number, (mine, theirs) in enumerate(zip(expected, found, strict=True), 1):
+                if mine is not theirs:
+                    _check_payloads(f"collective {number} of {some_ranks(ranks)}", (first, mine), (other, theirs), lines)
+
+
+def _check_messages(sends: Mapping[tuple[int, int], list[Send]], receives: Mapping[tuple[int, int], list[Receive]],
+                    lines: Lines) -> None:  # fmt: skip
+    for pair in sorted(sends.keys() | receives.keys()):
+        sender, receiver = pair
+        sent, received = sends.get(pair, []), receives.get(pair, [])
+        if sender == receiver:
+            raise ChannelError(f"a rank exchanges a message with itself:\n{_line(sender, (sent or received)[0], lines)}use the value without one")
+        if [s.value for s in sent] != [r.value for r in received]:
+            raise _different(f"message {{}} from rank {sender} to rank {receiver}", (sender, sent), (receiver, received), lines)
+        for number, (s, r) in enumerate(zip(sent, received, strict=True), 1):
+            if s.bytes != r.bytes and s.bytes is not None and r.bytes is not None:
+                raise ChannelError(
+                    f"a message has {s.bytes} bytes where it is sent and {r.bytes} where it is received:\n"
+                    f"{_line(sender, s, lines)}{_line(receiver, r, lines)}give both ends the same shape and dtype"
+                )
+            _check_payloads(f"message {number} from rank {sender} to rank {receiver}", (sender, s), (receiver, r), lines)
+
+
+def _check_payloads(where: str, one: tuple[int, Collective | Send | Receive], other: tuple[int, Collective | Send | Receive], lines: Lines) -> None:
+    """What goes on the wire is the same for both, where both say it."""
+    (first, mine), (second, theirs) = one, other
+    if not mine.payload or not theirs.payload or mine.payload == theirs.payload:
+        return
+    left, right = dict(mine.payload), dict(theirs.payload)
+    what = next(what for what in {**left, **right} if left.get(what) != right.get(what))
+    raise ChannelError(
+        f"{where} has another {what} on rank {second} than on rank {first}:\n{_line(first, mine, lines)}{_line(second, theirs, lines)}"
+        f"the {what} is {left.get(what, 'not there')} on rank {first} and {right.get(what, 'not there')} on rank {second}; give both ranks the same {what}"
+    )
+
+
+def _different(where: str, one: Own, other: Own, lines: Lines) -> ChannelError:
+    """The first place in which two sequences that must be equal are not, and whether a task is missing there."""
+    keys = [[_key(task) for task in tasks] for _, tasks in (one, other)]
+    place = next((i for i, (a, b) in enumerate(zip(*keys, strict=False)) if a != b), min(map(len, keys)))
+    quoted, uneven = "", {}
+    for rank, tasks in (one, other):
+        quoted += _line(rank, tasks[place], lines) if place < len(tasks) else f"  rank {rank}: {'no more' if tasks else 'none at all'}\n"
+        for key in map(_key, tasks[place : place + 1]):
+            here, there = (own.count(key) for own in keys)
+            if here != there:
+                uneven[key] = f"rank {one[0]} does {key} {_times(here)}, rank {other[0]} {_times(there)}; "
+    remedy = f"{''.join(uneven.values())}let both do it as often" if uneven else "give both ranks the same order"
+    return ChannelError(f"{where.format(place + 1)} is not the same on both:\n{quoted}{remedy}")
+
+
+def _key(task: Collective | Send | Receive) -> str:
+    """What must be equal at the same place of both sequences."""
+    return f"{task.value} = {task.op}" if isinstance(task, Collective) else task.value
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+
+def _deadlock(run: Run, finished: Sequence[Channels], lines: Lines) -> ChannelError:
+    cycle = run.cycle()
+    waits = "".join(
+        f"  rank {rank} waits for rank {other} in {_line(rank, task, lines).partition(': ')[2]}"
+        for (rank, task), (other, _) in zip(cycle, cycle[1:] + cycle[:1], strict=True)
+    )
+    others = f"on {', '.join(model.name for model in finished)} channels they finish; " if finished else ""
+    remedy = ONE_ORDER if all(isinstance(task, Collective) for _, task in cycle) else run.channels.remedy
+    return ChannelError(
+        f"ranks wait for each other for ever on {run.channels.name} channels ({run.channels.about}):\n{waits}{others}{remedy}"
+    )
+
+
+def _line(rank: int, task: Collective | Send | Receive, lines: Lines) -> str:
+    """``rank 0: send x_s1 to 2``, and the line of the program that asks for it."""
+    quoted = lines(rank, task.value)
+    return f"  rank {rank}: {task}\n" + (f"      {quoted}\n" if quoted else "")
+
+
+def _times(n: int) -> str:
+    return {0: "never", 1: "once", 2: "twice"}.get(n, f"{n} times")

@@ -1,0 +1,96 @@
+"""Progress: whether ranks that run their tasks one after the other all come to an end, and who waits for whom if not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autopar.verify.channels.tasks import Channels, Collective, Ranks, Receive, Send, Step
+
+
+@dataclass(slots=True)
+class _Pair:
+    """How many messages of an ordered pair of ranks have been posted, and how many are done."""
+
+    sends: int = 0
+    receives: int = 0
+    sent: int = 0
+    received: int = 0
+
+
+class Run:
+    """All ranks, run until each has finished or waits for ever; ``blocked`` lists those that wait.
+
+    No rank chooses between tasks, so what can happen stays possible until it does, and one run decides for all orders
+    of events (the ranks are a marked graph: Commoner, Holt, Even, Pnueli, "Marked directed graphs", 1971).
+    """
+
+    def __init__(self, steps: Mapping[int, Sequence[Step]], channels: Channels) -> None:
+        self.steps, self.channels = steps, channels
+        self.at = dict.fromkeys(steps, -1)
+        self.pairs: dict[tuple[int, int], _Pair] = {}
+        arrived: dict[Ranks, int] = {}
+        left = dict.fromkeys(steps, 0)  # messages of the rank's step that are not done
+        ready = list(steps)
+        while ready:
+            rank = ready.pop()
+            self.at[rank] += 1
+            if self.at[rank] == len(steps[rank]):
+                continue
+            step = steps[rank][self.at[rank]]
+            left[rank] = len(step)
+            for task in step:
+                if isinstance(task, Collective):
+                    here = arrived[task.ranks] = arrived.get(task.ranks, 0) + 1
+                    if here == len(task.ranks):
+                        arrived[task.ranks] = 0
+                        ready += task.ranks
+                    continue
+                for one, done in self._post(rank, task):
+                    left[one] -= done
+                    if done and not left[one]:
+                        ready.append(one)
+        self.blocked = [rank for rank in steps if self.at[rank] < len(steps[rank])]
+
+    def _post(self, rank: int, task: Send | Receive) -> tuple[tuple[int, int], tuple[int, int]]:
+        """How many messages of the sender and of the receiver are done by that."""
+        sender, receiver = ends = _ends(rank, task)
+        pair = self.pairs.setdefault(ends, _Pair())
+        if isinstance(task, Send):
+            pair.sends += 1
+        else:
+            pair.receives += 1
+        sent, received = pair.sent, pair.received
+        pair.received = min(pair.sends, pair.receives)
+        room = self.channels.capacity
+        pair.sent = pair.sends if room is None else min(pair.sends, pair.received + room)
+        return (sender, pair.sent - sent), (receiver, pair.received - received)
+
+    def cycle(self) -> list[tuple[int, Collective | Send | Receive]]:
+        """Ranks that wait for one another, each for the next and the last for the first, and the tasks they wait in."""
+        waits: dict[int, Collective | Send | Receive] = {}
+        rank = self.blocked[0]
+        while rank not in waits:
+            waits[rank], rank = self._wait(rank)
+        ring = list(waits)[list(waits).index(rank) :]
+        start = ring.index(min(ring))
+        return [(rank, waits[rank]) for rank in ring[start:] + ring[:start]]
+
+    def _wait(self, rank: int) -> tuple[Collective | Send | Receive, int]:
+        """The first task that holds a blocked rank up, and the rank that has yet to do its part; that one is blocked too."""
+        step = self.steps[rank][self.at[rank]]
+        (task, *_) = step
+        if isinstance(task, Collective):
+            return task, next(m for m in task.ranks if self.steps[m][self.at[m]] != (task,))
+        posted: Counter[tuple[int, int]] = Counter()
+        for one in reversed(step):  # what is not done are the last of each pair
+            pair = self.pairs[_ends(rank, one)]
+            posted[_ends(rank, one)] += 1
+            if posted[_ends(rank, one)] <= (pair.sends - pair.sent if isinstance(one, Send) else pair.receives - pair.received):
+                task = one
+        return task, task.to if isinstance(task, Send) else task.source
+
+
+def _ends(rank: int, task: Send | Receive) -> tuple[int, int]:
+    return (rank, task.to) if isinstance(task, Send) else (task.source, rank)
