@@ -7,10 +7,9 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from autopar.capture.guards import Call, Guards, Variants
-from autopar.capture.guards.places import Change
+from autopar.capture.arguments import difference
+from autopar.capture.guards import Call, Change, Guards, Variants
 from autopar.inputs import CallKey
-from autopar.runtime.discovery.proof import difference
 
 T = TypeVar("T")
 

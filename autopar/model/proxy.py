@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from autopar.capture.guards.attributes import AttributesOfModule
+from autopar.capture.guards import AttributesOfModule
 from autopar.capture.model_state import inventory
 from autopar.initialize import Init, initialize
 from autopar.ir.mesh import Mesh
