@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from autopar.capture import Captured, capture
-from autopar.capture.guards.places import Place
+from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.specialize import specialize
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
@@ -99,7 +99,7 @@ class Compiler:
     whole: bool = False
     random: str = "parallel"
     homes: Mapping[str, DistAttr] = field(default_factory=dict)
-    numbers: tuple[Place, ...] = ()
+    numbers: tuple[GuardedPlace, ...] = ()
 
     def compile(self, args: Sequence[Any], kwargs: Mapping[str, Any], laid: Mapping[str, DistAttr], notes: Sequence[str] = ()) -> Compiled:
         """Capture a call and place it.
