@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 
 from autopar.capture import Captured, capture_call
-from autopar.capture.guards.places import Place
+from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.specialize import specialize
 from autopar.inputs import CallInputs
 from autopar.ir.layout import DistAttr
@@ -99,7 +99,7 @@ class Compiler:
     whole: bool = False
     random: str = "parallel"
     homes: Mapping[str, DistAttr] = field(default_factory=dict)
-    numbers: tuple[Place, ...] = ()
+    numbers: tuple[GuardedPlace, ...] = ()
 
     def compile(self, inputs: CallInputs, notes: Sequence[str] = ()) -> Compiled:
         """Capture a call and place it. ``notes`` are added to the report."""

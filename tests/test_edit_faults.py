@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,7 +22,7 @@ from edited_program import TEXT, base
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import autopar
+from autopar import torch_private
 from autopar.errors import EditError, VerifyError
 from autopar.ir import edit as edits
 from autopar.ir.edit import HALF_DONE, OPEN, Edit
@@ -29,7 +30,8 @@ from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
 from autopar.torch_private import inputs_of
 
-FILES = {str(Path(autopar.__file__).parent / f"{name}.py") for name in ("edit", "commit", "uses", "undo", "torch_private", "program")}
+MODULES = (torch_private, *(import_module(f"autopar.ir.{name}") for name in ("edit", "commit", "uses", "undo", "nodes", "program_data", "program")))
+FILES = {str(module.__file__) for module in MODULES}
 FILES |= {torch.fx.graph.__file__, torch.fx.node.__file__}
 
 

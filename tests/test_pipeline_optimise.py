@@ -19,7 +19,7 @@ from autopar.pipeline import POLICIES, build
 from autopar.pipeline.bounds import BOUNDS, costs, lower_bound
 from autopar.pipeline.memory import Sizes, memory
 from autopar.pipeline.optimiser import optimise
-from autopar.pipeline.optimiser.greedy import Rule, follow
+from autopar.pipeline.optimiser.greedy import PriorityRule, follow
 from autopar.pipeline.optimiser.orders import FORWARD, INPUT, WEIGHT, Paper, orders_of, schedule_of
 from autopar.pipeline.optimiser.peaks import Peaks
 from autopar.pipeline.optimiser.search import grid, joined
@@ -195,7 +195,7 @@ def test_paper_is_the_simulation(data: st.DataObject) -> None:
     some = [orders_of(build(name, ranks, batches, chunks))]
     number = st.integers(0, 3)
     genes = [tuple(data.draw(number) for _ in range(ranks)) for _ in range(3)]
-    rule = Rule(genes[0], tuple(chunks + one for one in genes[1]), genes[2], deep=data.draw(st.booleans()), back=data.draw(st.booleans()))
+    rule = PriorityRule(genes[0], tuple(chunks + one for one in genes[1]), genes[2], deep=data.draw(st.booleans()), back=data.draw(st.booleans()))
     span, made = follow(rule, paper.cost, batches)
     assert paper.length(made) == span
     assert all(paper.fits(order, rank) for rank, order in enumerate(made))
@@ -325,7 +325,7 @@ def test_more_memory_is_not_worse_and_messages_take_little_of_it() -> None:
 
 
 def test_the_search_of_a_large_schedule_tries_fewer_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[Rule] = []
+    tried: list[PriorityRule] = []
     search = import_module("autopar.pipeline.optimiser.search")
     monkeypatch.setattr(search, "follow", lambda rule, *_: tried.append(rule))
     monkeypatch.setattr(search, "MOVES", 0)

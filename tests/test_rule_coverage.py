@@ -13,7 +13,7 @@ from autopar.rules import RULES
 from autopar.torch_private import OpOverload, is_seeded, mutates
 
 FOLDER = Path(rules.__file__).parent
-MACHINERY = {"__init__", "registry", "binding", "dims", "regroup", "forms", "indexing", "by_schema"}
+MACHINERY = {"__init__", "notation", "unknown", "registry", "binding", "dims", "regroup", "forms", "indexing", "by_schema"}
 
 # core ops of which no program has a node, and why
 REFUSED = {

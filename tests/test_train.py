@@ -20,7 +20,7 @@ from autopar.cli.train import run as running
 from autopar.cli.train.check import check, plan_of
 from autopar.cli.train.curve import Comparison
 from autopar.cli.train.launched import Launched, launched
-from autopar.cli.train.options import Options, options_of
+from autopar.cli.train.options import TrainOptions, options_of
 from autopar.cli.train.presets import TRAININGS
 from autopar.cli.train.refused import Refused
 from autopar.cli.train.text import Text, check_length, read
@@ -286,7 +286,7 @@ def test_comparisons() -> None:
 def test_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert command("--help") == 0
     words = " ".join(re.sub(r"\x1b\[[\d;]*m|[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
-    for option in Options.__dataclass_fields__:
+    for option in TrainOptions.__dataclass_fields__:
         assert f" --{option.replace('_', '-')} " in words
     assert all(f"{name}: {preset.what}" in words for name, preset in TRAININGS.items())
     for said in ("Mesh", "Training", "Step", "Checkpoints", "Comparison", "torchrun --nproc-per-node 4 -m autopar train", "Exit status"):
@@ -299,21 +299,21 @@ def test_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_command_starts_itself_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same options, but for the device, which is decided."""
     calls: list[tuple[list[str], int, str | None]] = []
-    seen: list[Options] = []
+    seen: list[TrainOptions] = []
 
     def launch(entrypoint: list[str], processes: int, *, endpoint: str | None, environment: dict[str, str]) -> None:
         calls.append((entrypoint, processes, endpoint))
 
     monkeypatch.setattr(launcher, "launch", launch)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    given = Options(mesh="dp=3,tp=2", port=29511, steps=7, lr=1e-3, dtype="float64", tolerance=0.5, seed=9, sequence=32)
+    given = TrainOptions(mesh="dp=3,tp=2", port=29511, steps=7, lr=1e-3, dtype="float64", tolerance=0.5, seed=9, sequence=32)
     assert command(*given.arguments()) == 0
     ((entrypoint, processes, endpoint),) = calls
     assert (processes, endpoint) == (6, "localhost:29511")
     assert entrypoint[:4] == [sys.executable, "-m", "autopar", "train"]
     monkeypatch.setattr(running, "run", lambda options: seen.append(options) or 0)
     assert command(*entrypoint[4:]) == 0
-    assert seen == [Options(**{**vars(given), "device": "cpu"})]
+    assert seen == [TrainOptions(**{**vars(given), "device": "cpu"})]
 
 
 FAILURES = {  # rank, its status → of the command, and whether it tells what the launcher said
@@ -367,10 +367,10 @@ def test_jobs_that_do_not_fit() -> None:
         r"start it with torchrun --nproc-per-node 4, or choose --mesh dp=2$"
     )
     with pytest.raises(Refused, match=told):
-        check(Options(), two)
+        check(TrainOptions(), two)
     with pytest.raises(Refused, match=r"--simulate runs all ranks in this one process, but RANK and WORLD_SIZE are set; .* without torchrun"):
-        check(Options(mesh="dp=2", simulate=True), two)
-    assert check(Options(mesh="dp=2"), two).processes
+        check(TrainOptions(mesh="dp=2", simulate=True), two)
+    assert check(TrainOptions(mesh="dp=2"), two).processes
 
 
 PROCESSES = {  # who starts them → the command, the mesh, the plan that it takes

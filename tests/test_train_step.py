@@ -14,9 +14,9 @@ from test_train import alone, command  # noqa: F401  # a fixture of all tests he
 
 from autopar.cli.train import run as running
 from autopar.cli.train.check import Checked, check
-from autopar.cli.train.loop import Step
+from autopar.cli.train.loop import TrainedStep
 from autopar.cli.train.optimizers import factor, schedule_of
-from autopar.cli.train.options import Options, option, options_of
+from autopar.cli.train.options import TrainOptions, option, options_of
 from autopar.cli.train.presets import TRAININGS
 
 SHORT = ("--simulate", "--steps", "4", "--sequence", "16")
@@ -26,7 +26,7 @@ SHORT = ("--simulate", "--steps", "4", "--sequence", "16")
 
 def test_what_is_given_goes_before_the_preset(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it is a default, on the command line that ranks are started with."""
-    seen: list[Options] = []
+    seen: list[TrainOptions] = []
     monkeypatch.setattr(running, "run", lambda options: seen.append(options) or 0)
     given = ["--preset", "llama-fp16-o2", "--zero", "0", "--amp", "none", "--batch", "16", "--clip-norm", "inf"]
     assert command(*given) == 0
@@ -35,7 +35,7 @@ def test_what_is_given_goes_before_the_preset(monkeypatch: pytest.MonkeyPatch) -
     assert (options.mesh, options.microbatches, options.recompute, options.loss_scale) == ("dp=2,tp=2", 16, "blocks", None)  # no fp16, no scale
     assert command(*options.arguments()) == 0
     assert seen[1] == options
-    assert options_of({"preset": "nothing", "steps": 3}) == Options(preset="nothing", steps=3)
+    assert options_of({"preset": "nothing", "steps": 3}) == TrainOptions(preset="nothing", steps=3)
 
 
 def test_the_preset_of_the_pull_request() -> None:
@@ -83,8 +83,8 @@ def test_steps(options: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_single_device_without_the_option_fails(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So each is heeded on the mesh."""
 
-    def without(checked: Checked, console: Console) -> list[Step]:
-        default = {name: getattr(Options, name)}
+    def without(checked: Checked, console: Console) -> list[TrainedStep]:
+        default = {name: getattr(TrainOptions, name)}
         return original(replace(check(replace(checked.options, **default), None), tolerance=checked.tolerance), console)
 
     name, value = change.split("=")

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from autopar.runtime import current_op
-from autopar.runtime.current_op import Place
+from autopar.runtime.current_op import CurrentOp
 from autopar.runtime.processes.watch.beat import (
     ALIVE,
     CUT,
@@ -182,10 +182,10 @@ def test_code_that_is_registered_may_go() -> None:
 # -- the verdict ---------------------------------------------------------------------------------------------------
 
 PROCESS = Process("elsewhere", 1, "")
-MM, REDUCE, USERS = Place(3, True, "mm(x, t)"), Place(3, True, "all_reduce(mm, tp)"), Place(3, False, "train.py:7  load()")
+MM, REDUCE, USERS = CurrentOp(3, True, "mm(x, t)"), CurrentOp(3, True, "all_reduce(mm, tp)"), CurrentOp(3, False, "train.py:7  load()")
 
 
-def seen(place: Place, state: str = ALIVE, process: str = RUNNING, silent: float = 0.1, still: float = 0.1, settled: float = 50.0) -> Seen:
+def seen(place: CurrentOp, state: str = ALIVE, process: str = RUNNING, silent: float = 0.1, still: float = 0.1, settled: float = 50.0) -> Seen:
     return Seen(Beat(1, state, place, PROCESS, "RuntimeError: no" if state in (FAILED, CUT) else ""), process, silent, still, settled)
 
 
@@ -227,7 +227,7 @@ def test_verdict(case: str) -> None:
     (REDUCE, "autopar: rank 1 ended; rank 0 waits in all_reduce(mm, tp)\n  all ranks must take the same number of steps: see how the data is split"),
     (USERS, "autopar: no progress for 60 s: rank 0 is outside of a step, at train.py:7  load(); rank 1 has ended; rank 2 waits in mm(x, t)"),
 ], ids=["all wait", "one is outside"])  # fmt: skip
-def test_a_rank_that_ended_is_named_however_long_its_connections_last(first: Place, said: str) -> None:
+def test_a_rank_that_ended_is_named_however_long_its_connections_last(first: CurrentOp, said: str) -> None:
     others = {2: seen(MM, still=61.0)} if first is USERS else {}
     verdict = judge({0: seen(first, still=61.0), 1: seen(USERS, ENDED, RUNNING, silent=61.0), **others}, timeout=60.0)
     assert verdict is not None
@@ -236,11 +236,11 @@ def test_a_rank_that_ended_is_named_however_long_its_connections_last(first: Pla
 
 def test_a_loop_of_the_users_is_no_progress() -> None:
     rank = Followed()
-    for now, place in enumerate([USERS, Place(3, False, "train.py:8  more()"), Place(3, True, "mm"), Place(3, True, "t"), Place(4, True, "t")]):
+    for now, place in enumerate([USERS, CurrentOp(3, False, "train.py:8  more()"), CurrentOp(3, True, "mm"), CurrentOp(3, True, "t"), CurrentOp(4, True, "t")]):
         rank.take(Beat(now, ALIVE, place, PROCESS), float(now))
         assert rank.seen(float(now)).still == (1.0 if now == 1 else 0.0)
     assert rank.seen(6.0).silent == 2.0
-    rank.take(Beat(4, ALIVE, Place(4, True, "t"), PROCESS), 7.0)
+    rank.take(Beat(4, ALIVE, CurrentOp(4, True, "t"), PROCESS), 7.0)
     assert rank.seen(7.0).silent == 3.0, "the same beat once more is not a new one"
 
 

@@ -17,7 +17,7 @@ import torch
 from autopar.capture.arguments import Arguments, bind_arguments
 from autopar.capture.assemble import Captured, assemble
 from autopar.capture.guards.numbers import Taken, can_be_input, put_in, taken_by, tracked
-from autopar.capture.guards.places import Place
+from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.model_swap import ONE_AT_A_TIME
 from autopar.capture.trace import Tracer
 from autopar.gc_pause import collector_paused
@@ -31,7 +31,7 @@ def capture(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     random: str = "parallel",
-    numbers: Sequence[Place] = (),
+    numbers: Sequence[GuardedPlace] = (),
 ) -> Captured:
     """Trace ``model(*args, **kwargs)`` and its backward.
 
@@ -46,7 +46,7 @@ def capture(
     return capture_call(model, bind_arguments(model, args, kwargs or {}), random, numbers)
 
 
-def capture_call(model: torch.nn.Module, arguments: Arguments, random: str = "parallel", numbers: Sequence[Place] = ()) -> Captured:
+def capture_call(model: torch.nn.Module, arguments: Arguments, random: str = "parallel", numbers: Sequence[GuardedPlace] = ()) -> Captured:
     """``capture`` of a call whose arguments are bound already."""
     with ONE_AT_A_TIME, collector_paused():
 
@@ -55,7 +55,7 @@ def capture_call(model: torch.nn.Module, arguments: Arguments, random: str = "pa
             with doing(tracer.doing):
                 return assemble(tracer.run(), random)
 
-        def taken(places: Sequence[Place]) -> list[Taken] | None:
+        def taken(places: Sequence[GuardedPlace]) -> list[Taken] | None:
             """Where the step takes the numbers in these places; ``None`` where they cannot be inputs."""
             try:
                 with tracked(places) as book, warnings.catch_warnings():

@@ -60,10 +60,10 @@ def load(folder: str | os.PathLike[str], state: Mapping[str, Any], *, strict: bo
 
     from torch.distributed import checkpoint  # late: it takes half a second
 
-    from autopar.checkpoint.reading import Planner, Reader
+    from autopar.checkpoint.reading import Reader, ReadPlanner
 
     with torch_failures(f"{path} could not be loaded", group):
-        checkpoint.load(dict(tensors), storage_reader=Reader(path, manifest), planner=Planner(pieces), process_group=group, no_dist=alone())
+        checkpoint.load(dict(tensors), storage_reader=Reader(path, manifest), planner=ReadPlanner(pieces), process_group=group, no_dist=alone())
     if damages and rank_in(group) == 0:  # where warnings are errors, no other rank waits for this one any more
         warnings.warn(f"{'; '.join(damages)}; {path.name} is taken, which is the newest whole one", stacklevel=2)
     return put_together(manifest.tree, tensors)

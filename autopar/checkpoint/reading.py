@@ -31,7 +31,7 @@ from autopar.checkpoint.pieces import STRETCH, Piece, Place, stretches
 from autopar.errors import CheckpointError
 
 
-class Planner(LoadPlanner):
+class ReadPlanner(LoadPlanner):
     """Asks for the pieces of this rank, and for nothing else.
 
     Args:

@@ -98,10 +98,10 @@ def written(folder: Path, tree: Tree, tensors: Mapping[str, torch.Tensor], piece
     """Write the pieces of this rank. ``values``: of a piece whose values are elsewhere until they are written."""
     from torch.distributed import checkpoint  # late: it takes half a second
 
-    from autopar.checkpoint.writing import Planner, Writer
+    from autopar.checkpoint.writing import WritePlanner, Writer
 
     writer = Writer(folder, tree, keep)
-    planner = Planner(tensors, pieces, values)
+    planner = WritePlanner(tensors, pieces, values)
     try:
         with torch_failures(f"no checkpoint was written to {folder}", group):
             checkpoint.save(dict(tensors), storage_writer=writer, planner=planner, process_group=group, no_dist=alone())

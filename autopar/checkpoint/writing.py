@@ -36,7 +36,7 @@ from autopar.checkpoint.values import Tree
 from autopar.errors import CheckpointError
 
 
-class Planner(DefaultSavePlanner):
+class WritePlanner(DefaultSavePlanner):
     """Offers each piece of this rank; of those that several ranks have, torch's planner leaves one rank each.
 
     Args:

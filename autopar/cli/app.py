@@ -11,12 +11,12 @@ from typer.core import TyperGroup
 import autopar
 from autopar.cli.schedule import BATCHES, RANKS, Request
 from autopar.cli.train.optimizers import OPTIMIZERS
-from autopar.cli.train.options import AMPS, DEVICES, DTYPES, LOSS_SCALE, RECOMPUTED, Options, options_of
+from autopar.cli.train.options import AMPS, DEVICES, DTYPES, LOSS_SCALE, RECOMPUTED, TrainOptions, options_of
 from autopar.cli.train.presets import TRAININGS
 from autopar.cli.train.sizes import SIZES
 from autopar.pipeline.policies import POLICIES
 
-DEFAULT = Options()
+DEFAULT = TrainOptions()
 REQUEST = Request()
 
 app = typer.Typer(

@@ -11,7 +11,7 @@ import torch
 from torch import distributed
 
 from autopar.errors import shown
-from autopar.initialize.storage import Slot, device_for, materialized
+from autopar.initialize.storage import StorageSlot, device_for, materialized
 from autopar.initialize.writes import Writes
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
@@ -34,8 +34,8 @@ def initialize(model: torch.nn.Module, init: Init | None, device: torch.device |
         run_initialization(model, slots, init, where, job)
 
 
-def run_initialization(model: torch.nn.Module, slots: list[Slot], init: Init | None, device: torch.device, job: Job | None,
-                       kept: Iterable[Slot] = ()) -> None:  # fmt: skip
+def run_initialization(model: torch.nn.Module, slots: list[StorageSlot], init: Init | None, device: torch.device, job: Job | None,
+                       kept: Iterable[StorageSlot] = ()) -> None:  # fmt: skip
     """Run an initialisation, ``None`` the model's own, on materialized slots; the ``kept`` hold their values already.
 
     Raises:
@@ -85,7 +85,7 @@ def _check_draws(job: Job | None, device: torch.device) -> None:
         )
 
 
-def _settle(slot: Slot, writes: Writes, kept: bool) -> None:
+def _settle(slot: StorageSlot, writes: Writes, kept: bool) -> None:
     """What an initialisation put in the place of a tensor is laid as that was."""
     new = slot.now
     if new is slot.given or (new is not None and writes.time_of(new) is not None and is_dtensor(new) == is_dtensor(slot.given)):
@@ -106,9 +106,9 @@ def _settle(slot: Slot, writes: Writes, kept: bool) -> None:
     slot.hold(slot.given)
 
 
-def _tie(slots: list[Slot], writes: Writes) -> None:
+def _tie(slots: list[StorageSlot], writes: Writes) -> None:
     """Places that shared a tensor share one again: the one that was written last, unless the initialisation tied them."""
-    shared: dict[int, list[Slot]] = {}
+    shared: dict[int, list[StorageSlot]] = {}
     for slot in slots:
         if slot.was_on_meta:
             shared.setdefault(id(slot.before), []).append(slot)

@@ -14,7 +14,7 @@ from autopar.shards import is_dtensor, local_of
 
 
 @dataclass(eq=False)
-class Slot:
+class StorageSlot:
     """One place of a model that holds a parameter or buffer; tied tensors have several.
 
     Attributes:
@@ -46,18 +46,18 @@ class Slot:
         setattr(self.owner, self.attribute, tensor)  # recurrent modules keep their weights a second time, and see to it here
 
 
-def slots_of(model: torch.nn.Module) -> list[Slot]:
+def slots_of(model: torch.nn.Module) -> list[StorageSlot]:
     """Every place, in the order of ``named_modules``."""
     found = []
     for path, module in model.named_modules():
         for attribute, tensor in (*vars(module)["_parameters"].items(), *vars(module)["_buffers"].items()):
             if tensor is not None:
-                found.append(Slot(module, attribute, f"{path}.{attribute}".lstrip("."), tensor, tensor))
+                found.append(StorageSlot(module, attribute, f"{path}.{attribute}".lstrip("."), tensor, tensor))
     return found
 
 
 @contextlib.contextmanager
-def materialized(model: torch.nn.Module, device: torch.device, *, tied: bool) -> Iterator[list[Slot]]:
+def materialized(model: torch.nn.Module, device: torch.device, *, tied: bool) -> Iterator[list[StorageSlot]]:
     """What is on meta has storage on ``device``, without values, from here on; after an exception it is on meta again.
 
     DTensors get a piece. ``tied``: a tensor of several places stays one; otherwise each place has its own for the while,

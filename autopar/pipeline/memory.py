@@ -22,7 +22,7 @@ from autopar.pipeline.verify import checked
 KINDS = ("activations", "sends", "receives")
 
 
-class Change(NamedTuple):
+class MemoryChange(NamedTuple):
     """One allocation or release by a slot.
 
     Attributes:
@@ -60,10 +60,10 @@ class Memory(Generic[Schedule]):
     held: frozenset[str]
 
     @cached_property
-    def changes(self) -> tuple[tuple[Change, ...], ...]:
+    def changes(self) -> tuple[tuple[MemoryChange, ...], ...]:
         """The allocations and releases of each rank, in their order."""
-        changes: list[list[Change]] = [[] for _ in range(self.schedule.ranks)]
-        _walk(self.schedule, self.sizes, self.held, [lambda *change, of_rank=of_rank: of_rank.append(Change(*change)) for of_rank in changes])
+        changes: list[list[MemoryChange]] = [[] for _ in range(self.schedule.ranks)]
+        _walk(self.schedule, self.sizes, self.held, [lambda *change, of_rank=of_rank: of_rank.append(MemoryChange(*change)) for of_rank in changes])
         return tuple(map(tuple, changes))
 
 

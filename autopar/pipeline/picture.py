@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autopar.pipeline.memory import KINDS
-from autopar.pipeline.simulated_run import SimulatedRun
+from autopar.pipeline.simulation_data import SimulationData
 from autopar.pipeline.timeline import Span
 from autopar.pipeline.tracks import COMPUTATIONS, Track, stages_of, title, tracks
 
@@ -53,7 +53,7 @@ STYLE = {
 }  # fmt: skip
 
 
-def draw(simulation: SimulatedRun, path: str | os.PathLike[str], *, arrows: bool | None = None) -> None:
+def draw(simulation: SimulationData, path: str | os.PathLike[str], *, arrows: bool | None = None) -> None:
     """Write a picture, as SVG, PNG or PDF by the path's suffix; the same simulation gives the same bytes.
 
     Args:
@@ -97,7 +97,7 @@ class Sheet:
     bottom: float = 0.95
 
     @classmethod
-    def of(cls, simulation: SimulatedRun) -> Sheet:
+    def of(cls, simulation: SimulationData) -> Sheet:
         spans = list(chain.from_iterable(simulation.computed))
         duration = median(span.end - span.start for span in spans) if spans else 1.0
         makespan = simulation.makespan or 1.0
@@ -110,7 +110,7 @@ class Sheet:
         return 8 if self.rank > 0.8 else 6
 
 
-def _figure(simulation: SimulatedRun, found: Sequence[Track], arrows: bool) -> Figure:
+def _figure(simulation: SimulationData, found: Sequence[Track], arrows: bool) -> Figure:
     from matplotlib.figure import Figure
 
     sheet, ranks = Sheet.of(simulation), len(found)
@@ -143,7 +143,7 @@ def _idle(axes: Axes, ranks: int, begin: float, end: float) -> None:
     )  # fmt: skip
 
 
-def _computations(axes: Axes, simulation: SimulatedRun, found: Sequence[Track], sheet: Sheet) -> None:
+def _computations(axes: Axes, simulation: SimulationData, found: Sequence[Track], sheet: Sheet) -> None:
     schedule = simulation.schedule
     top, bottom = LANES["compute"]
     for name in COMPUTATIONS:
@@ -194,7 +194,7 @@ def _arrows(axes: Axes, spans: Sequence[Span], of: str, colour: str) -> None:
             axes.scatter(*zip(*ends, strict=True), s=7, marker=marker, color=colour, linewidths=0, zorder=4)
 
 
-def _memory(axes: Axes, simulation: SimulatedRun, found: Sequence[Track], sheet: Sheet, end: float) -> None:
+def _memory(axes: Axes, simulation: SimulationData, found: Sequence[Track], sheet: Sheet, end: float) -> None:
     """The kinds on top of one another, all ranks on one scale; a triangle at the first time of the peak."""
     from matplotlib.collections import LineCollection, PolyCollection
 
@@ -224,7 +224,7 @@ def _memory(axes: Axes, simulation: SimulatedRun, found: Sequence[Track], sheet:
         axes.scatter([track.times[at]], [y - 0.025], s=9, marker="v", color="black", linewidths=0, zorder=5, clip_on=False)
 
 
-def _frame(axes: Axes, simulation: SimulatedRun, sheet: Sheet) -> None:
+def _frame(axes: Axes, simulation: SimulationData, sheet: Sheet) -> None:
     """Names of ranks and lanes, lines between ranks, the time axis."""
     ranks = simulation.schedule.ranks
     for rank, stages in enumerate(simulation.schedule.stages_of):
@@ -244,7 +244,7 @@ def _frame(axes: Axes, simulation: SimulatedRun, sheet: Sheet) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _legend(figure: Figure, simulation: SimulatedRun, found: Sequence[Track], sheet: Sheet) -> None:
+def _legend(figure: Figure, simulation: SimulationData, found: Sequence[Track], sheet: Sheet) -> None:
     """A row for the computations, one for messages and memory."""
     from matplotlib.legend_handler import HandlerTuple
     from matplotlib.patches import Patch
@@ -267,7 +267,7 @@ def _legend(figure: Figure, simulation: SimulatedRun, found: Sequence[Track], sh
         )  # fmt: skip
 
 
-def _numbers(simulation: SimulatedRun) -> str:
+def _numbers(simulation: SimulationData) -> str:
     parts = [f"makespan {_short(simulation.makespan)}", f"bubble {_short(simulation.bubble)} ({simulation.bubble_rate:.1%})"]
     if simulation.span_bubble < simulation.bubble - 1e-9 * simulation.makespan:
         parts.append(f"of the longest rank {_short(simulation.span_bubble)} ({simulation.span_bubble_rate:.1%})")

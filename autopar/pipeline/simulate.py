@@ -20,7 +20,7 @@ from autopar.pipeline.memory import memory
 from autopar.pipeline.per_stage import PAIRS, Sizes, Times, per_stage
 from autopar.pipeline.picture import draw
 from autopar.pipeline.schedule_table import Schedule
-from autopar.pipeline.simulated_run import SimulatedRun
+from autopar.pipeline.simulation_data import SimulationData
 from autopar.pipeline.summary import summary
 from autopar.pipeline.task import Task
 from autopar.pipeline.timeline import Span, Timeline
@@ -29,7 +29,7 @@ from autopar.pipeline.verify import checked
 
 
 @dataclass(frozen=True)
-class Simulation(SimulatedRun[Schedule]):
+class Simulation(SimulationData[Schedule]):
     """The result of ``simulate``: spans of computations and messages, and memory.
 
     Attributes:

@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from autopar.pipeline.memory import KINDS
-from autopar.pipeline.simulated_run import SimulatedRun
+from autopar.pipeline.simulation_data import SimulationData
 
 
-def summary(simulation: SimulatedRun) -> str:
+def summary(simulation: SimulationData) -> str:
     """The bubble by makespan and by the longest span of a single rank, and of each rank its work, its waiting and its memory."""
     schedule, memory = simulation.schedule, simulation.memory
     columns = ("rank", "stages", "work", "idle", "exposed", "live", "peak", *KINDS)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.pipeline.memory import KINDS
-from autopar.pipeline.simulated_run import SimulatedRun
+from autopar.pipeline.simulation_data import SimulationData
 from autopar.pipeline.task import PASSES, other_end
 from autopar.pipeline.timeline import Span
 from autopar.pipeline.tracks import Track, stages_of, title, tracks
@@ -33,7 +33,7 @@ Event = dict[str, Any]
 Thread = tuple[int, int, int]  # rank; sender and receiver of a link, or the rank twice: what computes
 
 
-def trace(simulation: SimulatedRun) -> Event:
+def trace(simulation: SimulationData) -> Event:
     """The trace as a dict that ``json`` can write; linear in the tasks.
 
     Times are taken as milliseconds and rounded to nanoseconds. The process of a rank is its number plus one, since process 0
@@ -59,7 +59,7 @@ def trace(simulation: SimulatedRun) -> Event:
     return {"displayTimeUnit": "ms", "otherData": about, "traceEvents": events}
 
 
-def save_trace(simulation: SimulatedRun, path: str | os.PathLike[str]) -> None:
+def save_trace(simulation: SimulationData, path: str | os.PathLike[str]) -> None:
     """Write the trace as JSON."""
     text = json.dumps(trace(simulation), allow_nan=False, separators=(",", ":"))
     Path(path).write_text(text + "\n", encoding="utf-8")
@@ -77,7 +77,7 @@ def _threads(found: tuple[Track, ...]) -> dict[Thread, int]:
     return threads
 
 
-def _names(simulation: SimulatedRun, threads: dict[Thread, int]) -> Iterator[Event]:
+def _names(simulation: SimulationData, threads: dict[Thread, int]) -> Iterator[Event]:
     for rank in range(simulation.schedule.ranks):
         process = {"ph": "M", "pid": rank + 1}
         yield {**process, "name": "process_name", "args": {"name": f"rank {rank}"}}
@@ -102,7 +102,7 @@ def _slice(span: Span, drawn: tuple[int, int], rank: int, thread: int, name: str
     }  # fmt: skip
 
 
-def _drawn(simulation: SimulatedRun) -> list[tuple[int, int]]:
+def _drawn(simulation: SimulationData) -> list[tuple[int, int]]:
     """Begin and end of each message as it is drawn, in nanoseconds: at least one long, and after the message before it on its link."""
     links: dict[Any, list[int]] = defaultdict(list)
     for number, span in enumerate(simulation.sent):

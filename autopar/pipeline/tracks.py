@@ -6,9 +6,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from itertools import accumulate
 
-from autopar.pipeline.memory import KINDS, Change
+from autopar.pipeline.memory import KINDS, MemoryChange
 from autopar.pipeline.schedule_table import ScheduleTable
-from autopar.pipeline.simulated_run import SimulatedRun
+from autopar.pipeline.simulation_data import SimulationData
 from autopar.pipeline.task import Slot, Task
 from autopar.pipeline.timeline import Span
 
@@ -41,13 +41,13 @@ class Track:
         return tuple(map(sum, zip(*self.bytes.values(), strict=True)))
 
 
-def tracks(simulation: SimulatedRun) -> tuple[Track, ...]:
+def tracks(simulation: SimulationData) -> tuple[Track, ...]:
     """The track of each rank; linear.
 
     Raises:
         TypeError: the argument is no simulation.
     """
-    if not isinstance(simulation, SimulatedRun):
+    if not isinstance(simulation, SimulationData):
         raise TypeError(f"{simulation!r:.80} is a {type(simulation).__name__}; give a Simulation, as schedule.simulate() makes it")
     schedule, memory = simulation.schedule, simulation.memory
     split = schedule.is_split
@@ -72,7 +72,7 @@ def tracks(simulation: SimulatedRun) -> tuple[Track, ...]:
     return tuple(all_tracks)
 
 
-def title(simulation: SimulatedRun) -> str:
+def title(simulation: SimulationData) -> str:
     """The title of a simulation: ``zb-h1, 8 ranks, 32 micro-batches``."""
     schedule = simulation.schedule
     parts = [schedule.name or "a schedule", f"{schedule.ranks} rank{'s'[: schedule.ranks > 1]}"]
@@ -98,7 +98,7 @@ def _fixed(peak: float, changing: float) -> float:
     return peak - changing if peak - changing > 1e-9 * peak else 0.0
 
 
-def _memory(changes: tuple[Change, ...], slots: list[Slot], computed: tuple[Span, ...]) -> tuple[tuple[float, ...], dict[str, tuple[float, ...]]]:
+def _memory(changes: tuple[MemoryChange, ...], slots: list[Slot], computed: tuple[Span, ...]) -> tuple[tuple[float, ...], dict[str, tuple[float, ...]]]:
     """The time of each change, and the memory in use from then on, by kind.
 
     A slot begins when the computation before it has ended, and allocates its receive buffers then. It frees send buffers after

@@ -25,7 +25,7 @@ _ticks = 0
 
 
 @dataclass(frozen=True)
-class Place:
+class CurrentOp:
     """How many phases this process has begun, and the op it is in, or the user's line where it is in none."""
 
     ticks: int
@@ -51,7 +51,7 @@ def tick() -> None:
     _ticks += 1
 
 
-def where() -> Place:
+def where() -> CurrentOp:
     """The place of this process now: the op that any of its threads is in, else the user's line of the main thread."""
     own, main = threading.get_ident(), threading.main_thread().ident
     frames = {thread: frame for thread, frame in sys._current_frames().items() if thread != own or thread == main}
@@ -60,11 +60,11 @@ def where() -> Place:
             text = _op(code, line)
             if text is not None:
                 at = "   " + _users_line(_outwards(frames.get(main or 0))) if id(code) in _calls else ""
-                return Place(_ticks, True, text + at)
-    return Place(_ticks, False, _users_line(_outwards(frames.get(main or 0))))
+                return CurrentOp(_ticks, True, text + at)
+    return CurrentOp(_ticks, False, _users_line(_outwards(frames.get(main or 0))))
 
 
-def where_raised(traceback: TracebackType | None) -> Place:
+def where_raised(traceback: TracebackType | None) -> CurrentOp:
     """The place where an exception was raised: its stack is gone, but its traceback still has it."""
     steps: list[tuple[CodeType, int]] = []
     while traceback is not None:
@@ -74,8 +74,8 @@ def where_raised(traceback: TracebackType | None) -> Place:
     for code, line in steps:
         text = _op(code, line)
         if text is not None:
-            return Place(_ticks, True, text)
-    return Place(_ticks, False, _users_line(iter(steps)))
+            return CurrentOp(_ticks, True, text)
+    return CurrentOp(_ticks, False, _users_line(iter(steps)))
 
 
 def add_op(error: Exception, text: str = "") -> None:

@@ -7,6 +7,6 @@ pending value is reduced on the way, and of what splits a pending one is made. R
 """
 
 from autopar.transitions.plan import cost, transitions
-from autopar.transitions.way import Step
+from autopar.transitions.way import TransferStep
 
-__all__ = ["Step", "cost", "transitions"]
+__all__ = ["TransferStep", "cost", "transitions"]

@@ -21,10 +21,10 @@ from autopar.transitions import reductions
 from autopar.transitions.draft import Draft, Reduced
 from autopar.transitions.pending import Made, made_pending
 from autopar.transitions.relayouts import relaid
-from autopar.transitions.way import Step, Way
+from autopar.transitions.way import TransferStep, Way
 
 
-def transitions(source: TensorType, target: TensorType) -> tuple[Step, ...]:
+def transitions(source: TensorType, target: TensorType) -> tuple[TransferStep, ...]:
     """The transfers that turn ``source`` into ``target``, a value of the same shape; ``()`` when they are equal.
 
     Types in between, and the last, are in normal form. A pending value is never narrowed: it is reduced first.
@@ -43,7 +43,7 @@ def cost(source: TensorType, target: TensorType) -> int:
 
 
 @lru_cache(maxsize=65536)
-def _transitions(source: TensorType, target: TensorType) -> tuple[Step, ...]:
+def _transitions(source: TensorType, target: TensorType) -> tuple[TransferStep, ...]:
     if source.layout is None or target.layout is None:
         raise TransitionError("a transition leads between placed values; one of these has no Layout")
     for type in (source, target):
@@ -128,7 +128,7 @@ class _Choice(NamedTuple):
     made: Made
 
 
-def _cheapest(start: TensorType, goal: TensorType) -> tuple[Step, ...]:
+def _cheapest(start: TensorType, goal: TensorType) -> tuple[TransferStep, ...]:
     casts = start.dtype != goal.dtype
     linear = not casts or _widens(start.dtype, goal.dtype)  # a cast that a pending value may pass
     same = start.layout.mesh == goal.layout.mesh  # type: ignore[union-attr]

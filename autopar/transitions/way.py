@@ -16,7 +16,7 @@ MANY = 16  # choices of places, above which several axes take the same one
 
 
 @dataclass(frozen=True)
-class Step:
+class TransferStep:
     """One transfer of a sequence: its function, its arguments after the operand, what it leads to, and what it moves.
 
     ``bytes`` are those that the worst rank receives.
@@ -33,7 +33,7 @@ class Way:
     """Transfers from a type on, with what the worst rank receives; and what they have to save to be taken."""
 
     type: TensorType
-    steps: tuple[Step, ...] = ()
+    steps: tuple[TransferStep, ...] = ()
     bytes: int = 0
     extra: int = 0
 
@@ -49,14 +49,14 @@ class Way:
         return Way(type, tuple(steps), paid, self.extra)
 
 
-def _new_step(type: TensorType, function: Any, arguments: tuple[tuple[str, Any], ...], meshes: transfers.Meshes) -> Step:
+def _new_step(type: TensorType, function: Any, arguments: tuple[tuple[str, Any], ...], meshes: transfers.Meshes) -> TransferStep:
     given = dict(arguments)
     after = transfers.BY_FUNCTION[function].infer(type, given, meshes)
-    return Step(function, arguments, after, transfers.received(function, type, given, after))
+    return TransferStep(function, arguments, after, transfers.received(function, type, given, after))
 
 
 @lru_cache(maxsize=65536)
-def _step(type: TensorType, function: Any, arguments: tuple[tuple[str, Any], ...]) -> Step:
+def _step(type: TensorType, function: Any, arguments: tuple[tuple[str, Any], ...]) -> TransferStep:
     """On one mesh: what is chosen between often begins alike."""
     return _new_step(type, function, arguments, {})
 

@@ -22,7 +22,7 @@ class Ref:
 
 
 @dataclass(frozen=True)
-class Step:
+class SubgraphOp:
     """One op. Its arguments hold ``Ref`` where values stand."""
 
     target: OpOverload
@@ -35,7 +35,7 @@ class Step:
 class Subgraph:
     """Steps in order, and which values the function returns."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[SubgraphOp, ...]
     results: tuple[Ref | None, ...]
 
 
@@ -66,7 +66,7 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.steps: list[Step] = []
+        self.steps: list[SubgraphOp] = []
         self.refs: dict[int, Ref] = {}
         self.kept: list[torch.Tensor] = []  # so that no two have one address
         self.operands = 0
@@ -88,7 +88,7 @@ class _Recorder(TorchDispatchMode):
             return found
         args, given = pytree.tree_map_only(torch.Tensor, lambda t: self.refs[id(t)], (args, kwargs or {}))
         several = isinstance(found, (tuple, list))
-        self.steps.append(Step(func, tuple(args), given, tuple(map(_type, found)) if several else _type(found)))  # type: ignore[arg-type]
+        self.steps.append(SubgraphOp(func, tuple(args), given, tuple(map(_type, found)) if several else _type(found)))  # type: ignore[arg-type]
         for part, one in enumerate(found if several else (found,)):
             if one is not None:
                 self._note(one, Ref(len(self.steps) - 1, part if several else None))

@@ -11,7 +11,7 @@ from torch.autograd import Function
 
 from autopar.capture.guards.closures import function_of, functions_of
 from autopar.capture.guards.namespaces import Namespaces, is_own, is_users_file, names_of
-from autopar.capture.guards.places import Place
+from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.guards.values import (
     FOREIGN,
     FUNCTIONS,
@@ -44,7 +44,7 @@ class Functions:
 
     def __init__(self, follow: Callable[[Any, str], None], others: Callable[[Any], bool], skipped: Collection[tuple[int, str]] = ()) -> None:
         self._others, self._skipped = others, skipped
-        self.places: dict[tuple[int, str], Place] = {}
+        self.places: dict[tuple[int, str], GuardedPlace] = {}
         self.first: dict[tuple[int, str], Any] = {}
         self.namespaces = Namespaces(self._note)
         self._follow = follow
@@ -131,7 +131,7 @@ class Functions:
             except ValueError:
                 continue
             if users:
-                self._note(Place(cell, name, f"{name} of the closure {function.__qualname__}"), value)
+                self._note(GuardedPlace(cell, name, f"{name} of the closure {function.__qualname__}"), value)
             elif isinstance(value, FUNCTIONS):  # one that is decorated
                 self.look_into(value, cls)
         if users:
@@ -145,21 +145,21 @@ class Functions:
     def _partial(self, partial: functools.partial[Any], words: str) -> None:
         for name in ("args", "keywords"):
             if getattr(partial, name):
-                self._note(Place(partial, name, f"{words or 'a partial'}.{name}", computed=True), getattr(partial, name))
+                self._note(GuardedPlace(partial, name, f"{words or 'a partial'}.{name}", computed=True), getattr(partial, name))
 
     def _defaults(self, function: types.FunctionType) -> None:
         words = f"the defaults of {function.__qualname__}"
         if function.__defaults__:
-            self._note(Place(function, "__defaults__", words, computed=True), function.__defaults__)
+            self._note(GuardedPlace(function, "__defaults__", words, computed=True), function.__defaults__)
         if function.__kwdefaults__:
-            self._note(Place(function, "__kwdefaults__", words, computed=True), function.__kwdefaults__)
+            self._note(GuardedPlace(function, "__kwdefaults__", words, computed=True), function.__kwdefaults__)
 
     def _globals(self, code: types.CodeType, held: dict[str, Any]) -> None:
         self.namespaces.add_names(code)
         names = set(names_of(code))
         for name in sorted(names & held.keys()):
             value = held[name]
-            self._note(Place(held, name, f"the global {name} of {held.get('__name__', 'the program')}"), value)
+            self._note(GuardedPlace(held, name, f"the global {name} of {held.get('__name__', 'the program')}"), value)
             if (isinstance(value, type) or (isinstance(value, types.ModuleType) and is_users_file(getattr(value, "__file__", None) or ""))) and not is_own(value):
                 self._attributes(value, names)
 
@@ -171,7 +171,7 @@ class Functions:
             for name in sorted(names & held.keys()) if root.partition(".")[0] not in ("torch", "typing", "abc", "enum") else ():
                 value = held[name]
                 if not name.startswith("__") and (is_scalar(value) or is_container(value) or (not isinstance(base, type) and is_users_object(value))):
-                    self._note(Place(held, name, f"{owner.__name__}.{name}"), value)
+                    self._note(GuardedPlace(held, name, f"{owner.__name__}.{name}"), value)
 
     def _methods(self, names: Iterator[str], cls: type | None) -> None:
         """The methods of its own class that a method may call."""
@@ -181,14 +181,14 @@ class Functions:
                 if isinstance(vars(base)[name], (*FUNCTIONS, *WRAPPED)):
                     self.look_into(vars(base)[name], cls)
 
-    def _note(self, place: Place, value: Any) -> None:
+    def _note(self, place: GuardedPlace, value: Any) -> None:
         function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
         users = isinstance(function, types.FunctionType) and is_users_file(function.__code__.co_filename)
         if users or _is_kept(value) or isinstance(value, (functools.partial, property)) or (isinstance(value, (type, types.ModuleType)) and is_own(value)):
             self._keep(place, value)
         self._follow(value, place.words)
 
-    def _keep(self, place: Place, value: Any) -> None:
+    def _keep(self, place: GuardedPlace, value: Any) -> None:
         if place.identity not in self.places and place.identity not in self._skipped:
             self.places[place.identity] = place
             self.first[place.identity] = frozen(value, self._others)

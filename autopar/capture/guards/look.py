@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from autopar.capture.guards.places import MISSING, STORED, Change, Guard, Place
+from autopar.capture.guards.places import MISSING, STORED, Change, Guard, GuardedPlace
 from autopar.capture.guards.reads import HOOKS
 from autopar.capture.guards.values import is_number, shown
 from autopar.torch_private import GLOBAL_HOOKS
@@ -32,7 +32,7 @@ class Guards:
         named: the model's modules, as often as they have a name.
     """
 
-    def __init__(self, named: Sequence[tuple[str, torch.nn.Module]], found: Sequence[Guard], numbers: Sequence[Place] = ()) -> None:
+    def __init__(self, named: Sequence[tuple[str, torch.nn.Module]], found: Sequence[Guard], numbers: Sequence[GuardedPlace] = ()) -> None:
         self._named, self.numbers = named, tuple(numbers)
         inputs = {place.identity for place in numbers}
         self.found = [guard for guard in found if guard.place.identity not in inputs]
@@ -74,7 +74,7 @@ class Guards:
         self._expected = [guard.value for guard in self._grouped]
         self._absent_from = [guard.place.holder for guard in self._absent], [guard.place.key for guard in self._absent]
 
-    def without(self, numbers: Sequence[Place]) -> Guards:
+    def without(self, numbers: Sequence[GuardedPlace]) -> Guards:
         """The same where these numbers are inputs."""
         return Guards(self._named, self.found, numbers)
 

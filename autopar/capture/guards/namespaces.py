@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from autopar.capture.guards.places import Place
+from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.guards.values import FOREIGN
 from autopar.capture.provenance import is_users
 
@@ -26,7 +26,7 @@ class Namespaces:
         note: is given each place and its value that one of them has under one of the names.
     """
 
-    def __init__(self, note: Callable[[Place, Any], None]) -> None:
+    def __init__(self, note: Callable[[GuardedPlace, Any], None]) -> None:
         self._note = note
         self._names: set[str] = set()
         self._known: dict[int, tuple[Any, Mapping[str, Any], str]] = {}  # owners, what they hold, what they are called
@@ -59,7 +59,7 @@ class Namespaces:
         _, held, words = self._known[id(owner)]
         for name in sorted(names & held.keys()):
             if not name.startswith("__"):
-                self._note(Place(held, name, f"{words}.{name}"), held[name])
+                self._note(GuardedPlace(held, name, f"{words}.{name}"), held[name])
 
 
 def names_of(code: types.CodeType, strings: bool = False) -> Iterable[str]:

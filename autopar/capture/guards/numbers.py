@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.capture.guards.places import Place
+from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.guards.values import is_number
 from autopar.ir.nodes import make_node, record_of, set_record
 from autopar.ir.program import Program
@@ -42,13 +42,13 @@ COMPARISONS = {aten.gt.Scalar, aten.ge.Scalar, aten.lt.Scalar, aten.le.Scalar}
 COMPUTED_IN = {torch.float64: torch.float64, torch.float32: torch.float32, torch.bfloat16: torch.float32, torch.float16: torch.float32}  # as torch's kernels take a number
 
 
-Expression = float | Place | tuple[Any, ...]  # a number; where one is; or a function and the expressions that it takes
+Expression = float | GuardedPlace | tuple[Any, ...]  # a number; where one is; or a function and the expressions that it takes
 
 
 def _computed(expression: Expression) -> float:
     if isinstance(expression, tuple):
         return expression[0](*map(_computed, expression[1:]))
-    return expression.now() if isinstance(expression, Place) else expression
+    return expression.now() if isinstance(expression, GuardedPlace) else expression
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class Tracked(float):
         """What the attribute is called that it is made of."""
         expression = self.expression
         while isinstance(expression, tuple):
-            expression = next(part for part in expression[1:] if isinstance(part, (tuple, Place)))
-        assert isinstance(expression, Place)
+            expression = next(part for part in expression[1:] if isinstance(part, (tuple, GuardedPlace)))
+        assert isinstance(expression, GuardedPlace)
         return expression.key
 
     def __reduce__(self) -> Any:
@@ -155,13 +155,13 @@ for _name in ("hex", "is_integer", "as_integer_ratio", "conjugate"):
     setattr(Tracked, _name, _noted(_name))
 
 
-def can_be_input(place: Place | None) -> bool:
+def can_be_input(place: GuardedPlace | None) -> bool:
     """Whether what a place holds is a float that can be replaced for a trace."""
     return place is not None and type(place.holder) is dict and not place.computed and is_number(place.now())
 
 
 @contextlib.contextmanager
-def tracked(places: Sequence[Place]) -> Iterator[Book]:
+def tracked(places: Sequence[GuardedPlace]) -> Iterator[Book]:
     """While this is active, places hold tracked floats."""
     book = Book()
     before = [(place, place.now()) for place in places]

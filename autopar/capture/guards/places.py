@@ -24,7 +24,7 @@ STORED = ("__class__", "__defaults__", "__kwdefaults__")  # attributes that are 
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class GuardedPlace:
     """Where a value is.
 
     Attributes:
@@ -66,14 +66,14 @@ class Guard:
         skipped: of what is not looked at inside of containers.
     """
 
-    place: Place
+    place: GuardedPlace
     value: Any
     frozen: Any
     text: str
     skipped: Callable[[Any], bool]
 
     @staticmethod
-    def of(place: Place, skipped: Callable[[Any], bool]) -> Guard:
+    def of(place: GuardedPlace, skipped: Callable[[Any], bool]) -> Guard:
         value = place.now()
         return Guard(place, value, frozen(value, skipped), shown(value), skipped)
 
@@ -100,7 +100,7 @@ class Guard:
 class Change:
     """A value that is not what it was at a capture, in words."""
 
-    place: Place | None
+    place: GuardedPlace | None
     words: str
     before: str
     now: str

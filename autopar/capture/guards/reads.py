@@ -15,7 +15,7 @@ import torch
 
 from autopar.capture.guards.functions import WRAPPED, Functions
 from autopar.capture.guards.namespaces import is_own, is_users_file
-from autopar.capture.guards.places import MISSING, UNKNOWN, Guard, Place
+from autopar.capture.guards.places import MISSING, UNKNOWN, Guard, GuardedPlace
 from autopar.capture.guards.ran import running_shown
 from autopar.capture.guards.values import (
     DEEPEST,
@@ -85,7 +85,7 @@ class Reads:
 
     def guards(self) -> list[Guard]:
         """The places that were read, with what they hold when the model has been given back, by place."""
-        found: dict[tuple[int, str], Place] = {}
+        found: dict[tuple[int, str], GuardedPlace] = {}
         first = dict(self._functions.first)
         restored = set()
         for owner, name, then, line in self._read.values():
@@ -97,7 +97,7 @@ class Reads:
         for identity, place in self._functions.places.items():
             found.setdefault(identity, place)
         for value, words in self._reached.values():
-            found.setdefault((id(value), "__class__"), Place(value, "__class__", f"{words}.__class__", computed=True))
+            found.setdefault((id(value), "__class__"), GuardedPlace(value, "__class__", f"{words}.__class__", computed=True))
         guards = []
         for identity, place in found.items():
             guard = Guard.of(place, self.skipped)
@@ -195,7 +195,7 @@ class Reads:
             return f"{type(owner).__name__}." if path is None else f"{path}." if path else ""
         return f"{self._reached[id(owner)][1]}."
 
-    def _places(self, owner: Any, name: str, then: Any, line: str) -> Iterator[Place]:
+    def _places(self, owner: Any, name: str, then: Any, line: str) -> Iterator[GuardedPlace]:
         """Where an attribute is found: in the object, in its class, or it is computed."""
         words = f"{self._words(owner)}{name}"
         own = _dict_of(owner)
@@ -203,17 +203,17 @@ class Reads:
         absent = then is not UNKNOWN and then == frozen(MISSING)
         if own is not None and (name in own or static is not MISSING or absent):
             if not isinstance(static, property):
-                yield Place(own, name, words, line=line)
+                yield GuardedPlace(own, name, words, line=line)
             if name in own:
                 return
         if static is MISSING or isinstance(static, types.MemberDescriptorType):
             if not absent or own is None:
-                yield Place(owner, name, words, computed=True)
+                yield GuardedPlace(owner, name, words, computed=True)
             return
         cls = next(base for base in type(owner).__mro__ if name in vars(base))
         users = not isinstance(static, FUNCTIONS) or is_users_file(getattr(getattr(static, "__code__", None), "co_filename", ""))
         if users and not isinstance(static, (property, classmethod, staticmethod)):
-            yield Place(self._functions.namespaces.attributes_of(cls), name, words)
+            yield GuardedPlace(self._functions.namespaces.attributes_of(cls), name, words)
 
 
 def _dict_of(owner: Any) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ import torch
 
 from autopar.capture.guards.look import Guards
 from autopar.capture.guards.numbers import can_be_input
-from autopar.capture.guards.places import Change, Place
+from autopar.capture.guards.places import Change, GuardedPlace
 
 KEPT = 8  # captures of one call: values that change at each step would make ever more of them
 
@@ -33,7 +33,7 @@ class Call:
     number: int
     changes: tuple[Change, ...] = ()
     known: bool = False
-    numbers: tuple[Place, ...] = ()
+    numbers: tuple[GuardedPlace, ...] = ()
 
     @property
     def identity(self) -> tuple[Hashable, int]:
@@ -83,11 +83,11 @@ class Variants:
         numbers = [place for place in (*known[-1].guards.numbers, *again) if place.identity not in self._constant]
         return Call(key, self._made, changes, numbers=tuple(dict.fromkeys(numbers)))
 
-    def _changes_again(self, key: Hashable, place: Place, change: Change) -> bool:
+    def _changes_again(self, key: Hashable, place: GuardedPlace, change: Change) -> bool:
         """Whether it is not the first time that a place has another value."""
         return len(self._values[key, place.identity] | {change.before, change.now}) > 2
 
-    def _warn(self, key: Hashable, change: Change, place: Place, guards: Guards) -> None:
+    def _warn(self, key: Hashable, change: Change, place: GuardedPlace, guards: Guards) -> None:
         """Once of each value that changes again and is no input."""
         if self._changes_again(key, place, change) and place not in guards.numbers and place.identity not in self._constant:
             self._constant.add(place.identity)

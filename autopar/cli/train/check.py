@@ -17,7 +17,7 @@ from autopar.api import check_pipeline
 from autopar.checkpoint import latest
 from autopar.cli.train.launched import Launched
 from autopar.cli.train.optimizers import OPTIMIZERS
-from autopar.cli.train.options import AMPS, DEVICES, DTYPES, LIMITS, LOSS_SCALE, NONE, Options, Tolerance, option
+from autopar.cli.train.options import AMPS, DEVICES, DTYPES, LIMITS, LOSS_SCALE, NONE, Tolerance, TrainOptions, option
 from autopar.cli.train.presets import TRAININGS
 from autopar.cli.train.refused import Refused
 from autopar.cli.train.sizes import SIZES, Size
@@ -25,7 +25,7 @@ from autopar.cli.train.text import Text, check_length, read
 from autopar.ir.mesh import Mesh
 from autopar.plan.loss_scaling import LossScaling
 from autopar.plan.plan import Plan, resolve
-from autopar.plan.precision import POLICIES, Policy
+from autopar.plan.precision import POLICIES, PrecisionPolicy
 from autopar.plan.presets import PRESETS
 
 PROCESSES_A_CORE = 8  # more are not started: they would only stop the machine
@@ -43,7 +43,7 @@ class Checked:
         scaling: of the loss; ``None`` without fp16.
     """
 
-    options: Options
+    options: TrainOptions
     mesh: Mesh
     plan: Plan
     plan_name: str
@@ -54,7 +54,7 @@ class Checked:
     size: Size
     size_name: str
     dtype: torch.dtype
-    policy: Policy | None
+    policy: PrecisionPolicy | None
     scaling: LossScaling | None
     lr: float
     tolerance: Tolerance
@@ -71,7 +71,7 @@ class Checked:
         return found if o.recompute == NONE else found | {"recompute": o.recompute}
 
 
-def check(options: Options, launched: Launched | None) -> Checked:
+def check(options: TrainOptions, launched: Launched | None) -> Checked:
     """Check all that can be checked before anything is built; ``Refused`` names the option and the remedy."""
     if options.preset is not None:
         _one_of("preset", options.preset, TRAININGS)
@@ -159,7 +159,7 @@ def _one_of(option: str, value: str, names: Iterable[str], more: str = "") -> st
     raise Refused(f"--{option} {value} is unknown; choose from {', '.join(names)}{more}{hint}")
 
 
-def _check_step(options: Options, mesh: Mesh) -> None:
+def _check_step(options: TrainOptions, mesh: Mesh) -> None:
     """What options say together."""
     if options.batch % options.microbatches:
         near = min((n for n in range(1, options.batch + 1) if options.batch % n == 0), key=lambda n: abs(n - options.microbatches))
@@ -172,7 +172,7 @@ def _check_step(options: Options, mesh: Mesh) -> None:
         raise Refused(f"--zero {options.zero} splits over a data axis, and --mesh {options.mesh} has none; use --zero 0, or a mesh such as dp=2,tp=2")
 
 
-def _check_folder(options: Options) -> None:
+def _check_folder(options: TrainOptions) -> None:
     """A training does not begin anew among the checkpoints of another."""
     if options.checkpoint is None:
         if options.resume:
@@ -183,7 +183,7 @@ def _check_folder(options: Options) -> None:
         raise Refused(f"--checkpoint {options.checkpoint} has {there.name} of another training; --resume goes on from it, or name another folder")
 
 
-def _check_processes(options: Options, mesh: Mesh, launched: Launched | None) -> None:
+def _check_processes(options: TrainOptions, mesh: Mesh, launched: Launched | None) -> None:
     if launched is None:
         cores = os.cpu_count() or 1
         if not options.simulate and mesh.size > max(16, PROCESSES_A_CORE * cores):

@@ -15,7 +15,7 @@ Taken = tuple[torch.Tensor, torch.Tensor, bool]  # the loss, the norm of its gra
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainedStep:
     """What one step gave: its number from 0, the loss before the update, the norm of its gradients, and the seconds it took.
 
     The norm is there because AdamW does the same with gradients that are all too large by one factor: losses alone
@@ -32,7 +32,7 @@ class Step:
     skipped: bool = False
 
 
-def train(take: Callable[[Batch], Taken], schedule: LRScheduler, batches: Iterable[Batch], first: int = 0) -> Iterator[Step]:
+def train(take: Callable[[Batch], Taken], schedule: LRScheduler, batches: Iterable[Batch], first: int = 0) -> Iterator[TrainedStep]:
     """Train, a step for each batch; the first of them has the number ``first``."""
     for number, batch in enumerate(batches, first):
         start = time.perf_counter()
@@ -40,4 +40,4 @@ def train(take: Callable[[Batch], Taken], schedule: LRScheduler, batches: Iterab
         with warnings.catch_warnings():  # a first step that is skipped is no wrong order of calls
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
             schedule.step()
-        yield Step(number, loss.item(), norm.item(), time.perf_counter() - start, skipped)
+        yield TrainedStep(number, loss.item(), norm.item(), time.perf_counter() - start, skipped)

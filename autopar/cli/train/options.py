@@ -41,7 +41,7 @@ LOSS_SCALE = 1024.0  # of fp16; at torch's 65536 a first step may overflow on on
 
 
 @dataclass(frozen=True)
-class Options:
+class TrainOptions:
     """The options of ``autopar train`` and their defaults; ``None`` is decided by ``check``."""
 
     preset: str | None = None
@@ -89,13 +89,13 @@ def option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def options_of(given: Mapping[str, Any]) -> Options:
+def options_of(given: Mapping[str, Any]) -> TrainOptions:
     """What was given, before what its preset says, before the defaults. A preset that is unknown is refused by ``check``."""
     preset = TRAININGS.get(given.get("preset") or "")
     said = dict(preset.options) if preset else {}
     if given.get("amp", said.get("amp")) != said.get("amp"):
         said.pop("loss_scale", None)  # it goes with the preset's own
-    return Options(**{**said, **given})
+    return TrainOptions(**{**said, **given})
 
 
 LIMITS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (  # option, what holds, in words

@@ -16,10 +16,10 @@ import autopar
 from autopar.cli.train.check import Checked, check
 from autopar.cli.train.curve import Comparison
 from autopar.cli.train.launched import launched
-from autopar.cli.train.loop import Batch, Step, Taken, train
+from autopar.cli.train.loop import Batch, Taken, TrainedStep, train
 from autopar.cli.train.model import llama
 from autopar.cli.train.optimizers import OPTIMIZERS, schedule_of
-from autopar.cli.train.options import RECOMPUTED, Options
+from autopar.cli.train.options import RECOMPUTED, TrainOptions
 from autopar.cli.train.refused import Refused
 from autopar.cli.train.saved import Saved, check_resumed
 from autopar.cli.train.show import (
@@ -42,7 +42,7 @@ TOLD = 64  # added to that of a rank which this command started, when the rank h
 STARTED = "AUTOPAR_TRAIN_STARTED"  # the variable by which such a rank knows
 
 
-def run(options: Options) -> int:
+def run(options: TrainOptions) -> int:
     """Follow the options; the exit status. What stands in the way is told in a line, without a traceback."""
     try:
         status = _follow(options)
@@ -53,7 +53,7 @@ def run(options: Options) -> int:
     return status + TOLD if status and STARTED in os.environ else status
 
 
-def _follow(options: Options) -> int:
+def _follow(options: TrainOptions) -> int:
     checked = check(options, launched())
     check_resumed(checked)
     if checked.processes and checked.launched is None:
@@ -116,7 +116,7 @@ def _train(checked: Checked) -> int:
     return EQUAL if not differently and losses.within(checked.tolerance.loss) and norms.within(checked.tolerance.norm) else DIFFERENT
 
 
-def _alone(checked: Checked, console: Console) -> list[Step]:
+def _alone(checked: Checked, console: Console) -> list[TrainedStep]:
     """The steps of the same training on a single device."""
     o = checked.options
     model = _model(checked)
@@ -146,7 +146,7 @@ def _take(step: TrainStep, processes: bool) -> Callable[[Batch], Taken]:
     return take
 
 
-def _shown(checked: Checked, title: str, steps: Iterable[Step], console: Console, first: int = 0) -> list[Step]:
+def _shown(checked: Checked, title: str, steps: Iterable[TrainedStep], console: Console, first: int = 0) -> list[TrainedStep]:
     """All steps, seen while they are made."""
     o = checked.options
     return list(show_steps(console, title, steps, o.steps, o.batch * o.sequence, first))

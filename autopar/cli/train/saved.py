@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from autopar import checkpoint
 from autopar.cli.train.check import Checked
-from autopar.cli.train.loop import Step
+from autopar.cli.train.loop import TrainedStep
 from autopar.cli.train.options import option
 from autopar.cli.train.refused import Refused
 from autopar.step.train_step import TrainStep
@@ -61,19 +61,19 @@ class Saved:
     step: TrainStep
     schedule: LRScheduler
 
-    def resume(self) -> list[Step]:
+    def resume(self) -> list[TrainedStep]:
         """Go on from the newest whole checkpoint: the steps that were taken; none where there is no checkpoint. The step has been captured."""
         if not check_resumed(self.checked):
             return []
         state = checkpoint.load(self._folder, self._state([]))
         self.step.load_state_dict(state["step"])
         self.schedule.load_state_dict(state["schedule"])
-        steps = [Step(number, loss, norm, skipped=skipped) for number, (loss, norm, skipped) in enumerate(state["curve"])]
+        steps = [TrainedStep(number, loss, norm, skipped=skipped) for number, (loss, norm, skipped) in enumerate(state["curve"])]
         if state["next"] != len(steps):
             raise Refused(f"--checkpoint {self._folder} is not of autopar train; name another folder")
         return steps
 
-    def kept(self, before: list[Step], steps: Iterable[Step], told: Callable[[Path, int], None]) -> Iterator[Step]:
+    def kept(self, before: list[TrainedStep], steps: Iterable[TrainedStep], told: Callable[[Path, int], None]) -> Iterator[TrainedStep]:
         """The same steps, with a checkpoint after every ``--every`` of them and after the last. ``told`` hears of each one."""
         curve, o = list(before), self.checked.options
         for step in steps:
@@ -87,7 +87,7 @@ class Saved:
         assert self.checked.options.checkpoint is not None
         return self.checked.options.checkpoint
 
-    def _state(self, curve: list[Step]) -> dict[str, Any]:
+    def _state(self, curve: list[TrainedStep]) -> dict[str, Any]:
         return {
             "step": self.step.state_dict(),
             "schedule": self.schedule.state_dict(),

@@ -15,8 +15,8 @@ from rich.text import Text as Line
 
 from autopar.cli.train.check import Checked
 from autopar.cli.train.curve import Comparison
-from autopar.cli.train.loop import Step
-from autopar.cli.train.options import NONE, Options
+from autopar.cli.train.loop import TrainedStep
+from autopar.cli.train.options import NONE, TrainOptions
 from autopar.cli.train.presets import TRAININGS
 from autopar.report.passes import Reports
 from autopar.report.transfers import bytes_per_axis, transfers_of
@@ -64,7 +64,7 @@ def _parts(checked: Checked) -> list[str]:
         (o.recompute != NONE, f"recompute {o.recompute}"),
         (o.zero > 0, f"ZeRO {o.zero}"),
         (o.clip_norm != math.inf, f"norm clipped to {o.clip_norm:g}"),
-        (o.weight_decay != Options.weight_decay, f"weight decay {o.weight_decay:g}"),
+        (o.weight_decay != TrainOptions.weight_decay, f"weight decay {o.weight_decay:g}"),
         (o.warmup > 0, f"{o.warmup} steps of warm-up, then a cosine"),
     )
     return [words for holds, words in shown if holds]
@@ -103,7 +103,7 @@ def show_decisions(console: Console, reports: Reports, step: Program) -> None:
     console.print(f"\nbytes that a rank receives in a step, by axis: {told}" + f"; {casts} casts" * bool(casts) + "\n")
 
 
-def show_resumed(console: Console, options: Options, taken: int) -> None:
+def show_resumed(console: Console, options: TrainOptions, taken: int) -> None:
     if options.resume and not taken:
         console.print(f"{options.checkpoint} has no checkpoint: step 1 is the first\n")
     elif options.resume:
@@ -114,7 +114,7 @@ def show_saved(console: Console, path: Path, taken: int) -> None:
     console.print(f"  step {taken}: {path} is whole", soft_wrap=True)
 
 
-def show_steps(console: Console, title: str, steps: Iterable[Step], count: int, tokens: int, first: int = 0) -> Iterator[Step]:
+def show_steps(console: Console, title: str, steps: Iterable[TrainedStep], count: int, tokens: int, first: int = 0) -> Iterator[TrainedStep]:
     """The same steps, from ``first`` to ``count``, seen as they are made: a bar on a terminal, else some lines."""
     if not console.is_terminal or console.quiet:
         console.print(title)
@@ -135,7 +135,7 @@ def show_steps(console: Console, title: str, steps: Iterable[Step], count: int, 
             yield step
 
 
-def _rates(steps: Iterable[Step], tokens: int, first: int) -> Iterator[tuple[Step, float]]:
+def _rates(steps: Iterable[TrainedStep], tokens: int, first: int) -> Iterator[tuple[TrainedStep, float]]:
     """Each step with the tokens a second so far; the first step, which warms up, counts until there is another."""
     seconds = 0.0
     for step in steps:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from autopar.cli.train.loop import Batch, Taken
 from autopar.plan.loss_scaling import LossScaling
-from autopar.plan.precision import Policy
+from autopar.plan.precision import PrecisionPolicy
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Single:
     optimizer: Optimizer
     microbatches: int
     clip_norm: float
-    policy: Policy | None
+    policy: PrecisionPolicy | None
     scaling: LossScaling | None
     running: nn.Module = field(init=False)  # the model, or its copy in low precision
 

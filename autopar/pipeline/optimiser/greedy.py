@@ -16,7 +16,7 @@ from autopar.pipeline.optimiser.orders import FORWARD, INPUT, WEIGHT, Order, Ord
 
 
 @dataclass(frozen=True)
-class Rule:
+class PriorityRule:
     """What a rank prefers.
 
     Attributes:
@@ -37,12 +37,12 @@ class Rule:
     deep: bool = True
     back: bool = True
 
-    def with_one(self, name: str, rank: int, value: int) -> Rule:
+    def with_one(self, name: str, rank: int, value: int) -> PriorityRule:
         old = getattr(self, name)
         return replace(self, **{name: (*old[:rank], value, *old[rank + 1 :])})
 
 
-def follow(rule: Rule, cost: Costs, batches: int, room: Sequence[float] | None = None) -> tuple[float, Orders] | None:
+def follow(rule: PriorityRule, cost: Costs, batches: int, room: Sequence[float] | None = None) -> tuple[float, Orders] | None:
     """The orders that a rule makes, and how long they take by the objective of ``cost``; ``None`` where memory does not suffice.
 
     A forward leaves enough memory for one more of each later stage of its rank. Therefore none of these ever waits for memory
@@ -105,12 +105,12 @@ def follow(rule: Rule, cost: Costs, batches: int, room: Sequence[float] | None =
 def one_by_one(cost: Costs, batches: int) -> Orders:
     """One micro-batch after the other through all stages: the least memory."""
     ones = tuple(len(own) for own in cost.stages_of)
-    made = follow(Rule((0,) * len(ones), ones, (0,) * len(ones)), replace(cost, limit=[inf] * len(ones)), batches)
+    made = follow(PriorityRule((0,) * len(ones), ones, (0,) * len(ones)), replace(cost, limit=[inf] * len(ones)), batches)
     assert made is not None
     return made[1]
 
 
-def _choose(rule: Rule, cost: Costs, rank: int, now: float, batches: int, forward: list[list[float]], backward: list[list[float]],
+def _choose(rule: PriorityRule, cost: Costs, rank: int, now: float, batches: int, forward: list[list[float]], backward: list[list[float]],
             done: Order, room: float, need: list[float]) -> tuple[int, float]:  # fmt: skip
     """The code of what a rank begins; or -1, and when it should look again."""
     best_forward = best_backward = weight = -1

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, floor, inf
 
 from autopar.pipeline.bounds import EPSILON, Costs, ways
-from autopar.pipeline.optimiser.greedy import Rule, follow
+from autopar.pipeline.optimiser.greedy import PriorityRule, follow
 from autopar.pipeline.optimiser.orders import FORWARD, FULL, INPUT, WEIGHT, Order, Orders, Paper
 from autopar.pipeline.optimiser.peaks import Peaks
 
@@ -61,7 +61,7 @@ class Found:
 class Try:
     """A rule, the room for activations on each rank in which it is within the limit with its messages, and what it makes."""
 
-    rule: Rule
+    rule: PriorityRule
     room: Sequence[float]
     length: float
     orders: Orders
@@ -104,14 +104,14 @@ def rooms(cost: Costs) -> Iterator[tuple[list[float], int]]:
             yield [min(room, one * (1 + EPSILON)) for room, one in zip(cost.room, less, strict=True)], 4
 
 
-def some_of(rules: list[Rule], most: int) -> list[Rule]:
+def some_of(rules: list[PriorityRule], most: int) -> list[PriorityRule]:
     """All, or as many as that: by chance, and the same at every call, since every other one of a grid may be on one side of it."""
     if len(rules) <= most:
         return rules
     return [rules[i] for i in sorted(random.Random(0).sample(range(len(rules)), most))]
 
 
-def tried(found: Found, rule: Rule, room: Sequence[float], length: float) -> Try | None:
+def tried(found: Found, rule: PriorityRule, room: Sequence[float], length: float) -> Try | None:
     """What a rule makes within the limit; ``None`` where that is longer than ``length``.
 
     By what is too much, the buffers of messages included, there is less room for activations the next time.
@@ -127,7 +127,7 @@ def tried(found: Found, rule: Rule, room: Sequence[float], length: float) -> Try
     return None
 
 
-def on_grid(found: Found, room: Sequence[float], rules: Sequence[Rule]) -> Try | None:
+def on_grid(found: Found, room: Sequence[float], rules: Sequence[PriorityRule]) -> Try | None:
     """The first of the best of some rules."""
     best = None
     for rule in rules:
@@ -158,7 +158,7 @@ def by_turns(found: Found, best: Try, tries: int, choose: random.Random) -> None
             found.add(one.length, one.orders)
 
 
-def filling(cost: Costs) -> Iterator[Rule]:
+def filling(cost: Costs) -> Iterator[PriorityRule]:
     """Few rules that are always tried: as many forwards under way as a rank has time for before its first backward can come, and
     weight gradients where it would wait."""
     way, ranks = ways(cost), len(cost.stages_of)
@@ -168,10 +168,10 @@ def filling(cost: Costs) -> Iterator[Rule]:
     for more in (-1, 0, 1):
         most = tuple(max(len(own), number + more) for number, own in zip(passes, cost.stages_of, strict=True))
         for gap in FILLING_GAPS:
-            yield Rule(most, most, (10**6,) * ranks, gap)
+            yield PriorityRule(most, most, (10**6,) * ranks, gap)
 
 
-def grid(paper: Paper) -> Iterator[Rule]:
+def grid(paper: Paper) -> Iterator[PriorityRule]:
     """Rules in which all ranks go by the same numbers, times what each needs for its messages to come round."""
     cost, way = paper.cost, ways(paper.cost)
     ranks = len(cost.stages_of)
@@ -187,10 +187,10 @@ def grid(paper: Paper) -> Iterator[Rule]:
                 for left in LEFT:
                     for gap in GAPS if left else GAPS[:1]:
                         for deep in (True, False) if chunked else (True,):
-                            yield Rule(ahead, top, (left,) * ranks, gap, 0.0, deep, True)
+                            yield PriorityRule(ahead, top, (left,) * ranks, gap, 0.0, deep, True)
 
 
-def turned(rule: Rule, choose: random.Random) -> Rule:
+def turned(rule: PriorityRule, choose: random.Random) -> PriorityRule:
     rank = choose.randrange(len(rule.ahead))
     kind = choose.randrange(8)
     if kind < 2:

@@ -16,7 +16,7 @@ from torch import fx
 from autopar.ir.nodes import is_getitem, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
-from autopar.plan.precision.policy import Kind, Policy
+from autopar.plan.precision.policy import Kind, PrecisionPolicy
 from autopar.plan.precision.summed import ADD, Summed, shape_of
 from autopar.rules.pointwise import CASTS
 from autopar.rules.registry import RULES, op_name
@@ -52,7 +52,7 @@ class Dtypes:
     """
 
     program: Program
-    policy: Policy
+    policy: PrecisionPolicy
     device: str
     parameters: frozenset[fx.Node] = frozenset()
     made: dict[fx.Node, Made] = field(default_factory=dict)
@@ -317,7 +317,7 @@ class Dtypes:
         return self._seen(value) in FLOATS
 
 
-def low_parameters(program: Program, policy: Policy, device: str) -> frozenset[fx.Node]:
+def low_parameters(program: Program, policy: PrecisionPolicy, device: str) -> frozenset[fx.Node]:
     """Parameters most of whose uses are in low precision."""
     if not policy.parameters:
         return frozenset()

@@ -38,7 +38,7 @@ PROMOTED = named("""
 
 
 @dataclass(frozen=True)
-class Policy:
+class PrecisionPolicy:
     """What ``amp="bf16-O1"`` says.
 
     Attributes:
@@ -69,19 +69,19 @@ class Policy:
         return Kind.PROMOTED if name in PROMOTED and name not in WIDEST[device] else Kind.WIDEST
 
 
-POLICIES: dict[str, Policy] = {
+POLICIES: dict[str, PrecisionPolicy] = {
     policy.name: policy
     for policy in (
-        Policy("bf16-O1", torch.bfloat16, False),
-        Policy("fp16-O1", torch.float16, False),
-        Policy("bf16-O2", torch.bfloat16, True),
-        Policy("fp16-O2", torch.float16, True),
+        PrecisionPolicy("bf16-O1", torch.bfloat16, False),
+        PrecisionPolicy("fp16-O1", torch.float16, False),
+        PrecisionPolicy("bf16-O2", torch.bfloat16, True),
+        PrecisionPolicy("fp16-O2", torch.float16, True),
     )
 }
 ALIASES = {"bf16": "bf16-O1", "fp16": "fp16-O1"}
 
 
-def policy_of(amp: str, keep: Mapping[str, str] | None = None) -> Policy:
+def policy_of(amp: str, keep: Mapping[str, str] | None = None) -> PrecisionPolicy:
     """The policy of a name, with what the user decides op by op: ``policy_of("fp16-O1", keep={"aten::tanh": "f32"})``.
 
     Raises:
@@ -95,7 +95,7 @@ def policy_of(amp: str, keep: Mapping[str, str] | None = None) -> Policy:
         raise ValueError(f"no amp={shown(amp)}; {'near it' if near else 'there are'}: {', '.join(near or known)}")
     policy = POLICIES[name]
     kept = {(name := _op(op)): _kind(name, dtype, policy) for op, dtype in (keep or {}).items()}
-    return Policy(policy.name, policy.low, policy.parameters, kept)
+    return PrecisionPolicy(policy.name, policy.low, policy.parameters, kept)
 
 
 def _op(name: str) -> str:
@@ -108,7 +108,7 @@ def _op(name: str) -> str:
         raise
 
 
-def _kind(op: str, dtype: str, policy: Policy) -> Kind:
+def _kind(op: str, dtype: str, policy: PrecisionPolicy) -> Kind:
     low = {torch.bfloat16: "bf16", torch.float16: "f16"}[policy.low]
     kinds = {"f32": Kind.F32, low: Kind.LOW}
     if dtype not in kinds:

@@ -25,7 +25,7 @@ from autopar.torch_private import OpOverload, returns_alias
 aten = torch.ops.aten
 
 
-class Memory(NamedTuple):
+class LoweredMemory(NamedTuple):
     """What one call does to memory.
 
     Attributes:
@@ -46,26 +46,26 @@ def _rows(places: Sequence[buckets.Place]) -> int:
     return whole // max(own, 1)
 
 
-MEMORY: dict[Callable[..., Any], Callable[[Args, Sizes, int], Memory]] = {  # function → of its arguments, and the bytes of the value it makes
-    buckets.start_bucket: lambda args, sizes, own: Memory(sizes(args[0])),
-    buckets.finish_bucket: lambda args, sizes, own: Memory(None),
-    buckets.start_scatter_bucket: lambda args, sizes, own: Memory(sizes(args[0])),
-    buckets.finish_scatter_bucket: lambda args, sizes, own: Memory(sizes(args[0]) // _rows(args[1])),
-    buckets.start_gather_bucket: lambda args, sizes, own: Memory(sizes(args[0]) * args[1], sizes(args[0])),
-    buckets.finish_gather_bucket: lambda args, sizes, own: Memory(None),  # its parts are new
-    operator.getitem: lambda args, sizes, own: Memory(own),
-    collectives.start_all_reduce: lambda args, sizes, own: Memory(own),
-    collectives.start_all_reduce_in_place: lambda args, sizes, own: Memory(None),
-    collectives.wait: lambda args, sizes, own: Memory(None),
-    collectives.start_all_gather: lambda args, sizes, own: Memory(own),
-    collectives.finish_all_gather: lambda args, sizes, own: Memory(None if args[2] == 0 and len(set(args[3])) == 1 else own),
-    collectives.start_product: lambda args, sizes, own: Memory(sizes(args[0]) * args[1], sizes(args[0])),
-    collectives.start_reduce_scatter: lambda args, sizes, own: Memory(sizes(args[0])),
-    collectives.finish_reduce_scatter: lambda args, sizes, own: Memory(own),
-    collectives.start_all_to_all: lambda args, sizes, own: Memory(own, sizes(args[0])),
-    lower.own_piece: lambda args, sizes, own: Memory(None if args[2] == 0 and tuple(args[1][1:]) == tuple(args[5][1:]) else own),
-    torch.reshape: lambda args, sizes, own: Memory(None),
-    aten.add_.Tensor: lambda args, sizes, own: Memory(None),
+MEMORY: dict[Callable[..., Any], Callable[[Args, Sizes, int], LoweredMemory]] = {  # function → of its arguments, and the bytes of the value it makes
+    buckets.start_bucket: lambda args, sizes, own: LoweredMemory(sizes(args[0])),
+    buckets.finish_bucket: lambda args, sizes, own: LoweredMemory(None),
+    buckets.start_scatter_bucket: lambda args, sizes, own: LoweredMemory(sizes(args[0])),
+    buckets.finish_scatter_bucket: lambda args, sizes, own: LoweredMemory(sizes(args[0]) // _rows(args[1])),
+    buckets.start_gather_bucket: lambda args, sizes, own: LoweredMemory(sizes(args[0]) * args[1], sizes(args[0])),
+    buckets.finish_gather_bucket: lambda args, sizes, own: LoweredMemory(None),  # its parts are new
+    operator.getitem: lambda args, sizes, own: LoweredMemory(own),
+    collectives.start_all_reduce: lambda args, sizes, own: LoweredMemory(own),
+    collectives.start_all_reduce_in_place: lambda args, sizes, own: LoweredMemory(None),
+    collectives.wait: lambda args, sizes, own: LoweredMemory(None),
+    collectives.start_all_gather: lambda args, sizes, own: LoweredMemory(own),
+    collectives.finish_all_gather: lambda args, sizes, own: LoweredMemory(None if args[2] == 0 and len(set(args[3])) == 1 else own),
+    collectives.start_product: lambda args, sizes, own: LoweredMemory(sizes(args[0]) * args[1], sizes(args[0])),
+    collectives.start_reduce_scatter: lambda args, sizes, own: LoweredMemory(sizes(args[0])),
+    collectives.finish_reduce_scatter: lambda args, sizes, own: LoweredMemory(own),
+    collectives.start_all_to_all: lambda args, sizes, own: LoweredMemory(own, sizes(args[0])),
+    lower.own_piece: lambda args, sizes, own: LoweredMemory(None if args[2] == 0 and tuple(args[1][1:]) == tuple(args[5][1:]) else own),
+    torch.reshape: lambda args, sizes, own: LoweredMemory(None),
+    aten.add_.Tensor: lambda args, sizes, own: LoweredMemory(None),
 }
 
 GATHERS = (collectives.start_all_gather, buckets.start_gather_bucket, collectives.start_product)
@@ -157,15 +157,15 @@ class _Walk:
         if memory.held:
             self.held[node] = self.store(made, memory.held, "transfers", position, position)
 
-    def memory(self, node: fx.Node, own: int) -> Memory:
+    def memory(self, node: fx.Node, own: int) -> LoweredMemory:
         row = MEMORY.get(node.target)  # type: ignore[arg-type]
         if row is not None:
             return row(node.args, self.size, own)
         if node.target is torch.Tensor.to:
-            return Memory(None if self.bytes[node.all_input_nodes[0]] == own else own)
+            return LoweredMemory(None if self.bytes[node.all_input_nodes[0]] == own else own)
         if isinstance(node.target, OpOverload):
-            return Memory(None if returns_alias(node.target) or node.target in HIDDEN_VIEWS else own)
-        return Memory(None) if node.target in (*IN_PLACE.values(), *OFFLOADED.values()) else Memory(own)
+            return LoweredMemory(None if returns_alias(node.target) or node.target in HIDDEN_VIEWS else own)
+        return LoweredMemory(None) if node.target in (*IN_PLACE.values(), *OFFLOADED.values()) else LoweredMemory(own)
 
     def size(self, values: Any) -> int:
         return self.bytes[values] if isinstance(values, fx.Node) else sum(map(self.size, values))

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 
 import torch.distributed as dist
 
-from autopar.runtime.current_op import Place
+from autopar.runtime.current_op import CurrentOp
 
 ALIVE, FAILED, CUT, ENDED = "alive", "failed", "cut", "ended"  # cut: failed because the connection to a peer broke
 TERMINATED = "terminated"  # SIGTERM came
@@ -54,7 +54,7 @@ class Beat:
 
     sequence: int
     state: str
-    place: Place
+    place: CurrentOp
     process: Process
     error: str = field(default="")  # of what failed, in one line
 
@@ -64,7 +64,7 @@ class Beat:
     @staticmethod
     def load(text: bytes) -> Beat:
         row = json.loads(text)
-        return Beat(row["sequence"], row["state"], Place(**row["place"]), Process(**row["process"]), row["error"])
+        return Beat(row["sequence"], row["state"], CurrentOp(**row["place"]), Process(**row["process"]), row["error"])
 
 
 def process_of(pid: int) -> Process:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.runtime.current_op import Place
+from autopar.runtime.current_op import CurrentOp
 from autopar.runtime.processes.watch.beat import (
     ALIVE,
     CUT,
@@ -69,7 +69,7 @@ class Followed:
         return Seen(self.beat, self.process, now - self.came, now - self.moved, now - self.settled)
 
 
-def _progress(place: Place) -> tuple[int, str]:
+def _progress(place: CurrentOp) -> tuple[int, str]:
     """What changes while a rank makes progress; a loop of the user's, outside of a step, changes nothing."""
     return place.ticks, place.text if place.inside else ""
 
@@ -128,7 +128,7 @@ def last_seen(beat: Beat) -> str:
     return f"it was last seen {at(beat.place)}"
 
 
-def failed(rank: int, place: Place, error: str) -> Verdict:
+def failed(rank: int, place: CurrentOp, error: str) -> Verdict:
     """Of a rank that an exception ended."""
     if error.startswith("KeyboardInterrupt"):
         return Verdict((rank,), f"autopar: rank {rank} was interrupted {at(place)}")
@@ -205,7 +205,7 @@ def _listed(groups: Sequence[tuple[_Doing, Sequence[int]]]) -> str:
     return "; ".join(f"{_ranks(ranks)} {doing.many if len(ranks) > 1 else doing.one}{doing.place}" for doing, ranks in groups)
 
 
-def at(place: Place) -> str:
+def at(place: CurrentOp) -> str:
     return f"{'in' if place.inside else 'at'} {place.text}"
 
 

@@ -20,7 +20,7 @@ from types import TracebackType
 
 import torch.distributed as dist
 
-from autopar.runtime.current_op import Place, where, where_raised
+from autopar.runtime.current_op import CurrentOp, where, where_raised
 from autopar.runtime.processes.watch.alarm import Alarm, end_by_sigterm
 from autopar.runtime.processes.watch.beat import (
     ALIVE,
@@ -71,7 +71,7 @@ class Watch:
         self._rank, self._ranks, self._timeout = rank, ranks, timeout
         self._process = process_of(os.getpid())
         self._sequence = 0
-        self._failure: tuple[str, Place, str] | None = None  # state, place, error
+        self._failure: tuple[str, CurrentOp, str] | None = None  # state, place, error
         self._unprinted = ""  # the traceback of an exception that may be a consequence
         self._others: dict[int, Followed] = {r: Followed() for r in range(ranks)}
         self._clock = 0.0  # seconds that this thread was awake: a laptop that slept has not timed out

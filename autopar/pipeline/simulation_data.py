@@ -13,7 +13,7 @@ from autopar.pipeline.timeline import Span
 
 
 @dataclass(frozen=True)
-class SimulatedRun(Generic[Schedule]):
+class SimulationData(Generic[Schedule]):
     """The fields of a ``Simulation`` and its queries: what the summary, the picture and the trace read.
 
     Attributes:
