@@ -10,23 +10,23 @@ import torch
 from autopar.capture.guards import Original
 from autopar.capture.model_state import inventory
 from autopar.capture.model_swap import ONE_AT_A_TIME
-from autopar.compiled import Compiled, Compiler, RankContext
-from autopar.inputs import describe
 from autopar.ir.dtensor import edge_of
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.ir.program import Program
 from autopar.ir.structure import part_at, take_over
 from autopar.model.calls import Calls
+from autopar.model.compiled import Compiled, Compiler, RankContext
+from autopar.model.dtensor_parameters import sharded
+from autopar.model.inputs import describe
 from autopar.model.proxy import ModelProxy
+from autopar.model.wrappers import refuse_compile
 from autopar.plan.constraints import layouts_of
 from autopar.plan.plan import Plan
 from autopar.report.passes import Reports
 from autopar.report.transfers import Transfers, transfers_of
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
-from autopar.shards import sharded
-from autopar.wrappers import refuse_compile
 
 if TYPE_CHECKING:
     from autopar.step.train_step import TrainStep

@@ -14,11 +14,11 @@ import autopar
 from autopar import Mesh
 from autopar.capture import capture
 from autopar.capture.arguments import bind_arguments
-from autopar.compiled import Compiler
-from autopar.inputs import call_inputs
 from autopar.ir.layout import DistAttr
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
+from autopar.model.compiled import Compiler
+from autopar.model.inputs import call_inputs
 from autopar.optimizers import definition_of
 from autopar.passes import Pass, Reshard, pipeline, run_passes
 from autopar.plan.constraints import constraints

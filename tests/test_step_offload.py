@@ -28,12 +28,12 @@ import autopar
 from autopar import Mesh, checkpoint
 from autopar.ir.layout import DistAttr
 from autopar.ir.record import TensorType
+from autopar.model.dtensor_parameters import is_dtensor, local_of
 from autopar.optimizers import AVERAGED, IN_PLACE, OFFLOADED, offload, register_optimizer
 from autopar.optimizers.definition import DEFINITIONS
 from autopar.optimizers.ops import SCHEDULED, SIGNATURES, TRUTHS, UPDATES, states_of
 from autopar.plan.loss_scaling import LossScaling
 from autopar.runtime.processes.job import Job
-from autopar.shards import is_dtensor, local_of
 from autopar.step.average import Averages
 from autopar.step.owned import Owned
 

@@ -25,7 +25,7 @@ ROOMS: tuple[str, ...] = (
 )  # fmt: skip
 # flat modules that are not in their rooms yet
 DEBTS = {
-    "compiled": "model", "inputs": "model", "shards": "model", "initialize": "model", "weights": "model", "uneven": "model", "wrappers": "model", 
+    
     "runtime.localize": "runtime",
 }
 LATER = {"search", "scheduling", "examples"}  # rooms that are not there yet

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from autopar.capture.guards import Guards
-from autopar.inputs import CallInputs
+from autopar.model.inputs import CallInputs
 from autopar.runtime.processes.agreement import Agreement
 
 

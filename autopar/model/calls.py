@@ -12,19 +12,19 @@ from autopar.capture import Captured
 from autopar.capture.arguments import Arguments, bind_arguments, signature_of
 from autopar.capture.guards import Call, Original
 from autopar.capture.model_state import Inventory, inventory
-from autopar.compiled import Compiled, Compiler, RankContext
-from autopar.inputs import CallInputs, CallKey, Shapes, call_inputs
 from autopar.ir.layout import DistAttr
 from autopar.model.call_agreement import CallAgreement
 from autopar.model.captures import Captures, about_recapture
+from autopar.model.compiled import Compiled, Compiler, RankContext
+from autopar.model.dtensor_parameters import relaid
+from autopar.model.inputs import CallInputs, CallKey, Shapes, call_inputs
 from autopar.model.local_tensors import LocalTensors, refuse_without_values
+from autopar.model.uneven_batches import with_like_pieces
 from autopar.plan.constraints import layouts_of
 from autopar.plan.plan import of_the_batch
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
 from autopar.runtime.seeds import step_seed
-from autopar.shards import relaid
-from autopar.uneven import with_like_pieces
 
 
 class Calls:

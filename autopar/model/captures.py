@@ -9,7 +9,7 @@ import torch
 
 from autopar.capture.arguments import difference
 from autopar.capture.guards import Call, Change, Guards, Variants
-from autopar.inputs import CallKey
+from autopar.model.inputs import CallKey
 
 T = TypeVar("T")
 

@@ -7,14 +7,14 @@ from typing import NamedTuple
 import torch
 
 from autopar.capture.model_state import Inventory, Named
-from autopar.inputs import CallInputs, piece_of
 from autopar.ir.dtensor import placements_of
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
+from autopar.model.dtensor_parameters import is_dtensor, local_of
+from autopar.model.inputs import CallInputs, piece_of
 from autopar.runtime.dtensors import full_tensor
 from autopar.runtime.interface import Interface
 from autopar.runtime.processes.job import Job
-from autopar.shards import is_dtensor, local_of
 from autopar.torch_private import dtensor_like, is_transformed
 
 

@@ -11,13 +11,13 @@ import torch
 
 from autopar.capture.guards import AttributesOfModule
 from autopar.capture.model_state import inventory
-from autopar.initialize import Init, initialize
 from autopar.ir.mesh import Mesh
 from autopar.model.calls import Calls
+from autopar.model.dtensor_parameters import for_everyone, for_model
+from autopar.model.initialize import Init, initialize
+from autopar.model.weights import load_weights
+from autopar.model.wrappers import refuse_composable, refuse_ddp
 from autopar.runtime.processes.job import Job
-from autopar.shards import for_everyone, for_model
-from autopar.weights import load_weights
-from autopar.wrappers import refuse_composable, refuse_ddp
 
 ROOT = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")  # a module keeps its children and tensors in these
 

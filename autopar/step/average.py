@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from autopar.model.dtensor_parameters import for_model, is_dtensor, local_of
 from autopar.runtime.dtensors import redistribute
-from autopar.shards import for_model, is_dtensor, local_of
 from autopar.step.fit import number_of, parts_of
 from autopar.step.owned import Owned
 from autopar.step.update import AVERAGE, AVERAGES, Trained

@@ -13,8 +13,8 @@ import torch
 
 from autopar.capture.arguments import Arguments
 from autopar.ir.mesh import Mesh
+from autopar.model.dtensor_parameters import is_dtensor
 from autopar.plan.plan import batch_axes
-from autopar.shards import is_dtensor
 
 COUNTED = "num_items_in_batch"  # of Hugging Face's losses: what they divide by, over all micro-batches
 

@@ -10,10 +10,10 @@ from typing import Any
 from autopar.capture.guards import Call
 from autopar.capture.model_state import Inventory
 from autopar.errors import AutoparError
-from autopar.inputs import CallInputs, CallKey
 from autopar.ir.program import Program
 from autopar.model.calls import Calls
 from autopar.model.captures import Captures, about_recapture
+from autopar.model.inputs import CallInputs, CallKey
 from autopar.step.average import Averages
 from autopar.step.batches import MicroBatches
 from autopar.step.compile import MicroBatch, StepUpdate, compile_micro, compile_update

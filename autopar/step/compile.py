@@ -12,14 +12,14 @@ from torch import fx
 
 from autopar.capture import Captured
 from autopar.capture.specialize import specialize
-from autopar.compiled import Compiler
 from autopar.errors import at_line
 from autopar.gc_pause import collector_paused
-from autopar.inputs import CallInputs
 from autopar.ir.layout import DistAttr, layout_of
 from autopar.ir.nodes import name_of, operands, record_of, set_record
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
+from autopar.model.compiled import Compiler
+from autopar.model.inputs import CallInputs
 from autopar.passes import Amp, Recompute, run_passes
 from autopar.passes.amp import low_precision
 from autopar.report.passes import PassReport, Reports

@@ -26,8 +26,8 @@ from autopar.ir.layout import DistAttr, layout_of
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
+from autopar.model.dtensor_parameters import is_dtensor
 from autopar.model.local_tensors import LocalTensors
-from autopar.shards import is_dtensor
 from autopar.step.loss import as_loss
 from autopar.step.rows import Rows
 from autopar.step.terms import Terms, search

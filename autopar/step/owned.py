@@ -17,12 +17,12 @@ from autopar.ir.dtensor import placements_of
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
+from autopar.model.dtensor_parameters import is_dtensor, local_of
 from autopar.optimizers import HOST, Definition, Update, definition_of
 from autopar.optimizers.definition import Group
 from autopar.optimizers.update import RATE, scalar
 from autopar.runtime.dtensors import full_tensor, redistribute
 from autopar.runtime.processes.job import Job
-from autopar.shards import is_dtensor, local_of
 from autopar.step.update import STEP, Trained, scheduled_name
 from autopar.torch_private import copy_each, dtensor_around, note_a_step, version_of
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from autopar.capture.model_state import Inventory
-from autopar.inputs import CallInputs
 from autopar.ir.mesh import Mesh
 from autopar.ir.program import Program
 from autopar.model.calls import Calls
+from autopar.model.inputs import CallInputs
 from autopar.runtime import anomaly
 from autopar.runtime.anomaly import nth
 from autopar.runtime.localize import LocalPrograms

@@ -11,9 +11,9 @@ import torch
 
 from autopar.capture.model_state import inventory
 from autopar.capture.model_swap import ONE_AT_A_TIME
-from autopar.inputs import CallInputs, describe
 from autopar.ir.program import Program
 from autopar.model.calls import Calls
+from autopar.model.inputs import CallInputs, describe
 from autopar.report.passes import Reports
 from autopar.runtime.whole import Pieces
 from autopar.step.average import Averages

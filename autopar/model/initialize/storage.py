@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from autopar.model.dtensor_parameters import is_dtensor, local_of
 from autopar.runtime.processes.job import Job
-from autopar.shards import is_dtensor, local_of
 
 
 @dataclass(eq=False)

@@ -11,11 +11,11 @@ import torch
 from torch import distributed
 
 from autopar.errors import shown
-from autopar.initialize.storage import StorageSlot, device_for, materialized
-from autopar.initialize.writes import Writes
+from autopar.model.dtensor_parameters import is_dtensor, local_of
+from autopar.model.initialize.storage import StorageSlot, device_for, materialized
+from autopar.model.initialize.writes import Writes
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
-from autopar.shards import is_dtensor, local_of
 
 Init = Callable[[torch.nn.Module], Any]
 

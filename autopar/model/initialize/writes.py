@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from autopar.model.dtensor_parameters import is_dtensor, local_of
 from autopar.runtime.dtensors import full_tensor
-from autopar.shards import is_dtensor, local_of
 from autopar.torch_private import OpOverload, StorageReference, TorchDispatchMode, pytree, storage_of, written_arguments
 
 aten = torch.ops.aten

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import distributed
 
-from autopar.initialize import agree, run_initialization
-from autopar.initialize.storage import device_for, materialized
 from autopar.ir.dtensor import attr_of
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
+from autopar.model.dtensor_parameters import is_dtensor, local_of
+from autopar.model.initialize import agree, run_initialization
+from autopar.model.initialize.storage import device_for, materialized
+from autopar.model.weights.files import CheckpointFiles
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
-from autopar.shards import is_dtensor, local_of
 from autopar.torch_private import IncompatibleKeys
-from autopar.weights.files import CheckpointFiles
 
 
 class Match(NamedTuple):

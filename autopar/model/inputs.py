@@ -14,10 +14,10 @@ from autopar.ir.dtensor import attr_of, mesh_of, placements_of
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
+from autopar.model.dtensor_parameters import is_dtensor, local_of
 from autopar.runtime.dtensors import redistribute
 from autopar.runtime.processes.agreement import Brought
 from autopar.runtime.simulation.pieces import cut
-from autopar.shards import is_dtensor, local_of
 
 INPUTS = ("global", "local")
 

@@ -12,10 +12,10 @@ import torch
 from autopar.capture import Captured, capture_call
 from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.specialize import specialize
-from autopar.inputs import CallInputs
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.ir.program import Program
+from autopar.model.inputs import CallInputs
 from autopar.passes import pipeline, run_passes
 from autopar.plan.constraints import constraints
 from autopar.plan.plan import Plan

@@ -16,8 +16,8 @@ import torch
 from autopar.capture.arguments import Arguments
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
+from autopar.model.dtensor_parameters import is_dtensor
 from autopar.runtime.processes.agreement import Agreement, other_values
-from autopar.shards import is_dtensor
 
 Split = list[tuple[int, tuple[str, ...]]]  # the dims that axes split, with these
 Layouts = Callable[[Mapping[str, tuple[int, ...]]], Mapping[str, DistAttr]]
