@@ -37,7 +37,7 @@ from torch import distributed, nn
 import autopar
 from autopar.runtime.whole import ProcessRun
 from autopar.step.captures import StepCaptures
-from autopar.step.owned import Owned
+from autopar.step.optimizer_state import Owned
 from autopar.step.runs import OnProcess
 from autopar.step.train_step import TrainStep
 

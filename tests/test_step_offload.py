@@ -35,7 +35,7 @@ from autopar.optimizers.ops import SCHEDULED, SIGNATURES, TRUTHS, UPDATES, state
 from autopar.plan.loss_scaling import LossScaling
 from autopar.runtime.processes.job import Job
 from autopar.step.average import Averages
-from autopar.step.owned import Owned
+from autopar.step.optimizer_state import Owned
 
 Batches = Callable[[int], Mapping[str, torch.Tensor]]
 

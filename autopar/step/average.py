@@ -17,7 +17,7 @@ import torch
 from autopar.model.dtensor_parameters import for_model, is_dtensor, local_of
 from autopar.runtime.dtensors import redistribute
 from autopar.step.fit import number_of, parts_of
-from autopar.step.owned import Owned
+from autopar.step.optimizer_state import Owned
 from autopar.step.update import AVERAGE, AVERAGES, Trained
 
 

@@ -17,8 +17,8 @@ from autopar.model.inputs import CallInputs, CallKey
 from autopar.step.average import Averages
 from autopar.step.batches import MicroBatches
 from autopar.step.compile import MicroBatch, StepUpdate, compile_micro, compile_update
+from autopar.step.optimizer_state import Owned
 from autopar.step.options import Options
-from autopar.step.owned import Owned
 from autopar.step.trainable import refuse_untrainable
 from autopar.step.update import Trained
 from autopar.torch_private import without_function_modes

@@ -27,7 +27,7 @@ from autopar.report.progress import doing
 from autopar.runtime.localize import LocalPrograms
 from autopar.step.copies import copy_program
 from autopar.step.counts import count_program
-from autopar.step.joined import joined
+from autopar.step.merged_programs import joined
 from autopar.step.micro import COUNT, LOSS, Micro, gradient_name, micro_of
 from autopar.step.options import Options
 from autopar.step.outputs import Output, about_outputs, loss_of, names_of

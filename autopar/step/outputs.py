@@ -28,8 +28,8 @@ from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.model.dtensor_parameters import is_dtensor
 from autopar.model.local_tensors import LocalTensors
+from autopar.step.batch_independence import Rows
 from autopar.step.loss import as_loss
-from autopar.step.rows import Rows
 from autopar.step.terms import Terms, search
 
 WAYS = ("cat", "mean", "sum", "same", "stack")

@@ -13,7 +13,7 @@ from autopar.model.calls import Calls
 from autopar.plan.loss_scaling import LossScaling
 from autopar.step.average import Averages
 from autopar.step.fit import SAVED, check_generator, check_groups, check_model, check_scaler, number_of, parts_of
-from autopar.step.owned import Owned
+from autopar.step.optimizer_state import Owned
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from autopar.step.compile import MicroBatch, StepUpdate, reports_of, step_of
 from autopar.step.loss import as_loss
 from autopar.step.memory import StepMemory, memory_of_step, with_copies
 from autopar.step.micro import SCALE
+from autopar.step.optimizer_state import Owned
 from autopar.step.options import Options, describe_options
 from autopar.step.outputs import returned_like_the_model
-from autopar.step.owned import Owned
 from autopar.step.program import Step
 from autopar.step.runs import OnProcess, Simulated, lowered_of
 from autopar.step.state import TrainingState

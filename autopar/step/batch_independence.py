@@ -26,7 +26,7 @@ from autopar.plan.choice import place_of
 from autopar.plan.propagation import Completion, Wanted
 from autopar.rules.binding import bind_node
 from autopar.rules.registry import op_name
-from autopar.step.assembly import Assembly, type_of
+from autopar.step.graph_builder import Assembly, type_of
 
 aten = torch.ops.aten
 AXIS = "rows"

@@ -38,9 +38,9 @@ from torch import fx
 from autopar.ir.nodes import name_of, operands, record_of, set_record
 from autopar.ir.program import Program
 from autopar.ir.record import Requirement
-from autopar.step.assembly import Assembly
 from autopar.step.copies import COPY
-from autopar.step.early import counted_early
+from autopar.step.graph_builder import Assembly
+from autopar.step.hoisted_counts import counted_early
 
 
 def joined(first: Program, second: Program, handed: Sequence[str] = ()) -> Program:
