@@ -23,20 +23,13 @@ ROOMS: tuple[str, ...] = (
     "errors", "torch_private", "gc_pause", "ir", "optimizers", "rules", "costs", "transitions", "verify", "pipeline", "report", "capture",
     "plan", "search", "scheduling", "passes", "runtime", "model", "step", "checkpoint", "parallel", "api", "__init__", "cli", "__main__", "examples",
 )  # fmt: skip
-# flat modules that are not in their rooms yet
-DEBTS = {
-    
-    "runtime.localize": "runtime",
-}
 LATER = {"search", "scheduling", "examples"}  # rooms that are not there yet
-BACKWARDS: set[tuple[str, str]] = set()  # imports that are to be cut
 WITHOUT_TORCH = ("errors", "ir.mesh", "ir.layout", "rules.notation", "plan.plan", "plan.presets", "plan.spec", "pipeline.timeline", "pipeline")
 
 
 def room_of(module: str) -> str:
     """``autopar.ir.mesh`` → ``ir``"""
-    part = module.split(".")[1] if "." in module else "__init__"
-    return DEBTS.get(part, part)
+    return module.split(".")[1] if "." in module else "__init__"
 
 
 def module_of(path: Path) -> str:
@@ -68,7 +61,7 @@ def test_imports_point_one_way(module: str) -> None:
     for other in imports_of(module):
         if other.split(".")[0] == "autopar":
             there = room_of(other)
-            assert ROOMS.index(there) <= ROOMS.index(own) or (own, there) in BACKWARDS, f"{module} imports {other}: {own} stands above {there}"
+            assert ROOMS.index(there) <= ROOMS.index(own), f"{module} imports {other}: {own} stands above {there}"
     if f"{module}.".startswith(tuple(f"autopar.{free}." for free in WITHOUT_TORCH)):
         assert not any(other.split(".")[0] == "torch" for other in imports_of(module))
     if own == "passes" and MODULES[module].stem not in ("__init__", "manager"):

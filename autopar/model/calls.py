@@ -10,7 +10,7 @@ import torch
 
 from autopar.capture import Captured
 from autopar.capture.arguments import Arguments, bind_arguments, signature_of
-from autopar.capture.guards import Call, Original
+from autopar.capture.guards import GuardedCall, Original
 from autopar.capture.model_state import Inventory, inventory
 from autopar.ir.layout import DistAttr
 from autopar.model.call_agreement import CallAgreement
@@ -135,11 +135,11 @@ class Calls:
             self._original.take_over()
         return signature_of(state, inputs.arguments), inputs.facts
 
-    def call(self, inputs: CallInputs, state: Inventory) -> Call:
+    def call(self, inputs: CallInputs, state: Inventory) -> GuardedCall:
         """A call of the model itself, with the values that forward would read now."""
         return self.captures.call(self.key(inputs, state), state.modules)
 
-    def compiled(self, inputs: CallInputs, call: Call) -> Compiled:
+    def compiled(self, inputs: CallInputs, call: GuardedCall) -> Compiled:
         """What was captured of a call of the model itself; captured now where it was not. All ranks call it."""
         if not call.known:
             notes = about_recapture(call.key, self.captures.keys, call.changes, self.recapture)

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from autopar.capture.arguments import difference
-from autopar.capture.guards import Call, Change, Guards, Variants
+from autopar.capture.guards import GuardedCall, GuardedChange, Guards, Variants
 from autopar.model.inputs import CallKey
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class Captures(Generic[T]):
     def __len__(self) -> int:
         return len(self._captured)
 
-    def __getitem__(self, call: Call) -> T:
+    def __getitem__(self, call: GuardedCall) -> T:
         return self._captured[call.identity]
 
     @property
@@ -36,11 +36,11 @@ class Captures(Generic[T]):
         """The key of each capture, from the oldest to the newest."""
         return [key for key, _ in self._captured]
 
-    def call(self, key: Hashable, modules: Sequence[torch.nn.Module]) -> Call:
+    def call(self, key: Hashable, modules: Sequence[torch.nn.Module]) -> GuardedCall:
         """The call of such a key, with the values that forward would read now."""
         return self.variants.call(key, modules)
 
-    def add(self, call: Call, guards: Guards, captured: T) -> list[tuple[Call, T]]:
+    def add(self, call: GuardedCall, guards: Guards, captured: T) -> list[tuple[GuardedCall, T]]:
         """Keep the capture of a call. Returns the older captures that are dropped for it."""
         self._captured[call.identity] = captured
         return [(dropped, self._captured.pop(dropped.identity)) for dropped in self.variants.add(call, guards)]
@@ -50,7 +50,7 @@ class Captures(Generic[T]):
         self.variants, self._captured = Variants(), {}
 
 
-def about_recapture(key: CallKey, keys: Sequence[CallKey], changes: Sequence[Change], allowed: bool) -> list[str]:
+def about_recapture(key: CallKey, keys: Sequence[CallKey], changes: Sequence[GuardedChange], allowed: bool) -> list[str]:
     """A note for the report that says how a call differs from the last captured one of the same modes; none for the first.
 
     Args:

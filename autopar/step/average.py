@@ -17,7 +17,7 @@ import torch
 from autopar.model.dtensor_parameters import for_model, is_dtensor, local_of
 from autopar.runtime.dtensors import redistribute
 from autopar.step.fit import number_of, parts_of
-from autopar.step.optimizer_state import Owned
+from autopar.step.optimizer_state import OptimizerState
 from autopar.step.update import AVERAGE, AVERAGES, Trained
 
 
@@ -31,7 +31,7 @@ class Averages:
         lent: whether the model has them now, in the place of its weights.
     """
 
-    def __init__(self, owned: Owned, device: torch.device) -> None:
+    def __init__(self, owned: OptimizerState, device: torch.device) -> None:
         self.owned = owned
         self.tensors: dict[str, torch.Tensor] = {}
         self.count = torch.zeros((), dtype=torch.int64, device=device)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autopar.capture.guards import Call
+from autopar.capture.guards import GuardedCall
 from autopar.capture.model_state import Inventory
 from autopar.errors import AutoparError
 from autopar.ir.program import Program
@@ -17,8 +17,8 @@ from autopar.model.inputs import CallInputs, CallKey
 from autopar.step.average import Averages
 from autopar.step.batches import MicroBatches
 from autopar.step.compile import MicroBatch, StepUpdate, compile_micro, compile_update
-from autopar.step.optimizer_state import Owned
-from autopar.step.options import Options
+from autopar.step.optimizer_state import OptimizerState
+from autopar.step.options import StepOptions
 from autopar.step.trainable import refuse_untrainable
 from autopar.step.update import Trained
 from autopar.torch_private import without_function_modes
@@ -42,7 +42,7 @@ class StepCaptures:
         forget: is called with each program that is dropped.
     """
 
-    def __init__(self, calls: Calls, owned: Owned, averages: Averages | None, batches: MicroBatches, options: Options,
+    def __init__(self, calls: Calls, owned: OptimizerState, averages: Averages | None, batches: MicroBatches, options: StepOptions,
                  forget: Callable[[Program], None]) -> None:  # fmt: skip
         self._calls, self._owned, self._averages, self._batches, self._options, self._forget = calls, owned, averages, batches, options, forget
         self.made = 0
@@ -55,7 +55,7 @@ class StepCaptures:
         self.latest: tuple[MicroBatch, StepUpdate] | None = None
         self.trained: tuple[Trained, ...] = ()
 
-    def call(self, inputs: CallInputs, state: Inventory) -> Call:
+    def call(self, inputs: CallInputs, state: Inventory) -> GuardedCall:
         """The call of a micro-batch, with the values that forward would read now.
 
         Raises:
@@ -66,7 +66,7 @@ class StepCaptures:
         key: StepKey = self._calls.key(inputs, state), tuple(groups), self._batches.cut
         return self.micros.call(key, state.modules)
 
-    def compiled(self, inputs: CallInputs, call: Call) -> tuple[MicroBatch, StepUpdate]:
+    def compiled(self, inputs: CallInputs, call: GuardedCall) -> tuple[MicroBatch, StepUpdate]:
         """The programs of such a call; captured now where they were not. Moves parameters and the optimizer's state to their layouts."""
         if not call.known:
             self._capture(inputs, call)
@@ -75,7 +75,7 @@ class StepCaptures:
         with without_function_modes():  # those are for the model
             return self._with_update(call.identity, micro)
 
-    def _capture(self, inputs: CallInputs, call: Call) -> None:
+    def _capture(self, inputs: CallInputs, call: GuardedCall) -> None:
         key, trained, cut = call.key
         calls = self._calls
         notes = about_recapture(key, [known for known, *_ in self.micros.keys], call.changes, calls.recapture)
@@ -114,7 +114,7 @@ class StepCaptures:
         self.latest, self.trained = (micro, update), trained
         return self.latest
 
-    def _drop(self, call: Call, micro: MicroBatch) -> None:
+    def _drop(self, call: GuardedCall, micro: MicroBatch) -> None:
         """A capture and its updates."""
         programs = [micro.program, *(placed[0] for placed in (micro.count, micro.copy, micro.first) if placed is not None)]
         for key in [key for key in self.updates if key[0] == call.identity]:

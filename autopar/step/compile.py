@@ -29,7 +29,7 @@ from autopar.step.copies import copy_program
 from autopar.step.counts import count_program
 from autopar.step.merged_programs import joined
 from autopar.step.micro import COUNT, LOSS, Micro, gradient_name, micro_of
-from autopar.step.options import Options
+from autopar.step.options import StepOptions
 from autopar.step.outputs import Output, about_outputs, loss_of, names_of
 from autopar.step.program import Step
 from autopar.step.update import Norm, Trained, Untrained, update_of
@@ -87,7 +87,7 @@ class StepUpdate:
 
 
 @doing("train_step")
-def compile_micro(compiler: Compiler, call: CallInputs, options: Options, trained: Sequence[str], cut: Collection[str],
+def compile_micro(compiler: Compiler, call: CallInputs, options: StepOptions, trained: Sequence[str], cut: Collection[str],
                   notes: Sequence[str] = ()) -> MicroBatch:  # fmt: skip
     """Capture the call of one micro-batch, and put it on the mesh.
 
@@ -113,7 +113,7 @@ class _MicroCompiler:
         reports: of all passes so far.
     """
 
-    def __init__(self, compiler: Compiler, options: Options, trained: Sequence[str], captured: Captured, attrs: dict[str, DistAttr],
+    def __init__(self, compiler: Compiler, options: StepOptions, trained: Sequence[str], captured: Captured, attrs: dict[str, DistAttr],
                  report: PassReport) -> None:  # fmt: skip
         self.compiler, self.options, self.trained = compiler, options, trained
         self.captured, self.attrs, self.reports = captured, attrs, [report]
@@ -217,7 +217,7 @@ class _MicroCompiler:
         return first
 
 
-def _measured(traced: Program, options: Options) -> list[str]:
+def _measured(traced: Program, options: StepOptions) -> list[str]:
     """The parameters whose gradients are measured beside the optimizer's."""
     if not options.measured or options.clip_parameters == "optimizer":
         return []
@@ -264,7 +264,7 @@ def _about_the_mean(micro: Micro) -> tuple[str, ...]:
 
 
 @doing("update")
-def compile_update(compiler: Compiler, trained: Sequence[Trained], micro: MicroBatch, options: Options) -> StepUpdate:
+def compile_update(compiler: Compiler, trained: Sequence[Trained], micro: MicroBatch, options: StepOptions) -> StepUpdate:
     """The optimizer's step on the mesh, behind such micro-batches."""
     device = micro.captured.device
     norm = Norm(options.clip_norm, micro.untrained) if options.measured else None

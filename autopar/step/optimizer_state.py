@@ -27,7 +27,7 @@ from autopar.step.update import STEP, Trained, scheduled_name
 from autopar.torch_private import copy_each, dtensor_around, note_a_step, version_of
 
 
-class Owned:
+class OptimizerState:
     """An optimizer over parameters of a model on a mesh.
 
     Attributes:

@@ -13,7 +13,7 @@ from autopar.model.calls import Calls
 from autopar.plan.loss_scaling import LossScaling
 from autopar.step.average import Averages
 from autopar.step.fit import SAVED, check_generator, check_groups, check_model, check_scaler, number_of, parts_of
-from autopar.step.optimizer_state import Owned
+from autopar.step.optimizer_state import OptimizerState
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class TrainingState:
 
     model: torch.nn.Module
     calls: Calls
-    owned: Owned
+    owned: OptimizerState
     averages: Averages | None
     scaler: Sequence[torch.Tensor] | None
     scaling: LossScaling

@@ -23,8 +23,8 @@ from autopar.step.compile import MicroBatch, StepUpdate, reports_of, step_of
 from autopar.step.loss import as_loss
 from autopar.step.memory import StepMemory, memory_of_step, with_copies
 from autopar.step.micro import SCALE
-from autopar.step.optimizer_state import Owned
-from autopar.step.options import Options, describe_options
+from autopar.step.optimizer_state import OptimizerState
+from autopar.step.options import StepOptions, describe_options
 from autopar.step.outputs import returned_like_the_model
 from autopar.step.program import Step
 from autopar.step.runs import OnProcess, Simulated, lowered_of
@@ -50,13 +50,13 @@ class TrainStep:
         averages: the moving averages of the parameters; ``None`` without ``ema``.
     """
 
-    def __init__(self, parallel: torch.nn.Module, calls: Calls, optimizer: torch.optim.Optimizer, options: Options) -> None:
+    def __init__(self, parallel: torch.nn.Module, calls: Calls, optimizer: torch.optim.Optimizer, options: StepOptions) -> None:
         self.parallel, self.optimizer, self.options, self._calls = parallel, optimizer, options, calls
         self.grad_norm: torch.Tensor | None = None
         self.steps = 0
         self.skipped: torch.Tensor | None = None
         self.scaler = list(options.loss_scale.state(calls.device)) if options.scaled else None
-        self.owned = Owned(optimizer, inventory(calls.module).parameters, calls.mesh, calls.job, options.offload, calls.agreement.wait)
+        self.owned = OptimizerState(optimizer, inventory(calls.module).parameters, calls.mesh, calls.job, options.offload, calls.agreement.wait)
         self.averages = None if options.ema is None else Averages(self.owned, calls.device)
         self._batches = MicroBatches(calls.mesh, options.microbatches, calls.of_the_batch)
         self._captured = StepCaptures(calls, self.owned, self.averages, self._batches, options, self._forget)
