@@ -44,12 +44,24 @@ def random_addends(program: Program) -> Values:
     return values
 
 
-def on_one_device(program: Program, addends_of: Values) -> list[torch.Tensor]:
+def explicit(program: Program) -> Program:
+    """The program, brought to the level explicit where it is not."""
+    passes: dict[str, list[Pass]] = {"traced": [Place(program.mesh or Mesh(dp=2)), Reshard()], "placed": [Reshard()], "explicit": []}
+    run_passes(program, passes[program.level])
+    return program
+
+
+def global_values(program: Program, addends_of: Values) -> Values:
+    """What the placeholders of an explicit program are as a whole: one that is pending is the sum of its addends."""
+    return {node.name: _whole(record_of(node).type, addends_of[node.name]) for node in program.placeholders}
+
+
+def on_one_device(program: Program, given: Values) -> list[torch.Tensor]:
     """The results, from global values: a transfer moves values between ranks, and changes none."""
     values: dict[fx.Node, Any] = {}
     for node in program.nodes:
         if node.op == "placeholder":
-            values[node] = _whole(record_of(node).type, addends_of[node.name])
+            values[node] = given[node.name]
         elif node.op == "get_attr":
             values[node] = program.constants[str(node.target)].tensor
         elif node.op == "call_function" and node.target in transfers.BY_FUNCTION:
@@ -61,9 +73,7 @@ def on_one_device(program: Program, addends_of: Values) -> list[torch.Tensor]:
 
 
 def on_simulated_ranks(program: Program, addends_of: Values) -> list[torch.Tensor]:
-    """The global results of a program that is brought to the level explicit, and localized."""
-    lowering: dict[str, list[Pass]] = {"traced": [Place(program.mesh or Mesh(dp=2)), Reshard()], "placed": [Reshard()], "explicit": []}
-    run_passes(program, lowering[program.level])
+    """The global results of an explicit program, from the local programs of all ranks."""
     local = LocalPrograms(program, verify)
     assert program.mesh is not None
     values: dict[int, Values] = {rank: {} for rank in program.mesh.ranks}
@@ -77,7 +87,7 @@ def on_simulated_ranks(program: Program, addends_of: Values) -> list[torch.Tenso
 
 
 def _whole(type: Any, values: torch.Tensor) -> torch.Tensor:
-    return addends(type, values[: type.layout.mesh.size])[0] if type.layout is not None and type.attr.pending else values[0]
+    return addends(type, values[: type.layout.mesh.size])[0] if type.attr.pending else values[0]
 
 
 def _pieces(type: Any, values: torch.Tensor) -> Pieces:

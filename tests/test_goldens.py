@@ -37,12 +37,12 @@ def test_each_part_computes_the_same(path: Path) -> None:
     if case_name(path) in NOT_RUN:
         pytest.skip(NOT_RUN[case_name(path)])
     before, *after = path.read_text().split(SEPARATOR)
-    program = golden_values.in_float64(before)
-    values = golden_values.random_addends(program)
-    wanted = golden_values.on_one_device(program, values)
-    parts = [program, *(golden_values.in_float64(text) for text in after if path.parent.name != "localize")]
-    for part in parts:
-        results = golden_values.on_simulated_ranks(part, values)
+    reference = golden_values.in_float64(before)
+    addends = golden_values.random_addends(reference)
+    for part in (before, *(after if path.parent.name != "localize" else ())):
+        program = golden_values.explicit(golden_values.in_float64(part))
+        wanted = golden_values.on_one_device(reference, golden_values.global_values(program, addends))
+        results = golden_values.on_simulated_ranks(program, addends)
         assert len(results) == len(wanted)
         for result, want in zip(results, wanted, strict=True):
             assert torch.allclose(result, want, rtol=1e-10, atol=1e-12, equal_nan=True)
