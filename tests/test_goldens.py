@@ -13,6 +13,7 @@ import pytest
 import torch
 from goldens import CASES, FOLDERS, GOLDEN, PASSES, SEPARATOR, case_name, coordinates, expected, read, run_pass
 
+from autopar.ir.program import Program
 from autopar.runtime.localize import localize
 
 EACH = pytest.mark.parametrize("path", CASES, ids=case_name)
@@ -66,6 +67,7 @@ def test_localize_leaves_the_explicit_program_alone(path: Path) -> None:
     text, commits = str(program), program.counts.commits
     local = localize(program, coordinates(before))
     assert (str(program), program.counts.commits, local.counts.commits) == (text, commits, 0)
+    assert Program.parse(str(local)) == local
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
