@@ -19,7 +19,8 @@ def test_localized_programs_finish(name: str, monkeypatch: pytest.MonkeyPatch) -
     programs = local_programs(name)
     check_programs(programs)
     check({rank: tasks_of(program) for rank, program in programs.items()})
-    monkeypatch.setattr(channels.programs, "_tasks", lambda *arguments: pytest.fail("equal sequences need no tasks"))
+    if not programs[0].stages:  # ranks of two stages run different sequences
+        monkeypatch.setattr(channels.programs, "_tasks", lambda *arguments: pytest.fail("equal sequences need no tasks"))
     check_programs(one_each(programs))
 
 
