@@ -11,7 +11,8 @@ from autopar.ir.program import Program
 from autopar.runtime import localize
 from autopar.runtime.localize import LocalPrograms
 from autopar.verify import channels
-from autopar.verify.channels import Collective, Group, Receive, Send, check, check_programs, creation_order, tasks_of
+from autopar.verify.channels import Collective, Group, Receive, Send, check
+from autopar.verify.channels.programs import check_programs, creation_order, tasks_of
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(GOLDEN.glob("*.txt"))])

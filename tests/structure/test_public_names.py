@@ -56,6 +56,8 @@ import sys, types
 if "whole" not in sys.argv:  # the rooms, without what importing the package loads
     sys.modules["autopar"] = package = types.ModuleType("autopar")
     package.__path__ = [sys.argv[1]]
+else:
+    from autopar import parallelize
 import torch
 from autopar.ir.layout import DistAttr
 from autopar.ir.record import TensorType
@@ -77,3 +79,10 @@ def bound_by(*words: str) -> list[str]:
 def test_rules_load_alone_and_discovery_registers_itself() -> None:
     assert bound_by() == ["x0d0! x0d1! -> y0d0! y0d1!", "False"]
     assert "!" not in bound_by("whole")[0]
+
+
+def test_importing_loads_little() -> None:
+    """autopar alone loads no torch, nor do pipeline schedules: names load when they are first used."""
+    code = "import sys, autopar; autopar.Mesh, autopar.PlanError; import autopar.pipeline; print('torch' in sys.modules, 'matplotlib' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert run.stdout.split() == ["False", "False"]
