@@ -62,6 +62,7 @@ def ends(draw: st.DrawFn) -> tuple[Layout, Layout, tuple[int, ...]]:
 # -- one rank ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.simulated
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_a_box_is_what_the_rank_holds(data: st.DataObject) -> None:

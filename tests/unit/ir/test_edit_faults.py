@@ -113,6 +113,7 @@ def play(program: Program, calls: list[Call], mode: str) -> None:
         play_in(edit, calls, edit.commit if mode == "explicit" else lambda: None)
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("mode", ["batched", "explicit", "sync"])
 @pytest.mark.parametrize("kind", SCRIPTS)
 def test_an_interrupt_at_any_line_of_an_edit_leaves_the_program_as_it_was(kind: str, mode: str) -> None:

@@ -110,6 +110,7 @@ def read_literal(text: str) -> object:
     return found
 
 
+@pytest.mark.simulated
 @settings(max_examples=300, deadline=None)
 @given(ARGUMENTS)
 def test_literals(value: object) -> None:

@@ -168,6 +168,7 @@ def peaks(name: str, ranks: int, batches: int, chunks: int, recompute: bool, siz
     return memory(build(name, ranks, batches, chunks, recompute=recompute), sizes).peak
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("recompute", (False, True))
 @pytest.mark.parametrize("name", POLICIES)
 def test_memory_is_constant_in_the_number_of_micro_batches(name: str, recompute: bool) -> None:

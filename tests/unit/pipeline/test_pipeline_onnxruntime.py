@@ -46,6 +46,7 @@ def test_the_published_events() -> None:
     assert schedule.events(3, 2, "B").comm == (-1, -1, 10, 11, 11, 12)
 
 
+@pytest.mark.simulated
 @settings(deadline=None)
 @given(st.integers(1, 9), st.integers(1, 30))
 def test_events_follow_the_slots_of_a_rank(stages: int, batches: int) -> None:

@@ -67,6 +67,7 @@ def test_every_rule_is_shown_somewhere(samples: Samples) -> None:
     assert rules == TABLE.keys() | (reached & rules) | BY_SCHEMA
 
 
+@pytest.mark.simulated
 def test_whole_factors_of_sampled_ops_are_needed(samples: Samples) -> None:
     """Of ops that have no calls by hand, each ``!`` is needed by a sample."""
     for op, rule in ours().items():

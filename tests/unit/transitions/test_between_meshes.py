@@ -45,6 +45,7 @@ def pairs(draw: st.DrawFn, first: torch.dtype, second: torch.dtype) -> tuple[Ten
     return TensorType(shape, first, Layout(here, source)), TensorType(shape, second, Layout(there, target)), world
 
 
+@pytest.mark.simulated
 @settings(max_examples=250, deadline=None)
 @given(st.data())
 def test_every_rank_holds_its_piece(data: st.DataObject) -> None:
@@ -53,6 +54,7 @@ def test_every_rank_holds_its_piece(data: st.DataObject) -> None:
     check(source, target, world=world)
 
 
+@pytest.mark.simulated
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_casts_keep_the_value_and_stand_where_fewer_bytes_move(data: st.DataObject) -> None:
@@ -64,6 +66,7 @@ def test_casts_keep_the_value_and_stand_where_fewer_bytes_move(data: st.DataObje
     assert not sent.type.attr.pending
 
 
+@pytest.mark.simulated
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_only_what_a_rank_lacks_is_sent_to_it(data: st.DataObject) -> None:

@@ -101,6 +101,7 @@ def test_no_search_finds_fewer_bytes_between_splits(pair: tuple[TensorType, Tens
     assert cost(*pair) <= least(*pair), (*map(print_type, pair), transitions(*pair))
 
 
+@pytest.mark.simulated
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_borrowed_replicas_lead_to_the_same_pieces(free_starts: None, data: st.DataObject) -> None:

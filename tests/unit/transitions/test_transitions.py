@@ -43,6 +43,7 @@ SAME = st.sampled_from(EVERY).map(lambda dtype: (dtype, dtype))
 ANY = st.tuples(st.sampled_from(EVERY), st.sampled_from(EVERY)).filter(lambda two: two[1].is_complex >= two[0].is_complex)
 
 
+@pytest.mark.simulated
 @settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_every_rank_holds_its_piece(data: st.DataObject) -> None:
@@ -50,6 +51,7 @@ def test_every_rank_holds_its_piece(data: st.DataObject) -> None:
     check(*data.draw(pairs(mesh, shape, SAME)))
 
 
+@pytest.mark.simulated
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_casts_keep_the_value(data: st.DataObject) -> None:
@@ -60,6 +62,7 @@ def test_casts_keep_the_value(data: st.DataObject) -> None:
     assert len(casts) == (source.dtype != target.dtype)
 
 
+@pytest.mark.simulated
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_types_follow_from_the_transfers(data: st.DataObject) -> None:
