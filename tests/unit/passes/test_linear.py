@@ -10,7 +10,7 @@ from models import COLUMN_ROW, Residual
 
 from autopar import Mesh
 from autopar.capture import capture
-from autopar.ir import program
+from autopar.ir import nodes
 from autopar.passes import pipeline, run_passes
 from autopar.plan.constraints import constraints
 
@@ -31,7 +31,7 @@ def looked_at(layers: int, plan: dict[str, tuple[str | None, ...]], monkeypatch:
         count += 1 + len(found)
         return found
 
-    original = program.operands
+    original = nodes.operands
     found = {}
     with monkeypatch.context() as patch:
         for name in ("expand", "place", "follow", "lift", "defer", "reshard", "share"):
