@@ -27,6 +27,7 @@ from autopar.runtime.lowering import collectives
 from autopar.runtime.lowering.collectives import exchange_between_stages
 from autopar.runtime.lowering.lower import lower
 from autopar.runtime.processes import job
+from autopar.runtime.processes.groups import ProcessGroups
 from autopar.runtime.redistribute import Relay
 from autopar.runtime.simulation.simulate import compile_phases, run_ranks
 from autopar.transitions import cost, transitions
@@ -230,7 +231,8 @@ def test_all_ranks_create_groups_in_one_order(ranks: Sequence[int], monkeypatch:
         monkeypatch.setattr(distributed, "new_group", new_group)
         monkeypatch.setattr(distributed, "get_rank", lambda rank=rank: rank)
         monkeypatch.setattr(distributed, "group", SimpleNamespace(WORLD=SimpleNamespace(group_name="world")))
-        found[rank] = job.groups_of(mesh, SimpleNamespace(get_group=lambda axis: SimpleNamespace(group_name=axis)))  # type: ignore[arg-type]
+        along = SimpleNamespace(get_group=lambda axis: SimpleNamespace(group_name=axis))
+        found[rank] = job.groups_of(mesh, along, ProcessGroups(), [])  # type: ignore[arg-type]
     assert len(calls[0]) == len(set(calls[0])) == 6
     assert all(made == calls[0] for made in calls.values())
     for left in axes:

@@ -18,6 +18,7 @@ from autopar.checkpoint.tensors import check_tensor, in_words, values_in_words
 from autopar.checkpoint.together import Group, agree, alone, torch_failures
 from autopar.checkpoint.values import Tree, leaves, taken_apart
 from autopar.errors import shown
+from autopar.runtime.processes.groups import CHECKPOINT, process_groups
 
 
 def save(folder: str | os.PathLike[str], state: Mapping[str, Any], *, keep: int | None = 2, group: Group = None) -> Path:
@@ -115,7 +116,6 @@ def written(folder: Path, tree: Tree, tensors: Mapping[str, torch.Tensor], piece
 
 _thread = ThreadPoolExecutor(1, "autopar checkpoint")
 _last: list[Future[Path]] = []
-_groups: dict[Group, Group] = {}  # that of all processes → one of the same ranks
 
 
 def _wait() -> None:
@@ -127,8 +127,4 @@ def _group_of_its_own() -> Group:
     """So that what is said there does not come between the collectives of a step. All ranks call it."""
     if alone():
         return None
-    world = distributed.group.WORLD
-    if world not in _groups:
-        _groups.clear()
-        _groups[world] = distributed.new_group(backend="gloo")
-    return _groups[world]
+    return process_groups().take(CHECKPOINT, [tuple(range(distributed.get_world_size()))], [])

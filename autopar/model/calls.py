@@ -23,7 +23,7 @@ from autopar.model.uneven_batches import with_like_pieces
 from autopar.plan.constraints import layouts_of
 from autopar.plan.plan import of_the_batch
 from autopar.runtime.processes.agreement import Agreement
-from autopar.runtime.processes.job import Job
+from autopar.runtime.processes.job import Job, Membership
 from autopar.runtime.seeds import step_seed
 
 
@@ -36,6 +36,7 @@ class Calls:
         mesh: the mesh.
         job: the processes of the mesh; ``None`` in a process that is alone.
         agreement: with the other ranks, on each call.
+        membership: the model's use of the job, until it is closed.
         tensors: of the model and its calls, on this rank.
         captures: of the model's own calls; ``latest`` is the one that was used last.
         recapture: whether a call may be captured after the first one.
@@ -51,6 +52,7 @@ class Calls:
         self.compiler, self.job, self.recapture = compiler, job, recapture
         self.module, self.mesh = compiler.model, compiler.mesh
         self.agreement = CallAgreement(compiler.context and compiler.context.agreement)
+        self.membership = Membership(job, self.agreement.ranks)
         self.tensors = LocalTensors(self.module, self.mesh, job, compiler.whole)
         self.captures: Captures[Compiled] = Captures()
         self.latest: Compiled | None = None
@@ -59,7 +61,8 @@ class Calls:
         self._of_the_batch: dict[Any, Mapping[str, bool]] = {}  # by names and numbers of dims of inputs
 
     def copied(self, module: torch.nn.Module) -> Calls:
-        """The same for a copy of the module, without captures. All ranks call it."""
+        """The same for a copy of the module, without captures. All ranks call it. ``RuntimeError`` after ``close``."""
+        self.membership.check()
         context = self.compiler.context
         if context is not None and context.agreement is not None:
             assert self.job is not None
@@ -91,7 +94,8 @@ class Calls:
 
     def bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
         """The arguments of a call, bound to the parameters of forward and flattened; this is done once for each call. Where ranks
-        bring pieces of different sizes, they are those of the whole batch. All ranks call it."""
+        bring pieces of different sizes, they are those of the whole batch. All ranks call it. ``RuntimeError`` after ``close``."""
+        self.membership.check()
         arguments = bind_arguments(self.module, args, kwargs)
         if self._inputs == "global" or self.agreement.ranks is None:
             return arguments

@@ -53,6 +53,8 @@ class ModelProxy(AttributesOfModule):
         """The same for a copy of the model, as an average of its weights needs it. All ranks make the copy."""
         new = copy.copy(self)
         memo[id(self)] = new
+        if self.job is not None:
+            memo[id(self.job.device_mesh)] = self.job.device_mesh  # DTensors would copy it, with its process groups
         new._stand_for(self._calls.copied(copy.deepcopy(self.module, memo)))
         return new
 
@@ -91,17 +93,34 @@ class ModelProxy(AttributesOfModule):
         """The device of this process's pieces of the parameters."""
         return self._calls.device
 
+    def close(self) -> None:
+        """Give back the process groups.
+
+        All models on the same ranks share their process groups, and the last model closes them. All ranks call it, when the
+        model's last call has returned; a second time does nothing. Afterwards calls raise ``RuntimeError``, and DTensors of
+        the model can no longer be gathered: save them before. ``contextlib.closing(parallel)`` closes at the end of a block.
+
+        While an exception is handled it does not wait for the other ranks. Then the groups end with the process, as they
+        do without ``close``.
+
+        Raises:
+            RuntimeError: another rank makes another call. The model is not closed then.
+        """
+        self._calls.membership.close()
+
     # -- values ----------------------------------------------------------------------------------------------------
 
     def initialize(self, init: Init | None = None, *, device: torch.device | str | None = None) -> None:
         """Give a model on meta the values of a single device: those of ``to_empty``, then ``init``, from the first rank's
         generator. ``init`` is a function of a module, as for ``apply``; ``None``: the model's ``init_weights()``, else each
         module's ``reset_parameters()``. Parameters are new objects: make the optimizer afterwards. All ranks call it."""
+        self._calls.membership.check()
         initialize(self.module, init, device, self.job, self._calls.agreement.ranks)
 
     def load_weights(self, path: str | os.PathLike[str], *, strict: bool = True) -> Any:
         """Read safetensors: a file, or a folder of ``save_pretrained``. Each rank reads its pieces. A model on meta gets
         storage, and what no file holds its own initialisation. Returns and raises as ``load_state_dict``. All ranks call it."""
+        self._calls.membership.check()
         return load_weights(self.module, path, strict, self.mesh, self.job, self._calls.agreement.ranks)
 
     # -- state dicts -----------------------------------------------------------------------------------------------
@@ -112,5 +131,6 @@ class ModelProxy(AttributesOfModule):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """That of the model. Full tensors, as of a model on one device, are cut; DTensors are redistributed."""
+        self._calls.membership.check()
         state = inventory(self.module)
         return self.module.load_state_dict(for_model(state_dict, dict([*state.all_parameters, *state.all_buffers]), self.job), *args, **kwargs)
