@@ -8,19 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from processes import device_mesh
 from torch import distributed
-from torch.distributed.device_mesh import DeviceMesh
 
 from autopar.ir.mesh import Mesh
 from autopar.ir.program import Program
 from autopar.runtime.lowering.lower import lower
 from autopar.runtime.processes.groups import DATA, process_groups
 from autopar.runtime.processes.job import groups_of
-
-
-@functools.cache
-def device_mesh(mesh: Mesh) -> DeviceMesh:
-    return process_groups().device_mesh(mesh, "cpu", [])
 
 
 @functools.cache
