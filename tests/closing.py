@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -119,15 +120,15 @@ def one_closes_another_calls() -> None:
 
 
 def meshes_in_different_orders() -> None:
-    """Each rank would wait for ever for the others to make its groups."""
-    groups = len(process_groups())
-    sizes = {"dp": 2, "tp": 2} if distributed.get_rank() == 1 else {"tp": 4}
-    with pytest.raises(RuntimeError, match=r"the ranks make different calls\n(.*\n)*.*rank 1: parallelize on Mesh\(dp=2, tp=2\)"):
-        on(**sizes)
-    assert len(process_groups()) == groups
-    parallel = on(dp=2, tp=2)
-    same_numbers(parallel)
-    parallel.close()
+    """A rank would wait for ever for the others to make its groups, or to take part in what follows where it has them."""
+    known = on(dp=2, tp=2)
+    for here, others in (({"tp": 2, "cp": 2}, {"tp": 4}), ({"dp": 2, "tp": 2}, {"tp": 2, "cp": 2})):
+        groups = len(process_groups())
+        with pytest.raises(RuntimeError, match=rf"the ranks make different calls\n(.*\n)*.*rank 1: parallelize on {re.escape(repr(Mesh(here)))}"):
+            on(**(here if distributed.get_rank() == 1 else others))
+        assert len(process_groups()) == groups
+    same_numbers(known)
+    same_numbers(on(tp=2, cp=2))
 
 
 def closed_while_an_exception_is_handled() -> None:

@@ -57,6 +57,7 @@ def job_of(mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | None, tim
 
     Raises:
         ValueError: the mesh does not have as many ranks as there are processes.
+        RuntimeError: another rank gives another mesh, or makes another call.
     """
     if not distributed.is_available():
         return None
@@ -68,10 +69,16 @@ def job_of(mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | None, tim
     _check_size(mesh, distributed.get_world_size())
     if not _worlds or _worlds[0].group is not distributed.group.WORLD:
         _worlds[:] = [_World(distributed.group.WORLD, _watched(timeout))]
-    key = (mesh, device.type, device_mesh)
-    if key not in _worlds[0].jobs:
-        _worlds[0].jobs[key] = _join(mesh, device, device_mesh)
-    return _worlds[0].jobs[key]
+    groups, taken = process_groups(), list[Key]()
+    control = groups.take(CONTROL, [tuple(sorted(mesh.ranks))], taken)
+    try:  # else ranks that give different meshes would wait for each other, each in another collective
+        _agree(Agreement(control, mesh), f"parallelize on {mesh!r} of {device.type}" + ", given as a DeviceMesh" * (device_mesh is not None))
+        jobs, key = _worlds[0].jobs, (mesh, device.type, device_mesh)
+        if key not in jobs:
+            jobs[key] = _join(mesh, device, device_mesh)
+        return jobs[key]
+    finally:
+        groups.release(taken)  # the job has taken it, too
 
 
 @dataclass
@@ -111,21 +118,11 @@ def _watched(timeout: float) -> Watch | None:
     return watch
 
 
-def _join(mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | None) -> Job:
-    """Make the groups of a mesh that no other mesh has made.
-
-    Raises:
-        RuntimeError: a rank joins another mesh, or makes another call.
-    """
+def _join(mesh: Mesh, device: torch.device, theirs: DeviceMesh | None) -> Job:
+    """Make the groups of a mesh that no other mesh has made. ``theirs`` is the user's DeviceMesh, if there is one."""
     groups, taken = process_groups(), list[Key]()
     control = groups.take(CONTROL, [tuple(sorted(mesh.ranks))], taken)
-    given = ", given as a DeviceMesh" * (device_mesh is not None)
-    try:  # before ranks that join different meshes wait for each other, each to make another group
-        _agree(Agreement(control, mesh), f"parallelize on {mesh!r} of {device.type}{given}")
-    except RuntimeError:
-        groups.release(taken)
-        raise
-    theirs, device_mesh = device_mesh, device_mesh or groups.device_mesh(mesh, device.type, taken)
+    device_mesh = theirs or groups.device_mesh(mesh, device.type, taken)
     if device_mesh.device_type != "cpu":
         device = torch.device(device_mesh.device_type, torch.get_device_module(device_mesh.device_type).current_device())
     names = groups_of(mesh, device_mesh, groups, taken)
