@@ -65,6 +65,7 @@ def redistributed_by_dtensor(cases: Sequence[tuple[Sequence[torch.Tensor], tuple
 def text_of_lowered(text: str, rank: int) -> str:
     """The generated code of the phases."""
     program = Program.parse(text)
+    names = groups(program.mesh)  # all ranks make them
     if distributed.get_rank() != rank:
         return ""
-    return "\n".join(phase.graph.python_code("self").src for phase in lower(program, groups(program.mesh)).values())
+    return "\n".join(phase.graph.python_code("self").src for phase in lower(program, names).values())
