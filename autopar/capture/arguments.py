@@ -1,4 +1,4 @@
-"""The arguments of one call: flattened, named after the parameters of ``forward``, and what a capture is keyed by."""
+"""Flatten the arguments of a call, name them after the parameters of ``forward``, and compute the key of a capture."""
 
 from __future__ import annotations
 
@@ -19,8 +19,16 @@ from autopar.ir.structure import Structure, flatten_with_path
 
 @dataclass
 class Arguments:
-    """The tensors of one call with their names, and how to rebuild the call; ``passed`` are the names of the arguments.
-    ``whole``: tensors are those of the whole batch, though ranks bring pieces."""
+    """The tensors of one call with their names, and what is needed to rebuild the call.
+
+    Attributes:
+        passed: the names of the arguments.
+        names: the name of each tensor.
+        tensors: the tensors among the arguments, in order.
+        spec: the structure of ``(args, kwargs)``.
+        flat: all leaves of that structure.
+        whole: whether the tensors have the size of the whole batch, although each rank brings a piece of it.
+    """
 
     passed: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
@@ -31,29 +39,29 @@ class Arguments:
 
 
 def bind_arguments(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
-    """Flatten a call; each tensor is named after its parameter in the signature of ``forward``."""
-    found = Arguments()
-    paths, found.spec = flatten_with_path((tuple(args), dict(kwargs)))
+    """Flatten a call, and name each tensor after its parameter in the signature of ``forward``."""
+    arguments = Arguments()
+    paths, arguments.spec = flatten_with_path((tuple(args), dict(kwargs)))
     forward = model.forward
     signature = _parameters_of(forward.__func__, True) if inspect.ismethod(forward) else _parameters_of(forward, False)
-    found.passed = [*(_argument_name(("0", str(k)), signature) for k in range(len(args))), *kwargs]
+    arguments.passed = [*(_argument_name(("0", str(k)), signature) for k in range(len(args))), *kwargs]
     for path, value in paths:
-        found.flat.append(value)
+        arguments.flat.append(value)
         if isinstance(value, torch.Tensor):
             require_dense([(f"argument {_argument_name(path, signature)}", value)])
-            found.names.append(_argument_name(path, signature))
-            found.tensors.append(value)
+            arguments.names.append(_argument_name(path, signature))
+            arguments.tensors.append(value)
         elif not isinstance(value, (bool, int, float, str, type(None), torch.dtype, torch.device)):
             raise CaptureError(
                 f"argument {_argument_name(path, signature)} is a {type(value).__name__}, which capture cannot look into; "
                 f"pass tensors, numbers, strings, or containers and dataclasses of them"
             )
-    return found
+    return arguments
 
 
 @functools.lru_cache(maxsize=256)
 def _parameters_of(forward: Callable[..., Any], bound: bool) -> tuple[str, ...]:
-    """The names of a forward's parameters; ``bound``: without the first. Looking at a signature takes 0.1 ms."""
+    """Return the names of a forward's parameters, without the first if ``bound``. Cached, because reading a signature takes 0.1 ms."""
     try:
         return tuple(inspect.signature(types.MethodType(forward, ()) if bound else forward).parameters)
     except (TypeError, ValueError):
@@ -72,16 +80,16 @@ Facts = tuple[tuple[int, ...], torch.dtype, torch.device, bool]  # shape, dtype,
 
 @dataclass(frozen=True)
 class Signature:
-    """What a capture is keyed by: where all of it is equal, the captured step is the same.
+    """The key of a capture: two calls with equal signatures have the same captured step.
 
     Attributes:
         spec: the structure of the arguments.
-        tensors: facts of the tensors among them.
+        tensors: shape, dtype, device and ``requires_grad`` of each tensor argument.
         constants: the other arguments, with their types (1, 1.0 and True are equal in Python).
-        state: the parameters and buffers: each name, facts, and the first name of the same tensor.
-        training: the training flag of each module, as often as it has a name.
-        modes: whether gradients are on, whether algorithms are to be deterministic (0, 1: warn, 2: refuse others), and the autocast state.
-        names: of the tensors among the arguments, for people.
+        state: for each parameter and buffer its name, its facts, and the first name of the same tensor.
+        training: the training flag of each module, once for each of its names.
+        modes: whether gradients are on, the deterministic mode (0: off, 1: warn, 2: raise), and the autocast state.
+        names: the names of the tensor arguments, for messages.
     """
 
     spec: Structure
@@ -114,14 +122,14 @@ def _facts(tensor: torch.Tensor) -> Facts:
 
 
 def difference(before: Signature, now: Signature) -> str:
-    """What is other than it was, in the user's names: ``x is float32[6, 8], it was float32[4, 8]``."""
+    """Describe what has changed between two signatures: ``x is float32[6, 8], it was float32[4, 8]``."""
     if before.spec != now.spec or len(before.tensors) != len(now.tensors):
         return "the arguments have another structure"
-    found = [f"{name} is {_facts_text(b)}, it was {_facts_text(a)}" for name, a, b in zip(now.names, before.tensors, now.tensors, strict=True) if a != b]
-    found += [f"a constant is {b}, it was {a}" for (_, a), (_, b) in zip(before.constants, now.constants, strict=True) if a != b]
+    changes = [f"{name} is {_facts_text(b)}, it was {_facts_text(a)}" for name, a, b in zip(now.names, before.tensors, now.tensors, strict=True) if a != b]
+    changes += [f"a constant is {b}, it was {a}" for (_, a), (_, b) in zip(before.constants, now.constants, strict=True) if a != b]
     old = {name: facts for name, facts, _ in before.state}
-    found += [f"{name} is {_facts_text(facts)}, it was {_facts_text(old[name])}" for name, facts, _ in now.state if old.get(name, facts) != facts]
-    return ", ".join(found) or "the parameters or buffers are others"
+    changes += [f"{name} is {_facts_text(facts)}, it was {_facts_text(old[name])}" for name, facts, _ in now.state if old.get(name, facts) != facts]
+    return ", ".join(changes) or "the parameters or buffers are others"
 
 
 def _facts_text(facts: Facts) -> str:
