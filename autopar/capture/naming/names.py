@@ -1,4 +1,4 @@
-"""All names of a model's parameters and buffers that a plan may use."""
+"""List all names of a model's parameters and buffers that a plan may use."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Names:
     """The tensors of a model, with all their names.
 
     Attributes:
-        shapes: name → shape, of parameters, buffers, and what parametrizations compute (``up.weight``).
-        aliases: other names → the one in ``shapes``: of a tensor that has several, and names with the classes of modules.
-        through: names that leave wrappers out → those in ``shapes`` that they may mean.
-        parts: tensors that are split as another is, unless a plan names them.
-        paths: of modules → their paths without wrappers, where these differ, for what they return.
+        shapes: name → shape, for parameters, buffers, and tensors that parametrizations compute (``up.weight``).
+        aliases: other name → the name in ``shapes``: further names of tied tensors, and names that contain the classes of modules.
+        through: pairs of a name without wrappers and a name in ``shapes`` that it may mean.
+        parts: tensors that are split as another tensor is, unless a plan names them.
+        paths: module path → its path without wrappers, if these differ; for the values that modules return.
     """
 
     shapes: dict[str, Shape] = field(default_factory=dict)
