@@ -138,7 +138,7 @@ def test_a_folder_of_checkpoints_that_is_not_there(tmp_path: Path, capsys: pytes
     with pytest.raises(SystemExit) as end:
         app(["checkpoint", str(tmp_path / "nix")])
     assert end.value.code == 2
-    told = f"autopar: there is no folder {tmp_path / 'nix'}; name the one that autopar.checkpoint.save was given, or a checkpoint in it\n"
+    told = f"autopar: there is no folder {tmp_path / 'nix'}; name the folder that you passed to autopar.checkpoint.save, or a checkpoint in it\n"
     assert capsys.readouterr() == ("", told)
 
 

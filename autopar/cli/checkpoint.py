@@ -11,7 +11,7 @@ from pathlib import Path
 
 from autopar.checkpoint.dcp import export_dcp, import_dcp
 from autopar.checkpoint.files import verify
-from autopar.checkpoint.folder import checkpoints_in, latest, missing_from, read_manifest
+from autopar.checkpoint.folder import checkpoints_in, incompleteness_of, latest, read_manifest
 from autopar.checkpoint.manifest import Manifest
 from autopar.checkpoint.values import leaves
 from autopar.errors import CheckpointError
@@ -60,7 +60,7 @@ def _lines(path: Path, check: bool) -> Iterator[str]:
     there = checkpoints_in(path)
     if there:
         newest = latest(path)
-        yield from _columns([(one.name, missing_from(one) or _summary(read_manifest(one))) for one in there])
+        yield from _columns([(one.name, incompleteness_of(one) or _summary(read_manifest(one))) for one in there])
         if newest is None:
             raise CheckpointError(f"{path} has no whole checkpoint")
         yield ""
