@@ -154,7 +154,7 @@ def test_errors_name_what_is_wrong(two: Path, tmp_path: Path) -> None:
 
     (tmp_path / "weights.bin").write_bytes(b"x")
     assert error(tmp_path) == f"FileNotFoundError: {tmp_path} has no whole checkpoint\n  name the folder that you passed to autopar.checkpoint.save"
-    assert error(tmp_path / "none").startswith(f"FileNotFoundError: there is no folder {tmp_path / 'none'}; name the one")
+    assert error(tmp_path / "none").startswith(f"FileNotFoundError: there is no folder {tmp_path / 'none'}; name the folder")
     assert error(Path("~nobody-of-this-name/x")) == "CheckpointError: ~nobody-of-this-name/x begins with the folder of a user who does not exist on this machine; write the path in full"
     assert error(Path("a" * 300)) == f"CheckpointError: {'a' * 300} cannot be read: File name too long; name the folder that you passed to autopar.checkpoint.save"
     file = newest / "rank-00001.safetensors"
