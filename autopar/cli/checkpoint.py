@@ -56,7 +56,7 @@ def _printed(lines: Callable[[], Iterable[str]]) -> int:
 
 def _lines(path: Path, check: bool) -> Iterator[str]:
     if not path.is_dir():
-        raise CheckpointError(f"there is no folder {path}; name the one that autopar.checkpoint.save was given, or a checkpoint in it")
+        raise CheckpointError(f"there is no folder {path}; name the folder that you passed to autopar.checkpoint.save, or a checkpoint in it")
     there = checkpoints_in(path)
     if there:
         newest = latest(path)

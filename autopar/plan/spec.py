@@ -1,14 +1,14 @@
-"""What a plan says of one value: for each dim the axes that split it.
+"""Parse a plan's layout of one value: for each dim, the axes that split it.
 
 ==================  ============================================================================================
 ``"tp"``            the axis that splits the dim
 ``("dp", "tp")``    several, major first
-``None``            the dim is whole; so are dims at the end that are not spoken of
-``"(3 -1/tp)"``     a merged dim, split part by part; one size may be left to be found (a fused qkv weight)
-``"?"``             of a module's output: the dim lies as it will
+``None``            the dim is whole; so are dims at the end that are left out
+``"(3 -1/tp)"``     a merged dim, split part by part; one size may be ``-1`` (a fused qkv weight)
+``"?"``             for a module's output: the layout of the dim is free
 ==================  ============================================================================================
 
-DTensor's placements, one for each axis of the mesh, are taken as well: ``(Shard(0), Replicate())``.
+DTensor's placements, one for each axis of the mesh, are accepted too: ``(Shard(0), Replicate())``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MERGED = re.compile(r"\((\s*(-1|\d+)(/\w+)*)+\s*\)")
 
 
 def attr_of(what: str, spec: Spec, name: str, shape: Sequence[int], mesh: Mesh) -> DistAttr:
-    """The DistAttr of a value called ``name``; ``what`` begins the errors."""
+    """Return the DistAttr of the value ``name``; errors begin with ``what``."""
     if _is_placements(spec):
         from autopar.ir import dtensor
 
@@ -37,7 +37,7 @@ def attr_of(what: str, spec: Spec, name: str, shape: Sequence[int], mesh: Mesh) 
         except ValueError as error:
             raise PlanError(f"{what}: {error}, on {name} with the shape {list(shape)}") from None
         if attr.pending:
-            raise PlanError(f"{what} is pending, and {name} is given as it is; only Shard and Replicate can be asked for")
+            raise PlanError(f"{what} is pending, but {name} is no partial sum; only Shard and Replicate are allowed")
         return attr
     dims = dims_of(what, spec, len(shape), mesh, open_=name.endswith("()"))
     if len(spec) > len(shape):
@@ -52,15 +52,15 @@ def attr_of(what: str, spec: Spec, name: str, shape: Sequence[int], mesh: Mesh) 
         in_one = any(sum(twice[0] in axes for _, axes in dim) > 1 for dim in dims)
         raise PlanError(
             f"{what} uses the axis {twice[0]!r} twice on {name}; "
-            + (f'parts of one size are written once, as in "(3 -1/{twice[0]})"; of parts of different sizes split the dim as one, "{twice[0]}": '
-               f"they are moved where they come apart" if in_one else "an axis splits one dim of a value once")
+            + (f'write parts of one size once, as in "(3 -1/{twice[0]})"; if the parts have different sizes, split the dim as one, "{twice[0]}": '
+               f"the parts are moved where an op separates them" if in_one else "an axis splits one dim of a value once")
         )  # fmt: skip
     sized = [_sized(what, dim, name, size) for dim, size in zip(dims, shape, strict=False)]
     return DistAttr((*sized, *[WHOLE] * (len(shape) - len(dims)))).normalize(shape, mesh)
 
 
 def dims_of(what: str, spec: Spec, ndim: int | None, mesh: Mesh, *, open_: bool = False) -> list[Dim]:
-    """The dims that the plan speaks of; ``ndim`` is that of the value, where it is known."""
+    """Return the dims that the plan names; ``ndim`` is the number of dims of the value, if it is known."""
     if _is_placements(spec):
         from autopar.ir import dtensor
 
@@ -68,7 +68,7 @@ def dims_of(what: str, spec: Spec, ndim: int | None, mesh: Mesh, *, open_: bool 
             dtensor.check_count(spec, mesh)  # type: ignore[arg-type]
         except ValueError as error:
             raise PlanError(f"{what}: {error}") from None
-        return []  # what they say depends on the value
+        return []  # their meaning depends on the value
     if not _is_list(spec):
         first = spec if isinstance(spec, str) else "tp"
         remedy = [f'"{first}"', *["None"] * ((ndim or 1) - 1)] if ndim != 0 else []
@@ -78,11 +78,11 @@ def dims_of(what: str, spec: Spec, ndim: int | None, mesh: Mesh, *, open_: bool 
 
 
 def axes_of(spec: Spec, ndim: int, mesh: Mesh) -> list[frozenset[str]]:
-    """For each dim the axes that split it, those of one rank too, which a DistAttr does not have."""
+    """Return the axes of each dim, with axes of size one, which a DistAttr does not have."""
     if _is_placements(spec):
-        return [frozenset(axis for axis, one in zip(mesh.names, spec, strict=True) if getattr(one, "dim", None) in (d, d - ndim)) for d in range(ndim)]
-    said = [frozenset(axis for _, axes in dim for axis in axes) for dim in dims_of("", spec, ndim, mesh)]
-    return [*said, *[frozenset()] * (ndim - len(said))]
+        return [frozenset(axis for axis, placement in zip(mesh.names, spec, strict=True) if getattr(placement, "dim", None) in (d, d - ndim)) for d in range(ndim)]
+    named = [frozenset(axis for _, axes in dim for axis in axes) for dim in dims_of("", spec, ndim, mesh)]
+    return [*named, *[frozenset()] * (ndim - len(named))]
 
 
 def _dim(what: str, entry: object, mesh: Mesh, open_: bool) -> Dim:
@@ -112,7 +112,7 @@ def _axes(what: str, entry: object, axes: Sequence[object], mesh: Mesh) -> tuple
 
 
 def _sized(what: str, dim: Dim, name: str, size: int) -> Dim:
-    """A merged dim with the size that was left to be found."""
+    """Return a merged dim with ``-1`` replaced by the remaining size."""
     if len(dim) == 1 and dim[0][0] is None:
         return dim
     known = math.prod(part for part, _ in dim if part != -1)
@@ -127,7 +127,7 @@ def _is_list(value: object) -> bool:
 
 
 def _is_placements(spec: object) -> bool:
-    """Without importing torch for plans that have none."""
+    """Whether a spec is a sequence of placements, without importing torch for plans that have none."""
     entries = spec if _is_list(spec) else [spec]
     bases = (base for entry in entries for base in type(entry).__mro__)  # type: ignore[attr-defined]
     return any(base.__name__ == "Placement" and base.__module__.startswith("torch.distributed") for base in bases)
