@@ -7,7 +7,7 @@ import zlib
 import torch
 
 from autopar.checkpoint.manifest import DTYPES, described
-from autopar.shards import is_dtensor
+from autopar.model.dtensor_parameters import is_dtensor
 
 SMALL = 2**20  # bytes; the values of smaller integer tensors are compared between ranks
 

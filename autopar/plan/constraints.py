@@ -42,7 +42,7 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
     """Return node → DistAttr for placeholders and for values that modules return, and the decisions that were made for the user.
 
     Args:
-        layouts: the layouts of some inputs, which take precedence over the plan.
+        layouts: the layouts of parameters and inputs that are decided without the plan.
 
     Raises:
         PlanError: the plan is wrong, or it gives two layouts to one value that two modules return.
