@@ -309,7 +309,7 @@ def test_the_command_tells_what_is_there(two: Path, tmp_path: Path) -> None:
     size = sum(file.stat().st_size for file in (two / "checkpoint-000002").glob("rank-*"))
     assert lines[0] == f"checkpoint-000002   step 2, 23 tensors, {size:,} bytes in 4 files, by torch {torch.__version__}"
     assert lines[1].startswith("checkpoint-000001   step 1, 23 tensors, ")
-    assert lines[3:5] == [lines[0], "all files are as they were written"]
+    assert lines[3:5] == [lines[0], "all files are unchanged since they were written"]
     assert "model/up.weight" in lines[5] and lines[5].split()[1:] == ["bfloat16", "[12", "8]", "192", "bytes"]
     assert any(line.split() == ["data/seen", "[2,", "3]"] for line in lines)
     broken = two / "checkpoint-000002" / "rank-00003.safetensors"
