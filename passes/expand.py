@@ -20,7 +20,7 @@ from autopar.ir.nodes import map_operands, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import Requirement, TensorType
 from autopar.passes.manager import Pass
-from autopar.plan.propagation import Completion, Wanted
+from autopar.plan.propagation import LayoutPropagation, PropagationOptions
 from autopar.rules.binding import typed
 
 ARANGE = torch.ops.aten.arange.default
@@ -58,7 +58,7 @@ class Expand(Pass):
         program.mesh = mesh
         if not any(node.target in EXPANSIONS for node in program.nodes):
             return []
-        trial = Completion(program, Wanted(mesh, self.constraints, self.strict, self.whole), expanding=True)
+        trial = LayoutPropagation(program, PropagationOptions(mesh, self.constraints, self.strict, self.whole), expanding=True)
         trial.run()
         if trial.split:
             new: dict[fx.Node, Value] = {}

@@ -15,7 +15,7 @@ from autopar.ir.nodes import is_getitem, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.passes.manager import Pass
-from autopar.plan.propagation import Completion, Wanted, where
+from autopar.plan.propagation import LayoutPropagation, PropagationOptions, where
 from autopar.rules.binding import Bound, bind_node
 from autopar.rules.registry import rule_of
 from autopar.transitions import cost
@@ -60,11 +60,11 @@ class Place(Pass):
         if mesh is None:
             raise ValueError("place needs a mesh: Place(mesh=Mesh(dp=2))")
         program.mesh = mesh
-        completion = Completion(program, Wanted(mesh, self.constraints, self.strict, self.whole))
-        completion.run()
+        propagation = LayoutPropagation(program, PropagationOptions(mesh, self.constraints, self.strict, self.whole))
+        propagation.run()
         with program.edit() as edit:
-            for node, type in completion.types.items():
-                edit.annotate(node, type=type, uses=completion.uses.get(node, ()))
+            for node, type in propagation.types.items():
+                edit.annotate(node, type=type, uses=propagation.uses.get(node, ()))
         return notes(program)
 
 

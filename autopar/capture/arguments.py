@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autopar.capture.model_state import Inventory
+from autopar.capture.model_state import ModelState
 from autopar.errors import CaptureError
 from autopar.ir.dense import require_dense
 from autopar.ir.structure import Structure, flatten_with_path, unflatten
@@ -140,8 +140,8 @@ class Signature:
     names: tuple[str, ...] = field(default=(), compare=False)
 
 
-def signature_of(own: Inventory, arguments: Arguments) -> Signature:
-    named = [*own.all_parameters, *own.all_buffers]
+def signature_of(state: ModelState, arguments: Arguments) -> Signature:
+    named = [*state.all_parameters, *state.all_buffers]
     first: dict[int, str] = {}
     for name, tensor in named:
         first.setdefault(id(tensor), name)
@@ -150,7 +150,7 @@ def signature_of(own: Inventory, arguments: Arguments) -> Signature:
         tuple(map(_facts, arguments.tensors)),
         tuple((type(v), repr(v)) for v in arguments.flat if not isinstance(v, torch.Tensor)),
         tuple((name, _facts(tensor), first[id(tensor)]) for name, tensor in named),
-        tuple(own.training),
+        tuple(state.training),
         (torch.is_grad_enabled(), torch.get_deterministic_debug_mode(), *((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))),
         tuple(arguments.names),
     )

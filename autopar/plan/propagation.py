@@ -25,7 +25,7 @@ from autopar.rules.registry import RULES
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PropagationOptions:
     """The constraints and options of a layout propagation.
 
     Attributes:
@@ -42,7 +42,7 @@ class Wanted:
     whole: bool = False
 
 
-class Completion:
+class LayoutPropagation:
     """Propagates layouts in one walk over a traced program.
 
     Attributes:
@@ -51,7 +51,7 @@ class Completion:
         split: with ``expanding``, ops that would be split along a factor that they need whole → the split of that dim.
     """
 
-    def __init__(self, program: Program, wanted: Wanted, *, expanding: bool = False) -> None:
+    def __init__(self, program: Program, wanted: PropagationOptions, *, expanding: bool = False) -> None:
         self.program, self.mesh, self.constraints = program, wanted.mesh, wanted.constraints
         self.strict, self.whole, self.expanding = wanted.strict, wanted.whole, expanding
         self.split: dict[fx.Node, Dim] = {}

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.capture.model_state import Inventory
+from autopar.capture.model_state import ModelState
 from autopar.errors import AnomalyError, at_line
 from autopar.ir import transfers
 from autopar.ir.nodes import is_getitem, operands, record_of
@@ -170,7 +170,7 @@ class Watched(dict[str, Any]):
             self.hunt.look(name, value, [self[operand.name] for operand in operands(op_of(node))])
 
 
-def refuse_nan(own: Inventory, model: Mapping[str, torch.Tensor], batches: Sequence[Mapping[str, torch.Tensor]], state: Mapping[str, torch.Tensor],
+def refuse_nan(module_state: ModelState, model: Mapping[str, torch.Tensor], batches: Sequence[Mapping[str, torch.Tensor]], state: Mapping[str, torch.Tensor],
                rank: int | None = None) -> None:  # fmt: skip
     """Check the inputs of a step for NaN.
 
@@ -183,7 +183,7 @@ def refuse_nan(own: Inventory, model: Mapping[str, torch.Tensor], batches: Seque
     Raises:
         AnomalyError: one of them has a NaN.
     """
-    kinds = {name: "parameter" for name, _ in own.parameters}
+    kinds = {name: "parameter" for name, _ in module_state.parameters}
     rows = [(kinds.get(name, "buffer"), name, "", tensor) for name, tensor in model.items()]
     rows += [("input", name, nth(k, len(batches)), tensor) for k, batch in enumerate(batches, 1) for name, tensor in batch.items()]
     rows += [("state", name, "", tensor) for name, tensor in state.items()]

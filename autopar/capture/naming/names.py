@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from autopar.capture.model_state import inventory
+from autopar.capture.model_state import model_state
 from autopar.capture.naming.parts import Part, Shape, computed, parts
 from autopar.capture.naming.wrapped import joined, steps_to, through, with_class
 
@@ -31,9 +31,9 @@ class Names:
 
 
 def names_of(model: torch.nn.Module) -> Names:
-    own, modules = inventory(model), dict(model.named_modules(remove_duplicate=False))
-    names = Names({name: tuple(tensor.shape) for name, tensor in (*own.parameters, *own.buffers)})
-    every = [*own.all_parameters, *own.all_buffers]
+    state, modules = model_state(model), dict(model.named_modules(remove_duplicate=False))
+    names = Names({name: tuple(tensor.shape) for name, tensor in (*state.parameters, *state.buffers)})
+    every = [*state.all_parameters, *state.all_buffers]
     first: dict[int, str] = {}
     for name, tensor in every:
         first.setdefault(id(tensor), name)
