@@ -208,7 +208,7 @@ REFUSED = {
     "--weight-decay -1": r"--weight-decay -1\.0 must be 0 or more, such as 0\.01",
     "--optimizer adamww": r"--optimizer adamww is unknown; choose from adamw, adam, sgd; did you mean adamw\?",
     "--every 0": r"--every 0 must be at least 1",
-    "--resume": r"--resume goes on from a checkpoint, but no folder is named; add --checkpoint FOLDER",
+    "--resume": r"--resume continues from a checkpoint, but no folder is named; add --checkpoint FOLDER",
     "--port 99999": r"--port 99999 must be between 1 and 65535",
 }
 
@@ -317,8 +317,8 @@ def test_the_command_starts_itself_for_each_rank(monkeypatch: pytest.MonkeyPatch
 
 
 FAILURES = {  # rank, its status → of the command, and whether it tells what the launcher said
-    (0, running.TOLD + 1): (1, False),
-    (2, running.TOLD + 2): (2, False),
+    (0, running.REPORTED + 1): (1, False),
+    (2, running.REPORTED + 2): (2, False),
     (1, 1): (1, True),
     (None, 143): (143, True),
     (None, 1): (2, True),
