@@ -103,9 +103,9 @@ def check_placeholder(node: fx.Node, amp: str) -> None:
     assert isinstance(type, TensorType)
     is_checked = record.role in ("param", "input", "buffer", "state")
     if is_checked and (type.dtype.is_complex or type.dtype == torch.float64 or (record.role == "param" and type.dtype.is_floating_point and type.dtype != torch.float32)):
-        what = {"param": "parameter", "input": "input"}.get(record.role, "buffer")
+        kind = {"param": "parameter", "input": "input"}.get(record.role, "buffer")
         raise ValueError(
-            f"amp={shown(amp)} is for a model and data in float32; the {what} {record.name or node.name} is {DTYPE_NAMES[type.dtype]}\n"
+            f"amp={shown(amp)} is for a model and data in float32; the {kind} {record.name or node.name} is {DTYPE_NAMES[type.dtype]}\n"
             f"  make it float32: model.float(); or leave amp=None, and the step runs in the model's own dtypes"
         )
 

@@ -42,11 +42,11 @@ class Defer(Pass):
 
 def _is_sum(node: fx.Node) -> bool:
     """Whether a node adds two values of its own shape and dtype, and is not pending."""
-    own = record_of(node).type
-    return node.target is ADD and not node.kwargs and isinstance(own, TensorType) and not own.attr.pending and all(
+    type_of_sum = record_of(node).type
+    return node.target is ADD and not node.kwargs and isinstance(type_of_sum, TensorType) and not type_of_sum.attr.pending and all(
         isinstance(value, fx.Node)
         and isinstance(type := record_of(value).type, TensorType)
-        and (type.shape, type.dtype) == (own.shape, own.dtype)
+        and (type.shape, type.dtype) == (type_of_sum.shape, type_of_sum.dtype)
         for value in node.args
     )  # fmt: skip
 
@@ -81,10 +81,10 @@ def _reorder(edit: Edit, last: fx.Node) -> None:
         return
     groups: dict[Layout, list[Value]] = {}
     for value in addends:
-        own = record_of(value).type
-        assert isinstance(own, TensorType) and own.layout is not None
-        waits = own.attr.pending and all(kind == "sum" for _, kind in own.attr.pending)  # a sum of maxima is not a maximum
-        groups.setdefault(own.layout if waits else type.layout, []).append(value)  # type: ignore[arg-type]
+        value_type = record_of(value).type
+        assert isinstance(value_type, TensorType) and value_type.layout is not None
+        waits = value_type.attr.pending and all(kind == "sum" for _, kind in value_type.attr.pending)  # a sum of maxima is not a maximum
+        groups.setdefault(value_type.layout if waits else type.layout, []).append(value)  # type: ignore[arg-type]
     if len(groups) < 2 or not any(layout != type.layout and len(group) > 1 for layout, group in groups.items()):
         return
 

@@ -114,9 +114,9 @@ class Expand(Pass):
 
     def layout(self, node: fx.Node, mesh: Mesh) -> Layout | None:
         type = record_of(node).type
-        own = type.layout if isinstance(type, TensorType) else None
+        layout = type.layout if isinstance(type, TensorType) else None
         attr = self.constraints.get(node.name)
-        return own if attr is None else layout_of(mesh, attr)
+        return layout if attr is None else layout_of(mesh, attr)
 
 
 def is_tuple(node: fx.Node) -> bool:

@@ -64,20 +64,20 @@ class Lift(Pass):
 
 
 def _is_pending_view(node: fx.Node) -> bool:
-    own = record_of(node).type
-    if node.op != "call_function" or is_getitem(node) or not isinstance(own, TensorType) or not own.attr.pending:
+    type = record_of(node).type
+    if node.op != "call_function" or is_getitem(node) or not isinstance(type, TensorType) or not type.attr.pending:
         return False
     if len(operands(node)) != 1 or not bind_node(node).linear:
         return False
     value, (need,) = record_of(operands(node)[0]), record_of(node).uses
     unchanged = isinstance(value.type, TensorType) and need is not None and need.layout == value.type.layout
-    return unchanged and value.phase == record_of(node).phase and value.type.attr.pending == own.attr.pending  # type: ignore[union-attr]
+    return unchanged and value.phase == record_of(node).phase and value.type.attr.pending == type.attr.pending  # type: ignore[union-attr]
 
 
 def _reduced(node: fx.Node) -> TensorType:
-    own = record_of(node).type
-    assert isinstance(own, TensorType) and own.layout is not None
-    return replace(own, layout=replace(own.layout, attr=own.attr.without_pending()))
+    type = record_of(node).type
+    assert isinstance(type, TensorType) and type.layout is not None
+    return replace(type, layout=replace(type.layout, attr=type.attr.without_pending()))
 
 
 def _reduces(user: fx.Node, value: fx.Node) -> bool:

@@ -86,10 +86,10 @@ def notes(program: Program) -> list[str]:
             f"register it to be certain, and to silence this note\n    {line}{place}"
         )
     for (op, why, place), nodes in whole.items():
-        gathered, made = (sum(map(bytes_of, nodes)) for bytes_of in (_gathered, _made))
+        gathered, computed = (sum(map(bytes_of, nodes)) for bytes_of in (_gathered, _made))
         texts.append(
             f"{op} has no sharding rule, and none was found: {why}; each rank computes all of it, on whole operands ({len(nodes)} times, "
-            f"{gathered:,} bytes gathered, {made:,} bytes of results); register_rule one, or refuse it with strict=True{place}"
+            f"{gathered:,} bytes gathered, {computed:,} bytes of results); register_rule one, or refuse it with strict=True{place}"
         )
     return texts
 

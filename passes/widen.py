@@ -50,10 +50,10 @@ class Widen(Pass):
                     if need is None or not _reduces(value, need):
                         continue
                     if value not in wide:
-                        own = record_of(value).type
-                        assert isinstance(own, TensorType) and own.layout is not None
-                        wide[value] = edit.insert(CAST, (value,), {"dtype": torch.float32}, before=value.next, type=replace(own, dtype=torch.float32),
-                                                  phase=record_of(value).phase, uses=(Requirement(own.layout, own.dtype),), name=f"{value.name}_wide",
+                        type = record_of(value).type
+                        assert isinstance(type, TensorType) and type.layout is not None
+                        wide[value] = edit.insert(CAST, (value,), {"dtype": torch.float32}, before=value.next, type=replace(type, dtype=torch.float32),
+                                                  phase=record_of(value).phase, uses=(Requirement(type.layout, type.dtype),), name=f"{value.name}_wide",
                                                   about=value)  # fmt: skip
                     edit.replace_use(user, value, wide[value], index=k)
                     if user.target in ADDED and record_of(user).type.dtype == torch.float32:  # type: ignore[union-attr]
@@ -63,7 +63,7 @@ class Widen(Pass):
 
 def _reduces(value: fx.Node, need: Requirement) -> bool:
     """Whether a use needs a pending sum of low precision reduced. A maximum is one of the values: reducing it rounds nothing."""
-    own = record_of(value).type
-    if not isinstance(own, TensorType) or own.dtype not in LOW or need.layout is None:
+    type = record_of(value).type
+    if not isinstance(type, TensorType) or type.dtype not in LOW or need.layout is None:
         return False
-    return any(kind == "sum" for _, kind in set(own.attr.pending) - set(need.layout.attr.pending))
+    return any(kind == "sum" for _, kind in set(type.attr.pending) - set(need.layout.attr.pending))

@@ -176,21 +176,21 @@ class _GraphBuilder:
 
     def _refused_write(self, target: fx.Node, origin: Origin) -> CaptureError:
         record = record_of(target) if target.op == "placeholder" else None
-        what = {"param": "the parameter", "input": "its argument"}.get(record.role if record else "", "the tensor")
+        kind = {"param": "the parameter", "input": "its argument"}.get(record.role if record else "", "the tensor")
         remedy = {
             "param": "write it outside of the step, as an optimizer does",
             "input": "write out of place (x = x + 1 instead of x += 1)",
         }.get(record.role if record else "", "make it a buffer of the module")
         return CaptureError(
-            f"the step writes into {what} {record.name if record and record.name else target}, which the caller would see changed\n"
+            f"the step writes into {kind} {record.name if record and record.name else target}, which the caller would see changed\n"
             f"{at_line(origin.source, origin.module)}\n"
             f"  {remedy}"
         )
 
     def _introduce(self, node: fx.Node, name: str, role: str, index: int | None = None) -> None:
-        wanted = name.replace(".", "_")
-        wanted = "".join(c if c.isalnum() or c == "_" else "_" for c in wanted) or role
-        rename(node, wanted + "_" * (wanted in RESERVED))
+        identifier = name.replace(".", "_")
+        identifier = "".join(c if c.isalnum() or c == "_" else "_" for c in identifier) or role
+        rename(node, identifier + "_" * (identifier in RESERVED))
         node.target = node.name
         set_record(node, Record(_type(node), role=role, index=index, name="" if role == "tangent" or name == node.name else name))
 

@@ -212,11 +212,11 @@ class Tracer:
                 outputs = self._call(fakes)
                 if tangents:
                     self.recorder.phase = "backward"
-                    wanted = [fakes[k] for k in self.differentiated]
+                    sources = [fakes[k] for k in self.differentiated]
                     differentiable = [outputs[k] for k in self.differentiable]
                     with single_threaded_backward():
-                        gradients = torch.autograd.grad(differentiable, wanted, tangents, allow_unused=True)
-                    gradients = [_with_accumulated(leaf, gradient) for leaf, gradient in zip(wanted, gradients, strict=True)]
+                        gradients = torch.autograd.grad(differentiable, sources, tangents, allow_unused=True)
+                    gradients = [_with_accumulated(leaf, gradient) for leaf, gradient in zip(sources, gradients, strict=True)]
             return [*outputs, *gradients, *self._next_buffers()]
 
         # as_strided stays a view in this trace, because ops may still write into views

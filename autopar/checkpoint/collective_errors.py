@@ -95,13 +95,13 @@ def _lost() -> Iterator[None]:
         raise lost(error) from error
 
 
-def lost(error: Exception, what: str = "no checkpoint was written or loaded") -> CheckpointError:
+def lost(error: Exception, outcome: str = "no checkpoint was written or loaded") -> CheckpointError:
     """The error of a collective that failed: a rank has died, or left."""
-    return CheckpointError(f"{what}: a rank was lost, or does not answer: {error}")
+    return CheckpointError(f"{outcome}: a rank was lost, or does not answer: {error}")
 
 
 @contextmanager
-def torch_failures(what: str, group: Group) -> Iterator[None]:
+def torch_failures(outcome: str, group: Group) -> Iterator[None]:
     """Turn failures inside of ``torch.distributed.checkpoint`` into errors of autopar: ``except Exception`` does not catch torch's own.
 
     Raises:
@@ -117,9 +117,9 @@ def torch_failures(what: str, group: Group) -> Iterator[None]:
         rank, (error, _) = min(failure.failures.items(), key=lambda item: item[0])
         if isinstance(failure.failures.get(rank_in(group), (None,))[0], KeyboardInterrupt):
             raise KeyboardInterrupt from None
-        raise CheckpointError(f"{what}: rank {ranks_of(group)[rank]}: {error}") from error
+        raise CheckpointError(f"{outcome}: rank {ranks_of(group)[rank]}: {error}") from error
     except RuntimeError as error:
-        raise lost(error, what) from error
+        raise lost(error, outcome) from error
 
 
 def agree(group: Group, outline: Callable[[], Mapping[str, str]]) -> None:

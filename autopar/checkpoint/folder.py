@@ -60,8 +60,8 @@ def checkpoints_at(path: Path) -> list[Path]:
         raise FileNotFoundError(f"there is no folder {path}; name the folder that you passed to autopar.checkpoint.save, or a checkpoint in it")
     if (path / NAME).is_file() or NUMBERED.fullmatch(path.name):
         return [path]
-    if found := checkpoints_in(path):
-        return found
+    if checkpoints := checkpoints_in(path):
+        return checkpoints
     raise FileNotFoundError(f"{path} has no whole checkpoint\n  name the folder that you passed to autopar.checkpoint.save")
 
 

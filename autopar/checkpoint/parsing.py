@@ -140,11 +140,11 @@ def _tensor(name: str, value: Any, files: dict[str, StoredFile]) -> StoredTensor
     chunks = []
     for fields in _kind(list, stored["chunks"], f"the chunks of {_shown(name)}"):
         start, sizes, file, begin = _kind(list, fields, f"a chunk of {_shown(name)}")
-        what = f"a chunk of {_shown(name)}"
-        chunk = Chunk(_counts(start, what), _counts(sizes, what), _kind(str, file, what), _count(begin, what))
+        subject = f"a chunk of {_shown(name)}"
+        chunk = Chunk(_counts(start, subject), _counts(sizes, subject), _kind(str, file, subject), _count(begin, subject))
         inside = len(start) == len(sizes) == len(shape) and all(a + n <= size for a, n, size in zip(chunk.start, chunk.sizes, shape, strict=True))
         if not (inside and chunk.begin <= files[chunk.file].bytes - math.prod(chunk.sizes) * dtype.itemsize):
-            raise ValueError(f"a chunk of {_shown(name)} lies outside of it, or of {chunk.file}")
+            raise ValueError(f"a chunk of {_shown(name)} is outside of it, or of {chunk.file}")
         chunks.append(chunk)
     if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(shape):
         raise ValueError(f"the chunks of {_shown(name)} are not all of it")
@@ -169,20 +169,20 @@ def _overlap(chunks: Iterable[Chunk]) -> bool:
     return False
 
 
-def _kind(kind: Callable[..., Any], value: Any, what: str) -> Any:
+def _kind(kind: Callable[..., Any], value: Any, subject: str) -> Any:
     if type(value) is not kind:
-        raise TypeError(f"{what} is {_shown(value)}, and no {kind.__name__}")  # type: ignore[attr-defined]
+        raise TypeError(f"{subject} is {_shown(value)}, and no {kind.__name__}")  # type: ignore[attr-defined]
     return value
 
 
-def _count(value: Any, what: str) -> int:
+def _count(value: Any, subject: str) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{what} has {_shown(value)} where a count belongs")
+        raise ValueError(f"{subject} has {_shown(value)} where a count belongs")
     return value
 
 
-def _counts(value: Any, what: str) -> tuple[int, ...]:
-    return tuple(_count(count, what) for count in _kind(list, value, what))
+def _counts(value: Any, subject: str) -> tuple[int, ...]:
+    return tuple(_count(count, subject) for count in _kind(list, value, subject))
 
 
 def _shown(value: Any) -> str:

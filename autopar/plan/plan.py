@@ -142,15 +142,15 @@ class _Matcher:
         """Return the layout that a dict gives each value that it matches. ``misfits`` receives the globs of a preset that do not fit."""
         chosen: dict[str, _Choice] = {}
         for glob, spec in layer.globs.items():
-            what = f"the plan's {glob!r}: {_show(spec)}"
+            subject = f"the plan's {glob!r}: {_show(spec)}"
             matches = [*self._matches(glob, layer)]
             if not matches and not layer.preset:
                 if is_known(glob):
                     raise PlanError(_no_match(glob, [name for name, _, _ in self._names()]))
-                dims_of(what, spec, None, self.mesh, open_=glob.endswith("()"))
+                dims_of(subject, spec, None, self.mesh, open_=glob.endswith("()"))
             for listed, names, through in matches:
                 try:
-                    attr = attr_of(what, spec, listed if ":" in names[0] else names[0], self.shapes[listed], self.mesh)
+                    attr = attr_of(subject, spec, listed if ":" in names[0] else names[0], self.shapes[listed], self.mesh)
                 except PlanError as error:
                     if not layer.preset:
                         raise
@@ -264,7 +264,7 @@ _ORIGINAL = re.compile(r"(.*)\bparametrizations\.(\w+)\.original\d*")
 
 
 def _no_match(glob: str, names: list[str]) -> str:
-    originals = [name for name in names if (found := _ORIGINAL.fullmatch(name)) and _matches(glob, found[1] + found[2])]
+    originals = [name for name in names if (match := _ORIGINAL.fullmatch(name)) and _matches(glob, match[1] + match[2])]
     if originals:
         return (
             f"the plan's glob {glob!r} names a tensor that a parametrization computes from parts of other shapes, so the layouts of the parts are not known; "
@@ -273,8 +273,8 @@ def _no_match(glob: str, names: list[str]) -> str:
     calls = glob.endswith("()")
     names = [name for name in names if name.endswith("()") == calls and (":" in name) == (":" in glob)]
     near = difflib.get_close_matches(glob.lstrip("*."), names, n=3, cutoff=0.3) or names[:3]
-    what = "module that is called and returns one tensor, which the step needs" if calls else "parameter or input"
-    return f"the plan's glob {glob!r} matches no {what}; near it: {', '.join(near) or 'the model has none'}"
+    kind = "module that is called and returns one tensor, which the step needs" if calls else "parameter or input"
+    return f"the plan's glob {glob!r} matches no {kind}; near it: {', '.join(near) or 'the model has none'}"
 
 
 def _show(spec: object) -> str:
@@ -290,12 +290,12 @@ def _split_batch(resolved: Constraints, mesh: Mesh, inputs: Mapping[str, Sequenc
     batch = [*[name for name in mesh.names if name not in NOT_BATCH][:1], *[name for name in mesh.names if name == EXPERTS]]
     sequence = [SEQUENCE] if SEQUENCE in mesh.names and len(first) > 1 else []
     decisions, split = [], dict.fromkeys(inputs, ())
-    for dim, axes, what in ((0, batch, "batch"), (1, sequence, "sequence")):
+    for dim, axes, meaning in ((0, batch, "batch"), (1, sequence, "sequence")):
         alike = [name for name, shape in inputs.items() if axes and len(shape) > dim and tuple(shape[: dim + 1]) == tuple(first[: dim + 1])]
         for name in alike:
             split[name] = (*split[name], *[None] * (dim - len(split[name])), tuple(axes))
         if alike:
-            decisions.append(f"{' and '.join(axes)} split{'s' * (len(axes) == 1)} dim {dim} of the inputs {', '.join(alike)} (the {what}, {first[dim]})")
+            decisions.append(f"{' and '.join(axes)} split{'s' * (len(axes) == 1)} dim {dim} of the inputs {', '.join(alike)} (the {meaning}, {first[dim]})")
     for name, dims in split.items():
         if dims:
             resolved.attrs[name] = DistAttr.split(*dims, *[None] * (len(inputs[name]) - len(dims))).normalize(inputs[name], mesh)

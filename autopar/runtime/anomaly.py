@@ -119,8 +119,8 @@ class Hunt:
         op, record, axes = op_of(node), record_of(node), _axes(node)
         during = f"the {record.phase}" + f" of {self.during}" * (bool(self.during) and record.phase != "update")
         of = f" of {_user_name(_first_input(op))}" if op.target in IN_PLACE else ""
-        what = f"the constant {op.name}" if op.op == "get_attr" else target_name(op.target)
-        lines = [f"{what}{of} makes a NaN on rank {self.program.rank}, in {during}", "  " + print_node(self.program, op)]
+        op_text = f"the constant {op.name}" if op.op == "get_attr" else target_name(op.target)
+        lines = [f"{op_text}{of} makes a NaN on rank {self.program.rank}, in {during}", "  " + print_node(self.program, op)]
         lines += [at_line(record.source, record.module)] if record.source else []
         why = self._came_over(op, axes) if axes else "none of its operands has one"
         lines.append(f"  {_count(value)} of {node.name} are NaN; {why}:")
@@ -128,8 +128,8 @@ class Hunt:
         return "\n".join([*lines, f"  {CAME if axes else MADE}"])
 
     def _came_over(self, op: fx.Node, axes: Sequence[str]) -> str:
-        given = transfers.arguments(op.target, op.args, op.kwargs)
-        group = self.program.meshes[given.get("stage")].group(self.program.rank, given["axis"])
+        arguments = transfers.arguments(op.target, op.args, op.kwargs)
+        group = self.program.meshes[arguments.get("stage")].group(self.program.rank, arguments["axis"])
         others = [str(rank) for rank in group if rank != self.program.rank]
         return f"this rank's piece has none, so it came over {' '.join(axes)} from rank{'s' * (len(others) > 1)} {' '.join(others)}"
 

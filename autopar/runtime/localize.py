@@ -52,7 +52,7 @@ def rank_classes(program: Program) -> list[list[int]]:
 
 
 SHARED = (
-    "this local program is made of the explicit one, and other ranks have the same graph: an edit of it would leave them apart; "
+    "this local program is made from the explicit one, and an edit of it would not reach all other ranks; "
     "edit the explicit program before it is localized, or a copy of this one, program.copy()"
 )
 
@@ -102,7 +102,7 @@ class LocalPrograms(Mapping[int, Program]):
 def localize(program: Program, coordinates: Mapping[str, int]) -> Program:
     """Return the program of the rank at ``coordinates``; linear in the graph.
 
-    Of a program with stages, what runs on those that the rank lies on, and its end of each exchange between stages.
+    For a program with stages, it has the ops of the rank's stages, and the rank's part of each exchange between stages.
 
     Raises:
         ValueError: the program is not explicit.

@@ -95,7 +95,7 @@ def batch_norm_backward(
         shared = aten.mul.Tensor(normal, along(aten.div.Scalar(product, count)))
         dy = aten.sub.Tensor(aten.sub.Tensor(dy, along(aten.div.Scalar(total, count))), shared)
     dx = _as(aten.mul.Tensor(dy, along(factor)), x.dtype)
-    return tuple(g if wanted else None for g, wanted in zip((dx, _as(product, dtype), _as(total, dtype)), mask, strict=True))
+    return tuple(g if needed else None for g, needed in zip((dx, _as(product, dtype), _as(total, dtype)), mask, strict=True))
 
 
 def _reserved(x):

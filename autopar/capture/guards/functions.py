@@ -175,9 +175,9 @@ class Functions:
 
     def _methods(self, names: Iterator[str], cls: type | None) -> None:
         """Examine the methods of its class that a method may call."""
-        wanted = set(names)
+        called = set(names)
         for base in cls.__mro__ if cls is not None else ():
-            for name in sorted(wanted & vars(base).keys()):
+            for name in sorted(called & vars(base).keys()):
                 if isinstance(vars(base)[name], (*FUNCTIONS, *WRAPPED)):
                     self.look_into(vars(base)[name], cls)
 

@@ -41,9 +41,9 @@ class Guards:
         self._arrange_places()
         paths = {module: path for path, module in reversed(named)}
         hooks = [(f"{path}.{name}".lstrip("."), vars(module), name) for module, path in reversed(paths.items()) for name in HOOKS]
-        hooks += [("hooks of all modules", {"": some}, "") for some in GLOBAL_HOOKS]
-        self._hooks = [(words, own, name, list(own[name].values())) for words, own, name in hooks]
-        self._without = [own[name] for _, own, name, before in self._hooks if not before]
+        hooks += [("hooks of all modules", {"": global_hooks}, "") for global_hooks in GLOBAL_HOOKS]
+        self._hooks = [(words, holder, name, list(holder[name].values())) for words, holder, name in hooks]
+        self._without = [holder[name] for _, holder, name, before in self._hooks if not before]
         self._with = [hook for hook in self._hooks if hook[3]]
 
     def _arrange_places(self) -> None:
@@ -87,7 +87,7 @@ class Guards:
         return same and all(map(operator.is_, map(type, modules), self._classes))
 
     def _hooks_hold(self) -> bool:
-        return not any(self._without) and all(_same(own[name], before) for _, own, name, before in self._with)
+        return not any(self._without) and all(_same(holder[name], before) for _, holder, name, before in self._with)
 
     def _places_hold(self) -> bool:
         now: list[Any] = []
@@ -112,10 +112,10 @@ class Guards:
             now, before = [type(module).__name__ for module in modules], [cls.__name__ for cls in self._classes]
             pairs = zip(modules, map(type, modules), self._modules, self._classes, strict=False)
             at = next((k for k, (a, kind, b, cls) in enumerate(pairs) if a is not b or kind is not cls), min(len(now), len(before)))
-            changes.append(GuardedChange(None, f"module {at} of the model", *("missing" if at >= len(some) else f"a {some[at]}" for some in (before, now))))
-        for words, own, name, before in self._hooks:
-            if not _same(own[name], before):
-                changes.append(GuardedChange(None, words, _shown(before), _shown(own[name].values())))
+            changes.append(GuardedChange(None, f"module {at} of the model", *("missing" if at >= len(classes) else f"a {classes[at]}" for classes in (before, now))))
+        for words, holder, name, before in self._hooks:
+            if not _same(holder[name], before):
+                changes.append(GuardedChange(None, words, _shown(before), _shown(holder[name].values())))
         return changes
 
 

@@ -95,7 +95,7 @@ class _Followed:
     def _refused(self, name: str) -> RuntimeError:
         where = f"{self.words}.{name}".lstrip(".")
         return RuntimeError(
-            f"{where} was changed in the model that was parallelized, of which each process holds a copy\n"
+            f"{where} was changed in the model that was parallelized, but each process runs a copy of it\n"
             f"  change it in what parallelize has returned: parallel.{where}; or before parallelize"
         )
 

@@ -198,16 +198,16 @@ class Reads:
     def _places(self, owner: Any, name: str, then: Any, line: str) -> Iterator[GuardedPlace]:
         """Yield the places of an attribute: the object's dict, its class, or the object itself if the attribute is computed."""
         words = f"{self._words(owner)}{name}"
-        own = _dict_of(owner)
+        attributes = _dict_of(owner)
         static = inspect.getattr_static(type(owner), name, MISSING)
         absent = then is not UNKNOWN and then == frozen(MISSING)
-        if own is not None and (name in own or static is not MISSING or absent):
+        if attributes is not None and (name in attributes or static is not MISSING or absent):
             if not isinstance(static, property):
-                yield GuardedPlace(own, name, words, line=line)
-            if name in own:
+                yield GuardedPlace(attributes, name, words, line=line)
+            if name in attributes:
                 return
         if static is MISSING or isinstance(static, types.MemberDescriptorType):
-            if not absent or own is None:
+            if not absent or attributes is None:
                 yield GuardedPlace(owner, name, words, computed=True)
             return
         cls = next(base for base in type(owner).__mro__ if name in vars(base))

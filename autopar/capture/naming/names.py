@@ -37,8 +37,8 @@ def names_of(model: torch.nn.Module) -> Names:
     first: dict[int, str] = {}
     for name, tensor in every:
         first.setdefault(id(tensor), name)
-    names.shapes |= (made := computed(modules))
-    listed = {name: first[id(tensor)] for name, tensor in every} | {name: name for name in made}
+    names.shapes |= (parametrized := computed(modules))
+    listed = {name: first[id(tensor)] for name, tensor in every} | {name: name for name in parametrized}
     names.aliases = {name: target for name, target in listed.items() if name != target}
     for name, target in listed.items():
         steps = steps_to(name, modules)

@@ -89,13 +89,13 @@ def option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def options_of(given: Mapping[str, Any]) -> TrainOptions:
+def options_of(explicit: Mapping[str, Any]) -> TrainOptions:
     """Merge explicit options over those of their preset over the defaults. ``check`` refuses an unknown preset."""
-    preset = TRAININGS.get(given.get("preset") or "")
-    said = dict(preset.options) if preset else {}
-    if given.get("amp", said.get("amp")) != said.get("amp"):
-        said.pop("loss_scale", None)  # it belongs to the preset's mixed precision
-    return TrainOptions(**{**said, **given})
+    preset = TRAININGS.get(explicit.get("preset") or "")
+    merged = dict(preset.options) if preset else {}
+    if explicit.get("amp", merged.get("amp")) != merged.get("amp"):
+        merged.pop("loss_scale", None)  # it belongs to the preset's mixed precision
+    return TrainOptions(**{**merged, **explicit})
 
 
 LIMITS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (  # option, its condition, and the condition in words

@@ -16,7 +16,7 @@ from autopar.ir.program import Program
 Regions = Callable[[fx.Node], str | None]  # from a node of either phase to its region; ``None``: no region
 
 
-def modules(program: Program, what: str | Sequence[str]) -> Regions:
+def modules(program: Program, choice: str | Sequence[str]) -> Regions:
     """Return the regions of ``"blocks"`` or of globs; a backward op is in the region of its forward op.
 
     A glob is matched against ``"." + path`` and against the path, as in a plan. If modules contain each other, the outermost is
@@ -26,7 +26,7 @@ def modules(program: Program, what: str | Sequence[str]) -> Regions:
         ValueError: a glob matches no module that runs an op; no module is a block.
     """
     paths = module_paths(program)
-    chosen = blocks(paths) if what == "blocks" else matches(paths, [what] if isinstance(what, str) else what)
+    chosen = blocks(paths) if choice == "blocks" else matches(paths, [choice] if isinstance(choice, str) else choice)
     if not chosen:
         raise ValueError(
             f'recompute="blocks" takes the numbered modules that contain modules, as layers.0 with layers.0.mlp, and the step has none; '

@@ -51,10 +51,10 @@ class Search:
     def __init__(self, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any],
                  results: Sequence[TensorType | None]) -> None:  # fmt: skip
         self.rule, self.op, self.args, self.kwargs, self.types = rule, op, args, kwargs, results
-        given = slots(op, args, kwargs)
-        self.shapes = [value.shape if isinstance(value, TensorType) else None for value in given]
+        arguments = slots(op, args, kwargs)
+        self.shapes = [value.shape if isinstance(value, TensorType) else None for value in arguments]
         self.results = [None if result is None else result.shape for result in results]
-        self.floats = [k for k, value in enumerate(given) if isinstance(value, TensorType) and value.dtype.is_floating_point]
+        self.floats = [k for k, value in enumerate(arguments) if isinstance(value, TensorType) and value.dtype.is_floating_point]
         self.tried = 0
 
     def run(self) -> Rule:
@@ -220,8 +220,8 @@ class Search:
     def _adds(self, operands: str) -> bool:
         """Whether the op is linear in these operands, ``0`` or ``0+1``: its results for two addends sum up to the result for their sum."""
         call, random = self.calls[0], torch.Generator().manual_seed(1)
-        given = slots(self.op, *call)
-        shares = {id(given[int(slot)]): torch.randn(given[int(slot)].shape, generator=random, dtype=torch.float64) for slot in operands.split("+")}
+        arguments = slots(self.op, *call)
+        shares = {id(arguments[int(slot)]): torch.randn(arguments[int(slot)].shape, generator=random, dtype=torch.float64) for slot in operands.split("+")}
         first, second = (
             self._run(pytree.tree_map(lambda leaf: part(leaf, shares[id(leaf)]) if id(leaf) in shares else leaf, call))  # noqa: B023
             for part in (lambda x, share: share, torch.sub)

@@ -234,8 +234,8 @@ def exchange(function: Callable[..., Any], arguments: Mapping[str, Any], piece: 
         return Exchange(start_all_gather, (view, dim, sizes, group), finish_all_gather, (shape, dim, sizes, dtype))
     assert function is transfers.all_to_all, function
     source, target, new_sizes = arguments["source"], arguments["target"], tuple(arguments["new_sizes"])
-    mine = {target: new_sizes[index]}
-    pieces = tuple(tuple({**mine, source: size}.get(d, n) for d, n in enumerate(view)) for size in sizes)
+    own_size = {target: new_sizes[index]}
+    pieces = tuple(tuple({**own_size, source: size}.get(d, n) for d, n in enumerate(view)) for size in sizes)
     received = tuple(math.prod(piece) for piece in pieces)
     return Exchange(start_all_to_all, (view, target, new_sizes, received, group), finish_all_to_all,
                     (shape, source, pieces, dtype))  # fmt: skip
