@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autopar.capture.guards import Original
-from autopar.capture.model_state import inventory
+from autopar.capture.model_state import model_state
 from autopar.capture.model_swap import ONE_AT_A_TIME
 from autopar.ir.dtensor import edge_of
 from autopar.ir.layout import DistAttr
@@ -111,7 +111,7 @@ class Parallel(ModelProxy):
         """
         calls = self._calls
         inputs = calls.inputs(calls.bound(args, kwargs))
-        return calls.compiled(inputs, calls.call(inputs, inventory(self.module)))
+        return calls.compiled(inputs, calls.call(inputs, model_state(self.module)))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model: its own signature, its own output structure; outputs are attached to autograd.
@@ -123,7 +123,7 @@ class Parallel(ModelProxy):
         calls = self._calls
         context, agreement, tensors = calls.context(" and call parallelize in each"), calls.agreement, calls.tensors
         with ONE_AT_A_TIME:  # while a thread captures, the model has stand-ins in the place of its tensors
-            inputs, state = calls.inputs(calls.bound(args, kwargs)), inventory(self.module)
+            inputs, state = calls.inputs(calls.bound(args, kwargs)), model_state(self.module)
             call = calls.call(inputs, state)
             words = f"call {describe(inputs, call.key)}{call.where}"
             if not call.known:
@@ -148,7 +148,7 @@ class Parallel(ModelProxy):
         calls = self._calls
         calls.refuse_to_simulate()
         with ONE_AT_A_TIME:
-            inputs, state = calls.inputs(calls.bound(args, kwargs)), inventory(self.module)
+            inputs, state = calls.inputs(calls.bound(args, kwargs)), model_state(self.module)
             compiled = calls.compiled(inputs, calls.call(inputs, state))
         calls.refuse_without_values(inputs, state)
         tensors = [tensor for _, tensor in (*state.parameters, *state.buffers, *inputs.named)]

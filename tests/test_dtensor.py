@@ -132,7 +132,7 @@ def test_plans_that_are_refused() -> None:
         "Shard(dim=2) over dp splits dim 2 of a value of 2; use Replicate() or a dim that is there, on up.weight with the shape [12, 8]"
     )
     assert "Shard(dim=0) is no tuple; give one placement for each axis of the mesh: dp, tp" in refused(Shard(0))
-    assert refused((Replicate(), Partial())).endswith("is pending, and up.weight is given as it is; only Shard and Replicate can be asked for")
+    assert refused((Replicate(), Partial())).endswith("is pending, but up.weight is no partial sum; only Shard and Replicate are allowed")
 
 
 def test_device_meshes_need_processes_and_names() -> None:

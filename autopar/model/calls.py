@@ -11,7 +11,7 @@ import torch
 from autopar.capture import Captured
 from autopar.capture.arguments import Arguments, bind_arguments, signature_of
 from autopar.capture.guards import GuardedCall, Original
-from autopar.capture.model_state import Inventory, inventory
+from autopar.capture.model_state import ModelState, model_state
 from autopar.ir.layout import DistAttr
 from autopar.model.call_agreement import CallAgreement
 from autopar.model.captures import Captures, about_recapture
@@ -116,12 +116,12 @@ class Calls:
         """Whether dim 0 of an input is the batch, of the inputs that the plan names. ``inputs``: name → number of dims."""
         key = tuple(inputs.items())
         if key not in self._of_the_batch:
-            state = inventory(self.module)
+            state = model_state(self.module)
             others = {name for name, _ in (*state.parameters, *state.buffers)}  # the plan means these where an input has the same name
             self._of_the_batch[key] = of_the_batch(self.compiler.plan, self.mesh, {name: dims for name, dims in inputs.items() if name not in others})
         return self._of_the_batch[key]
 
-    def refuse_without_values(self, inputs: CallInputs, state: Inventory) -> None:
+    def refuse_without_values(self, inputs: CallInputs, state: ModelState) -> None:
         """``ValueError`` where a parameter, a buffer or an input has no values to compute with."""
         refuse_without_values([*state.parameters, *state.buffers, *inputs.named])
 
@@ -133,13 +133,13 @@ class Calls:
 
     # -- captures ----------------------------------------------------------------------------------------------------
 
-    def key(self, inputs: CallInputs, state: Inventory) -> CallKey:
+    def key(self, inputs: CallInputs, state: ModelState) -> CallKey:
         """The key of a call's capture, without the values that forward reads."""
         if self._original is not None:
             self._original.take_over()
         return signature_of(state, inputs.arguments), inputs.facts
 
-    def call(self, inputs: CallInputs, state: Inventory) -> GuardedCall:
+    def call(self, inputs: CallInputs, state: ModelState) -> GuardedCall:
         """A call of the model itself, with the values that forward would read now."""
         return self.captures.call(self.key(inputs, state), state.modules)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from autopar.capture.model_state import inventory
+from autopar.capture.model_state import model_state
 from autopar.ir.dtensor import edge_of, placements_of
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
@@ -26,7 +26,7 @@ def sharded(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh: Mesh, j
     Raises:
         ValueError: a parameter has a hook of its gradient, which a copy does not have.
     """
-    own = inventory(model)
+    own = model_state(model)
     for name, parameter in own.parameters:
         if have_gradient_hooks([parameter]):
             raise ValueError(
@@ -60,7 +60,7 @@ def relaid(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh: Mesh, jo
     """Bring parameters to lie as ``attrs`` says. They stay the same objects, so that an optimizer keeps them; their gradients go."""
     refer_weakly(model, False)
     try:
-        for name, parameter in inventory(model).parameters:
+        for name, parameter in model_state(model).parameters:
             placements = placements_of(attrs[name], mesh, tuple(parameter.shape)) if name in attrs else None
             if placements is not None and parameter.placements != placements:  # type: ignore[attr-defined]
                 parameter.grad = None

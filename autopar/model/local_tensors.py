@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from autopar.capture.model_state import Inventory, Named
+from autopar.capture.model_state import ModelState, Named
 from autopar.ir.dtensor import placements_of
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
@@ -45,7 +45,7 @@ class LocalTensors:
         self.mesh, self.job, self._whole = mesh, job, whole
         self._parameters = dict(module.named_parameters())
 
-    def pieces(self, inputs: CallInputs, state: Inventory, interface: Interface, rank: int) -> Pieces:
+    def pieces(self, inputs: CallInputs, state: ModelState, interface: Interface, rank: int) -> Pieces:
         """This rank's pieces of the parameters, the buffers and the inputs of a call."""
         self._check_parameters(state.parameters)
         named = [*state.parameters, *state.buffers]

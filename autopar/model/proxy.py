@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from autopar.capture.guards import AttributesOfModule
-from autopar.capture.model_state import inventory
+from autopar.capture.model_state import model_state
 from autopar.ir.mesh import Mesh
 from autopar.model.calls import Calls
 from autopar.model.dtensor_parameters import for_everyone, for_model
@@ -132,5 +132,5 @@ class ModelProxy(AttributesOfModule):
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """That of the model. Full tensors, as of a model on one device, are cut; DTensors are redistributed."""
         self._calls.membership.check()
-        state = inventory(self.module)
+        state = model_state(self.module)
         return self.module.load_state_dict(for_model(state_dict, dict([*state.all_parameters, *state.all_buffers]), self.job), *args, **kwargs)

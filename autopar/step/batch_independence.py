@@ -23,7 +23,7 @@ from autopar.ir.ops.seeded_random import is_drawn, source_of
 from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType
 from autopar.plan.choice import place_of
-from autopar.plan.propagation import Completion, Wanted
+from autopar.plan.propagation import LayoutPropagation, PropagationOptions
 from autopar.rules.binding import bind_node
 from autopar.rules.registry import op_name
 from autopar.step.graph_builder import Assembly, type_of
@@ -55,7 +55,7 @@ class Rows:
             if (node in inputs or record_of(node).role in ("seed", "state")) if node.op == "placeholder" else not self.varying.isdisjoint(operands(node)):
                 self.varying.add(node)
         self._same: dict[fx.Node, fx.Node] = {}
-        self._placed: Completion | None = None
+        self._placed: LayoutPropagation | None = None
         if self.count > 1:
             self._place(program, values, inputs, device)
 
@@ -65,7 +65,7 @@ class Rows:
             if node in needed:
                 same[node] = made.placeholder(node.name, _drawing(record_of(node))) if node.op == "placeholder" else made.copy(node, same, program.constants)
         split = {same[node].name: DistAttr.split(AXIS, *[None] * (len(shape) - 1)) for node, shape in inputs.items() if node in same}
-        self._placed = Completion(made.program([same[value] for value in values]), Wanted(Mesh({AXIS: 2}), split))
+        self._placed = LayoutPropagation(made.program([same[value] for value in values]), PropagationOptions(Mesh({AXIS: 2}), split))
         self._placed.run()
 
     def are_in(self, node: fx.Node) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from autopar.capture.guards import GuardedCall
-from autopar.capture.model_state import Inventory
+from autopar.capture.model_state import ModelState
 from autopar.errors import AutoparError
 from autopar.ir.program import Program
 from autopar.model.calls import Calls
@@ -55,7 +55,7 @@ class StepCaptures:
         self.latest: tuple[MicroBatch, StepUpdate] | None = None
         self.trained: tuple[Trained, ...] = ()
 
-    def call(self, inputs: CallInputs, state: Inventory) -> GuardedCall:
+    def call(self, inputs: CallInputs, state: ModelState) -> GuardedCall:
         """The call of a micro-batch, with the values that forward would read now.
 
         Raises:

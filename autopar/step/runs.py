@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autopar.capture.model_state import Inventory
+from autopar.capture.model_state import ModelState
 from autopar.ir.mesh import Mesh
 from autopar.ir.program import Program
 from autopar.model.calls import Calls
@@ -68,7 +68,7 @@ class OnProcess:
     offload: bool = False
     _runs: dict[int, ProcessRun] = field(default_factory=dict)
 
-    def __call__(self, batch: Sequence[CallInputs], model: Inventory, micro: MicroBatch, update: StepUpdate,
+    def __call__(self, batch: Sequence[CallInputs], model: ModelState, micro: MicroBatch, update: StepUpdate,
                  state: Mapping[str, torch.Tensor]) -> Returned:  # fmt: skip
         """Run the step of a batch: what the update returns, and the model's outputs.
 
@@ -163,7 +163,7 @@ class Simulated:
     calls: Calls
     _runs: dict[int, SimulatedRun] = field(default_factory=dict)
 
-    def __call__(self, batch: Sequence[CallInputs], model: Inventory, micro: MicroBatch, update: StepUpdate,
+    def __call__(self, batch: Sequence[CallInputs], model: ModelState, micro: MicroBatch, update: StepUpdate,
                  state: Mapping[str, torch.Tensor]) -> Returned:  # fmt: skip
         """The same as ``OnProcess`` does, of all ranks."""
         run, end = self._run(micro.program, micro.local), self._run(update.program, update.local)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from autopar.capture.model_state import inventory
+from autopar.capture.model_state import model_state
 from autopar.capture.model_swap import ONE_AT_A_TIME
 from autopar.ir.program import Program
 from autopar.model.calls import Calls
@@ -56,7 +56,7 @@ class TrainStep:
         self.steps = 0
         self.skipped: torch.Tensor | None = None
         self.scaler = list(options.loss_scale.state(calls.device)) if options.scaled else None
-        self.owned = OptimizerState(optimizer, inventory(calls.module).parameters, calls.mesh, calls.job, options.offload, calls.agreement.wait)
+        self.owned = OptimizerState(optimizer, model_state(calls.module).parameters, calls.mesh, calls.job, options.offload, calls.agreement.wait)
         self.averages = None if options.ema is None else Averages(self.owned, calls.device)
         self._batches = MicroBatches(calls.mesh, options.microbatches, calls.of_the_batch)
         self._captured = StepCaptures(calls, self.owned, self.averages, self._batches, options, self._forget)
@@ -112,7 +112,7 @@ class TrainStep:
         """Capture the step of such a batch and place it, unless that was done before; nothing is computed."""
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
             inputs = self._inputs(args, kwargs)[0]
-            self._captured.compiled(inputs, self._captured.call(inputs, inventory(self._calls.module)))
+            self._captured.compiled(inputs, self._captured.call(inputs, model_state(self._calls.module)))
         return self.program
 
     def _inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[CallInputs]:
@@ -174,7 +174,7 @@ class TrainStep:
         calls = self._calls
         calls.refuse_to_simulate()
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
-            inputs, state = self._inputs(args, kwargs), inventory(calls.module)
+            inputs, state = self._inputs(args, kwargs), model_state(calls.module)
             calls.refuse_without_values(inputs[0], state)
             micro, update = self._captured.compiled(inputs[0], self._captured.call(inputs[0], state))
         with torch.inference_mode(False), without_function_modes(), torch.no_grad(), self._looking():
@@ -188,7 +188,7 @@ class TrainStep:
         calls, captured = self._calls, self._captured
         calls.context()
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
-            inputs, state = self._inputs(args, kwargs), inventory(calls.module)
+            inputs, state = self._inputs(args, kwargs), model_state(calls.module)
             call = captured.call(inputs[0], state)
             if not call.known:
                 calls.refuse_without_values(inputs[0], state)

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import torch
 
-from autopar.capture.model_state import Inventory
+from autopar.capture.model_state import ModelState
 from autopar.torch_private import have_gradient_hooks
 
 
-def refuse_untrainable(own: Inventory, groups: Mapping[str, tuple[int, torch.nn.Parameter]]) -> None:
+def refuse_untrainable(own: ModelState, groups: Mapping[str, tuple[int, torch.nn.Parameter]]) -> None:
     """Look at each parameter of the optimizer, at each step: in a few microseconds where there is nothing to refuse.
 
     Args:
