@@ -52,7 +52,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     ),
     "coordinates outside the mesh": (
         "program local on dp=2 at dp=2\n",
-        "this local program is inconsistent\n  coordinate dp=2 lies outside the mesh (dp=2)",
+        "this local program is inconsistent\n  coordinate dp=2 is outside the mesh (dp=2)",
     ),
     "coordinates of other axes": (
         "program local on dp=2 tp=2 at dp=0\n",

@@ -22,7 +22,7 @@ from autopar.ir.layout import span
 from autopar.ir.mesh import Mesh
 from autopar.ir.messages import axes_between, messages
 from autopar.ir.nodes import make_node, map_operands, operands, record_of, set_record
-from autopar.ir.ops.seeded_random import is_drawn
+from autopar.ir.ops.seeded_random import is_seeded_random
 from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType, ValueType
 from autopar.rules.binding import bind_node
@@ -162,7 +162,7 @@ class _Localizer:
                 kwargs["stage"] = mesh.name
         elif node.op == "call_function" and isinstance(node.target, OpOverload):
             args = _sizes(node, record, kind, mesh, at)
-        if is_drawn(node.target):
+        if is_seeded_random(node.target):
             self.drawn(node, record, args, kwargs, kind)
         else:
             self.add(node, record, node.op, node.target, args, kwargs, kind)

@@ -151,7 +151,7 @@ class _Verifier:
         if record.uses and len(record.uses) != len(operands(node)):
             raise self.error(node, f"{len(operands(node))} operands, but {len(record.uses)} requirements: every use has one, or none has")
         if any(need is not None and need.layout is not None for need in record.uses):
-            raise self.error(node, "a use in a traced program requires a dtype alone; place says how it lies")
+            raise self.error(node, "a use in a traced program requires a dtype alone; place decides its Layout")
 
     def check_untransferred(self, node: fx.Node, record: Record) -> None:
         if node.target in transfers.BY_FUNCTION:
