@@ -22,7 +22,7 @@ from autopar.capture.provenance import Origin, Recorder, Replay
 from autopar.capture.recurrent import Unroller
 from autopar.errors import CaptureError, at_line
 from autopar.ir.ops.seeded_random import Streams
-from autopar.ir.structure import Structure, flatten, is_cache, unflatten, path_to
+from autopar.ir.structure import Structure, flatten, is_cache, path_to, unflatten
 from autopar.torch_private import (
     DATA_DEPENDENT,
     FakeTensorMode,
