@@ -1,4 +1,4 @@
-"""Verify programs: what each level promises, and whether the communication of all ranks comes to an end."""
+"""Verify programs: the promises of each level, and that the communication of all ranks finishes."""
 
 from autopar.verify.levels import verify
 
