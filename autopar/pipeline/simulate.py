@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from autopar.errors import ScheduleError, shown
-from autopar.gc_pause import collector_paused
+from autopar.gc_pause import gc_paused
 from autopar.pipeline.dataflow import source
 from autopar.pipeline.lowering import with_messages
 from autopar.pipeline.memory import memory
@@ -53,7 +53,7 @@ class Simulation(SimulationData[Schedule]):
         save_trace(self, path)
 
 
-@collector_paused()
+@gc_paused()
 def simulate(schedule: Schedule, times: Times | None = None, sizes: Sizes | None = None, *, held: Collection[str] = (),
              at_once: Collection[Task] = ()) -> Simulation[Schedule]:  # fmt: skip
     """Simulate a schedule; linear in its tasks.

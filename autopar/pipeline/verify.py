@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from autopar.errors import ChannelError, ScheduleError, shown
-from autopar.gc_pause import collector_paused
+from autopar.gc_pause import gc_paused
 from autopar.pipeline.buffers import NEVER, Flow, in_use, last_readers, release_rows
 from autopar.pipeline.dataflow import made_by, reads, source
 from autopar.pipeline.schedule_table import Schedule, ScheduleTable
@@ -47,7 +47,7 @@ class Verification(Generic[Schedule]):
         return "\n".join(lines)
 
 
-@collector_paused()
+@gc_paused()
 def verify(schedule: Schedule, *, channels: Iterable[Channels] = ()) -> Verification[Schedule]:
     """Check a schedule, with its messages or as one of computations alone.
 

@@ -1,4 +1,4 @@
-"""The page of the sharding rules, made from their tables."""
+"""Write the page of the sharding rules from their tables."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ means that it waits there at no cost. Operands and arguments are counted from 0.
 
 
 def page() -> str:
-    """All of it."""
+    """Return the whole page."""
     tables = list(_families())
     count = sum(len(table) for _, table in tables)
     return "\n".join([HEAD, f"{count} overloads.", *(_family(title, table) for title, table in tables)]) + "\n"
 
 
 def _families() -> Iterator[tuple[str, list[Rule]]]:
-    """The rules of each file of tables, and what the file says of itself."""
+    """Yield the rules of each file of tables, with the file's name and docstring."""
     for path in sorted(FOLDER.glob("*.py")):
         saved = dict(RULES)
         if path.stem in ("__init__", "registry", "binding"):
@@ -66,8 +66,8 @@ def _family(title: str, table: list[Rule]) -> str:
 def _factors(rule: Rule) -> str:
     if isinstance(rule.pattern, str):
         return f"`{rule.pattern}`"
-    said = (rule.pattern.__doc__ or "by its arguments").strip().splitlines()[0].rstrip(".:")
-    return said.replace("``", "`").replace("|", "\\|")
+    summary = (rule.pattern.__doc__ or "by its arguments").strip().splitlines()[0].rstrip(".:")
+    return summary.replace("``", "`").replace("|", "\\|")
 
 
 def _sums(rule: Rule) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import fx
 
-from autopar.gc_pause import collector_paused
+from autopar.gc_pause import gc_paused
 from autopar.ir import transfers
 from autopar.ir.layout import span
 from autopar.ir.mesh import Mesh
@@ -86,7 +86,7 @@ class LocalPrograms(Mapping[int, Program]):
     def _make(self) -> None:
         """All classes: that no rank waits for ever is seen only when all are looked at."""
         mesh = _mesh(self._program)
-        with collector_paused():
+        with gc_paused():
             self._made = {k: localize(self._program, mesh.coordinates(ranks[0])) for k, ranks in enumerate(self._classes)}
             for program in self._made.values():
                 self._check(program)

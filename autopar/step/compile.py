@@ -14,7 +14,7 @@ from autopar.capture import Captured
 from autopar.capture.specialize import specialize
 from autopar.compiled import Compiler
 from autopar.errors import at_line
-from autopar.gc_pause import collector_paused
+from autopar.gc_pause import gc_paused
 from autopar.ir.layout import DistAttr, layout_of
 from autopar.ir.nodes import name_of, operands, record_of, set_record
 from autopar.ir.program import Program
@@ -107,7 +107,7 @@ def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, 
     cut = {otherwise.get(name, name) for name in cut}
     reported = [report, *run_passes(traced, [Amp(options.amp, options.keep, device=captured.device)] if options.amp else [])]
     start = time.perf_counter()
-    with collector_paused():
+    with gc_paused():
         wanted = {*trained, *_measured(traced, options)}
         told = {"returns": options.joins, "names": names_of(captured)}
         found = micro_of(traced, options.microbatches, captured.device, wanted, cut, scaled=options.scaled, **told)
@@ -170,7 +170,7 @@ def _measured(traced: Program, options: Options) -> list[str]:
 
 def _joined(compiler: Compiler, first: Program, second: Program, handed: Sequence[str] = ()) -> tuple[Placed, list[PassReport]]:
     start = time.perf_counter()
-    with collector_paused():
+    with gc_paused():
         made = joined(first, second, handed)
     ms = (time.perf_counter() - start) * 1e3
     verify(made, "join")

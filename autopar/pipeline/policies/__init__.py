@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Sequence
 
 from autopar.errors import ScheduleError, shown
-from autopar.gc_pause import collector_paused
+from autopar.gc_pause import gc_paused
 from autopar.pipeline.policies.phases import order
 from autopar.pipeline.policies.table import POLICIES, Policy, loop, vee
 from autopar.pipeline.rows import rows
@@ -17,7 +17,7 @@ from autopar.pipeline.task import Table
 __all__ = ["POLICIES", "Policy", "build", "loop", "named", "vee"]
 
 
-@collector_paused()
+@gc_paused()
 def build(policy: str, ranks: int, batches: int, chunks: int | None = None, *, rank_of: Sequence[int] | None = None, messages: bool = True,
           recompute: bool = False) -> PipelineSchedule:  # fmt: skip
     """A schedule.
