@@ -222,7 +222,7 @@ def test_a_class_that_inherits_its_step_is_known() -> None:
     (lambda: Own(parameters()), TypeError, "Own cannot be part of a step's graph: it does not change the parameters of its groups; train it in the plain loop, "),
     (lambda: torch.optim.LBFGS(parameters()), TypeError, "LBFGS cannot be part of a step's graph: it calls the model several times in a step, through a closure; "),
     (lambda: torch.optim.SparseAdam(parameters()), TypeError, "it takes sparse gradients, and those of a step are dense; train it in the plain loop, "),
-    (lambda: nn.Linear(2, 2), TypeError, "is a Linear and no torch.optim.Optimizer; make one of parallel.parameters()"),
+    (lambda: nn.Linear(2, 2), TypeError, "is a Linear and no torch.optim.Optimizer; make one from parallel.parameters()"),
     (lambda: Adam(parameters(), differentiable=True), ValueError, "group 0 of Adam has differentiable=True: gradients do not flow"),
     (lambda: SGD([{"params": parameters()}, {"params": [nn.Parameter(torch.ones(2, dtype=torch.complex64))]}]), ValueError,
      "parameter 0 in group 1 of SGD is complex64; parameters of a step in the graph are dense and of a floating dtype"),

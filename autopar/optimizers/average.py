@@ -5,9 +5,9 @@
 
     decay * average + (1 - decay) * param; the first average is the parameter itself
 
-    This is ``torch.optim.swa_utils.AveragedModel`` with ``get_ema_multi_avg_fn(decay)``, using ``lerp``. ``param`` is the parameter after
-    the optimizer's step, ``count`` includes this average; ``count`` and ``found_inf`` have no dims.
-    """
+This is ``torch.optim.swa_utils.AveragedModel`` with ``get_ema_multi_avg_fn(decay)``, using ``lerp``. ``param`` is the parameter after
+the optimizer's step, ``count`` includes this average; ``count`` and ``found_inf`` have no dims.
+"""
 
 from __future__ import annotations
 

@@ -66,6 +66,6 @@ def _offloaded(op: OpOverload, sharded: int, returns: bool) -> Callable[..., Non
 #: op → the function of ``IN_PLACE``, with states in host memory that are sharded like the parameter, and so the averages of ``averaged``.
 #: Gradients stay where they are. Ops without such a state run where the parameter is.
 OFFLOADED: dict[OpOverload, Callable[..., None]] = {
-    op: _offloaded(op, lying, True) if (lying := len(SIGNATURES[name][0].split())) else IN_PLACE[op] for name, op in UPDATES.items()
+    op: _offloaded(op, sharded, True) if (sharded := len(SIGNATURES[name][0].split())) else IN_PLACE[op] for name, op in UPDATES.items()
 }
 OFFLOADED[AVERAGED] = _offloaded(AVERAGED, 0, False)
