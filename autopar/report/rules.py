@@ -15,19 +15,19 @@ COMMAND = "python -m autopar rules > autopar/rules/README.md"
 FOLDER = Path(rules.__file__).parent
 HEAD = f"""# Sharding rules
 
-How each op of ATen comes apart over devices. Made from the tables beside this page; this renews it:
+How each op of ATen can be sharded. The tables beside this page generate it:
 
     {COMMAND}
 
 **Factors** are the loops of an op, as in einsum: `m k, k n -> m n`. `k!` stays whole, `(a b)` is a merged dim, `...` any leading
-dims, which broadcast, `1` a dim of size one, `()` a tensor without dims. A factor that is split and that a result lacks leaves that
-result pending: a sum, or after `by` another reduction. Where factors depend on a call's arguments, words say how. In words,
-`open` dims come apart, `whole` ones do not, `part` has another size, `kept` is gone or of size one, `gone` is not there.
+dims, which broadcast, `1` a dim of size one, `()` a tensor without dims. If a factor is split and a result lacks it, that
+result is pending: a sum, or after `by` another reduction. Where factors depend on a call's arguments, words describe them:
+`open` dims can be split, `whole` ones cannot, `part` has another size, `kept` is removed or of size one, `gone` is removed.
 
-**Sums** are the operands through which a sum that waits to be reduced may pass: alternatives, or several together (`0+1`). `view`
-means that it waits there at no cost. Operands and arguments are counted from 0.
+**Sums** are the operands through which a pending sum may pass: alternatives, or several together (`0+1`). `view`
+means that it passes at no cost. Operands and arguments are counted from 0.
 
-† Written by the schema: the kernel is on accelerators alone, and was not run on pieces. All others are proven by running them.
+† Written from the schema: the kernel exists on accelerators only, and was not run on pieces. All others are proven by running them.
 """
 
 
