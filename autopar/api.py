@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+import autopar.runtime.discovery  # noqa: F401  # it registers itself with the rules
 from autopar.errors import shown
-from autopar.inputs import INPUTS
 from autopar.ir.dense import require_dense
 from autopar.ir.dtensor import is_device_mesh, mesh_of
 from autopar.ir.mesh import PIPELINE, Mesh
+from autopar.model.dtensor_parameters import is_dtensor
+from autopar.model.inputs import INPUTS
 from autopar.parallel import OUTPUTS, Parallel
 from autopar.plan.constraints import layouts_of
 from autopar.plan.plan import Plan
 from autopar.runtime.processes.job import job_of
 from autopar.runtime.seeds import RANDOM
-from autopar.shards import is_dtensor
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -36,11 +36,12 @@ from torch import distributed, nn
 
 import autopar
 from autopar.runtime.whole import ProcessRun
-from autopar.step.owned import Owned
+from autopar.step.captures import StepCaptures
+from autopar.step.optimizer_state import OptimizerState
 from autopar.step.runs import OnProcess
 from autopar.step.train_step import TrainStep
 
-LINES = [TrainStep.__call__, TrainStep._compiled, OnProcess.__call__, Owned.trained, Owned.finish, ProcessRun.__call__]
+LINES = [TrainStep.__call__, StepCaptures.compiled, OnProcess.__call__, OptimizerState.trained, OptimizerState.finish, ProcessRun.__call__]
 SAME = 1e-5  # the loss, and all gradients, relatively
 CHANGED = 1e-3  # of all parameters, relatively: the first is the sign of a gradient, also of one that is all rounding
 RACE = 5  # rounds in which the kernels of AdamW are compared

@@ -13,10 +13,12 @@ from torch import nn
 import autopar
 from autopar import Mesh
 from autopar.capture import capture
-from autopar.compiled import Compiler
+from autopar.capture.arguments import bind_arguments
 from autopar.ir.layout import DistAttr
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
+from autopar.model.compiled import Compiler
+from autopar.model.inputs import call_inputs
 from autopar.optimizers import definition_of
 from autopar.passes import Pass, Reshard, pipeline, run_passes
 from autopar.plan.constraints import constraints
@@ -126,7 +128,7 @@ def placed_step(layers: int) -> PlacedStep:
     parallel = autopar.parallelize(model, MESH, STEP_PLAN)
     compiler = Keeping(**{one.name: getattr(parallel.compiler, one.name) for one in fields(Compiler)})
     options = options_of(STEP)
-    micro = compile_micro(compiler, (), given, {}, options, [name for name, _ in model.named_parameters()], tuple(given))
+    micro = compile_micro(compiler, call_inputs(bind_arguments(model, (), given), "global", MESH, lambda shapes: {}), options, [name for name, _ in model.named_parameters()], tuple(given))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
     update = definition_of(optimizer).update(optimizer.param_groups[0])
     states = [name for name in update.states if name not in update.counted]

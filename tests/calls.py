@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import autopar
 from autopar import Mesh
 from autopar.ir.dtensor import device_mesh_of
-from autopar.shards import is_dtensor
+from autopar.model.dtensor_parameters import is_dtensor
 
 MESH = Mesh(dp=2, tp=2)
 TOLERANCE = 1e-10

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-import autopar.compiled
+import autopar.model.compiled
 import autopar.passes.manager
 from autopar.ir.program import Program
 from autopar.verify.levels import verify
@@ -52,5 +52,5 @@ def round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
         assert again == program, made_by
         assert str(again) == text, made_by
 
-    for module in (autopar.compiled, autopar.passes.manager):
+    for module in (autopar.model.compiled, autopar.passes.manager):
         monkeypatch.setattr(module, "verify", verify_text_too)

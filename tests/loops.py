@@ -16,8 +16,8 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
+from autopar.model.dtensor_parameters import is_dtensor
 from autopar.runtime.dtensors import full_tensor
-from autopar.shards import is_dtensor
 
 VOCABULARY = 22
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
-from autopar.shards import is_dtensor
+from autopar.model.dtensor_parameters import is_dtensor
 
 PLAN = {"*.a.weight": ("tp", None), "*.b.weight": (None, "tp")}
 STACKED = ("norm", "largest")  # rows meet in them

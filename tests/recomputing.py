@@ -12,7 +12,7 @@ from models import Block
 from test_equality import loss_of
 from torch import nn
 
-import autopar.compiled
+import autopar.model.compiled
 from autopar import Mesh
 from autopar.passes import Pass, Recompute, pipeline
 
@@ -24,7 +24,7 @@ def recomputing(what: str | Sequence[str] | None) -> Iterator[None]:
     def with_recompute(mesh: Mesh, attrs: Any, **options: Any) -> list[Pass]:
         return [*[Recompute(what, mesh, attrs)] * (what is not None), *pipeline(mesh, attrs, **options)]
 
-    with mock.patch.object(autopar.compiled, "pipeline", with_recompute):
+    with mock.patch.object(autopar.model.compiled, "pipeline", with_recompute):
         yield
 
 

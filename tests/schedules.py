@@ -57,6 +57,6 @@ def scheduled_alike(name: str, sizes: dict[str, int], zero: int, called: bool = 
             assert relative(loops.whole(a), b) <= 1e-12 * (k + 1), (k, place)
     assert max(steps.differences(step, single).values()) <= 1e-11
     assert len(seen) > 3, "the scheduler changes it"
-    assert step.captures == len(step._updates) == step._made - 1 == 1
+    assert step.captures == len(step._captured.updates) == step._captured.made - 1 == 1
     text = str(step.program.update)
     assert f"{cycled}={cycled}_0, " in text and f"{cycled}={cycled}_1, " in text, "of each group its own"

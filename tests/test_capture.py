@@ -144,7 +144,7 @@ def test_other_shapes_and_modes_are_captured_again_once() -> None:
     for batch in (4, 5, 4, 5):
         x = torch.randn(batch, 8, dtype=d)
         assert torch.allclose(parallel.simulate(x), model(x))
-    assert len(parallel._compiled) == 2
+    assert parallel.captures == 2
     first = parallel.program
     parallel.simulate(torch.randn(5, 8, dtype=d))
     assert parallel.program is first
@@ -165,7 +165,7 @@ def test_what_changes_the_step_is_captured_again() -> None:
     parallel = autopar.parallelize(model, Mesh(dp=2))
     for scale in (1, 1.0, True, 2.0):
         assert torch.equal(parallel.simulate(x, scale), model(x, scale))
-    assert len(parallel._compiled) == 4
+    assert parallel.captures == 4
     model.weight.requires_grad_(False)
     assert not parallel.simulate(x, 1.0).requires_grad
     model.weight.requires_grad_(True)
@@ -178,7 +178,7 @@ def test_what_changes_the_step_is_captured_again() -> None:
     for enabled in (False, True, False):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
             assert mixed.simulate(x).dtype == linear(x).dtype
-    assert len(mixed._compiled) == 2
+    assert mixed.captures == 2
 
 
 def test_nothing_fake_stays_in_the_program() -> None:
@@ -210,7 +210,7 @@ def test_an_input_named_like_a_parameter() -> None:
 def test_a_mesh_of_any_size_needs_no_process_group() -> None:
     parallel = check_equal(Block().double(), Mesh(dp=64, tp=8), {"*.up.*": ("tp",), "*.down.weight": (None, "tp")},
                            (torch.randn(130, 8, dtype=d),))  # fmt: skip
-    assert len(set(map(id, parallel._latest.local.values()))) < 20, "ranks with equal pieces share a program"
+    assert len(set(map(id, parallel._calls.latest.local.values()))) < 20, "ranks with equal pieces share a program"
     assert not torch.distributed.is_initialized()
     with torch.device("meta"):
         model, x = Block(), torch.randn(2**14, 8)

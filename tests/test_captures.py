@@ -157,9 +157,9 @@ def test_structures_in() -> None:
     assert {r.name or n.name for n in parallel.program.placeholders if (r := record_of(n)).role == "input"} == {"x", "rest_h", "s_0_x"}
     for n, s in ((2, 5), (3, 5), (3, 6), (2, 5)):
         same(parallel.simulate(x, Out({"n": n}, h), s=[Slots(h, given=s)]), model(x, Out({"n": n}, h), s=[Slots(h, given=s)]))
-    assert len(parallel._compiled) == 3
+    assert parallel.captures == 3
     same(parallel.simulate(x, Frozen({"n": 2}, h), s=[Slots(h, given=5)]), model(x, Out({"n": 2}, h), s=[Slots(h, given=5)]))
-    assert len(parallel._compiled) == 4, "another class is another structure"
+    assert parallel.captures == 4, "another class is another structure"
 
 
 def test_tangents_are_named_after_fields() -> None:
@@ -253,9 +253,9 @@ def test_what_a_capture_is_keyed_by() -> None:
                 parallel.simulate(torch.randn(4, 4, dtype=model[0].up.weight.dtype))
         finally:
             torch.set_grad_enabled(True) if count > 4 else None
-        assert len(parallel._compiled) == count
+        assert parallel.captures == count
     parallel.simulate(torch.randn(6, 4, dtype=d))
-    assert len(parallel._compiled) == 6
+    assert parallel.captures == 6
 
 
 class Running(nn.Module):

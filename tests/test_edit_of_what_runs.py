@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import autopar
-from autopar.compiled import RUNS
 from autopar.errors import EditError
 from autopar.ir.nodes import record_of
 from autopar.ir.program import Program
+from autopar.model.compiled import RUNS
 from autopar.runtime.localize import SHARED
 
 

@@ -303,7 +303,7 @@ def test_earlier_values_find_their_captures_and_only_so_many_are_kept() -> None:
             small.act = str(k)
             assert close(parallel(x), small(x))
     assert len(caught) == 1 and str(caught[0].message).startswith("forward reads act, and each new value captures the step anew (act is '2', it was '1')\n    test_guards.py:")
-    assert parallel.captures == KEPT and len(parallel._variants._of) == 1 and not step.captures
+    assert parallel.captures == KEPT and len(parallel._calls.captures.variants._of) == 1 and not step.captures
 
 
 class Annealed(nn.Module):

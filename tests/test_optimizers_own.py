@@ -50,8 +50,8 @@ def assert_alike(step: Any, single: Single) -> None:
 def test_they_have_the_numbers_of_a_single_device(name: str, zero: int) -> None:
     step, single, _ = trained(name, {"dp": 2, "tp": 2}, microbatches=2, zero=zero)
     assert_alike(step, single)
-    assert len(step._updates) == 1, "another learning rate is no other program"
-    assert step._trained[0].update.elementwise is MADE[name][1]
+    assert len(step._captured.updates) == 1, "another learning rate is no other program"
+    assert step._captured.trained[0].update.elementwise is MADE[name][1]
     text = str(step.program)
     assert autopar.step.program.Step.parse(text) == step.program
 
@@ -61,7 +61,7 @@ def test_in_place(name: str) -> None:
     """As processes run it: many parameters in one call of the class's step."""
     step, single, _ = trained(name, {"dp": 1}, called=True)
     assert_alike(step, single)
-    (run,) = (one for key, one in step._here._runs.items() if key == id(step._latest[1].last[0]))
+    (run,) = (one for key, one in step._here._runs.items() if key == id(step._captured.latest[1].last[0]))
     lowered = next(iter(run._lowered.values()))
     assert sum("in_place" in node.name for node in lowered.graph.nodes) == 1
 
@@ -91,7 +91,7 @@ def test_schedulers_of_other_numbers() -> None:
             for schedule in schedules:
                 schedule.step()
         assert_alike(step, single)
-        assert len(step._updates) == 1
+        assert len(step._captured.updates) == 1
 
 
 def test_a_step_that_overflows_changes_nothing() -> None:

@@ -144,7 +144,7 @@ def test_groups_may_change_between_steps() -> None:
             one.optimizer.param_groups[1]["eps"] = 1e-8 * (1 + k // 2)
         assert relative(step.simulate(batches(k)), single(**batches(k))[0]) <= 1e-11
     assert max(differences(step, single).values()) <= 1e-9
-    assert step.captures == 1 and len(step._updates) == 2
+    assert step.captures == 1 and len(step._captured.updates) == 2
 
 
 @pytest.mark.parametrize("random", ["single", "parallel"])

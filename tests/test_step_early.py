@@ -20,7 +20,7 @@ from autopar.ir.nodes import operands, record_of
 from autopar.runtime.lowering.buckets import largest_pieces
 from autopar.runtime.lowering.lower import lower_whole
 from autopar.runtime.whole import SimulatedRun
-from autopar.step.early import counted_early
+from autopar.step.hoisted_counts import counted_early
 
 
 class TwoLosses(nn.Module):

@@ -28,14 +28,14 @@ import autopar
 from autopar import Mesh, checkpoint
 from autopar.ir.layout import DistAttr
 from autopar.ir.record import TensorType
+from autopar.model.dtensor_parameters import is_dtensor, local_of
 from autopar.optimizers import AVERAGED, IN_PLACE, OFFLOADED, offload, register_optimizer
 from autopar.optimizers.definition import DEFINITIONS
 from autopar.optimizers.ops import SCHEDULED, SIGNATURES, TRUTHS, UPDATES, states_of
 from autopar.plan.loss_scaling import LossScaling
 from autopar.runtime.processes.job import Job
-from autopar.shards import is_dtensor, local_of
 from autopar.step.average import Averages
-from autopar.step.owned import Owned
+from autopar.step.optimizer_state import OptimizerState
 
 Batches = Callable[[int], Mapping[str, torch.Tensor]]
 
@@ -181,7 +181,7 @@ def test_states_beside_an_accelerator(accelerators: DeviceMesh, away: bool) -> N
     with FakeTensorMode(), torch.no_grad():
         split = DTensor.from_local(torch.empty(3, 4, device="cuda"), accelerators, [Shard(0)], run_check=False, shape=(6, 4), stride=(4, 1))
         parameter = nn.Parameter(split)
-        owned = Owned(torch.optim.SGD([parameter], lr=0.1, momentum=0.9), [("w", parameter)], Mesh(dp=2), job, away)
+        owned = OptimizerState(torch.optim.SGD([parameter], lr=0.1, momentum=0.9), [("w", parameter)], Mesh(dp=2), job, away)
         wanted = "cpu" if away else "cuda"
         for known in ({}, {"momentum_buffer": split.clone()}):
             owned.optimizer.state[parameter] = known

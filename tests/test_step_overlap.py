@@ -24,7 +24,7 @@ from autopar.runtime.lowering.buckets import largest_pieces
 from autopar.runtime.lowering.donated import Donated
 from autopar.runtime.lowering.lower import lower_whole
 from autopar.runtime.whole import Pieces, SimulatedRun
-from autopar.step.joined import joined
+from autopar.step.merged_programs import joined
 from autopar.step.runs import sums_of
 
 SMALL = 256  # bytes; tests have small parameters

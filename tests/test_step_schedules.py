@@ -20,7 +20,7 @@ from autopar import Mesh
 from autopar.optimizers import register_optimizer
 from autopar.optimizers.definition import DEFINITIONS
 from autopar.optimizers.in_place import IN_PLACE
-from autopar.step import train_step
+from autopar.step.captures import UPDATES_KEPT
 
 
 @pytest.mark.parametrize("zero", [0, 1])
@@ -85,7 +85,7 @@ def test_a_registered_optimizer() -> None:
             rate.step()
     assert max(steps.differences(step, single).values()) <= 1e-11
     assert len({tuple(one.optimizer.param_groups[0]["betas"]) for one in (step, single)}) == 1
-    assert step._made == 2
+    assert step._captured.made == 2
     inputs = [line.split()[0] for line in str(step.program.update).splitlines() if " = input('" in line]
     assert inputs == ["lr_0", "betas_0_0", "betas_1_0", "weight_decay_0"]
     on_meta = step.owned.numbers(torch.device("meta"))
@@ -101,5 +101,5 @@ def test_updates_that_constants_make_are_not_kept_for_ever() -> None:
             one.optimizer.param_groups[0]["eps"] = 1e-8 * (k + 1 if k < 11 else 5)  # the last was used seven steps before
         assert relative(steps.run(step, batches(k), called=True), single(**batches(k))[0]) <= 1e-11
     assert max(steps.differences(step, single).values()) <= 1e-9
-    assert (step.captures, step._made, len(step._updates)) == (1, 12, train_step.UPDATES_KEPT)
-    assert len(step._here._runs) == 1 + train_step.UPDATES_KEPT
+    assert (step.captures, step._captured.made, len(step._captured.updates)) == (1, 12, UPDATES_KEPT)
+    assert len(step._here._runs) == 1 + UPDATES_KEPT

@@ -18,7 +18,7 @@ from weights import MESHES, MODELS, Odd, Unsaid, on_meta, same, single
 import autopar
 from autopar import Mesh
 from autopar.ir.layout import DistAttr
-from autopar.weights import parts_of
+from autopar.model.weights import parts_of
 
 
 @pytest.mark.parametrize("sizes", MESHES.values(), ids=MESHES)

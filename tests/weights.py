@@ -18,7 +18,7 @@ from torch import distributed, nn
 
 import autopar
 from autopar import Mesh
-from autopar.shards import is_dtensor, local_of
+from autopar.model.dtensor_parameters import is_dtensor, local_of
 
 SEED = 5
 MESHES: dict[str, dict[str, int]] = {"dp2 tp2": {"dp": 2, "tp": 2}, "tp4": {"tp": 4}, "dp4": {"dp": 4}}
@@ -350,7 +350,7 @@ def unsaid_buffer(path: str) -> None:
 
 def wholes(path: str | None) -> list[int]:
     """How many whole tensors there were at a time, while a model of split parameters got its values."""
-    from autopar.initialize.writes import Writes
+    from autopar.model.initialize.writes import Writes
     from autopar.torch_private import StorageReference
 
     parallel = autopar.parallelize(on_meta(lambda: Residual(64, 128, 4)), Mesh(tp=4), COLUMN_ROW)

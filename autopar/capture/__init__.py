@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from autopar.capture.arguments import bind_arguments
+from autopar.capture.arguments import Arguments, bind_arguments
 from autopar.capture.assemble import Captured, assemble
 from autopar.capture.guards.numbers import Taken, can_be_input, put_in, taken_by, tracked
 from autopar.capture.guards.places import GuardedPlace
@@ -43,7 +43,11 @@ def capture(
         CaptureError: control flow on the values of tensors, a random op whose numbers cannot be those of a stream, an argument that cannot be flattened, a tensor
             that forward writes or keeps where it cannot be followed.
     """
-    arguments = bind_arguments(model, args, kwargs or {})
+    return capture_call(model, bind_arguments(model, args, kwargs or {}), random, numbers)
+
+
+def capture_call(model: torch.nn.Module, arguments: Arguments, random: str = "parallel", numbers: Sequence[GuardedPlace] = ()) -> Captured:
+    """``capture`` of a call whose arguments are bound already."""
     with ONE_AT_A_TIME, gc_paused():
 
         def assembled(inputs: Collection[tuple[int, str]] = ()) -> Captured:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ import torch
 from autopar.capture.model_state import Inventory
 from autopar.errors import CaptureError
 from autopar.ir.dense import require_dense
-from autopar.ir.structure import Structure, flatten_with_path
+from autopar.ir.structure import Structure, flatten_with_path, unflatten
 
 
 @dataclass
@@ -28,6 +28,45 @@ class Arguments:
     spec: Structure = field(default_factory=Structure)
     flat: list[Any] = field(default_factory=list)
     whole: bool = False
+
+    def with_leaves(self, leaves: Sequence[Any]) -> Arguments:
+        """The same call with other leaves: tensors in the places of tensors, constants in those of constants."""
+        return replace(self, flat=list(leaves), tensors=[leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
+
+    def keyword(self, name: str) -> Any:
+        """What the call passes by this keyword; ``None`` where it passes nothing by it."""
+        place = self._place_of(name)
+        return None if place is None else unflatten(self.flat[place], self.spec.parts[1].parts[self._position_of(name)])
+
+    def with_keyword(self, name: str, tensor: torch.Tensor) -> Arguments:
+        """The same call with a tensor as what it passes by this keyword."""
+        place, k = self._place_of(name), self._position_of(name)
+        assert place is not None
+        positional, keywords = self.spec.parts
+        spec = replace(self.spec, parts=(positional, replace(keywords, parts=(*keywords.parts[:k], Structure(), *keywords.parts[k + 1 :]))))
+        before, after = _tensors(self.flat[: place.start]), _tensors(self.flat[: place.stop])
+        names = [*self.names[:before], name, *self.names[after:]]
+        return replace(self, spec=spec, names=names).with_leaves([*self.flat[: place.start], tensor, *self.flat[place.stop :]])
+
+    def _position_of(self, keyword: str) -> int:
+        return self.spec.parts[1].keys.index(keyword)
+
+    def _place_of(self, keyword: str) -> slice | None:
+        """Where the leaves of a keyword's value are among all leaves."""
+        positional, keywords = self.spec.parts
+        if keyword not in keywords.keys:
+            return None
+        k = self._position_of(keyword)
+        start = sum(_leaves(part) for part in (positional, *keywords.parts[:k]))
+        return slice(start, start + _leaves(keywords.parts[k]))
+
+
+def _leaves(structure: Structure) -> int:
+    return sum(1 for _ in structure.paths())
+
+
+def _tensors(leaves: Sequence[Any]) -> int:
+    return sum(isinstance(leaf, torch.Tensor) for leaf in leaves)
 
 
 def bind_arguments(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:

@@ -22,7 +22,7 @@ from autopar.ir.nodes import is_getitem, record_of, set_record
 from autopar.ir.ops.seeded_random import Draw
 from autopar.ir.program import Program
 from autopar.ir.record import Record, Result, TensorType, ValueType
-from autopar.ir.structure import Structure
+from autopar.ir.structure import Structure, unflatten
 from autopar.ir.text.parser import RESERVED
 from autopar.ir.text.tree import tree_fragments
 from autopar.torch_private import default_generator, rename, storage_of
@@ -57,6 +57,12 @@ class Captured:
     extended: tuple[tuple[int, tuple[int, ...]], ...] = ()
     guards: Guards = field(default_factory=lambda: Guards((), ()))
     numbers: tuple[Number, ...] = ()
+
+    def with_tensors(self, tensors: Sequence[Any]) -> Any:
+        """What the model returns: its own structure around these tensors, with the leaves that are no tensors."""
+        rest = iter(tensors)
+        leaves = [self.leaves[k] if k in self.leaves else next(rest) for k in range(self.outputs + len(self.leaves))]
+        return unflatten(leaves, self.spec)
 
 
 def assemble(traced: Tracer, random: str = "parallel") -> Captured:

@@ -18,7 +18,7 @@ from autopar.ir.boxes import box_of
 from autopar.ir.dtensor import attr_of
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
-from autopar.shards import is_dtensor, local_of
+from autopar.model.dtensor_parameters import is_dtensor, local_of
 
 STRETCH = 4 * 2**20  # bytes that are read or written at once: all the memory that a save or a load needs
 ROW = 2**16  # bytes that are read whole where only some are wanted

@@ -7,7 +7,7 @@ import zlib
 import torch
 
 from autopar.checkpoint.manifest import DTYPES, described
-from autopar.shards import is_dtensor
+from autopar.model.dtensor_parameters import is_dtensor
 
 SMALL = 2**20  # bytes of a tensor of whole numbers that is compared between ranks
 

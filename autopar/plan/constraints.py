@@ -38,10 +38,10 @@ class Decisions(NamedTuple):
 
 
 def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured: Captured,
-                laid: Mapping[str, DistAttr] | None = None) -> tuple[dict[str, DistAttr], Decisions]:  # fmt: skip
+                layouts: Mapping[str, DistAttr] | None = None) -> tuple[dict[str, DistAttr], Decisions]:  # fmt: skip
     """Node → DistAttr, of placeholders and of what modules return; and what was decided for the user.
 
-    ``laid``: how some inputs lie, whatever the plan says.
+    ``layouts``: of parameters and inputs for which they are decided without the plan.
 
     Raises:
         PlanError: the plan, or one value that two modules return is said to lie in two ways.
@@ -60,7 +60,7 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
     through = [*names.through, *((f"{seen}()", f"{path}()") for path, seen in names.paths.items())]
     parts = [part for part in names.parts if outputs.get(part.name, names.shapes[part.base]) == names.shapes[part.base] or part.name in names.shapes]
     found = resolve(plan, mesh, names.shapes, inputs, names.aliases, outputs, through=through, parts=parts)
-    decided = {**found.attrs, **(laid or {})}
+    decided = {**found.attrs, **(layouts or {})}
     attrs = {placeholder: decided[name] for placeholder, name in users.items() if name in decided}
     for call, name in returned:
         attr = found.attrs.get(call)

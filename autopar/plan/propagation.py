@@ -246,7 +246,7 @@ class Completion:
         needs, gives = cheapest(bound, homes, dtypes, staying, self.mesh, self.aims.get(node), self.opened(node),
                                 self.waiting(node, operand_nodes, homes))  # fmt: skip
         uses = tuple(requirement_of(self.mesh, a, dtype) for a, dtype in zip(needs, asked, strict=True))
-        return self.laid(record.type, gives), uses
+        return self.with_layouts(record.type, gives), uses
 
     def waiting(self, node: fx.Node, values: Sequence[fx.Node], homes: Sequence[DistAttr]) -> frozenset[int]:
         """The operands whose pending sum should pass: fewer elements are reduced behind all who read them than here. And those of an
@@ -302,7 +302,7 @@ class Completion:
         split = bind_node(node).splits(needs, gives, self.mesh)
         return next((split[factor] for factor, _ in factors if axes_of(split.get(factor, ()))), None)
 
-    def laid(self, type: ValueType, attrs: tuple[DistAttr | None, ...]) -> ValueType:
+    def with_layouts(self, type: ValueType, attrs: tuple[DistAttr | None, ...]) -> ValueType:
         placed = tuple(
             None if one is None or attr is None else replace(one, layout=layout_of(self.mesh, attr))
             for one, attr in zip(type if isinstance(type, tuple) else (type,), attrs, strict=True)

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from autopar.model.dtensor_parameters import for_model, is_dtensor, local_of
 from autopar.runtime.dtensors import redistribute
-from autopar.shards import for_model, is_dtensor, local_of
 from autopar.step.fit import number_of, parts_of
-from autopar.step.owned import Owned
+from autopar.step.optimizer_state import OptimizerState
 from autopar.step.update import AVERAGE, AVERAGES, Trained
 
 
@@ -31,7 +31,7 @@ class Averages:
         lent: whether the model has them now, in the place of its weights.
     """
 
-    def __init__(self, owned: Owned, device: torch.device) -> None:
+    def __init__(self, owned: OptimizerState, device: torch.device) -> None:
         self.owned = owned
         self.tensors: dict[str, torch.Tensor] = {}
         self.count = torch.zeros((), dtype=torch.int64, device=device)
@@ -49,7 +49,7 @@ class Averages:
         for t in trained:
             parameter = groups[t.name][1]
             known = self.tensors.get(t.name)
-            self.tensors[t.name] = self.owned.laid(parameter.detach().clone() if known is None else known, parameter, t.state)
+            self.tensors[t.name] = self.owned.placed(parameter.detach().clone() if known is None else known, parameter, t.state)
         self.pieces = {AVERAGES: self.count, **{name + AVERAGE: local_of(tensor) for name, tensor in self.tensors.items()}}
         self._trained = trained
 
@@ -83,12 +83,12 @@ class Averages:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state: full tensors are cut, DTensors are re-laid. What it has not, as what was frozen, begins as the weight. All ranks call it."""
+        """Go on from such a state: full tensors are cut, DTensors are redistributed. An average that the state does not have, as of a weight that was frozen, begins as the weight. All ranks call it."""
         groups = self.owned.groups()
         given = {name: value for name, value in state["weights"].items() if name in groups}
         own = {name: self.tensors[name] if name in self.tensors else groups[name][1].detach().clone() for name in given}
-        laid = for_model({name: value for name, value in given.items() if own[name] is not value}, own, self.owned.job)
-        for name, value in laid.items():
+        fitted = for_model({name: value for name, value in given.items() if own[name] is not value}, own, self.owned.job)
+        for name, value in fitted.items():
             own[name].copy_(value)
         self.tensors, self._trained = own, ()
         self.count.fill_(int(state["count"]))

@@ -7,22 +7,19 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from autopar.capture.arguments import Arguments, bind_arguments
+from autopar.capture.arguments import Arguments
 from autopar.ir.mesh import Mesh
-from autopar.ir.structure import unflatten
+from autopar.model.dtensor_parameters import is_dtensor
 from autopar.plan.plan import batch_axes
-from autopar.shards import is_dtensor
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
 COUNTED = "num_items_in_batch"  # of Hugging Face's losses: what they divide by, over all micro-batches
 
 
-def as_call(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+def as_call(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The call that a batch is: ``step(batch)`` with a dict, tuple or list is the call with its parts, unless ``forward`` takes a dict, tuple
     or list itself, which is then its only argument: a dict with other names than its parameters have; of a forward that needs one
     argument, a tuple or list of more parts than it takes. Where that cannot be told, ``step((pair,))`` and ``step(pair=pair)`` say it."""
@@ -55,27 +52,25 @@ class MicroBatches:
     plan names, the plan says it; of the others it is where it is as long as the first one's.
 
     Args:
-        settled: the arguments of a call, whole where ranks bring pieces of unlike sizes.
         named: name → number of dims of tensors of a call → whether dim 0 is the batch, of those that the plan names.
 
     Attributes:
         cut: the names of the tensors that were cut, of the latest call.
     """
 
-    def __init__(self, model: torch.nn.Module, mesh: Mesh, count: int, named: Callable[[Mapping[str, int]], Mapping[str, bool]],
-                 settled: Callable[[Arguments], Arguments] = lambda arguments: arguments) -> None:  # fmt: skip
-        self.model, self.count, self._settled = model, count, settled
+    def __init__(self, mesh: Mesh, count: int, named: Callable[[Mapping[str, int]], Mapping[str, bool]]) -> None:
+        self.count = count
         self._named, self._axes = named, batch_axes(mesh)
         self._latest: list[tuple[str, int, int, bool]] = []  # what was cut: name, rows, dims, and whether the plan names it
         self._warned: set[str] = set()
 
-    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Arguments]:
-        """The arguments of each micro-batch of a step's call.
+    def __call__(self, arguments: Arguments) -> list[Arguments]:
+        """The arguments of each micro-batch, of those of a step's call.
 
         Raises:
             ValueError: ``count`` does not divide the batch.
         """
-        arguments, count = self._settled(bind_arguments(self.model, *as_call(self.model, args, kwargs))), self.count
+        count = self.count
         rows = self._rows(arguments)
         if count == 1:
             return [arguments]
@@ -86,8 +81,9 @@ class MicroBatches:
             if whether and is_dtensor(value):
                 raise ValueError(f"the argument {name} is a DTensor, which is not cut into micro-batches; pass plain tensors, or microbatches=1")
             cut.append(list(value.split(len(value) // count)) if whether else [value] * count)
-        pieces = [replace(arguments, flat=list(flat), tensors=[value for value in flat if isinstance(value, torch.Tensor)]) for flat in zip(*cut, strict=True)]
-        return [_with_its_share(self.model, piece, count) for piece in pieces] if COUNTED in arguments.passed else pieces
+        pieces = [arguments.with_leaves(leaves) for leaves in zip(*cut, strict=True)]
+        items = arguments.keyword(COUNTED)
+        return pieces if items is None else [piece.with_keyword(COUNTED, _share(piece.keyword(COUNTED), count)) for piece in pieces]
 
     @property
     def cut(self) -> tuple[str, ...]:
@@ -150,13 +146,6 @@ def _not_divided(count: int, length: int, names: str) -> ValueError:
         f"{count} micro-batches do not divide a batch of {length} rows ({names}): "
         f"use a batch of {' or '.join(map(str, fitting))} rows, or microbatches={fewer}"
     )
-
-
-def _with_its_share(model: torch.nn.Module, piece: Arguments, count: int) -> Arguments:
-    args, kwargs = unflatten(piece.flat, piece.spec)
-    if kwargs.get(COUNTED) is not None:
-        kwargs[COUNTED] = _share(kwargs[COUNTED], count)
-    return replace(bind_arguments(model, args, kwargs), whole=piece.whole)
 
 
 def _share(items: Any, count: int) -> torch.Tensor:

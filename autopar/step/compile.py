@@ -1,4 +1,4 @@
-"""From a captured call to the programs of a step, for each rank."""
+"""Make the programs of a step of a captured call, for each rank."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import time
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
+from torch import fx
 
 from autopar.capture import Captured
 from autopar.capture.specialize import specialize
-from autopar.compiled import Compiler
 from autopar.errors import at_line
 from autopar.gc_pause import gc_paused
 from autopar.ir.layout import DistAttr, layout_of
 from autopar.ir.nodes import name_of, operands, record_of, set_record
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
+from autopar.model.compiled import Compiler
+from autopar.model.inputs import CallInputs
 from autopar.passes import Amp, Recompute, run_passes
 from autopar.passes.amp import low_precision
 from autopar.report.passes import PassReport, Reports
@@ -26,13 +27,13 @@ from autopar.report.progress import doing
 from autopar.runtime.localize import LocalPrograms
 from autopar.step.copies import copy_program
 from autopar.step.counts import count_program
-from autopar.step.joined import joined
+from autopar.step.merged_programs import joined
 from autopar.step.micro import COUNT, LOSS, Micro, gradient_name, micro_of
-from autopar.step.options import Options
+from autopar.step.options import StepOptions
 from autopar.step.outputs import Output, about_outputs, loss_of, names_of
 from autopar.step.program import Step
 from autopar.step.update import Norm, Trained, Untrained, update_of
-from autopar.step.zero import STAGES, data_axis, split_over
+from autopar.step.zero import Zero, split_over, zero_of
 from autopar.verify.levels import verify
 
 Placed = tuple[Program, LocalPrograms]
@@ -43,11 +44,11 @@ class MicroBatch:
     """The step of one micro-batch on the mesh, and the counts that it takes.
 
     Attributes:
-        program, local: ``micro``, with its transfers, and of each rank.
-        count: the same of ``count``; ``None`` where it has none. And of ``copy``.
+        program, local: ``micro`` with its transfers, and that of each rank.
+        count, copy: the same of ``count`` and of ``copy``; ``None`` where the step has none.
         first: ``count`` and the first of several micro-batches, joined.
-        parameters, gradients: of those that are trained, by the user's name: their types, between steps, and those of their sums.
-        states: how the optimizer's state of each lies.
+        parameters, gradients: types of the trained parameters between steps, and of the sums of their gradients, by the user's names.
+        states: the layouts of the optimizer's state of each.
         untrained: the other parameters whose gradients are measured.
         loss: the type of the state that losses add up in.
         outputs: what ``micro`` returns.
@@ -86,82 +87,137 @@ class StepUpdate:
 
 
 @doing("train_step")
-def compile_micro(compiler: Compiler, args: Sequence[Any], kwargs: Mapping[str, Any], laid: Mapping[str, DistAttr], options: Options,
-                  trained: Sequence[str], cut: Collection[str], notes: Sequence[str] = ()) -> MicroBatch:  # fmt: skip
+def compile_micro(compiler: Compiler, call: CallInputs, options: StepOptions, trained: Sequence[str], cut: Collection[str],
+                  notes: Sequence[str] = ()) -> MicroBatch:  # fmt: skip
     """Capture the call of one micro-batch, and put it on the mesh.
 
     Args:
-        laid: how some inputs lie, whatever the plan says.
+        call: its inputs.
         trained: the names of the optimizer's parameters.
-        cut: the inputs of which it has its rows, by name.
+        cut: the names of the inputs that are cut into micro-batches.
+        notes: are added to the report.
 
     Raises:
         CaptureError: the model returns no loss.
         ValueError: ``zero`` without an axis that splits the batch.
     """
-    mesh = compiler.mesh
-    captured, attrs, report = replace(compiler, homes={}).capture(args, kwargs, laid, notes)  # where parameters lie is decided here
-    traced = specialize(captured.program, frozenset({loss_of(captured)}), captured.device)
-    verify(traced, "specialize")
-    otherwise = _tell_apart(traced)
-    cut = {otherwise.get(name, name) for name in cut}
-    reported = [report, *run_passes(traced, [Amp(options.amp, options.keep, device=captured.device)] if options.amp else [])]
-    start = time.perf_counter()
-    with gc_paused():
-        wanted = {*trained, *_measured(traced, options)}
-        told = {"returns": options.joins, "names": names_of(captured)}
-        found = micro_of(traced, options.microbatches, captured.device, wanted, cut, scaled=options.scaled, **told)
-    ms = (time.perf_counter() - start) * 1e3
-    verify(found.program, "micro")
-    reported.append(PassReport("micro", ms, notes=_about_the_mean(found)))
-    for note in reported[-1].notes:
-        warnings.warn(note, stacklevel=2)  # the numbers are not those of the whole batch
-    reported[-1] = replace(reported[-1], notes=(*reported[-1].notes, *about_outputs(found.outputs, options.microbatches)))
-    placeholders = {name_of(node): node for node in found.program.placeholders}
-    inputs = {name: attrs[node.name] for name, node in placeholders.items() if record_of(node).role == "input" and node.name in attrs}
-    split = STAGES[options.zero]
-    axis = data_axis(mesh, inputs) if split else ""
-    targets = [name for name in trained if name in placeholders] if "parameter" in split else []
-    targets += [gradient_name(name) for name in found.gradients] if "gradient" in split else []
-    for name in targets:  # a sum of gradients lies as its parameter, and is split further
-        own, shape = placeholders[name.removesuffix(gradient_name(""))].name, record_of(placeholders[name]).type.shape  # type: ignore[union-attr]
-        attrs[placeholders[name].name] = split_over(attrs.get(own, DistAttr.replicated(len(shape))), shape, mesh, axis)
-    counts = None
-    if found.terms.counts:
-        counting = count_program(traced, found.terms, options.microbatches, captured.device)
-        verify(counting, "count")
-        laid_alike = {node.name: inputs[name] for node in counting.placeholders if (name := record_of(node).name.rpartition(".")[0]) in inputs}
-        counted, reports = compiler.place(counting, laid_alike, captured.device)
-        counts = counting, counted
-        reported += _of("count", reports)
-    if options.recompute is not None:
-        reported += run_passes(found.program, [Recompute(options.recompute, mesh, attrs)])
-    local, reports = compiler.place(found.program, attrs, captured.device, widen=options.reduce_dtype is not None)
-    types: dict[str, TensorType] = {name_of(node): record_of(node).type for node in found.program.placeholders}  # type: ignore[misc]
-    taken = {name: types[name] for name in found.gradients if name in trained}
-    states = {n: split_over(t.attr, t.shape, mesh, axis) if "state" in split else t.attr for n, t in taken.items()}
-    copies = {name: types[name] for name in low_precision(found.program)} if options.amp else {}
-    masters = {n: TensorType(t.shape, torch.float32, layout_of(mesh, states.get(n, t.attr))) for n, t in copies.items()}
-    parameters = taken | {n: type for n, type in masters.items() if n in taken}
-    gradients = {name: types[gradient_name(name)] for name in found.gradients}
-    others = {name: types[name] for name in found.gradients if name not in taken}
-    reduced = {n: split_over(t.attr, t.shape, mesh, axis) if "state" in split else t.attr for n, t in others.items()}
-    untrained = tuple(Untrained(name, gradients.pop(name), attr) for name, attr in reduced.items())
-    copying = None
-    if copies:
-        program, laid_so = copy_program(masters, copies, captured.device)
+    captured, attrs, report = replace(compiler, homes={}).capture(call, notes)  # the layouts of parameters are decided here
+    return _MicroCompiler(compiler, options, trained, captured, attrs, report).run(cut)
+
+
+class _MicroCompiler:
+    """Makes the programs of a micro-batch of a captured call.
+
+    Attributes:
+        attrs: node → its layout, of the nodes that have one before layouts are propagated.
+        reports: of all passes so far.
+    """
+
+    def __init__(self, compiler: Compiler, options: StepOptions, trained: Sequence[str], captured: Captured, attrs: dict[str, DistAttr],
+                 report: PassReport) -> None:  # fmt: skip
+        self.compiler, self.options, self.trained = compiler, options, trained
+        self.captured, self.attrs, self.reports = captured, attrs, [report]
+
+    def run(self, cut: Collection[str]) -> MicroBatch:
+        compiler, options, device = self.compiler, self.options, self.captured.device
+        traced, renamed = self._loss_alone()
+        micro = self._micro(traced, {renamed.get(name, name) for name in cut})
+        placeholders = {name_of(node): node for node in micro.program.placeholders}
+        inputs = {n: self.attrs[node.name] for n, node in placeholders.items() if record_of(node).role == "input" and node.name in self.attrs}
+        zero = zero_of(options.zero, compiler.mesh, inputs)
+        self._split(zero, micro, placeholders)
+        count = self._count(traced, micro, inputs)
+        if options.recompute is not None:
+            self.reports += run_passes(micro.program, [Recompute(options.recompute, compiler.mesh, self.attrs)])
+        local, reports = compiler.place(micro.program, self.attrs, device, widen=options.reduce_dtype is not None)
+        self.reports += reports
+        types: dict[str, TensorType] = {name: record_of(node).type for name, node in placeholders.items()}  # type: ignore[misc]
+        states = {name: zero.split("state", types[name].attr, types[name].shape) for name in micro.gradients}
+        trained = {name: types[name] for name in micro.gradients if name in self.trained}
+        copy, masters = self._copy(micro, types, {name: states[name] for name in trained})
+        first = self._first(count, micro)
+        return MicroBatch(
+            self.captured, micro.program, local, count, copy, first,
+            parameters={name: masters.get(name, type) for name, type in trained.items()},
+            gradients={name: types[gradient_name(name)] for name in trained},
+            states={name: states[name] for name in trained},
+            untrained=tuple(Untrained(name, types[gradient_name(name)], states[name]) for name in micro.gradients if name not in trained),
+            loss=types[LOSS], outputs=micro.outputs, reports=tuple(self.reports),
+        )  # fmt: skip
+
+    def _loss_alone(self) -> tuple[Program, dict[str, str]]:
+        """The program with the gradients of the loss alone, in mixed precision; inputs that are called otherwise in it, by their old names."""
+        device, options = self.captured.device, self.options
+        traced = specialize(self.captured.program, frozenset({loss_of(self.captured)}), device)
+        verify(traced, "specialize")
+        renamed = _rename_inputs(traced)
+        if options.amp:
+            self.reports += run_passes(traced, [Amp(options.amp, options.keep, device=device)])
+        return traced, renamed
+
+    def _micro(self, traced: Program, cut: Collection[str]) -> Micro:
+        """``micro`` without layouts. Warns where its loss is not that of the whole batch."""
+        options = self.options
+        start = time.perf_counter()
+        with gc_paused():
+            wanted, names = {*self.trained, *_measured(traced, options)}, names_of(self.captured)
+            micro = micro_of(traced, options.microbatches, self.captured.device, wanted, cut, scaled=options.scaled, returns=options.joins, names=names)
+        ms = (time.perf_counter() - start) * 1e3
+        verify(micro.program, "micro")
+        of_the_mean = _about_the_mean(micro)
+        for note in of_the_mean:
+            warnings.warn(note, stacklevel=4)
+        self.reports.append(PassReport("micro", ms, notes=(*of_the_mean, *about_outputs(micro.outputs, options.microbatches))))
+        return micro
+
+    def _split(self, zero: Zero, micro: Micro, placeholders: Mapping[str, fx.Node]) -> None:
+        """Split parameters and sums of gradients as the stage of ZeRO says. A sum has the layout of its parameter, and is split further."""
+        targets = [(name, name) for name in self.trained if name in placeholders and "parameter" in zero.parts]
+        targets += [(gradient_name(name), name) for name in micro.gradients if "gradient" in zero.parts]
+        for target, parameter in targets:
+            shape = record_of(placeholders[target]).type.shape  # type: ignore[union-attr]
+            attr = self.attrs.get(placeholders[parameter].name, DistAttr.replicated(len(shape)))
+            self.attrs[placeholders[target].name] = split_over(attr, shape, zero.mesh, zero.axis)
+
+    def _count(self, traced: Program, micro: Micro, inputs: Mapping[str, DistAttr]) -> Placed | None:
+        """The program of the counts that ``micro`` takes, if any. ``inputs``: the layouts of the inputs of a micro-batch."""
+        if not micro.terms.counts:
+            return None
+        program = count_program(traced, micro.terms, self.options.microbatches, self.captured.device)
+        verify(program, "count")
+        attrs = {node.name: inputs[name] for node in program.placeholders if (name := record_of(node).name.rpartition(".")[0]) in inputs}
+        local, reports = self.compiler.place(program, attrs, self.captured.device)
+        self.reports += _of("count", reports)
+        return program, local
+
+    def _copy(self, micro: Micro, types: Mapping[str, TensorType], states: Mapping[str, DistAttr]) -> tuple[Placed | None, dict[str, TensorType]]:
+        """The program that makes low-precision copies of parameters, if there are any, and the types of the parameters that it copies.
+
+        Args:
+            types: of the placeholders of ``micro``, by the user's names.
+            states: the layouts of the optimizer's state of each trained parameter, which the float32 parameter has, too.
+        """
+        copies = {name: types[name] for name in low_precision(micro.program)} if self.options.amp else {}
+        if not copies:
+            return None, {}
+        mesh = self.compiler.mesh
+        masters = {n: TensorType(type.shape, torch.float32, layout_of(mesh, states.get(n, type.attr))) for n, type in copies.items()}
+        program, attrs = copy_program(masters, copies, self.captured.device)
         verify(program, "copy")
-        copied, more = compiler.place(program, laid_so, captured.device)
-        copying = program, copied
-        reports = [*reports, *_of("copy", more)]
-    first = None
-    if counts and options.microbatches > 1:
-        first, more = _joined(compiler, counts[0], found.program, [f"{COUNT}.{k}" for k in range(len(found.terms.counts))])
-        reports = [*reports, *_of("count", more)]
-    return MicroBatch(captured, found.program, local, counts, copying, first, parameters, gradients, states, untrained, types[LOSS], found.outputs, (*reported, *reports))
+        local, reports = self.compiler.place(program, attrs, self.captured.device)
+        self.reports += _of("copy", reports)
+        return (program, local), masters
+
+    def _first(self, count: Placed | None, micro: Micro) -> Placed | None:
+        """``count`` and the first of several micro-batches as one program."""
+        if count is None or self.options.microbatches == 1:
+            return None
+        first, reports = _joined(self.compiler, count[0], micro.program, [f"{COUNT}.{k}" for k in range(len(micro.terms.counts))])
+        self.reports += _of("count", reports)
+        return first
 
 
-def _measured(traced: Program, options: Options) -> list[str]:
+def _measured(traced: Program, options: StepOptions) -> list[str]:
     """The parameters whose gradients are measured beside the optimizer's."""
     if not options.measured or options.clip_parameters == "optimizer":
         return []
@@ -178,8 +234,8 @@ def _joined(compiler: Compiler, first: Program, second: Program, handed: Sequenc
     return (made, local), [PassReport("join", ms), replace(report, name="join localize")]
 
 
-def _tell_apart(traced: Program) -> dict[str, str]:
-    """An argument that is called as a parameter or a buffer is called otherwise, by its old name: values go by names from program to program."""
+def _rename_inputs(traced: Program) -> dict[str, str]:
+    """Rename each input that has the name of a parameter or a buffer: programs hand values to each other by name. Old names → new names."""
     otherwise = {}
     known = {name_of(node) for node in traced.placeholders if record_of(node).role != "input"}
     for node in traced.placeholders:
@@ -208,7 +264,7 @@ def _about_the_mean(micro: Micro) -> tuple[str, ...]:
 
 
 @doing("update")
-def compile_update(compiler: Compiler, trained: Sequence[Trained], micro: MicroBatch, options: Options) -> StepUpdate:
+def compile_update(compiler: Compiler, trained: Sequence[Trained], micro: MicroBatch, options: StepOptions) -> StepUpdate:
     """The optimizer's step on the mesh, behind such micro-batches."""
     device = micro.captured.device
     norm = Norm(options.clip_norm, micro.untrained) if options.measured else None

@@ -19,7 +19,7 @@ import torch
 from autopar.ir.layout import DistAttr
 from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType
-from autopar.step.assembly import Assembly
+from autopar.step.graph_builder import Assembly
 
 COPY = ".copy"  # behind the name of a parameter
 

@@ -18,7 +18,7 @@ from torch import fx
 
 from autopar.ir.nodes import behind, record_of
 from autopar.ir.program import Program
-from autopar.step.assembly import Assembly, type_of
+from autopar.step.graph_builder import Assembly, type_of
 from autopar.step.terms import Terms
 
 aten = torch.ops.aten

@@ -31,8 +31,8 @@ from autopar.ir.nodes import is_getitem, name_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType
 from autopar.rules.registry import rule_of
-from autopar.step.assembly import Assembly, type_of
 from autopar.step.counts import counted_as
+from autopar.step.graph_builder import Assembly, type_of
 from autopar.step.outputs import Output, outputs_of
 from autopar.step.terms import Terms, terms_of
 from autopar.torch_private import returns_alias

@@ -20,7 +20,7 @@ OWN = ("detect_anomaly", "offload")  # options that change nothing for other ran
 
 
 @dataclass(frozen=True)
-class Options:
+class StepOptions:
     """The keywords of ``parallel.train_step``; their text there."""
 
     microbatches: int = 1
@@ -56,21 +56,21 @@ class Options:
         return self.amp is not None and self.amp.startswith("fp16")
 
 
-def told(options: Options) -> str:
-    """Those that are not as they are when left out, but for what a rank may have for itself: ``, zero=1, clip_norm=1.0``."""
-    plain = Options()
+def describe_options(options: StepOptions) -> str:
+    """The options that are not the default, but for those that a rank may choose for itself: ``, zero=1, clip_norm=1.0``."""
+    plain = StepOptions()
     given = {one.name: getattr(options, one.name) for one in fields(options)}
     return "".join(f", {name}={value!r}" for name, value in given.items() if name not in OWN and value != getattr(plain, name))
 
 
-def options_of(given: Mapping[str, Any]) -> Options:
+def options_of(given: Mapping[str, Any]) -> StepOptions:
     """The options, checked.
 
     Raises:
         TypeError: an unknown one; it names the nearest.
         ValueError: a value that an option does not take.
     """
-    names = [field.name for field in fields(Options)]
+    names = [field.name for field in fields(StepOptions)]
     for name in given:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=2, cutoff=0.4)
@@ -85,7 +85,7 @@ def options_of(given: Mapping[str, Any]) -> Options:
             raise ValueError(f"loss_scale={shown(scale)} is no first scale of a loss: give {LossScaling.minimum:g} or more, such as 1024.0")
         given["loss_scale"] = LossScaling(initial=float(scale))
     given["amp"] = None if given.get("amp") is None else policy_of(given["amp"], given.get("keep", {})).name
-    found = Options(**given)
+    found = StepOptions(**given)
     if not isinstance(found.loss_scale, LossScaling):
         raise TypeError(f"loss_scale={shown(found.loss_scale)} is neither a number, the first scale, nor a LossScaling")
     if found.reduce_dtype not in (None, torch.float32):

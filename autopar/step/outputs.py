@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -26,14 +26,11 @@ from autopar.ir.layout import DistAttr, layout_of
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
-from autopar.ir.structure import flatten_with_path, unflatten
-from autopar.shards import is_dtensor
+from autopar.model.dtensor_parameters import is_dtensor
+from autopar.model.local_tensors import LocalTensors
+from autopar.step.batch_independence import Rows
 from autopar.step.loss import as_loss
-from autopar.step.rows import Rows
 from autopar.step.terms import Terms, search
-
-if TYPE_CHECKING:
-    from autopar.parallel import Parallel
 
 WAYS = ("cat", "mean", "sum", "same", "stack")
 
@@ -72,9 +69,7 @@ def loss_of(captured: Captured) -> int:
 
 def names_of(captured: Captured) -> list[str]:
     """Of the tensors that a model returns, by their places: ``logits``, ``0``."""
-    count = captured.outputs + len(captured.leaves)
-    paths, _ = flatten_with_path(unflatten(list(range(count)), captured.spec))
-    return ["_".join(path) for path, leaf in paths if leaf not in captured.leaves]
+    return ["_".join(path) for k, path in enumerate(captured.spec.paths()) if k not in captured.leaves]
 
 
 def outputs_of(program: Program, loss: int, terms: Terms, said: Mapping[str, str], names: Sequence[str], microbatches: int, cut: Collection[str],
@@ -132,8 +127,7 @@ def returned_like_the_model(captured: Captured, loss: torch.Tensor, outputs: Seq
     """The model's own structure, with the loss of the batch and its other outputs."""
     tensors = list(outputs)
     tensors.insert(loss_of(captured), as_loss(loss))
-    given = iter(tensors)
-    return unflatten([captured.leaves[k] if k in captured.leaves else next(given) for k in range(captured.outputs + len(captured.leaves))], captured.spec)
+    return captured.with_tensors(tensors)
 
 
 def join_whole(output: Output, parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -148,7 +142,7 @@ def join_whole(output: Output, parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return total if output.how == "sum" else total / len(parts)
 
 
-def join_pieces(output: Output, pieces: Sequence[torch.Tensor], type: TensorType, parallel: Parallel, brought: int) -> torch.Tensor:
+def join_pieces(output: Output, pieces: Sequence[torch.Tensor], type: TensorType, tensors: LocalTensors, brought: int) -> torch.Tensor:
     """The same of this rank's pieces, as ``outputs=`` of ``parallelize`` says. All ranks call it.
 
     ``brought``: how many pieces of the batch the ranks bring, if they do, else 0: then the batch is theirs, one behind the other.
@@ -157,7 +151,7 @@ def join_pieces(output: Output, pieces: Sequence[torch.Tensor], type: TensorType
     attr, shape, count, joins = type.attr, list(type.shape), len(pieces), output.how == "cat" and len(pieces) > 1
     splits = any(axes for _, axes in attr.dims[output.dim]) if joins else False
     if splits and not brought:
-        parts = [parallel.returned(piece, type) for piece in pieces]  # rows of one rank are not neighbours
+        parts = [tensors.returned(piece, type) for piece in pieces]  # rows of one rank are not neighbours
         return _split_as(parts[0], torch.cat([part.full_tensor() if is_dtensor(part) else part for part in parts], output.dim))  # type: ignore[attr-defined]
     if joins:
         shape[output.dim] *= count
@@ -169,7 +163,7 @@ def join_pieces(output: Output, pieces: Sequence[torch.Tensor], type: TensorType
         pieces = [rows for of_a_rank in zip(*cut, strict=True) for rows in of_a_rank]
     if output.how == "stack":
         attr, shape = DistAttr(((DistAttr.replicated(1).dims[0]), *attr.dims)), [count, *shape]
-    return parallel.returned(join_whole(output, pieces), replace(type, shape=tuple(shape), layout=layout_of(type.layout.mesh, attr)))
+    return tensors.returned(join_whole(output, pieces), replace(type, shape=tuple(shape), layout=layout_of(type.layout.mesh, attr)))
 
 
 def _split_as(part: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

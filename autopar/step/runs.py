@@ -1,4 +1,4 @@
-"""Running a step: ``micro`` once for each micro-batch, then ``update``; on this rank of real processes, or on all in this process.
+"""Run a step: ``micro`` once for each micro-batch, then ``update``; on this rank of real processes, or on all ranks in this process.
 
 The sums of gradients and losses begin with the first micro-batch, go from each to the next, and end in the update, which writes
 over them. Parameters and the optimizer's state are written in place.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from autopar.capture.model_state import Inventory
-from autopar.inputs import Given
+from autopar.ir.mesh import Mesh
 from autopar.ir.program import Program
+from autopar.model.calls import Calls
+from autopar.model.inputs import CallInputs
 from autopar.runtime import anomaly
 from autopar.runtime.anomaly import nth
 from autopar.runtime.localize import LocalPrograms
@@ -25,10 +27,6 @@ from autopar.step.compile import MicroBatch, StepUpdate
 from autopar.step.copies import COPY
 from autopar.step.micro import COUNT, LOSS, SCALE, gradient_name
 from autopar.step.outputs import join_pieces, join_whole
-
-if TYPE_CHECKING:
-    from autopar.parallel import Parallel
-
 
 Returned = tuple[list[torch.Tensor], list[torch.Tensor]]  # of the update, and of all micro-batches
 COUNTS, COPIES = "the counts of all micro-batches", "the low-precision copies of parameters"  # what runs beside micro-batches and update
@@ -62,27 +60,32 @@ class OnProcess:
     """Steps on this rank.
 
     Attributes:
-        parallel: the model.
+        calls: of the model.
         offload: whether the optimizer's state is in host memory.
     """
 
-    parallel: Parallel
+    calls: Calls
     offload: bool = False
     _runs: dict[int, ProcessRun] = field(default_factory=dict)
 
-    def __call__(self, given: Sequence[Given], own: Inventory, micro: MicroBatch, update: StepUpdate,
+    def __call__(self, batch: Sequence[CallInputs], model: Inventory, micro: MicroBatch, update: StepUpdate,
                  state: Mapping[str, torch.Tensor]) -> Returned:  # fmt: skip
-        """What the update returns, and the outputs. ``own``: the model's tensors; ``state``: what it takes beside parameters and sums, by the
-        user's names; both written in place."""
-        parallel = self.parallel
+        """Run the step of a batch: what the update returns, and the model's outputs.
+
+        Args:
+            batch: the inputs of each micro-batch.
+            model: its parameters and buffers, which are written in place.
+            state: what the update takes beside parameters and sums, by the user's names; written in place.
+        """
+        calls, rank = self.calls, self.calls.context().rank
         run, end = self._run(micro.program, micro.local), self._run(*update.last, update.states)
-        pieces = [parallel.pieces(one, own, run.interface, self._rank)[0] for one in given]
+        pieces = [calls.tensors.pieces(inputs, model, run.interface, rank).tensors for inputs in batch]
         names = [run.names[of] for of in run.interface.given]
-        count = len(own.parameters) + len(own.buffers)
+        count = len(model.parameters) + len(model.buffers)
         held: Pieces = {**dict(zip(names[:count], pieces[0], strict=False)), **state}
         inputs = [dict(zip(names[count:], some[count:], strict=False)) for some in pieces]
         if anomaly.is_on():
-            anomaly.refuse_nan(own, dict(zip(names[:count], pieces[0], strict=False)), inputs, state, self._rank)
+            anomaly.refuse_nan(model, dict(zip(names[:count], pieces[0], strict=False)), inputs, state, rank)
         del pieces
         copies = self._copies(micro, held)
         taken = {**held, **copies}
@@ -93,7 +96,7 @@ class OnProcess:
         del inputs, copies
         for k, values in enumerate(others, 1):
             beginning = self._run(*micro.first) if micro.first and k == 1 else run
-            given_back, made = self._called(beginning, {**taken, **low, **values, **_computed(parallel, micro), **sums, **counted}, counted, during=nth(k, total))
+            given_back, made = self._called(beginning, {**taken, **low, **values, **calls.computed(micro.captured), **sums, **counted}, counted, during=nth(k, total))
             first = len(given_back) - made_out
             outputs.append(given_back[first:])
             taken |= {f"{COUNT}.{j}": count for j, count in enumerate(given_back[:first])}
@@ -102,13 +105,14 @@ class OnProcess:
                 held[name].copy_(tensor)
             del made
         low.clear()
-        returned, made = self._called(end, {**taken, **last, **_computed(parallel, micro), **sums}, taken, sums, during=nth(total, total))
+        returned, made = self._called(end, {**taken, **last, **calls.computed(micro.captured), **sums}, taken, sums, during=nth(total, total))
         for name, tensor in made.items():
             if tensor is not held[name]:
                 held[name].copy_(tensor)
         outputs.append(returned[:made_out])
         types = [type for _, type in run.interface.returned]
-        joined = [join_pieces(one, pieces, type, parallel, _brought(given[0], parallel)) for one, type, *pieces in zip(micro.outputs, types, *outputs, strict=True)]
+        brought = _brought(batch[0], calls.mesh)
+        joined = [join_pieces(output, parts, type, calls.tensors, brought) for output, type, *parts in zip(micro.outputs, types, *outputs, strict=True)]
         return returned[made_out:], joined
 
     def _called(self, run: ProcessRun, values: Pieces, *emptied: Pieces, during: str) -> tuple[list[torch.Tensor], Pieces]:
@@ -128,26 +132,24 @@ class OnProcess:
         _, made = self._called(self._run(*micro.copy), dict(held), during=COPIES)
         return made
 
-    @property
-    def _rank(self) -> int:
-        assert self.parallel.compiler.seat is not None
-        return self.parallel.compiler.seat.rank
-
     def _run(self, program: Program, local: LocalPrograms, written: Collection[str] = ()) -> ProcessRun:
         """``written``: the states, by the user's names, that are written to, and not only the sums."""
         if id(program) not in self._runs:
-            seat, job = self.parallel.compiler.seat, self.parallel.job
-            assert seat is not None
-            gate = None if seat.agreement is None else seat.agreement.finish
+            context, job = self.calls.context(), self.calls.job
+            gate = None if context.agreement is None else context.agreement.finish
             device = torch.device("cpu") if job is None else job.device
             found = Results(program)
             scaled = SCALE in found.named
-            self._runs[id(program)] = ProcessRun(program, local[seat.rank], seat.groups, gate, device, _donated(found, written), scaled, self.offload)
+            self._runs[id(program)] = ProcessRun(program, local[context.rank], context.groups, gate, device, _donated(found, written), scaled, self.offload)
         return self._runs[id(program)]
 
     def forget(self, program: Program) -> None:
         """The program is not run again."""
         self._runs.pop(id(program), None)
+
+    def clear(self) -> None:
+        """No program is run again."""
+        self._runs.clear()
 
 
 @dataclass
@@ -155,28 +157,28 @@ class Simulated:
     """Steps of all ranks, in this process; on full tensors, which are cut, and joined again.
 
     Attributes:
-        parallel: the model.
+        calls: of the model.
     """
 
-    parallel: Parallel
+    calls: Calls
     _runs: dict[int, SimulatedRun] = field(default_factory=dict)
 
-    def __call__(self, given: Sequence[Given], own: Inventory, micro: MicroBatch, update: StepUpdate,
+    def __call__(self, batch: Sequence[CallInputs], model: Inventory, micro: MicroBatch, update: StepUpdate,
                  state: Mapping[str, torch.Tensor]) -> Returned:  # fmt: skip
-        """What the update returns, and the outputs. ``state``: what it takes beside parameters and sums, by the user's names; written in place."""
+        """The same as ``OnProcess`` does, of all ranks."""
         run, end = self._run(micro.program, micro.local), self._run(update.program, update.local)
-        ranks = self.parallel.mesh.ranks
-        full: dict[str, torch.Tensor] = {name: tensor.detach() for name, tensor in (*own.parameters, *own.buffers)}
+        ranks = self.calls.mesh.ranks
+        full: dict[str, torch.Tensor] = {name: tensor.detach() for name, tensor in (*model.parameters, *model.buffers)}
         names = [run.names[of] for of in run.interface.given[len(full) :]]
-        inputs = [dict(zip(names, one.arguments.tensors, strict=False)) for one in given]
+        inputs = [dict(zip(names, some.arguments.tensors, strict=False)) for some in batch]
         if anomaly.is_on():
-            anomaly.refuse_nan(own, full, inputs, state)
+            anomaly.refuse_nan(model, full, inputs, state)
         counts = self._counts(micro, run, inputs, full)
         copies = self._copies(micro, run, full)
         held = {rank: {**_cut(run, {**full, **state}, rank), **_zeros(run, rank), **copies[rank]} for rank in ranks}
         outputs: list[list[torch.Tensor]] = []
         for k, values in enumerate(inputs, 1):
-            computed = {run.named[name]: one for name, one in _computed(self.parallel, micro).items() if name in run.named}
+            computed = {run.named[name]: one for name, one in self.calls.computed(micro.captured).items() if name in run.named}
             made = run({rank: {**held[rank], **_cut(run, values, rank), **counts[rank], **computed} for rank in ranks}, nth(k, len(inputs)))
             for rank, (_, states) in made.items():
                 held[rank] |= states
@@ -190,7 +192,7 @@ class Simulated:
 
     def _copies(self, micro: MicroBatch, to: SimulatedRun, full: Mapping[str, torch.Tensor]) -> dict[int, Pieces]:
         """What ``micro`` takes in the place of parameters."""
-        ranks = self.parallel.mesh.ranks
+        ranks = self.calls.mesh.ranks
         if micro.copy is None:
             return {rank: {} for rank in ranks}
         run = self._run(*micro.copy)
@@ -199,7 +201,7 @@ class Simulated:
 
     def _counts(self, micro: MicroBatch, to: SimulatedRun, inputs: list[dict[str, torch.Tensor]], full: Mapping[str, torch.Tensor]) -> dict[int, Pieces]:
         """What the micro-batches divide by, if they are told."""
-        ranks = self.parallel.mesh.ranks
+        ranks = self.calls.mesh.ranks
         if micro.count is None:
             return {rank: {} for rank in ranks}
         run = self._run(*micro.count)
@@ -217,20 +219,15 @@ class Simulated:
         self._runs.pop(id(program), None)
 
 
-def _brought(given: Given, parallel: Parallel) -> int:
-    """How many pieces of the batch the ranks bring; 0 where all have the same."""
-    counts = [parallel.mesh.count(given.laid[name].dims[0][0][1]) for name in given.shapes if given.laid[name].dims]
+def _brought(inputs: CallInputs, mesh: Mesh) -> int:
+    """How many pieces of the batch the ranks bring; 0 where all have the same batch."""
+    counts = [mesh.count(inputs.layouts[name].dims[0][0][1]) for name in inputs.shapes if inputs.layouts[name].dims]
     return max(counts, default=0)
 
 
 def _joined(run: SimulatedRun, made: Mapping[int, tuple[list[torch.Tensor], Pieces]]) -> list[torch.Tensor]:
     """What a program returned, of all ranks."""
     return [join({rank: tensors[k] for rank, (tensors, _) in made.items()}, type, name) for k, (name, type) in enumerate(run.interface.returned)]
-
-
-def _computed(parallel: Parallel, micro: MicroBatch) -> Pieces:
-    """The numbers that a micro-batch takes, and its seed, if it draws: each draws in its turn."""
-    return parallel.computed(micro.captured)
 
 
 def _cut(run: SimulatedRun, tensors: Mapping[str, torch.Tensor], rank: int) -> Pieces:

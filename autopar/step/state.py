@@ -1,101 +1,125 @@
-"""The state of a training: what a step goes on from, by the user's names, so that another mesh or another stage of ZeRO can too."""
+"""Save the state of a training by the user's names, and go on from it on another mesh or with another stage of ZeRO."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import distributed
 
+from autopar.model.calls import Calls
+from autopar.plan.loss_scaling import LossScaling
+from autopar.step.average import Averages
 from autopar.step.fit import SAVED, check_generator, check_groups, check_model, check_scaler, number_of, parts_of
-
-if TYPE_CHECKING:
-    from autopar.step.train_step import TrainStep
+from autopar.step.optimizer_state import OptimizerState
 
 
-def state_of(step: TrainStep) -> dict[str, Any]:
-    """Parameters and buffers, the optimizer's state and groups, the averages of weights, the generator of random numbers, and how many steps were taken.
+@dataclass(frozen=True)
+class TrainingState:
+    """All that a training goes on from, but for the number of its steps.
 
-    Tensors are those of the step, and not copies; on processes DTensors, of which each rank has its pieces.
+    Attributes:
+        model: the model on the mesh, which loads full tensors and DTensors.
+        calls: of the model.
+        owned: the optimizer.
+        averages: of the weights; ``None`` without ``ema``.
+        scaler: the scale of the loss, and the steps since it was changed; ``None`` without fp16.
+        scaling: names the parts of the scaler.
     """
-    owned = step.owned
-    named = {name: tensor for name, (_, tensor) in owned.groups().items()}
-    state = {name: dict(step.optimizer.state[tensor]) for name, tensor in named.items() if step.optimizer.state.get(tensor)}
-    groups = [
-        {**{key: value for key, value in group.items() if key != "params"}, "params": [owned.name(p) for p in group["params"]]}
-        for group in step.optimizer.param_groups
-    ]
-    return {
-        "model": dict(step.parallel.module.state_dict()),
-        "optimizer": {"state": state, "param_groups": groups},
-        **({} if step.averages is None else {"ema": step.averages.state_dict()}),
-        **({} if step.scaler is None else {"scaler": step.options.loss_scale.state_dict(*step.scaler)}),
-        "rng": _rng(step),
-        "step": step.steps,
-    }
 
+    model: torch.nn.Module
+    calls: Calls
+    owned: OptimizerState
+    averages: Averages | None
+    scaler: Sequence[torch.Tensor] | None
+    scaling: LossScaling
 
-def load_into(step: TrainStep, state: Mapping[str, Any]) -> None:
-    """Go on from such a state: full tensors are cut, DTensors are re-laid.
+    def state_dict(self, steps: int) -> dict[str, Any]:
+        """Parameters and buffers, the optimizer's state and groups, the averages of weights, the generator of random numbers, and how many
+        steps were taken.
 
-    Raises:
-        TypeError: a part is no mapping where it should be one; nothing has been changed.
-        ValueError: a part is missing, or does not fit this step; nothing has been changed.
-    """
-    owned, optimizer = step.owned, step.optimizer
-    named = {owned.name(tensor): tensor for group in optimizer.param_groups for tensor in group["params"]}
-    _check(step, state, named)
-    own = step.parallel.module.state_dict()
-    if any(state["model"].get(name) is not tensor for name, tensor in own.items()):
-        step.parallel.load_state_dict(state["model"])
-    for group, saved in zip(optimizer.param_groups, state["optimizer"]["param_groups"], strict=True):
-        group.update({key: value for key, value in saved.items() if key != "params"})
-    for name, tensor in named.items():
-        if name in state["optimizer"]["state"]:
-            optimizer.state[tensor] = dict(state["optimizer"]["state"][name])
-        else:
-            optimizer.state.pop(tensor, None)
-    if step.scaler is not None and "scaler" in state:
-        for tensor, value in zip(step.scaler, (state["scaler"]["scale"], state["scaler"]["_growth_tracker"]), strict=True):
-            tensor.fill_(value)
-    if step.averages is not None:
-        step.averages.load_state_dict(state["ema"])
-    torch.set_rng_state(state["rng"].cpu())
-    step.steps = number_of("the state's 'step'", state["step"])
-    owned.forget()
+        Tensors are those of the training, and not copies; on processes DTensors, of which each rank has its pieces. All ranks call it.
+        """
+        owned, optimizer = self.owned, self.owned.optimizer
+        named = {name: tensor for name, (_, tensor) in owned.groups().items()}
+        state = {name: dict(optimizer.state[tensor]) for name, tensor in named.items() if optimizer.state.get(tensor)}
+        groups = [
+            {**{key: value for key, value in group.items() if key != "params"}, "params": [owned.name(p) for p in group["params"]]}
+            for group in optimizer.param_groups
+        ]
+        return {
+            "model": dict(self.calls.module.state_dict()),
+            "optimizer": {"state": state, "param_groups": groups},
+            **({} if self.averages is None else {"ema": self.averages.state_dict()}),
+            **({} if self.scaler is None else {"scaler": self.scaling.state_dict(*self.scaler)}),
+            "rng": self._generator(),
+            "step": steps,
+        }
 
+    def load(self, state: Mapping[str, Any]) -> int:
+        """Go on from such a state: full tensors are cut, DTensors are redistributed. Returns the number of its steps. All ranks call it.
 
-def _check(step: TrainStep, state: Mapping[str, Any], named: Mapping[str, torch.Tensor]) -> None:
-    """Everything that is wrong with a state is an error here. ``named``: the optimizer's parameters."""
-    parts_of("the state of a step", state, ("model", "optimizer", "rng", "step"))
-    check_model(parts_of("the state's 'model'", state["model"]), step.parallel.module.state_dict())
-    check_generator(state["rng"])
-    steps = number_of("the state's 'step'", state["step"])
-    saved = parts_of("the state's 'optimizer'", state["optimizer"], ("state", "param_groups"))
-    states = parts_of("the state of the optimizer", saved["state"])
-    if not isinstance(saved["param_groups"], (list, tuple)):
-        raise TypeError(f"the 'param_groups' of the state's 'optimizer' are {saved['param_groups']!r:.40}, and no list; {SAVED}")
-    groups = [parts_of(f"group {k} of the state's 'optimizer'", group, ("params",)) for k, group in enumerate(saved["param_groups"])]
-    own = step.optimizer.param_groups
-    check_groups([list(group["params"]) for group in groups], [[step.owned.name(p) for p in group["params"]] for group in own])
-    if unknown := sorted(set(states) - set(named), key=str):
-        raise ValueError(f"the optimizer has no parameter {unknown[0]}, of which the state has one")
-    for here, group in zip(own, groups, strict=True):
-        for name in filter(states.__contains__, group["params"]):
-            values = parts_of(f"the state of {name}", states[name])
-            step.owned.check(named[name], {**here, **group, "params": here["params"]}, values, begun=steps > 0)
-    if step.scaler is not None and "scaler" in state:
-        check_scaler(parts_of("the state's 'scaler'", state["scaler"], ("scale", "_growth_tracker")))
-    if step.averages is not None:
-        if "ema" not in state:
-            raise ValueError("the state of a step has no 'ema', the averages of its weights; save it of a step with ema=, or leave ema= out of this one")
-        step.averages.check(state["ema"], [name for name, values in states.items() if values])
+        Raises:
+            TypeError: a part is no mapping where it should be one; nothing has been changed.
+            ValueError: a part is missing, or does not fit this training; nothing has been changed.
+        """
+        owned, optimizer = self.owned, self.owned.optimizer
+        named = {owned.name(tensor): tensor for group in optimizer.param_groups for tensor in group["params"]}
+        self._check(state, named)
+        own = self.calls.module.state_dict()
+        if any(state["model"].get(name) is not tensor for name, tensor in own.items()):
+            self.model.load_state_dict(state["model"])
+        for group, saved in zip(optimizer.param_groups, state["optimizer"]["param_groups"], strict=True):
+            group.update({key: value for key, value in saved.items() if key != "params"})
+        for name, tensor in named.items():
+            if name in state["optimizer"]["state"]:
+                optimizer.state[tensor] = dict(state["optimizer"]["state"][name])
+            else:
+                optimizer.state.pop(tensor, None)
+        if self.scaler is not None and "scaler" in state:
+            for tensor, value in zip(self.scaler, (state["scaler"]["scale"], state["scaler"]["_growth_tracker"]), strict=True):
+                tensor.fill_(value)
+        if self.averages is not None:
+            self.averages.load_state_dict(state["ema"])
+        torch.set_rng_state(state["rng"].cpu())
+        owned.forget()
+        return number_of("the state's 'step'", state["step"])
 
+    def _check(self, state: Mapping[str, Any], named: Mapping[str, torch.Tensor]) -> None:
+        """Everything that is wrong with a state is an error here. ``named``: the optimizer's parameters."""
+        parts_of("the state of a step", state, ("model", "optimizer", "rng", "step"))
+        check_model(parts_of("the state's 'model'", state["model"]), self.calls.module.state_dict())
+        check_generator(state["rng"])
+        steps = number_of("the state's 'step'", state["step"])
+        saved = parts_of("the state's 'optimizer'", state["optimizer"], ("state", "param_groups"))
+        states = parts_of("the state of the optimizer", saved["state"])
+        self._check_groups(saved, states, named, begun=steps > 0)
+        if self.scaler is not None and "scaler" in state:
+            check_scaler(parts_of("the state's 'scaler'", state["scaler"], ("scale", "_growth_tracker")))
+        if self.averages is not None:
+            if "ema" not in state:
+                raise ValueError("the state of a step has no 'ema', the averages of its weights; save it of a step with ema=, or leave ema= out of this one")
+            self.averages.check(state["ema"], [name for name, values in states.items() if values])
 
-def _rng(step: TrainStep) -> torch.Tensor:
-    """The state of the first rank's generator, from which all seeds come."""
-    state, job = torch.get_rng_state(), step.parallel.job
-    if job is not None:
-        distributed.broadcast(state, group=job.control, group_src=0)
-    return state
+    def _check_groups(self, saved: Mapping[str, Any], states: Mapping[str, Any], named: Mapping[str, torch.Tensor], begun: bool) -> None:
+        """The part of a state that is the optimizer's. ``begun``: whether steps were taken."""
+        if not isinstance(saved["param_groups"], (list, tuple)):
+            raise TypeError(f"the 'param_groups' of the state's 'optimizer' are {saved['param_groups']!r:.40}, and no list; {SAVED}")
+        groups = [parts_of(f"group {k} of the state's 'optimizer'", group, ("params",)) for k, group in enumerate(saved["param_groups"])]
+        own = self.owned.optimizer.param_groups
+        check_groups([list(group["params"]) for group in groups], [[self.owned.name(p) for p in group["params"]] for group in own])
+        if unknown := sorted(set(states) - set(named), key=str):
+            raise ValueError(f"the optimizer has no parameter {unknown[0]}, of which the state has one")
+        for here, group in zip(own, groups, strict=True):
+            for name in filter(states.__contains__, group["params"]):
+                values = parts_of(f"the state of {name}", states[name])
+                self.owned.check(named[name], {**here, **group, "params": here["params"]}, values, begun=begun)
+
+    def _generator(self) -> torch.Tensor:
+        """The state of the first rank's generator, from which all seeds come."""
+        state, job = torch.get_rng_state(), self.calls.job
+        if job is not None:
+            distributed.broadcast(state, group=job.control, group_src=0)
+        return state

@@ -16,8 +16,8 @@ from torch import fx
 from autopar.ir.nodes import is_getitem, name_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
+from autopar.step.batch_independence import Rows
 from autopar.step.batches import COUNTED
-from autopar.step.rows import Rows
 
 aten = torch.ops.aten
 

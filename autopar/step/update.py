@@ -30,7 +30,7 @@ from autopar.ir.record import Record, TensorType
 from autopar.optimizers import AVERAGED
 from autopar.optimizers.update import COUNTED, RATE, Update
 from autopar.plan.loss_scaling import LossScaling, updated_scale
-from autopar.step.assembly import Assembly
+from autopar.step.graph_builder import Assembly
 from autopar.step.micro import LOSS, SCALE, gradient_name
 
 GROWTH = ".growth"  # the steps since the scale of the loss was changed

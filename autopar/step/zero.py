@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
@@ -22,6 +22,28 @@ STAGES: tuple[frozenset[str], ...] = (
     frozenset({"state", "gradient"}),
     frozenset({"state", "gradient", "parameter"}),
 )
+
+
+@dataclass(frozen=True)
+class Zero:
+    """What a stage of ZeRO splits, and over which axis of the mesh.
+
+    Attributes:
+        parts: of ``state``, ``gradient`` and ``parameter``, those that are split.
+    """
+
+    parts: frozenset[str]
+    mesh: Mesh
+    axis: str
+
+    def split(self, part: str, attr: DistAttr, shape: Sequence[int]) -> DistAttr:
+        """The layout of a value of such a part: ``attr``, split over the axis where the stage splits the part."""
+        return split_over(attr, shape, self.mesh, self.axis) if part in self.parts else attr
+
+
+def zero_of(stage: int, mesh: Mesh, inputs: Mapping[str, DistAttr]) -> Zero:
+    """A stage of ZeRO on a mesh whose axes split inputs like this. ``ValueError`` where none splits the batch."""
+    return Zero(STAGES[stage], mesh, data_axis(mesh, inputs) if STAGES[stage] else "")
 
 
 def data_axis(mesh: Mesh, inputs: Mapping[str, DistAttr]) -> str:

@@ -1,5 +1,1 @@
 """Verify programs: the promises of each level, and that the communication of all ranks finishes."""
-
-from autopar.verify.levels import verify
-
-__all__ = ["verify"]

@@ -3,8 +3,8 @@
 from autopar.capture.guards.attributes import AttributesOfModule
 from autopar.capture.guards.look import Guards
 from autopar.capture.guards.original import Original
-from autopar.capture.guards.places import Change
+from autopar.capture.guards.places import GuardedChange
 from autopar.capture.guards.reads import Reads
-from autopar.capture.guards.variants import Call, Variants
+from autopar.capture.guards.variants import GuardedCall, Variants
 
-__all__ = ["AttributesOfModule", "Call", "Change", "Guards", "Original", "Reads", "Variants"]
+__all__ = ["AttributesOfModule", "GuardedCall", "GuardedChange", "Guards", "Original", "Reads", "Variants"]

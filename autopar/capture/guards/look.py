@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from autopar.capture.guards.places import MISSING, STORED, Change, Guard, GuardedPlace
+from autopar.capture.guards.places import MISSING, STORED, Guard, GuardedChange, GuardedPlace
 from autopar.capture.guards.reads import HOOKS
 from autopar.capture.guards.values import is_number, shown
 from autopar.torch_private import GLOBAL_HOOKS
@@ -104,18 +104,18 @@ class Guards:
             self._expected = now
         return not any(map(operator.contains, *self._absent_from)) and all(guard.holds() for guard in self._by_value)
 
-    def changes(self, modules: Sequence[torch.nn.Module]) -> list[Change]:
+    def changes(self, modules: Sequence[torch.nn.Module]) -> list[GuardedChange]:
         """What is not as it was, in words."""
-        changes = [Change.of(guard) for guard in self.found if not guard.holds()]
-        changes += [Change(place, place.words, "a number", shown(place.now())) for place in self.numbers if not is_number(place.now())]
+        changes = [GuardedChange.of(guard) for guard in self.found if not guard.holds()]
+        changes += [GuardedChange(place, place.words, "a number", shown(place.now())) for place in self.numbers if not is_number(place.now())]
         if not self._modules_hold(modules):
             now, before = [type(module).__name__ for module in modules], [cls.__name__ for cls in self._classes]
             pairs = zip(modules, map(type, modules), self._modules, self._classes, strict=False)
             at = next((k for k, (a, kind, b, cls) in enumerate(pairs) if a is not b or kind is not cls), min(len(now), len(before)))
-            changes.append(Change(None, f"module {at} of the model", *("missing" if at >= len(some) else f"a {some[at]}" for some in (before, now))))
+            changes.append(GuardedChange(None, f"module {at} of the model", *("missing" if at >= len(some) else f"a {some[at]}" for some in (before, now))))
         for words, own, name, before in self._hooks:
             if not _same(own[name], before):
-                changes.append(Change(None, words, _shown(before), _shown(own[name].values())))
+                changes.append(GuardedChange(None, words, _shown(before), _shown(own[name].values())))
         return changes
 
 

@@ -97,7 +97,7 @@ class Guard:
 
 
 @dataclass(frozen=True)
-class Change:
+class GuardedChange:
     """A value that is not what it was at a capture, in words."""
 
     place: GuardedPlace | None
@@ -109,9 +109,9 @@ class Change:
         return f"{self.words} is {self.now}, it was {self.before}"
 
     @staticmethod
-    def of(guard: Guard) -> Change:
+    def of(guard: Guard) -> GuardedChange:
         value = guard.place.now()
         now = shown(value)
         if guard.text == now and not is_scalar(value):
             now = f"another {now.removeprefix('a ').removeprefix('the ')}" if value is not guard.value else f"{now} with other contents"
-        return Change(guard.place, guard.place.words, guard.text, now)
+        return GuardedChange(guard.place, guard.place.words, guard.text, now)

@@ -12,13 +12,13 @@ import torch
 
 from autopar.capture.guards.look import Guards
 from autopar.capture.guards.numbers import can_be_input
-from autopar.capture.guards.places import Change, GuardedPlace
+from autopar.capture.guards.places import GuardedChange, GuardedPlace
 
 KEPT = 8  # captures of one call: values that change at each step would make ever more of them
 
 
 @dataclass(frozen=True)
-class Call:
+class GuardedCall:
     """A call, and which capture of it is used.
 
     Attributes:
@@ -31,7 +31,7 @@ class Call:
 
     key: Any
     number: int
-    changes: tuple[Change, ...] = ()
+    changes: tuple[GuardedChange, ...] = ()
     known: bool = False
     numbers: tuple[GuardedPlace, ...] = ()
 
@@ -54,7 +54,7 @@ class Call:
 class Variant:
     """One capture of a call."""
 
-    call: Call
+    call: GuardedCall
     guards: Guards
 
 
@@ -67,11 +67,11 @@ class Variants:
         self._values: dict[tuple[Hashable, tuple[int, str]], set[str]] = collections.defaultdict(set)  # that a place had, in words
         self._constant: set[tuple[int, str]] = set()  # values that change and cannot be inputs, which were warned of
 
-    def call(self, key: Hashable, modules: Sequence[torch.nn.Module]) -> Call:
+    def call(self, key: Hashable, modules: Sequence[torch.nn.Module]) -> GuardedCall:
         """The call of such a key, as the model's values are now."""
         known = self._of.get(key)
         if known is None:
-            return Call(key, self._made)
+            return GuardedCall(key, self._made)
         for variant in reversed(known):
             if variant.guards.hold(modules):
                 if variant is not known[-1]:
@@ -81,13 +81,13 @@ class Variants:
         changes = tuple(known[-1].guards.changes(modules))
         again = [place for change in changes if (place := change.place) is not None and can_be_input(place) and self._changes_again(key, place, change)]
         numbers = [place for place in (*known[-1].guards.numbers, *again) if place.identity not in self._constant]
-        return Call(key, self._made, changes, numbers=tuple(dict.fromkeys(numbers)))
+        return GuardedCall(key, self._made, changes, numbers=tuple(dict.fromkeys(numbers)))
 
-    def _changes_again(self, key: Hashable, place: GuardedPlace, change: Change) -> bool:
+    def _changes_again(self, key: Hashable, place: GuardedPlace, change: GuardedChange) -> bool:
         """Whether it is not the first time that a place has another value."""
         return len(self._values[key, place.identity] | {change.before, change.now}) > 2
 
-    def _warn(self, key: Hashable, change: Change, place: GuardedPlace, guards: Guards) -> None:
+    def _warn(self, key: Hashable, change: GuardedChange, place: GuardedPlace, guards: Guards) -> None:
         """Once of each value that changes again and is no input."""
         if self._changes_again(key, place, change) and place not in guards.numbers and place.identity not in self._constant:
             self._constant.add(place.identity)
@@ -98,10 +98,10 @@ class Variants:
                 stacklevel=2,
             )  # fmt: skip
 
-    def add(self, call: Call, guards: Guards) -> list[Call]:
+    def add(self, call: GuardedCall, guards: Guards) -> list[GuardedCall]:
         """Keep the capture of a call; those that are forgotten for it."""
         known = self._of.setdefault(call.key, [])
-        known.append(Variant(Call(call.key, call.number, call.changes, known=True, numbers=guards.numbers), guards))
+        known.append(Variant(GuardedCall(call.key, call.number, call.changes, known=True, numbers=guards.numbers), guards))
         self._made += 1
         for change in call.changes:
             if change.place is not None:

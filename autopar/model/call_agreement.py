@@ -1,0 +1,45 @@
+"""Compare the calls of this rank with those of the other ranks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from autopar.capture.guards import Guards
+from autopar.model.inputs import CallInputs
+from autopar.runtime.processes.agreement import Agreement
+
+
+class CallAgreement:
+    """The ranks agree on each call before its first collective. On one rank there is nothing to agree on.
+
+    Attributes:
+        ranks: compares what this rank does with the others; ``None`` on one rank.
+    """
+
+    def __init__(self, ranks: Agreement | None) -> None:
+        self.ranks = ranks
+
+    def announce(self, call: str, inputs: Sequence[CallInputs] = (), numbers: str = "") -> None:
+        """Send the other ranks a digest of the call that this rank makes. Before the first collective of the call they compare it with theirs.
+
+        Args:
+            call: in words that are the same on all ranks.
+            inputs: those of the call, or of all its micro-batches.
+            numbers: in words; they change from call to call.
+        """
+        if self.ranks is not None:
+            self.ranks.begin(call + numbers, [brought for some in inputs for brought in some.brought()], call)
+
+    def wait(self) -> None:
+        """Wait for the calls of the other ranks. ``RuntimeError`` where one makes another call."""
+        if self.ranks is not None:
+            self.ranks.finish()
+
+    def compare_programs(self, text: str, guards: Guards) -> None:
+        """``RuntimeError`` where another rank has captured another program, or read other values in forward. All ranks call it."""
+        if self.ranks is not None:
+            digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+            self.ranks.compare(digest, {guard.place.words: guard.text for guard in guards.found})
+            self.ranks.begin(f"capture a program with the digest {digest}")
+            self.ranks.finish()

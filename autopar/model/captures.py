@@ -1,0 +1,72 @@
+"""Keep what was captured of each call, and find it again."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from autopar.capture.arguments import difference
+from autopar.capture.guards import GuardedCall, GuardedChange, Guards, Variants
+from autopar.model.inputs import CallKey
+
+T = TypeVar("T")
+
+
+class Captures(Generic[T]):
+    """What was captured, by the call: its key, and the values that forward read.
+
+    Attributes:
+        variants: the captures of each key, which differ in the values that forward read.
+    """
+
+    def __init__(self) -> None:
+        self.variants = Variants()
+        self._captured: dict[Any, T] = {}
+
+    def __len__(self) -> int:
+        return len(self._captured)
+
+    def __getitem__(self, call: GuardedCall) -> T:
+        return self._captured[call.identity]
+
+    @property
+    def keys(self) -> list[Any]:
+        """The key of each capture, from the oldest to the newest."""
+        return [key for key, _ in self._captured]
+
+    def call(self, key: Hashable, modules: Sequence[torch.nn.Module]) -> GuardedCall:
+        """The call of such a key, with the values that forward would read now."""
+        return self.variants.call(key, modules)
+
+    def add(self, call: GuardedCall, guards: Guards, captured: T) -> list[tuple[GuardedCall, T]]:
+        """Keep the capture of a call. Returns the older captures that are dropped for it."""
+        self._captured[call.identity] = captured
+        return [(dropped, self._captured.pop(dropped.identity)) for dropped in self.variants.add(call, guards)]
+
+    def clear(self) -> None:
+        """Drop all captures."""
+        self.variants, self._captured = Variants(), {}
+
+
+def about_recapture(key: CallKey, keys: Sequence[CallKey], changes: Sequence[GuardedChange], allowed: bool) -> list[str]:
+    """A note for the report that says how a call differs from the last captured one of the same modes; none for the first.
+
+    Args:
+        keys: those of the captures so far.
+        changes: of values that forward reads, where the key is one of them.
+        allowed: whether a call may be captured after the first one.
+
+    Raises:
+        RuntimeError: it is not allowed.
+    """
+    alike = [signature for signature, _ in keys if (signature.training, signature.modes) == (key[0].training, key[0].modes)]
+    if not alike or (key in keys and not changes):  # the second: in a step whose optimizer trains other parameters
+        return []
+    what = ", ".join(map(str, changes)) or difference(alike[-1], key[0])
+    if not allowed and changes:
+        raise RuntimeError(f"forward was captured with other values, and recapture=False: {what}; set back what was changed, or allow recapture=True")
+    if not allowed:
+        raise RuntimeError(f"the step was captured for other arguments, and recapture=False: {what}; pad to one shape, or allow recapture=True")
+    return [f"capture {len(keys) + 1} of this model: {what}"]

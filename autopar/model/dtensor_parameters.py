@@ -1,0 +1,113 @@
+"""Shards: a model's parameters as DTensors, each in the Layout that the plan gives it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from autopar.capture.model_state import inventory
+from autopar.ir.dtensor import edge_of, placements_of
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
+from autopar.runtime.dtensors import full_tensor, redistribute
+from autopar.runtime.processes.job import Job
+from autopar.torch_private import have_gradient_hooks, is_strided_shard, refer_weakly
+
+
+def sharded(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh: Mesh, job: Job) -> torch.nn.Module:
+    """A copy of the model with DTensor parameters; the model itself is not changed.
+
+    Values are those of the first rank, as in DistributedDataParallel, so that ranks with other seeds agree. Buffers
+    that the plan does not split stay plain tensors, whole on every rank. On meta nothing is sent, and the copy is on meta.
+
+    Raises:
+        ValueError: a parameter has a hook of its gradient, which a copy does not have.
+    """
+    own = inventory(model)
+    for name, parameter in own.parameters:
+        if have_gradient_hooks([parameter]):
+            raise ValueError(
+                f"{name} has a hook of its gradient, and the parameters on processes are copies without it: remove it, "
+                f"and register it on the parameter of that name in what parallelize returns"
+            )
+    replaced: dict[int, Any] = {}
+    for name, tensor in (*own.parameters, *own.buffers):
+        attr = edge_of(attrs.get(name, DistAttr.replicated(tensor.dim())), mesh, tensor.shape, strided=True)
+        placed = _placed(tensor, attr, mesh, job)
+        if isinstance(tensor, torch.nn.Parameter):
+            new: torch.Tensor = torch.nn.Parameter(placed, requires_grad=tensor.requires_grad)
+        else:
+            new = placed.to_local() if attr.is_replicated else placed
+        vars(new).update({key: value for key, value in vars(tensor).items() if key not in vars(new)})
+        replaced[id(tensor)] = new
+    return copy.deepcopy(model, replaced)
+
+
+def _placed(tensor: torch.Tensor, attr: DistAttr, mesh: Mesh, job: Job) -> Any:
+    from torch.distributed.tensor import distribute_tensor
+
+    placements = placements_of(attr, mesh, tensor.shape)
+    value = tensor.detach()
+    if not value.is_meta:
+        value = value.to(job.device).contiguous().clone()  # a whole one is not sent to its own rank: it would be the model's
+    return distribute_tensor(value, job.device_mesh, placements)
+
+
+def relaid(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh: Mesh, job: Job) -> None:
+    """Bring parameters to lie as ``attrs`` says. They stay the same objects, so that an optimizer keeps them; their gradients go."""
+    refer_weakly(model, False)
+    try:
+        for name, parameter in inventory(model).parameters:
+            placements = placements_of(attrs[name], mesh, tuple(parameter.shape)) if name in attrs else None
+            if placements is not None and parameter.placements != placements:  # type: ignore[attr-defined]
+                parameter.grad = None
+                moved = torch.nn.Parameter(redistribute(parameter.detach(), placements), requires_grad=parameter.requires_grad)
+                vars(moved).update(vars(parameter))
+                torch.utils.swap_tensors(parameter, moved)
+    finally:
+        refer_weakly(model, True)
+
+
+def is_dtensor(value: Any) -> bool:
+    """Whether a value is a DTensor; imports it only where there can be one."""
+    return isinstance(value, torch.Tensor) and type(value).__name__ != "Tensor" and hasattr(value, "to_local")
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's piece of a DTensor; a plain tensor is its own."""
+    with torch.no_grad():
+        return tensor.to_local() if is_dtensor(tensor) else tensor.detach()  # type: ignore[attr-defined]
+
+
+def for_everyone(state: dict[str, Any]) -> dict[str, Any]:
+    """A state dict whose DTensors have public placements only, which checkpoints know; the others are redistributed."""
+    from torch.distributed.tensor import Replicate
+
+    for name, value in state.items():
+        if is_dtensor(value) and any(map(is_strided_shard, value.placements)):
+            public = [Replicate() if is_strided_shard(p) else p for p in value.placements]
+            state[name] = redistribute(value.detach(), public)
+    return state
+
+
+def for_model(state: Mapping[str, Any], own: Mapping[str, torch.Tensor], job: Job | None) -> dict[str, Any]:
+    """A state dict whose values have the placements of the model's: of a full tensor, that of the first rank as in ``sharded``, each rank
+    gets its piece; a DTensor is redistributed."""
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    fitted = dict(state)
+    for name, value in state.items():
+        here = own.get(name)
+        if job is None or here is None or not isinstance(value, torch.Tensor) or value.shape != here.shape:
+            continue  # what does not fit, load_state_dict says
+        placements = here.placements if is_dtensor(here) else [Replicate()] * job.device_mesh.ndim  # type: ignore[attr-defined]
+        if is_dtensor(value) and value.device_mesh == job.device_mesh:  # type: ignore[attr-defined]
+            value = redistribute(value.detach().to(job.device), placements)
+        else:
+            value = full_tensor(value) if is_dtensor(value) else value  # on another mesh
+            value = distribute_tensor(value.detach().to(here.device), job.device_mesh, placements)
+        fitted[name] = value if is_dtensor(here) else value.to_local()
+    return fitted

@@ -1,0 +1,111 @@
+"""Storage for a model on meta: tensors of this rank's pieces, in the places of those that had none."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autopar.model.dtensor_parameters import is_dtensor, local_of
+from autopar.runtime.processes.job import Job
+
+
+@dataclass(eq=False)
+class StorageSlot:
+    """One place of a model that holds a parameter or buffer; tied tensors have several.
+
+    Attributes:
+        name: as in ``named_parameters``.
+        before: what the place held, on meta or not.
+        given: what it was given: ``before``, where that had storage.
+    """
+
+    owner: torch.nn.Module
+    attribute: str
+    name: str
+    before: torch.Tensor
+    given: torch.Tensor
+
+    @property
+    def now(self) -> torch.Tensor | None:
+        """What the place holds; an initialisation may have put something else there."""
+        return getattr(self.owner, self.attribute)
+
+    @property
+    def was_on_meta(self) -> bool:
+        return self.before.is_meta
+
+    @property
+    def what(self) -> str:
+        return f"the {'parameter' if isinstance(self.before, torch.nn.Parameter) else 'buffer'} {self.name}"
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        setattr(self.owner, self.attribute, tensor)  # recurrent modules keep their weights a second time, and see to it here
+
+
+def slots_of(model: torch.nn.Module) -> list[StorageSlot]:
+    """Every place, in the order of ``named_modules``."""
+    found = []
+    for path, module in model.named_modules():
+        for attribute, tensor in (*vars(module)["_parameters"].items(), *vars(module)["_buffers"].items()):
+            if tensor is not None:
+                found.append(StorageSlot(module, attribute, f"{path}.{attribute}".lstrip("."), tensor, tensor))
+    return found
+
+
+@contextlib.contextmanager
+def materialized(model: torch.nn.Module, device: torch.device, *, tied: bool) -> Iterator[list[StorageSlot]]:
+    """What is on meta has storage on ``device``, without values, from here on; after an exception it is on meta again.
+
+    DTensors get a piece. ``tied``: a tensor of several places stays one; otherwise each place has its own for the while,
+    as after ``torch.nn.Module.to_empty``.
+    """
+    slots = slots_of(model)
+    made: dict[int, torch.Tensor] = {}
+    try:
+        for slot in slots:
+            if slot.was_on_meta:
+                if not tied or id(slot.before) not in made:
+                    made[id(slot.before)] = _empty(slot.before, device)
+                slot.given = made[id(slot.before)]
+                slot.hold(slot.given)
+        yield slots
+    except BaseException:
+        for slot in slots:
+            slot.hold(slot.before)
+        raise
+
+
+def _empty(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    new: torch.Tensor = torch.empty_like(local_of(tensor), device=device)
+    if is_dtensor(tensor):
+        from torch.distributed.tensor import DTensor
+
+        like: Any = tensor
+        new = DTensor.from_local(new, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
+    if isinstance(tensor, torch.nn.Parameter):
+        new = torch.nn.Parameter(new, requires_grad=tensor.requires_grad)
+    vars(new).update({key: value for key, value in vars(tensor).items() if key not in vars(new)})
+    return new
+
+
+def device_for(model: torch.nn.Module, job: Job | None, device: torch.device | str | None) -> torch.device:
+    """Where storage lies: the job's device, else the user's, else that of the model's other tensors, else the accelerator's.
+
+    Raises:
+        ValueError: the user's is not of the kind that the job's mesh lies on.
+    """
+    wanted = None if device is None else torch.device(device)
+    if wanted is not None and wanted.type == "meta":
+        raise ValueError("device='meta' has no storage; name the device that values shall lie on, as 'cpu'")
+    if job is not None:
+        if wanted is not None and wanted != job.device and wanted != torch.device(job.device.type):
+            raise ValueError(f"device={str(wanted)!r}, and the pieces of this process lie on {job.device}; leave it out, or give parallelize a DeviceMesh of that kind")
+        return job.device
+    if wanted is not None:
+        return wanted
+    found = next((slot.before.device for slot in slots_of(model) if not slot.was_on_meta), None)
+    return found or torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")

@@ -1,0 +1,128 @@
+"""Describe the inputs of a call on one rank: their layouts on the mesh, and this rank's pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autopar.capture.arguments import Arguments, Signature
+from autopar.capture.model_state import Named
+from autopar.ir.dtensor import attr_of, mesh_of, placements_of
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
+from autopar.ir.record import TensorType
+from autopar.model.dtensor_parameters import is_dtensor, local_of
+from autopar.runtime.dtensors import redistribute
+from autopar.runtime.processes.agreement import Brought
+from autopar.runtime.simulation.pieces import cut
+
+INPUTS = ("global", "local")
+
+
+@dataclass(frozen=True)
+class CallInputs:
+    """The inputs of one call, bound and flattened.
+
+    Attributes:
+        arguments: the arguments of the call.
+        layouts: input → its layout, where the plan does not decide it: of DTensors, and of pieces that each rank brings.
+        shapes: input → its global shape, of pieces that each rank brings.
+    """
+
+    arguments: Arguments
+    layouts: Mapping[str, DistAttr]
+    shapes: Mapping[str, tuple[int, ...]]
+
+    def whole(self) -> Arguments:
+        """The arguments with tensors of global shapes. A tensor of which each rank has only a piece is on the meta device."""
+        names = iter(self.arguments.names)
+        flat = []
+        for value in self.arguments.flat:
+            shape = self.shapes.get(next(names)) if isinstance(value, torch.Tensor) else None
+            flat.append(value if shape is None else torch.empty(shape, dtype=value.dtype, device="meta").requires_grad_(value.requires_grad))
+        return self.arguments.with_leaves(flat)
+
+    @property
+    def named(self) -> Named:
+        """The tensors, by the user's names."""
+        return list(zip(self.arguments.names, self.arguments.tensors, strict=True))
+
+    def brought(self) -> list[Brought]:
+        """The tensors as this rank has them: the whole tensor where all ranks have the same, else its piece."""
+        return [Brought(name, local_of(tensor), tuple(self.layouts[name].axes) if name in self.layouts else ()) for name, tensor in self.named]
+
+    @property
+    def facts(self) -> tuple[Any, ...]:
+        """The part of a capture's key that the signature of the arguments does not hold."""
+        return tuple(self.layouts.items()), tuple(self.shapes.items())
+
+
+CallKey = tuple[Signature, tuple[Any, ...]]  # a capture's key, without the values that forward reads: signature, and ``CallInputs.facts``
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def call_inputs(arguments: Arguments, inputs: str, mesh: Mesh, layouts_of: Callable[[Shapes], Mapping[str, DistAttr]]) -> CallInputs:
+    """The inputs of a call, with their layouts.
+
+    With ``inputs="local"`` each rank brings its own piece, and all bring pieces of one size (others are made a whole batch before,
+    by ``uneven``); the plan is applied to the pieces, and a dim that it splits is as many times longer as there are pieces.
+
+    Args:
+        layouts_of: the plan's layouts of inputs of such shapes.
+
+    Raises:
+        ValueError: a DTensor on another mesh, or pending; pieces of a merged dim.
+    """
+    layouts: dict[str, DistAttr] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    plain: dict[str, tuple[int, ...]] = {}
+    for name, tensor in zip(arguments.names, arguments.tensors, strict=True):
+        if is_dtensor(tensor):
+            layouts[name] = _attr_of_dtensor(name, tensor, mesh)
+        else:
+            plain[name] = tuple(tensor.shape)
+    if inputs == "local" and mesh.size > 1 and plain:
+        attrs = layouts_of(plain)
+        for name, shape in plain.items():
+            attr = layouts[name] = attrs.get(name, DistAttr.replicated(len(shape)))
+            if any(len(dim) > 1 for dim in attr.dims):
+                raise ValueError(f"the plan splits the parts of a merged dim of {name}, which ranks cannot bring as pieces; use inputs=\"global\"")
+            shapes[name] = tuple(n * mesh.count(dim[0][1]) for n, dim in zip(shape, attr.dims, strict=True))
+    return CallInputs(arguments, layouts, shapes)
+
+
+def describe(inputs: CallInputs, key: CallKey) -> str:
+    """A call in words, which are the same on all ranks that make it: ``(x float32[4, 8]) in train``."""
+    signature, _ = key
+    values = [f"{name} {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for name, tensor in inputs.named]
+    values += [constant for _, constant in signature.constants]
+    flags = signature.training
+    mode = "train" if all(flags) else "train in part" if any(flags) else "eval"
+    grad, deterministic = signature.modes[:2]
+    return f"({', '.join(values)}) in {mode}" + " without gradients" * (not grad) + " deterministically" * (deterministic > 0)
+
+
+def _attr_of_dtensor(name: str, tensor: Any, mesh: Mesh) -> DistAttr:
+    if mesh_of(tensor.device_mesh) != mesh:
+        raise ValueError(f"the argument {name} is a DTensor on another mesh ({mesh_of(tensor.device_mesh)}); redistribute it to ({mesh})")
+    attr = attr_of(tensor.placements, mesh, tensor.shape)
+    if attr.pending:
+        raise ValueError(f"the argument {name} is a DTensor that is {tensor.placements}; redistribute it, so that it is not Partial")
+    return attr
+
+
+def piece_of(tensor: torch.Tensor, name: str, type: TensorType, rank: int, inputs: CallInputs) -> torch.Tensor:
+    """This rank's piece of a parameter, a buffer or an input, as a plain tensor outside of autograd."""
+    assert type.layout is not None
+    mesh = type.layout.mesh
+    if is_dtensor(tensor):
+        if attr_of(tensor.placements, mesh, type.shape) != type.attr:  # type: ignore[attr-defined]
+            tensor = redistribute(tensor.detach(), placements_of(type.attr, mesh, type.shape))
+        return local_of(tensor)
+    if name in inputs.shapes or type.attr.is_replicated:
+        return tensor.detach()
+    return cut(tensor.detach(), type, mesh.coordinates(rank))
+

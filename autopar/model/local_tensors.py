@@ -1,0 +1,108 @@
+"""Take this rank's pieces of the tensors of a call, and make global tensors of the pieces that a program returns."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from autopar.capture.model_state import Inventory, Named
+from autopar.ir.dtensor import placements_of
+from autopar.ir.mesh import Mesh
+from autopar.ir.record import TensorType
+from autopar.model.dtensor_parameters import is_dtensor, local_of
+from autopar.model.inputs import CallInputs, piece_of
+from autopar.runtime.dtensors import full_tensor
+from autopar.runtime.interface import Interface
+from autopar.runtime.processes.job import Job
+from autopar.torch_private import dtensor_like, is_transformed
+
+
+class Pieces(NamedTuple):
+    """This rank's pieces of parameters, buffers and inputs.
+
+    Attributes:
+        tensors: in the order of the placeholders.
+        leaves: placeholder → the user's tensor that receives its gradient.
+        brought: the placeholders of which each rank brings its own piece.
+    """
+
+    tensors: list[torch.Tensor]
+    leaves: dict[str, torch.Tensor]
+    brought: set[str]
+
+
+class LocalTensors:
+    """The tensors of a model and of its calls, on this rank.
+
+    Args:
+        module: the model, with parameters that are DTensors on processes.
+        job: the processes; ``None`` in a process that is alone.
+        whole: whether the model returns plain tensors of their global shapes.
+    """
+
+    def __init__(self, module: torch.nn.Module, mesh: Mesh, job: Job | None, whole: bool) -> None:
+        self.mesh, self.job, self._whole = mesh, job, whole
+        self._parameters = dict(module.named_parameters())
+
+    def pieces(self, inputs: CallInputs, state: Inventory, interface: Interface, rank: int) -> Pieces:
+        """This rank's pieces of the parameters, the buffers and the inputs of a call."""
+        self._check_parameters(state.parameters)
+        named = [*state.parameters, *state.buffers]
+        refuse_without_values([*named, *inputs.named])
+        tensors = [tensor for _, tensor in named]
+        with torch.no_grad():
+            pieces = [local_of(tensor) for tensor in tensors]
+        leaves = {name: tensor for name, tensor in zip(interface.given, tensors, strict=False) if tensor.requires_grad}
+        brought = set()
+        placeholders = interface.given[len(tensors) : len(tensors) + len(inputs.arguments.names)]
+        for placeholder, (name, tensor) in zip(placeholders, inputs.named, strict=True):
+            pieces.append(piece_of(tensor, name, interface.types[placeholder], rank, inputs))
+            if tensor.requires_grad:
+                leaves[placeholder] = tensor
+            if name in inputs.shapes:
+                brought.add(placeholder)
+        return Pieces(pieces, leaves, brought)
+
+    def _check_parameters(self, named: Named) -> None:
+        """``ValueError`` where a parameter was added or replaced. A DTensor of the same placements may replace one."""
+        for name, tensor in named:
+            known = self._parameters.get(name)
+            if tensor is known:
+                continue
+            if known is None or (is_dtensor(known) and getattr(tensor, "placements", None) != known.placements):  # type: ignore[attr-defined]
+                raise ValueError(f"the parameter {name} was {'added' if known is None else 'replaced'} after parallelize; change the model first, then parallelize it")
+            self._parameters[name] = tensor  # type: ignore[assignment]
+
+    def returned(self, piece: torch.Tensor, type: TensorType) -> torch.Tensor:
+        """What the user gets of a piece: a plain tensor of one number, else a DTensor; with ``outputs="global"`` the piece is the whole."""
+        if self.job is None or not type.shape or self._whole:
+            return piece
+        from torch.distributed.tensor import DTensor
+
+        stride = torch.empty(type.shape, device="meta").stride()
+        placements = placements_of(type.attr, self.mesh, type.shape)
+        return DTensor.from_local(piece.contiguous(), self.job.device_mesh, placements, run_check=False, shape=torch.Size(type.shape), stride=stride)
+
+    def gradient(self, leaf: torch.Tensor, type: TensorType, piece: torch.Tensor) -> torch.Tensor:
+        """The gradient that a tensor of the user's receives: of a DTensor one with its placements, of a plain tensor a whole one."""
+        if self.job is None:
+            return piece
+        if is_dtensor(leaf):
+            return dtensor_like(piece, leaf)
+        from torch.distributed.tensor import DTensor
+
+        placements = placements_of(type.attr, self.mesh, type.shape)
+        return full_tensor(DTensor.from_local(piece, self.job.device_mesh, placements, run_check=False, shape=leaf.shape, stride=leaf.stride()))
+
+
+def refuse_without_values(named: Named) -> None:
+    """``ValueError`` where a parameter, a buffer or an input has no values to compute with."""
+    for name, tensor in named:
+        if is_transformed(tensor):
+            raise ValueError(
+                f"{name} is inside a torch.func transform or carries a forward-mode tangent; "
+                f"a captured step has gradients through backward() alone"
+            )
+        if tensor.is_meta:
+            raise ValueError(f"{name} is on the meta device and has no values; to_empty() and init it")

@@ -1,0 +1,116 @@
+"""Stand in for a model as a torch module: its names, attributes, flags, values and state dicts are those of the model."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from autopar.capture.guards import AttributesOfModule
+from autopar.capture.model_state import inventory
+from autopar.ir.mesh import Mesh
+from autopar.model.calls import Calls
+from autopar.model.dtensor_parameters import for_everyone, for_model
+from autopar.model.initialize import Init, initialize
+from autopar.model.weights import load_weights
+from autopar.model.wrappers import refuse_composable, refuse_ddp
+from autopar.runtime.processes.job import Job
+
+ROOT = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")  # a module keeps its children and tensors in these
+
+
+class ModelProxy(AttributesOfModule):
+    """A module in front of a model whose parameters are on a mesh.
+
+    It has the children, attributes and names of the model: ``named_parameters``, ``state_dict``, ``train``, ``requires_grad_`` and
+    the like are the model's, and ``proxy.beta = 2.0`` sets the attribute that the model's forward reads.
+
+    Attributes:
+        module: the model; on processes, the copy of it whose parameters are DTensors.
+        mesh: the mesh.
+        job: the processes of the mesh; ``None`` in a process that is alone.
+    """
+
+    OWN = frozenset({"module", "mesh", "job"})
+    module: torch.nn.Module
+    mesh: Mesh
+    job: Job | None
+    _calls: Calls
+
+    def __init__(self, calls: Calls) -> None:
+        super().__init__()
+        self._stand_for(calls)
+
+    def _stand_for(self, calls: Calls) -> None:
+        """Be the proxy of the model of these calls. The model is no child: that would change the names of all tensors."""
+        module = calls.module
+        self.__dict__ |= {"_calls": calls, "mesh": calls.mesh, "job": calls.job, "module": module, **{key: vars(module)[key] for key in ROOT}}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """The same for a copy of the model, as an average of its weights needs it. All ranks make the copy."""
+        new = copy.copy(self)
+        memo[id(self)] = new
+        new._stand_for(self._calls.copied(copy.deepcopy(self.module, memo)))
+        return new
+
+    def __copy__(self) -> Any:
+        new = type(self).__new__(type(self))
+        new.__dict__ |= vars(self)
+        return new
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a model on a mesh lies on its processes and is not pickled; save its state_dict()")
+
+    def __getattr__(self, name: str) -> Any:
+        refuse_ddp(name)
+        return super().__getattr__(name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({type(self.module).__name__} on {self.mesh})"
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Those of the model."""
+        refuse_composable(self)
+        return super().named_parameters(*args, **kwargs)
+
+    @property
+    def training(self) -> bool:
+        """The flag of the model."""
+        return self.module.training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if "module" in self.__dict__:  # torch.nn.Module sets it before
+            self.module.training = mode
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process's pieces of the parameters."""
+        return self._calls.device
+
+    # -- values ----------------------------------------------------------------------------------------------------
+
+    def initialize(self, init: Init | None = None, *, device: torch.device | str | None = None) -> None:
+        """Give a model on meta the values of a single device: those of ``to_empty``, then ``init``, from the first rank's
+        generator. ``init`` is a function of a module, as for ``apply``; ``None``: the model's ``init_weights()``, else each
+        module's ``reset_parameters()``. Parameters are new objects: make the optimizer afterwards. All ranks call it."""
+        initialize(self.module, init, device, self.job, self._calls.agreement.ranks)
+
+    def load_weights(self, path: str | os.PathLike[str], *, strict: bool = True) -> Any:
+        """Read safetensors: a file, or a folder of ``save_pretrained``. Each rank reads its pieces. A model on meta gets
+        storage, and what no file holds its own initialisation. Returns and raises as ``load_state_dict``. All ranks call it."""
+        return load_weights(self.module, path, strict, self.mesh, self.job, self._calls.agreement.ranks)
+
+    # -- state dicts -----------------------------------------------------------------------------------------------
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the model; on processes of DTensors, which ``torch.distributed.checkpoint`` saves."""
+        return for_everyone(self.module.state_dict(*args, **kwargs))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """That of the model. Full tensors, as of a model on one device, are cut; DTensors are redistributed."""
+        state = inventory(self.module)
+        return self.module.load_state_dict(for_model(state_dict, dict([*state.all_parameters, *state.all_buffers]), self.job), *args, **kwargs)

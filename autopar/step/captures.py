@@ -1,0 +1,131 @@
+"""Capture the programs of a training step, keep them by call, and drop those that are not used any more."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from autopar.capture.guards import GuardedCall
+from autopar.capture.model_state import Inventory
+from autopar.errors import AutoparError
+from autopar.ir.program import Program
+from autopar.model.calls import Calls
+from autopar.model.captures import Captures, about_recapture
+from autopar.model.inputs import CallInputs, CallKey
+from autopar.step.average import Averages
+from autopar.step.batches import MicroBatches
+from autopar.step.compile import MicroBatch, StepUpdate, compile_micro, compile_update
+from autopar.step.optimizer_state import OptimizerState
+from autopar.step.options import StepOptions
+from autopar.step.trainable import refuse_untrainable
+from autopar.step.update import Trained
+from autopar.torch_private import without_function_modes
+
+StepKey = tuple[CallKey, tuple[str, ...], tuple[str, ...]]  # of the call; names of trained parameters; names of inputs that are cut
+
+UPDATES_KEPT = 8  # of one micro-batch: an option of the optimizer that is no input, and changes at each step, would make ever more updates
+
+
+class StepCaptures:
+    """The programs of a training step, by call.
+
+    Attributes:
+        micros: the program of one micro-batch, of each call.
+        updates: by the call, and what the optimizer does to each parameter.
+        made: how many micro-batches and updates were compiled.
+        latest: what the last call used; ``None`` before the first.
+        trained: the parameters that the latest update is of.
+
+    Args:
+        forget: is called with each program that is dropped.
+    """
+
+    def __init__(self, calls: Calls, owned: OptimizerState, averages: Averages | None, batches: MicroBatches, options: StepOptions,
+                 forget: Callable[[Program], None]) -> None:  # fmt: skip
+        self._calls, self._owned, self._averages, self._batches, self._options, self._forget = calls, owned, averages, batches, options, forget
+        self.made = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop all captures."""
+        self.micros: Captures[MicroBatch] = Captures()
+        self.updates: dict[Any, StepUpdate] = {}
+        self.latest: tuple[MicroBatch, StepUpdate] | None = None
+        self.trained: tuple[Trained, ...] = ()
+
+    def call(self, inputs: CallInputs, state: Inventory) -> GuardedCall:
+        """The call of a micro-batch, with the values that forward would read now.
+
+        Raises:
+            ValueError: a parameter of the optimizer cannot be trained as eager does.
+        """
+        groups = self._owned.groups()
+        refuse_untrainable(state, groups)
+        key: StepKey = self._calls.key(inputs, state), tuple(groups), self._batches.cut
+        return self.micros.call(key, state.modules)
+
+    def compiled(self, inputs: CallInputs, call: GuardedCall) -> tuple[MicroBatch, StepUpdate]:
+        """The programs of such a call; captured now where they were not. Moves parameters and the optimizer's state to their layouts."""
+        if not call.known:
+            self._capture(inputs, call)
+        micro = self.micros[call]
+        self._calls.move({name: type.attr for name, type in micro.parameters.items()})
+        with without_function_modes():  # those are for the model
+            return self._with_update(call.identity, micro)
+
+    def _capture(self, inputs: CallInputs, call: GuardedCall) -> None:
+        key, trained, cut = call.key
+        calls = self._calls
+        notes = about_recapture(key, [known for known, *_ in self.micros.keys], call.changes, calls.recapture)
+        with self._noted():
+            micro = compile_micro(replace(calls.compiler, numbers=call.numbers), inputs, self._options, trained, cut, notes)
+        for dropped, captured in self.micros.add(call, micro.captured.guards, micro):
+            self._drop(dropped, captured)
+        self.made += 1
+
+    @contextlib.contextmanager
+    def _noted(self) -> Iterator[None]:
+        """From Python 3.11 on, an error of the model says how the batch was cut before."""
+        try:
+            yield
+        except Exception as error:
+            if self._options.microbatches > 1 and hasattr(error, "add_note") and not isinstance(error, (AutoparError, Warning)):
+                error.add_note(self._batches.note())
+            raise
+
+    def _with_update(self, key: Any, micro: MicroBatch) -> tuple[MicroBatch, StepUpdate]:
+        trained = self._owned.trained(micro.parameters, micro.gradients, micro.states)
+        if self._averages is not None:
+            self._averages.lie(trained)
+        if self.latest is not None and self.latest[0] is micro and self.trained is trained:
+            return self.latest
+        facts = tuple(
+            (t.group, t.steps, t.update.function, t.update.states, tuple(t.update.scheduled), tuple(t.update.constants.items()), tuple(t.types.items()))
+            for t in trained
+        )
+        update = self.updates.pop((key, facts), None)
+        if update is None:
+            update = compile_update(self._calls.compiler, trained, micro, self._options)
+            self.made += 1
+            self._drop_an_update([other for other in self.updates if other[0] == key])
+        self.updates[key, facts] = update
+        self.latest, self.trained = (micro, update), trained
+        return self.latest
+
+    def _drop(self, call: GuardedCall, micro: MicroBatch) -> None:
+        """A capture and its updates."""
+        programs = [micro.program, *(placed[0] for placed in (micro.count, micro.copy, micro.first) if placed is not None)]
+        for key in [key for key in self.updates if key[0] == call.identity]:
+            update = self.updates.pop(key)
+            programs += [update.last[0], update.program]
+        for program in programs:
+            self._forget(program)
+
+    def _drop_an_update(self, keys: Sequence[Any]) -> None:
+        """The update that was used longest ago, where there are too many with these keys."""
+        if len(keys) >= UPDATES_KEPT:
+            dropped = self.updates.pop(keys[0])
+            self._forget(dropped.last[0])
+            self._forget(dropped.program)

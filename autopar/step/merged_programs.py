@@ -1,0 +1,87 @@
+"""Joined: two of a step's programs as one, in which collectives begin early.
+
+The last micro-batch and the update, so that gradients are reduced while the backward goes on:
+
+    micro:                                                        w : f32[8 4] = state(w_next, 'w')
+      w : f32[8 4] = param                                        w_grad : f32[8 4] +dp = buffer('w.grad')
+      w_grad : f32[8 4] +dp = state(w_grad_sum, 'w.grad')         …
+      …                                                           backward:
+      backward:                                                →    mm : f32[8 4] +dp = mm(t, x)
+        mm : f32[8 4] +dp = mm(t, x)                                w_grad_sum : f32[8 4] +dp = add.Tensor(w_grad, mm)
+        w_grad_sum : f32[8 4] +dp = add.Tensor(w_grad, mm)        update:
+    update:                                                         w_grad_sum_dp : f32[8 4] = all_reduce(w_grad_sum, dp)
+      w_grad_dp : f32[8 4] = all_reduce(w_grad, dp)                 sgd : f32[8 4] = autopar::sgd(w, w_grad_sum_dp, lr_0, …)
+      sgd : f32[8 4] = autopar::sgd(w, w_grad_dp, lr_0, …)
+
+The counts and the first of several micro-batches, so that counts are summed over the mesh while the forward goes on:
+
+    count:                                                        labels_0 : i64[8 16 dp] = input('labels.0')
+      …                                                           …
+      count : f32[] = div.Scalar(add_dp, 2)                  →    count : f32[] = div.Scalar(add_dp, 2)
+    micro:                                                        …
+      count_0 : f32[] = input('count.0')                          loss : f32[] +dp = div.Tensor(sum_2, count)
+      loss : f32[] +dp = div.Tensor(sum_2, count_0)               backward:
+      backward:                                                     …
+        …
+
+What runs is that of both programs. The reductions of sums stand where the update reads them, and are begun when a sum has been made
+(``runtime.lowering.buckets``); those of counts stand in the middle of the forward (``early``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from autopar.ir.nodes import name_of, operands, record_of, set_record
+from autopar.ir.program import Program
+from autopar.ir.record import Requirement
+from autopar.step.copies import COPY
+from autopar.step.graph_builder import Assembly
+from autopar.step.hoisted_counts import counted_early
+
+
+def joined(first: Program, second: Program, handed: Sequence[str] = ()) -> Program:
+    """Explicit programs as one, which returns what both do; linear in both.
+
+    ``second`` takes the next values of the states of ``first``. A low-precision copy that ``first`` takes in the place of a parameter is
+    called ``w.copy`` in it.
+
+    Args:
+        handed: by which names ``second`` takes what ``first`` returns.
+    """
+    made = Assembly(torch.device("cpu"))
+    ended = {node: name_of(node) for node in second.placeholders}
+    types = {name: record_of(node).type for node, name in ended.items()}
+    taken = {node: name_of(node) + COPY * (types.get(name_of(node), record_of(node).type) != record_of(node).type) for node in first.placeholders}
+    roles = {name: record_of(node).role for node, name in (*taken.items(), *ended.items())}
+    homes: dict[str, fx.Node] = {}
+    for node, name in (*taken.items(), *ended.items()):
+        if name not in homes and name not in handed:
+            homes[name] = made.placeholder(name, record_of(node)._replace(role=roles[name], name=name))
+    nexts: dict[str, fx.Node] = {}
+    needs: dict[fx.Node, Requirement | None] = {}
+    returned: list[fx.Node] = []
+    for program, names in ((first, taken), (second, ended)):
+        values = {node: nexts[name] if name in nexts else homes[name] for node, name in names.items()}
+        for node in program.nodes:
+            if node.op in ("call_function", "get_attr"):
+                values[node] = made.copy(node, values, program.constants)
+        named = {node.name: name for node, name in names.items()}
+        about = record_of(program.output)
+        for value, result, need in zip(operands(program.output), about.results, about.uses, strict=True):
+            needs[values[value]] = need
+            if result.kind == "state":
+                nexts[named[result.of]] = values[value]
+            else:
+                returned.append(values[value])
+        if program is first:
+            nexts |= dict(zip(handed, returned, strict=bool(handed)))
+    made.arrange(counted_early)
+    states = {home: nexts[name] for name, home in homes.items() if roles[name] == "state"}
+    found = made.program(returned, states, None if first.tree and second.tree else first.tree or second.tree)
+    set_record(found.output, record_of(found.output)._replace(uses=tuple(needs[value] for value in operands(found.output))))
+    found.level, found.mesh, found.stages = first.level, first.mesh, dict(first.stages)
+    return found

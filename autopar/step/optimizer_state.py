@@ -1,0 +1,243 @@
+"""The optimizer of a step: which parameters it has, in which groups, and its state, which stays in ``optimizer.state``.
+
+There the state lies as torch's own steps would keep it: under torch's names, of DTensors on processes, so that ``state_dict``,
+``load_state_dict`` and schedulers of the learning rate work as they do. A state that somebody has replaced, as loading does, is
+taken over: full tensors are cut, DTensors are redistributed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from autopar.capture.model_state import Named
+from autopar.ir.dtensor import placements_of
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
+from autopar.ir.record import TensorType
+from autopar.model.dtensor_parameters import is_dtensor, local_of
+from autopar.optimizers import HOST, Definition, Update, definition_of
+from autopar.optimizers.definition import Group
+from autopar.optimizers.update import RATE, scalar
+from autopar.runtime.dtensors import full_tensor, redistribute
+from autopar.runtime.processes.job import Job
+from autopar.step.update import STEP, Trained, scheduled_name
+from autopar.torch_private import copy_each, dtensor_around, note_a_step, version_of
+
+
+class OptimizerState:
+    """An optimizer over parameters of a model on a mesh.
+
+    Attributes:
+        pieces: this process's pieces of the optimizer's state, by the user's name of the parameter and that of the state:
+            ``up.weight.exp_avg``; and the counters of steps, ``.step.0``. What is written to them is the optimizer's state.
+        offload: whether what the optimizer keeps of a parameter is in host memory; the counters are beside the parameters.
+
+    ``agreed`` is called before states are moved, which all ranks do or none: it raises where they differ.
+
+    Raises:
+        TypeError: it is no optimizer, or one that is not known.
+        ValueError: one of its parameters is not the model's, or its step is not offloaded.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Named, mesh: Mesh, job: Job | None,
+                 offload: bool = False, agreed: Callable[[], None] = lambda: None) -> None:  # fmt: skip
+        self.optimizer, self.mesh, self.job, self.offload = optimizer, mesh, job, offload
+        self._agreed = agreed
+        self.definition: Definition = definition_of(optimizer)
+        self.pieces: dict[str, torch.Tensor] = {}
+        self._names = {id(tensor): name for name, tensor in parameters}
+        self._seen: tuple[Any, ...] | None = None  # what was there when it was last looked at
+        self._versions: list[int] = []
+        self._trained: tuple[Trained, ...] = ()
+        self._counted: dict[str, list[torch.Tensor]] = {}  # counter → the tensors of the optimizer's state that it stands for
+        self.groups()
+        self._refuse_to_offload_plain_ops()
+
+    def _refuse_to_offload_plain_ops(self) -> None:
+        if self.offload and any(self.definition.update(group).op is None for group in self.optimizer.param_groups):
+            raise ValueError(
+                f"offload=True updates parameters on the host by torch's fused kernels, and there is none for the step of {self.definition.name}, "
+                f"which runs where its parameters are: leave offload out"
+            )
+
+    def groups(self) -> dict[str, tuple[int, torch.nn.Parameter]]:
+        """Each parameter that requires a gradient, by name, and the number of its group."""
+        found = {}
+        for number, group in enumerate(self.optimizer.param_groups):
+            for k, parameter in enumerate(group["params"]):
+                name = self._names.get(id(parameter))
+                if name is None:
+                    raise ValueError(
+                        f"the optimizer has a parameter that is not the model's: number {k} of group {number}, of shape {list(parameter.shape)}; "
+                        f"make it of the parameters of what parallelize returns, as in {type(self.optimizer).__name__}(parallel.parameters())"
+                    )
+                if parameter.requires_grad:
+                    found[name] = number, parameter
+        return found
+
+    def name(self, parameter: torch.Tensor) -> str:
+        """The user's name of one of the optimizer's parameters."""
+        return self._names[id(parameter)]
+
+    def told(self) -> str:
+        """The optimizer and its numbers, in words that are the same on every rank that has the same: ``AdamW(lr=0.001, betas=(0.9, 0.999))``."""
+        groups = []
+        for group in self.optimizer.param_groups:
+            numbers = {key: value for key, value in group.items() if isinstance(value, (int, float, tuple)) and value is not False}
+            groups.append(", ".join(f"{key}={value}" for key, value in numbers.items()))
+        return f"{type(self.optimizer).__name__}({'; '.join(groups)}){self._told_of_state()}"
+
+    def _told_of_state(self) -> str:
+        """Of how many parameters there is a state, and after how many steps: of counts on the CPU, which nobody waits for."""
+        states = [state for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad and (state := self.optimizer.state.get(p))]
+        counts = [state.get("step") for state in states]
+        read = [n.item() for n in counts if type(n) is torch.Tensor and n.is_cpu and not n.dim()]
+        steps = {*read, *(n for n in counts if isinstance(n, (int, float)))}
+        after = f" after {' '.join(f'{count:.0f}' for count in sorted(steps))} steps" if steps else ""
+        return f" with a state of {len(states)} parameters{after}" if states else ""
+
+    def keeps_state(self, name: str) -> bool:
+        """Whether the optimizer keeps a state of a parameter: SGD without momentum does not."""
+        number, _ = self.groups()[name]
+        return bool(self.definition.update(self.optimizer.param_groups[number]).states)
+
+    def check(self, parameter: torch.Tensor, group: Group, known: Mapping[str, Any], begun: bool = False) -> None:
+        """``ValueError`` where what is known of a parameter's state is not what its next step can go on from.
+
+        ``begun``: whether steps were taken, so that a state that is named and ``None`` has been lost.
+        """
+        name, update = self.name(parameter), self.definition.update(group)
+        anew = f"or leave the state of {name} out, and it begins anew"
+        lost = [n for n in update.states if begun and n in known and known[n] is None]
+        if missing := (*self.definition.lacking(group, known), *lost):
+            there = ", ".join(repr(n) for n, value in known.items() if value is not None) or "nothing"
+            raise ValueError(
+                f"the state of {name} has no {missing[0]!r}, but {there}: it would begin at zero, and the others go on; "
+                f"load what {self.definition.name} has saved, {anew}"
+            )
+        for n in update.states:
+            value, shared = known.get(n), n in self.definition.shared
+            if value is None or (shared and isinstance(value, (int, float))):
+                continue
+            if not isinstance(value, torch.Tensor):
+                raise ValueError(f"the state of {name} has {n} as {value!r:.40}, which is no tensor; load what {self.definition.name} has saved, {anew}")
+            wanted = torch.Size() if shared else parameter.shape
+            if value.shape != wanted and (shared or update.op is not None or update.elementwise):  # states of others may be of any shape
+                lies = "it is one number, without dims" if shared else f"the parameter is {list(wanted)}"
+                raise ValueError(f"the state of {name} has {n} of shape {list(value.shape)}, and {lies}: load the state of this model, {anew}")
+
+    def forget(self) -> None:
+        """The optimizer's state has been replaced."""
+        self._seen = None
+
+    def numbers(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """What schedulers change, of each group, now: ``.lr.0``, ``.beta1.0``; on ``device``, but for what kernels read on the host."""
+        found = {}
+        for k, group in enumerate(self.optimizer.param_groups):
+            scheduled = {RATE: scalar(float(group["lr"]), device), **self.definition.update(group).operands(device)}
+            found |= {scheduled_name(name, k): value for name, value in scheduled.items()}
+        return found
+
+    def trained(self, parameters: Mapping[str, TensorType], gradients: Mapping[str, TensorType], states: Mapping[str, DistAttr]) -> tuple[Trained, ...]:
+        """How the parameters that have a gradient are updated now; their states are brought to lie as ``states`` says.
+
+        The very tuple of the last call where nothing has changed since.
+        """
+        updates = [self.definition.update(group) for group in self.optimizer.param_groups]
+        groups = self.groups()
+        now = self._facts(parameters, groups)
+        known = self._seen
+        if known is None or known[:4] != (parameters, gradients, states, updates) or list(map(id, known[4])) != list(map(id, now)) or self._versions != self._counts():
+            self._trained = self._look(parameters, gradients, states, updates, groups)
+            self._seen = parameters, gradients, states, updates, self._facts(parameters, groups)
+            self._versions = self._counts()
+        return self._trained
+
+    def _facts(self, parameters: Iterable[str], groups: Mapping[str, tuple[int, torch.nn.Parameter]]) -> list[object]:
+        """The objects that pieces were taken from."""
+        return [part for name in parameters for part in (*groups[name], *self.optimizer.state.get(groups[name][1], {}).values())]
+
+    def _counts(self) -> list[int]:
+        """Whether somebody has written to the counts of steps, which are kept twice: torch's own step does."""
+        return [version_of(tensor) for tensors in self._counted.values() for tensor in tensors]
+
+    def finish(self) -> None:
+        """After a step: the optimizer's own counts of steps are those of the counters."""
+        for name, tensors in self._counted.items():
+            copy_each(tensors, [self.pieces[name].to(tensors[0].device)] * len(tensors))  # it waits for an accelerator once
+        self._versions = self._counts()
+        note_a_step(self.optimizer)
+
+    def _look(self, parameters: Mapping[str, TensorType], gradients: Mapping[str, TensorType], states: Mapping[str, DistAttr],
+              updates: Sequence[Update], groups: Mapping[str, tuple[int, torch.nn.Parameter]]) -> tuple[Trained, ...]:  # fmt: skip
+        self._agreed()
+        for name in parameters:
+            number, parameter = groups[name]
+            self.check(parameter, self.optimizer.param_groups[number], self.optimizer.state.get(parameter, {}))
+        self.pieces, self._counted = {}, {}
+        found = []
+        counters: dict[float, int] = {}
+        for name, type in parameters.items():
+            number, parameter = groups[name]
+            update, attr = updates[number], states[name]
+            state = {n: self._tensor(n, value, parameter) for n, value in self.optimizer.state.get(parameter, {}).items() if value is not None}
+            known = {n: self.placed(value, parameter, attr) for n, value in state.items()}
+            pieces = {n: local_of(value) if isinstance(value, torch.Tensor) else value for n, value in known.items()}
+            own = self.definition.initial(self._piece(parameter, attr), self.optimizer.param_groups[number], pieces)
+            for n, piece in own.items():
+                if n not in known or pieces[n] is not piece:
+                    known[n] = self._surface(piece, parameter, attr)
+            if known:
+                self.optimizer.state[parameter].update(known)
+            steps = 0
+            for n in update.counted:
+                steps = counters.setdefault(0.0 if own[n].is_meta else float(own[n]), len(counters))
+                counter = f"{STEP}.{steps}"
+                self.pieces.setdefault(counter, own[n].detach().to(_device(parameter), torch.float32).clone())
+                self._counted.setdefault(counter, []).append(known[n])
+            lying = {n: piece for n, piece in own.items() if n not in update.counted}
+            self.pieces |= {f"{name}.{n}": piece for n, piece in lying.items()}
+            types = {n: TensorType(type.shape if known[n].shape == parameter.shape else tuple(piece.shape), piece.dtype) for n, piece in lying.items()}
+            found.append(Trained(name, type, gradients[name], attr, update, types, number, steps))
+        return tuple(found)
+
+    def _tensor(self, name: str, value: Any, parameter: torch.Tensor) -> Any:
+        """A state that is a plain number, as old counts of steps are, as a tensor."""
+        counts = name in self.definition.shared and isinstance(value, (int, float))
+        return torch.full((), value, dtype=torch.float32, device=_device(parameter)) if counts else value
+
+    def _piece(self, parameter: torch.nn.Parameter, attr: DistAttr) -> torch.Tensor:
+        """This process's piece of a parameter, as its states lie."""
+        return local_of(self.placed(parameter.detach(), parameter, attr))
+
+    def placed(self, value: Any, parameter: torch.nn.Parameter, attr: DistAttr) -> Any:
+        """A state with the layout ``attr``, on the device where it belongs. A state of another shape than the parameter's is the same on all ranks."""
+        return self._at_home(self._relaid(value, parameter, attr))
+
+    def _at_home(self, state: Any) -> Any:
+        return state.to(HOST) if self.offload and isinstance(state, torch.Tensor) and not state.is_meta else state
+
+    def _relaid(self, value: Any, parameter: torch.nn.Parameter, attr: DistAttr) -> Any:
+        if self.job is None or not isinstance(value, torch.Tensor) or value.shape != parameter.shape or not parameter.dim():
+            return value
+        from torch.distributed.tensor import distribute_tensor
+
+        placements = placements_of(attr, self.mesh, tuple(parameter.shape))
+        if is_dtensor(value) and value.device_mesh == self.job.device_mesh:
+            return value if value.placements == placements else redistribute(value.to(_device(parameter)), placements)
+        value = full_tensor(value.to(_device(parameter))) if is_dtensor(value) else value
+        return distribute_tensor(value.detach().to(_device(parameter)).contiguous(), self.job.device_mesh, placements)
+
+    def _surface(self, piece: torch.Tensor, parameter: torch.nn.Parameter, attr: DistAttr) -> torch.Tensor:
+        """A new state as the optimizer has it: of a DTensor parameter, a DTensor."""
+        if self.job is None or not parameter.dim() or piece.shape != local_of(self._relaid(parameter.detach(), parameter, attr)).shape:
+            return piece
+        placements = placements_of(attr, self.mesh, tuple(parameter.shape))
+        return dtensor_around(piece, self.job.device_mesh, placements, parameter.shape, parameter.stride())
+
+
+def _device(parameter: torch.Tensor) -> torch.device:
+    return local_of(parameter).device
