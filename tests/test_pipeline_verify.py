@@ -186,7 +186,7 @@ def test_releases_that_make_no_sense() -> None:
     schedule = with_frees(build("1f1b", 2, 3))
     last = len(schedule.slots) - 1
     own, other = Task("FS", 0, 0, 1), Task("BS", 1, 0, 0)
-    for send, where in ((Task("FS", 0, 7, 1), "but that rank does not send it"), (other, "which that rank does not send"),
+    for send, where in ((Task("FS", 0, 7, 1), "but that rank does not send it"), (other, "but that rank does not send it"),
                         (Task("FR", 1, 0, 0), "but that rank does not send it"), (own, "a second time; leave one out")):  # fmt: skip
         broken = changed(schedule, {(last, 0): Slot(schedule.slots[last][0].tasks, (send,), schedule.slots[last][0].parameters)})
         assert reason(broken) == f"row {last}, rank 0: the buffer of {send.where} is released{',' * ('which' in where)} {where}"

@@ -39,7 +39,7 @@ def page() -> str:
 
 
 def _families() -> Iterator[tuple[str, list[Rule]]]:
-    """The rules of each file of tables, and what the file says of itself."""
+    """Yield the rules of each file of tables, with the name and docstring of the file."""
     for path in sorted(FOLDER.glob("*.py")):
         saved = dict(RULES)
         if path.stem in ("__init__", "registry", "binding"):
