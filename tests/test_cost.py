@@ -328,5 +328,5 @@ def test_a_message_is_paid_once() -> None:
 def test_a_value_without_a_layout_is_only_cast() -> None:
     bare = TensorType((4, 4), torch.float32)
     assert step_price(transfers.cast, bare, {"dtype": torch.float64}, replace(bare, dtype=torch.float64), PLAIN) == price("cast", 64 + 128, 1, PLAIN)
-    with pytest.raises(ValueError, match=re.escape("all_reduce exchanges what lies on a mesh; TensorType(shape=(4, 4)")):
+    with pytest.raises(ValueError, match=re.escape("all_reduce exchanges values on a mesh; TensorType(shape=(4, 4)")):
         step_price(transfers.all_reduce, bare, {"axis": "tp"}, bare, PLAIN)

@@ -205,7 +205,7 @@ def test_options_are_entries_of_groups() -> None:
         definition_of(optimizer)
     register_optimizer(Lion, update=lion, state="exp_avg", options="betas")
     optimizer.param_groups[0]["betas"] = (0.9, torch.tensor(0.99))
-    with pytest.raises(ValueError, match="betas of Lion is a tensor, whose value a graph would keep; give a number"):
+    with pytest.raises(ValueError, match="betas of Lion is a tensor, but the graph would keep its value; give a number"):
         definition_of(optimizer)
 
 

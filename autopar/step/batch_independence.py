@@ -19,7 +19,7 @@ from torch import fx
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import behind, is_getitem, name_of, operands, record_of
-from autopar.ir.ops.seeded_random import is_drawn, source_of
+from autopar.ir.ops.seeded_random import is_seeded_random, source_of
 from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType
 from autopar.plan.choice import place_of
@@ -149,7 +149,7 @@ def _repeats_where(value: fx.Node, dim: int) -> list[list[tuple[fx.Node, int]]]:
 
 def _is_drawn_apart(value: fx.Node) -> bool:
     """Whether a value is drawn, each element without regard to the others."""
-    if not is_drawn(value.target):
+    if not is_seeded_random(value.target):
         return False
     name = op_name(source_of(value.target))
     return name not in DRAWN_TOGETHER or (name == "multinomial" and True in value.args)  # with replacement

@@ -13,7 +13,7 @@ from torch import fx
 from autopar.capture import Captured
 from autopar.capture.specialize import specialize
 from autopar.errors import at_line
-from autopar.gc_pause import collector_paused
+from autopar.gc_pause import gc_paused
 from autopar.ir.layout import DistAttr, layout_of
 from autopar.ir.nodes import name_of, operands, record_of, set_record
 from autopar.ir.program import Program
@@ -159,7 +159,7 @@ class _MicroCompiler:
         """``micro`` without layouts. Warns where its loss is not that of the whole batch."""
         options = self.options
         start = time.perf_counter()
-        with collector_paused():
+        with gc_paused():
             wanted, names = {*self.trained, *_measured(traced, options)}, names_of(self.captured)
             micro = micro_of(traced, options.microbatches, self.captured.device, wanted, cut, scaled=options.scaled, returns=options.joins, names=names)
         ms = (time.perf_counter() - start) * 1e3
@@ -226,7 +226,7 @@ def _measured(traced: Program, options: StepOptions) -> list[str]:
 
 def _joined(compiler: Compiler, first: Program, second: Program, handed: Sequence[str] = ()) -> tuple[Placed, list[PassReport]]:
     start = time.perf_counter()
-    with collector_paused():
+    with gc_paused():
         made = joined(first, second, handed)
     ms = (time.perf_counter() - start) * 1e3
     verify(made, "join")
