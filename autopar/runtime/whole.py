@@ -9,6 +9,7 @@ import torch
 
 from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
+from autopar.ir.value_names import sums_in
 from autopar.runtime import anomaly, current_op
 from autopar.runtime.anomaly import Hunt, Watched
 from autopar.runtime.interface import Interface
@@ -27,6 +28,7 @@ class Results:
     Attributes:
         interface: types of its placeholders, which are called by their names in the program.
         named: the user's name of a placeholder → its name in the program; ``names``: the other way.
+        sums: the user's names of the states in which gradients and losses of micro-batches add up.
     """
 
     def __init__(self, explicit: Program) -> None:
@@ -34,6 +36,7 @@ class Results:
         self.named = {name_of(node): node.name for node in explicit.placeholders}
         self.names = {of: name for name, of in self.named.items()}
         self.states = {of: name for of, (name, _) in self.interface.states.items()}
+        self.sums = sums_in(explicit)
         self.returned = [name for name, _ in self.interface.returned]
 
     def of(self, made: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], Pieces]:

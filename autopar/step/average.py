@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
+from autopar.ir.value_names import AVERAGES, average_name
 from autopar.model.dtensor_parameters import for_model, is_dtensor, local_of
 from autopar.runtime.dtensors import redistribute
 from autopar.step.fit import number_of, parts_of
 from autopar.step.optimizer_state import OptimizerState
-from autopar.step.update import AVERAGE, AVERAGES, Trained
+from autopar.step.update import Trained
 
 
 class Averages:
@@ -50,7 +51,7 @@ class Averages:
             parameter = groups[t.name][1]
             known = self.tensors.get(t.name)
             self.tensors[t.name] = self.owned.placed(parameter.detach().clone() if known is None else known, parameter, t.state)
-        self.pieces = {AVERAGES: self.count, **{name + AVERAGE: local_of(tensor) for name, tensor in self.tensors.items()}}
+        self.pieces = {AVERAGES: self.count, **{average_name(name): local_of(tensor) for name, tensor in self.tensors.items()}}
         self._trained = trained
 
     def state_dict(self) -> dict[str, Any]:

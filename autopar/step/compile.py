@@ -18,6 +18,7 @@ from autopar.ir.layout import DistAttr, layout_of
 from autopar.ir.nodes import name_of, operands, record_of, set_record
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
+from autopar.ir.value_names import LOSS, count_name, gradient_name, input_of_batch
 from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
 from autopar.passes import Amp, Recompute, run_passes
@@ -28,7 +29,7 @@ from autopar.runtime.localize import LocalPrograms
 from autopar.step.copies import copy_program
 from autopar.step.counts import count_program
 from autopar.step.merged_programs import joined
-from autopar.step.micro import COUNT, LOSS, Micro, gradient_name, micro_of
+from autopar.step.micro import Micro, micro_of
 from autopar.step.options import StepOptions
 from autopar.step.outputs import Output, about_outputs, loss_of, names_of
 from autopar.step.program import Step
@@ -185,7 +186,7 @@ class _MicroCompiler:
             return None
         program = count_program(traced, micro.terms, self.options.microbatches, self.captured.device)
         verify(program, "count")
-        attrs = {node.name: inputs[name] for node in program.placeholders if (name := record_of(node).name.rpartition(".")[0]) in inputs}
+        attrs = {node.name: inputs[name] for node in program.placeholders if (name := input_of_batch(record_of(node).name)) in inputs}
         local, reports = self.compiler.place(program, attrs, self.captured.device)
         self.reports += _of("count", reports)
         return program, local
@@ -212,7 +213,7 @@ class _MicroCompiler:
         """``count`` and the first of several micro-batches as one program."""
         if count is None or self.options.microbatches == 1:
             return None
-        first, reports = _joined(self.compiler, count[0], micro.program, [f"{COUNT}.{k}" for k in range(len(micro.terms.counts))])
+        first, reports = _joined(self.compiler, count[0], micro.program, [*map(count_name, range(len(micro.terms.counts)))])
         self.reports += _of("count", reports)
         return first
 

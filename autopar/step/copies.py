@@ -19,9 +19,8 @@ import torch
 from autopar.ir.layout import DistAttr
 from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType
+from autopar.ir.value_names import copy_name
 from autopar.step.graph_builder import Assembly
-
-COPY = ".copy"  # behind the name of a parameter
 
 
 def copy_program(parameters: Mapping[str, TensorType], copies: Mapping[str, TensorType], device: torch.device) -> tuple[Program, dict[str, DistAttr]]:
@@ -35,7 +34,7 @@ def copy_program(parameters: Mapping[str, TensorType], copies: Mapping[str, Tens
     constraints: dict[str, DistAttr] = {}
     replaced = {}
     sources = {name: made.placeholder(name, Record(TensorType(type.shape, type.dtype), role="param", name=name)) for name, type in parameters.items()}
-    targets = {name: made.placeholder(name + COPY, Record(TensorType(t.shape, t.dtype), role="state", name=name + COPY)) for name, t in copies.items()}
+    targets = {name: made.placeholder(copy_name(name), Record(TensorType(t.shape, t.dtype), role="state", name=copy_name(name))) for name, t in copies.items()}
     for name, copy in targets.items():
         constraints |= {sources[name].name: parameters[name].attr, copy.name: copies[name].attr}
         replaced[copy] = made.inline(torch.Tensor.to, sources[name], copies[name].dtype, name=f"{copy.name}_next")

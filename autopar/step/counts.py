@@ -18,6 +18,7 @@ from torch import fx
 
 from autopar.ir.nodes import behind, record_of
 from autopar.ir.program import Program
+from autopar.ir.value_names import batch_input_name
 from autopar.step.graph_builder import Assembly, type_of
 from autopar.step.terms import Terms
 
@@ -71,4 +72,4 @@ def mean(total: torch.Tensor, microbatches: int, dtype: torch.dtype) -> torch.Te
 
 def _numbered(made: Assembly, node: fx.Node, k: int) -> fx.Node:
     record = record_of(node)
-    return made.placeholder(f"{node.name}_{k}", record._replace(name=f"{record.name or node.name}.{k}"))
+    return made.placeholder(f"{node.name}_{k}", record._replace(name=batch_input_name(record.name or node.name, k)))

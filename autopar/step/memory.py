@@ -10,14 +10,15 @@ from torch import fx
 
 from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
+from autopar.ir.value_names import ValueRole, belongs_to_step, gradient_name, roles_in
 from autopar.report.liveness import START, size
 from autopar.report.memory import PhasePeak, report_of, tables
 from autopar.runtime.lowering.lifetimes import lifetimes
 from autopar.runtime.lowering.lower import Lowered
-from autopar.step.copies import COPY
-from autopar.step.micro import LOSS, gradient_name
 
 STATE, COPIES = "optimizer state", "copies"
+SUMS = (ValueRole.GRADIENT, ValueRole.LOSS)
+TRANSIENT = (*SUMS, ValueRole.COPY)  # values that live during a step alone
 
 
 class StepMemory(tuple[PhasePeak, ...]):
@@ -59,10 +60,11 @@ def memory_of_step(last: Program, lowered: Lowered, microbatches: int, offload: 
     ``offload``: what the optimizer keeps of its parameters is in host memory. ``on_cpu``: the ranks are on CPU, where gathers are gloo's.
     """
     placeholders = {name_of(node): node for node in last.placeholders}
-    kinds = {node.name: _kind(name, node, placeholders) for name, node in placeholders.items()}
-    away = {node for name, node in placeholders.items() if offload and kinds[node.name] == STATE and not name.startswith(".")}
-    kept = {node.name for name, node in placeholders.items() if not (_is_sum(name) or name.endswith(COPY) or record_of(node).role == "seed")}
-    batch = sum(size(record_of(node).type) for name, node in placeholders.items() if record_of(node).role == "input" and not name.startswith("."))
+    values = {name: role for name, (role, _) in roles_in(last).items()}
+    kinds = {node.name: _kind(name, node, values) for name, node in placeholders.items()}
+    away = {node for name, node in placeholders.items() if offload and kinds[node.name] == STATE and not belongs_to_step(name)}
+    kept = {node.name for name, node in placeholders.items() if values.get(name) not in TRANSIENT and record_of(node).role != "seed"}
+    batch = sum(size(record_of(node).type) for name, node in placeholders.items() if record_of(node).role == "input" and not belongs_to_step(name))
     lives = lifetimes(last, lowered, kept, kinds, on_cpu)
     report = report_of(replace(lives, storages=tuple(one for one in lives.storages if one.node not in away)))
     found = StepMemory(_beside(row, "inputs", batch * (microbatches - 1)) for row in report)
@@ -86,19 +88,16 @@ def with_copies(memory: StepMemory, program: Program, lowered: Lowered, on_cpu: 
     return found
 
 
-def _kind(name: str, node: fx.Node, placeholders: Mapping[str, fx.Node]) -> str:
+def _kind(name: str, node: fx.Node, values: Mapping[str, ValueRole]) -> str:
+    """The kind of memory that a placeholder takes. ``values``: the role of each value of the step."""
     role = record_of(node).role
-    if _is_sum(name):
+    if values.get(name) in SUMS:
         return "gradients"
-    if role == "param" or name + gradient_name("") in placeholders:
+    if role == "param" or gradient_name(name) in values:
         return "parameters"
     if role == "state":
-        return STATE if name.rpartition(".")[0] + gradient_name("") in placeholders or name.startswith(".") else "buffers"
+        return STATE if name in values else "buffers"
     return {"buffer": "buffers"}.get(role, "inputs")
-
-
-def _is_sum(name: str) -> bool:
-    return name == LOSS or name.endswith(gradient_name(""))
 
 
 def _beside(row: PhasePeak, kind: str, bytes: int) -> PhasePeak:

@@ -38,7 +38,7 @@ from torch import fx
 from autopar.ir.nodes import name_of, operands, record_of, set_record
 from autopar.ir.program import Program
 from autopar.ir.record import Requirement
-from autopar.step.copies import COPY
+from autopar.ir.value_names import copy_name
 from autopar.step.graph_builder import Assembly
 from autopar.step.hoisted_counts import counted_early
 
@@ -55,7 +55,8 @@ def joined(first: Program, second: Program, handed: Sequence[str] = ()) -> Progr
     made = Assembly(torch.device("cpu"))
     ended = {node: name_of(node) for node in second.placeholders}
     types = {name: record_of(node).type for node, name in ended.items()}
-    taken = {node: name_of(node) + COPY * (types.get(name_of(node), record_of(node).type) != record_of(node).type) for node in first.placeholders}
+    names = {node: name_of(node) for node in first.placeholders}
+    taken = {node: name if types.get(name, record_of(node).type) == record_of(node).type else copy_name(name) for node, name in names.items()}
     roles = {name: record_of(node).role for node, name in (*taken.items(), *ended.items())}
     homes: dict[str, fx.Node] = {}
     for node, name in (*taken.items(), *ended.items()):

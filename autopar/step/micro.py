@@ -30,6 +30,7 @@ from torch import fx
 from autopar.ir.nodes import is_getitem, name_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType
+from autopar.ir.value_names import LOSS, SCALE, count_name, gradient_name
 from autopar.rules.registry import rule_of
 from autopar.step.counts import counted_as
 from autopar.step.graph_builder import Assembly, type_of
@@ -38,8 +39,6 @@ from autopar.step.terms import Terms, terms_of
 from autopar.torch_private import returns_alias
 
 aten = torch.ops.aten
-LOSS, SCALE, COUNT = ".loss", ".scale", ".count"  # names of the step's own begin with a dot: the state in which losses add up, inputs
-GRADIENT = ".grad"  # behind the name of a parameter: the state that its gradients add up in
 
 
 @dataclass(frozen=True)
@@ -56,10 +55,6 @@ class Micro:
     terms: Terms
     gradients: tuple[str, ...]
     outputs: tuple[Output, ...] = ()
-
-
-def gradient_name(parameter: str) -> str:
-    return parameter + GRADIENT
 
 
 def micro_of(traced: Program, microbatches: int, device: torch.device, wanted: Collection[str], cut: Collection[str], *, scaled: bool = False,
@@ -141,7 +136,7 @@ class _Micro:
 
     def _counts(self) -> dict[fx.Node, fx.Node]:
         return {
-            divisor: self.made.placeholder(f"count_{k}", Record(TensorType((), counted_as(self.terms, divisor)), role="input", name=f"{COUNT}.{k}"))
+            divisor: self.made.placeholder(f"count_{k}", Record(TensorType((), counted_as(self.terms, divisor)), role="input", name=count_name(k)))
             for k, divisor in enumerate(self.terms.counts)
         }
 

@@ -17,13 +17,14 @@ from autopar.ir.dtensor import placements_of
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
+from autopar.ir.value_names import scheduled_name, state_name, steps_name
 from autopar.model.dtensor_parameters import is_dtensor, local_of
 from autopar.optimizers import HOST, Definition, Update, definition_of
 from autopar.optimizers.definition import Group
 from autopar.optimizers.update import RATE, scalar
 from autopar.runtime.dtensors import full_tensor, redistribute
 from autopar.runtime.processes.job import Job
-from autopar.step.update import STEP, Trained, scheduled_name
+from autopar.step.update import Trained
 from autopar.torch_private import copy_each, dtensor_around, note_a_step, version_of
 
 
@@ -195,11 +196,11 @@ class OptimizerState:
             steps = 0
             for n in update.counted:
                 steps = counters.setdefault(0.0 if own[n].is_meta else float(own[n]), len(counters))
-                counter = f"{STEP}.{steps}"
+                counter = steps_name(steps)
                 self.pieces.setdefault(counter, own[n].detach().to(_device(parameter), torch.float32).clone())
                 self._counted.setdefault(counter, []).append(known[n])
             lying = {n: piece for n, piece in own.items() if n not in update.counted}
-            self.pieces |= {f"{name}.{n}": piece for n, piece in lying.items()}
+            self.pieces |= {state_name(name, n): piece for n, piece in lying.items()}
             types = {n: TensorType(type.shape if known[n].shape == parameter.shape else tuple(piece.shape), piece.dtype) for n, piece in lying.items()}
             found.append(Trained(name, type, gradients[name], attr, update, types, number, steps))
         return tuple(found)

@@ -8,7 +8,7 @@ from autopar.errors import TextError, VerifyError
 from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
 from autopar.ir.text.printer import print_type
-from autopar.step.copies import COPY
+from autopar.ir.value_names import copy_name
 
 
 @dataclass(eq=False)
@@ -83,8 +83,8 @@ class Step:
         for program in self.programs.values():
             program.verify()
         types = {key: {name_of(node): record_of(node).type for node in program.placeholders} for key, program in self.programs.items()}
-        copies = {name.removesuffix(COPY): type for name, type in types.pop("copy", {}).items() if name.endswith(COPY)}
+        copies = types.pop("copy", {})
         for name, type in types["micro"].items():
-            key, other = ("copy", copies[name]) if name in copies else ("update", types["update"].get(name, type))
+            key, other = ("copy", copies[copy_name(name)]) if copy_name(name) in copies else ("update", types["update"].get(name, type))
             if other != type:
                 raise VerifyError(f"micro and {key} disagree on {name}: {print_type(type)} in micro, {print_type(other)} in {key}")

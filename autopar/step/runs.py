@@ -15,6 +15,7 @@ import torch
 from autopar.capture.model_state import Inventory
 from autopar.ir.mesh import Mesh
 from autopar.ir.program import Program
+from autopar.ir.value_names import SCALE, batch_input_name, copy_name, count_name
 from autopar.model.calls import Calls
 from autopar.model.inputs import CallInputs
 from autopar.runtime import anomaly
@@ -24,8 +25,6 @@ from autopar.runtime.lowering.lower import Lowered
 from autopar.runtime.simulation.pieces import cut, join
 from autopar.runtime.whole import Pieces, ProcessRun, Results, SimulatedRun
 from autopar.step.compile import MicroBatch, StepUpdate
-from autopar.step.copies import COPY
-from autopar.step.micro import COUNT, LOSS, SCALE, gradient_name
 from autopar.step.outputs import join_pieces, join_whole
 
 Returned = tuple[list[torch.Tensor], list[torch.Tensor]]  # of the update, and of all micro-batches
@@ -35,7 +34,7 @@ COUNTS, COPIES = "the counts of all micro-batches", "the low-precision copies of
 def lowered_of(last: Program, local: LocalPrograms, rank: int, written: Collection[str], microbatches: int, offload: bool = False) -> Lowered:
     """The function that a rank runs for the last micro-batch and the update, to look at."""
     run = ProcessRun(last, local[rank], _Groups(), None, torch.device("cpu"), _donated(Results(last), written), offloaded=offload)
-    return run.lowered(frozenset(run.named[name] for name in sums_of(run)) if microbatches == 1 else frozenset())
+    return run.lowered(frozenset(run.named[name] for name in run.sums) if microbatches == 1 else frozenset())
 
 
 class _Groups(dict[Any, str]):
@@ -47,12 +46,7 @@ class _Groups(dict[Any, str]):
 
 def _donated(found: Results, written: Collection[str]) -> list[str]:
     """The placeholders of a program that it may write to: sums, and states that it is told of by the user's names."""
-    return [of for name, of in found.named.items() if name in written or name in sums_of(found)]
-
-
-def sums_of(program: Results) -> frozenset[str]:
-    """The sums of gradients and of losses that a program takes, by the user's names."""
-    return frozenset(name for name in program.named if name == LOSS or name.endswith(gradient_name("")))
+    return [of for name, of in found.named.items() if name in written or name in found.sums]
 
 
 @dataclass
@@ -89,18 +83,18 @@ class OnProcess:
         del pieces
         copies = self._copies(micro, held)
         taken = {**held, **copies}
-        low = {name.removesuffix(COPY): tensor for name, tensor in copies.items()}
+        low = {name: copies[copy_name(name)] for name in held if copy_name(name) in copies}
         *others, last = inputs
         total, sums, made_out, outputs = len(inputs), Pieces(), len(run.returned), list[list[torch.Tensor]]()
-        counted = {f"{name}.{k}": tensor for k, values in enumerate(inputs) for name, tensor in values.items()} if micro.first else {}
+        counted = {batch_input_name(name, k): tensor for k, values in enumerate(inputs) for name, tensor in values.items()} if micro.first else {}
         del inputs, copies
         for k, values in enumerate(others, 1):
             beginning = self._run(*micro.first) if micro.first and k == 1 else run
             given_back, made = self._called(beginning, {**taken, **low, **values, **calls.computed(micro.captured), **sums, **counted}, counted, during=nth(k, total))
             first = len(given_back) - made_out
             outputs.append(given_back[first:])
-            taken |= {f"{COUNT}.{j}": count for j, count in enumerate(given_back[:first])}
-            sums = {name: made.pop(name) for name in sums_of(run)}
+            taken |= {count_name(j): count for j, count in enumerate(given_back[:first])}
+            sums = {name: made.pop(name) for name in run.sums}
             for name, tensor in made.items():
                 held[name].copy_(tensor)
             del made
@@ -118,7 +112,7 @@ class OnProcess:
     def _called(self, run: ProcessRun, values: Pieces, *emptied: Pieces, during: str) -> tuple[list[torch.Tensor], Pieces]:
         """Run a program on pieces, by the user's names: what it returns, and the next values of its states. Sums that are not among the
         pieces are zero. ``emptied``: where else pieces are held that are not needed any more."""
-        zeros = frozenset(run.named[name] for name in sums_of(run) if name not in values)
+        zeros = frozenset(run.named[name] for name in run.sums if name not in values)
         given = {of: values[name] for name, of in run.named.items() if name in values}
         for some in (values, *emptied):
             some.clear()
@@ -197,7 +191,7 @@ class Simulated:
             return {rank: {} for rank in ranks}
         run = self._run(*micro.copy)
         made = run({rank: _cut(run, full, rank) for rank in ranks}, COPIES)
-        return {rank: {to.named[name.removesuffix(COPY)]: states[of] for name, of in run.named.items() if of in states} for rank, (_, states) in made.items()}
+        return {rank: {to.named[name]: states[run.named[copy_name(name)]] for name in run.named if copy_name(name) in run.named} for rank, (_, states) in made.items()}
 
     def _counts(self, micro: MicroBatch, to: SimulatedRun, inputs: list[dict[str, torch.Tensor]], full: Mapping[str, torch.Tensor]) -> dict[int, Pieces]:
         """What the micro-batches divide by, if they are told."""
@@ -205,9 +199,9 @@ class Simulated:
         if micro.count is None:
             return {rank: {} for rank in ranks}
         run = self._run(*micro.count)
-        given = {**full, **{f"{name}.{k}": tensor for k, tensors in enumerate(inputs) for name, tensor in tensors.items()}}
+        given = {**full, **{batch_input_name(name, k): tensor for k, tensors in enumerate(inputs) for name, tensor in tensors.items()}}
         made = run({rank: _cut(run, given, rank) for rank in ranks}, COUNTS)
-        return {rank: {to.named[f"{COUNT}.{k}"]: count for k, count in enumerate(returned)} for rank, (returned, _) in made.items()}
+        return {rank: {to.named[count_name(k)]: count for k, count in enumerate(returned)} for rank, (returned, _) in made.items()}
 
     def _run(self, program: Program, local: Any) -> SimulatedRun:
         if id(program) not in self._runs:
@@ -239,7 +233,7 @@ def _cut(run: SimulatedRun, tensors: Mapping[str, torch.Tensor], rank: int) -> P
 def _zeros(run: SimulatedRun, rank: int) -> Pieces:
     """What sums begin with, on one rank."""
     mesh = run.interface.mesh
-    types = {of: run.interface.types[of] for of in map(run.named.__getitem__, sums_of(run))}
+    types = {of: run.interface.types[of] for of in map(run.named.__getitem__, run.sums)}
     return {of: torch.zeros(type.attr.local_shape(type.shape, mesh, mesh.coordinates(rank)), dtype=type.dtype) for of, type in types.items()}
 
 

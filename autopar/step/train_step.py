@@ -12,6 +12,7 @@ import torch
 from autopar.capture.model_state import inventory
 from autopar.capture.model_swap import ONE_AT_A_TIME
 from autopar.ir.program import Program
+from autopar.ir.value_names import GROWTH, SCALE
 from autopar.model.calls import Calls
 from autopar.model.inputs import CallInputs, describe
 from autopar.report.passes import Reports
@@ -22,14 +23,12 @@ from autopar.step.captures import StepCaptures
 from autopar.step.compile import MicroBatch, StepUpdate, reports_of, step_of
 from autopar.step.loss import as_loss
 from autopar.step.memory import StepMemory, memory_of_step, with_copies
-from autopar.step.micro import SCALE
 from autopar.step.optimizer_state import OptimizerState
 from autopar.step.options import StepOptions, describe_options
 from autopar.step.outputs import returned_like_the_model
 from autopar.step.program import Step
 from autopar.step.runs import OnProcess, Simulated, lowered_of
 from autopar.step.state import TrainingState
-from autopar.step.update import GROWTH
 from autopar.torch_private import without_function_modes
 
 LOOKED_AT = 100  # steps after which a scale on an accelerator is looked at: that waits for the device

@@ -27,20 +27,21 @@ from autopar.ir.layout import DistAttr
 from autopar.ir.ops.sum_of_squares import SUM_OF_SQUARES
 from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType
+from autopar.ir.value_names import (  # fmt: skip
+    AVERAGES,
+    GROWTH,
+    LOSS,
+    SCALE,
+    average_name,
+    gradient_name,
+    scheduled_name,
+    state_name,
+    steps_name,
+)
 from autopar.optimizers import AVERAGED
 from autopar.optimizers.update import COUNTED, RATE, Update
 from autopar.plan.loss_scaling import LossScaling, updated_scale
 from autopar.step.graph_builder import Assembly
-from autopar.step.micro import LOSS, SCALE, gradient_name
-
-GROWTH = ".growth"  # the steps since the scale of the loss was changed
-AVERAGE, AVERAGES = ".ema", ".averages"  # behind the name of a parameter: the state of its average; the state that counts averaged steps
-STEP = ".step"  # the states that count steps: one for all parameters that have taken equally many
-
-
-def scheduled_name(number: str, group: int) -> str:
-    """The input of what schedulers change in a parameter group: its learning rate, its momentum."""
-    return f".{number}.{group}"
 
 
 @dataclass(frozen=True)
@@ -127,10 +128,10 @@ class _Update:
 
     def run(self) -> UpdateProgram:
         parameters = [self._state(t.name, t.type, t.type.attr) for t in self.trained]
-        states = [{n: self._state(f"{t.name}.{n}", type, self._lies(t, type)) for n, type in t.types.items()} for t in self.trained]
-        averages = [] if self.ema is None else [self._state(t.name + AVERAGE, t.type, t.state) for t in self.trained]
+        states = [{n: self._state(state_name(t.name, n), type, self._lies(t, type)) for n, type in t.types.items()} for t in self.trained]
+        averages = [] if self.ema is None else [self._state(average_name(t.name), t.type, t.state) for t in self.trained]
         count = None if self.ema is None else self._input(AVERAGES, torch.int64, "state")
-        steps = {k: self._input(f"{STEP}.{k}", torch.float32, "state") for k in sorted({t.steps for t in self.trained if t.update.counted})}
+        steps = {k: self._input(steps_name(k), torch.float32, "state") for k in sorted({t.steps for t in self.trained if t.update.counted})}
         scale = None if self.scaling is None else [self._input(SCALE, torch.float32, "state"), self._input(GROWTH, torch.int32, "state")]
         gradients = [self._gradient(t) for t in self.trained]
         others = [] if self.norm is None else [self._gradient(one) for one in self.norm.others]
