@@ -32,8 +32,8 @@ class Averages:
         lent: whether the model has them now, in the place of its weights.
     """
 
-    def __init__(self, owned: OptimizerState, device: torch.device) -> None:
-        self.owned = owned
+    def __init__(self, optimizer_state: OptimizerState, device: torch.device) -> None:
+        self.optimizer_state = optimizer_state
         self.tensors: dict[str, torch.Tensor] = {}
         self.count = torch.zeros((), dtype=torch.int64, device=device)
         self.pieces: dict[str, torch.Tensor] = {}
@@ -41,16 +41,16 @@ class Averages:
         self._trained: tuple[Trained, ...] = ()
 
     @torch.no_grad()
-    def lie(self, trained: tuple[Trained, ...]) -> None:
+    def place(self, trained: tuple[Trained, ...]) -> None:
         """Bring them to lie as the optimizer's state does; a new one begins as the weight. All ranks call it."""
         if trained is self._trained:
             return
-        groups = self.owned.groups()
+        groups = self.optimizer_state.groups()
         self.tensors = {name: tensor for name, tensor in self.tensors.items() if name in groups}
         for t in trained:
             parameter = groups[t.name][1]
             known = self.tensors.get(t.name)
-            self.tensors[t.name] = self.owned.placed(parameter.detach().clone() if known is None else known, parameter, t.state)
+            self.tensors[t.name] = self.optimizer_state.placed(parameter.detach().clone() if known is None else known, parameter, t.state)
         self.pieces = {AVERAGES: self.count, **{average_name(name): local_of(tensor) for name, tensor in self.tensors.items()}}
         self._trained = trained
 
@@ -65,8 +65,8 @@ class Averages:
         """
         weights = parts_of("the averages of the state's 'ema'", parts_of("the state's 'ema'", state, ("count", "weights"))["weights"])
         number_of("the count of the state's 'ema'", state["count"])
-        groups = self.owned.optimizer.param_groups
-        parameters = {self.owned.name(parameter): parameter for group in groups for parameter in group["params"]}
+        groups = self.optimizer_state.optimizer.param_groups
+        parameters = {self.optimizer_state.name(parameter): parameter for group in groups for parameter in group["params"]}
         for name, value in weights.items():
             if name not in parameters:
                 raise ValueError(f"the state's 'ema' has {name}, which is no parameter of the optimizer")
@@ -74,7 +74,7 @@ class Averages:
                 raise ValueError(f"the state's 'ema' has {name} as {value!r:.40}, which is no tensor; save what step.state_dict() gives")
             if value.shape != (shape := parameters[name].shape):
                 raise ValueError(f"the state's 'ema' has {name} of shape {list(value.shape)}, and the parameter is {list(shape)}: it is of another model")
-        stateless = [name for name in self.tensors if not self.owned.keeps_state(name)]  # whether the saved one was trained is not known
+        stateless = [name for name in self.tensors if not self.optimizer_state.keeps_state(name)]  # whether the saved one was trained is not known
         for name in (*updated, *stateless) if weights else ():
             if name not in weights and parameters[name].requires_grad:
                 raise ValueError(
@@ -85,10 +85,10 @@ class Averages:
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from such a state: full tensors are cut, DTensors are redistributed. An average that the state does not have, as of a weight that was frozen, begins as the weight. All ranks call it."""
-        groups = self.owned.groups()
+        groups = self.optimizer_state.groups()
         given = {name: value for name, value in state["weights"].items() if name in groups}
         own = {name: self.tensors[name] if name in self.tensors else groups[name][1].detach().clone() for name in given}
-        fitted = for_model({name: value for name, value in given.items() if own[name] is not value}, own, self.owned.job)
+        fitted = for_model({name: value for name, value in given.items() if own[name] is not value}, own, self.optimizer_state.job)
         for name, value in fitted.items():
             own[name].copy_(value)
         self.tensors, self._trained = own, ()
@@ -98,12 +98,12 @@ class Averages:
     def in_model(self) -> Iterator[None]:
         """The model has the averages, and then its weights again, bit for bit: these are kept in copies. All ranks call it."""
         self.refuse_while_lent()
-        groups = self.owned.groups()
+        groups = self.optimizer_state.groups()
         pairs = [(parameter, self.tensors[name]) for name, (_, parameter) in groups.items() if name in self.tensors]
         kept = [parameter.detach().clone() for parameter, _ in pairs]
         self.lent = True
         try:
-            _write([(parameter, as_it_lies(tensor, parameter)) for parameter, tensor in pairs])
+            _write([(parameter, with_layout_of(tensor, parameter)) for parameter, tensor in pairs])
             yield
         finally:
             _write([(parameter, weights) for (parameter, _), weights in zip(pairs, kept, strict=True)])
@@ -115,7 +115,7 @@ class Averages:
             raise RuntimeError("the model has the averages of its weights: leave the block of step.averaged() first")
 
 
-def as_it_lies(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+def with_layout_of(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """A DTensor, re-laid as a parameter lies."""
     return redistribute(tensor.to(local_of(parameter).device), parameter.placements) if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
 

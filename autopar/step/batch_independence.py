@@ -1,4 +1,4 @@
-"""Rows: what the values of one micro-batch are of those of the whole batch.
+"""BatchIndependence: what the values of one micro-batch are of those of the whole batch.
 
 A batch that is cut into micro-batches is split over an axis of time. So the forward is placed on an axis of two ranks that splits the batch,
 and what values would be on it tells what they are:
@@ -26,7 +26,7 @@ from autopar.plan.choice import place_of
 from autopar.plan.propagation import Completion, Wanted
 from autopar.rules.binding import bind_node
 from autopar.rules.registry import op_name
-from autopar.step.graph_builder import Assembly, type_of
+from autopar.step.graph_builder import GraphBuilder, type_of
 
 aten = torch.ops.aten
 AXIS = "rows"
@@ -35,7 +35,7 @@ DRAWN_TOGETHER = {"randperm", "multinomial"}  # an element depends on the others
 OWN_STATISTICS = "batch_norm"  # whose rows meet in each micro-batch, as in any loop that accumulates gradients
 
 
-class Rows:
+class BatchIndependence:
     """The forward of a traced program, seen so.
 
     Args:
@@ -60,7 +60,7 @@ class Rows:
             self._place(program, values, inputs, device)
 
     def _place(self, program: Program, values: Sequence[fx.Node], inputs: Mapping[fx.Node, Sequence[int]], device: torch.device) -> None:
-        made, needed, same = Assembly(device), behind(values), self._same
+        made, needed, same = GraphBuilder(device), behind(values), self._same
         for node in program.nodes:
             if node in needed:
                 same[node] = made.placeholder(node.name, _drawing(record_of(node))) if node.op == "placeholder" else made.copy(node, same, program.constants)

@@ -42,9 +42,9 @@ class StepCaptures:
         forget: is called with each program that is dropped.
     """
 
-    def __init__(self, calls: Calls, owned: OptimizerState, averages: Averages | None, batches: MicroBatches, options: StepOptions,
+    def __init__(self, calls: Calls, optimizer_state: OptimizerState, averages: Averages | None, batches: MicroBatches, options: StepOptions,
                  forget: Callable[[Program], None]) -> None:  # fmt: skip
-        self._calls, self._owned, self._averages, self._batches, self._options, self._forget = calls, owned, averages, batches, options, forget
+        self._calls, self._optimizer_state, self._averages, self._batches, self._options, self._forget = calls, optimizer_state, averages, batches, options, forget
         self.made = 0
         self.clear()
 
@@ -61,7 +61,7 @@ class StepCaptures:
         Raises:
             ValueError: a parameter of the optimizer cannot be trained as eager does.
         """
-        groups = self._owned.groups()
+        groups = self._optimizer_state.groups()
         refuse_untrainable(state, groups)
         key: StepKey = self._calls.key(inputs, state), tuple(groups), self._batches.cut
         return self.micros.call(key, state.modules)
@@ -79,14 +79,14 @@ class StepCaptures:
         key, trained, cut = call.key
         calls = self._calls
         notes = about_recapture(key, [known for known, *_ in self.micros.keys], call.changes, calls.recapture)
-        with self._noted():
+        with self._with_note():
             micro = compile_micro(replace(calls.compiler, numbers=call.numbers), inputs, self._options, trained, cut, notes)
         for dropped, captured in self.micros.add(call, micro.captured.guards, micro):
             self._drop(dropped, captured)
         self.made += 1
 
     @contextlib.contextmanager
-    def _noted(self) -> Iterator[None]:
+    def _with_note(self) -> Iterator[None]:
         """From Python 3.11 on, an error of the model says how the batch was cut before."""
         try:
             yield
@@ -96,9 +96,9 @@ class StepCaptures:
             raise
 
     def _with_update(self, key: Any, micro: MicroBatch) -> tuple[MicroBatch, StepUpdate]:
-        trained = self._owned.trained(micro.parameters, micro.gradients, micro.states)
+        trained = self._optimizer_state.trained(micro.parameters, micro.gradients, micro.states)
         if self._averages is not None:
-            self._averages.lie(trained)
+            self._averages.place(trained)
         if self.latest is not None and self.latest[0] is micro and self.trained is trained:
             return self.latest
         facts = tuple(

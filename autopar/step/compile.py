@@ -28,7 +28,7 @@ from autopar.report.progress import doing
 from autopar.runtime.localize import LocalPrograms
 from autopar.step.copies import copy_program
 from autopar.step.counts import count_program
-from autopar.step.merged_programs import joined
+from autopar.step.merged_programs import merge_programs
 from autopar.step.micro import Micro, micro_of
 from autopar.step.options import StepOptions
 from autopar.step.outputs import Output, about_outputs, loss_of, names_of
@@ -213,7 +213,7 @@ class _MicroCompiler:
         """``count`` and the first of several micro-batches as one program."""
         if count is None or self.options.microbatches == 1:
             return None
-        first, reports = _joined(self.compiler, count[0], micro.program, [*map(count_name, range(len(micro.terms.counts)))])
+        first, reports = _merge(self.compiler, count[0], micro.program, [*map(count_name, range(len(micro.terms.counts)))])
         self.reports += _of("count", reports)
         return first
 
@@ -225,10 +225,10 @@ def _measured(traced: Program, options: StepOptions) -> list[str]:
     return [name_of(node) for node in traced.placeholders if record_of(node).role == "param"]
 
 
-def _joined(compiler: Compiler, first: Program, second: Program, handed: Sequence[str] = ()) -> tuple[Placed, list[PassReport]]:
+def _merge(compiler: Compiler, first: Program, second: Program, handed: Sequence[str] = ()) -> tuple[Placed, list[PassReport]]:
     start = time.perf_counter()
     with collector_paused():
-        made = joined(first, second, handed)
+        made = merge_programs(first, second, handed)
     ms = (time.perf_counter() - start) * 1e3
     verify(made, "join")
     local, report = compiler.localize(made)
@@ -273,7 +273,7 @@ def compile_update(compiler: Compiler, trained: Sequence[Trained], micro: MicroB
     _say_where_the_loss_is_from(found.program, micro.program)
     verify(found.program, "update")
     local, reports = compiler.place(found.program, found.constraints, device)
-    last, more = _joined(compiler, micro.program, found.program)
+    last, more = _merge(compiler, micro.program, found.program)
     reports += more
     states = frozenset(name_of(node) for node in found.program.placeholders if record_of(node).role == "state")
     return StepUpdate(found.program, local, last, states, found.returns, tuple(reports))

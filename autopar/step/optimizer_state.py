@@ -83,15 +83,15 @@ class OptimizerState:
         """The user's name of one of the optimizer's parameters."""
         return self._names[id(parameter)]
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """The optimizer and its numbers, in words that are the same on every rank that has the same: ``AdamW(lr=0.001, betas=(0.9, 0.999))``."""
         groups = []
         for group in self.optimizer.param_groups:
             numbers = {key: value for key, value in group.items() if isinstance(value, (int, float, tuple)) and value is not False}
             groups.append(", ".join(f"{key}={value}" for key, value in numbers.items()))
-        return f"{type(self.optimizer).__name__}({'; '.join(groups)}){self._told_of_state()}"
+        return f"{type(self.optimizer).__name__}({'; '.join(groups)}){self._describe_state()}"
 
-    def _told_of_state(self) -> str:
+    def _describe_state(self) -> str:
         """Of how many parameters there is a state, and after how many steps: of counts on the CPU, which nobody waits for."""
         states = [state for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad and (state := self.optimizer.state.get(p))]
         counts = [state.get("step") for state in states]

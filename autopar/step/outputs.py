@@ -28,7 +28,7 @@ from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.model.dtensor_parameters import is_dtensor
 from autopar.model.local_tensors import LocalTensors
-from autopar.step.batch_independence import Rows
+from autopar.step.batch_independence import BatchIndependence
 from autopar.step.loss import as_loss
 from autopar.step.terms import Terms, search
 
@@ -90,12 +90,12 @@ def outputs_of(program: Program, loss: int, terms: Terms, said: Mapping[str, str
         raise ValueError(f"returns= names {unknown[0]!r}, and the model has no such output; beside its loss it returns {there}: name one of these")
     if microbatches == 1 or not others:
         return tuple(Output(name, said.get(name, "same")) for name, _ in others)
-    placed = Rows(program, [node for _, node in others], cut, device)
+    placed = BatchIndependence(program, [node for _, node in others], cut, device)
     found = [_joined_so(program, node, name, placed, terms, cut, device) for name, node in others]
     return tuple(replace(one, how=said[one.name], known=True) if one.name in said else one for one in found)
 
 
-def _joined_so(program: Program, node: fx.Node, name: str, rows: Rows, loss: Terms, cut: Collection[str], device: torch.device) -> Output:
+def _joined_so(program: Program, node: fx.Node, name: str, rows: BatchIndependence, loss: Terms, cut: Collection[str], device: torch.device) -> Output:
     unknown = Output(name, "stack", known=False)
     if node not in rows.varying:
         return Output(name, "same")

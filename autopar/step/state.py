@@ -23,7 +23,7 @@ class TrainingState:
     Attributes:
         model: the model on the mesh, which loads full tensors and DTensors.
         calls: of the model.
-        owned: the optimizer.
+        optimizer_state: the optimizer.
         averages: of the weights; ``None`` without ``ema``.
         scaler: the scale of the loss, and the steps since it was changed; ``None`` without fp16.
         scaling: names the parts of the scaler.
@@ -31,7 +31,7 @@ class TrainingState:
 
     model: torch.nn.Module
     calls: Calls
-    owned: OptimizerState
+    optimizer_state: OptimizerState
     averages: Averages | None
     scaler: Sequence[torch.Tensor] | None
     scaling: LossScaling
@@ -42,11 +42,11 @@ class TrainingState:
 
         Tensors are those of the training, and not copies; on processes DTensors, of which each rank has its pieces. All ranks call it.
         """
-        owned, optimizer = self.owned, self.owned.optimizer
-        named = {name: tensor for name, (_, tensor) in owned.groups().items()}
+        optimizer_state, optimizer = self.optimizer_state, self.optimizer_state.optimizer
+        named = {name: tensor for name, (_, tensor) in optimizer_state.groups().items()}
         state = {name: dict(optimizer.state[tensor]) for name, tensor in named.items() if optimizer.state.get(tensor)}
         groups = [
-            {**{key: value for key, value in group.items() if key != "params"}, "params": [owned.name(p) for p in group["params"]]}
+            {**{key: value for key, value in group.items() if key != "params"}, "params": [optimizer_state.name(p) for p in group["params"]]}
             for group in optimizer.param_groups
         ]
         return {
@@ -65,8 +65,8 @@ class TrainingState:
             TypeError: a part is no mapping where it should be one; nothing has been changed.
             ValueError: a part is missing, or does not fit this training; nothing has been changed.
         """
-        owned, optimizer = self.owned, self.owned.optimizer
-        named = {owned.name(tensor): tensor for group in optimizer.param_groups for tensor in group["params"]}
+        optimizer_state, optimizer = self.optimizer_state, self.optimizer_state.optimizer
+        named = {optimizer_state.name(tensor): tensor for group in optimizer.param_groups for tensor in group["params"]}
         self._check(state, named)
         own = self.calls.module.state_dict()
         if any(state["model"].get(name) is not tensor for name, tensor in own.items()):
@@ -84,7 +84,7 @@ class TrainingState:
         if self.averages is not None:
             self.averages.load_state_dict(state["ema"])
         torch.set_rng_state(state["rng"].cpu())
-        owned.forget()
+        optimizer_state.forget()
         return number_of("the state's 'step'", state["step"])
 
     def _check(self, state: Mapping[str, Any], named: Mapping[str, torch.Tensor]) -> None:
@@ -108,14 +108,14 @@ class TrainingState:
         if not isinstance(saved["param_groups"], (list, tuple)):
             raise TypeError(f"the 'param_groups' of the state's 'optimizer' are {saved['param_groups']!r:.40}, and no list; {SAVED}")
         groups = [parts_of(f"group {k} of the state's 'optimizer'", group, ("params",)) for k, group in enumerate(saved["param_groups"])]
-        own = self.owned.optimizer.param_groups
-        check_groups([list(group["params"]) for group in groups], [[self.owned.name(p) for p in group["params"]] for group in own])
+        own = self.optimizer_state.optimizer.param_groups
+        check_groups([list(group["params"]) for group in groups], [[self.optimizer_state.name(p) for p in group["params"]] for group in own])
         if unknown := sorted(set(states) - set(named), key=str):
             raise ValueError(f"the optimizer has no parameter {unknown[0]}, of which the state has one")
         for here, group in zip(own, groups, strict=True):
             for name in filter(states.__contains__, group["params"]):
                 values = parts_of(f"the state of {name}", states[name])
-                self.owned.check(named[name], {**here, **group, "params": here["params"]}, values, begun=begun)
+                self.optimizer_state.check(named[name], {**here, **group, "params": here["params"]}, values, begun=begun)
 
     def _generator(self) -> torch.Tensor:
         """The state of the first rank's generator, from which all seeds come."""

@@ -16,7 +16,7 @@ from torch import fx
 from autopar.ir.nodes import is_getitem, name_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
-from autopar.step.batch_independence import Rows
+from autopar.step.batch_independence import BatchIndependence
 from autopar.step.batches import COUNTED
 
 aten = torch.ops.aten
@@ -63,17 +63,17 @@ class _Way:
 
 def terms_of(program: Program, loss: fx.Node, cut: Collection[str], device: torch.device) -> Terms:
     """The terms of a traced program's loss; linear in the graph. ``cut``: the inputs of which a micro-batch has its rows, by name."""
-    return _Search(program, loss, Rows(program, [loss], cut, device)).run()
+    return _Search(program, loss, BatchIndependence(program, [loss], cut, device)).run()
 
 
-def search(program: Program, number: fx.Node, rows: Rows) -> tuple[Terms, set[fx.Node]]:
+def search(program: Program, number: fx.Node, rows: BatchIndependence) -> tuple[Terms, set[fx.Node]]:
     """The terms of a number that the program returns, and those values among them that are sums over rows."""
     looked = _Search(program, number, rows)
     return looked.run(), set(looked.sums)
 
 
 class _Search:
-    def __init__(self, program: Program, loss: fx.Node, rows: Rows) -> None:
+    def __init__(self, program: Program, loss: fx.Node, rows: BatchIndependence) -> None:
         self.loss, self.rows = loss, rows
         self.told = _of_inputs_alone(program)
         self.found = Terms()

@@ -41,7 +41,7 @@ class TrainStep:
         parallel: the model on the mesh; its parameters are updated in place.
         optimizer: ``optimizer.state`` holds its state, as ever; what schedulers change is read from its groups at each step.
         options: those of ``parallel.train_step``.
-        owned: the optimizer's parameters and pieces of its state.
+        optimizer_state: the optimizer's parameters and pieces of its state.
         steps: how many were taken, skipped ones included.
         grad_norm: of the last step, before it was clipped; ``None`` without ``clip_norm`` and ``grad_norm``.
         skipped: 1 where the gradients of the last step overflowed and nothing was changed, else 0; ``None`` without fp16.
@@ -55,13 +55,13 @@ class TrainStep:
         self.steps = 0
         self.skipped: torch.Tensor | None = None
         self.scaler = list(options.loss_scale.state(calls.device)) if options.scaled else None
-        self.owned = OptimizerState(optimizer, inventory(calls.module).parameters, calls.mesh, calls.job, options.offload, calls.agreement.wait)
-        self.averages = None if options.ema is None else Averages(self.owned, calls.device)
+        self.optimizer_state = OptimizerState(optimizer, inventory(calls.module).parameters, calls.mesh, calls.job, options.offload, calls.agreement.wait)
+        self.averages = None if options.ema is None else Averages(self.optimizer_state, calls.device)
         self._batches = MicroBatches(calls.mesh, options.microbatches, calls.of_the_batch)
-        self._captured = StepCaptures(calls, self.owned, self.averages, self._batches, options, self._forget)
+        self._captured = StepCaptures(calls, self.optimizer_state, self.averages, self._batches, options, self._forget)
         self._described_options = describe_options(options)
         self._here, self._simulated = OnProcess(calls, options.offload), Simulated(calls)
-        self._training_state = TrainingState(parallel, calls, self.owned, self.averages, self.scaler, options.loss_scale)
+        self._training_state = TrainingState(parallel, calls, self.optimizer_state, self.averages, self.scaler, options.loss_scale)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         raise TypeError("a training step is not copied: its optimizer has the parameters of one model; copy that, and make another step of it")
@@ -193,7 +193,7 @@ class TrainStep:
                 calls.refuse_without_values(inputs[0], state)
             words = f"train step {describe(inputs[0], call.key[0])}{call.where}{call.numbers_now}" + f" and {len(inputs) - 1} more" * (len(inputs) > 1)
             made = captured.made
-            calls.agreement.announce(words, inputs, f" by {self.owned.told()}{self._described_options}")
+            calls.agreement.announce(words, inputs, f" by {self.optimizer_state.describe()}{self._described_options}")
             if not call.known:
                 calls.agreement.wait()  # before parameters and states move
             micro, update = captured.compiled(inputs[0], call)
@@ -226,11 +226,11 @@ class TrainStep:
         the averages of weights, the scale of the loss."""
         scaler = {} if self.scaler is None else dict(zip((SCALE, GROWTH), self.scaler, strict=True))
         averages = {} if self.averages is None else self.averages.pieces
-        return {**self.owned.pieces, **self.owned.numbers(self._calls.device), **averages, **scaler}
+        return {**self.optimizer_state.pieces, **self.optimizer_state.numbers(self._calls.device), **averages, **scaler}
 
     def _finish(self, micro: MicroBatch, update: StepUpdate, returned: list[torch.Tensor], outputs: list[torch.Tensor]) -> Any:
         """Count the step, keep its norm and whether it was skipped, and return the loss or the model's outputs."""
-        self.owned.finish()
+        self.optimizer_state.finish()
         self.steps += 1
         found = dict(zip(update.returns, returned, strict=True))
         self.grad_norm, self.skipped = found.get("norm"), found.get("found_inf")

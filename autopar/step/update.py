@@ -41,7 +41,7 @@ from autopar.ir.value_names import (  # fmt: skip
 from autopar.optimizers import AVERAGED
 from autopar.optimizers.update import COUNTED, RATE, Update
 from autopar.plan.loss_scaling import LossScaling, updated_scale
-from autopar.step.graph_builder import Assembly
+from autopar.step.graph_builder import GraphBuilder
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ class _Update:
     def __init__(self, trained: Sequence[Trained], loss: TensorType, device: torch.device, norm: Norm | None, scaling: LossScaling | None,
                  ema: float | None) -> None:  # fmt: skip
         self.trained, self.loss, self.norm, self.scaling, self.ema = trained, loss, norm, scaling, ema
-        self.made = Assembly(device)
-        self.made.phase = "update"
+        self.builder = GraphBuilder(device)
+        self.builder.phase = "update"
         self.constraints: dict[str, DistAttr] = {}
 
     def run(self) -> UpdateProgram:
@@ -145,23 +145,23 @@ class _Update:
         divisor = scale and scale[0]
         if scale is not None:
             clips = self.norm is not None and self.norm.limit is not None  # then what is measured is in every gradient
-            found_inf = returned["found_inf"] = self.made.inline(overflowed, measured if clips else total, name="found_inf")
-            replaced |= zip(scale, self.made.inline(updated_scale, *scale, found_inf, **self.scaling.constants, name=("scale_next", "growth_next")), strict=True)  # type: ignore[union-attr]
+            found_inf = returned["found_inf"] = self.builder.inline(overflowed, measured if clips else total, name="found_inf")
+            replaced |= zip(scale, self.builder.inline(updated_scale, *scale, found_inf, **self.scaling.constants, name=("scale_next", "growth_next")), strict=True)  # type: ignore[union-attr]
         if self.norm is not None and self.norm.limit is not None:
-            returned["norm"], divisor = self.made.inline(clipped, measured, divisor, self.norm.limit, name=("norm", "divisor"))
+            returned["norm"], divisor = self.builder.inline(clipped, measured, divisor, self.norm.limit, name=("norm", "divisor"))
         elif self.norm is not None:
-            returned["norm"] = self.made.inline(norm_of, measured, divisor, name="norm")
-        counted = {k: self.made.inline(COUNTED, step, found_inf, name=f"{step.name}_next") for k, step in steps.items()}
+            returned["norm"] = self.builder.inline(norm_of, measured, divisor, name="norm")
+        counted = {k: self.builder.inline(COUNTED, step, found_inf, name=f"{step.name}_next") for k, step in steps.items()}
         replaced |= {steps[k]: node for k, node in counted.items()}
         for t, parameter, gradient, own in zip(self.trained, parameters, gradients, states, strict=True):
             new = self._updated(t, parameter, gradient, own, counted.get(t.steps), numbers[t.group], divisor, found_inf)
             replaced |= dict(zip((parameter, *own.values()), new, strict=True))
         if count is not None:  # behind all of them, which are one kernel, as these are
-            replaced[count] = self.made.inline(COUNTED, count, found_inf, name=f"{count.name}_next")
+            replaced[count] = self.builder.inline(COUNTED, count, found_inf, name=f"{count.name}_next")
             for parameter, average in zip(parameters, averages, strict=True):
                 operands = average, replaced[parameter], replaced[count], found_inf
-                replaced[average] = self.made.inline(AVERAGED, *operands, name=f"{average.name}_next", decay=self.ema)
-        return UpdateProgram(self.made.program(list(returned.values()), replaced), self.constraints, tuple(returned))
+                replaced[average] = self.builder.inline(AVERAGED, *operands, name=f"{average.name}_next", decay=self.ema)
+        return UpdateProgram(self.builder.program(list(returned.values()), replaced), self.constraints, tuple(returned))
 
     def _updated(self, t: Trained, parameter: fx.Node, gradient: fx.Node, own: Mapping[str, fx.Node], step: fx.Node | None,
                  numbers: Mapping[str, fx.Node], divisor: fx.Node | None, found_inf: fx.Node | None) -> Sequence[fx.Node]:  # fmt: skip
@@ -169,24 +169,24 @@ class _Update:
         operands = [own.get(name, step) for name in t.update.states]
         names = [f"{node.name}_next" for node in (parameter, *own.values())]
         scheduled = {name: numbers[name] for name in t.update.scheduled}
-        made = self.made.inline(t.update.function, parameter, gradient, *operands, numbers[RATE], divisor, found_inf, name=names, **scheduled, **t.update.constants)
+        made = self.builder.inline(t.update.function, parameter, gradient, *operands, numbers[RATE], divisor, found_inf, name=names, **scheduled, **t.update.constants)
         return made if isinstance(made, tuple) else (made,)
 
     def _total(self, of: Sequence[Trained | Untrained], gradients: Sequence[fx.Node]) -> fx.Node:
         """The sum of the squares of gradients; first of those that are split over the same axes, which wait for one reduction."""
         alike: dict[frozenset[str], list[fx.Node]] = {}
         for t, gradient in zip(of, gradients, strict=True):
-            alike.setdefault(frozenset(t.state.axes), []).append(self.made.inline(SUM_OF_SQUARES, gradient, name="squares"))
+            alike.setdefault(frozenset(t.state.axes), []).append(self.builder.inline(SUM_OF_SQUARES, gradient, name="squares"))
         return self._added([self._added(some) for some in alike.values()])
 
     def _added(self, values: Sequence[fx.Node]) -> fx.Node:
         total, *rest = values
         for one in rest:
-            total = self.made.inline(torch.ops.aten.add.Tensor, total, one, name="squares")
+            total = self.builder.inline(torch.ops.aten.add.Tensor, total, one, name="squares")
         return total
 
     def _state(self, name: str, type: TensorType, attr: DistAttr) -> fx.Node:
-        node = self.made.placeholder(name, Record(TensorType(type.shape, type.dtype), role="state", name=name))
+        node = self.builder.placeholder(name, Record(TensorType(type.shape, type.dtype), role="state", name=name))
         self.constraints[node.name] = attr
         return node
 
@@ -199,12 +199,12 @@ class _Update:
 
     def _sum_of(self, name: str, type: TensorType, seen: DistAttr) -> fx.Node:
         waits = bool(type.attr.pending)
-        node = self.made.placeholder(name, Record(type if waits else TensorType(type.shape, type.dtype), role="buffer", name=name))
+        node = self.builder.placeholder(name, Record(type if waits else TensorType(type.shape, type.dtype), role="buffer", name=name))
         self.constraints[node.name] = seen if waits else type.attr
         return node
 
     def _input(self, name: str, dtype: torch.dtype, role: str) -> fx.Node:
-        return self.made.placeholder(name, Record(TensorType((), dtype), role=role, name=name))
+        return self.builder.placeholder(name, Record(TensorType((), dtype), role=role, name=name))
 
 
 def clipped(total: torch.Tensor, scale: torch.Tensor | None, limit: float) -> tuple[torch.Tensor, torch.Tensor]:
