@@ -104,7 +104,7 @@ def test_one_micro_batch_of_two_batches() -> None:
     step = made(Weighted(), mesh=Mesh(dp=2), microbatches=2)
     x = torch.randn(8, 8)
     step.simulate(x, torch.rand(4))
-    with pytest.warns(UserWarning, match="rows of the batch meet"):
+    with pytest.warns(UserWarning, match="mixes rows of the batch"):
         step.simulate(x, torch.rand(8))
     assert step.captures == 2
 
