@@ -174,7 +174,7 @@ def bad_input() -> None:
     with pytest.raises(ValueError, match=r"a parameter that is not the model's: number 0 of group 0, of shape \[8\]; .* as in AdamW\(parallel\.parameters\(\)\)"):
         parallel.train_step(early)
     step = parallel.train_step(adamw(parallel), microbatches=2, zero=1)
-    with pytest.raises(RuntimeError, match="lie on processes; to simulate, call parallelize in a process that is alone"):
+    with pytest.raises(RuntimeError, match="are sharded over processes; to simulate, call parallelize in a process that is alone"):
         step.simulate(batches(0))
     x = batches(0)["x"]
     placed = distribute_tensor(x, parallel.job.device_mesh, [Shard(0), Replicate()])

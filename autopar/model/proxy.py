@@ -13,7 +13,7 @@ from autopar.capture.guards import AttributesOfModule
 from autopar.capture.model_state import inventory
 from autopar.ir.mesh import Mesh
 from autopar.model.calls import Calls
-from autopar.model.dtensor_parameters import for_everyone, for_model
+from autopar.model.dtensor_parameters import fitted_to, with_public_placements
 from autopar.model.initialize import Init, initialize
 from autopar.model.weights import load_weights
 from autopar.model.wrappers import refuse_composable, refuse_ddp
@@ -108,9 +108,9 @@ class ModelProxy(AttributesOfModule):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """That of the model; on processes of DTensors, which ``torch.distributed.checkpoint`` saves."""
-        return for_everyone(self.module.state_dict(*args, **kwargs))
+        return with_public_placements(self.module.state_dict(*args, **kwargs))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """That of the model. Full tensors, as of a model on one device, are cut; DTensors are redistributed."""
         state = inventory(self.module)
-        return self.module.load_state_dict(for_model(state_dict, dict([*state.all_parameters, *state.all_buffers]), self.job), *args, **kwargs)
+        return self.module.load_state_dict(fitted_to(state_dict, dict([*state.all_parameters, *state.all_buffers]), self.job), *args, **kwargs)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from autopar.ir.value_names import AVERAGES, average_name
-from autopar.model.dtensor_parameters import for_model, is_dtensor, local_of
+from autopar.model.dtensor_parameters import fitted_to, is_dtensor, local_of
 from autopar.runtime.dtensors import redistribute
 from autopar.step.fit import number_of, parts_of
 from autopar.step.optimizer_state import OptimizerState
@@ -89,7 +89,7 @@ class Averages:
         groups = self.optimizer_state.groups()
         saved = {name: value for name, value in state["weights"].items() if name in groups}
         tensors = {name: self.tensors[name] if name in self.tensors else groups[name][1].detach().clone() for name in saved}
-        fitted = for_model({name: value for name, value in saved.items() if tensors[name] is not value}, tensors, self.optimizer_state.job)
+        fitted = fitted_to({name: value for name, value in saved.items() if tensors[name] is not value}, tensors, self.optimizer_state.job)
         for name, value in fitted.items():
             tensors[name].copy_(value)
         self.tensors, self._trained = tensors, ()
