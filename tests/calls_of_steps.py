@@ -232,7 +232,7 @@ def calls_of_unlike_sizes() -> None:
     for match, args in {
         "^the pieces of x do not fit together: float64\\[3, 8\\] on rank 0, float64\\[2, 7\\] on rank 2\n  they may differ in the length of dim 0, along dp$":
             ((x[:3], x[3:, :7])[dp], *pieces[1:]),
-        "^the pieces of scale do not fit together: float64\\[2\\] on rank 0, float64\\[1\\] on rank 2\n  it is the same on all ranks, for the plan does not split it$":
+        "^the pieces of scale do not fit together: float64\\[2\\] on rank 0, float64\\[1\\] on rank 2\n  it must be the same on all ranks, because the plan does not split it$":
             (*pieces[:2], scale[: 2 - dp]),
         "^the pieces of x do not fit together: float64\\[3, 8\\] on rank 0, float32\\[2, 8\\] on rank 2": ((x[:3], x[3:].float())[dp], *pieces[1:]),
         "^the pieces of x do not fit together: float64\\[3, 8\\] on rank 0, float64\\[2, 8\\] on rank 1": (x[: 3 - rank % 2], y[: 3 - rank % 2], scale),
