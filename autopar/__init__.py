@@ -1,28 +1,35 @@
 """Put an ordinary PyTorch model on a mesh of devices, with the same numbers.
 
 >>> parallel = autopar.parallelize(model, autopar.Mesh(dp=2, tp=2), plan={"*.up.weight": ("tp", None)}, example=(x,))
+
+Names load when they are first used (PEP 562), so that importing autopar costs little beside torch.
 """
 
-from autopar import checkpoint
-from autopar.api import parallelize
-from autopar.errors import (
-    AutoparError,
-    CaptureError,
-    CheckpointError,
-    EditError,
-    PlanError,
-    RuleError,
-    SimulationError,
-    TextError,
-    TransitionError,
-    VerifyError,
-)
-from autopar.ir.layout import DistAttr, Layout
-from autopar.ir.mesh import Mesh
-from autopar.ir.program import Program
-from autopar.parallel import Parallel
-from autopar.rules import register_rule
-from autopar.runtime.discovery import discover as _discover  # noqa: F401  # it registers itself with the rules
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autopar import checkpoint
+    from autopar.api import parallelize
+    from autopar.errors import (
+        AutoparError,
+        CaptureError,
+        CheckpointError,
+        EditError,
+        PlanError,
+        RuleError,
+        SimulationError,
+        TextError,
+        TransitionError,
+        VerifyError,
+    )
+    from autopar.ir.layout import DistAttr, Layout
+    from autopar.ir.mesh import Mesh
+    from autopar.ir.program import Program
+    from autopar.parallel import Parallel
+    from autopar.rules import register_rule
 
 __version__ = "0.1.0"
 
@@ -31,3 +38,28 @@ __all__ = [
     "Program", "RuleError", "SimulationError", "TextError", "TransitionError", "VerifyError", "checkpoint", "parallelize",
     "register_rule",
 ]  # fmt: skip
+
+MODULES = {  # name → the module that has it; all others of ``__all__`` are errors
+    "parallelize": "api", "Parallel": "parallel", "Program": "ir.program", "Mesh": "ir.mesh", "DistAttr": "ir.layout", "Layout": "ir.layout",
+    "register_rule": "rules",
+}  # fmt: skip
+ROOMS = ("capture", "checkpoint", "cli", "costs", "errors", "ir", "model", "optimizers", "passes", "pipeline", "plan", "report", "rules", "runtime",
+         "step", "transitions", "verify")  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    value: Any
+    if name in ROOMS:
+        value = importlib.import_module(f"autopar.{name}")
+    elif name in __all__:
+        if name in ("Program", "register_rule"):  # what checks programs and discovers rules registers itself
+            importlib.import_module("autopar.api")
+        value = getattr(importlib.import_module(f"autopar.{MODULES.get(name, 'errors')}"), name)
+    else:
+        raise AttributeError(f"module 'autopar' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *ROOMS})

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+import autopar.runtime.discovery  # noqa: F401  # it registers itself with the rules
 from autopar.errors import shown
 from autopar.ir.dense import require_dense
 from autopar.ir.dtensor import is_device_mesh, mesh_of

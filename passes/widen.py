@@ -62,8 +62,8 @@ class Widen(Pass):
 
 
 def _reduces(value: fx.Node, need: Requirement) -> bool:
-    """Whether a use needs a pending value of low precision reduced."""
+    """Whether a use needs a pending sum of low precision reduced. A maximum is one of the values: reducing it rounds nothing."""
     own = record_of(value).type
     if not isinstance(own, TensorType) or own.dtype not in LOW or need.layout is None:
         return False
-    return bool(set(own.attr.pending) - set(need.layout.attr.pending))
+    return any(kind == "sum" for _, kind in set(own.attr.pending) - set(need.layout.attr.pending))

@@ -14,7 +14,7 @@ from autopar.errors import ChannelError
 from autopar.ir import transfers
 from autopar.ir.nodes import operands, record_of, set_record
 from autopar.ir.program import Program
-from autopar.verify.channels import check_programs
+from autopar.verify.channels.programs import check_programs
 
 
 def retyped(node: fx.Node, **changes: Any) -> None:

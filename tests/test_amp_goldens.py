@@ -1,37 +1,12 @@
-"""Golden files of mixed precision: a program, ``---``, what the pass makes of it, ``---``, and that with its transfers.
-
-``pytest --update-goldens`` rewrites the last two. The policy stands in the comment on top.
-"""
+"""What the golden files of mixed precision say of its casts. ``test_goldens`` compares the files."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-from autopar.ir.program import Program
-from autopar.passes import PIPELINE, Amp, run_passes
-from autopar.verify.levels import verify
-
-CASES = sorted((Path(__file__).parent / "golden" / "amp").glob("*.txt"))
-
-
-@pytest.mark.parametrize("path", CASES, ids=[path.stem for path in CASES])
-def test_golden(path: Path, update_goldens: bool) -> None:
-    before, asked, explicit = path.read_text().split("---\n")
-    program = Program.parse(before)
-    verify(program)
-    run_passes(program, [Amp(before.removeprefix("# ").partition(":")[0])])
-    first = str(program)
-    run_passes(program, [step() for step in PIPELINE])
-    if update_goldens:
-        path.write_text("---\n".join((before, first, str(program))))
-    else:
-        assert (first, str(program)) == (asked, explicit)
+from goldens import GOLDEN, SEPARATOR
 
 
 def halves(name: str) -> tuple[str, str, str]:
-    before, asked, explicit = next(path for path in CASES if path.stem == name).read_text().split("---\n")
+    before, asked, explicit = (GOLDEN / "amp" / f"{name}.txt").read_text().split(SEPARATOR)
     return before, asked, explicit
 
 

@@ -10,7 +10,8 @@ from channel_programs import MODELS, Tasks, finishing, grouped, passes, schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.verify.channels import Channels, Collective, Group, Receive, Send, Task, check, check_programs
+from autopar.verify.channels import Channels, Collective, Group, Receive, Send, Task, check
+from autopar.verify.channels.programs import check_programs
 
 
 @settings(deadline=None)

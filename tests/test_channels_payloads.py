@@ -15,7 +15,8 @@ import autopar
 from autopar.errors import ChannelError
 from autopar.ir.program import Program
 from autopar.runtime.localize import LocalPrograms
-from autopar.verify.channels import Collective, Receive, Send, check, check_programs
+from autopar.verify.channels import Collective, Receive, Send, check
+from autopar.verify.channels.programs import check_programs
 
 
 @functools.cache

@@ -11,7 +11,8 @@ from autopar.ir.program import Program
 from autopar.runtime import localize
 from autopar.runtime.localize import LocalPrograms
 from autopar.verify import channels
-from autopar.verify.channels import Collective, Group, Receive, Send, check, check_programs, creation_order, tasks_of
+from autopar.verify.channels import Collective, Group, Receive, Send, check
+from autopar.verify.channels.programs import check_programs, creation_order, tasks_of
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(GOLDEN.glob("*.txt"))])
@@ -19,7 +20,8 @@ def test_localized_programs_finish(name: str, monkeypatch: pytest.MonkeyPatch) -
     programs = local_programs(name)
     check_programs(programs)
     check({rank: tasks_of(program) for rank, program in programs.items()})
-    monkeypatch.setattr(channels.programs, "_tasks", lambda *arguments: pytest.fail("equal sequences need no tasks"))
+    if not programs[0].stages:  # ranks of two stages run different sequences
+        monkeypatch.setattr(channels.programs, "_tasks", lambda *arguments: pytest.fail("equal sequences need no tasks"))
     check_programs(one_each(programs))
 
 

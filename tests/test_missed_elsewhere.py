@@ -30,7 +30,8 @@ from autopar.runtime.processes import job
 from autopar.runtime.redistribute import Relay
 from autopar.runtime.simulation.simulate import compile_phases, run_ranks
 from autopar.transitions import cost, transitions
-from autopar.verify.channels import Group, Send, check_programs, creation_order, tasks_of
+from autopar.verify.channels import Group, Send
+from autopar.verify.channels.programs import check_programs, creation_order, tasks_of
 
 GRID = "dp=2 tp=2"
 

@@ -28,7 +28,7 @@ from autopar.ir.record import Record, TensorType, ValueType
 from autopar.rules.binding import bind_node
 from autopar.rules.registry import rule_of
 from autopar.torch_private import OpOverload
-from autopar.verify.channels import check_programs
+from autopar.verify.channels.programs import check_programs
 
 
 def rank_classes(program: Program) -> list[list[int]]:

@@ -10,7 +10,6 @@ What finishes without any buffer is what the MPI standard calls *safe* (MPI 4.0,
 """
 
 from autopar.verify.channels.check import check
-from autopar.verify.channels.programs import check_programs, creation_order, tasks_of
 from autopar.verify.channels.tasks import (
     ALL,
     ASYNCHRONOUS,
@@ -27,5 +26,5 @@ from autopar.verify.channels.tasks import (
 
 __all__ = [
     "ALL", "ASYNCHRONOUS", "BLOCKING", "GROUPED", "Channels", "Collective", "Group", "Receive", "Send", "Task", "buffered",
-    "check", "check_programs", "creation_order", "tasks_of",
+    "check",
 ]  # fmt: skip
