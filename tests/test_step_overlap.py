@@ -24,8 +24,7 @@ from autopar.runtime.lowering.buckets import largest_pieces
 from autopar.runtime.lowering.donated import Donated
 from autopar.runtime.lowering.lower import lower_whole
 from autopar.runtime.whole import Pieces, SimulatedRun
-from autopar.step.merged_programs import joined
-from autopar.step.runs import sums_of
+from autopar.step.merged_programs import merge_programs
 
 SMALL = 256  # bytes; tests have small parameters
 
@@ -46,8 +45,8 @@ def code(step: Any, *args: Any, **batch: Any) -> list[str]:
     update = step._current()[1]
     last, locals = update.last
     found = SimulatedRun(last, locals)
-    written = [of for name, of in found.named.items() if name in update.states or name in sums_of(found)]
-    zeros = [found.named[name] for name in sums_of(found)]
+    written = [of for name, of in found.named.items() if name in update.states or name in found.sums]
+    zeros = [found.named[name] for name in found.sums]
     donated = Donated.of(locals[0], written, zeros)
     graph = lower_whole(locals[0], AnyGroup(), None, largest_pieces(last), None, donated).graph
     return graph.python_code("self").src.splitlines()
@@ -96,7 +95,7 @@ def test_joined_is_one_behind_the_other(name: str, sizes: dict[str, int], zero: 
     step.capture(**{key: value.float() if amp and value.is_floating_point() else value for key, value in batches(0).items()})
     micro, update = step._current()
     first, second, both = SimulatedRun(micro.program, micro.local), SimulatedRun(update.program, update.local), SimulatedRun(*update.last)
-    assert all(str(program) == str(joined(micro.program, update.program)) for program in (update.last[0],))
+    assert all(str(program) == str(merge_programs(micro.program, update.program)) for program in (update.last[0],))
     given = {rank: named(both, own) for rank, own in random_pieces(both, {}).items()}
     copied = {rank: {**own, **{key.removesuffix(".copy"): value for key, value in own.items() if key.endswith(".copy")}} for rank, own in given.items()}
     made_first = {rank: (out, named(first, new)) for rank, (out, new) in first(random_pieces(first, copied)).items()}
