@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from workloads import MESH, llama
 
 from autopar.capture import capture
 from autopar.capture.provenance import Recorder
+from autopar.examples.workloads import MESH, llama
 from autopar.gc_pause import gc_paused
 from autopar.passes import pipeline, run_passes
 from autopar.plan.constraints import constraints

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import ARCHITECTURES
 from architectures_alike import MESHES, SQUARE, check_equal, over_tp
 from casts import promoted_casts  # noqa: F401
 from torch import nn
 from zoo import DEPTH
+from zoo_architectures import ARCHITECTURES
 
 import autopar
 from autopar import CaptureError, Mesh, PlanError

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import calls
@@ -20,9 +18,7 @@ from transformers_models import llama
 
 import autopar
 from autopar import Mesh
-
-sys.path.append(str(Path(__file__).parent.parent / "profiling"))
-from peak import peak_bytes
+from autopar.examples.peak import peak_bytes
 
 
 def rows(count: int, *shape: int) -> dict[str, torch.Tensor]:

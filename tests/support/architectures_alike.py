@@ -6,10 +6,10 @@ import copy
 from typing import Any
 
 import torch
-from architectures import ARCHITECTURES
 from casts import promoted_casts  # noqa: F401
 from equality import TOLERANCE, loss_of
 from zoo import Architecture
+from zoo_architectures import ARCHITECTURES
 
 import autopar
 from autopar import Mesh

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 
 import torch
-from architectures import ARCHITECTURES
 from equality import loss_of
 from loops import whole
 from torch.distributed.tensor import DTensor
+from zoo_architectures import ARCHITECTURES
 
 import autopar
 from autopar import Mesh

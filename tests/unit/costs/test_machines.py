@@ -6,7 +6,6 @@ import argparse
 import copy
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+from autopar.costs import calibrate
 from autopar.costs.machine import MEASURABLE, Link, Machine, Measured, known, machine, machine_of
 from autopar.ir.record import DTYPES
-
-sys.path.append(str(Path(__file__).parent.parent / "profiling"))
-import bench_calibrate
 
 ALL = tuple(dict.fromkeys(known().values()))
 
@@ -225,10 +222,10 @@ def test_what_cannot_be_written_is_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize("disturbed", [None, 1, 3])
 def test_a_fit_finds_what_made_the_times(floor: float, fixed: float, bandwidth: float, disturbed: int | None) -> None:
     """Nearly so where there is no floor to be seen; and though one small size took eight times as long."""
-    n = np.array(bench_calibrate.SIZES)
+    n = np.array(calibrate.SIZES)
     true = np.maximum(floor, fixed + n / bandwidth)
     times = [(bytes, t * (8 if k == disturbed else 1)) for k, (bytes, t) in enumerate(zip(n.tolist(), true.tolist(), strict=True))]
-    fit = bench_calibrate.fitted("all_gather", 4, times)
+    fit = calibrate.fitted("all_gather", 4, times)
     assert (fit.operation, fit.ranks) == ("all_gather", 4)
     assert fit.seconds(n) == pytest.approx(true, rel=1e-2)
     assert fit.bandwidth == pytest.approx(bandwidth, rel=1e-6)
@@ -236,7 +233,7 @@ def test_a_fit_finds_what_made_the_times(floor: float, fixed: float, bandwidth: 
 
 
 def test_a_fit_does_not_fall_where_times_do() -> None:
-    fit = bench_calibrate.fitted("send", 2, [(4, 4e-3), (4096, 3e-3), (1 << 20, 2e-3)])
+    fit = calibrate.fitted("send", 2, [(4, 4e-3), (4096, 3e-3), (1 << 20, 2e-3)])
     assert fit.bandwidth > 0 and fit.half >= 0 and fit.floor > 0
     assert fit.seconds(0) <= fit.seconds(4096) <= fit.seconds(1 << 30)
     assert 2e-3 <= fit.seconds(4096) <= 4e-3
@@ -245,9 +242,9 @@ def test_a_fit_does_not_fall_where_times_do() -> None:
 def test_calibrate_writes_a_machine(tmp_path: Path) -> None:
     """Of any figures: what is measured is what runs here, now."""
     parser = argparse.ArgumentParser()
-    bench_calibrate.arguments(parser)
+    calibrate.arguments(parser)
     path = tmp_path / "mine.json"
-    printed = bench_calibrate.run(parser.parse_args(["--rounds", "2", "--sizes", "4", "4096", "1048576", "--write", str(path)]))
+    printed = calibrate.run(parser.parse_args(["--rounds", "2", "--sizes", "4", "4096", "1048576", "--write", str(path)]))
     one = Machine.load(path)
     assert machine_of("cpu", also=[one]) is one and one.note == "outside is not measured"
     assert tuple(fit.operation for fit in one.measured) == MEASURABLE and {fit.ranks for fit in one.measured} == {2}

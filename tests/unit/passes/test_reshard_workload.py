@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from functools import cache
-from pathlib import Path
 
 import pytest
 
+from autopar.examples.workloads import LLAMA_TRANSFERS, placed_llama
 from autopar.ir import transfers
 from autopar.ir.program import Program
 from autopar.ir.program_data import Counts
 from autopar.passes import Reshard, run_passes
 from autopar.passes.reshard import MODES, disagreements
-
-sys.path.append(str(Path(__file__).parent.parent / "profiling"))
-from workloads import LLAMA_TRANSFERS, placed_llama
 
 GOLDEN = {  # layers → what is inserted
     1: {"all_gather": 23, "reduce_scatter": 12, "all_reduce": 8, "slice": 2},

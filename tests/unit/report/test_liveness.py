@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import loops
@@ -20,6 +18,7 @@ from transformers_models import gpt2, llama
 
 import autopar
 from autopar import Mesh
+from autopar.examples.peak import peak_bytes
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
 from autopar.report.arena import arena
@@ -27,9 +26,6 @@ from autopar.report.liveness import Storage, liveness
 from autopar.report.memory import memory_of
 from autopar.runtime.simulation.simulate import ANY_STRIDES
 from autopar.torch_private import pytree
-
-sys.path.append(str(Path(__file__).parent.parent / "profiling"))
-from peak import peak_bytes
 
 # -- beside the allocator's own count --------------------------------------------------------------------------------
 

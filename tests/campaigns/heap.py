@@ -30,12 +30,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
 PRELOAD = "libc_malloc_debug.so.0"
 RANKS = 4
 HEAP = ("malloc", "free", "corrupted", "double free", "realloc", "munmap")  # with which glibc's messages begin
 REPEATED = "repeated"
-PROFILES_ITSELF = True  # in other processes
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -231,7 +229,6 @@ def on_rank(rank: int, path: Path, variant: str, port: int, groups: int, flight:
 
 
 def main() -> None:
-    sys.path.append(str(HERE.parent / "tests"))
     import loops  # noqa: F401
     import torch
 

@@ -11,9 +11,8 @@ import random
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
-PROFILES_ITSELF = True  # in other processes
+from killed_jobs import killed_run, told
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,9 +23,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> str:
-    sys.path.append(str(Path(__file__).parent.parent / "tests"))
-    from killed_jobs import killed_run, told
-
     ends: Counter[str] = Counter()
     begun = time.monotonic()
     for k in range(options.runs):

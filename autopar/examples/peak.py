@@ -1,4 +1,4 @@
-"""Peak memory of a call, from the allocator's own events."""
+"""Measure the peak memory of a call, from the events of torch's allocator."""
 
 from __future__ import annotations
 

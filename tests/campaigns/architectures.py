@@ -14,12 +14,15 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
-TESTS = str(Path(__file__).parents[1] / "tests")
-MESHES = ("tp=4", "dp=4", "2x2", "2x2x2")
-PROFILES_ITSELF = True
+import torch
+from architectures_alike import MESHES, check_equal, over_tp
+from casts import PromotedCasts
+from zoo_architectures import ARCHITECTURES
+
+from autopar import AutoparError
+from autopar.capture import capture
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,23 +33,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=2)
 
 
-def zoo() -> tuple[Any, Any]:
-    sys.path.insert(0, TESTS)
-    import architectures
-    import test_architectures
-
-    return architectures, test_architectures
-
-
 def measure(name: str, meshes: list[str], dropout: float) -> dict[str, str]:
     """What one row says."""
-    architectures, tests = zoo()
-    import torch
-    from casts import PromotedCasts
-
-    from autopar import AutoparError
-
-    architecture = architectures.ARCHITECTURES[name]
+    architecture = ARCHITECTURES[name]
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     row = dict.fromkeys(meshes, "failed")
@@ -57,7 +46,7 @@ def measure(name: str, meshes: list[str], dropout: float) -> dict[str, str]:
             continue
         try:
             with PromotedCasts():
-                parallel = tests.check_equal(name, tests.MESHES[mesh], dropout)
+                parallel = check_equal(name, MESHES[mesh], dropout)
             row[mesh] = "ok"
             whole |= {note.split(" ")[0] for report in parallel.reports for note in report.notes if "computes all of it" in note}
         except AutoparError as error:
@@ -74,7 +63,7 @@ def measure(name: str, meshes: list[str], dropout: float) -> dict[str, str]:
     if "ok" in row.values():
         try:
             with PromotedCasts():
-                one, two = tests.over_tp(name, 1), tests.over_tp(name, 2)
+                one, two = over_tp(name, 1), over_tp(name, 2)
         except TimeoutError:
             raise
         except Exception as error:  # a configuration that lists its layers
@@ -88,10 +77,6 @@ def measure(name: str, meshes: list[str], dropout: float) -> dict[str, str]:
 
 def refusal(architecture: Any, error: Exception) -> str:
     """With the line of the model: without the mode that promotes casts, and is somebody's line too."""
-    import torch
-
-    from autopar.capture import capture
-
     try:
         capture(architecture.make(), (), architecture.batch())
     except Exception as own:
@@ -102,7 +87,7 @@ def refusal(architecture: Any, error: Exception) -> str:
 
 
 def run(options: argparse.Namespace) -> str:
-    names = options.names or list(zoo()[0].ARCHITECTURES)
+    names = options.names or list(ARCHITECTURES)
     command = [sys.executable, __file__, "--meshes", *options.meshes, "--timeout", str(options.timeout), "--dropout", str(options.dropout)]
     jobs = [subprocess.Popen([*command, "--names", *names[k :: options.jobs]], stdout=subprocess.PIPE, text=True) for k in range(options.jobs)]
     printed = "".join(job.communicate()[0] for job in jobs)

@@ -1,4 +1,4 @@
-"""What the benchmarks run on."""
+"""Make the workloads of benchmarks and tests: models on the meta device, their programs and steps on a mesh of four."""
 
 from __future__ import annotations
 

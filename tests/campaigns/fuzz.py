@@ -14,22 +14,15 @@ import random
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import torch
-from profilers import positive
-
-sys.path.append(str(Path(__file__).parent.parent / "tests"))
-
 from model_cases import FAILED, Case, Outcome, check
 from random_models import random_case
 from smaller_cases import smallest
 
-LINES = [check, random_case]
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cases", type=positive, default=2000)
+    parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0, help="that of the first case")
     parser.add_argument("--mutations", type=int, default=4, help="changes of what one rank's collectives send, each of which is to be refused")
     parser.add_argument("--shrink", type=float, default=30.0, help="seconds to look for the smallest case of each failure")
