@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import ClassVar
 
-from autopar.gc_pause import collector_paused
+from autopar.gc_pause import gc_paused
 from autopar.ir.program import Program
 from autopar.report.passes import PassReport
 from autopar.report.progress import doing
@@ -44,11 +44,11 @@ def run_passes(program: Program, passes: Iterable[Pass]) -> list[PassReport]:
             raise ValueError(f"the pass {step.name} takes a {step.takes} program, this one is {program.level}")
         before = (program.counts.commits, program.counts.inserted, program.counts.removed)
         start = time.perf_counter()
-        with collector_paused(), doing(step.name):
+        with gc_paused(), doing(step.name):
             notes = tuple(step.run(program) or ())
         program.level = step.gives
         seconds = time.perf_counter() - start
-        with collector_paused(), doing(f"verify {step.name}"):
+        with gc_paused(), doing(f"verify {step.name}"):
             verify(program, step.name)
         commits, inserted, removed = (
             now - then

@@ -20,7 +20,7 @@ from autopar.capture.guards.numbers import Taken, can_be_input, put_in, taken_by
 from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.model_swap import ONE_AT_A_TIME
 from autopar.capture.trace import Tracer
-from autopar.gc_pause import collector_paused
+from autopar.gc_pause import gc_paused
 from autopar.report.progress import doing
 
 __all__ = ["Captured", "capture"]
@@ -51,7 +51,7 @@ def capture(
 
 def capture_call(model: torch.nn.Module, arguments: Arguments, random: str = "parallel", numbers: Sequence[GuardedPlace] = ()) -> Captured:
     """``capture`` of a call whose arguments are bound already."""
-    with ONE_AT_A_TIME, collector_paused():
+    with ONE_AT_A_TIME, gc_paused():
 
         def assembled(inputs: Collection[tuple[int, str]] = ()) -> Captured:
             tracer = Tracer(model, arguments, random, inputs)

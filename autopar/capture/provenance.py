@@ -40,7 +40,7 @@ from autopar.torch_private import (
     writes_outside,
 )
 
-_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _PASSES = os.path.join(os.path.dirname(os.path.dirname(_OURS)), "passes") + os.sep
 _LIBRARY = os.path.dirname(os.path.abspath(contextlib.__file__)) + os.sep

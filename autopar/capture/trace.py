@@ -22,7 +22,7 @@ from autopar.capture.provenance import Origin, Recorder, Replay
 from autopar.capture.recurrent import Unroller
 from autopar.errors import CaptureError, at_line
 from autopar.ir.ops.seeded_random import Streams
-from autopar.ir.structure import Structure, flatten, is_cache, unflatten, way_to
+from autopar.ir.structure import Structure, flatten, is_cache, path_to, unflatten
 from autopar.torch_private import (
     DATA_DEPENDENT,
     FakeTensorMode,
@@ -166,7 +166,7 @@ class Tracer:
             described = f"{name}, a {type(value).__name__}"
             if not is_cache(value):
                 raise CaptureError(f"forward changes its argument {described}, which the caller would see changed\n  change a copy of it")
-            path = way_to(outputs, value)
+            path = path_to(outputs, value)
             if path is None:
                 raise CaptureError(f"forward changes its argument {described}, and does not return it\n  return it, so that its new contents are outputs")
             self.extended.append((k, path))

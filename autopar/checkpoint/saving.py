@@ -18,6 +18,7 @@ from autopar.checkpoint.pieces import Piece, pieces_of
 from autopar.checkpoint.tensors import check_tensor, describe_tensor, describe_values
 from autopar.checkpoint.values import Tree, encode_state, leaves
 from autopar.errors import shown
+from autopar.runtime.processes.groups import CHECKPOINT, process_groups
 
 
 def save(folder: str | os.PathLike[str], state: Mapping[str, Any], *, keep: int | None = 2, group: Group = None) -> Path:
@@ -113,7 +114,6 @@ def write_checkpoint(folder: Path, tree: Tree, tensors: Mapping[str, torch.Tenso
 
 _thread = ThreadPoolExecutor(1, "autopar checkpoint")
 _last: list[Future[Path]] = []
-_groups: dict[Group, Group] = {}  # the group of all processes → a second group of the same ranks
 
 
 def _wait() -> None:
@@ -125,8 +125,4 @@ def _group_of_its_own() -> Group:
     """Make a group for saves, so that their messages do not mix with the collectives of a step. All ranks call this."""
     if is_single_process():
         return None
-    world = distributed.group.WORLD
-    if world not in _groups:
-        _groups.clear()
-        _groups[world] = distributed.new_group(backend="gloo")
-    return _groups[world]
+    return process_groups().take(CHECKPOINT, [tuple(range(distributed.get_world_size()))], [])

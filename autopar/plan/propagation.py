@@ -18,6 +18,7 @@ from autopar.ir.mesh import EXPERTS, Mesh
 from autopar.ir.nodes import is_getitem, name_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import Record, Requirement, TensorType, ValueType, requirement_of
+from autopar.ir.value_names import LOSS, gradient_parameter
 from autopar.plan.choice import Aim, Opened, cheapest, opened, place_of
 from autopar.rules.binding import axes_of, bind_node
 from autopar.rules.pointwise import CASTS
@@ -345,15 +346,15 @@ ADDITIONS = {torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor}
 
 
 def gradient_sums(program: Program) -> dict[fx.Node, fx.Node | None]:
-    """Map each state in which gradients are accumulated to its parameter: ``up.weight.grad`` → ``up.weight``. The state in which
-    losses are accumulated, ``.loss``, maps to ``None``; a name that belongs to the step begins with a dot."""
+    """The states in which the gradients of parameters add up → the parameter: ``up.weight.grad`` → ``up.weight``. And those
+    in which the losses do, ``.loss``."""
     named = {name_of(node): node for node in program.placeholders}
     sums: dict[fx.Node, fx.Node | None] = {}
     for name, node in named.items():
-        parameter, _, last = name.rpartition(".")
+        parameter = gradient_parameter(name) or ""
         type = record_of(node).type
-        waits = isinstance(type, TensorType) and type.layout is not None and bool(type.layout.attr.pending)  # for a parameter whose gradient the update only measures
-        if record_of(node).role in ("state", "buffer") and ((last == "grad" and (parameter in named or waits)) or name == ".loss"):
+        waits = isinstance(type, TensorType) and type.layout is not None and bool(type.layout.attr.pending)  # of a parameter that an update only measures
+        if record_of(node).role in ("state", "buffer") and ((parameter and (parameter in named or waits)) or name == LOSS):
             sums[node] = named.get(parameter)
     return sums
 

@@ -16,13 +16,13 @@ from typing import Any
 
 from torch import fx
 
-from autopar.gc_pause import collector_paused
+from autopar.gc_pause import gc_paused
 from autopar.ir import transfers
 from autopar.ir.layout import span
 from autopar.ir.mesh import Mesh
 from autopar.ir.messages import axes_between, messages
 from autopar.ir.nodes import make_node, map_operands, operands, record_of, set_record
-from autopar.ir.ops.seeded_random import is_drawn
+from autopar.ir.ops.seeded_random import is_seeded_random
 from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType, ValueType
 from autopar.rules.binding import bind_node
@@ -86,7 +86,7 @@ class LocalPrograms(Mapping[int, Program]):
     def _make(self) -> None:
         """Localize all classes: that no rank waits for ever can only be checked for all together."""
         mesh = _mesh(self._program)
-        with collector_paused():
+        with gc_paused():
             self._made = {k: localize(self._program, mesh.coordinates(ranks[0])) for k, ranks in enumerate(self._classes)}
             for program in self._made.values():
                 self._check(program)
@@ -162,7 +162,7 @@ class _Localizer:
                 kwargs["stage"] = mesh.name
         elif node.op == "call_function" and isinstance(node.target, OpOverload):
             args = _sizes(node, record, kind, mesh, at)
-        if is_drawn(node.target):
+        if is_seeded_random(node.target):
             self.drawn(node, record, args, kwargs, kind)
         else:
             self.add(node, record, node.op, node.target, args, kwargs, kind)

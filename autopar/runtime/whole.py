@@ -9,6 +9,7 @@ import torch
 
 from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
+from autopar.ir.value_names import sums_in
 from autopar.runtime import anomaly, current_op
 from autopar.runtime.anomaly import Hunt, Watched
 from autopar.runtime.interface import Interface
@@ -30,6 +31,7 @@ class Results:
         names: the name of a placeholder in the program → the user's name.
         states: name of a state → the name of its next value.
         returned: the names of the returned values.
+        sums: the user's names of the states that accumulate gradients and losses over micro-batches.
     """
 
     def __init__(self, explicit: Program) -> None:
@@ -37,6 +39,7 @@ class Results:
         self.named = {name_of(node): node.name for node in explicit.placeholders}
         self.names = {placeholder: name for name, placeholder in self.named.items()}
         self.states = {state: name for state, (name, _) in self.interface.states.items()}
+        self.sums = sums_in(explicit)
         self.returned = [name for name, _ in self.interface.returned]
 
     def of(self, values: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], Pieces]:

@@ -16,6 +16,7 @@ from torch import fx
 from autopar.ir.nodes import is_getitem, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
+from autopar.ir.value_names import belongs_to_step
 from autopar.plan.precision.policy import Kind, PrecisionPolicy
 from autopar.plan.precision.summed import ADD, Summed, shape_of
 from autopar.rules.pointwise import CASTS
@@ -107,7 +108,7 @@ class Dtypes:
         assert isinstance(record.type, TensorType)
         dtype = record.type.dtype
         self.made[node] = self.policy.low if node in self.parameters else dtype
-        if record.role == "input" and record.name.startswith("."):
+        if record.role == "input" and belongs_to_step(record.name):
             self.numbers.add(node)
             return
         if record.role == "tangent":
