@@ -71,15 +71,15 @@ class Amp(Pass):
         ran = sum(any(dtype == policy.low for dtype in (result if isinstance(result, tuple) else (result,))) for node, result in dtypes.made.items() if node.op == "call_function")
         return [f"{policy.name}: {ran} ops run in {DTYPE_NAMES[policy.low]}" + "".join(f"; {n} parameters are {dtype}" for dtype, n in low.items())]
 
-    def results(self, program: Program, dtypes: Dtypes) -> tuple[Requirement | None, ...]:
+    def results(self, program: Program, found: Dtypes) -> tuple[Requirement | None, ...]:
         """Return the required dtypes of the results: gradients as in ``gradients``, states in their own dtype, other values unchanged."""
         homes = {node.name: node for node in program.placeholders}
         uses: list[Requirement | None] = []
         for value, result in zip(operands(program.output), record_of(program.output).results, strict=True):
-            dtype = dtypes.made[value]
+            dtype = found.made[value]
             required = dtype
             if result.kind == "state" or (result.kind == "grad" and record_of(homes[result.of]).role != "param"):
-                required = dtypes.made[homes[result.of]]
+                required = found.made[homes[result.of]]
             elif result.kind == "grad" and self.gradients == "f32":
                 required = torch.float32
             uses.append(Requirement(None, required) if isinstance(required, torch.dtype) and required != dtype else None)
