@@ -17,18 +17,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._C import (
-    DisableTorchFunctionSubclass as DisableTorchFunctionSubclass,  # tried on 2.13: a block that ignores subclasses of tensors
-)
+from torch._C import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass  # 2.13: ignores subclasses of tensors
 from torch._ops import OpOverload as OpOverload  # tried on 2.13: the class of torch.ops.aten.mm.default
 from torch._ops import OpOverloadPacket as OpOverloadPacket  # tried on 2.13: the class of torch.ops.aten.mm
 from torch._prims_common import infer_size  # tried on 2.13: the sizes of a view, with -1 replaced
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException as DataDependentOutputException,  # tried on 2.13: raised by .item() on a fake tensor
-)
-from torch._subclasses.fake_tensor import (
-    DynamicOutputShapeException as DynamicOutputShapeException,  # tried on 2.13: raised by nonzero and the like
-)
+from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException  # 2.13: .item()
+from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException  # 2.13: nonzero()
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor  # tried on 2.13
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode  # tried on 2.13
 from torch.fx.experimental.proxy_tensor import get_proxy_mode as get_proxy_mode  # experimental; 2.13
@@ -170,11 +164,6 @@ def dtensor_like(piece: torch.Tensor, other: Any) -> torch.Tensor:
     if piece.stride() != local.stride():
         piece = torch.empty_strided(local.shape, local.stride(), dtype=piece.dtype, device=piece.device).copy_(piece)
     return type(other)(piece, other._spec, requires_grad=False)
-
-
-def assert_without_sync(condition: torch.Tensor, message: str) -> None:
-    """Raise an error if a tensor is false, without waiting for the device. Tried on 2.13."""
-    torch._assert_async(condition, message)
 
 
 def are_saved_tensors_hooked() -> bool:
@@ -356,6 +345,7 @@ FUSED_ADAMW = torch.ops.aten._fused_adamw_.tensor_lr
 FUSED_SGD = torch.ops.aten._fused_sgd_.tensor_lr
 FUSED_ADAGRAD = torch.ops.aten._fused_adagrad_.tensor_lr
 
+assert_without_sync = torch._assert_async  # tried on 2.13: an error where a tensor is false, without waiting for the device
 add_to_each = torch._foreach_add_  # tried on 2.13: adds a tensor without dims to each of a list in place
 copy_each = torch._foreach_copy_  # tried on 2.13: copies to each of a list the tensor of another list
 interpolate_each = torch._foreach_lerp_  # tried on 2.13: moves each of a list in place towards that of another by a share
@@ -424,6 +414,15 @@ def dtensor_around(piece: torch.Tensor, device_mesh: Any, placements: Sequence[A
 
     spec = DTensorSpec(device_mesh, tuple(placements), tensor_meta=TensorMeta(torch.Size(shape), tuple(stride), piece.dtype))
     return DTensor(piece, spec, requires_grad=False)
+
+
+def forget_groups(device_mesh: Any) -> None:
+    """Drop the closed groups of a device mesh: their threads end, also while DTensors keep the mesh. DTensor's rules for ops forget it,
+    too: else an op on an equal mesh would return a DTensor on this one. Tried on 2.13."""
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache  # tried on 2.13
+
+    device_mesh._pg_registry.clear()
+    _clear_sharding_prop_cache()
 
 
 # -- graphs and nodes of torch.fx ---------------------------------------------------------------------------------------

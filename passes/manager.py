@@ -1,4 +1,4 @@
-"""The manager: runs passes one after the other, verifies after each, and keeps a report of each."""
+"""Run passes one after the other, verify the program after each, and keep a report of each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Pass:
     """One named step over a program. Subclasses are dataclasses whose fields are the options.
 
     Class attributes:
-        name: as reports and errors show it.
+        name: the name in reports and errors.
         takes, gives: the levels before and after.
     """
 
@@ -35,8 +35,8 @@ def run_passes(program: Program, passes: Iterable[Pass]) -> list[PassReport]:
     """Run passes in order on ``program``, in place.
 
     Raises:
-        ValueError: a pass does not take the level it is given.
-        VerifyError: a pass broke a promise of the level it gives; the error names the pass.
+        ValueError: a pass does not take the program's level.
+        VerifyError: the program violates the rules of the level that a pass gives; the error names the pass.
     """
     reports = []
     for step in passes:

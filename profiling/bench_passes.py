@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from workloads import MESH, PLAN, mlp
 
 from autopar.capture import capture
+from autopar.examples.workloads import MESH, PLAN, mlp
 from autopar.gc_pause import gc_paused
 from autopar.ir.commit import Changes
 from autopar.ir.edit import Edit

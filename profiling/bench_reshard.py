@@ -22,7 +22,9 @@ import numpy as np
 from plot_reshard import plot
 from profilers import calls_of, lines_of, positive
 from stacks import below, sample, speedscope
-from workloads import (
+
+import autopar
+from autopar.examples.workloads import (
     LLAMA_PLAN,
     LLAMA_TRANSFERS,
     MESH,
@@ -34,8 +36,6 @@ from workloads import (
     placed_llama,
     placed_step,
 )
-
-import autopar
 from autopar.gc_pause import gc_paused
 from autopar.ir import transfers
 from autopar.ir.commit import Changes

@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as multiprocessing
-from peak import peak_bytes
 from profilers import positive
 from rich.console import Console
 from rich.table import Table
@@ -35,6 +34,7 @@ from step_rivals import FAMILIES, MICROBATCHES, Numbers, System, batch, llama, l
 from torch import distributed, nn
 
 import autopar
+from autopar.examples.peak import peak_bytes
 from autopar.runtime.whole import ProcessRun
 from autopar.step.captures import StepCaptures
 from autopar.step.optimizer_state import OptimizerState

@@ -1,16 +1,19 @@
 """Benchmarks: ``python profiling/run.py NAME [--tool time|cprofile|lines] [--record]``.
 
 Each benchmark is a file ``bench_NAME.py`` with ``arguments(parser)`` and ``run(options) -> str``; ``--record`` writes
-what it prints, with machine, versions and command, to ``results/NAME.txt``.
+what it prints, with machine, versions and command, to ``results/NAME.txt``. The campaigns in ``tests/campaigns`` run
+by their names too, in a process of their own: ``python profiling/run.py fuzz --cases 100 --record``.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import os
 import platform
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ import torch
 from profilers import calls_of, lines_of
 
 HERE = Path(__file__).parent
+CAMPAIGNS = HERE.parent / "tests" / "campaigns"
 
 
 def heading() -> str:
@@ -42,6 +46,12 @@ def under(tool: str, module: Any, options: argparse.Namespace) -> str:
     return printed + table
 
 
+def campaign(name: str, arguments: list[str]) -> str:
+    """What a campaign prints; its progress goes to the terminal."""
+    command = [sys.executable, str(CAMPAIGNS / "run.py"), name, *arguments]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
 def main() -> None:
     names = sorted(path.stem.removeprefix("bench_") for path in HERE.glob("bench_*.py"))
     parser = argparse.ArgumentParser(prog="python profiling/run.py", description="Benchmarks of autopar.")
@@ -52,8 +62,19 @@ def main() -> None:
         one.add_argument("--tool", choices=("time", "cprofile", "lines"), default="time")
         one.add_argument("--record", action="store_true", help="write the result to profiling/results/")
         module.arguments(one)
-    options = parser.parse_args()
-    printed = heading() + under(options.tool, importlib.import_module(f"bench_{options.name}"), options)
+    campaigns = sorted(path.stem for path in CAMPAIGNS.glob("*.py") if path.stem != "run")
+    for name in campaigns:
+        title = (ast.get_docstring(ast.parse((CAMPAIGNS / f"{name}.py").read_text())) or "").splitlines()[0]
+        one = choose.add_parser(name, help=title, add_help=False)  # the campaign prints its own
+        one.add_argument("--record", action="store_true")
+        one.set_defaults(tool="time")
+    options, more = parser.parse_known_args()
+    if options.name in campaigns:
+        printed = heading() + campaign(options.name, more)
+    elif more:
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    else:
+        printed = heading() + under(options.tool, importlib.import_module(f"bench_{options.name}"), options)
     print(printed)
     if options.record:
         kind = "" if options.tool == "time" else f"_{options.tool}"

@@ -1,8 +1,9 @@
-"""Test-wide switches: rewrite golden files, and every verified program must print and parse back."""
+"""Mark each test with its tier, rewrite golden files on request, and check that every verified program prints and parses back."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,30 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores
 settings.register_profile("ci", derandomize=True)  # CI repeats itself; elsewhere each run looks for something new
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+
+# folder → the tier of its tests; a test with the marker of another tier belongs to that one
+FOLDERS = {"unit": "fast", "structure": "fast", "golden": "fast", "simulated": "simulated", "processes": "processes", "models": "models"}
+TIERS = {
+    "fast": "a unit, the structure of the sources, or a golden file; a few seconds at most",
+    "simulated": "a whole model or step on simulated ranks, in one process",
+    "processes": "starts processes: ranks, jobs of torchrun, what is killed",
+    "models": "large models, and the zoo of architectures",
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for tier, meaning in TIERS.items():
+        config.addinivalue_line("markers", f"{tier}: {meaning}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with the tier of its folder, before pytest selects by ``-m``."""
+    for item in items:
+        if not any(item.get_closest_marker(tier) for tier in TIERS):
+            folder = item.path.relative_to(Path(__file__).parent).parts[0]
+            item.add_marker(FOLDERS[folder])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

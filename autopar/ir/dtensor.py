@@ -16,6 +16,7 @@ from autopar.ir.mesh import Mesh
 from autopar.torch_private import is_strided_shard, strided_shard
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Placement
 
@@ -135,8 +136,11 @@ def mesh_of(device_mesh: DeviceMesh) -> Mesh:
     return Mesh(sizes, ranks=device_mesh.mesh.flatten().tolist())
 
 
-def device_mesh_of(mesh: Mesh, device_type: str = "cpu") -> DeviceMesh:
+def device_mesh_of(mesh: Mesh, device_type: str = "cpu", groups: Sequence[ProcessGroup] | None = None) -> DeviceMesh:
     """Return torch's device mesh of the same ranks and names. All ranks must call it.
+
+    Args:
+        groups: the process group of this rank along each axis; ``None``: torch makes groups.
 
     Raises:
         RuntimeError: no process group has been initialised.
@@ -149,4 +153,6 @@ def device_mesh_of(mesh: Mesh, device_type: str = "cpu") -> DeviceMesh:
     from torch.distributed.device_mesh import DeviceMesh
 
     ranks = torch.tensor(list(mesh.ranks)).reshape(list(mesh.sizes.values()))
-    return DeviceMesh(device_type, ranks, mesh_dim_names=tuple(mesh.names))
+    if not groups:
+        return DeviceMesh(device_type, ranks, mesh_dim_names=tuple(mesh.names))
+    return DeviceMesh.from_group(list(groups), device_type, ranks, mesh_dim_names=tuple(mesh.names))

@@ -18,13 +18,13 @@ from autopar.ir import transfers
 from autopar.ir.nodes import is_getitem, name_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType, ValueType
+from autopar.ir.value_names import gradient_name, gradient_parameter
 from autopar.torch_private import OpOverload, returns_alias
 
 aten = torch.ops.aten
 
 KINDS = ("parameters", "gradients", "optimizer state", "buffers", "inputs", "activations", "transfers")
 OF_ROLE = {"param": "parameters", "buffer": "buffers", "state": "buffers", "tangent": "activations"}  # others: inputs
-GRADIENT = ".grad"  # the suffix of the state that accumulates a parameter's gradients
 START = -1  # before the first op
 
 HIDDEN_VIEWS = {aten._unsafe_view.default}  # these share memory, although their schemas do not say so
@@ -148,9 +148,9 @@ class _Walk:
         name = name_of(node)
         if node.name in self.kinds:
             return self.kinds[node.name]
-        if record.role in ("state", "buffer") and name.endswith(GRADIENT):
+        if record.role in ("state", "buffer") and gradient_parameter(name) is not None:
             return "gradients"
-        if record.role == "state" and name + GRADIENT in self.names:
+        if record.role == "state" and gradient_name(name) in self.names:
             return "parameters"
         if record.role == "state" and self.ops and record_of(self.ops[0]).phase == "update":
             return "optimizer state"

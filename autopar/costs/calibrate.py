@@ -1,0 +1,191 @@
+"""Measure how long collectives take on this machine, fit what they cost, and write a machine description that prices are made of.
+
+Gloo processes with one thread each. Each operation runs at each size, operations in turn, in rounds; one call's time is
+that of its slowest rank (of a message, half a round trip), and a size's time the lower decile over all calls, because
+what else runs on the machine only adds to them. Bytes are those that ``autopar.costs.prices`` means: the whole operand or result
+on one rank. The smallest size is one number a rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import itertools
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.multiprocessing as multiprocessing
+from rich.console import Console
+from rich.table import Table
+from torch import distributed
+
+from autopar.costs import machine
+from autopar.costs.machine import Link, Machine, Measured
+
+SIZES = (4, 256, 4 << 10, 32 << 10, 128 << 10, 512 << 10, 2 << 20, 8 << 20, 16 << 20)
+OWN_MEMORY = (4 << 10, 64 << 20)  # bytes of the copies that tell an op's overhead and its rate
+MATRIX = 768
+
+PROFILES_ITSELF = True
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="a machine description, for autopar.costs.machine.Machine.load")
+    parser.add_argument("--device", default="cpu", help="what the written machine is called")
+
+
+# -- in a process ------------------------------------------------------------------------------------------------------
+
+
+def calls(size: int, rank: int, ranks: int) -> dict[str, tuple[int, Callable[[], object]]]:
+    """Each operation on about ``size`` bytes: how many they are, and the call."""
+    numbers = -(-size // (4 * ranks)) * ranks
+    whole, piece, other = torch.ones(numbers), torch.ones(numbers // ranks), torch.empty(numbers)
+    message = torch.ones(max(size // 4, 1))
+    scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor  # older torch has no other
+    gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+
+    def ping() -> None:
+        for sender, receiver in ((0, 1), (1, 0)):
+            if rank == sender:
+                distributed.send(message, receiver)
+            elif rank == receiver:
+                distributed.recv(message, sender)
+
+    return {
+        "all_reduce": (4 * numbers, lambda: distributed.all_reduce(whole.fill_(1))),
+        "all_gather": (4 * numbers, lambda: gather(other, piece)),
+        "reduce_scatter": (4 * numbers, lambda: scatter(piece, whole)),
+        "all_to_all": (4 * numbers, lambda: distributed.all_to_all_single(other, whole)),
+        "send": (4 * message.numel(), ping),
+    }
+
+
+def seconds(call: Callable[[], object], repeats: int) -> list[float]:
+    """Of every call."""
+    times = [time.perf_counter()]
+    for _ in range(repeats):
+        call()
+        times.append(time.perf_counter())
+    return [end - start for start, end in itertools.pairwise(times)]
+
+
+def usual(times: list[float]) -> float:
+    return statistics.quantiles(times, n=10, method="inclusive")[0]
+
+
+def work(rank: int, ranks: int, folder: str, rounds: int, sizes: Sequence[int]) -> None:
+    """What one process does. The first one writes its findings into ``folder``."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    found: dict[str, dict[int, list[float]]] = {}
+    for size in sizes:
+        ready = calls(size, rank, ranks)
+        repeats = 20 if size < 1 << 20 else 5 if size < 8 << 20 else 2
+        for round in range(rounds + 1):
+            for name, (bytes, call) in ready.items():
+                distributed.barrier()
+                taken = torch.tensor(seconds(call, repeats), dtype=torch.float64)
+                distributed.all_reduce(taken, distributed.ReduceOp.MAX)
+                if round:  # the first one warms up
+                    found.setdefault(name, {}).setdefault(bytes, []).extend((taken / (2 if name == "send" else 1)).tolist())
+    own = []
+    for one in map(torch.ones, (bytes // 4 for bytes in OWN_MEMORY)):
+        copy = torch.zeros_like(one)
+        own.append(usual(seconds(lambda one=one, copy=copy: copy.copy_(one), rounds)))
+    square = torch.ones(MATRIX, MATRIX)
+    product = usual(seconds(lambda: square @ square, rounds))
+    if rank == 0:
+        times = {name: [(bytes, usual(all)) for bytes, all in rows.items()] for name, rows in found.items()}
+        Path(folder, "found.json").write_text(json.dumps({"times": times, "own": own, "product": product}))
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+# -- fits --------------------------------------------------------------------------------------------------------------
+
+
+def fitted(operation: str, ranks: int, times: list[tuple[int, float]]) -> Measured:
+    """The floor and the line that lie nearest, relatively, of all splits of the sizes into small and large.
+
+    The floor is the median of the small; the line is the least squares of the large. Nearest is in the sum of absolute
+    logarithms, so that one size that was disturbed does not choose the split.
+    """
+    bytes, taken = np.array(times, dtype=float).T
+    best: tuple[float, Measured] | None = None
+    for small in range(len(times) - 1):
+        n, t = bytes[small:], taken[small:]
+        (fixed, slope), *_ = np.linalg.lstsq(np.stack([1 / t, n / t], axis=1), np.ones_like(t), rcond=None)
+        if fixed < 0 or slope <= 0:  # what was disturbed may fall; a price does not
+            fixed, slope = 0.0, float(np.sum(n / t) / np.sum((n / t) ** 2))
+        floor = float(np.median(taken[:small])) if small else float(fixed)
+        latency = min(float(fixed), floor)  # times tell latency + half/bandwidth alone
+        one = Measured(operation, ranks, floor, latency, float(1 / slope), float((fixed - latency) / slope))
+        error = float(np.sum(np.abs(np.log(one.seconds(bytes) / taken))))
+        if best is None or error < best[0]:
+            best = error, one
+    assert best is not None, "there are two sizes"
+    return best[1]
+
+
+def described(name: str, ranks: int, fits: list[Measured], own: list[float], product: float) -> Machine:
+    """A machine of what was measured; what joins nodes is taken from the one like it, as nothing here tells it."""
+    like = machine.machine("cpu")
+    message = next(one for one in fits if one.operation == "send")
+    rate = 2 * OWN_MEMORY[1] / own[1]  # read and written
+    return Machine(
+        name, like.kind, like.ranks_per_node, Link(max(message.floor, message.latency), message.bandwidth), like.outside, Link(own[0], rate),
+        peak=(("f32", 2 * MATRIX**3 / product),), measured=tuple(fits), source=f"profiling/run.py calibrate --ranks {ranks}, torch {torch.__version__}",
+        note="outside is not measured",
+    )  # fmt: skip
+
+
+def run(options: argparse.Namespace) -> str:
+    if options.ranks < 2:
+        raise SystemExit("--ranks: one rank exchanges nothing; give 2 or more")
+    if options.rounds < 2 or len(set(options.sizes)) < 2:
+        raise SystemExit("--rounds, --sizes: a fit needs two of each, or more")
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(work, (options.ranks, folder, options.rounds, options.sizes), nprocs=options.ranks)
+        found = json.loads(Path(folder, "found.json").read_text())
+    times: dict[str, list[tuple[int, float]]] = found["times"]
+    fits = [fitted(operation, options.ranks, rows) for operation, rows in times.items()]
+    this = described(options.device, options.ranks, fits, found["own"], found["product"])
+    if options.write:
+        this.save(options.write)
+        assert Machine.load(options.write) == this
+    table = Table()
+    table.add_column("bytes, about", justify="right")
+    for operation in times:
+        table.add_column(f"{operation}\nus, fit, ratio", justify="right")
+    for k, size in enumerate(options.sizes):
+        cells = []
+        for fit in fits:
+            bytes, taken = times[fit.operation][k]
+            cells.append(f"{taken * 1e6:.0f} {fit.seconds(bytes) * 1e6:.0f} {fit.seconds(bytes) / taken:.2f}")
+        table.add_row(f"{size:,}", *cells)
+    table.add_section()
+    for what, say in (
+        ("floor, us", lambda one: f"{one.floor * 1e6:.0f}"),
+        ("latency, us", lambda one: f"{one.latency * 1e6:.0f}"),
+        ("GB/s", lambda one: f"{one.bandwidth / 1e9:.2f}"),
+        ("half, bytes", lambda one: f"{one.half:,.0f}"),
+    ):
+        table.add_row(what, *map(say, fits))
+    out = io.StringIO()
+    Console(file=out, width=140).print(table)
+    return (
+        f"{options.ranks} gloo processes, {options.rounds} rounds; fit: max(floor, latency + (n + half) / bandwidth)\n{out.getvalue()}"
+        f"a local op {found['own'][0] * 1e6:.0f} us, memory {this.memory.bandwidth / 1e9:.1f} GB/s, "
+        f"f32 {this.peak[0][1] / 1e9:.0f} GFLOP/s, one thread; {time.perf_counter() - start:.0f} s\n"
+    )

@@ -1,0 +1,126 @@
+"""The house rules: imports point one way, private torch in one file, small files, a wheel that is whole."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import graphlib
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted([*(ROOT / "autopar").glob("**/*.py"), *(ROOT / "passes").glob("*.py")])
+SOURCES = [path for path in SOURCES if (ROOT / "autopar" / "passes") not in path.parents]
+
+# each room may import from itself and from rooms above it, lazily and for types too
+ROOMS: tuple[str, ...] = (
+    "errors", "torch_private", "gc_pause", "ir", "optimizers", "rules", "costs", "transitions", "verify", "pipeline", "report", "capture",
+    "plan", "search", "scheduling", "passes", "runtime", "model", "step", "checkpoint", "parallel", "api", "__init__", "cli", "__main__", "examples",
+)  # fmt: skip
+LATER = {"search", "scheduling"}  # rooms that are not there yet
+WITHOUT_TORCH = ("errors", "ir.mesh", "ir.layout", "rules.notation", "plan.plan", "plan.presets", "plan.spec", "pipeline.timeline", "pipeline")
+
+
+def room_of(module: str) -> str:
+    """``autopar.ir.mesh`` → ``ir``"""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def module_of(path: Path) -> str:
+    """``autopar/ir/mesh.py`` → ``autopar.ir.mesh``; ``passes`` is imported as ``autopar.passes``."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = ("autopar", *parts) if parts[0] == "passes" else parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in SOURCES}
+
+
+@functools.cache
+def imports_of(module: str) -> frozenset[str]:
+    """All modules that a module imports: when it is loaded, inside functions, and for types alone."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            members = [f"{node.module}.{alias.name}" for alias in node.names]
+            found.update(member if member in MODULES else node.module for member in members)
+        elif isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+    return frozenset(found - {module})
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_one_way(module: str) -> None:
+    own = room_of(module)
+    for other in imports_of(module):
+        if other.split(".")[0] == "autopar":
+            there = room_of(other)
+            assert ROOMS.index(there) <= ROOMS.index(own), f"{module} imports {other}: {own} stands above {there}"
+    if f"{module}.".startswith(tuple(f"autopar.{free}." for free in WITHOUT_TORCH)):
+        assert not any(other.split(".")[0] == "torch" for other in imports_of(module))
+    if own == "passes" and MODULES[module].stem not in ("__init__", "manager"):
+        siblings = {other for other in imports_of(module) if other.startswith("autopar.passes.")} - {"autopar.passes.manager"}
+        assert not siblings, "a pass imports no other pass"
+
+
+def test_no_module_is_in_a_circle() -> None:
+    """``CycleError`` names the modules of a circle."""
+    graphlib.TopologicalSorter({module: imports_of(module) & set(MODULES) for module in MODULES}).prepare()
+
+
+def test_every_part_has_a_room() -> None:
+    assert {room_of(module) for module in MODULES} | LATER == set(ROOMS)
+
+
+PRIVATE = re.compile(r"\btorch\.(?:\w+\.)*_(?!_)\w+|\bfrom torch(?:\.\w+)*\._\w+|\bfrom torch(?:\.\w+)* import (?:.*, )?_\w+|ops\._c10d")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=[str(p.relative_to(ROOT)) for p in SOURCES])
+def test_private_torch_lives_in_one_file(path: Path) -> None:
+    if path.name == "torch_private.py":
+        return
+    text = "\n".join(line for line in path.read_text().splitlines() if "register_pytree_node" not in line)  # quoted to users
+    found = PRIVATE.search(text)
+    assert found is None, f"{path.name} uses {found and found[0]}"
+
+
+def test_private_names_say_where_they_were_tried() -> None:
+    text = (ROOT / "autopar" / "torch_private.py").read_text()
+    uses = [line for line in text.splitlines() if re.search(r"torch\.(?:\w+\.)*_\w+", line) and "import" in line and "#" not in line]
+    assert all(line.endswith("(") for line in uses), uses
+    assert text.count("2.13") >= 10
+
+
+def test_only_program_and_capture_touch_meta() -> None:
+    for path in SOURCES:
+        if module_of(path) not in ("autopar.ir.nodes", "autopar.ir.fake_graph") and room_of(module_of(path)) != "capture":
+            assert not re.search(r"\.meta\b(?!``)", path.read_text()), path
+
+
+def test_no_name_that_says_nothing_and_no_long_file() -> None:
+    for path in SOURCES:
+        assert path.stem not in ("utils", "common", "helpers", "misc")
+        assert len(path.read_text().splitlines()) <= 500, f"{path} is a design question"
+
+
+def test_a_built_wheel_holds_the_passes(tmp_path: Path) -> None:
+    """``autopar.passes`` is a link to ``passes/``; a wheel has the files, and no top-level ``passes``."""
+    skipped = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "tests", "profiling")
+    shutil.copytree(ROOT, tmp_path / "source", symlinks=True, ignore=skipped)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
+    subprocess.run([*command, str(tmp_path / "source")], check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    assert sorted(p.name for p in (tmp_path / "site").iterdir() if not p.name.endswith(".dist-info")) == ["autopar"]
+    assert (tmp_path / "site" / "autopar" / "ir" / "text" / "GRAMMAR.md").is_file()
+    assert (tmp_path / "site" / "autopar" / "costs" / "machines.json").is_file()
+    code = "import autopar, autopar.passes.reshard, sys; print(autopar.__file__)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path / "site")},
+                         check=True, capture_output=True, text=True)  # fmt: skip
+    assert run.stdout.startswith(str(tmp_path))

@@ -1,0 +1,69 @@
+"""Compile steps that start communication early, and read the code that they become."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+import autopar
+from autopar import Mesh
+from autopar.runtime.lowering.buckets import largest_pieces
+from autopar.runtime.lowering.donated import Donated
+from autopar.runtime.lowering.lower import lower_whole
+from autopar.runtime.whole import Pieces, SimulatedRun
+
+
+class AnyGroup(dict[Any, str]):
+    def __missing__(self, ranks: Any) -> str:
+        return "group"
+
+
+def made(model: nn.Module, mesh: Mesh, plan: Any = None, **options: Any) -> Any:
+    parallel = autopar.parallelize(model, mesh, plan)
+    return parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=1e-2), **options)
+
+
+def code(step: Any, *args: Any, **batch: Any) -> list[str]:
+    """The lines of the function that the last micro-batch and the update are, on rank 0."""
+    step.capture(*args, **batch)
+    update = step._current()[1]
+    last, locals = update.last
+    found = SimulatedRun(last, locals)
+    written = [of for name, of in found.named.items() if name in update.states or name in found.sums]
+    zeros = [found.named[name] for name in found.sums]
+    donated = Donated.of(locals[0], written, zeros)
+    graph = lower_whole(locals[0], AnyGroup(), None, largest_pieces(last), None, donated).graph
+    return graph.python_code("self").src.splitlines()
+
+
+def places(lines: list[str], what: str) -> list[int]:
+    return [k for k, line in enumerate(lines) if re.search(what, line)]
+
+
+def text() -> dict[str, torch.Tensor]:
+    ids = torch.randint(22, (8, 8))
+    return {"input_ids": ids, "labels": ids}
+
+
+def random_pieces(run: SimulatedRun, known: Mapping[int, Pieces]) -> dict[int, Pieces]:
+    """Numbers for all placeholders of all ranks, but those that are known, by the user's names."""
+    found = {}
+    mesh = run.interface.mesh
+    for rank in mesh.ranks:
+        own = {}
+        for name, of in run.named.items():
+            type, at = run.interface.types[of], mesh.coordinates(rank)
+            shape = type.attr.local_shape(type.shape, mesh, at)
+            generator = torch.Generator().manual_seed(len(name) * 100 + rank)
+            drawn = torch.rand(shape, generator=generator, dtype=torch.float64) / 2 + 0.25 if type.dtype.is_floating_point else torch.randint(9, shape, generator=generator)
+            own[of] = known[rank][name].clone() if name in known.get(rank, {}) else drawn.to(type.dtype)
+        found[rank] = own
+    return found
+
+
+def named(run: SimulatedRun, pieces: Mapping[str, torch.Tensor]) -> Pieces:
+    return {run.names[of]: tensor for of, tensor in pieces.items()}

@@ -1,0 +1,102 @@
+"""Read golden files: an input program, ``---``, and what the pass named by the folder makes of it.
+
+Comments on top of the input hold the options: ``# bf16-O1: …`` is the policy of ``amp``, ``# what min-cut`` the regions of
+``recompute``, ``# at dp=1 tp=0`` the rank of ``localize``. A comment behind a value, ``# layers.0``, is its module.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from autopar.ir.nodes import record_of, set_record
+from autopar.ir.program import Program
+from autopar.passes import (
+    PIPELINE,
+    Amp,
+    Defer,
+    Expand,
+    Fold,
+    Follow,
+    Lift,
+    Pass,
+    Place,
+    Recompute,
+    Reshard,
+    Share,
+    Widen,
+    run_passes,
+)
+from autopar.report.passes import PassReport
+from autopar.runtime.localize import localize
+from autopar.verify.levels import verify
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+SEPARATOR = "---\n"
+PASSES: dict[str, Callable[[str], Pass]] = {
+    "amp": lambda text: Amp(_option(r"# (\S+): ", text)),
+    "recompute": lambda text: Recompute(_option(r"# what (\S+)", text)),
+    "expand": lambda text: Expand(),
+    "place": lambda text: Place(),
+    "follow": lambda text: Follow(),
+    "lift": lambda text: Lift(),
+    "defer": lambda text: Defer(),
+    "widen": lambda text: Widen(),
+    "reshard": lambda text: Reshard(),
+    "fold": lambda text: Fold(),
+    "share": lambda text: Share(),
+}
+FOLDERS = (*PASSES, "localize", "whole")
+CASES = sorted(path for folder in FOLDERS for path in (GOLDEN / folder).glob("*.txt"))
+
+
+def case_name(path: Path) -> str:
+    """``fold/there_and_back``."""
+    return f"{path.parent.name}/{path.stem}"
+
+
+def read(text: str) -> Program:
+    """The program of one part of a golden file, with the modules that comments name."""
+    program = Program.parse(text)
+    modules = dict(re.findall(r"^  (\w+) : [^#\n]*  # (\S+)$", text, re.MULTILINE))
+    for node in program.nodes:
+        if node.name in modules:
+            set_record(node, record_of(node)._replace(module=modules[node.name]))
+    verify(program)
+    return program
+
+
+def run_pass(folder: str, text: str) -> tuple[Program, PassReport]:
+    """What the pass of a folder makes of an input, and its report."""
+    program = read(text)
+    (report,) = run_passes(program, [PASSES[folder](text)])
+    return program, report
+
+
+def expected(folder: str, text: str) -> list[str]:
+    """The parts behind the input, as the passes make them: one, but of ``amp`` two, for its transfers are worth seeing."""
+    if folder == "localize":
+        local = localize(read(text), coordinates(text))
+        verify(local)
+        return [str(local)]
+    if folder == "whole":
+        program = read(text)
+    else:
+        program, _ = run_pass(folder, text)
+    made = [] if folder == "whole" else [str(program)]
+    if folder in ("whole", "amp"):
+        run_passes(program, [step() for step in PIPELINE])
+        made.append(str(program))
+    return made
+
+
+def coordinates(text: str) -> dict[str, int]:
+    """The rank for which ``localize`` makes the program."""
+    return {axis: int(index) for axis, index in (pair.split("=") for pair in _option(r"# at (.*)", text).split())}
+
+
+def _option(pattern: str, text: str) -> str:
+    option = re.search(pattern, text)
+    assert option is not None, f"the input has no comment {pattern}"
+    return option[1]

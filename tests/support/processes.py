@@ -1,0 +1,105 @@
+"""Real processes for tests: gloo ranks that are started once and run what they are given."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as multiprocessing
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
+
+from autopar import Mesh
+from autopar.runtime.processes.groups import process_groups
+
+LIMIT = 120  # seconds for one function
+THREADS = 300  # of a rank, above which it has made so many process groups that their idle loops slow down all tests
+
+
+class Ranks:
+    """``count`` processes of one gloo world. ``run`` calls a function of a test module on all of them."""
+
+    def __init__(self, count: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        store = tempfile.mktemp(prefix="autopar-test-")
+        self.pipes, self.processes = [], []
+        for rank in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, count, store, theirs), daemon=True)
+            process.start()
+            self.pipes.append(ours)
+            self.processes.append(process)
+
+    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """What ``function(*args)`` returns on each rank. What it raises on one is raised here, with its traceback."""
+        for pipe in self.pipes:
+            pipe.send((function, args))
+        answers: list[Any] = []
+        for rank, pipe in enumerate(self.pipes):
+            if not pipe.poll(LIMIT):
+                answers.append(("failed", f"rank {rank} has not answered"))
+                continue
+            try:
+                answers.append(pipe.recv())
+            except EOFError:
+                self.processes[rank].join(1)
+                answers.append(("failed", f"rank {rank} has ended, with the exit code {self.processes[rank].exitcode}"))
+        if failed := [f"rank {rank}:\n{value}" for rank, (how, value) in enumerate(answers) if how == "failed"]:
+            self.end()  # they may stand in different collectives
+            raise AssertionError("\n".join(failed))
+        if max(_threads(process.pid) for process in self.processes) > THREADS:
+            self.end()  # the next test starts others
+        return [value for _, value in answers]
+
+    def end(self) -> None:
+        WORLDS.pop(len(self.processes), None)
+        for process in self.processes:
+            process.kill()
+
+
+def _threads(pid: int | None) -> int:
+    tasks = Path(f"/proc/{pid}/task")
+    return len(list(tasks.iterdir())) if tasks.is_dir() else 0
+
+
+WORLDS: dict[int, Ranks] = {}
+
+
+@functools.cache
+def device_mesh(mesh: Mesh) -> DeviceMesh:
+    """On a rank: torch's mesh of all ranks, with the process groups that all meshes share."""
+    return process_groups().device_mesh(mesh, "cpu", [])
+
+
+def ranks(count: int) -> Ranks:
+    """The processes of a world of this size; they are started when they are first needed."""
+    if count not in WORLDS:
+        WORLDS[count] = Ranks(count)
+    return WORLDS[count]
+
+
+@atexit.register
+def _end() -> None:
+    for world in list(WORLDS.values()):
+        world.end()
+
+
+def _serve(rank: int, count: int, store: str, pipe: Any) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
+    while True:
+        try:
+            function, args = pipe.recv()
+        except EOFError:
+            return
+        try:
+            torch.manual_seed(0)
+            pipe.send(("done", function(*args)))
+        except BaseException:
+            pipe.send(("failed", traceback.format_exc()))
