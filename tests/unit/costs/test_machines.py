@@ -183,7 +183,7 @@ def test_a_malformed_file_is_refused(field: tuple[str | int, ...], value: Any, t
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("{", "this is no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        ("{", "the file is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
         ("[]", "version: missing; this is no machine description"),
     ],
 )

@@ -90,7 +90,7 @@ def test_files(tmp_path: Path) -> None:
     assert PipelineSchedule.from_csv("\ufeff0F0,0B0").batches == 1
     with pytest.raises(TypeError, match="JSON contains recompute itself"):
         PipelineSchedule.load(tmp_path / "a.json", recompute=True)
-    with pytest.raises(ValueError, match=r"kept as \.json, or as \.csv"):
+    with pytest.raises(ValueError, match=r"stored as \.json, or as \.csv"):
         schedule.save(tmp_path / "a.txt")
     (tmp_path / "c.csv").write_bytes(b"\xff\xfe0")
     with pytest.raises(ScheduleError, match=r"c\.csv: the file is not text in UTF-8"):

@@ -189,7 +189,7 @@ def test_releases_that_make_no_sense() -> None:
     for send, where in ((Task("FS", 0, 7, 1), "but that rank does not send it"), (other, "but that rank does not send it"),
                         (Task("FR", 1, 0, 0), "but that rank does not send it"), (own, "a second time; leave one out")):  # fmt: skip
         broken = changed(schedule, {(last, 0): Slot(schedule.slots[last][0].tasks, (send,), schedule.slots[last][0].parameters)})
-        assert reason(broken) == f"row {last}, rank 0: the buffer of {send.where} is released{',' * ('which' in where)} {where}"
+        assert reason(broken) == f"row {last}, rank 0: the buffer of {send.where} is released{',' * ('but' in where)} {where}"
     alone = build("1f1b", 2, 3, messages=False)
     assert "but that rank does not send it" in reason(changed(alone, {(2, 0): Slot(alone.slots[2][0].tasks, (own,))}))
 
