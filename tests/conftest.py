@@ -26,7 +26,7 @@ if os.environ.get("CI"):
 FOLDERS = {"unit": "fast", "structure": "fast", "golden": "fast", "simulated": "simulated", "processes": "processes", "models": "models"}
 TIERS = {
     "fast": "a unit, the structure of the sources, or a golden file; a few seconds at most",
-    "simulated": "a whole model or step on simulated ranks, in one process",
+    "simulated": "a whole model or step on simulated ranks, in one process; or a unit that takes more than 3 s",
     "processes": "starts processes: ranks, jobs of torchrun, what is killed",
     "models": "large models, and the zoo of architectures",
 }

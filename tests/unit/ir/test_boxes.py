@@ -125,6 +125,7 @@ def test_a_value_without_dims_is_one_element() -> None:
 # -- what is lacked ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.simulated
 @settings(max_examples=400, deadline=None)
 @given(ends())
 def test_what_the_worst_rank_lacks(pair: tuple[Layout, Layout, tuple[int, ...]]) -> None:
@@ -172,6 +173,7 @@ def check_fair(sent: Sequence[Message], own: dict[int, list[int]]) -> None:
         assert load[busiest] - least.get(busiest, 0) <= min(load[rank] for rank in ranks)
 
 
+@pytest.mark.simulated
 @settings(max_examples=400, deadline=None)
 @given(ends())
 def test_each_rank_is_sent_what_it_lacks(pair: tuple[Layout, Layout, tuple[int, ...]]) -> None:
@@ -214,6 +216,7 @@ def test_replicas_send_equal_shares() -> None:
     assert Counter(one.sender for one in messages(source, pieces, (16,))) == dict.fromkeys(range(4), 2)
 
 
+@pytest.mark.simulated
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_between_meshes_replicas_send_about_equal_shares(data: st.DataObject) -> None:

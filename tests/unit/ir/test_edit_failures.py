@@ -36,6 +36,7 @@ def snapshot(program: Program) -> list[Any]:
     return found
 
 
+@pytest.mark.simulated
 @settings(max_examples=150, deadline=None)
 @given(st.data(), st.sampled_from(["sync", "explicit", "batched"]))
 def test_nothing_is_left_of_an_edit_that_fails(data: st.DataObject, mode: str) -> None:

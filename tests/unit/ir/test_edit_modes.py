@@ -76,6 +76,7 @@ def test_a_transfer_may_apply_only_after_what_is_staged_before_it() -> None:
     assert "  x_dp_tp_1 : f32[8 4/tp] = reduce_scatter(x_dp, 1, tp)\n  x_dp_tp_1_tp : f32[8 4] = all_gather(x_dp_tp_1, 1, tp)\n" in made[0]
 
 
+@pytest.mark.simulated
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_all_modes_give_the_same_program(data: st.DataObject) -> None:

@@ -134,6 +134,7 @@ def test_what_the_grammar_has_no_form_for(value: object) -> None:
         print_literal(value)
 
 
+@pytest.mark.simulated
 @settings(max_examples=250, deadline=None)
 @given(programs())
 def test_random_programs(program: Program) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from dense_program import DENSE
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from autopar.ir.record import PHASES, Result, TensorType
 from autopar.ir.text.tokens import Cursor
 
 
+@pytest.mark.simulated
 @settings(max_examples=120, deadline=None)
 @given(programs(), st.data())
 def test_any_single_change_is_seen(program: Program, data: st.DataObject) -> None:
@@ -91,6 +93,7 @@ def mutations(text: str) -> list[str]:
     return found
 
 
+@pytest.mark.simulated
 def test_equality_is_that_of_the_text_whatever_token_changes() -> None:
     base = Program.parse(DENSE)
     assert str(base) == DENSE

@@ -80,7 +80,9 @@ def test_a_value_without_dims_cannot_be_split() -> None:
 
 
 def test_globs_that_agree_are_no_contradiction() -> None:
-    autopar.parallelize(Block(), Mesh(tp=2), {"*.up.weight": ("tp", None), "up.*": ("tp",)}, example=(x,))
+    plans = ({"*.up.weight": ("tp", None), "up.*": ("tp",)}, {"up.weight": ("tp", None), "up.bias": ("tp",)})
+    globs, names = (str(autopar.parallelize(Block(), Mesh(tp=2), plan, example=(x,)).program) for plan in plans)
+    assert globs == names
 
 
 class Choice(nn.Module):

@@ -162,6 +162,7 @@ def test_parameters_that_want_gradients(options: dict[str, float], lay: Laid) ->
 
 @pytest.mark.parametrize("name", UPDATES)
 def test_nothing_to_do(name: str) -> None:
+    """An empty bucket is no error."""
     count([], None)
     IN_PLACE[UPDATES[name]]([], [], [], LR, None, None)
 

@@ -58,6 +58,7 @@ def test_bounds_that_are_reached(before: str, after: str) -> None:
     assert least_bytes(source, target) == cost(source, target)
 
 
+@pytest.mark.simulated
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_no_transition_is_below_its_bound(data: st.DataObject) -> None:

@@ -37,6 +37,7 @@ def samples() -> Samples:
     return sampled()
 
 
+@pytest.mark.simulated
 def test_every_rule_holds_on_torchs_samples(samples: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
     """What must stay whole is not split here: some kernels would write past an end."""
     monkeypatch.setattr(proof._Call, "tests_whole", lambda self, factor: False)

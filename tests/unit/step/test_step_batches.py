@@ -140,6 +140,7 @@ def test_a_square_tensor_that_is_cut_is_told_once(mesh: Mesh, end: str) -> None:
 ], ids=["square", "long", "one column"])  # fmt: skip
 @pytest.mark.filterwarnings("ignore:Using a target size")
 def test_rows_that_are_no_mask_are_not_told(data: Any) -> None:
+    """No warning is given; pytest turns warnings into errors."""
     made(microbatches=2).capture(*data)
 
 

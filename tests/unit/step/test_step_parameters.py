@@ -57,7 +57,9 @@ def test_a_hook_of_what_is_not_trained_stays() -> None:
     parallel = autopar.parallelize(model, Mesh(dp=2))
     step = parallel.train_step(torch.optim.SGD(model.m.parameters(), lr=0.1))
     model.l.weight.register_hook(lambda grad: None)
+    hooked, trained = model.l.weight.detach().clone(), model.m.weight.detach().clone()
     step.simulate(X)
+    assert torch.equal(model.l.weight, hooked) and not torch.equal(model.m.weight, trained)
 
 
 def test_a_replaced_parameter_is_refused() -> None:

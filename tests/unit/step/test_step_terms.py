@@ -232,6 +232,16 @@ def test_batch_norm_is_as_in_a_loop() -> None:
     """Its statistics are those of a micro-batch, and everybody knows."""
     model = Scores(lambda z, y, m, s: ce(z, y))
     model.linear = nn.Sequential(nn.Linear(4, CLASSES), nn.BatchNorm1d(CLASSES))  # type: ignore[assignment]
-    parallel = autopar.parallelize(model.double(), Mesh(dp=2))
+    alone = copy.deepcopy(model.double())
+    parallel = autopar.parallelize(model, Mesh(dp=2))
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=1.0), microbatches=2)
-    step.simulate(torch.randn(12, 4, dtype=torch.float64), torch.arange(12) % CLASSES, torch.ones(12, dtype=torch.float64))
+    batch = torch.randn(12, 4, dtype=torch.float64), torch.arange(12) % CLASSES, torch.ones(12, dtype=torch.float64)
+    loss = step.simulate(*batch)
+    optimizer = torch.optim.SGD(alone.parameters(), lr=1.0)
+    losses = [alone(*micro) / 2 for micro in zip(*(value.chunk(2) for value in batch), strict=True)]
+    for each_loss in losses:
+        each_loss.backward()
+    optimizer.step()
+    torch.testing.assert_close(loss, sum(losses).detach())
+    for ours, theirs in zip([*model.parameters(), *model.buffers()], [*alone.parameters(), *alone.buffers()], strict=True):
+        torch.testing.assert_close(ours, theirs)

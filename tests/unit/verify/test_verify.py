@@ -247,6 +247,7 @@ def test_what_breaks_a_promise_is_reported(what: str) -> None:
 
 @pytest.mark.parametrize("text", [MLP, SCHEDULED, STATES, LOCAL], ids=["explicit", "scheduled", "states", "local"])
 def test_what_keeps_its_promises_is_not(text: str) -> None:
+    """``verify`` raises nothing."""
     verify(Program.parse(text))
 
 
