@@ -1,4 +1,4 @@
-"""``parallelize``: an ordinary model and a mesh in, a model on the mesh out."""
+"""Check the arguments of ``parallelize``, and put the model on the mesh."""
 
 from __future__ import annotations
 
@@ -38,36 +38,36 @@ def parallelize(
     strict: bool = False,
     timeout: float = 60.0,
 ) -> Parallel:
-    """Put ``model`` on ``mesh``: capture its step once, give every value a Layout, insert the transfers.
+    """Put ``model`` on ``mesh``: capture its forward and backward once, give every value a layout, and insert the transfers.
 
     Args:
-        model: any ``torch.nn.Module`` on one device; it is not changed.
+        model: any ``torch.nn.Module`` on one device; it does not change.
         mesh: ``autopar.Mesh(dp=2, tp=2)``, or a ``DeviceMesh`` whose dims have names.
-        plan: globs over names of parameters and inputs → an axis (or a tuple of axes, or ``None``) for each dim, or
-            DTensor's placements; ``"*.module()"`` for what a module returns. Or the name of a preset (``"ddp"``,
-            ``"megatron"``, ``"megatron+sp"``), or a list of such plans, the last of which has the last word. What is
-            not named is whole, but for the batch: the first axis that is not ``tp`` splits dim 0 of the inputs. Without
-            a plan an axis ``tp`` gets the preset ``megatron``, as far as the model has its names.
-        example: the arguments of one call: a tuple, a dict of keywords, or both as a pair. With it, the step is captured
-            now, and the program can be looked at; without it, at the first call.
-        inputs: what each process passes: ``"global"``, the same batch, of which it keeps its piece; or ``"local"``, a
-            piece of its own, as from a ``DistributedSampler``. DTensors may be passed in both.
-        outputs: ``"sharded"``, tensors come back as DTensors, scalars as plain tensors; or ``"global"``, all as plain
-            tensors, whole on every rank.
-        recapture: capture calls with other shapes or dtypes than before anew; else they are refused.
-        random: how dropout and other random ops draw. ``"parallel"``: ranks with different pieces draw different numbers, those
-            with the same pieces the same; ``torch.manual_seed`` before a call makes them again, on this mesh. ``"single"``:
-            the numbers that a single device would draw; each rank draws all of them, so it is for comparisons.
-        strict: refuse ops that have no sharding rule. Else one is looked for by running the op on small pieces, and where none
-            is found each rank computes all of it; the report says so.
+        plan: a glob over names of parameters and inputs → an axis (or a tuple of axes, or ``None``) for each dim, or DTensor's placements;
+            ``"*.module()"`` is for what a module returns. Or the name of a preset (``"ddp"``, ``"megatron"``, ``"megatron+sp"``), or a list of
+            such plans, of which later ones override earlier ones. Tensors that the plan does not name are replicated, except the inputs: the
+            first axis that is not ``tp`` splits their dim 0. Without a plan, an axis ``tp`` uses the preset ``megatron`` for the names that
+            the model has.
+        example: the arguments of one call: a tuple, a dict of keywords, or both as a pair. With it, the call is captured now, and
+            ``parallel.program`` can be printed; without it, the first call captures.
+        inputs: what each process passes. ``"global"``: the same batch, of which it keeps its piece. ``"local"``: a piece of its own, as from a
+            ``DistributedSampler``. DTensors may be passed in both.
+        outputs: ``"sharded"``: tensors come back as DTensors, numbers as plain tensors. ``"global"``: all come back as plain tensors,
+            replicated on every rank.
+        recapture: whether a call with other shapes or dtypes than before is captured; else it is refused.
+        random: how dropout and other random ops draw. ``"parallel"``: ranks with different pieces draw different numbers, and ranks with the
+            same piece draw the same; ``torch.manual_seed`` before a call repeats them on this mesh. ``"single"``: the numbers that a single
+            device draws; each rank draws all of them, so it is for comparisons.
+        strict: whether ops without a sharding rule are refused. Else autopar looks for a rule by running the op on small pieces. If it finds
+            none, each rank computes the whole op, and the report says so.
         timeout: seconds without progress after which all processes end, with a message that names the rank and the op.
 
-    On the processes of a job (``torchrun``, or an initialised process group) all ranks call ``parallelize`` and then the
-    result. Its parameters are DTensors, copies of the model's on the first rank. In a process that is alone, ``simulate``
-    runs all ranks, on the model's own parameters; a mesh of one rank is called there too.
+    On the processes of a job (``torchrun``, or an initialised process group) all ranks call ``parallelize``, and then call the result. Its
+    parameters are DTensors with the values of the first rank's model. In a process that is alone, ``simulate`` runs all ranks on the model's
+    own parameters; a model on a mesh of one rank can be called there, too.
 
     Raises:
-        PlanError, CaptureError, RuleError: each names the offender and the remedy; nothing has been changed.
+        PlanError, CaptureError, RuleError: each names the line or the name at fault, and the remedy; nothing has been changed.
         ValueError: the mesh does not have as many ranks as the job has processes, or has an axis ``pp``.
     """
     _check_model(model)
@@ -96,7 +96,7 @@ def parallelize(
 
 
 def check_pipeline(mesh: Mesh) -> None:
-    """``ValueError`` for a mesh with several stages of a pipeline."""
+    """``ValueError`` if the mesh has several stages of a pipeline."""
     stages = mesh.sizes.get(PIPELINE, 1)
     if stages > 1:
         rest = {axis: size for axis, size in mesh.axes if axis != PIPELINE}
@@ -107,22 +107,22 @@ def check_pipeline(mesh: Mesh) -> None:
         )
 
 
-def _check_choice(what: str, given: str, choices: Sequence[str]) -> None:
-    if given not in choices:
-        raise ValueError(f"{what}={shown(given)} is none of {', '.join(map(repr, choices))}")
+def _check_choice(option: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{option}={shown(value)} is none of {', '.join(map(repr, choices))}")
 
 
-def _check_switch(what: str, given: bool) -> None:
-    if not isinstance(given, bool):
-        raise TypeError(f"{what}={shown(given)} is neither True nor False")
+def _check_switch(option: str, value: bool) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{option}={shown(value)} is neither True nor False")
 
 
 def _device(model: torch.nn.Module, device_mesh: DeviceMesh | None) -> torch.device:
-    """The kind of device that pieces lie on: the device mesh's, else the model's, else the accelerator's."""
+    """The kind of device of the pieces: that of the device mesh, else of the model, else of the accelerator."""
     if device_mesh is not None:
         return torch.device(device_mesh.device_type)
-    found = next((t.device for t in (*model.parameters(), *model.buffers()) if not t.is_meta), None)
-    return found or torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    device = next((t.device for t in (*model.parameters(), *model.buffers()) if not t.is_meta), None)
+    return device or torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 def _check_model(model: Any) -> None:
@@ -152,7 +152,7 @@ DATA_PARALLEL = {  # class → the remedy
 
 
 def _check_wrappers(model: torch.nn.Module) -> None:
-    """Wrappers that communicate by themselves."""
+    """Refuse wrappers that communicate on their own."""
     for name, module in model.named_modules():
         kind = next((base.__name__ for base in type(module).__mro__ if base.__name__ in DATA_PARALLEL and base.__module__.startswith("torch.")), None)
         if kind is not None:

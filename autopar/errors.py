@@ -1,4 +1,4 @@
-"""The errors autopar raises. Each names the offender and the remedy, and leaves everything as it was."""
+"""Define the errors that autopar raises. Each names what is wrong and the remedy, and leaves everything as it was."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class EditError(AutoparError, ValueError):
 
 
 class TextError(AutoparError, ValueError):
-    """A dump that cannot be read back, with the line and what is wrong with it."""
+    """A text that cannot be parsed as a program; the error names the line and what is wrong with it."""
 
 
 class SimulationError(AutoparError, RuntimeError):
@@ -46,13 +46,13 @@ class ChannelError(AutoparError, RuntimeError):
 
 
 class ScheduleError(AutoparError, ValueError):
-    """A pipeline schedule that cannot be made, read or run: tasks missing or doubled, messages that do not fit, a cycle."""
+    """A pipeline schedule that cannot be made, read or run: tasks are missing or doubled, messages do not fit, or tasks wait in a cycle."""
 
 
 class LaunchError(AutoparError, RuntimeError):
     """Processes could not be started, or one of them failed.
 
-    ``rank`` is the one to blame, ``None`` where it is none; ``status`` is the exit status for a command that passes it on.
+    ``rank`` is the rank that failed, ``None`` if none did; ``status`` is the exit status that a command passes on.
     """
 
     def __init__(self, text: str, *, rank: int | None = None, status: int = 1) -> None:
@@ -61,7 +61,7 @@ class LaunchError(AutoparError, RuntimeError):
 
 
 class CheckpointError(AutoparError, RuntimeError):
-    """A checkpoint that cannot be written or read, does not fit, or is not as it was written. Ranks that bring different states."""
+    """A checkpoint cannot be written or read, does not fit or is damaged, or the ranks have different states."""
 
 
 class PrecisionError(AutoparError, NotImplementedError):
@@ -69,25 +69,25 @@ class PrecisionError(AutoparError, NotImplementedError):
 
 
 class OverflowingError(AutoparError, ArithmeticError):
-    """Gradients overflow in low precision, whatever the loss is multiplied by."""
+    """Gradients overflow in low precision, whatever the loss scale is."""
 
 
 class AnomalyError(AutoparError, RuntimeError):
-    """An op of a step made a NaN, or one came in, while anomalies are looked for."""
+    """An op of a step made a NaN, or got one as input, while anomaly detection is on."""
 
 
 class ProofError(AutoparError, AssertionError):
-    """A sharding rule claims what its op does not do: running it on pieces gives something else."""
+    """A sharding rule is wrong: running the op on pieces gives another result."""
 
 
 def shown(value: object) -> str:
-    """A value as an error quotes it: ``repr`` without the addresses of objects, which say nothing and differ from run to run."""
+    """Return a value as an error quotes it: ``repr`` without the addresses of objects, which differ from run to run."""
     try:
         return re.sub(r" at 0x[0-9A-Fa-f]+", "", repr(value))
-    except Exception:  # of the value's own
+    except Exception:  # repr of the value fails
         return f"a {type(value).__qualname__}"
 
 
 def at_line(source: str, module: str) -> str:
-    """The user's line and the module that runs it, as errors and reports quote them."""
+    """Return the user's line and the module that runs it, as errors and reports quote them."""
     return f"    {source or 'unknown line'}   in module {module or 'the root'}"

@@ -1,4 +1,4 @@
-"""Python's garbage collector, out of the way while many long-lived nodes are made."""
+"""Pause Python's garbage collector while many long-lived nodes are made."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """No full garbage collections while many long-lived nodes are made: each takes a fifth of a second or more, at
-    random, in a process that has torch loaded, and finds nothing."""
+def gc_paused() -> Iterator[None]:
+    """Disable full garbage collections in a block that makes many long-lived nodes.
+
+    In a process that has torch loaded, each collection takes a fifth of a second or more at a random time, and finds nothing.
+    """
     was = gc.isenabled()
     gc.disable()
     try:

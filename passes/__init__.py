@@ -1,6 +1,6 @@
-"""The passes, in the order they run: each takes a program of one level and gives one of the same or the next.
+"""List the passes in the order in which they run. Each takes a program of one level and gives one of the same or the next level.
 
-``PIPELINE`` is the whole order; capture comes before it, ``localize`` (one program a class of ranks) after it.
+``PIPELINE`` is the whole order. Capture comes before it, and ``localize`` (one program per class of ranks) after it.
 """
 
 from collections.abc import Mapping
@@ -29,9 +29,9 @@ PIPELINE: tuple[type[Pass], ...] = (Expand, Place, Follow, Lift, Defer, Reshard,
 
 def pipeline(mesh: Mesh | None = None, constraints: Mapping[str, DistAttr] | None = None, *, strict: bool = False, whole: bool = False,
              device: torch.device | None = None, widen: bool = False) -> list[Pass]:  # fmt: skip
-    """The passes in their order, with what ``expand`` and ``place`` are told. ``widen``: sums in low precision are reduced in float32."""
-    asked = (mesh, constraints or {}, strict, whole)
-    options: dict[type[Pass], tuple[Any, ...]] = {Place: asked, Expand: (*asked, device)}
+    """Return the passes in order, with the options of ``expand`` and ``place``. ``widen``: reduce partial sums of low precision in float32."""
+    place_options = (mesh, constraints or {}, strict, whole)
+    options: dict[type[Pass], tuple[Any, ...]] = {Place: place_options, Expand: (*place_options, device)}
     order = [other for step in PIPELINE for other in ((Widen, step) if widen and step is Reshard else (step,))]
     return [step(*options.get(step, ())) for step in order]
 

@@ -1,4 +1,4 @@
-"""Amp: mixed precision, as the dtypes that uses require."""
+"""Apply mixed precision, as the dtypes in which ops take their operands."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ GRADIENTS = ("f32", "compute")
 
 @dataclass(frozen=True)
 class Amp(Pass):
-    """Say of each op of a program captured in float32 in which dtype it takes its operands; its result follows.
+    """Decide for each op of a program captured in float32 in which dtype it takes its operands; the dtype of its result follows.
 
         x : f32[8 4] = input                                       x : f32[8 4] = input
         w : f32[4 4] = param                                       w : f32[4 4] = param
         mm : f32[8 4] = mm(x, w)                            →      mm : bf16[8 4] = mm(x as bf16, w as bf16)
         y : f32[8 4] = exp(mm)                                     y : f32[8 4] = exp(mm as f32)
 
-    Nothing is inserted: ``place`` hands the dtypes on, and ``reshard`` puts the casts where fewer bytes move. With O2 parameters
-    that are mostly used in low precision are placeholders in it: ``low_precision(program)`` says which; the caller keeps float32 copies.
+    This pass inserts no casts: ``place`` passes the dtypes on, and ``reshard`` puts the casts where fewer bytes move. With O2,
+    parameters that are mostly used in low precision become placeholders of low precision. ``low_precision(program)`` lists them, and
+    the caller keeps float32 copies.
 
     Attributes:
-        amp: the policy, ``bf16-O1``, ``fp16-O1``, ``bf16-O2`` or ``fp16-O2``; ``None``: nothing is done.
-        keep: ops, by name, that run in ``f32``, or in low precision, whatever the policy says.
-        gradients: the dtype in which gradients of parameters leave: ``f32``, or ``compute``, in which they are made.
-        device: whose lists of ops hold, and whose kernels are used.
+        amp: the policy, ``bf16-O1``, ``fp16-O1``, ``bf16-O2`` or ``fp16-O2``; ``None``: do nothing.
+        keep: op by name → ``f32`` or the low precision, instead of the dtype of the policy.
+        gradients: the dtype of the gradients of parameters: ``f32``, or ``compute``, the dtype in which they are computed.
+        device: the device whose op lists and kernels are used.
     """
 
     name: ClassVar[str] = "amp"
@@ -59,62 +60,62 @@ class Amp(Pass):
         for node in program.placeholders:
             check_placeholder(node, policy.name)
         device = "cpu" if self.device is None else self.device.type
-        found = Dtypes(program, policy, device, low_parameters(program, policy, device)).run()
-        check_kernels(program, found)
+        dtypes = Dtypes(program, policy, device, low_parameters(program, policy, device)).run()
+        check_kernels(program, dtypes)
         with program.edit() as edit:
-            for node, made in found.made.items():
-                uses = tuple(None if dtype is None else Requirement(None, dtype) for dtype in found.uses.get(node, ()))
-                edit.annotate(node, type=_typed(record_of(node).type, made), uses=uses if any(uses) else ())
-            edit.annotate(program.output, uses=self.results(program, found))
+            for node, result in dtypes.made.items():
+                uses = tuple(None if dtype is None else Requirement(None, dtype) for dtype in dtypes.uses.get(node, ()))
+                edit.annotate(node, type=_typed(record_of(node).type, result), uses=uses if any(uses) else ())
+            edit.annotate(program.output, uses=self.results(program, dtypes))
         low = Counter(DTYPE_NAMES[dtype] for dtype in low_precision(program).values())
-        ran = sum(any(dtype == policy.low for dtype in (made if isinstance(made, tuple) else (made,))) for node, made in found.made.items() if node.op == "call_function")
+        ran = sum(any(dtype == policy.low for dtype in (result if isinstance(result, tuple) else (result,))) for node, result in dtypes.made.items() if node.op == "call_function")
         return [f"{policy.name}: {ran} ops run in {DTYPE_NAMES[policy.low]}" + "".join(f"; {n} parameters are {dtype}" for dtype, n in low.items())]
 
     def results(self, program: Program, found: Dtypes) -> tuple[Requirement | None, ...]:
-        """Gradients leave as asked, states as they came; what is returned, as it was made."""
+        """Return the required dtypes of the results: gradients as in ``gradients``, states in their own dtype, other values unchanged."""
         homes = {node.name: node for node in program.placeholders}
         uses: list[Requirement | None] = []
         for value, result in zip(operands(program.output), record_of(program.output).results, strict=True):
-            made = found.made[value]
-            wanted = made
+            dtype = found.made[value]
+            required = dtype
             if result.kind == "state" or (result.kind == "grad" and record_of(homes[result.of]).role != "param"):
-                wanted = found.made[homes[result.of]]
+                required = found.made[homes[result.of]]
             elif result.kind == "grad" and self.gradients == "f32":
-                wanted = torch.float32
-            uses.append(Requirement(None, wanted) if isinstance(wanted, torch.dtype) and wanted != made else None)
+                required = torch.float32
+            uses.append(Requirement(None, required) if isinstance(required, torch.dtype) and required != dtype else None)
         return tuple(uses) if any(uses) else ()
 
 
 def low_precision(program: Program) -> dict[str, torch.dtype]:
-    """The parameters that a program takes in low precision: name → dtype."""
-    found = {}
+    """Return the parameters that a program takes in low precision, name → dtype."""
+    parameters = {}
     for node in program.placeholders:
         record = record_of(node)
         if record.role == "param" and isinstance(record.type, TensorType) and record.type.dtype in (torch.bfloat16, torch.float16):
-            found[record.name or node.name] = record.type.dtype
-    return found
+            parameters[record.name or node.name] = record.type.dtype
+    return parameters
 
 
 def check_placeholder(node: fx.Node, amp: str) -> None:
-    """``ValueError`` for a model that is not in float32."""
+    """Raise ``ValueError`` for a model that is not in float32."""
     record = record_of(node)
     type = record.type
     assert isinstance(type, TensorType)
-    given = record.role in ("param", "input", "buffer", "state")
-    if given and (type.dtype.is_complex or type.dtype == torch.float64 or (record.role == "param" and type.dtype.is_floating_point and type.dtype != torch.float32)):
-        what = {"param": "parameter", "input": "input"}.get(record.role, "buffer")
+    is_checked = record.role in ("param", "input", "buffer", "state")
+    if is_checked and (type.dtype.is_complex or type.dtype == torch.float64 or (record.role == "param" and type.dtype.is_floating_point and type.dtype != torch.float32)):
+        kind = {"param": "parameter", "input": "input"}.get(record.role, "buffer")
         raise ValueError(
-            f"amp={shown(amp)} is for a model and data in float32; the {what} {record.name or node.name} is {DTYPE_NAMES[type.dtype]}\n"
+            f"amp={shown(amp)} is for a model and data in float32; the {kind} {record.name or node.name} is {DTYPE_NAMES[type.dtype]}\n"
             f"  make it float32: model.float(); or leave amp=None, and the step runs in the model's own dtypes"
         )
 
 
-def _typed(type: ValueType, made: object) -> ValueType:
-    """A type with other dtypes."""
+def _typed(type: ValueType, dtypes: object) -> ValueType:
+    """Return a type with other dtypes."""
     if isinstance(type, TensorType):
-        assert isinstance(made, torch.dtype)
-        return type if type.dtype == made else replace(type, dtype=made)
+        assert isinstance(dtypes, torch.dtype)
+        return type if type.dtype == dtypes else replace(type, dtype=dtypes)
     if isinstance(type, tuple):
-        assert isinstance(made, tuple)
-        return tuple(_typed(one, dtype) for one, dtype in zip(type, made, strict=True))  # type: ignore[misc]
+        assert isinstance(dtypes, tuple)
+        return tuple(_typed(part, dtype) for part, dtype in zip(type, dtypes, strict=True))  # type: ignore[misc]
     return None

@@ -1,4 +1,4 @@
-"""Defer: pending values that end in one sum are added first, and reduced once."""
+"""Defer reductions: add pending values of one sum first, and reduce the sum once."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ADD = torch.ops.aten.add.Tensor
 
 @dataclass(frozen=True)
 class Defer(Pass):
-    """Reorder a chain of additions, so that those of its addends that are pending alike come first.
+    """Reorder a chain of additions so that addends that are pending over the same axes come first.
 
         a : f32[8 4] = add.Tensor(r, p as [8 4])                    add : f32[8 4] +tp = add.Tensor(p, q)
         b : f32[8 4] = add.Tensor(a, q as [8 4])            →       b : f32[8 4] = add.Tensor(r, add as [8 4])
 
-    Here ``p`` and ``q`` are pending over tp and ``r`` is not: two reductions become one. So add the gradients of a value
-    that several products and a residual have read. Only sums that nothing else reads are taken apart, within a phase.
+    Here ``p`` and ``q`` are pending over tp and ``r`` is not, so two reductions become one. The gradients of a value that
+    several products and a residual read are such a chain. Only sums that nothing else reads are reordered, within a phase.
     """
 
     name: ClassVar[str] = "defer"
@@ -41,23 +41,23 @@ class Defer(Pass):
 
 
 def _is_sum(node: fx.Node) -> bool:
-    """Whether a node adds two values of its own shape and dtype, and is reduced."""
-    own = record_of(node).type
-    return node.target is ADD and not node.kwargs and isinstance(own, TensorType) and not own.attr.pending and all(
+    """Whether a node adds two values of its own shape and dtype, and is not pending."""
+    type_of_sum = record_of(node).type
+    return node.target is ADD and not node.kwargs and isinstance(type_of_sum, TensorType) and not type_of_sum.attr.pending and all(
         isinstance(value, fx.Node)
         and isinstance(type := record_of(value).type, TensorType)
-        and (type.shape, type.dtype) == (own.shape, own.dtype)
+        and (type.shape, type.dtype) == (type_of_sum.shape, type_of_sum.dtype)
         for value in node.args
     )  # fmt: skip
 
 
 def _continues(node: fx.Node) -> bool:
-    """Whether a sum is only read by the next of its chain, as it is."""
+    """Whether only the next sum of the chain reads a sum, in its own layout."""
     user = next(iter(node.users), None)
     if user is None or len(node.users) > 1 or not _is_sum(user) or operands(user).count(node) > 1:
         return False
-    mine, next_ = record_of(node), record_of(user)
-    return mine.phase == next_.phase and mine.type == next_.type and _needs(user)[node] == mine.type.layout  # type: ignore[union-attr]
+    record, next_record = record_of(node), record_of(user)
+    return record.phase == next_record.phase and record.type == next_record.type and _needs(user)[node] == record.type.layout  # type: ignore[union-attr]
 
 
 def _needs(node: fx.Node) -> dict[fx.Node, Layout | None]:
@@ -81,10 +81,10 @@ def _reorder(edit: Edit, last: fx.Node) -> None:
         return
     groups: dict[Layout, list[Value]] = {}
     for value in addends:
-        own = record_of(value).type
-        assert isinstance(own, TensorType) and own.layout is not None
-        waits = own.attr.pending and all(kind == "sum" for _, kind in own.attr.pending)  # a sum of maxima is no maximum
-        groups.setdefault(own.layout if waits else type.layout, []).append(value)  # type: ignore[arg-type]
+        value_type = record_of(value).type
+        assert isinstance(value_type, TensorType) and value_type.layout is not None
+        waits = value_type.attr.pending and all(kind == "sum" for _, kind in value_type.attr.pending)  # a sum of maxima is not a maximum
+        groups.setdefault(value_type.layout if waits else type.layout, []).append(value)  # type: ignore[arg-type]
     if len(groups) < 2 or not any(layout != type.layout and len(group) > 1 for layout, group in groups.items()):
         return
 

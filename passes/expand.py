@@ -1,4 +1,4 @@
-"""Expand: an op that would be split along a dim that it needs whole becomes ops that need not."""
+"""Expand an op that needs a split dim whole into ops that do not need it whole."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autopar.ir.nodes import map_operands, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import Requirement, TensorType
 from autopar.passes.manager import Pass
-from autopar.plan.propagation import Completion, Wanted
+from autopar.plan.propagation import LayoutPropagation, PropagationOptions
 from autopar.rules.binding import typed
 
 ARANGE = torch.ops.aten.arange.default
@@ -28,17 +28,17 @@ ARANGE = torch.ops.aten.arange.default
 
 @dataclass(frozen=True)
 class Expand(Pass):
-    """Write softmax, cross-entropy, look-ups and causal attention with ops that come apart, where their dim is split.
+    """Write softmax, cross-entropy, look-ups and causal attention with ops that can be split, where their dim is split.
 
         table : f32[100/tp 64] = param                         table : f32[100/tp 64] = param
         y : f32[4 64] = embedding(table, ids)             →    places : i64[100] = arange(100)
                                                                y : f32[4 64] = autopar::look_up(table, ids, places, 100)
 
-    Which they are, a completion of the constraints says in which such ops may be split: a trial, whose Layouts are not kept.
+    A trial layout propagation, in which such ops may be split, finds these ops. Its Layouts are not kept.
 
     Attributes:
-        mesh, constraints, strict, whole: those of ``place``.
-        device: where factories make their tensors; ``None``: on CPU.
+        mesh, constraints, strict, whole: as for ``place``.
+        device: the device of tensors that ops create; ``None``: the CPU.
     """
 
     name: ClassVar[str] = "expand"
@@ -58,7 +58,7 @@ class Expand(Pass):
         program.mesh = mesh
         if not any(node.target in EXPANSIONS for node in program.nodes):
             return []
-        trial = Completion(program, Wanted(mesh, self.constraints, self.strict, self.whole), expanding=True)
+        trial = LayoutPropagation(program, PropagationOptions(mesh, self.constraints, self.strict, self.whole), expanding=True)
         trial.run()
         if trial.split:
             new: dict[fx.Node, Value] = {}
@@ -71,41 +71,41 @@ class Expand(Pass):
         """Put an op's expansion in its place.
 
         Args:
-            split: of what numbers the places along the dim, so that those who are told them know which they hold.
-            new: what replaces what. A constraint on a value goes with it.
+            split: the Layout of the tensor that numbers the indices along the dim. The ops that read it know which indices a rank has.
+            new: old value → its replacement, which keeps the constraint of the old value.
         """
-        asked = iter(record_of(node).uses or [None] * len(operands(node)))  # dtypes, of mixed precision
-        args, kwargs = (map_operands(given, lambda operand: _as_asked(typed(operand), next(asked))) for given in (node.args, dict(node.kwargs)))
+        required = iter(record_of(node).uses or [None] * len(operands(node)))  # dtypes of mixed precision
+        args, kwargs = (map_operands(values, lambda operand: _required(typed(operand), next(required))) for values in (node.args, dict(node.kwargs)))
         args, kwargs = [typed(a) for a in args], {key: typed(value) for key, value in kwargs.items()}
-        found = subgraph(EXPANSIONS[node.target].function, args, kwargs, self.device or torch.device("cpu"))
-        given = [new.get(operand, operand) for operand in operands(node)]
-        needs = record_of(node).uses or (None,) * len(given)
-        made: list[Value] = []
+        expansion = subgraph(EXPANSIONS[node.target].function, args, kwargs, self.device or torch.device("cpu"))
+        inputs = [new.get(operand, operand) for operand in operands(node)]
+        needs = record_of(node).uses or (None,) * len(inputs)
+        results: list[Value] = []
 
         def value(ref: Ref) -> Value:
             if ref.step < 0:
-                return given[-ref.step - 1]
+                return inputs[-ref.step - 1]
             if ref.part is None:
-                return made[ref.step]
-            types = found.steps[ref.step].type
+                return results[ref.step]
+            types = expansion.steps[ref.step].type
             assert isinstance(types, tuple)
-            return edit.insert(operator.getitem, (made[ref.step], ref.part), before=node, type=types[ref.part], about=node)
+            return edit.insert(operator.getitem, (results[ref.step], ref.part), before=node, type=types[ref.part], about=node)
 
-        for k, step in enumerate(found.steps):
+        for k, step in enumerate(expansion.steps):
             type = step.type
             if step.target is ARANGE:
                 assert isinstance(type, TensorType)
                 type = replace(type, layout=split)
-            if found.results == (Ref(k),) and (layout := self.layout(node, split.mesh)) is not None:
+            if expansion.results == (Ref(k),) and (layout := self.layout(node, split.mesh)) is not None:
                 assert isinstance(type, TensorType)
                 type = replace(type, layout=layout)
             read = _refs((step.args, dict(step.kwargs)))
             uses = [needs[-ref.step - 1] if ref.step < 0 else None for ref in read]
-            made.append(edit.insert(step.target, _filled(step.args, value), _filled(dict(step.kwargs), value), before=node, type=type, about=node,
-                                    uses=uses if any(uses) else ()))  # fmt: skip
-        parts = {0: node} if len(found.results) == 1 and not is_tuple(node) else {int(user.args[1]): user for user in node.users}  # type: ignore[call-overload]
+            results.append(edit.insert(step.target, _filled(step.args, value), _filled(dict(step.kwargs), value), before=node, type=type, about=node,
+                                       uses=uses if any(uses) else ()))  # fmt: skip
+        parts = {0: node} if len(expansion.results) == 1 and not is_tuple(node) else {int(user.args[1]): user for user in node.users}  # type: ignore[call-overload]
         for part, old in parts.items():
-            ref = found.results[part]
+            ref = expansion.results[part]
             assert ref is not None
             new[old] = value(ref)
             edit.replace_all_uses(old, new[old])
@@ -114,32 +114,32 @@ class Expand(Pass):
 
     def layout(self, node: fx.Node, mesh: Mesh) -> Layout | None:
         type = record_of(node).type
-        own = type.layout if isinstance(type, TensorType) else None
+        layout = type.layout if isinstance(type, TensorType) else None
         attr = self.constraints.get(node.name)
-        return own if attr is None else layout_of(mesh, attr)
+        return layout if attr is None else layout_of(mesh, attr)
 
 
 def is_tuple(node: fx.Node) -> bool:
     return isinstance(record_of(node).type, tuple)
 
 
-def _as_asked(type: Any, need: Requirement | None) -> Any:
+def _required(type: Any, need: Requirement | None) -> Any:
     return type if need is None else replace(type, dtype=need.dtype)
 
 
 def _refs(value: Any) -> list[Ref]:
-    """The references among arguments, in their order."""
-    found: list[Ref] = []
-    _filled(value, found.append)
-    return found
+    """Return the references among arguments, in order."""
+    refs: list[Ref] = []
+    _filled(value, refs.append)
+    return refs
 
 
 def _filled(value: Any, of: Callable[[Ref], Value]) -> Any:
-    """Arguments with the values that stand for their references."""
+    """Return arguments with each reference replaced by its value."""
     if isinstance(value, Ref):
         return of(value)
     if isinstance(value, (tuple, list)):
-        return type(value)(_filled(one, of) for one in value)
+        return type(value)(_filled(member, of) for member in value)
     if isinstance(value, dict):
-        return {key: _filled(one, of) for key, one in value.items()}
+        return {key: _filled(member, of) for key, member in value.items()}
     return value

@@ -1,4 +1,4 @@
-"""Fold: what several transfers in a row do is done by the fewest bytes that lead there."""
+"""Fold several transfers in a row into the cheapest transfers with the same result."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ FOLDED = frozenset(transfers.BY_FUNCTION) - {transfers.cast, transfers.send, tra
 
 @dataclass(frozen=True)
 class Fold(Pass):
-    """Replace a chain of transfers by the way from its first value to its last type, where that is shorter.
+    """Replace a chain of transfers by the transition from its first value to its last type, if that is cheaper.
 
         x_dp : f32[8 4] = all_gather(x, 0, dp)
         x_dp_dp : f32[8 4/dp] = slice(x_dp, 1, dp)            →      x_dp_1 : f32[8 4/dp] = all_to_all(x, 0, 1, dp)
         y : f32[8 4/dp] = relu(x_dp_dp)                              y : f32[8 4/dp] = relu(x_dp_1)
 
-    A gather and a slice of the same axis, a transfer and its inverse, a transition of a transition: each that programs of
-    other makers bring, for one transition has none. Bytes are counted for the transfers that nothing else reads. Not
-    across phases, nor casts, which round.
+    Such chains are a gather and a slice over the same axis, a transfer and its inverse, or two transitions in a row. They come
+    from edits and from programs of other tools, because a single transition has none. Only the bytes of transfers that nothing
+    else reads are counted. Chains do not cross phases, and contain no casts, which round.
     """
 
     name: ClassVar[str] = "fold"
@@ -37,7 +37,7 @@ class Fold(Pass):
     gives: ClassVar[str] = "explicit"
 
     def run(self, program: Program) -> None:
-        chains: dict[fx.Node, list[fx.Node]] = {}  # a transfer → those of its phase that led to it, and itself
+        chains: dict[fx.Node, list[fx.Node]] = {}  # a transfer → the transfers of its phase before it, and itself
         with program.edit() as edit:
             for node in program.nodes:
                 if node.target in FOLDED:
@@ -46,28 +46,28 @@ class Fold(Pass):
                     chains[node] = [*(before if record_of(operand).phase == record_of(node).phase else []), node]
             for node, chain in chains.items():
                 if len(chain) < 2 or all(user in chains and chains[user][:-1] == chain for user in node.users):
-                    continue  # nothing, or the chain goes on
-                own = _owned(chain)
+                    continue  # a single transfer, or the chain goes on
+                unshared = _unshared(chain)
                 (value,) = operands(chain[0])
                 have, want = record_of(value).type, record_of(node).type
                 assert isinstance(have, TensorType) and isinstance(want, TensorType)
                 try:
                     steps = transitions(have, want)
-                except TransitionError:  # a max that was reduced, and held as a sum
+                except TransitionError:  # a max that was reduced, and then became a pending sum
                     continue
-                if (sum(step.bytes for step in steps), len(steps)) >= (sum(map(_received, own)), len(own)):
+                if (sum(step.bytes for step in steps), len(steps)) >= (sum(map(_received, unshared)), len(unshared)):
                     continue
                 moved: Value = value
                 for step in steps:
                     args, kwargs = transfers.call(step.function, moved, dict(step.arguments))
                     moved = edit.insert(step.function, args, kwargs, before=node, phase=record_of(node).phase)
                 edit.replace_all_uses(node, moved)
-                for one in own:
-                    edit.erase(one)
+                for old in unshared:
+                    edit.erase(old)
 
 
-def _owned(chain: list[fx.Node]) -> list[fx.Node]:
-    """The end of a chain that nothing else reads."""
+def _unshared(chain: list[fx.Node]) -> list[fx.Node]:
+    """Return the end of a chain that nothing outside of the chain reads."""
     start = len(chain) - 1
     while start and len(chain[start - 1].users) == 1:
         start -= 1

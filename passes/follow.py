@@ -1,4 +1,4 @@
-"""Follow: a view or a cast lies as those who read it ask, so that the transfers come before it."""
+"""Give a view or a cast the Layout that its readers need, so that the transfers come before it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from autopar.transitions import cost
 
 @dataclass(frozen=True)
 class Follow(Pass):
-    """Where all uses of a view or a cast need another Layout than it has, it gets that, and asks for it in turn.
+    """If all uses of a view or a cast need another Layout than it has, give it that Layout, and require it of its operand.
 
         y : f32[8/tp 4] = …                                        y : f32[8/tp 4] = …
         t : f32[4 8/tp] = t(y)                              →      t : f32[4 8] = t(y as [8 4])
         a : f32[4 4] = mm(t as [4 8], b)                           a : f32[4 4] = mm(t, b)
         c : f32[8 2] = mm(y as [8 4], d)                           c : f32[8 2] = mm(y as [8 4], d)
 
-    Two transfers of two views of one value become one transfer of the value; the gradient of a parameter that was cast is
-    reduced to the parameter's pieces before it is cast back. Never where more bytes would move, nor across phases (what
-    the forward keeps for the backward stays split), nor for a pending value, which waits through views. Backwards and
-    linear, so that chains follow as one.
+    So two transfers of two views of one value become one transfer of the value, and the gradient of a cast parameter is
+    reduced to the parameter's pieces before it is cast back. The pass never moves more bytes, never crosses phases (a value that
+    the forward keeps for the backward stays split), and never changes a pending value, whose sum passes through views. It walks
+    backwards, in linear time, so that whole chains change.
     """
 
     name: ClassVar[str] = "follow"
@@ -48,7 +48,7 @@ class Follow(Pass):
 
 
 def _followed(node: fx.Node, changed: dict[fx.Node, Record]) -> Record | None:
-    """The record of a view or a cast that lies as its readers ask; ``None`` where it stays."""
+    """Return the record of a view or a cast with the Layout that its readers need; ``None`` if it does not change."""
     record = record_of(node)
     have = record.type
     casts = node.target in CASTS
@@ -56,30 +56,30 @@ def _followed(node: fx.Node, changed: dict[fx.Node, Record]) -> Record | None:
         return None
     if any(user.op == "output" and not (casts and _is_gradient(node, user)) for user in node.users):
         return None
-    wanted = {(need, about.phase == record.phase or user.op == "output")
+    needs = {(need, about.phase == record.phase or user.op == "output")
               for user in node.users for about in (changed.get(user) or record_of(user),)
               for value, need in zip(operands(user), about.uses, strict=True) if value is node}  # fmt: skip
-    if len(wanted) != 1:
+    if len(needs) != 1:
         return None
-    need, near = wanted.pop()
-    if need is None or not near or need.dtype != have.dtype or have.layout in (None, need.layout) or need.layout.attr.pending:
+    need, same_phase = needs.pop()
+    if need is None or not same_phase or need.dtype != have.dtype or have.layout in (None, need.layout) or need.layout.attr.pending:
         return None
     bound = bind_node(node)
     (value,) = operands(node)
     source = record_of(value).type
-    asked = bound.before(need.layout.attr, need.layout.mesh)
-    if asked is None or not isinstance(source, TensorType):
+    operand_attr = bound.before(need.layout.attr, need.layout.mesh)
+    if operand_attr is None or not isinstance(source, TensorType):
         return None
-    now = record.uses[0]
-    before = Requirement(replace(need.layout, attr=asked), source.dtype if now is None else now.dtype)
+    current = record.uses[0]
+    before = Requirement(replace(need.layout, attr=operand_attr), source.dtype if current is None else current.dtype)
     new = replace(have, layout=need.layout)
-    paid = cost(have, new) + (0 if now is None else cost(source, replace(source, layout=now.layout)))
+    paid = cost(have, new) + (0 if current is None else cost(source, replace(source, layout=current.layout)))
     if cost(source, replace(source, layout=before.layout)) > paid:
         return None
     return record._replace(type=new, uses=(before,))
 
 
 def _is_gradient(value: fx.Node, output: fx.Node) -> bool:
-    """Whether all that the program gives of a value is gradients."""
-    given = zip(operands(output), record_of(output).results, strict=True)
-    return all(result.kind == "grad" for one, result in given if one is value)
+    """Whether the program returns a value only as a gradient."""
+    results = zip(operands(output), record_of(output).results, strict=True)
+    return all(result.kind == "grad" for returned, result in results if returned is value)

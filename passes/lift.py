@@ -1,4 +1,4 @@
-"""Lift: a sum that several views of one value wait for is reduced before them, once."""
+"""Lift a reduction above several views of one value, so that it is done once."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from autopar.rules.binding import bind_node
 
 @dataclass(frozen=True)
 class Lift(Pass):
-    """Where readers of a pending value, and of its views, need it reduced, the views are taken of the reduced value.
+    """If readers of a pending value and of its views need it reduced, take the views of the reduced value.
 
         v : f32[8 4] +tp = …                                       v : f32[8 4] +tp = …
         t : f32[4 8] +tp = t(v)                             →      t : f32[4 8] = t(v as [8 4])
         a : f32[8 2] = mm(v as [8 4], b)                           a : f32[8 2] = mm(v as [8 4], b)
         c : f32[4 2] = mm(t as [4 8], d)                           c : f32[4 2] = mm(t, d)
 
-    Two reductions of the same numbers become one. A view that is read by a sum of pending values stays pending. What else
-    makes one value of one and lets a sum pass, as the sum over a dim, counts as a view. Within a phase; linear in the graph.
+    Two reductions of the same numbers become one. A view that a sum of pending values reads stays pending. Any other op with one
+    operand and one result through which a sum passes, such as the sum over a dim, counts as a view. The pass works within a phase,
+    and is linear in the graph.
     """
 
     name: ClassVar[str] = "lift"
@@ -41,12 +42,12 @@ class Lift(Pass):
         def reduces(user: fx.Node, value: fx.Node) -> bool:
             return _needs(value, returned[value]) if user is output else _reduces(user, value)
 
-        waiting: set[fx.Node] = set()  # views all of whose readers need them reduced
+        waiting: set[fx.Node] = set()  # views that all their readers need reduced
         for node in reversed(program.graph.nodes):
             if _is_pending_view(node) and all(user in waiting or reduces(user, node) for user in node.users):
                 waiting.add(node)
         lifted: dict[fx.Node, TensorType] = {}
-        reductions: dict[fx.Node, int] = {}  # of a value, by those who read it
+        reductions: dict[fx.Node, int] = {}  # value → the number of readers that need it reduced
         with program.edit() as edit:
             for node in program.nodes:
                 if node not in waiting:
@@ -63,28 +64,28 @@ class Lift(Pass):
 
 
 def _is_pending_view(node: fx.Node) -> bool:
-    own = record_of(node).type
-    if node.op != "call_function" or is_getitem(node) or not isinstance(own, TensorType) or not own.attr.pending:
+    type = record_of(node).type
+    if node.op != "call_function" or is_getitem(node) or not isinstance(type, TensorType) or not type.attr.pending:
         return False
     if len(operands(node)) != 1 or not bind_node(node).linear:
         return False
     value, (need,) = record_of(operands(node)[0]), record_of(node).uses
-    as_it_lies = isinstance(value.type, TensorType) and need is not None and need.layout == value.type.layout
-    return as_it_lies and value.phase == record_of(node).phase and value.type.attr.pending == own.attr.pending  # type: ignore[union-attr]
+    unchanged = isinstance(value.type, TensorType) and need is not None and need.layout == value.type.layout
+    return unchanged and value.phase == record_of(node).phase and value.type.attr.pending == type.attr.pending  # type: ignore[union-attr]
 
 
 def _reduced(node: fx.Node) -> TensorType:
-    own = record_of(node).type
-    assert isinstance(own, TensorType) and own.layout is not None
-    return replace(own, layout=replace(own.layout, attr=own.attr.without_pending()))
+    type = record_of(node).type
+    assert isinstance(type, TensorType) and type.layout is not None
+    return replace(type, layout=replace(type.layout, attr=type.attr.without_pending()))
 
 
 def _reduces(user: fx.Node, value: fx.Node) -> bool:
-    """Whether a reader in the same phase needs a pending value reduced, and otherwise as it lies."""
+    """Whether a reader in the same phase needs a pending value reduced, with its splits unchanged."""
     about = record_of(user)
     if about.phase != record_of(value).phase:
         return False
-    return _needs(value, [need for one, need in zip(operands(user), about.uses, strict=True) if one is value])
+    return _needs(value, [need for operand, need in zip(operands(user), about.uses, strict=True) if operand is value])
 
 
 def _needs(value: fx.Node, needs: Sequence[Requirement | None]) -> bool:

@@ -1,4 +1,4 @@
-"""The manager: runs passes one after the other, verifies after each, and keeps a report of each."""
+"""Run passes one after the other, verify the program after each, and keep a report of each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import ClassVar
 
-from autopar.gc_pause import collector_paused
+from autopar.gc_pause import gc_paused
 from autopar.ir.program import Program
 from autopar.report.passes import PassReport
 from autopar.report.progress import doing
@@ -18,7 +18,7 @@ class Pass:
     """One named step over a program. Subclasses are dataclasses whose fields are the options.
 
     Class attributes:
-        name: as reports and errors show it.
+        name: the name in reports and errors.
         takes, gives: the levels before and after.
     """
 
@@ -35,8 +35,8 @@ def run_passes(program: Program, passes: Iterable[Pass]) -> list[PassReport]:
     """Run passes in order on ``program``, in place.
 
     Raises:
-        ValueError: a pass does not take the level it is given.
-        VerifyError: a pass broke a promise of the level it gives; the error names the pass.
+        ValueError: a pass does not take the program's level.
+        VerifyError: the program violates the rules of the level that a pass gives; the error names the pass.
     """
     reports = []
     for step in passes:
@@ -44,11 +44,11 @@ def run_passes(program: Program, passes: Iterable[Pass]) -> list[PassReport]:
             raise ValueError(f"the pass {step.name} takes a {step.takes} program, this one is {program.level}")
         before = (program.counts.commits, program.counts.inserted, program.counts.removed)
         start = time.perf_counter()
-        with collector_paused(), doing(step.name):
+        with gc_paused(), doing(step.name):
             notes = tuple(step.run(program) or ())
         program.level = step.gives
         seconds = time.perf_counter() - start
-        with collector_paused(), doing(f"verify {step.name}"):
+        with gc_paused(), doing(f"verify {step.name}"):
             verify(program, step.name)
         commits, inserted, removed = (
             now - then

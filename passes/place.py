@@ -1,4 +1,4 @@
-"""Place: every value and every use gets a Layout."""
+"""Place a program: give every value and every use a Layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autopar.ir.nodes import is_getitem, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.passes.manager import Pass
-from autopar.plan.propagation import Completion, Wanted, where
+from autopar.plan.propagation import LayoutPropagation, PropagationOptions, where
 from autopar.rules.binding import Bound, bind_node
 from autopar.rules.registry import rule_of
 from autopar.transitions import cost
@@ -23,27 +23,27 @@ from autopar.transitions import cost
 
 @dataclass(frozen=True)
 class Place(Pass):
-    """Complete the user's constraints, in graph order.
+    """Propagate the user's constraints to all values, in graph order.
 
         x : f32[32/dp 64] = input                              x : f32[32/dp 64] = input
         up : f32[256/tp 64] = param                    →       up : f32[256/tp 64] = param
         t : f32[64 256] = t(up)                                t : f32[64 256/tp] = t(up)
         mm : f32[32 256] = mm(x, t)                            mm : f32[32/dp 256/tp] = mm(x, t)
 
-    Each op takes one of the splits that its operands already have. Over an axis that splits the inputs, data stays where
-    it is and parameters come to it; over the other axes parameters stay and data comes to them; then the fewest bytes
-    decide. A pending sum waits through views and through additions whose operands are all pending, and is reduced
-    before any other use: to a split, where one of its users needs it split. A tangent lies as its value does, a gradient
-    leaves in its parameter's Layout and is made there over the axes on which parameters stay, and returned values are
+    Each op takes one of the splits that its operands already have. Over an axis that splits the inputs, data stays in place
+    and parameters are moved; over the other axes parameters stay and data is moved; then the fewest bytes
+    decide. A pending sum passes through views and through additions whose operands are all pending, and is reduced
+    before any other use: to a split, if one of its users needs it split. A tangent has the Layout of its value. A gradient
+    is returned in its parameter's Layout, and computed in it over the axes on which parameters stay. Returned values are
     reduced. Values without operands are replicated.
 
     Attributes:
-        mesh: the mesh; the program's own when it has one.
-        constraints: node → DistAttr; a Layout that a node of the traced program already has is one too. Other
-            placeholders are replicated. What an op makes lies so for all who read it; dims with ``?`` lie as they will.
-        strict: refuse ops without a rule; else one is looked for by running them, and where none is found they run on whole
-            operands on every rank. The report says so.
-        whole: returned values are gathered.
+        mesh: the mesh; by default the program's own.
+        constraints: node → DistAttr; a Layout that a node of the traced program already has is a constraint too. Other
+            placeholders are replicated. All readers of a constrained result read it in this layout; dims with ``?`` are free.
+        strict: refuse ops without a rule. Otherwise a rule is discovered by running the op; if none is found, the op runs on whole
+            operands on every rank. The report notes both.
+        whole: whether returned values are gathered.
     """
 
     name: ClassVar[str] = "place"
@@ -60,17 +60,17 @@ class Place(Pass):
         if mesh is None:
             raise ValueError("place needs a mesh: Place(mesh=Mesh(dp=2))")
         program.mesh = mesh
-        completion = Completion(program, Wanted(mesh, self.constraints, self.strict, self.whole))
-        completion.run()
+        propagation = LayoutPropagation(program, PropagationOptions(mesh, self.constraints, self.strict, self.whole))
+        propagation.run()
         with program.edit() as edit:
-            for node, type in completion.types.items():
-                edit.annotate(node, type=type, uses=completion.uses.get(node, ()))
+            for node, type in propagation.types.items():
+                edit.annotate(node, type=type, uses=propagation.uses.get(node, ()))
         return notes(program)
 
 
 def notes(program: Program) -> list[str]:
-    """For each op without a rule: the one that was found for it, or that every rank computes all of it; in the user's lines."""
-    found: dict[tuple[str, str], list[fx.Node]] = {}
+    """Note for each op without a rule, with the user's line, the rule that was discovered, or that every rank computes all of it."""
+    discovered: dict[tuple[str, str], list[fx.Node]] = {}
     whole: dict[tuple[str, str, str], list[fx.Node]] = {}
     for node in program.nodes:
         if node.op == "call_function" and not is_getitem(node) and rule_of(node.target).pattern is None:
@@ -78,36 +78,36 @@ def notes(program: Program) -> list[str]:
             if bound.rule.pattern is None:
                 whole.setdefault((bound.rule.op, bound.why, where(record_of(node))), []).append(node)
             else:
-                found.setdefault((_registered(node, bound), where(record_of(node))), []).append(node)
-    told = []
-    for (line, place), nodes in found.items():
-        told.append(
+                discovered.setdefault((_registered(node, bound), where(record_of(node))), []).append(node)
+    texts = []
+    for (line, place), nodes in discovered.items():
+        texts.append(
             f"{rule_of(nodes[0].target).op} has no sharding rule: one was found by running it on pieces ({len(nodes)} times); "
-            f"register it to be sure, and to hear no more of it\n    {line}{place}"
+            f"register it to be certain, and to silence this note\n    {line}{place}"
         )
     for (op, why, place), nodes in whole.items():
-        gathered, made = (sum(map(one, nodes)) for one in (_gathered, _made))
-        told.append(
+        gathered, computed = (sum(map(bytes_of, nodes)) for bytes_of in (_gathered, _made))
+        texts.append(
             f"{op} has no sharding rule, and none was found: {why}; each rank computes all of it, on whole operands ({len(nodes)} times, "
-            f"{gathered:,} bytes gathered, {made:,} bytes of results); register_rule one, or refuse it with strict=True{place}"
+            f"{gathered:,} bytes gathered, {computed:,} bytes of results); register_rule one, or refuse it with strict=True{place}"
         )
-    return told
+    return texts
 
 
 def _registered(node: fx.Node, bound: Bound) -> str:
-    """The line that registers the rule that was found."""
+    """Return the line that registers the discovered rule."""
     linear = f', linear="{bound.rule.linear}"' if bound.rule.linear else ""
     return f'autopar.register_rule("{bound.pattern}", "{node.target.name()}"{linear})'  # type: ignore[union-attr]
 
 
 def _gathered(node: fx.Node) -> int:
-    """What the worst rank receives so that an op's operands lie as it asks, in bytes."""
+    """Return the bytes that the worst rank receives so that an op's operands have the required layouts."""
     pairs = [(record_of(value).type, use) for value, use in zip(operands(node), record_of(node).uses, strict=True)]
     return sum(cost(type, replace(type, layout=use.layout)) for type, use in pairs if isinstance(type, TensorType) and use is not None)
 
 
 def _made(node: fx.Node) -> int:
-    """All that an op makes, in bytes."""
+    """Return the bytes of all results of an op."""
     type = record_of(node).type
     types = type if isinstance(type, tuple) else (type,)
-    return sum(math.prod(one.shape) * one.dtype.itemsize for one in types if one is not None)
+    return sum(math.prod(result.shape) * result.dtype.itemsize for result in types if result is not None)

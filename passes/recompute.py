@@ -1,4 +1,4 @@
-"""Recompute: what the backward reads of the forward is computed again there, and not kept."""
+"""Recompute values of the forward in the backward, instead of keeping them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autopar.torch_private import OpOverload, returns_alias
 
 @dataclass(frozen=True)
 class Recompute(Pass):
-    """Activation checkpointing (Chen et al., arXiv:1604.06174): copies of forward ops, in front of the first who needs them.
+    """Activation checkpointing (Chen et al., arXiv:1604.06174): copy forward ops to the backward, before the first op that needs them.
 
         forward:                                              forward:
           a : f32[8 64] = mm(x, v)                              a : f32[8 64] = mm(x, v)
@@ -35,16 +35,16 @@ class Recompute(Pass):
                                                                 h_again : f32[8 64] = relu(a_again)
                                                                 t : f32[64 8] = t(h_again)
 
-    What comes into a region from outside is kept, and all that is made in it is not, but for what is returned, and what is
-    read outside both in the forward and in the backward, as the input of the next layer is: computing that again would
-    bring back the regions behind it, one by one, to the first. Random ops draw the same numbers again, for their seed and
-    stream are the same. What reads a state is kept, for the state has its next value by then. A forward op whose result
-    only the backward reads is moved there.
+    The inputs of a region are kept. Values computed in it are not kept, except returned values and values that are
+    read outside of it both in the forward and in the backward, such as the input of the next layer: recomputing those would
+    recompute the regions before it, one by one, back to the first. Random ops draw the same numbers again, because their seed and
+    stream are the same. An op that reads a state is kept, because the state already has its next value in the backward. A forward op
+    whose result only the backward reads is moved there.
 
     Attributes:
-        what: ``"blocks"``, the layers of the model: numbered modules with modules of their own; a glob over module paths, or several; or ``"min-cut"``,
-            all but what torch's partitioner would keep.
-        mesh, constraints: those of ``place``; what is said of a value is said of its copy.
+        what: ``"blocks"``: the layers of the model, which are numbered modules that contain modules; one or several globs over module paths;
+            or ``"min-cut"``: all values but those that torch's partitioner would keep.
+        mesh, constraints: as for ``place``; the constraint of a value also holds for its copy.
     """
 
     name: ClassVar[str] = "recompute"
@@ -59,24 +59,24 @@ class Recompute(Pass):
         program.mesh = self.mesh or program.mesh
         first = needed(program, regions(program, self.what))
         new: dict[fx.Node, Value] = {}
-        doomed = unread(program, first)
+        moved = unread(program, first)
         with program.edit() as edit:
             for node, before in reversed(first.items()):
-                args, kwargs = (map_operands(given, lambda n: new.get(n, n)) for given in (node.args, dict(node.kwargs)))
+                args, kwargs = (map_operands(values, lambda n: new.get(n, n)) for values in (node.args, dict(node.kwargs)))
                 new[node] = edit.insert(node.target, args, kwargs, before=before, type=self.type(node), phase=record_of(before).phase,
                                         name=f"{node.name}_again", about=node, uses=record_of(node).uses)  # fmt: skip
             for node, copy in new.items():
                 for user in node.users:
                     if record_of(user).phase != "forward":
                         edit.replace_use(user, node, copy)
-            for node in doomed:
+            for node in moved:
                 edit.erase(node)
         kept = [n for n in program.nodes if n.op == "call_function" and record_of(n).phase == "forward" and _is_kept(n)]
-        return [f"{len(new) - len(doomed)} ops of the forward run again in the backward, {len(doomed)} have moved there; {_bytes(first):,} bytes of "
+        return [f"{len(new) - len(moved)} ops of the forward run again in the backward, {len(moved)} have moved there; {_bytes(first):,} bytes of "
                 f"values are computed again, {_bytes(kept):,} are kept (whole values, views counted too)"]  # fmt: skip
 
     def type(self, node: fx.Node) -> ValueType:
-        """That of the copy: the value's own, with what the user wants of it."""
+        """Return the type of a copy: the type of the value, with its constraint."""
         type, attr = record_of(node).type, self.constraints.get(node.name)
         if attr is None or self.mesh is None or not isinstance(type, TensorType):
             return type
@@ -84,43 +84,43 @@ class Recompute(Pass):
 
 
 def needed(program: Program, region: Regions) -> dict[fx.Node, fx.Node]:
-    """What is computed again → the backward op in front of which; the last of the forward first. One walk back."""
+    """Map each recomputed value to the backward op before which it is computed, in reverse order of the forward. One backward walk."""
     place = {node: k for k, node in enumerate(program.nodes)}
     pinned = reading_states(program)
-    found: dict[fx.Node, fx.Node] = {}
+    first_readers: dict[fx.Node, fx.Node] = {}
     for node in reversed(program.graph.nodes):
         if node.op != "call_function" or record_of(node).phase != "forward":
             continue
-        op = node.args[0] if is_getitem(node) else node  # of several results, some may be kept; but a copy reads a copy
-        own = region(op) if region(node) is not None else None  # type: ignore[arg-type]
-        readers = {user: found.get(user, user) for user in node.users if record_of(user).phase != "forward" or user in found}
-        if own is None or not readers or op in pinned or any(user.op == "output" for user in node.users):
+        op = node.args[0] if is_getitem(node) else node  # some of several results may be kept, but a copy reads a copy
+        own_region = region(op) if region(node) is not None else None  # type: ignore[arg-type]
+        readers = {user: first_readers.get(user, user) for user in node.users if record_of(user).phase != "forward" or user in first_readers}
+        if own_region is None or not readers or op in pinned or any(user.op == "output" for user in node.users):
             continue
-        others = {user for user in node.users if region(user) != own}
+        others = {user for user in node.users if region(user) != own_region}
         if not any(record_of(user).phase == "forward" for user in others) or others.isdisjoint(readers):
-            found[node] = min(readers.values(), key=place.__getitem__)
-    return found
+            first_readers[node] = min(readers.values(), key=place.__getitem__)
+    return first_readers
 
 
 def reading_states(program: Program) -> set[fx.Node]:
-    """The ops that read a state, or a view of one."""
-    found: set[fx.Node] = set()
+    """Return the ops that read a state, or a view of one."""
+    readers: set[fx.Node] = set()
     views = {node for node in program.placeholders if record_of(node).role == "state"}
     for node in program.nodes if views else ():
         if node.op == "call_function" and not views.isdisjoint(operands(node)):
-            found.add(node)
+            readers.add(node)
             if is_getitem(node) or returns_alias(node.target) or (isinstance(node.target, OpOverload) and rule_of(node.target).view):
                 views.add(node)
-    return found
+    return readers
 
 
 def unread(program: Program, again: Mapping[fx.Node, fx.Node]) -> list[fx.Node]:
-    """What nothing reads when the backward reads the copies."""
-    found: dict[fx.Node, None] = {}
+    """Return the forward values that nothing reads when the backward reads the copies."""
+    unused: dict[fx.Node, None] = {}
     for node in again:
-        if all(user in found or record_of(user).phase != "forward" for user in node.users):
-            found[node] = None
-    return list(found)
+        if all(user in unused or record_of(user).phase != "forward" for user in node.users):
+            unused[node] = None
+    return list(unused)
 
 
 def _is_kept(node: fx.Node) -> bool:

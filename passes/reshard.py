@@ -1,4 +1,4 @@
-"""Reshard: every disagreement between a value and its use becomes transfers."""
+"""Reshard: insert transfers wherever a value and its use disagree about Layout or dtype."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODES = ("batched", "per-reshard", "sync")
 
 @dataclass(frozen=True)
 class Reshard(Pass):
-    """Insert the cheapest transfers in front of each use that needs another Layout or dtype than the value has.
+    """Insert the cheapest transfers before each use that needs another Layout or dtype than the value has.
 
         mm_1 : f32[32/dp 64] +tp = mm(relu, t_1)                    mm_1 : f32[32/dp 64] +tp = mm(relu, t_1)
         y : f32[32/dp 64] = gelu(mm_1 as [32/dp 64])        →       mm_1_tp : f32[32/dp 64] = all_reduce(mm_1, tp)
@@ -31,7 +31,7 @@ class Reshard(Pass):
 
     Attributes:
         mode: when to commit: once (``batched``), after each use (``per-reshard``) or after each operation (``sync``).
-            All give the same program; the last two exist to measure what the first saves.
+            All give the same program; the last two exist to measure how much the first saves.
     """
 
     name: ClassVar[str] = "reshard"
@@ -44,8 +44,8 @@ class Reshard(Pass):
         if self.mode not in MODES:
             raise ValueError(f"no mode {shown(self.mode)}; modes are {', '.join(MODES)}")
         with program.edit(sync=self.mode == "sync") as edit:
-            found = disagreements(program)
-            for user, index, value, steps, before, phase in found if self.mode == "batched" else list(found):
+            mismatches = disagreements(program)
+            for user, index, value, steps, before, phase in mismatches if self.mode == "batched" else list(mismatches):
                 moved: Value = value
                 for function, args, kwargs, type in steps:
                     moved = edit.insert(function, (moved, *args), kwargs, before=before, type=type, phase=phase)
@@ -54,14 +54,14 @@ class Reshard(Pass):
                     edit.commit()
 
 
-Call = tuple[Any, tuple[Any, ...], dict[str, Any], TensorType]  # function, arguments behind the value, result
+Call = tuple[Any, tuple[Any, ...], dict[str, Any], TensorType]  # function, arguments after the value, result
 _NONE: list[Call] = []
 
 
 def disagreements(program: Program) -> Iterator[tuple[fx.Node, int, fx.Node, list[Call], fx.Node, str]]:
-    """Every use that needs what its value is not: user, operand index, value, its transfers, where they go, their phase.
+    """Yield every use that disagrees with its value: user, operand index, value, the transfers, the node that they precede, their phase.
 
-    Results of the forward are re-laid where the forward ends, the others where the program ends.
+    The transfers of results of the forward are at the end of the forward, those of other results at the end of the program.
     """
     output = program.output
     about = record_of(output)
@@ -84,7 +84,7 @@ def disagreements(program: Program) -> Iterator[tuple[fx.Node, int, fx.Node, lis
         if user is output:
             break
         phase, needs, values = record.phase, record.uses, inputs_of(user)
-        if len(values) != len(needs):  # some operand is read twice, or it is a transfer and takes what it is given
+        if len(values) != len(needs):  # an operand is read twice, or the user is a transfer and requires nothing
             values = operands(user)[: len(needs)]
         for k, value in enumerate(values):
             need = needs[k]
@@ -92,20 +92,20 @@ def disagreements(program: Program) -> Iterator[tuple[fx.Node, int, fx.Node, lis
                 continue
             have = record_of(value).type
             if have.__class__ is TensorType and have.layout is need.layout and have.dtype is need.dtype:
-                continue  # most uses agree plainly, and are not worth a call
+                continue  # most uses agree, and this check is faster than a call
             if calls := find(have, need):
                 yield user, k, value, calls, user, phase
-    phase = "backward" if phase == "forward" else phase  # of a backward that has no ops: its gradients are tangents
+    phase = "backward" if phase == "forward" else phase  # a backward may have no ops, if its gradients are tangents
     for k, value, need, early in results:
         if not early and (calls := find(record_of(value).type, need)):
             yield output, k, value, calls, output, phase
 
 
 class _Known:
-    """The transfers of the disagreements met so far.
+    """Caches the transfers of disagreements.
 
-    A model's layers disagree alike, and what a value is and what is needed are mostly the same objects: so these are
-    looked up by identity first, and only then compared.
+    The layers of a model have the same disagreements, mostly with the same Layout objects. So a disagreement is looked up by the
+    identity of its objects first, and only then compared by value.
     """
 
     def __init__(self) -> None:
@@ -113,23 +113,23 @@ class _Known:
         self._calls: dict[tuple[object, ...], list[Call]] = {}
 
     def calls(self, have: ValueType, need: Requirement | None) -> list[Call]:
-        """Those from what a value is to what a use needs, ready to be inserted; none where they agree."""
+        """Return the transfers from a value's type to a use's requirement, ready to be inserted; none if they agree."""
         if need is None or not isinstance(have, TensorType):
             return _NONE
-        mine, asked = have.layout, need.layout
-        if mine is None:
-            return [*self._new(have, need)]  # refused
-        same = mine.mesh is asked.mesh and have.dtype is need.dtype
-        if same and mine.attr is asked.attr:
+        layout, required = have.layout, need.layout
+        if layout is None:
+            return [*self._new(have, need)]  # raises
+        same = layout.mesh is required.mesh and have.dtype is need.dtype
+        if same and layout.attr is required.attr:
             return _NONE
-        attrs = id(mine.attr), id(asked.attr)
+        attrs = id(layout.attr), id(required.attr)
         if same and attrs in self._alike:
             return _NONE
-        key = (attrs, id(mine.mesh), id(asked.mesh), have.dtype, need.dtype, have.shape)
+        key = (attrs, id(layout.mesh), id(required.mesh), have.dtype, need.dtype, have.shape)
         calls = self._calls.get(key)
         if calls is None:
             calls = self._calls[key] = [*self._new(have, need)]
-            if mine.attr == asked.attr:
+            if layout.attr == required.attr:
                 self._alike.add(attrs)
         return calls
 

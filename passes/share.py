@@ -1,4 +1,4 @@
-"""Share: uses that need the same Layout of one value share one transfer, within a phase."""
+"""Share one transfer between uses that need the same Layout of one value, within a phase."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ REDUCTIONS = (transfers.all_reduce, transfers.reduce_scatter)
 
 @dataclass(frozen=True)
 class Share(Pass):
-    """Merge transfers that do the same to the same value.
+    """Merge equal transfers of the same value.
 
         x_tp : f32[32 64] = all_gather(x, 0, tp)                x_tp : f32[32 64] = all_gather(x, 0, tp)
         a : f32[32 8] = mm(x_tp, v)                     →       a : f32[32 8] = mm(x_tp, v)
         x_tp_1 : f32[32 64] = all_gather(x, 0, tp)              b : f32[32 8] = mm(x_tp, w)
         b : f32[32 8] = mm(x_tp_1, w)
 
-    Not across phases: what the forward gathered is gathered again in the backward, so that it need not be kept. But what
-    the forward reduced is kept: it is no larger than the partial results that would be kept to be reduced again. So is what
-    it cast to fewer bytes, but for parameters, which are there anyway; and the parameters of the block with which the forward
-    ends and the backward begins.
+    Transfers are not shared across phases: the backward gathers again what the forward gathered, so that it need not be kept.
+    There are three exceptions. A value that the forward reduced is kept, because it is no larger than the partial sums that would be
+    kept instead. So is a value that the forward cast to fewer bytes, except parameters, which are kept anyway. And so are the gathered
+    parameters of the block with which the forward ends and the backward begins.
     """
 
     name: ClassVar[str] = "share"
@@ -55,7 +55,7 @@ class Share(Pass):
 
 
 def _narrows(node: fx.Node) -> bool:
-    """Whether a cast makes fewer bytes of a value that is kept for it alone, and not a parameter or a view of one."""
+    """Whether a cast reduces the bytes of a value that is no parameter and no view of one."""
     (value,) = operands(node)
     source, result = record_of(value).type, record_of(node).type
     if node.target is not transfers.cast or not isinstance(source, TensorType) or not isinstance(result, TensorType):
@@ -66,21 +66,21 @@ def _narrows(node: fx.Node) -> bool:
 
 
 def _turning(program: Program) -> set[fx.Node]:
-    """Of the gathers of parameters in the backward, those that come before it has left the last block of the forward."""
+    """Return the gathers of parameters in the backward that belong to the last block of the forward, with which the backward begins."""
     block = block_of(program)
     last: str | None = None
-    found = set()
+    gathers = set()
     for node in program.nodes:
         if node.target is not transfers.all_gather or not is_parameter(operands(node)[0]):
             continue
-        where = block(reader_of(node))
+        path = block(reader_of(node))
         if record_of(node).phase == "forward":
-            last = where
-        elif where != last:
+            last = path
+        elif path != last:
             break
         else:
-            found.add(node)
-    return found
+            gathers.add(node)
+    return gathers
 
 
 def _hashable(value: Any) -> Any:

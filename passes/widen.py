@@ -1,4 +1,4 @@
-"""Widen: what waits to be reduced in low precision is reduced in float32."""
+"""Widen pending values of low precision, so that they are reduced in float32."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from autopar.passes.manager import Pass
 from autopar.rules.pointwise import CASTS
 
 (CAST,) = CASTS
-ADDED = (torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor)  # what they are given in low precision they widen themselves
+ADDED = (torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor)  # these ops widen operands of low precision themselves
 LOW = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
 class Widen(Pass):
-    """Cast a pending value of low precision before those who need it reduced; what they need it as stays.
+    """Cast a pending value of low precision to float32 before the uses that need it reduced; the dtypes of the uses stay.
 
         mm : bf16[8 4] +tp = mm(x, w)                               mm : bf16[8 4] +tp = mm(x, w)
         y : bf16[8 4] = relu(mm as [8 4])                   →       wide : f32[8 4] +tp = _to_copy(mm, dtype=f32)
@@ -32,9 +32,9 @@ class Widen(Pass):
         sum : f32[8/dp 4] = add.Tensor(g, t as [8/dp 4])    →       wide : f32[8 4] +dp = _to_copy(t, dtype=f32)
                                                                     sum : f32[8/dp 4] = add.Tensor(g, wide as f32[8/dp 4])
 
-    A pending value is never narrowed: so the transfers between are a reduction in float32 and then a cast, wherever that brings fewer
-    bytes. An addition in float32 takes it as that: a gradient is not rounded once more on its way to its sum. The pass runs in front
-    of ``reshard``, and is for groups so large that addends of 8 or 11 bits round too much; twice the bytes are reduced.
+    A pending value is never narrowed, so ``reshard`` inserts a reduction in float32 and then a cast. An addition in float32 reads the
+    float32 value, so that a gradient is not rounded once more before it is added to its sum. The pass runs before ``reshard``. It is for
+    groups so large that addends with 8 or 11 bits of precision round too much; the reductions then have twice the bytes.
     """
 
     name: ClassVar[str] = "widen"
@@ -50,10 +50,10 @@ class Widen(Pass):
                     if need is None or not _reduces(value, need):
                         continue
                     if value not in wide:
-                        own = record_of(value).type
-                        assert isinstance(own, TensorType) and own.layout is not None
-                        wide[value] = edit.insert(CAST, (value,), {"dtype": torch.float32}, before=value.next, type=replace(own, dtype=torch.float32),
-                                                  phase=record_of(value).phase, uses=(Requirement(own.layout, own.dtype),), name=f"{value.name}_wide",
+                        type = record_of(value).type
+                        assert isinstance(type, TensorType) and type.layout is not None
+                        wide[value] = edit.insert(CAST, (value,), {"dtype": torch.float32}, before=value.next, type=replace(type, dtype=torch.float32),
+                                                  phase=record_of(value).phase, uses=(Requirement(type.layout, type.dtype),), name=f"{value.name}_wide",
                                                   about=value)  # fmt: skip
                     edit.replace_use(user, value, wide[value], index=k)
                     if user.target in ADDED and record_of(user).type.dtype == torch.float32:  # type: ignore[union-attr]
@@ -63,7 +63,7 @@ class Widen(Pass):
 
 def _reduces(value: fx.Node, need: Requirement) -> bool:
     """Whether a use needs a pending sum of low precision reduced. A maximum is one of the values: reducing it rounds nothing."""
-    own = record_of(value).type
-    if not isinstance(own, TensorType) or own.dtype not in LOW or need.layout is None:
+    type = record_of(value).type
+    if not isinstance(type, TensorType) or type.dtype not in LOW or need.layout is None:
         return False
-    return any(kind == "sum" for _, kind in set(own.attr.pending) - set(need.layout.attr.pending))
+    return any(kind == "sum" for _, kind in set(type.attr.pending) - set(need.layout.attr.pending))

@@ -20,14 +20,14 @@ import torch
 from autopar.capture import capture
 from autopar.capture.provenance import Recorder
 from autopar.examples.workloads import MESH, llama
-from autopar.gc_pause import collector_paused
+from autopar.gc_pause import gc_paused
 from autopar.passes import pipeline, run_passes
 from autopar.plan.constraints import constraints
-from autopar.plan.propagation import Completion
+from autopar.plan.propagation import LayoutPropagation
 from autopar.runtime.localize import localize, rank_classes
 from autopar.verify.levels import verify
 
-LINES = [Completion.choose, Recorder.__torch_dispatch__, Recorder.observe]
+LINES = [LayoutPropagation.choose, Recorder.__torch_dispatch__, Recorder.observe]
 PEAK = "import sys; sys.path.insert(0, sys.argv[1]); import bench_compile; bench_compile.peak(int(sys.argv[2]), sys.argv[3])"
 
 
@@ -55,7 +55,7 @@ def measure(layers: int, preset: str) -> dict[str, float]:
         whole, (report,) = seconds(lambda mine=mine: run_passes(program, [mine]))
         row[mine.name] = report.ms / 1e3
         row["verify"] += whole - report.ms / 1e3
-    with collector_paused():
+    with gc_paused():
         row["localize"], local = seconds(
             lambda: [localize(program, MESH.coordinates(ranks[0])) for ranks in rank_classes(program)]
         )

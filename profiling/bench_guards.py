@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from autopar.capture import capture
 from autopar.capture.guards import Guards
 from autopar.capture.guards.reads import Reads
-from autopar.capture.model_state import inventory
+from autopar.capture.model_state import model_state
 
 LINES = [Guards.hold, Reads.guards]
 LIMIT = 300.0  # microseconds
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> str:
     start = time.perf_counter()
     guards = capture(model, (), {"input_ids": ids, "labels": ids}).guards
     seconds = time.perf_counter() - start
-    modules = inventory(model).modules
+    modules = model_state(model).modules
     look = fastest(lambda: guards.hold(modules), options.times)
     norm = model.model.norm
 
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> str:
     norm.variance_epsilon *= 2
     changed = fastest(lambda: guards.hold(modules), max(1, options.times // 10))
     assert not guards.hold(modules)
-    walk = fastest(lambda: inventory(model), max(1, options.times // 10))
+    walk = fastest(lambda: model_state(model), max(1, options.times // 10))
     verdict = "within" if look <= LIMIT else "above"
     return (
         f"{len(modules)} modules, {len(guards.found)} values of {len(guards._reads)} objects; captured in {seconds:.1f} s\n\n"

@@ -14,7 +14,7 @@ import numpy as np
 
 from autopar.capture import capture
 from autopar.examples.workloads import MESH, PLAN, mlp
-from autopar.gc_pause import collector_paused
+from autopar.gc_pause import gc_paused
 from autopar.ir.commit import Changes
 from autopar.ir.edit import Edit
 from autopar.ir.program import Program
@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def clock(function: Callable[[], object]) -> float:
-    with collector_paused():  # as the passes run
+    with gc_paused():  # as the passes run
         start = time.perf_counter()
         function()
         return (time.perf_counter() - start) * 1e3

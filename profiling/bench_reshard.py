@@ -36,7 +36,7 @@ from autopar.examples.workloads import (
     placed_llama,
     placed_step,
 )
-from autopar.gc_pause import collector_paused
+from autopar.gc_pause import gc_paused
 from autopar.ir import transfers
 from autopar.ir.commit import Changes
 from autopar.ir.edit import Edit
@@ -74,7 +74,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def once(placed: Program, mode: str, printed: bool = True) -> Run:
     program = placed.copy()
     before = replace(program.counts)
-    with collector_paused():  # as the passes run
+    with gc_paused():  # as the passes run
         start = time.process_time()
         Reshard(mode).run(program)
         seconds = time.process_time() - start
@@ -143,7 +143,7 @@ def tables(tool: str, placed: Program, modes: list[str]) -> str:
     said = []
     for mode in modes:
         program = placed.copy()
-        with collector_paused():
+        with gc_paused():
             if tool == "cprofile":
                 printed = calls_of(lambda mode=mode, program=program: Reshard(mode).run(program))[2]
             else:
@@ -158,7 +158,7 @@ def flames(placed: Program, runs: dict[str, Run]) -> str:
     for mode, run in runs.items():
         stacks: Counter[Any] = Counter()
         for program in [placed.copy() for _ in range(max(1, min(100, int(2 / run.seconds))))]:
-            with collector_paused():
+            with gc_paused():
                 stacks += sample(lambda mode=mode, program=program: Reshard(mode).run(program))
         profiles[mode] = below(stacks, Reshard.run.__code__), run.seconds * 1e3
     return speedscope(profiles)

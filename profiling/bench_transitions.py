@@ -42,7 +42,7 @@ from autopar.ir.text.printer import print_dims, print_pending
 from autopar.transitions import draft, reductions, relayouts, way
 from autopar.transitions import plan as planning
 
-LINES = [planning._chosen, reductions.reduced_ways]
+LINES = [planning._chosen, reductions.draft_reductions]
 MIB = 2**20
 AIM, NEW, AGAIN = 1.05, 2e-3, 5e-6  # of bytes over the bound; seconds to plan a new pair, and one planned before
 

@@ -17,7 +17,7 @@ from torch._inductor.virtualized import V  # tried on 2.13
 from torch._subclasses.fake_tensor import FakeTensorMode  # tried on 2.13
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from autopar.gc_pause import collector_paused
+from autopar.gc_pause import gc_paused
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
 from autopar.passes.reshard import disagreements
@@ -39,7 +39,7 @@ def edited(placed: Program, how: str) -> tuple[float, int]:
     FakeTensorProp(module, mode).propagate_dont_convert_inputs(*given)
     moves = list(disagreements(program))
     count = 0
-    with V.set_fake_mode(mode), collector_paused():
+    with V.set_fake_mode(mode), gc_paused():
         updater = FakeTensorUpdater(module)
         start = time.process_time()
         for user, index, value, steps, before, _ in moves:

@@ -1,4 +1,4 @@
-"""The arguments of one call: flattened, named after the parameters of ``forward``, and what a capture is keyed by."""
+"""Flatten the arguments of a call, name them after the parameters of ``forward``, and compute the key of a capture."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autopar.capture.model_state import Inventory
+from autopar.capture.model_state import ModelState
 from autopar.errors import CaptureError
 from autopar.ir.dense import require_dense
 from autopar.ir.structure import Structure, flatten_with_path, unflatten
@@ -19,8 +19,16 @@ from autopar.ir.structure import Structure, flatten_with_path, unflatten
 
 @dataclass
 class Arguments:
-    """The tensors of one call with their names, and how to rebuild the call; ``passed`` are the names of the arguments.
-    ``whole``: tensors are those of the whole batch, though ranks bring pieces."""
+    """The tensors of one call with their names, and what is needed to rebuild the call.
+
+    Attributes:
+        passed: the names of the arguments.
+        names: the name of each tensor.
+        tensors: the tensors among the arguments, in order.
+        spec: the structure of ``(args, kwargs)``.
+        flat: all leaves of that structure.
+        whole: whether the tensors have the size of the whole batch, although each rank brings a piece of it.
+    """
 
     passed: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
@@ -70,29 +78,29 @@ def _tensors(leaves: Sequence[Any]) -> int:
 
 
 def bind_arguments(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
-    """Flatten a call; each tensor is named after its parameter in the signature of ``forward``."""
-    found = Arguments()
-    paths, found.spec = flatten_with_path((tuple(args), dict(kwargs)))
+    """Flatten a call, and name each tensor after its parameter in the signature of ``forward``."""
+    arguments = Arguments()
+    paths, arguments.spec = flatten_with_path((tuple(args), dict(kwargs)))
     forward = model.forward
     signature = _parameters_of(forward.__func__, True) if inspect.ismethod(forward) else _parameters_of(forward, False)
-    found.passed = [*(_argument_name(("0", str(k)), signature) for k in range(len(args))), *kwargs]
+    arguments.passed = [*(_argument_name(("0", str(k)), signature) for k in range(len(args))), *kwargs]
     for path, value in paths:
-        found.flat.append(value)
+        arguments.flat.append(value)
         if isinstance(value, torch.Tensor):
             require_dense([(f"argument {_argument_name(path, signature)}", value)])
-            found.names.append(_argument_name(path, signature))
-            found.tensors.append(value)
+            arguments.names.append(_argument_name(path, signature))
+            arguments.tensors.append(value)
         elif not isinstance(value, (bool, int, float, str, type(None), torch.dtype, torch.device)):
             raise CaptureError(
                 f"argument {_argument_name(path, signature)} is a {type(value).__name__}, which capture cannot look into; "
                 f"pass tensors, numbers, strings, or containers and dataclasses of them"
             )
-    return found
+    return arguments
 
 
 @functools.lru_cache(maxsize=256)
 def _parameters_of(forward: Callable[..., Any], bound: bool) -> tuple[str, ...]:
-    """The names of a forward's parameters; ``bound``: without the first. Looking at a signature takes 0.1 ms."""
+    """Return the names of a forward's parameters, without the first if ``bound``. Cached, because reading a signature takes 0.1 ms."""
     try:
         return tuple(inspect.signature(types.MethodType(forward, ()) if bound else forward).parameters)
     except (TypeError, ValueError):
@@ -111,16 +119,16 @@ Facts = tuple[tuple[int, ...], torch.dtype, torch.device, bool]  # shape, dtype,
 
 @dataclass(frozen=True)
 class Signature:
-    """What a capture is keyed by: where all of it is equal, the captured step is the same.
+    """The key of a capture: two calls with equal signatures have the same captured step.
 
     Attributes:
         spec: the structure of the arguments.
-        tensors: facts of the tensors among them.
+        tensors: shape, dtype, device and ``requires_grad`` of each tensor argument.
         constants: the other arguments, with their types (1, 1.0 and True are equal in Python).
-        state: the parameters and buffers: each name, facts, and the first name of the same tensor.
-        training: the training flag of each module, as often as it has a name.
-        modes: whether gradients are on, whether algorithms are to be deterministic (0, 1: warn, 2: refuse others), and the autocast state.
-        names: of the tensors among the arguments, for people.
+        state: for each parameter and buffer its name, its facts, and the first name of the same tensor.
+        training: the training flag of each module, once for each of its names.
+        modes: whether gradients are on, the deterministic mode (0: off, 1: warn, 2: raise), and the autocast state.
+        names: the names of the tensor arguments, for messages.
     """
 
     spec: Structure
@@ -132,8 +140,8 @@ class Signature:
     names: tuple[str, ...] = field(default=(), compare=False)
 
 
-def signature_of(own: Inventory, arguments: Arguments) -> Signature:
-    named = [*own.all_parameters, *own.all_buffers]
+def signature_of(state: ModelState, arguments: Arguments) -> Signature:
+    named = [*state.all_parameters, *state.all_buffers]
     first: dict[int, str] = {}
     for name, tensor in named:
         first.setdefault(id(tensor), name)
@@ -142,7 +150,7 @@ def signature_of(own: Inventory, arguments: Arguments) -> Signature:
         tuple(map(_facts, arguments.tensors)),
         tuple((type(v), repr(v)) for v in arguments.flat if not isinstance(v, torch.Tensor)),
         tuple((name, _facts(tensor), first[id(tensor)]) for name, tensor in named),
-        tuple(own.training),
+        tuple(state.training),
         (torch.is_grad_enabled(), torch.get_deterministic_debug_mode(), *((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))),
         tuple(arguments.names),
     )
@@ -153,14 +161,14 @@ def _facts(tensor: torch.Tensor) -> Facts:
 
 
 def difference(before: Signature, now: Signature) -> str:
-    """What is other than it was, in the user's names: ``x is float32[6, 8], it was float32[4, 8]``."""
+    """Describe what has changed between two signatures: ``x is float32[6, 8], it was float32[4, 8]``."""
     if before.spec != now.spec or len(before.tensors) != len(now.tensors):
         return "the arguments have another structure"
-    found = [f"{name} is {_facts_text(b)}, it was {_facts_text(a)}" for name, a, b in zip(now.names, before.tensors, now.tensors, strict=True) if a != b]
-    found += [f"a constant is {b}, it was {a}" for (_, a), (_, b) in zip(before.constants, now.constants, strict=True) if a != b]
+    changes = [f"{name} is {_facts_text(b)}, it was {_facts_text(a)}" for name, a, b in zip(now.names, before.tensors, now.tensors, strict=True) if a != b]
+    changes += [f"a constant is {b}, it was {a}" for (_, a), (_, b) in zip(before.constants, now.constants, strict=True) if a != b]
     old = {name: facts for name, facts, _ in before.state}
-    found += [f"{name} is {_facts_text(facts)}, it was {_facts_text(old[name])}" for name, facts, _ in now.state if old.get(name, facts) != facts]
-    return ", ".join(found) or "the parameters or buffers are others"
+    changes += [f"{name} is {_facts_text(facts)}, it was {_facts_text(old[name])}" for name, facts, _ in now.state if old.get(name, facts) != facts]
+    return ", ".join(changes) or "the parameters or buffers are others"
 
 
 def _facts_text(facts: Facts) -> str:

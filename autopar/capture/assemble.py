@@ -1,4 +1,4 @@
-"""Assemble: a traced graph, cleaned, with a record for every node, becomes a program."""
+"""Make a program of a traced graph: clean the graph, and give every node a record."""
 
 from __future__ import annotations
 
@@ -30,19 +30,21 @@ from autopar.torch_private import default_generator, rename, storage_of
 
 @dataclass
 class Captured:
-    """A traced program and what is needed to call it like the model.
+    """A traced program, and what is needed to call it like the model.
 
     Attributes:
         program: level ``traced``; placeholders are parameters, buffers, inputs, tangents, in that order.
-        spec: the structure of the model's outputs; ``leaves`` are those that are no tensors.
-        outputs: how many tensor outputs there are; ``differentiable`` are the positions that have a tangent.
-        device: of the first tensor of the call that is not on meta.
-        notes: what a person should know of this capture.
-        draws: what a single device draws, by stream; the program has a placeholder ``seed`` if there are any.
-        extended: arguments that forward extends and returns, as a cache: each position, and the way to it in the outputs.
-        modules: module path → the names of the values that its calls returned, of modules that return one tensor.
+        spec: the structure of the model's outputs.
+        leaves: the outputs that are not tensors, by position.
+        outputs: the number of tensor outputs.
+        differentiable: the positions of the tensor outputs that have a tangent.
+        device: the device of the call's first tensor that is not on meta.
+        notes: what a person should know about this capture.
+        draws: the random draws of a single device, by stream; if there are any, the program has a placeholder ``seed``.
+        extended: arguments that forward extends and returns, such as a cache: the position of each, and its path in the outputs.
+        modules: module path → the names of the values that its calls returned, for modules that return one tensor.
         guards: the Python values that forward read.
-        numbers: the inputs that a call computes, behind those that it is given.
+        numbers: the inputs that a call computes; they follow the inputs that the caller passes.
     """
 
     program: Program
@@ -66,15 +68,15 @@ class Captured:
 
 
 def assemble(traced: Tracer, random: str = "parallel") -> Captured:
-    """The program of a trace; with ``random="single"`` its seed is a table of a single device's generator states.
+    """Make the program of a trace; with ``random="single"`` its seed is a table of a single device's generator states.
 
     Raises:
-        CaptureError: the step writes where the caller would see it, reads tensors it was not given.
+        CaptureError: the step writes where the caller would see it, or reads a tensor that is neither an argument nor part of the model.
     """
-    return _Assembly(traced).run(random)
+    return _GraphBuilder(traced).run(random)
 
 
-class _Assembly:
+class _GraphBuilder:
     def __init__(self, traced: Tracer) -> None:
         self.traced = traced
         self.origins = traced.recorder.origins
@@ -112,8 +114,8 @@ class _Assembly:
                 results.append(Result("grad", placeholders[k].name))
                 values.append(gradient)
         buffers = dict(zip(traced.buffers, placeholders[len(traced.parameters) :], strict=False))
-        taken = {buffers[name]: value for name, value in zip(traced.reassigned, reassigned, strict=True)}
-        for node, value in self._states(graph, placeholders, taken):
+        reassigned_values = {buffers[name]: value for name, value in zip(traced.reassigned, reassigned, strict=True)}
+        for node, value in self._states(graph, placeholders, reassigned_values):
             results.append(Result("state", node.name))
             values.append(value)
         output.args = (tuple(values),)
@@ -131,22 +133,22 @@ class _Assembly:
                         notes, modules, traced.draws, tuple(traced.extended), traced.guards)  # fmt: skip
 
     def _modules(self, graph: fx.Graph, replaced: Mapping[fx.Node, fx.Node]) -> dict[str, tuple[str, ...]]:
-        """Module path → the values that its calls returned, as far as the program still has them."""
+        """Map each module path to the values that its calls returned and that the program still has."""
         alive = set(graph.nodes)
-        found: dict[str, tuple[str, ...]] = {}
+        returned_names: dict[str, tuple[str, ...]] = {}
         for path, nodes in self.traced.recorder.returned.items():
             for node in nodes:
                 while node in replaced:
                     node = replaced[node]
                 if node in alive:
-                    found[path] = (*found.get(path, ()), node.name)
-        return found
+                    returned_names[path] = (*returned_names.get(path, ()), node.name)
+        return returned_names
 
     def _states(
         self, graph: fx.Graph, placeholders: Sequence[fx.Node], reassigned: Mapping[fx.Node, fx.Node]
     ) -> list[tuple[fx.Node, fx.Node]]:
-        """Buffers that the step writes, with their next values: they become state. Other writes are refused."""
-        found: dict[fx.Node, fx.Node] = {}
+        """Return the buffers that the step writes, with their next values; they become state. Refuse all other writes."""
+        next_values: dict[fx.Node, fx.Node] = {}
         for node in list(graph.nodes):
             if node.target is not torch.ops.aten.copy_.default:
                 continue
@@ -154,14 +156,14 @@ class _Assembly:
             if target not in placeholders or record_of(target).role != "buffer":  # type: ignore[arg-type]
                 where = placeholders.index(target) if target in placeholders else -1  # type: ignore[arg-type]
                 origin = self.traced.recorder.written.get(where) or self.origins.get(value, Origin())  # type: ignore[arg-type]
-                raise self._written_wrongly(target, origin)  # type: ignore[arg-type]
-            found[target] = value  # type: ignore[index,assignment]
+                raise self._refused_write(target, origin)  # type: ignore[arg-type]
+            next_values[target] = value  # type: ignore[index,assignment]
             node.replace_all_uses_with(value)
             graph.erase_node(node)
-        found |= reassigned
+        next_values |= reassigned
         buffers = self.traced.buffers
         storages = collections.Counter(storage_of(t) for t in [*self.traced.parameters.values(), *buffers.values()])
-        for node in found:
+        for node in next_values:
             record = record_of(node)
             name = record.name or node.name
             if storages[storage_of(buffers[name])] > 1:
@@ -170,25 +172,25 @@ class _Assembly:
                     f"  give each its own memory, with clone()"
                 )
             set_record(node, record._replace(role="state"))
-        return [(node, found[node]) for node in placeholders if node in found]
+        return [(node, next_values[node]) for node in placeholders if node in next_values]
 
-    def _written_wrongly(self, target: fx.Node, origin: Origin) -> CaptureError:
+    def _refused_write(self, target: fx.Node, origin: Origin) -> CaptureError:
         record = record_of(target) if target.op == "placeholder" else None
-        what = {"param": "the parameter", "input": "its argument"}.get(record.role if record else "", "the tensor")
+        kind = {"param": "the parameter", "input": "its argument"}.get(record.role if record else "", "the tensor")
         remedy = {
             "param": "write it outside of the step, as an optimizer does",
             "input": "write out of place (x = x + 1 instead of x += 1)",
         }.get(record.role if record else "", "make it a buffer of the module")
         return CaptureError(
-            f"the step writes into {what} {record.name if record and record.name else target}, which the caller would see changed\n"
+            f"the step writes into {kind} {record.name if record and record.name else target}, which the caller would see changed\n"
             f"{at_line(origin.source, origin.module)}\n"
             f"  {remedy}"
         )
 
     def _introduce(self, node: fx.Node, name: str, role: str, index: int | None = None) -> None:
-        wanted = name.replace(".", "_")
-        wanted = "".join(c if c.isalnum() or c == "_" else "_" for c in wanted) or role
-        rename(node, wanted + "_" * (wanted in RESERVED))
+        identifier = name.replace(".", "_")
+        identifier = "".join(c if c.isalnum() or c == "_" else "_" for c in identifier) or role
+        rename(node, identifier + "_" * (identifier in RESERVED))
         node.target = node.name
         set_record(node, Record(_type(node), role=role, index=index, name="" if role == "tangent" or name == node.name else name))
 
@@ -218,14 +220,14 @@ class _Assembly:
 
 
 def _type(node: fx.Node) -> ValueType:
-    def one(value: Any) -> ValueType:
+    def type_of(value: Any) -> ValueType:
         if isinstance(value, torch.Tensor):
             return TensorType(tuple(int(n) for n in value.shape), value.dtype)
         if isinstance(value, (tuple, list)):
-            return tuple(one(v) for v in value)  # type: ignore[misc]
+            return tuple(type_of(v) for v in value)  # type: ignore[misc]
         return None
 
-    return one(node.meta.get("val"))
+    return type_of(node.meta.get("val"))
 
 
 def _output_names(spec: Structure, leaves: Sequence[int]) -> list[str]:

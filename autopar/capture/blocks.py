@@ -1,6 +1,6 @@
-"""Blocks: the layers that a model repeats, by the paths of its modules.
+"""Find the blocks of a model, which are the layers that it repeats, by the paths of its modules.
 
-What is computed again, and what is gathered at once, is a block.
+A block is the unit that is recomputed, and the unit whose parameters are gathered together.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from autopar.ir.program import Program
 
 
 def module_paths(program: Program) -> list[str]:
-    """The modules that run ops in the forward, and those they lie in; the root is ``""``."""
-    own = dict.fromkeys(record_of(n).module for n in program.nodes if n.op == "call_function" and record_of(n).phase == "forward")
-    return list(dict.fromkeys(one for path in own for one in ancestors(path)))
+    """Return the paths of the modules that run ops in the forward, and of the modules around them; the root is ``""``."""
+    running = dict.fromkeys(record_of(n).module for n in program.nodes if n.op == "call_function" and record_of(n).phase == "forward")
+    return list(dict.fromkeys(outer for path in running for outer in ancestors(path)))
 
 
 def blocks(paths: Iterable[str]) -> frozenset[str]:
-    """Numbered modules with modules of their own, not inside of another: ``h.0``, ``encoder.block.3``; those of all lists, if there are any."""
+    """Return the numbered modules that contain modules and are in no other such module: ``h.0``, ``encoder.block.3``. A model may have several lists of them."""
     paths = list(paths)
     composite = {path.rpartition(".")[0] for path in paths if path}
     numbered = {path for path in paths if path.rpartition(".")[2].isdecimal() and path in composite}
@@ -30,31 +30,31 @@ def blocks(paths: Iterable[str]) -> frozenset[str]:
 
 
 def ancestors(path: str) -> list[str]:
-    """``a.b`` → ``""``, ``a``, ``a.b``."""
+    """Return a path and all its prefixes: ``a.b`` → ``""``, ``a``, ``a.b``."""
     parts = path.split(".") if path else []
     return [".".join(parts[:k]) for k in range(len(parts) + 1)]
 
 
 def block_of(program: Program) -> Callable[[fx.Node], str]:
-    """A function of a node: the path of the block that it lies in, or of its module, where that is in none."""
+    """Return a function from a node to the path of its block, or of its module if the module is in no block."""
     chosen = blocks(module_paths(program))
 
     @cache
     def outermost(path: str) -> str:
-        return next((one for one in ancestors(path) if one in chosen), path)
+        return next((outer for outer in ancestors(path) if outer in chosen), path)
 
     return lambda node: outermost(record_of(node).module)
 
 
 def is_parameter(node: fx.Node) -> bool:
-    """Whether a value is a parameter as it is given, or a cast of one."""
+    """Whether a value is a parameter, or a cast of one."""
     if node.target is transfers.cast:
         (node,) = operands(node)
-    return node.op == "placeholder" and record_of(node).role in ("param", "state")  # a state, where it is updated too
+    return node.op == "placeholder" and record_of(node).role in ("param", "state")  # "state" where the step updates it too
 
 
 def reader_of(transfer: fx.Node) -> fx.Node:
-    """The first op that reads what a transfer brings, or what other transfers make of it."""
+    """Return the first op that reads the result of a transfer, possibly through other transfers."""
     while transfer.target in transfers.BY_FUNCTION and transfer.users:
         transfer = next(iter(transfer.users))
     return transfer

@@ -1,6 +1,6 @@
-"""Caches of functions (``functools.lru_cache``) that forward calls: they must not keep what a trace has put in.
+"""Empty the ``functools.lru_cache`` caches that forward fills while it is traced.
 
-A cache that is filled in a trace holds fake tensors, which the next call of the model would be given.
+A cache that is filled in a trace holds fake tensors, and the next call of the model would read them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CACHE = type(functools.lru_cache(lambda: None))
 
 @contextlib.contextmanager
 def caches_forgotten(model: torch.nn.Module) -> Iterator[None]:
-    """Where the block adds to a cache of a function beside the model's classes, it is emptied."""
+    """Empty each cache that the ``with`` block adds to; see ``_caches`` for those that are watched."""
     before = {cache: cache.cache_info().misses for cache in _caches(model)}
     try:
         yield
@@ -29,21 +29,21 @@ def caches_forgotten(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _caches(model: torch.nn.Module) -> list[Any]:
-    """Those in the classes of the model's modules, in the files that define these, and behind decorators of functions there."""
+    """Return the caches in the classes of the model's modules, in the files that define those classes, and behind decorators of their functions."""
     kinds = {base for module in model.modules() for base in type(module).__mro__}
     kinds = {kind for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "builtins")}
     files = [vars(sys.modules[name]) for name in {kind.__module__ for kind in kinds} if name in sys.modules]
-    found: dict[int, Any] = {}
+    caches: dict[int, Any] = {}
     for names in (*files, *(vars(kind) for kind in kinds)):
         for value in list(names.values()):
             value = getattr(value, "__func__", value) if isinstance(value, (staticmethod, classmethod)) else value
             if isinstance(value, CACHE):
-                found[id(value)] = value
+                caches[id(value)] = value
             for cell in getattr(value, "__closure__", None) or () if type(value) is FUNCTION else ():
                 with contextlib.suppress(ValueError):  # an empty cell
                     if isinstance(cell.cell_contents, CACHE):
-                        found[id(cell.cell_contents)] = cell.cell_contents
-    return list(found.values())
+                        caches[id(cell.cell_contents)] = cell.cell_contents
+    return list(caches.values())
 
 
 FUNCTION = type(_caches)

@@ -1,4 +1,4 @@
-"""What Python does beside the tensors of a forward, and a captured step does not: it is found out, and told."""
+"""Detect what Python does in a forward beside tensor ops, which a captured step does not repeat, and note or refuse it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from autopar.torch_private import value_checks_replaced
 
 
 class Beside:
-    """Watches a forward.
+    """Watches a forward for value checks and for random numbers that are not tensors.
 
     Attributes:
-        unchecked: lines that check the values of tensors and do nothing else.
-        drawn: generators of numbers, not of tensors, that forward draws from.
+        unchecked: the user's lines that only check the values of tensors.
+        drawn: names of the Python or NumPy generators that forward draws from.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Beside:
 
 
 class ClassesChecked(TorchFunctionMode):
-    """``one_hot`` looks at its operand's values, but not at those of a fake tensor; so a captured step is given an op that does."""
+    """Puts an op that checks the classes into the graph: ``one_hot`` checks its operand's values, but not those of a fake tensor."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -56,7 +56,7 @@ class ClassesChecked(TorchFunctionMode):
 
 @contextlib.contextmanager
 def assignments_refused() -> Iterator[None]:
-    """``x.data = y`` is no op, so nothing of it would be in the step."""
+    """Refuse ``x.data = y``: it is no op, so the captured step would leave it out."""
     kept, before = torch.Tensor.data, vars(torch.Tensor).get("data")  # one capture may run inside another
 
     def refuse(self: torch.Tensor, value: torch.Tensor) -> None:
@@ -70,7 +70,7 @@ def assignments_refused() -> Iterator[None]:
         yield
     finally:
         if before is None:
-            del torch.Tensor.data  # that of its base is seen again
+            del torch.Tensor.data  # uncovers that of the base class
         else:
             torch.Tensor.data = before
 
@@ -84,7 +84,7 @@ COMPUTED_BEFORE: dict[str, tuple[str, str]] = {  # module of a hook's class → 
 
 @contextlib.contextmanager
 def hooked_weights_refused(paths: Mapping[int, str]) -> Iterator[None]:
-    """Hooks of torch's own that put a computed tensor into a module before each forward. ``paths``: of modules, by their ids."""
+    """Refuse torch's hooks that put a computed tensor into a module before each forward. ``paths``: id of a module → its path."""
 
     def check(module: torch.nn.Module, args: Any) -> None:
         for hook in module._forward_pre_hooks.values():
@@ -107,9 +107,9 @@ def hooked_weights_refused(paths: Mapping[int, str]) -> Iterator[None]:
 
 
 def _generators() -> dict[str, Any]:
-    """The states of Python's own generator, and of NumPy's where it has been imported."""
-    found: dict[str, Any] = {"random": random.getstate(), "numpy.random": None}
+    """Return the state of Python's own generator, and of NumPy's if it has been imported."""
+    states: dict[str, Any] = {"random": random.getstate(), "numpy.random": None}
     if "numpy" in sys.modules:
         name, keys, *rest = sys.modules["numpy"].random.get_state()
-        found["numpy.random"] = (name, keys.tobytes(), *rest)
-    return found
+        states["numpy.random"] = (name, keys.tobytes(), *rest)
+    return states

@@ -1,4 +1,4 @@
-"""Errors of torch's that a capture runs into, in the user's words: tables of what they say, what that means, and what to do."""
+"""Explain the errors of torch that a capture meets, by tables: a piece of torch's message, what happens, and the remedy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (  # a piece of torch's message, w
      "let it return a new tensor, with mutates_args=()"),
 )  # fmt: skip
 
-IN_THE_GRAPH: tuple[tuple[str, str], ...] = (  # a piece of the line that reads values, or of the op's name; how to have the same without
+IN_THE_GRAPH: tuple[tuple[str, str], ...] = (  # a piece of the line that reads values, or of the op's name; how to compute the same without reading them
     ("expert", 'let the experts be a batched product, where the model has one: model.set_experts_implementation("batched_mm") in transformers'),
     ("pack_padded", "keep sequences padded, and take what counts with torch.where or an index"),
     ("ctc_loss", "return what goes into it from forward, and take the loss of that afterwards"),
@@ -54,8 +54,8 @@ IN_THE_GRAPH: tuple[tuple[str, str], ...] = (  # a piece of the line that reads 
 
 
 def values_read(origin: Origin, cause: Exception) -> CaptureError:
-    """The refusal of a step that depends on the values of its tensors."""
-    text = f"{origin.source.partition('  ')[2]} {cause}"  # not the name of the file
+    """Return the error for a step that depends on the values of its tensors."""
+    text = f"{origin.source.partition('  ')[2]} {cause}"  # without the name of the file
     remedy = next(remedy for piece, remedy in IN_THE_GRAPH if piece in text)
     return CaptureError(
         f"the step depends on the values of its tensors, so it is not one static graph\n"
@@ -66,13 +66,13 @@ def values_read(origin: Origin, cause: Exception) -> CaptureError:
 
 
 def explained(error: Exception, origin: Origin) -> CaptureError | None:
-    """The error as the user can act on it; ``None`` where the table does not know it."""
-    said = f"{error}{_through_nested(error)}"
-    row = next((row for row in EXPLAINED if row[0] in said), None)
+    """Return an error that the user can act on; ``None`` if the table has no row for this one."""
+    text = f"{error}{_through_nested(error)}"
+    row = next((row for row in EXPLAINED if row[0] in text), None)
     return None if row is None else CaptureError(f"{row[1]}\n{at_line(origin.source, origin.module)}\n  {row[2]}")
 
 
 def _through_nested(error: Exception) -> str:
-    """``torch/nested/`` where an error went through the package of jagged tensors: it says nothing of them itself."""
+    """Return ``torch/nested/`` if an error went through the package of jagged tensors, because its message does not mention them."""
     files = (frame.f_code.co_filename.replace(os.sep, "/") for frame, _ in traceback.walk_tb(error.__traceback__))
     return next((" torch/nested/" for name in files if "/torch/nested/" in name), "")

@@ -1,4 +1,4 @@
-"""Cleaning a traced graph: each function is linear in it."""
+"""Clean a traced graph: each function takes time linear in the size of the graph."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ from autopar.torch_private import rename
 
 
 def simplify(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Identities go, synonyms get one name, a transpose of a transpose is the value itself, a constant is read once; what a
-    random op only takes the shape of is not made.
+    """Drop identities, give synonyms one name, replace a transpose of a transpose by the value, and read each constant once.
 
-    Returns what takes the place of the nodes that go.
+    A random op that only needs a shape reads the original tensor and not a tensor of zeros that was made for its shape.
+
+    Returns:
+        removed node → the node that replaces it.
     """
     constants: dict[str, fx.Node] = {}
     replaced: dict[fx.Node, fx.Node] = {}
@@ -56,7 +58,7 @@ def simplify(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 
 
 def drop_unread(graph: fx.Graph, origins: dict[fx.Node, Origin]) -> None:
-    """A number that an op takes and does not read is zero: what it was made of would be reduced for nobody.
+    """Replace a number that an op takes but does not read by zero, so that the ops that compute it can go.
 
         nll_loss_forward[1] : f32[] +dp = …                      full : f32[] = full([], 0)
         a = nll_loss_backward(…, sum, -100, getitem_1)    →      a = nll_loss_backward(…, sum, -100, full)
@@ -64,8 +66,8 @@ def drop_unread(graph: fx.Graph, origins: dict[fx.Node, Origin]) -> None:
     for node in graph.nodes:
         if node.target in UNREAD and (value := node.args[UNREAD[node.target]]).op == "call_function":  # type: ignore[union-attr]
             with graph.inserting_before(node):
-                made = value.meta["val"]  # type: ignore[union-attr]
-                zero = graph.call_function(FULL, ([], 0), {"dtype": made.dtype, "device": made.device})
+                unread = value.meta["val"]  # type: ignore[union-attr]
+                zero = graph.call_function(FULL, ([], 0), {"dtype": unread.dtype, "device": unread.device})
             rename(zero, "full")
             zero.meta = dict(value.meta)  # type: ignore[union-attr]
             origins[zero] = origins.get(node, Origin())
@@ -73,33 +75,33 @@ def drop_unread(graph: fx.Graph, origins: dict[fx.Node, Origin]) -> None:
 
 
 def index_own_rows(graph: fx.Graph, origins: dict[fx.Node, Origin]) -> None:
-    """An index by 0, 1, 2, …, in a dim of its own, is none: each row is looked into where it is, and need not be gathered.
+    """Drop an index by 0, 1, 2, … in a dim of its own: each row indexes only itself, so it need not be gathered.
 
         rows : i64[2 1 1 1] = unsqueeze(arange(2), …)                  k_1 : i64[1 1 6] = squeeze.dims(k, [0])
         y : bool[2 1 1 6] = index.Tensor(mask, [rows, k])       →      y : bool[2 1 1 6] = index.Tensor(mask, [None, k_1])
 
-    So masks of Hugging Face's models look into their padding.
+    The masks of Hugging Face's models index their padding in this way.
     """
     for node in graph.nodes:
         if node.target is not INDEX or len(node.args[1]) < 2 or None in node.args[1]:  # type: ignore[arg-type]
             continue
         table, (rows, *others) = node.args[:2]  # type: ignore[misc]
-        shapes = [one.meta["val"].shape for one in (rows, *others)]
+        shapes = [index.meta["val"].shape for index in (rows, *others)]
         length = max(map(len, shapes))
         apart = len(shapes[0]) == length > 1 and all(n == 1 for n in shapes[0][1:]) and all(len(s) < length or s[0] == 1 for s in shapes[1:])
         if not apart or not _counts_up(rows, table.meta["val"].shape[0]):  # type: ignore[union-attr,arg-type]
             continue
-        left: list[fx.Node | None] = [None]
-        for one, shape in zip(others, shapes[1:], strict=True):
+        kept_indices: list[fx.Node | None] = [None]
+        for index, shape in zip(others, shapes[1:], strict=True):
             if len(shape) == length:
                 with graph.inserting_before(node):
-                    squeezed = graph.call_function(SQUEEZE, (one, [0]))
+                    squeezed = graph.call_function(SQUEEZE, (index, [0]))
                 rename(squeezed, "squeeze")
-                squeezed.meta = {**one.meta, "val": one.meta["val"].squeeze(0)}
+                squeezed.meta = {**index.meta, "val": index.meta["val"].squeeze(0)}
                 origins[squeezed] = origins.get(node, Origin())
-                one = squeezed
-            left.append(one)
-        node.args = (table, left)
+                index = squeezed
+            kept_indices.append(index)
+        node.args = (table, kept_indices)
 
 
 def _counts_up(node: fx.Node, size: int) -> bool:
@@ -111,14 +113,15 @@ def _counts_up(node: fx.Node, size: int) -> bool:
 
 def _alike(a: fx.Node, b: fx.Node) -> bool:
     """Whether two values have one shape, dtype and device."""
-    one, other = a.meta["val"], b.meta["val"]
-    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+    left, right = a.meta["val"], b.meta["val"]
+    return (left.shape, left.dtype, left.device) == (right.shape, right.dtype, right.device)
 
 
 def merge_views(graph: fx.Graph, origins: Mapping[fx.Node, Origin]) -> dict[fx.Node, fx.Node]:
-    """A view that was made before, in the same phase, is that one: what it needs later, it needs once.
+    """Merge equal views of one phase into the first, so that a transfer that they need is inserted once.
 
-    Returns what takes the place of the nodes that go.
+    Returns:
+        removed node → the node that replaces it.
     """
     first: dict[Any, fx.Node] = {}
     replaced: dict[fx.Node, fx.Node] = {}
@@ -132,14 +135,14 @@ def merge_views(graph: fx.Graph, origins: Mapping[fx.Node, Origin]) -> dict[fx.N
 
 
 def sweep(graph: fx.Graph) -> None:
-    """Erase what nothing reads; every op is functional."""
+    """Erase the nodes that nothing reads. This is safe because every op is functional."""
     for node in reversed(graph.nodes):
         if node.op in ("call_function", "get_attr") and not node.users:
             graph.erase_node(node)
 
 
 def forward_first(graph: fx.Graph, results: Sequence[Result], values: Sequence[fx.Node]) -> None:
-    """What returned values and states are made of comes before the backward: functionalizing may make views late."""
+    """Move all that returned values and states depend on before the backward; functionalizing may put views of theirs later."""
     of_tangents: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op == "call_function" and any(v in of_tangents or is_tangent(v) for v in node.all_input_nodes):
@@ -173,7 +176,7 @@ def is_tangent(node: fx.Node) -> bool:
 
 
 def unfake(graph: fx.Graph) -> None:
-    """Fake tensors are made again when a consumer of torch's wants them; they hold memory and modes."""
+    """Drop the fake tensors of the trace, which hold memory and modes; a consumer in torch makes them again."""
     for node in graph.nodes:
         for key in list(node.meta):
             if key != "autopar":

@@ -1,4 +1,4 @@
-"""Say which loops of the model the program holds unrolled: it grows with their steps."""
+"""Note which loops of the model are unrolled in the program: its size grows with their steps."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ MANY = 16  # calls of one module, above which they are steps of a loop and not s
 
 
 def about_loops(program: Program, model: torch.nn.Module, steps: Mapping[str, int], calls: Mapping[str, int]) -> Iterator[str]:
-    """A sentence for each recurrent layer, and for each module that forward calls many times; what these call in turn has none of its own.
+    """Yield a sentence for each recurrent layer, and for each module that forward calls many times; modules inside of these get no sentence.
 
     Args:
-        steps: path of a recurrent layer → the steps of all its calls.
+        steps: path of a recurrent layer → the number of steps of all its calls.
         calls: path of a module → how often it is called.
     """
     looped = [path for path, count in calls.items() if count > MANY]
@@ -26,10 +26,10 @@ def about_loops(program: Program, model: torch.nn.Module, steps: Mapping[str, in
     modules = [record_of(node).module for node in program.nodes]
     for path in (*layers, *(path for path in outermost if path not in layers)):
         module = model.get_submodule(path)
-        what = f"the {type(module).__name__} {path}" if path else f"the model ({type(module).__name__})"
+        subject = f"the {type(module).__name__} {path}" if path else f"the model ({type(module).__name__})"
         lines = sum(_within(other, path) for other in modules)
-        how = f"is unrolled into {steps[path]} steps" if path in layers else f"is called {calls[path]} times"
-        yield f"{what} {how}, which make {lines:,} of the program's {len(modules):,} lines; the time to capture grows with them"
+        predicate = f"is unrolled into {steps[path]} steps" if path in layers else f"is called {calls[path]} times"
+        yield f"{subject} {predicate}, which make {lines:,} of the program's {len(modules):,} lines; the time to capture grows with them"
 
 
 def _within(path: str, outer: str) -> bool:

@@ -1,4 +1,4 @@
-"""Inventory: a model's parameters, buffers and training flags, in one walk instead of one for each question."""
+"""Collect a model's parameters, buffers, modules and training flags in one walk."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ Named = list[tuple[str, torch.Tensor]]
 
 
 @dataclass
-class Inventory:
-    """What ``named_parameters`` and ``named_buffers`` list, in their order; ``all_…`` with every name of a tensor. And the modules, as often as
-    they have a name, with their training flags."""
+class ModelState:
+    """The state of a model at one moment.
+
+    Attributes:
+        all_parameters: names and parameters, in the order of ``named_parameters``; a tied parameter appears with each of its names.
+        all_buffers: names and buffers, in the order of ``named_buffers``; a shared buffer appears with each of its names.
+        training: the training flag of each module in ``modules``.
+        modules: the modules, once for each of their names.
+    """
 
     all_parameters: Named = field(default_factory=list)
     all_buffers: Named = field(default_factory=list)
@@ -21,28 +27,31 @@ class Inventory:
 
     @property
     def parameters(self) -> Named:
+        """The parameters, each with its first name."""
         return _distinct(self.all_parameters)
 
     @property
     def buffers(self) -> Named:
+        """The buffers, each with its first name."""
         return _distinct(self.all_buffers)
 
 
-def inventory(model: torch.nn.Module) -> Inventory:
-    found = Inventory()
-    _walk(model, "", found)
-    return found
+def model_state(model: torch.nn.Module) -> ModelState:
+    """Collect the state of a model."""
+    state = ModelState()
+    _collect(model, "", state)
+    return state
 
 
-def _walk(module: torch.nn.Module, prefix: str, found: Inventory) -> None:
-    found.training.append(module.training)
-    found.modules.append(module)
-    own = vars(module)
-    found.all_parameters += [(prefix + name, tensor) for name, tensor in own["_parameters"].items() if tensor is not None]
-    found.all_buffers += [(prefix + name, tensor) for name, tensor in own["_buffers"].items() if tensor is not None]
-    for name, child in own["_modules"].items():
+def _collect(module: torch.nn.Module, prefix: str, state: ModelState) -> None:
+    state.training.append(module.training)
+    state.modules.append(module)
+    attributes = vars(module)
+    state.all_parameters += [(prefix + name, tensor) for name, tensor in attributes["_parameters"].items() if tensor is not None]
+    state.all_buffers += [(prefix + name, tensor) for name, tensor in attributes["_buffers"].items() if tensor is not None]
+    for name, child in attributes["_modules"].items():
         if child is not None:
-            _walk(child, f"{prefix}{name}.", found)
+            _collect(child, f"{prefix}{name}.", state)
 
 
 def _distinct(named: Named) -> Named:

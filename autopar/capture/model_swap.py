@@ -1,9 +1,9 @@
-"""Borrowing a model for a trace: its tensors are replaced by stand-ins, and everything is put back afterwards.
+"""Swap a model's tensors for stand-ins during a trace, and restore everything afterwards.
 
-``torch.func.functional_call`` does this for parameters and buffers alone, and leaves its stand-ins in a module that has
-two names. Here every attribute of every module is put back, whatever forward did to it, and what forward *would* have
-changed is found out: a buffer that was given a new tensor becomes state; a tensor kept anywhere else is refused. (Seen
-are the attributes of modules and the containers in them, not the insides of other objects.)
+``torch.func.functional_call`` does this only for parameters and buffers, and it leaves its stand-ins in a module that has
+two names. ``ModelSwap`` restores every attribute of every module, whatever forward did to it, and detects what forward *would* have
+changed. A buffer that forward assigns a new tensor becomes state. A tensor that forward keeps anywhere else is refused. (Only
+the attributes of modules and the containers in them are checked, not the insides of other objects.)
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from autopar.errors import CaptureError
 
 CONTAINERS = (list, dict, set, collections.deque)
 
-ONE_AT_A_TIME = threading.RLock()  # a model that is lent, and hooks on all modules, are seen by every thread
+ONE_AT_A_TIME = threading.RLock()  # every thread sees the stand-ins, and the hooks on all modules
 
 
-class Borrower:
-    """Borrows one model, several times.
+class ModelSwap:
+    """Swaps the tensors of one model, as often as needed.
 
     Attributes:
-        reassigned: after a loan, buffer → the tensor that forward put in its place.
+        reassigned: after a swap, buffer → the tensor that forward put in its place.
         changed: attributes that hold no tensors and that forward changed, as ``module.attribute``.
     """
 
@@ -40,8 +40,8 @@ class Borrower:
         self._homes = collections.Counter(id(b) for module in self._names for b in module._buffers.values())
 
     @contextlib.contextmanager
-    def borrowed(self, stand_ins: Mapping[torch.Tensor, torch.Tensor]) -> Iterator[None]:
-        """Run the model on stand-ins for its parameters and buffers; it is as it was when the block ends.
+    def swapped(self, stand_ins: Mapping[torch.Tensor, torch.Tensor]) -> Iterator[None]:
+        """Put stand-ins in the place of the parameters and buffers; the model is restored when the ``with`` block ends.
 
         Raises:
             CaptureError: forward keeps a tensor that is neither an output nor a buffer.
@@ -49,7 +49,7 @@ class Borrower:
         swaps = {id(tensor): stand_in for tensor, stand_in in stand_ins.items()}
         owners = {id(stand_in): tensor for tensor, stand_in in stand_ins.items()}
         attributes = {module: dict(vars(module)) for module in self._names}
-        containers = {}  # every list, dict, … that an attribute leads to, at any depth: id → (it, whose it is, content)
+        containers = {}  # every list, dict, … that an attribute leads to, at any depth: id → (container, name of the attribute, content)
         for module, name in self._names.items():
             for key, value in vars(module).items():
                 for container in _containers(value):
@@ -60,19 +60,19 @@ class Borrower:
                     vars(module)[key] = _swapped(value, swaps)
             for container, _, _ in containers.values():
                 _swap_content(container, swaps)
-            lent = {module: dict(vars(module)) for module in self._names}
+            stand_in_attributes = {module: dict(vars(module)) for module in self._names}
             content = {key: copy.copy(container) for key, (container, _, _) in containers.items()}
             yield
             self.reassigned, self.changed = {}, []
             for module, name in self._names.items():
                 self._take_buffers(module, content[id(module._buffers)], owners)
                 for key, value in vars(module).items():
-                    if value is not lent[module].get(key, _MISSING):
-                        self._found(f"{name}.{key}".lstrip("."), [value], owners)
+                    if value is not stand_in_attributes[module].get(key, _MISSING):
+                        self._note_changed(f"{name}.{key}".lstrip("."), [value], owners)
             for key, (container, name, _) in containers.items():
                 if not name.endswith("_buffers") and not _same(container, content[key]):
                     old = {id(member) for member in _members(content[key])}
-                    self._found(name, [member for member in _members(container) if id(member) not in old], owners)
+                    self._note_changed(name, [member for member in _members(container) if id(member) not in old], owners)
         finally:
             for module in self._names:
                 vars(module).clear()
@@ -80,10 +80,10 @@ class Borrower:
             for container, _, kept in containers.values():
                 _refill(container, kept)
 
-    def _found(self, name: str, new: list[Any], owners: Mapping[int, torch.Tensor]) -> None:
-        """Forward has put something new into an attribute: a tensor is refused, other things are noted.
+    def _note_changed(self, name: str, new: list[Any], owners: Mapping[int, torch.Tensor]) -> None:
+        """Refuse a new tensor that forward has put into an attribute, and note any other new value.
 
-        Lists of the module's own parameters, or of references to them, are neither: a recurrent layer makes such where its parameters are others.
+        A list of the module's own parameters, or of references to them, is allowed: a recurrent layer makes one when its parameters have been swapped.
         """
         tensors = [v for value in new for v in _tensors([value])]
         if tensors and all(id(tensor) in owners for tensor in tensors):
@@ -116,7 +116,7 @@ _MISSING = object()
 
 
 def _containers(value: Any, seen: dict[int, Any] | None = None) -> list[Any]:
-    """``value`` and what it holds, as far as these are containers; tuples are looked into."""
+    """Return the containers among ``value`` and its members, at any depth, also inside of tuples."""
     seen = {} if seen is None else seen
     if id(value) in seen or not isinstance(value, (*CONTAINERS, tuple)):
         return list(seen.values())
@@ -128,15 +128,15 @@ def _containers(value: Any, seen: dict[int, Any] | None = None) -> list[Any]:
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    """The tensors that a container holds or refers to weakly, at any depth."""
-    held = [member for container in _containers(value) for member in _members(container)]
-    held += _members(value) if isinstance(value, tuple) else []
-    held = [member() if isinstance(member, weakref.ref) else member for member in held]
-    return [member for member in held if isinstance(member, torch.Tensor)]
+    """Return the tensors that a container holds or refers to weakly, at any depth."""
+    contents = [member for container in _containers(value) for member in _members(container)]
+    contents += _members(value) if isinstance(value, tuple) else []
+    contents = [member() if isinstance(member, weakref.ref) else member for member in contents]
+    return [member for member in contents if isinstance(member, torch.Tensor)]
 
 
 def _swapped(value: Any, swaps: Mapping[int, torch.Tensor]) -> Any:
-    """A tensor's stand-in, also inside tuples."""
+    """Return the stand-in of a tensor, also inside tuples."""
     if isinstance(value, torch.Tensor):
         return swaps.get(id(value), value)
     if type(value) is tuple:
@@ -159,7 +159,7 @@ def _members(value: Any) -> list[Any]:
 
 
 def _same(value: Any, before: Any) -> bool:
-    """Whether a container holds the very same things, in the same order."""
+    """Whether a container holds the same objects as before, in the same order."""
     keys = list(value) == list(before) if isinstance(value, dict) else True
     now, then = _members(value), _members(before)
     return keys and len(now) == len(then) and all(a is b for a, b in zip(now, then, strict=True))

@@ -1,7 +1,7 @@
-"""Where each captured node comes from: module path, user's source line, phase.
+"""Record where each captured node comes from: module path, the user's source line, phase.
 
-make_fx records none of these. A dispatch mode sees every op before it becomes a node and notes, in forward, the module
-that is running and the user's innermost line; in backward, what the forward op of the same autograd number noted.
+make_fx records none of these. A dispatch mode sees every op before it becomes a node. In forward it notes the module
+that is running and the user's innermost line. In backward it takes what it noted for the forward op with the same autograd sequence number.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from autopar.torch_private import (
     writes_outside,
 )
 
-_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _PASSES = os.path.join(os.path.dirname(os.path.dirname(_OURS)), "passes") + os.sep
 _LIBRARY = os.path.dirname(os.path.abspath(contextlib.__file__)) + os.sep
 _SITE = os.path.join(_LIBRARY, "site-packages") + os.sep
 
-LIFTED = torch.ops.aten.lift_fresh_copy.default  # makes a constant of the trace's own functional itself
+LIFTED = torch.ops.aten.lift_fresh_copy.default  # makes a constant of the trace functional by itself
 LINE = 100  # characters of a user's line that are quoted
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Module path ("" is the root), the user's line, phase, and the call; a backward op has that of the forward's."""
+    """Module path ("" is the root), the user's line, phase, and the call; a backward op has the call of its forward op."""
 
     module: str = ""
     source: str = ""
@@ -68,7 +68,7 @@ def is_users(filename: str) -> bool:
 
 
 def user_line(past: str = "") -> str:
-    """``model.py:41  self.act(self.up(x))`` of the innermost frame outside torch, autopar and the package ``past``; "" where none is."""
+    """Return ``model.py:41  self.act(self.up(x))`` for the innermost frame outside torch, autopar and the package ``past``; "" if there is none."""
     frame = sys._getframe(1)
     while frame is not None:
         if is_users(frame.f_code.co_filename) and not (past and f"{os.sep}{past}{os.sep}" in frame.f_code.co_filename):
@@ -84,12 +84,12 @@ def _quoted(filename: str, number: int) -> str:
 
 
 class Recorder(TorchDispatchMode):
-    """Notes the origin of every node that is made while it is active."""
+    """Notes the origin of every node that is made while this mode is active."""
 
     def __init__(self, model: torch.nn.Module, random: str = "parallel") -> None:
         super().__init__()
         self.origins: dict[fx.Node, Origin] = {}
-        self.returned: dict[str, list[fx.Node]] = {}  # module path → what its calls returned, where that is one tensor
+        self.returned: dict[str, list[fx.Node]] = {}  # module path → the results of its calls, if they are one tensor
         self.paths = {id(module): path for path, module in reversed(list(model.named_modules(remove_duplicate=False)))}
         self.calls: collections.Counter[str] = collections.Counter()  # module path → how often forward has called it
         self._running: list[str] = []
@@ -98,15 +98,15 @@ class Recorder(TorchDispatchMode):
         self.newest: fx.Node | None = None  # the last node that was made
         self.written: dict[int, Origin] = {}
         self.current = Origin()
-        self.refused: CaptureError | None = None  # kept, for a model that catches it
-        self.dependent: tuple[Origin, Exception] | None = None  # where the values of tensors were asked for
+        self.refused: CaptureError | None = None  # kept, because the model may catch it
+        self.dependent: tuple[Origin, Exception] | None = None  # where forward read the values of tensors
         self.streams: Streams | None = None  # of the trace that is running
         self.random = random
-        self.phase = "forward"  # told, not found out: a capture may itself run inside a backward
+        self.phase = "forward"  # set by the tracer and not detected: a capture may itself run inside a backward
 
     @contextlib.contextmanager
     def modules(self) -> Iterator[None]:
-        """Follow which module is running."""
+        """Follow which module is running, by hooks on all modules."""
 
         self.calls.clear()
 
@@ -134,12 +134,15 @@ class Recorder(TorchDispatchMode):
                 handle.remove()
 
     def running(self) -> str:
-        """The path of the innermost module that is running."""
+        """Return the path of the innermost module that is running."""
         return self._running[-1] if self._running else ""
 
     def origin_of(self, error: BaseException) -> Origin:
-        """Where an error comes from: in forward the user's innermost line that it went through, for torch refuses shapes before it
-        calls an op; in backward, which has none, the op that was running."""
+        """Return where an error comes from.
+
+        In forward, that is the user's innermost line in the traceback, because torch refuses shapes before it calls an op.
+        In backward, which has no line of the user, it is the op that was running.
+        """
         if self.phase == "backward":
             return self.current
         source, module, trace = "", "", error.__traceback__
@@ -167,7 +170,7 @@ class Recorder(TorchDispatchMode):
             self._check_random(func, kwargs or {})
             assert self.streams is not None
             draw = functools.partial(self._draw, func)
-        elif is_random_composite(func):  # comes whole under inference_mode
+        elif is_random_composite(func):  # under inference_mode it arrives undecomposed
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         try:
@@ -182,10 +185,10 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _check_dense(self, op: Any, args: Sequence[Any], results: Sequence[Any] = ()) -> None:
-        """Refuse tensors that have no pieces: those of the model's own, and those that it makes."""
-        if (met := met_in(op.__name__, args, results)) is not None:
-            what, remedy = met
-            self.refused = self.refused or CaptureError(f"{what}\n{at_line(self.current.source, self.current.module)}\n  {remedy}")
+        """Refuse tensors that cannot be split into pieces, among the operands and the results."""
+        if (refusal := met_in(op.__name__, args, results)) is not None:
+            problem, remedy = refusal
+            self.refused = self.refused or CaptureError(f"{problem}\n{at_line(self.current.source, self.current.module)}\n  {remedy}")
             raise self.refused
 
     def _draw(self, op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -193,7 +196,7 @@ class Recorder(TorchDispatchMode):
         return self.streams.draw(op, args, kwargs)
 
     def _check_random(self, op: Any, kwargs: Mapping[str, Any]) -> None:
-        """Refuse random ops whose numbers cannot be told to be those of a stream."""
+        """Refuse random ops whose numbers cannot come from a stream."""
         name = op.name().removeprefix("aten::")
         if kwargs.get("generator") is not None:
             why, remedy = "draws from a generator of the model's own", "draw without generator=, after torch.manual_seed; or pass the random tensor in"
@@ -204,7 +207,7 @@ class Recorder(TorchDispatchMode):
         elif self.streams is not None and self.streams.seeded_by_the_model():
             why, remedy = "draws after forward has seeded the generator, which a captured step does not do again", "call torch.manual_seed before forward"
         elif self.random == "single" and name.partition(".")[0] in REJECTING:
-            why = "takes as many random numbers as its values ask for, so what a single device draws after it cannot be told"
+            why = "takes a number of random numbers that depends on its values, so the later draws of a single device cannot be known"
             remedy = 'leave random="parallel"'
         else:
             return
@@ -212,14 +215,14 @@ class Recorder(TorchDispatchMode):
         raise self.refused
 
     def observe(self, func: Any) -> None:
-        """Find out where the op that is being called comes from."""
+        """Set ``current`` to the origin of the op that is being called."""
         if self.phase == "forward":
             call = Call(next(self._calls), func.name())
             self.current = Origin(self.running(), user_line(), call=call)
             self._forward.setdefault(autograd_sequence_number(), self.current)  # later ops without a gradient share the number
         else:
-            of = running_backward_of()
-            forward = Origin() if of is None else self._forward.get(of, Origin())
+            number = running_backward_of()
+            forward = Origin() if number is None else self._forward.get(number, Origin())
             self.current = Origin(forward.module, forward.source, self.phase, forward.call)
 
     def _note(self, graph: fx.Graph) -> None:
@@ -233,36 +236,36 @@ class Recorder(TorchDispatchMode):
 
 
 class Replay(Recorder):
-    """Runs a captured graph again, node by node; what it makes has the origin of the node it is made for."""
+    """Runs a captured graph again, node by node; each new node has the origin of the captured node that it is made for."""
 
     def __init__(self, model: torch.nn.Module, graph: fx.GraphModule, origins: dict[fx.Node, Origin]) -> None:
         super().__init__(model)
-        self.made: dict[fx.Node, fx.Node | None] = {}  # node of the captured graph → the last node made for it
+        self.new_nodes: dict[fx.Node, fx.Node | None] = {}  # node of the captured graph → the last node made for it
         self.written = _written(graph.graph, origins)
         self.interpreter = _Interpreter(graph, self, origins)
 
     def observe(self, func: Any) -> None:
-        """The interpreter has said it."""
+        """Do nothing: the interpreter has set ``current``."""
 
     def run(self, *args: Any) -> Any:
         with self:
             return self.interpreter.run(*args)
 
     def follow(self, returned: dict[str, list[fx.Node]]) -> None:
-        """What modules returned in the captured graph is what was made for it here."""
-        self.returned = {path: [made for node in nodes if (made := self.made.get(node))] for path, nodes in returned.items()}
+        """Translate the values that modules returned in the captured graph into the nodes that were made for them."""
+        self.returned = {path: [new for node in nodes if (new := self.new_nodes.get(node))] for path, nodes in returned.items()}
 
 
 def _written(graph: fx.Graph, origins: Mapping[fx.Node, Origin]) -> dict[int, Origin]:
-    """Where each placeholder that is written, itself or in a view of it, is written last; by its position."""
-    whose: dict[fx.Node, int] = {node: k for k, node in enumerate(graph.find_nodes(op="placeholder"))}
-    found: dict[int, Origin] = {}
+    """Map the position of each placeholder that is written, directly or through a view, to the origin of its last write."""
+    position_of: dict[fx.Node, int] = {node: k for k, node in enumerate(graph.find_nodes(op="placeholder"))}
+    last_writes: dict[int, Origin] = {}
     for node in graph.nodes:
-        if node.op == "call_function" and node.args and node.args[0] in whose and (mutates(node.target) or returns_alias(node.target)):
-            whose[node] = whose[node.args[0]]
+        if node.op == "call_function" and node.args and node.args[0] in position_of and (mutates(node.target) or returns_alias(node.target)):
+            position_of[node] = position_of[node.args[0]]
             if mutates(node.target):
-                found[whose[node]] = origins.get(node, Origin())
-    return found
+                last_writes[position_of[node]] = origins.get(node, Origin())
+    return last_writes
 
 
 class _Interpreter(fx.Interpreter):
@@ -275,10 +278,10 @@ class _Interpreter(fx.Interpreter):
         before = self.replay.newest
         value = super().run_node(n)
         if n.op == "get_attr" and isinstance(value, torch.Tensor) and any(user.target is not LIFTED for user in n.users):
-            value = as_functional(value)  # a constant of the model's, of which copies may be written
+            value = as_functional(value)  # a constant of the model; the graph may write into copies of it
         if self.replay.newest is not before:
-            self.replay.made[n] = self.replay.newest
-        elif n.target is operator.getitem and (last := self.replay.made.get(n.args[0])) is not None:  # made with its op
-            made = last.args[0] if last.target is operator.getitem else last
-            self.replay.made[n] = next((user for user in made.users if user.target is operator.getitem and user.args[1] == n.args[1]), None)
+            self.replay.new_nodes[n] = self.replay.newest
+        elif n.target is operator.getitem and (last := self.replay.new_nodes.get(n.args[0])) is not None:  # was made together with its op
+            op = last.args[0] if last.target is operator.getitem else last
+            self.replay.new_nodes[n] = next((user for user in op.users if user.target is operator.getitem and user.args[1] == n.args[1]), None)
         return value

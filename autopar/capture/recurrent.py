@@ -1,7 +1,7 @@
 """Unroll recurrent layers and cells into plain functional ops, step by step, as torch's own kernels compute them.
 
-torch's kernels write into the gates, so a graph of them would have to be traced once more to be functional; and they are one
-opaque op on accelerators.
+torch's CPU kernels write into the gates, so their graph would need a second trace to be functional. On accelerators they are one
+opaque op.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Step = Callable[[torch.Tensor, State, "Weights"], State]
 
 @dataclass(frozen=True)
 class Weights:
-    """Of one layer in one direction."""
+    """The weights of one layer in one direction."""
 
     input: torch.Tensor
     hidden: torch.Tensor
@@ -37,7 +37,7 @@ class Weights:
         return F.linear(h, self.hidden, self.hidden_bias)
 
 
-# -- steps: what the input contributes, and the state before → the state after, of which the first is the output ------------------------
+# -- steps: (contribution of the input, state before) → state after; the first tensor of the state is the output -------------------------
 
 
 def _plain_step(activation: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, state: State, weights: Weights) -> State:
@@ -76,7 +76,7 @@ def _layer(step: Step, inputs: Iterable[torch.Tensor], state: State, weights: We
 
 def _layers(step: Step, x: torch.Tensor, states: Sequence[torch.Tensor], params: Sequence[torch.Tensor], has_biases: bool, num_layers: int,
             dropout: float, train: bool, bidirectional: bool, batch_first: bool) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """All layers and directions: the outputs of the last layer, and the last states of all."""
+    """Run all layers and directions; return the outputs of the last layer, and the last states of all layers."""
     directions = 1 + bidirectional
     starts = list(zip(*(state.unbind(0) for state in states), strict=True))
     each = len(params) // len(starts)
@@ -115,7 +115,7 @@ CELLS: dict[Any, Step] = {torch.lstm_cell: _lstm_step, torch.gru_cell: _gru_step
 
 
 class Unroller(TorchFunctionMode):
-    """Unrolls the recurrences of a forward; packed sequences stay torch's, which reads their lengths.
+    """Unrolls the recurrences of a forward. Packed sequences are left to torch, which reads their lengths.
 
     Attributes:
         steps: the path of the module that was running → how many steps it was unrolled into.
@@ -130,7 +130,7 @@ class Unroller(TorchFunctionMode):
         if func in CELLS:
             x, state, *params = args
             return _cell(CELLS[func], x, _state(state), *params)
-        if func in LAYERS and isinstance(args[3], bool):  # of packed sequences it is the parameters
+        if func in LAYERS and isinstance(args[3], bool):  # for packed sequences, argument 3 is the list of parameters
             x, state, *rest = args
             self.steps[self._running()] += x.shape[1 if rest[-1] else 0]
             return _layers(LAYERS[func], x, _state(state), *rest)

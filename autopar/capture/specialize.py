@@ -1,4 +1,4 @@
-"""Specialize: the backward for gradients of only some of the returned values.
+"""Specialize the backward of a program to gradients of only some of the returned values.
 
     d_loss, d_logits : tangents                        d_loss : tangent
     a : = nll_loss_backward(d_loss, …)                 a : = nll_loss_backward(d_loss, …)
@@ -6,10 +6,11 @@
     grad w = mm(…, b)
     grad only_of_logits = mm(…, d_logits)
 
-Every op of a backward is linear in the tangents. What depends on absent ones alone is absent, and a sum is its other
-operand; so a gradient that nothing reaches is ``None``, as in eager, and not zero: an optimizer with weight decay would
-change a parameter whose gradient is zero. Where a gradient depends on no tangent (of ``copysign`` it is zero, whatever
-comes), it is there if the forward leads from what it is of to a value whose tangent is given. Linear in the graph.
+Every op of a backward is linear in the tangents. A value that depends only on absent tangents is absent, and a sum with an absent
+operand is its other operand. So a gradient that no tangent reaches is ``None``, as in eager, and not zero: an optimizer with weight
+decay would change a parameter whose gradient is zero. Some gradients depend on no tangent (that of ``copysign`` is always zero).
+Such a gradient is kept if the forward leads from its parameter or input to a value whose tangent is present. The time is linear in
+the size of the graph.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ ADDITIONS = {torch.ops.aten.add.Tensor}
 
 
 def specialize(program: Program, given: frozenset[int], device: torch.device) -> Program:
-    """A traced program in which only the returned values at positions ``given`` have tangents.
+    """Return a traced program in which only the returned values at positions ``given`` have tangents.
 
-    ``device`` is where zeros are made, for the few ops that read an absent value beside one that is there.
+    Args:
+        device: where zeros are made, for the few ops that read an absent value beside a present one.
     """
     copy = _Specialized(program, given, device)
     for node in program.nodes:
@@ -45,7 +47,7 @@ class _Specialized:
         self.given = given
         self.nodes: dict[fx.Node, fx.Node] = {}
         self.absent: set[fx.Node] = set()
-        self.from_tangents: set[fx.Node] = set()  # of the old program, absent ones included
+        self.from_tangents: set[fx.Node] = set()  # nodes of the old program, absent ones included
         self.names = {node.name for node in program.nodes}
 
     def node(self, node: fx.Node) -> None:
@@ -55,15 +57,15 @@ class _Specialized:
             if record.index not in self.given:
                 self.absent.add(node)
                 return
-        moving = [value for value in operands(node) if value in self.from_tangents]
-        if moving:
+        dependent = [value for value in operands(node) if value in self.from_tangents]
+        if dependent:
             self.from_tangents.add(node)
-            here = [value for value in moving if value not in self.absent]
-            if not here:
+            present = [value for value in dependent if value not in self.absent]
+            if not present:
                 self.absent.add(node)
                 return
-            if len(here) < len(moving) and node.target in ADDITIONS and self._is_other(node, here):
-                self.nodes[node] = self.nodes[here[0]]
+            if len(present) < len(dependent) and node.target in ADDITIONS and self._is_other(node, present):
+                self.nodes[node] = self.nodes[present[0]]
                 return
         new = make_node(self.graph, node.name, node.op, node.target,
                         map_operands(node.args, lambda value: self._operand(value, record)),
@@ -71,12 +73,12 @@ class _Specialized:
         set_record(new, record)
         self.nodes[node] = new
 
-    def _is_other(self, node: fx.Node, here: list[fx.Node]) -> bool:
-        """Whether a sum with an absent operand is just the other one: not scaled, not broadcast."""
-        return not node.kwargs and len(here) == 1 and record_of(here[0]).type == record_of(node).type and not is_getitem(node)
+    def _is_other(self, node: fx.Node, present: list[fx.Node]) -> bool:
+        """Whether a sum with an absent operand equals the other operand, without scaling or broadcasting."""
+        return not node.kwargs and len(present) == 1 and record_of(present[0]).type == record_of(node).type and not is_getitem(node)
 
     def _operand(self, value: fx.Node, user: Record) -> fx.Node:
-        """An absent operand beside one that is there is zero."""
+        """Return the new operand; an absent operand beside a present one becomes zero."""
         if value not in self.absent:
             return self.nodes[value]
         type = record_of(value).type

@@ -1,4 +1,4 @@
-"""Trace: run the model and its backward once on fake tensors, and note all that happens."""
+"""Trace the model and its backward once on fake tensors, and note all that happens."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from autopar.capture.decompose.strides import STRIDES
 from autopar.capture.decompose.unknown import decomposition_table
 from autopar.capture.explained import explained, values_read
 from autopar.capture.guards import Guards, Reads
-from autopar.capture.model_swap import Borrower
+from autopar.capture.model_swap import ModelSwap
 from autopar.capture.provenance import Origin, Recorder, Replay
 from autopar.capture.recurrent import Unroller
 from autopar.errors import CaptureError, at_line
 from autopar.ir.ops.seeded_random import Streams
-from autopar.ir.structure import Structure, flatten, is_cache, unflatten, way_to
+from autopar.ir.structure import Structure, flatten, is_cache, path_to, unflatten
 from autopar.torch_private import (
     DATA_DEPENDENT,
     FakeTensorMode,
@@ -37,19 +37,22 @@ from autopar.torch_private import (
 
 
 class Tracer:
-    """One trace of one model, and what was seen on the way.
+    """One trace of one model, and what it observed.
 
     Attributes:
-        parameters, buffers: of the model, by name; ``arguments`` of the call.
-        module: the graph: its placeholders are these three, the tangents and the seed; its result is one flat list, of what the
-            model returns, of the gradients of ``differentiated`` placeholders, of the next values of ``reassigned`` buffers.
+        parameters, buffers: those of the model, by name.
+        arguments: the arguments of the call.
+        module: the graph. Its placeholders are parameters, buffers, arguments, tangents and the seed. Its result is one flat list: the
+            values that the model returns, the gradients of the ``differentiated`` placeholders, the next values of the ``reassigned`` buffers.
         compiled: whether torch.compile has wrapped a part of the model.
         recorder: where the nodes come from.
-        draws: what a single device draws, by stream; the last placeholder is the seed.
-        spec, leaves, returned: the structure of the outputs, those that are no tensors, and the number of the others.
-        differentiable: the positions of outputs that have a tangent.
-        extended: the arguments that forward extends and returns: each position, and the way to it in the outputs.
-        device: of the first tensor that is not on meta.
+        draws: the random draws of a single device, by stream; the last placeholder is the seed.
+        spec: the structure of the outputs.
+        leaves: the outputs that are not tensors, by position.
+        returned: the number of tensor outputs.
+        differentiable: the positions of the outputs that have a tangent.
+        extended: the arguments that forward extends and returns: the position of each, and its path in the outputs.
+        device: the device of the first tensor that is not on meta.
         guards: the Python values that forward read.
     """
 
@@ -59,7 +62,7 @@ class Tracer:
         self.parameters = dict(model.named_parameters())
         self.buffers = dict(model.named_buffers())
         self.recorder = Recorder(model, random)
-        self.borrower = Borrower(model)
+        self.model_swap = ModelSwap(model)
         self.beside = Beside()
         self.unroller = Unroller(self.recorder.running)
         self.compiled = any(hasattr(module, "_orig_mod") or vars(module).get("_compiled_call_impl") is not None for module in model.modules())
@@ -68,9 +71,9 @@ class Tracer:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def run(self) -> Tracer:
-        given = [*self.parameters.values(), *self.buffers.values(), *self.arguments.tensors]
-        self.device = _device(given)
-        fakes = [self._fake(t) for t in given]
+        tensors = [*self.parameters.values(), *self.buffers.values(), *self.arguments.tensors]
+        self.device = _device(tensors)
+        fakes = [self._fake(t) for t in tensors]
         seed = self._fake(torch.empty((), dtype=torch.int64))
         tangents = self._probe(fakes, seed)
         self.module = self._trace(fakes, tangents, seed)
@@ -84,19 +87,19 @@ class Tracer:
         return self
 
     def doing(self) -> str:
-        """The phase, and the module whose forward runs, or whose backward."""
+        """Name the phase, and the module whose forward or backward runs."""
         return f"capture, {self.recorder.phase}: {self.recorder.current.module or type(self.model).__name__}"
 
     def notes(self) -> tuple[str, ...]:
-        """What a person should know: what forward changed that is not changed now."""
-        names = [*self.borrower.changed, *self.reads.changed]
+        """Describe what forward changes and a captured step does not change."""
+        names = [*self.model_swap.changed, *self.reads.changed]
         changed = f"forward changes {', '.join(names)}; the captured step keeps the values of the first call"
         return (*[changed] * bool(names), *self.beside.notes())
 
     def _warn_of_changes(self) -> None:
-        """Of what forward changes and reads at its next call: that call would be another one."""
+        """Warn of values that forward changes and reads in its next call: the captured step keeps their first values."""
         read = {guard.place.words for guard in self.guards.found}
-        changed = [*(name for name in self.borrower.changed if name in read and self.reads.uses(name.rpartition(".")[2])), *self.reads.changed]
+        changed = [*(name for name in self.model_swap.changed if name in read and self.reads.uses(name.rpartition(".")[2])), *self.reads.changed]
         if changed:
             warnings.warn(
                 f"forward reads and changes {', '.join(changed)}, and a captured step keeps the values of the first call\n"
@@ -111,28 +114,28 @@ class Tracer:
         return fake.requires_grad_(tensor.requires_grad and self.grad)
 
     @contextlib.contextmanager
-    def _lent(self, tensors: Sequence[torch.Tensor], seed: torch.Tensor) -> Iterator[None]:
-        """The model on stand-ins, over the backward too: what it recomputes reads them again."""
-        own = [*self.parameters.values(), *self.buffers.values()]
+    def _on_stand_ins(self, tensors: Sequence[torch.Tensor], seed: torch.Tensor) -> Iterator[None]:
+        """Run the model on stand-ins, in the backward too, because recomputation reads them again."""
+        model_tensors = [*self.parameters.values(), *self.buffers.values()]
         self.recorder.streams = streams = Streams(seed)
-        lent = self.borrower.borrowed(dict(zip(own, tensors, strict=False)))
-        written = compiled_parts_in_eager() if self.compiled else contextlib.nullcontext()
-        alone = streams.numbering(), caches_forgotten(self.model), self.beside.watched(), _autograd_alone(), _plain_recurrences(), assignments_refused()
-        # hooks run in this order: the module that runs is known before one is refused
+        swapped = self.model_swap.swapped(dict(zip(model_tensors, tensors, strict=False)))
+        eager = compiled_parts_in_eager() if self.compiled else contextlib.nullcontext()
+        isolation = streams.numbering(), caches_forgotten(self.model), self.beside.watched(), _outer_autograd_ignored(), _plain_recurrences(), assignments_refused()
+        # hooks run in this order: an error about a hook needs to know the module that runs
         hooks = self.recorder.modules(), hooked_weights_refused(self.recorder.paths)
         with contextlib.ExitStack() as stack:
-            for context in (lent, written, zero_tensors_viewed(), *alone, self._explained(), *hooks):
+            for context in (swapped, eager, zero_tensors_viewed(), *isolation, self._explained(), *hooks):
                 stack.enter_context(context)
             yield
 
-    def _written(self) -> list[torch.Tensor]:
-        """The tensors that forward put in the place of buffers, when the model has been given back."""
-        taken = self.borrower.reassigned
-        self.reassigned = [name for name, buffer in self.buffers.items() if buffer in taken]
-        return [taken[self.buffers[name]] for name in self.reassigned]
+    def _next_buffers(self) -> list[torch.Tensor]:
+        """Return the tensors that forward assigned to buffers. Call this when the model has been restored."""
+        next_values = self.model_swap.reassigned
+        self.reassigned = [name for name, buffer in self.buffers.items() if buffer in next_values]
+        return [next_values[self.buffers[name]] for name in self.reassigned]
 
     def _call(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors that the lent model returns; remembers how they are arranged."""
+        """Call the model on stand-ins; return its tensors, and remember their structure."""
         rest = iter(tensors[len(self.parameters) + len(self.buffers) :])
         flat = [next(rest) if isinstance(v, torch.Tensor) else v for v in self.arguments.flat]
         args, kwargs = unflatten(flat, self.arguments.spec)
@@ -154,23 +157,23 @@ class Tracer:
         return tensors
 
     def _refuse_changed(self, before: Sequence[tuple[Any, tuple[list[Any], Structure]]], outputs: Any) -> None:
-        """Arguments that forward gives other contents: a cache that it returns too can follow, others are refused."""
+        """Refuse arguments whose contents forward changes, except a cache that it also returns."""
         self.extended: list[tuple[int, tuple[int, ...]]] = []
         for k, (name, (value, (leaves, spec))) in enumerate(zip(self.arguments.passed, before, strict=True)):
-            now, arranged = flatten(value)
-            if arranged == spec and all(a is b for a, b in zip(now, leaves, strict=True)):
+            now, new_spec = flatten(value)
+            if new_spec == spec and all(a is b for a, b in zip(now, leaves, strict=True)):
                 continue
-            what = f"{name}, a {type(value).__name__}"
+            described = f"{name}, a {type(value).__name__}"
             if not is_cache(value):
-                raise CaptureError(f"forward changes its argument {what}, which the caller would see changed\n  change a copy of it")
-            way = way_to(outputs, value)
-            if way is None:
-                raise CaptureError(f"forward changes its argument {what}, and does not return it\n  return it, so that its new contents are outputs")
-            self.extended.append((k, way))
+                raise CaptureError(f"forward changes its argument {described}, which the caller would see changed\n  change a copy of it")
+            path = path_to(outputs, value)
+            if path is None:
+                raise CaptureError(f"forward changes its argument {described}, and does not return it\n  return it, so that its new contents are outputs")
+            self.extended.append((k, path))
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Control flow on values is refused, also where the model itself has caught the error."""
+        """Explain errors, and refuse control flow on values even if the model catches the error."""
         try:
             with self.recorder:
                 yield
@@ -189,14 +192,14 @@ class Tracer:
             raise values_read(origin, cause) from cause
 
     def _probe(self, fakes: Sequence[torch.Tensor], seed: torch.Tensor) -> list[torch.Tensor]:
-        """One forward on fakes, to learn which outputs have a tangent, and of what shape."""
-        with self.mode, self._lent(fakes, seed):
+        """Run one forward on fakes, to learn which outputs have a tangent; return a fake of each tangent."""
+        with self.mode, self._on_stand_ins(fakes, seed):
             outputs = self._call(fakes)
         for fake in fakes:
-            fake.grad = None  # of a backward inside of forward
+            fake.grad = None  # a backward inside of forward may have set it
         self.differentiable = tuple(k for k, o in enumerate(outputs) if self.grad and o.requires_grad)
         like = [outputs[k] for k in self.differentiable]
-        with self.mode:  # contiguous, as those that the runtime cuts
+        with self.mode:  # contiguous, as are the pieces that the runtime cuts
             return [torch.empty(o.shape, dtype=o.dtype, device=o.device) for o in like]
 
     def _trace(self, fakes: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], seed: torch.Tensor) -> fx.GraphModule:
@@ -204,25 +207,25 @@ class Tracer:
 
         def joint(fakes: list[torch.Tensor], tangents: list[torch.Tensor], seed: torch.Tensor) -> Any:
             gradients: Sequence[torch.Tensor | None] = ()
-            # not in the probe: torch takes other ways where there are such modes
-            with self._lent(fakes, seed), ClassesChecked(), self.unroller, self.reads.recording():
+            # these modes are not in the probe: torch takes other code paths under them
+            with self._on_stand_ins(fakes, seed), ClassesChecked(), self.unroller, self.reads.recording():
                 outputs = self._call(fakes)
                 if tangents:
                     self.recorder.phase = "backward"
-                    wanted = [fakes[k] for k in self.differentiated]
+                    sources = [fakes[k] for k in self.differentiated]
                     differentiable = [outputs[k] for k in self.differentiable]
                     with single_threaded_backward():
-                        gradients = torch.autograd.grad(differentiable, wanted, tangents, allow_unused=True)
-                    gradients = [_with_own(leaf, gradient) for leaf, gradient in zip(wanted, gradients, strict=True)]
-            return [*outputs, *gradients, *self._written()]
+                        gradients = torch.autograd.grad(differentiable, sources, tangents, allow_unused=True)
+                    gradients = [_with_accumulated(leaf, gradient) for leaf, gradient in zip(sources, gradients, strict=True)]
+            return [*outputs, *gradients, *self._next_buffers()]
 
-        # as_strided stays the view that it is, as long as ops write into views
+        # as_strided stays a view in this trace, because ops may still write into views
         table = {op: how for op, how in decomposition_table().items() if op not in STRIDES}
         with self.mode:
             return make_fx(joint, decomposition_table=table)(list(fakes), list(tangents), seed)
 
     def _functionalize(self, graph: fx.GraphModule, fakes: Sequence[torch.Tensor]) -> fx.GraphModule:
-        """Trace the captured graph again, without its writes; a write into an argument stays, as one ``copy_``."""
+        """Trace the captured graph again without its writes; a write into an argument stays, as one ``copy_``."""
         graph.graph.set_codegen(fx.graph.CodeGen())
         returned = self.recorder.returned
         self.recorder = replay = Replay(self.model, graph, self.recorder.origins)
@@ -240,37 +243,37 @@ class Tracer:
 
 
 def _add_line(error: Exception, origin: Origin) -> None:
-    """An error of torch's or the model's own, from Python 3.11 on, says which line of the model it comes from."""
+    """Add the model's line to an error of torch or of the model; this needs Python 3.11."""
     if hasattr(error, "add_note") and not isinstance(error, CaptureError):
         error.add_note(f"while autopar captured the step, at\n{at_line(origin.source, origin.module)}")
 
 
 @contextlib.contextmanager
-def _autograd_alone() -> Iterator[None]:
-    """A checkpoint that the call stands in, or anomaly detection, is about the run and not about its capture."""
-    own = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x) if are_saved_tensors_hooked() else contextlib.nullcontext()
-    with own, torch.autograd.set_detect_anomaly(False):
+def _outer_autograd_ignored() -> Iterator[None]:
+    """Ignore a checkpoint around the call, and anomaly detection: they concern the run and not its capture."""
+    identity_hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x) if are_saved_tensors_hooked() else contextlib.nullcontext()
+    with identity_hooks, torch.autograd.set_detect_anomaly(False):
         yield
 
 
-def _with_own(leaf: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
-    """With what a backward of the model's own, inside of an ``autograd.Function``, has put into ``.grad``."""
-    if not leaf.is_leaf:  # it has been written to
+def _with_accumulated(leaf: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """Add what a backward inside of an ``autograd.Function`` of the model has put into ``.grad``."""
+    if not leaf.is_leaf:  # forward has written into it
         return gradient
-    own, leaf.grad = leaf.grad, None
-    return gradient if own is None else own if gradient is None else gradient + own
+    accumulated, leaf.grad = leaf.grad, None
+    return gradient if accumulated is None else accumulated if gradient is None else gradient + accumulated
 
 
 def _device(tensors: Sequence[torch.Tensor]) -> torch.device:
-    """That of the first tensor that has values. On meta alone: the accelerator, or CPU, so that the ops are those of a run."""
+    """Return the device of the first tensor that is not on meta. If all are, return the accelerator or the CPU, so that the ops are those of a run."""
     real = next((tensor.device for tensor in tensors if not tensor.is_meta), None)
     return real or torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 @contextlib.contextmanager
 def _plain_recurrences() -> Iterator[None]:
-    """Recurrent layers as plain ops, and not as one of oneDNN, whose backward takes a tensor that may be undefined. Kernels that ops choose
-    when they run are not concerned."""
+    """Trace recurrent layers as plain ops and not as one op of oneDNN, whose backward takes a tensor that may be undefined. This does not
+    change which kernels the ops use in a run."""
     before = torch.backends.mkldnn.enabled
     set_onednn(False)
     try:

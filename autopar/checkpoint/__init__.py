@@ -1,10 +1,10 @@
-"""Checkpoints: a nested state of tensors and plain values, whole on disk or not there, for any mesh.
+"""Save and load checkpoints: nested states of tensors and plain values, for any mesh.
 
     autopar.checkpoint.save(folder, {"model": parallel.state_dict(), "optimizer": ..., "step": 7})
     state = autopar.checkpoint.load(folder, {"model": parallel.state_dict(), "optimizer": ..., "step": 0})
 
-A checkpoint says nothing of the mesh that wrote it. Tensors are filled in place, each rank's pieces and nothing else, a few
-MiB at a time; files are checked before anything is filled. Loading runs no code: there are numbers, and JSON.
+A checkpoint on disk is always complete. It does not depend on the mesh that wrote it. A load fills tensors in place, only the
+pieces of each rank, a few MiB at a time, and checks all files first. Loading runs no code: a checkpoint holds numbers and JSON.
 """
 
 from __future__ import annotations

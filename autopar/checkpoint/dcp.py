@@ -3,10 +3,10 @@
     autopar.checkpoint.import_dcp("dcp/step-100", "checkpoints", allow_pickle=True)
     autopar.checkpoint.export_dcp("checkpoints", "dcp/step-101")
 
-One process does it, a tensor at a time. A DCP folder describes itself in ``.metadata``, which is a pickle: a file that can run
-code when it is read. It is read only with the user's word, and then by an unpickler that makes DCP's own descriptions and
-nothing else; all else is read as torch reads weights. A folder of safetensors, as ``HuggingFaceStorageWriter`` writes, has no
-pickle.
+One process converts a folder, a tensor at a time. A DCP folder describes its contents in ``.metadata``, which is a pickle: a file
+that can run code when it is read. It is read only with ``allow_pickle=True``, and then by an unpickler that accepts only the classes
+of DCP's own descriptions; everything else is read as torch reads weights. A folder of safetensors, as ``HuggingFaceStorageWriter``
+writes, has no pickle.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from typing import Any
 
 import torch
 
+from autopar.checkpoint.collective_errors import is_single_process, torch_failures
 from autopar.checkpoint.dcp_trees import as_saved, as_torchtitan
 from autopar.checkpoint.folder import folder_of
 from autopar.checkpoint.newest import newest_whole
 from autopar.checkpoint.pieces import Piece
-from autopar.checkpoint.saving import written
+from autopar.checkpoint.saving import write_checkpoint
 from autopar.checkpoint.tensors import check_dtype
-from autopar.checkpoint.together import alone, torch_failures
-from autopar.checkpoint.values import put_together, taken_apart
+from autopar.checkpoint.values import decode_state, encode_state
 from autopar.errors import CheckpointError
 
 
 def import_dcp(source: str | os.PathLike[str], folder: str | os.PathLike[str], *, allow_pickle: bool = False, skip: Sequence[str] = (),
                keep: int | None = 2) -> Path:  # fmt: skip
-    """Read a DCP folder, and write what it holds as a checkpoint into a folder of checkpoints.
+    """Read a DCP folder, and write its contents as a checkpoint into a folder of checkpoints.
 
     The checkpoint has the form of ``step.state_dict()``: ``model``; ``optimizer`` with ``state`` and ``param_groups`` by the
-    names of parameters, also where it was flattened; ``step``, from ``train_state`` or the optimizer; and ``rng``, the state
-    of a fresh generator, since DCP keeps none. What else is there keeps its name.
+    names of parameters, even if DCP flattened it; ``step``, from ``train_state`` or the optimizer; and ``rng``, the state
+    of a fresh generator, because DCP keeps none. All other entries keep their names.
 
     Args:
-        source: that ``torch.distributed.checkpoint.save`` has written.
+        source: a folder that ``torch.distributed.checkpoint.save`` has written.
         folder: as for ``save``.
-        allow_pickle: read ``.metadata``, which is a pickle; what is no description of DCP's in it is refused all the same.
-        skip: globs over DCP's names, as ``dataloader*``, of what is left out.
+        allow_pickle: read ``.metadata``, which is a pickle; anything in it that is not a description of DCP is still refused.
+        skip: globs over DCP's names, such as ``dataloader*``, of entries to leave out.
         keep: as for ``save``.
 
     Returns:
@@ -50,42 +50,42 @@ def import_dcp(source: str | os.PathLike[str], folder: str | os.PathLike[str], *
 
     Raises:
         FileNotFoundError: there is no such folder.
-        CheckpointError: it is no DCP folder; it needs ``allow_pickle``; or it has what a checkpoint cannot keep.
+        CheckpointError: it is no DCP folder; it needs ``allow_pickle``; or it has a value that a checkpoint cannot keep.
         RuntimeError: there are several processes.
     """
     _refuse_several("import_dcp")
     from autopar.checkpoint.dcp_source import Source
 
     source = folder_of(source)
-    read = Source(source, allow_pickle)
-    names = [name for name in read.paths if not any(fnmatch.fnmatchcase(name, glob) for glob in skip)]
+    stored = Source(source, allow_pickle)
+    names = [name for name in stored.paths if not any(fnmatch.fnmatchcase(name, glob) for glob in skip)]
     try:
-        tensors, tree = taken_apart(as_saved(read.nested(names)))
+        tensors, tree = encode_state(as_saved(stored.nested(names)))
         for name, tensor in tensors.items():
             check_dtype(name, tensor)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{source} has what a checkpoint cannot keep: {error}; or leave it out with skip") from error
     pieces = {name: [Piece((0,) * tensor.dim(), tensor)] for name, tensor in tensors.items()}
-    return written(folder_of(folder), tree, tensors, pieces, keep, read.values)
+    return write_checkpoint(folder_of(folder), tree, tensors, pieces, keep, stored.values)
 
 
 def export_dcp(source: str | os.PathLike[str], folder: str | os.PathLike[str], *, torchtitan: bool = False) -> Path:
     """Write a checkpoint as a DCP folder, which ``torch.distributed.checkpoint.load`` reads.
 
     It has the names of the state that was saved: ``step.state_dict()`` gives ``model``, and ``optimizer`` as
-    ``get_optimizer_state_dict`` has it.
+    ``get_optimizer_state_dict`` returns it.
 
     Args:
-        source: a checkpoint, or a folder of them, of which the newest whole one is taken.
-        folder: a new one.
-        torchtitan: with the names of torchtitan: the model's at the top, a flattened optimizer, ``train_state``.
+        source: a checkpoint, or a folder of checkpoints, whose newest complete one is used.
+        folder: a new folder.
+        torchtitan: use the names of torchtitan: the model's names at the top, a flattened optimizer, ``train_state``.
 
     Returns:
         The folder.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
-        CheckpointError: it is damaged; the folder is there already; or two values would have one name.
+        CheckpointError: the checkpoint is damaged; the folder exists already; or two values would have the same name.
         RuntimeError: there are several processes.
     """
     _refuse_several("export_dcp")
@@ -98,12 +98,12 @@ def export_dcp(source: str | os.PathLike[str], folder: str | os.PathLike[str], *
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(f"{folder} is there already, and not empty; name a new folder")
     path, manifest, _ = newest_whole(folder_of(source), lambda *_: None, None)
-    stored = {name: torch.empty(one.shape, dtype=one.dtype, device="meta") for name, one in manifest.tensors.items()}
+    stored = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in manifest.tensors.items()}
     names = {id(tensor): name for name, tensor in stored.items()}
-    state = put_together(manifest.tree, stored)
+    state = decode_state(manifest.tree, stored)
 
     class Planner(DefaultSavePlanner):
-        """Reads a tensor when it is written."""
+        """Reads each tensor from the checkpoint when DCP writes it."""
 
         def lookup_object(self, index: Any) -> Any:
             value = super().lookup_object(index)
@@ -117,8 +117,8 @@ def export_dcp(source: str | os.PathLike[str], folder: str | os.PathLike[str], *
     return folder
 
 
-def _refuse_several(what: str) -> None:
-    if not alone():
-        raise RuntimeError(f"autopar.checkpoint.{what} is for one process, and there are several; call it in a script of its own, or as autopar checkpoint")
+def _refuse_several(function: str) -> None:
+    if not is_single_process():
+        raise RuntimeError(f"autopar.checkpoint.{function} is for one process, and there are several; call it in a script of its own, or as autopar checkpoint")
 
 

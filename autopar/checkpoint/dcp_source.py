@@ -1,4 +1,4 @@
-"""A DCP folder that is read: what it has by name, and its tensors one by one. No code of the folder's runs."""
+"""Read a DCP folder: its entries by name, and its tensors one by one. No code from the folder runs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from torch.distributed.checkpoint import (
 )
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
 
-from autopar.checkpoint.together import torch_failures
+from autopar.checkpoint.collective_errors import torch_failures
 from autopar.errors import CheckpointError
 
 METADATA = ".metadata"
 
-# what a pickle of DCP's descriptions names, module → names; beside torch's dtypes
+# the classes that a pickle of DCP's descriptions may name, module → names; torch's dtypes are admitted too
 ADMITTED = {
     "torch.distributed.checkpoint.metadata": {
         "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "MetadataIndex", "StorageMeta",
@@ -52,12 +52,12 @@ class Source:
     def __init__(self, folder: Path, allow_pickle: bool) -> None:
         self._folder = folder
         self._metadata = _metadata(folder, allow_pickle)
-        self._names: dict[int, str] = {}  # of placeholders
+        self._names: dict[int, str] = {}  # id of a placeholder → its name
         paths = self._metadata.planner_data or {}
         self.paths: dict[str, ObjectPath] = {name: tuple(paths.get(name, (name,))) for name in self._metadata.state_dict_metadata}
 
     def nested(self, names: Iterable[str]) -> dict[str, Any]:
-        """The state that was saved, of these names; a tensor of more than an element is a placeholder on meta."""
+        """Return the saved state with these names; a tensor of more than one element is a placeholder on meta."""
         described = self._metadata.state_dict_metadata
         small = [name for name in names if isinstance(described[name], BytesStorageMetadata) or described[name].size.numel() <= 1]
         values = self._read({name: None if isinstance(described[name], BytesStorageMetadata) else _empty(described[name], "cpu") for name in small})
@@ -71,7 +71,7 @@ class Source:
         return _with_lists(state)
 
     def values(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What a placeholder stands for; any other tensor is itself."""
+        """Read the tensor that a placeholder stands for; any other tensor is returned unchanged."""
         if (name := self._names.get(id(tensor))) is None:
             return tensor
         return self._read({name: _empty(self._metadata.state_dict_metadata[name], "cpu")})[name]
@@ -88,7 +88,7 @@ def _empty(described: TensorStorageMetadata, device: str) -> torch.Tensor:
 
 
 class _Planner(DefaultLoadPlanner):
-    """Tensors are filled; what is no tensor is read as torch reads weights, and is in ``values``."""
+    """Fills tensors; reads every other entry as torch reads weights, and keeps it in ``values``."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False)
@@ -103,7 +103,7 @@ class _Planner(DefaultLoadPlanner):
 
 
 def _reason(error: Exception) -> str:
-    """Of torch's long text the line that says what was found."""
+    """Return the line of torch's long message that states the cause."""
     lines = [line.strip() for line in str(error).splitlines()]
     return next((line.split(". Please")[0] for line in lines if line.startswith(("WeightsUnpickler error", "Unsupported"))), lines[0] if lines else type(error).__name__)
 
@@ -115,7 +115,7 @@ def _reader(folder: Path, metadata: Metadata) -> StorageReader:
     kind = FileSystemReader if (folder / METADATA).is_file() else HuggingFaceStorageReader
 
     class Reader(kind):  # type: ignore[misc, valid-type]
-        """Has read the metadata."""
+        """Returns the metadata that has been read already."""
 
         def read_metadata(self, *_: Any, **__: Any) -> Metadata:
             return metadata
@@ -151,7 +151,7 @@ def _metadata(folder: Path, allow_pickle: bool) -> Metadata:
 
 
 class _Descriptions(pickle.Unpickler):
-    """Makes nothing but DCP's descriptions."""
+    """Unpickles only DCP's descriptions."""
 
     def find_class(self, module: str, name: str) -> Any:
         admitted = name in ADMITTED.get(module, ()) or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype))
@@ -161,16 +161,16 @@ class _Descriptions(pickle.Unpickler):
 
 
 def _check(path: Path, metadata: Any) -> None:
-    """Where it is made of DCP's descriptions, but not as DCP makes them."""
+    """Refuse metadata whose classes are DCP's but whose contents DCP would not write."""
     try:
         described, stored, paths = metadata.state_dict_metadata, metadata.storage_data, metadata.planner_data or {}
         sound = (
             isinstance(metadata, Metadata)
             and all(isinstance(name, str) for name in described)
-            and all(isinstance(one, BytesStorageMetadata) or (all(size >= 0 for size in one.size) and isinstance(one.properties.dtype, torch.dtype)) for one in described.values())
+            and all(isinstance(entry, BytesStorageMetadata) or (all(size >= 0 for size in entry.size) and isinstance(entry.properties.dtype, torch.dtype)) for entry in described.values())
             and all(isinstance(keys, tuple) and keys and all(isinstance(key, (str, int)) for key in keys) for keys in paths.values())
         )
-        files = {one.relative_path for one in stored.values()}
+        files = {entry.relative_path for entry in stored.values()}
     except (AttributeError, TypeError) as error:
         raise CheckpointError(f"{path} is no description of a DCP folder: {error}") from error
     if not sound:
@@ -192,7 +192,7 @@ def _put(state: dict[Any, Any], path: ObjectPath, value: Any) -> None:
 
 
 def _with_lists(state: Any) -> Any:
-    """Whole numbers as keys are places in a list."""
+    """Turn dicts whose keys are whole numbers into lists."""
     if type(state) is not dict:
         return state
     if state and all(type(key) is int for key in state):

@@ -1,4 +1,4 @@
-"""How the state of a training is laid out: by a ``TrainStep``, by torch's ``get_state_dict``, and by torchtitan.
+"""Convert the state of a training between the forms of ``TrainStep``, of torch's ``get_state_dict``, and of torchtitan.
 
     step.state_dict(), get_state_dict()     {"model": {"up.weight": w}, "optimizer": {"state": {"up.weight": {"exp_avg": m}}, "param_groups": […]}, "step": 7}
     torchtitan                              {"up.weight": w, "optimizer": {"state.up.weight.exp_avg": m, "param_groups.up.weight.lr": 1e-3, …}, "train_state": {"step": 7}}
@@ -15,7 +15,7 @@ State = dict[str, Any]
 
 
 def as_saved(state: State) -> State:
-    """Any of these as ``TrainStep.state_dict`` has it. A state in an object of the application, ``{"app": {…}}``, is taken out."""
+    """Convert any of these to the form of ``TrainStep.state_dict``. A state inside of an application's object, ``{"app": {…}}``, is unwrapped."""
     inner = next(iter(state.values()), None)
     if len(state) == 1 and isinstance(inner, dict) and {"model", "optim", "optimizer"} & set(inner):
         state = inner
@@ -36,10 +36,10 @@ def as_saved(state: State) -> State:
 
 
 def as_torchtitan(state: State) -> State:
-    """The state of a training, as ``TrainStep.state_dict`` has it, with the names of torchtitan.
+    """Convert a state in the form of ``TrainStep.state_dict`` to the names of torchtitan.
 
     Raises:
-        ValueError: it has no model, or one with names that torchtitan has for other things.
+        ValueError: it has no model, or the model has a name that torchtitan uses for another part.
     """
     if not isinstance(state.get("model"), Mapping):
         raise ValueError("the checkpoint has no 'model'; export it without torchtitan")
@@ -62,18 +62,18 @@ def _flattened(optimizer: Mapping[str, Any]) -> State:
 
 
 def _nested(flat: Mapping[str, Any], order: list[str]) -> State:
-    """A flattened optimizer by names of parameters, in the order of the model; those with the same options are one group."""
+    """Nest a flattened optimizer by names of parameters, in the order of the model; parameters with the same options are one group."""
     parts: dict[str, dict[str, State]] = {"state": {}, "param_groups": {}}
-    known = set(order)
+    parameters = set(order)
     for full, value in flat.items():
         part, _, rest = full.partition(".")
-        name, key = _split(rest, known)
+        name, key = _split(rest, parameters)
         parts[part].setdefault(name, {})[key] = value
     place = {name: k for k, name in enumerate(order)}
     groups: list[State] = []
     for name in sorted(parts["param_groups"], key=lambda name: place.get(name, len(place))):
         options = parts["param_groups"][name]
-        group = next((one for one in groups if {key: value for key, value in one.items() if key != "params"} == options), None)
+        group = next((known for known in groups if {key: value for key, value in known.items() if key != "params"} == options), None)
         if group is None:
             groups.append(group := {**options, "params": []})
         group["params"].append(name)
@@ -81,7 +81,7 @@ def _nested(flat: Mapping[str, Any], order: list[str]) -> State:
 
 
 def _split(rest: str, names: Iterable[str]) -> tuple[str, str]:
-    """``up.weight.exp_avg`` is ``exp_avg`` of ``up.weight``: the longest name of a parameter that it begins with."""
+    """Split ``up.weight.exp_avg`` into ``up.weight``, the longest parameter name at its start, and ``exp_avg``."""
     cut = len(rest)
     while (cut := rest.rfind(".", 0, cut)) > 0:
         if rest[:cut] in names:
@@ -91,7 +91,7 @@ def _split(rest: str, names: Iterable[str]) -> tuple[str, str]:
 
 
 def _plain(value: Any) -> Any:
-    """A number for a tensor that is one: a count of steps, the last learning rate."""
+    """Replace tensors without dims by numbers, such as a count of steps or the last learning rate."""
     if isinstance(value, torch.Tensor):
         return value.item() if value.dim() == 0 else value
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""The file operations of a save, each a function of its own, and reading files as they were written.
+"""Write the files of a save by a few operations, and read and verify stored files.
 
-A save touches the disk through ``OPERATIONS`` alone, so that tests can end it before, within and after each of them.
+A save touches the disk only through ``OPERATIONS``, so that tests can interrupt it before, within and after each of them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ OPERATIONS = ("make", "create", "append", "force", "force_names", "rename", "rem
 
 
 def make(folder: Path) -> None:
-    """Make a folder, and those above it."""
+    """Make a folder, and its parents."""
     folder.mkdir(parents=True, exist_ok=True)
 
 
 def create(path: Path) -> BinaryIO:
-    """An empty file, open for writing."""
+    """Create an empty file, open for writing."""
     return open(path, "wb")
 
 
@@ -48,19 +48,19 @@ def force_names(folder: Path) -> None:
     try:
         os.fsync(opened)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems have nothing to force there
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot force names
             raise
     finally:
         os.close(opened)
 
 
 def rename(old: Path, new: Path) -> None:
-    """Give a file or a folder another name, at once or not at all; a file of that name is replaced."""
+    """Rename a file or a folder atomically; a file of the new name is replaced."""
     os.replace(old, new)
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder and all in it; of a symbolic link only the link."""
+    """Remove a folder and its contents; of a symbolic link, only the link."""
     if folder.is_symlink():
         folder.unlink()
     else:
@@ -68,7 +68,7 @@ def remove(folder: Path) -> None:
 
 
 def remedy(error: OSError) -> str:
-    """What helps against an error of writing."""
+    """Return the remedy for an error of writing."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return f"{'make room, or ' * full}name another folder{', where this process may write' * (not full)}, and save again"
 
@@ -84,20 +84,20 @@ def write(path: Path, text: str) -> None:
 
 
 def fill(file: BinaryIO, view: memoryview) -> None:
-    """Read as many bytes as ``view`` has; ``EOFError`` where there are fewer."""
-    got = 0
-    while got < len(view):
-        count = file.readinto(view[got:])  # type: ignore[attr-defined]
+    """Fill ``view`` with bytes of a file; ``EOFError`` if the file has fewer."""
+    filled = 0
+    while filled < len(view):
+        count = file.readinto(view[filled:])  # type: ignore[attr-defined]
         if not count:
             raise EOFError("it ends before what the manifest says is in it")
-        got += count
+        filled += count
 
 
 def verify(checkpoint: Path, files: Sequence[StoredFile]) -> None:
     """Read files from end to end, and compare their checksums.
 
     Raises:
-        DamageError: one is not as it was written, or cannot be read.
+        DamageError: a file has changed since it was written, or cannot be read.
     """
     buffer = memoryview(bytearray(STRETCH))
     for stored in files:
@@ -113,4 +113,4 @@ def verify(checkpoint: Path, files: Sequence[StoredFile]) -> None:
         except OSError as error:
             raise DamageError(f"{path} cannot be read: {error.strerror}") from error
         if checksum != stored.crc32:
-            raise DamageError.changed(path, "its CRC-32 is another")
+            raise DamageError.changed(path, "its CRC-32 differs")

@@ -1,4 +1,4 @@
-"""Whether a checkpoint fits a state: the same tensors, of the same shapes and dtypes; and if not, in words."""
+"""Check whether a checkpoint fits a state, with the same tensors of the same shapes and dtypes, and explain it if not."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from autopar.checkpoint.manifest import Manifest, described
 from autopar.checkpoint.values import Tree, leaves, names
 from autopar.errors import CheckpointError
 
-SHOWN = 5  # of each kind
-OPTIMIZER = re.compile(r"(^|/)optimizer/state/")  # what an optimizer keeps of a parameter: a training that goes on without it goes wrong
+SHOWN = 5  # lines of each kind
+OPTIMIZER = re.compile(r"(^|/)optimizer/state/")  # an optimizer's state of a parameter: a training that goes on without it goes wrong
 
 
-def check_fit(what: str, manifest: Manifest, tensors: Mapping[str, torch.Tensor], tree: Tree, strict: bool) -> None:
+def check_fit(checkpoint: str, manifest: Manifest, tensors: Mapping[str, torch.Tensor], tree: Tree, strict: bool) -> None:
     """Compare a checkpoint with a state.
 
     Args:
-        what: the checkpoint, as errors call it.
-        tensors, tree: of the state, as ``values.taken_apart`` returns them.
-        strict: whether what only one of them has is an error too.
+        checkpoint: the name of the checkpoint in errors.
+        tensors, tree: the state, as ``values.encode_state`` returns it.
+        strict: whether an entry that only one of them has is an error.
 
     Raises:
-        CheckpointError: they do not fit; names the tensors, and for names that only one of both has the nearest of the other.
+        CheckpointError: they do not fit; names the tensors, and for a name that only one of them has the nearest name of the other.
     """
     stored = manifest.tensors
     both = [name for name in tensors if name in stored]
@@ -36,30 +36,30 @@ def check_fit(what: str, manifest: Manifest, tensors: Mapping[str, torch.Tensor]
         if (stored[name].dtype, stored[name].shape) != (tensors[name].dtype, tuple(tensors[name].shape))
     )
     if strict:
-        here, there = set(names(tree)), set(names(manifest.tree))
+        state_names, checkpoint_names = set(names(tree)), set(names(manifest.tree))
         missing = [name for name in tensors if name not in stored]
         unexpected = [name for name in stored if name not in tensors]
         lost = [name for name in unexpected if OPTIMIZER.search(name)]
-        lines += _listed(_only_in("the state", "the checkpoint", name, name in there, unexpected) for name in missing)
-        lines += _listed(_only_in("the checkpoint", "the state", name, name in here, missing) for name in unexpected)
-        lines += _listed(f"{name} is in the state, and not in the checkpoint" for name, _ in leaves(tree) if name not in there)
+        lines += _listed(_only_in("the state", "the checkpoint", name, name in checkpoint_names, unexpected) for name in missing)
+        lines += _listed(_only_in("the checkpoint", "the state", name, name in state_names, missing) for name in unexpected)
+        lines += _listed(f"{name} is in the state, and not in the checkpoint" for name, _ in leaves(tree) if name not in checkpoint_names)
     if not lines:
         return
     other = ""
     if 2 * len(both) < max(len(tensors), len(stored)):
-        other = f"; {len(both)} of {len(stored)} tensors have a name that the state has, so it may be of another model"
-    told = "".join(f"\n    {line}" for line in lines)
+        other = f"; only {len(both)} of {len(stored)} tensors have a name that the state has, so the checkpoint may be of another model"
+    listed = "".join(f"\n    {line}" for line in lines)
     remedy = "pass a state of the same keys and shapes" + (", or strict=False to load what both have" if strict and not lost else "")
     if lost and not any(map(OPTIMIZER.search, tensors)):
         remedy = f"an optimizer has no state before its first step: call step.capture(batch), which gives it one, and then step.state_dict(); {remedy}"
-    raise CheckpointError(f"{what} does not fit the state{other}{told}\n  {remedy}")
+    raise CheckpointError(f"{checkpoint} does not fit the state{other}{listed}\n  {remedy}")
 
 
-def _only_in(one: str, other: str, name: str, is_plain: bool, candidates: list[str]) -> str:
+def _only_in(owner: str, other: str, name: str, is_plain: bool, candidates: list[str]) -> str:
     if is_plain:
-        return f"{name} is a tensor in {one}, and none in {other}"
+        return f"{name} is a tensor in {owner}, and none in {other}"
     near = difflib.get_close_matches(name, candidates, 1)
-    return f"{name} is in {one}, and not in {other}" + (f", which has {near[0]}" if near else "")
+    return f"{name} is in {owner}, and not in {other}" + (f", which has {near[0]}" if near else "")
 
 
 def _listed(lines: Iterable[str]) -> list[str]:

@@ -1,13 +1,13 @@
-"""A folder of checkpoints on disk: each is whole or not there at all, whenever the processes are ended.
+"""Manage a folder of checkpoints on disk, in which each checkpoint is complete, whenever the processes are ended.
 
     checkpoint-000011/     checkpoint.json  rank-00000.safetensors  rank-00001.safetensors
     checkpoint-000012/     …
     latest                 checkpoint-000012
-    .writing-000013-9f2c/  what a save has not finished: never looked at, removed by the next one
+    .writing-000013-9f2c/  an unfinished save: never read, removed by the next save
 
-A checkpoint is written under a name that nobody looks for; its files, then the folder of them, are forced to disk, and only
-then is it renamed, which a file system does at once or not at all. So a name ``checkpoint-…`` means a whole one. Old ones are
-renamed before they are removed, for the same reason. ``latest`` is for people and scripts: here the newest is looked for.
+A checkpoint is written under a temporary name. Its files and then its folder are forced to disk, and only then is the folder
+renamed, which a file system does atomically. So a folder ``checkpoint-…`` is complete. Old checkpoints are renamed before they are
+removed, for the same reason. ``latest`` is for people and scripts; a load searches for the newest checkpoint itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from autopar.checkpoint import files
-from autopar.checkpoint.manifest import NAME, DamageError, Manifest, what_of
+from autopar.checkpoint.manifest import NAME, DamageError, Manifest, problem_of
 from autopar.checkpoint.parsing import parse
 from autopar.errors import CheckpointError
 
@@ -34,42 +34,42 @@ NUMBERED = re.compile(rf"({WHOLE}|{re.escape(WRITING)}|{re.escape(REMOVING)})(\d
 
 
 def latest(folder: str | os.PathLike[str]) -> Path | None:
-    """The newest whole checkpoint of a folder, ``None`` where there is none. Looks at the sizes of its files, and no further."""
-    return next((path for path in checkpoints_in(folder_of(folder)) if not missing_from(path)), None)
+    """Return the newest complete checkpoint of a folder, or ``None``. Only the sizes of its files are checked."""
+    return next((path for path in checkpoints_in(folder_of(folder)) if not incompleteness_of(path)), None)
 
 
 def folder_of(path: str | os.PathLike[str]) -> Path:
-    """The folder of that name; ``~`` is the user's own. ``CheckpointError`` where there is no such user."""
+    """Return a path with ``~`` replaced by the user's folder. ``CheckpointError`` if there is no such user."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise CheckpointError(f"{path} begins with the folder of a user whom this machine does not know; write the path in full") from error
+        raise CheckpointError(f"{path} begins with the folder of a user who does not exist on this machine; write the path in full") from error
 
 
-def meant_by(path: Path) -> list[Path]:
-    """The checkpoints that a path may mean: itself, or those of a folder, the newest first.
+def checkpoints_at(path: Path) -> list[Path]:
+    """Return the checkpoints at a path, the newest first: the path itself, or the checkpoints in it.
 
     Raises:
         FileNotFoundError: there is none.
     """
     try:
-        there = path.is_dir()
+        is_folder = path.is_dir()
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}; name the folder that autopar.checkpoint.save was given") from error
-    if not there:
-        raise FileNotFoundError(f"there is no folder {path}; name the one that autopar.checkpoint.save was given, or a checkpoint in it")
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}; name the folder that you passed to autopar.checkpoint.save") from error
+    if not is_folder:
+        raise FileNotFoundError(f"there is no folder {path}; name the folder that you passed to autopar.checkpoint.save, or a checkpoint in it")
     if (path / NAME).is_file() or NUMBERED.fullmatch(path.name):
         return [path]
-    if found := checkpoints_in(path):
-        return found
-    raise FileNotFoundError(f"{path} has no whole checkpoint\n  name the folder that autopar.checkpoint.save was given")
+    if checkpoints := checkpoints_in(path):
+        return checkpoints
+    raise FileNotFoundError(f"{path} has no whole checkpoint\n  name the folder that you passed to autopar.checkpoint.save")
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """The manifest of a checkpoint whose files are there, with the sizes that they were written with.
+    """Read the manifest of a checkpoint, and check that its files exist and have the sizes that they were written with.
 
     Raises:
-        CheckpointError: it is no checkpoint, of a newer version, or not as it was written.
+        CheckpointError: it is no checkpoint, has a newer version, or has changed since it was written.
     """
     try:
         path = checkpoint / NAME
@@ -87,22 +87,22 @@ def read_manifest(checkpoint: Path) -> Manifest:
         raise DamageError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def missing_from(checkpoint: Path) -> str:
-    """What a checkpoint lacks to be whole, in words; empty where it is."""
+def incompleteness_of(checkpoint: Path) -> str:
+    """Describe why a checkpoint is not complete; empty if it is."""
     try:
         read_manifest(checkpoint)
     except CheckpointError as error:
-        return what_of(error)
+        return problem_of(error)
     return ""
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """Those that have the name of a whole one, the newest first."""
+    """Return the folders that have the name of a complete checkpoint, the newest first."""
     return [path for number, kind, path in sorted(_entries(folder), reverse=True) if kind == WHOLE and path.is_dir()]
 
 
 def _entries(folder: Path) -> Iterator[tuple[int, str, Path]]:
-    """Number, kind and path of what this module has made in a folder."""
+    """Yield number, kind and path of the entries that this module has made in a folder."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if match := NUMBERED.fullmatch(path.name):
             yield int(match[2]), match[1], path
@@ -112,28 +112,28 @@ def _entries(folder: Path) -> Iterator[tuple[int, str, Path]]:
 
 
 def begin(folder: Path) -> Path:
-    """A fresh place to write a checkpoint to; what was not finished before is removed."""
+    """Make a temporary folder to write a checkpoint to; unfinished saves are removed."""
     files.make(folder)
-    there = list(_entries(folder))
-    for _, kind, path in there:
+    entries = list(_entries(folder))
+    for _, kind, path in entries:
         if kind != WHOLE:
             files.remove(path)
-    number = 1 + max((number for number, _, _ in there), default=0)
-    place = folder / f"{WRITING}{number:06}-{secrets.token_hex(4)}"  # another than that of a save which was ended, and may go on
+    number = 1 + max((number for number, _, _ in entries), default=0)
+    place = folder / f"{WRITING}{number:06}-{secrets.token_hex(4)}"  # differs from the name of an interrupted save, which may still be writing
     files.make(place)
     return place
 
 
 def finished_name(place: Path) -> Path:
-    """The path that a checkpoint has when it is whole."""
+    """Return the path that a checkpoint gets when it is complete."""
     return place.with_name(WHOLE + place.name.removeprefix(WRITING).partition("-")[0])
 
 
 def finish(place: Path, manifest: Manifest) -> Path:
-    """Make what was written to ``place``, and forced to disk, a checkpoint.
+    """Turn the files that were written to ``place`` and forced to disk into a checkpoint.
 
     Raises:
-        CheckpointError: a file is not there, or has another size; or another save has taken its name.
+        CheckpointError: a file is missing or has another size; or another save has taken the name.
     """
     check_place(place)
     for file in manifest.files:
@@ -149,37 +149,37 @@ def finish(place: Path, manifest: Manifest) -> Path:
     try:
         files.force_names(path.parent)
     except OSError:
-        files.rename(path, place)  # it may be gone when the machine stops: there is none
+        files.rename(path, place)  # the new name may be lost if the machine stops, so it is taken back
         raise
     return path
 
 
 def check_place(place: Path) -> None:
-    """``CheckpointError`` where a save's place is not there any more."""
+    """Raise ``CheckpointError`` if the temporary folder of a save has been removed."""
     if not place.is_dir():
         raise CheckpointError(f"{place} was removed while it was written, as a save of another job does; give each job a folder of its own")
 
 
 def tidy(checkpoint: Path, keep: int | None) -> None:
-    """Point ``latest`` to a new checkpoint, and remove old ones: but the ``keep`` newest that are whole. The new one is
-    whole, so what fails here is a warning."""
+    """Point ``latest`` to a new checkpoint, and remove all but the ``keep`` newest complete ones. The new checkpoint is
+    complete, so a failure here is only a warning."""
     folder = checkpoint.parent
     try:
-        fresh = folder / f".{LATEST}"
-        files.write(fresh, f"{checkpoint.name}\n")
-        files.rename(fresh, folder / LATEST)
+        pointer = folder / f".{LATEST}"
+        files.write(pointer, f"{checkpoint.name}\n")
+        files.rename(pointer, folder / LATEST)
         files.force_names(folder)
-        whole = [path for path in checkpoints_in(folder) if not missing_from(path)]
+        whole = [path for path in checkpoints_in(folder) if not incompleteness_of(path)]
         for path in whole[keep:] if keep is not None else ():
-            gone = path.with_name(REMOVING + path.name.removeprefix(WHOLE))
-            files.rename(path, gone)
+            removed = path.with_name(REMOVING + path.name.removeprefix(WHOLE))
+            files.rename(path, removed)
             files.force_names(folder)
-            files.remove(gone)
+            files.remove(removed)
     except OSError as error:
         warnings.warn(f"{checkpoint} is whole, but the folder could not be tidied: {error}", stacklevel=2)
 
 
 def abandon(place: Path) -> None:
-    """Remove what was not finished, as far as that is possible."""
+    """Remove an unfinished save, if possible."""
     with contextlib.suppress(OSError):
         files.remove(place)

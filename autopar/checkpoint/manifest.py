@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint: one JSON file that says all of it but the numbers.
+"""Describe a checkpoint by a manifest: one JSON file with everything but the elements of the tensors.
 
-It has the state without its tensors; of each tensor dtype, shape and chunks, which are boxes of it that lie somewhere in a
-file; and of each file its size and its CRC-32. Over all that goes a SHA-256, which is checked before anything is believed.
+It has the state without its tensors; for each tensor dtype, shape and chunks, which are boxes of it at a position in a
+file; and for each file its size and its CRC-32. A SHA-256 of all that is checked before anything in it is used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autopar.errors import CheckpointError
 NAME = "checkpoint.json"
 FORMAT, VERSION = "autopar checkpoint", 1
 
-# dtype → its name in files of safetensors, and here
+# dtype → its name in files of safetensors and in manifests
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
@@ -34,9 +34,9 @@ class StoredFile:
     """A file of the checkpoint.
 
     Attributes:
-        name: in the folder of the checkpoint.
+        name: its name in the folder of the checkpoint.
         bytes: its size.
-        crc32: of all of it.
+        crc32: the CRC-32 of the whole file.
     """
 
     name: str
@@ -46,13 +46,13 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A box of a tensor, and where its elements lie, in row-major order.
+    """A box of a tensor, whose elements are stored in row-major order.
 
     Attributes:
-        start: where the box begins in the tensor.
-        sizes: of the box.
-        file: its name.
-        begin: the first byte in the file.
+        start: the index in the tensor at which the box begins.
+        sizes: the sizes of the box.
+        file: the name of the file.
+        begin: the position of its first byte in the file.
     """
 
     start: tuple[int, ...]
@@ -63,7 +63,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of the checkpoint; its chunks are disjoint, and all of it."""
+    """A tensor of the checkpoint; its chunks are disjoint and cover it."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -75,12 +75,12 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint is made of.
+    """The contents of a checkpoint.
 
     Attributes:
-        tree: the state, where ``{"$tensor": name}`` stands for a tensor.
-        tensors: by name.
-        files: that hold them.
+        tree: the state, with ``{"$tensor": name}`` in the place of a tensor.
+        tensors: name → tensor.
+        files: the files that hold the tensors.
         torch: the version of torch that wrote it.
     """
 
@@ -90,12 +90,12 @@ class Manifest:
     torch: str = str(torch.__version__)
 
     def text(self) -> str:
-        """What is written: a line that says what it is, and all the rest as another."""
+        """Return the text of the file: a line with format, version and SHA-256, and a line with the contents."""
         body = json.dumps(
             {
                 "torch": self.torch,
                 "state": self.tree,
-                "tensors": {name: {"dtype": DTYPES[one.dtype], "shape": one.shape, "chunks": [list(asdict(c).values()) for c in one.chunks]} for name, one in self.tensors.items()},
+                "tensors": {name: {"dtype": DTYPES[tensor.dtype], "shape": tensor.shape, "chunks": [list(asdict(c).values()) for c in tensor.chunks]} for name, tensor in self.tensors.items()},
                 "files": [asdict(file) for file in self.files],
             },
             allow_nan=False,
@@ -105,10 +105,10 @@ class Manifest:
 
 
 class DamageError(CheckpointError):
-    """A checkpoint that is not as it was written. ``what`` says how, without the remedy."""
+    """A checkpoint that has changed since it was written. ``what`` describes the change, without the remedy."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(what)  # which is all that goes to other ranks
+        super().__init__(what)  # pickling sends only this to other ranks
         self.what = what
 
     def __str__(self) -> str:
@@ -116,15 +116,15 @@ class DamageError(CheckpointError):
 
     @classmethod
     def changed(cls, path: Path, how: str) -> DamageError:
-        """Of a file whose bytes are others."""
+        """Return the error for a file whose bytes have changed."""
         return cls(f"{path} has been changed since it was written: {how}")
 
 
-def what_of(error: CheckpointError) -> str:
-    """What is wrong, without the remedy of damage."""
+def problem_of(error: CheckpointError) -> str:
+    """Return the text of an error, without the remedy that damage has."""
     return error.what if isinstance(error, DamageError) else str(error)
 
 
 def described(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
-    """``float32 [8 4]``."""
+    """Describe dtype and shape: ``float32 [8 4]``."""
     return f"{str(dtype).removeprefix('torch.')} [{' '.join(map(str, shape))}]"

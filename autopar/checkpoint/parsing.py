@@ -1,7 +1,7 @@
-"""Parse a manifest, whoever may have written it: what comes out fits together, and what does not is an error with its place.
+"""Parse a manifest from any source: the result is consistent, and anything else is an error with its position.
 
-Its first line has a SHA-256 of the second, so a bit that has flipped is found there. What is checked behind it is for a
-manifest that was made to do harm: one that nests without end, names files elsewhere, or has chunks that overlap.
+The first line has a SHA-256 of the second, which detects flipped bits. The further checks are for manifests that were made to do
+harm: that nest without end, name files elsewhere, or have chunks that overlap.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from autopar.checkpoint.manifest import FORMAT, NAMED, VERSION, Chunk, DamageError, Manifest, StoredFile, StoredTensor
-from autopar.checkpoint.values import DEPTH, depth_of, put_together, tensors_in
+from autopar.checkpoint.values import DEPTH, decode_state, depth_of, tensors_in
 from autopar.errors import CheckpointError
 
-FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # a name in the folder, and no way out of it
-DIGITS = 1000  # of a number: Python reads no more than some thousands
-SHOWN = 40  # characters of what is wrong
+FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # a file name that cannot lead out of the folder
+DIGITS = 1000  # the most digits of a number; Python reads no more than some thousands
+SHOWN = 40  # characters of a wrong value that an error quotes
 
 
 def parse(data: bytes, path: Path) -> Manifest:
     """Read a manifest; ``path`` is for errors.
 
     Raises:
-        CheckpointError: it is none, of a newer version, or not as it was written.
+        CheckpointError: it is no manifest, has a newer version, or has changed since it was written.
     """
     first, _, body = data.partition(b"\n")
     try:
@@ -42,7 +42,7 @@ def parse(data: bytes, path: Path) -> Manifest:
         )
     body = body.removesuffix(b"\n")
     if hashlib.sha256(body).hexdigest() != head.get("sha256"):
-        raise DamageError.changed(path, "its SHA-256 is another")
+        raise DamageError.changed(path, "its SHA-256 differs")
     content = _json(body, path, 2)
     try:
         return _checked(content)
@@ -64,10 +64,10 @@ def _contradiction(path: Path, how: str) -> DamageError:
 
 
 def _json(line: bytes, path: Path, number: int) -> Any:
-    """What a line says; refused where JSON as ``json.dumps`` writes it would not say it.
+    """Parse a line of JSON; refuse what ``json.dumps`` would not write.
 
     Raises:
-        DamageError: with the line and, where the parser tells it, the column.
+        DamageError: the line is malformed; names the line and, if the parser knows it, the column.
     """
     def refused(how: str, column: int | None = None) -> DamageError:
         return DamageError(f"{path}, line {number}{f', column {column}' if column else ''}: {how}")
@@ -87,11 +87,11 @@ def _json(line: bytes, path: Path, number: int) -> Any:
 
 
 def _keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    result = dict(pairs)
+    if len(result) < len(pairs):
         keys = [key for key, _ in pairs]
         raise ValueError(f"the key {_shown(next(key for key in keys if keys.count(key) > 1))} is there twice")
-    return found
+    return result
 
 
 def _whole(text: str) -> int:
@@ -107,20 +107,20 @@ def _finite(text: str) -> float:
     return value
 
 
-# -- what it says -------------------------------------------------------------------------------------------------
+# -- contents -----------------------------------------------------------------------------------------------------
 
 
 def _checked(body: Any) -> Manifest:
-    """``ValueError``, ``KeyError`` and the like where it does not fit together."""
+    """Build a manifest; ``ValueError``, ``KeyError`` and the like if its parts are not consistent."""
     body = _kind(dict, body, "line 2")
     depth = depth_of(body["state"])
     if depth > DEPTH:
         raise ValueError(f"the state nests {depth} deep, and {DEPTH} is the most")
-    files = {one.name: one for one in map(_file, _kind(list, body["files"], "files"))}
+    files = {file.name: file for file in map(_file, _kind(list, body["files"], "files"))}
     if len(files) < len(body["files"]):
         raise ValueError("a file is there twice")
-    tensors = {name: _tensor(name, one, files) for name, one in _kind(dict, body["tensors"], "tensors").items()}
-    put_together(body["state"], {})  # fails where it cannot be made
+    tensors = {name: _tensor(name, stored, files) for name, stored in _kind(dict, body["tensors"], "tensors").items()}
+    decode_state(body["state"], {})  # raises if the state cannot be decoded
     if lost := next((name for name in tensors_in(body["state"]) if name not in tensors), None):
         raise ValueError(f"the state has the tensor {_shown(lost)}, and tensors has not")
     return Manifest(body["state"], tensors, tuple(files.values()), _kind(str, body["torch"], "torch"))
@@ -138,13 +138,13 @@ def _tensor(name: str, value: Any, files: dict[str, StoredFile]) -> StoredTensor
     stored = _kind(dict, value, f"the tensor {_shown(name)}")
     dtype, shape = NAMED[_kind(str, stored["dtype"], f"the dtype of {_shown(name)}")], _counts(stored["shape"], f"the shape of {_shown(name)}")
     chunks = []
-    for one in _kind(list, stored["chunks"], f"the chunks of {_shown(name)}"):
-        start, sizes, file, begin = _kind(list, one, f"a chunk of {_shown(name)}")
-        what = f"a chunk of {_shown(name)}"
-        chunk = Chunk(_counts(start, what), _counts(sizes, what), _kind(str, file, what), _count(begin, what))
+    for fields in _kind(list, stored["chunks"], f"the chunks of {_shown(name)}"):
+        start, sizes, file, begin = _kind(list, fields, f"a chunk of {_shown(name)}")
+        subject = f"a chunk of {_shown(name)}"
+        chunk = Chunk(_counts(start, subject), _counts(sizes, subject), _kind(str, file, subject), _count(begin, subject))
         inside = len(start) == len(sizes) == len(shape) and all(a + n <= size for a, n, size in zip(chunk.start, chunk.sizes, shape, strict=True))
         if not (inside and chunk.begin <= files[chunk.file].bytes - math.prod(chunk.sizes) * dtype.itemsize):
-            raise ValueError(f"a chunk of {_shown(name)} lies outside of it, or of {chunk.file}")
+            raise ValueError(f"a chunk of {_shown(name)} is outside of it, or of {chunk.file}")
         chunks.append(chunk)
     if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(shape):
         raise ValueError(f"the chunks of {_shown(name)} are not all of it")
@@ -154,14 +154,14 @@ def _tensor(name: str, value: Any, files: dict[str, StoredFile]) -> StoredTensor
 
 
 def _overlap(chunks: Iterable[Chunk]) -> bool:
-    """Whether two chunks share an element. Compared are those that meet along the dim in which most begin at places of their own."""
+    """Whether two chunks share an element. Chunks are sorted by the dim with the most distinct starts; only those that meet in it are compared."""
     filled = [chunk for chunk in chunks if 0 not in chunk.sizes]
     dims = range(len(filled[0].start)) if filled else ()
     dim = max(dims, key=lambda d: len({chunk.start[d] for chunk in filled}), default=None)
     if dim is None:
         return len(filled) > 1
     met: list[Chunk] = []
-    for chunk in sorted(filled, key=lambda one: one.start[dim]):
+    for chunk in sorted(filled, key=lambda chunk: chunk.start[dim]):
         met = [other for other in met if other.start[dim] + other.sizes[dim] > chunk.start[dim]]
         if any(all(a < b + m and b < a + n for a, n, b, m in zip(chunk.start, chunk.sizes, other.start, other.sizes, strict=True)) for other in met):
             return True
@@ -169,20 +169,20 @@ def _overlap(chunks: Iterable[Chunk]) -> bool:
     return False
 
 
-def _kind(kind: Callable[..., Any], value: Any, what: str) -> Any:
+def _kind(kind: Callable[..., Any], value: Any, subject: str) -> Any:
     if type(value) is not kind:
-        raise TypeError(f"{what} is {_shown(value)}, and no {kind.__name__}")  # type: ignore[attr-defined]
+        raise TypeError(f"{subject} is {_shown(value)}, and no {kind.__name__}")  # type: ignore[attr-defined]
     return value
 
 
-def _count(value: Any, what: str) -> int:
+def _count(value: Any, subject: str) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{what} has {_shown(value)} where a count belongs")
+        raise ValueError(f"{subject} has {_shown(value)} where a count belongs")
     return value
 
 
-def _counts(value: Any, what: str) -> tuple[int, ...]:
-    return tuple(_count(one, what) for one in _kind(list, value, what))
+def _counts(value: Any, subject: str) -> tuple[int, ...]:
+    return tuple(_count(count, subject) for count in _kind(list, value, subject))
 
 
 def _shown(value: Any) -> str:

@@ -1,7 +1,7 @@
-"""The pieces of a tensor that this rank holds, as boxes of the whole: what is written, and what is filled.
+"""Split this rank's part of a tensor into boxes of the whole tensor, which a save writes and a load fills.
 
-A DTensor whose placements are public is one box. One of a merged dim, a fused qkv weight's ``(3 4096/tp)``, is several: one
-for each run of indices. Stretches are how a box lies in a file, a few MiB at a time.
+A DTensor with torch's public placements is one box. A DTensor with a merged dim, such as ``(3 4096/tp)`` of a fused qkv weight, has
+several: one for each run of indices. A box is read and written in stretches of a few MiB.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
 from autopar.model.dtensor_parameters import is_dtensor, local_of
 
-STRETCH = 4 * 2**20  # bytes that are read or written at once: all the memory that a save or a load needs
-ROW = 2**16  # bytes that are read whole where only some are wanted
+STRETCH = 4 * 2**20  # bytes that are read or written at once: a save or a load needs no more memory
+ROW = 2**16  # bytes; a shorter row is read whole even if only a part is needed
 
 Place = tuple[int, ...]
 
@@ -30,8 +30,8 @@ class Piece(NamedTuple):
     """A box of a tensor that this rank holds.
 
     Attributes:
-        start: where it begins in the whole tensor.
-        data: its elements, a view of the tensor's own memory.
+        start: the index in the whole tensor at which it begins.
+        data: its elements, a view of the tensor's memory.
     """
 
     start: Place
@@ -39,10 +39,10 @@ class Piece(NamedTuple):
 
 
 def pieces_of(name: str, tensor: torch.Tensor) -> list[Piece]:
-    """The pieces on this rank, none of them empty, unless the tensor is.
+    """Return the pieces of a tensor on this rank; none is empty, unless the tensor is.
 
     Raises:
-        ValueError: the tensor is pending, or lies as no placements of ours say; or its piece has another size.
+        ValueError: the tensor is a partial sum, or has placements that autopar does not know; or its piece has another size.
     """
     if not is_dtensor(tensor):
         return [Piece((0,) * tensor.dim(), tensor.detach())]
@@ -61,9 +61,9 @@ def pieces_of(name: str, tensor: torch.Tensor) -> list[Piece]:
     if 0 in shape:
         return [Piece((0,) * len(shape), local.new_empty(shape))]
     box = box_of(Layout(mesh, attr), shape, rank)
-    held = tuple(sum(stop - start for start, stop in runs) for runs in box)
-    if held != tuple(local.shape):
-        raise ValueError(f"{name} of {list(shape)} has a piece of {list(local.shape)} on rank {rank}, where its placements say {list(held)}; cut it with distribute_tensor")
+    box_shape = tuple(sum(stop - start for start, stop in runs) for runs in box)
+    if box_shape != tuple(local.shape):
+        raise ValueError(f"{name} of {list(shape)} has a piece of {list(local.shape)} on rank {rank}, where its placements say {list(box_shape)}; cut it with distribute_tensor")
     pieces = []
     for runs in itertools.product(*(zip(runs, _begins(runs), strict=True) for runs in box)):
         data = local[tuple(slice(begin, begin + stop - start) for (start, stop), begin in runs)] if runs else local
@@ -77,18 +77,18 @@ def _names(device_mesh: distributed.DeviceMesh) -> tuple[str, ...]:
 
 
 def _begins(runs: Sequence[tuple[int, int]]) -> list[int]:
-    """Where each run begins among the indices that are held."""
+    """Return the index in the piece at which each run begins."""
     return [0, *itertools.accumulate(stop - start for start, stop in runs)][: len(runs)]
 
 
 class Stretch(NamedTuple):
-    """Elements of a stored box that lie together in the file, and what of them is wanted.
+    """A contiguous range of a stored box in its file, and the part of it that is needed.
 
     Attributes:
-        first: of the elements of the box, in row-major order.
-        sizes: of the elements; their product is their number.
-        wanted: which of them.
-        target: where the wanted ones belong in what is filled.
+        first: the position of its first element among the elements of the box, in row-major order.
+        sizes: its shape; their product is the number of elements.
+        wanted: the part that is needed, as slices of this shape.
+        target: the slices of the target that this part fills.
     """
 
     first: int
@@ -98,10 +98,10 @@ class Stretch(NamedTuple):
 
 
 def stretches(sizes: Place, start: Place, lengths: Place, width: int) -> Iterator[Stretch]:
-    """The stretches of a stored box of ``sizes`` that hold the part of it at ``start``, of ``lengths``.
+    """Yield the stretches of a stored box of ``sizes`` that cover the part of it at ``start``, of ``lengths``.
 
-    Each is at most ``STRETCH`` bytes, or one element; ``width``: bytes of an element. Rows of which a part is wanted are
-    read whole where they are short.
+    Each is at most ``STRETCH`` bytes, or one element; ``width``: bytes of an element. A short row is read whole even if only
+    a part of it is needed.
     """
     if 0 in lengths:
         return
@@ -117,6 +117,6 @@ def stretches(sizes: Place, start: Place, lengths: Place, width: int) -> Iterato
             yield Stretch((start[0] + k) * row, (count, *sizes[1:]), (slice(0, count), *inner), (slice(k, k + count), *(slice(0, n) for n in lengths[1:])))
         return
     for k in range(lengths[0]):
-        for one in stretches(sizes[1:], start[1:], lengths[1:], width):
-            first = (start[0] + k) * row + one.first
-            yield Stretch(first, (1, *one.sizes), (slice(0, 1), *one.wanted), (slice(k, k + 1), *one.target))
+        for inner_stretch in stretches(sizes[1:], start[1:], lengths[1:], width):
+            first = (start[0] + k) * row + inner_stretch.first
+            yield Stretch(first, (1, *inner_stretch.sizes), (slice(0, 1), *inner_stretch.wanted), (slice(k, k + 1), *inner_stretch.target))

@@ -1,7 +1,7 @@
-"""Reading: what ``torch.distributed.checkpoint`` asks of who plans a load, and of who reads what was stored.
+"""Implement the load planner and the storage reader of ``torch.distributed.checkpoint``.
 
-Its planning finds what of each stored chunk each piece of a rank needs. Nothing is unpickled: what a file holds are numbers,
-and the manifest says where.
+Its planning finds the part of each stored chunk that each piece of a rank needs. Nothing is unpickled: a file holds numbers,
+and the manifest has their positions.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from autopar.errors import CheckpointError
 
 
 class ReadPlanner(LoadPlanner):
-    """Asks for the pieces of this rank, and for nothing else.
+    """Plans to read only the pieces of this rank.
 
     Args:
-        pieces: of each tensor, on this rank; they are filled.
+        pieces: name of a tensor → its pieces on this rank, which are filled.
     """
 
     def __init__(self, pieces: Mapping[str, list[Piece]]) -> None:
@@ -64,7 +64,7 @@ class ReadPlanner(LoadPlanner):
         return central_plan
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        raise AssertionError("a checkpoint has tensors alone; the rest is in its manifest")
+        raise AssertionError("the files of a checkpoint hold only tensors; the rest is in its manifest")
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
         box = tuple(slice(a, a + n) for a, n in zip(read_item.dest_offsets, read_item.lengths, strict=True))
@@ -118,7 +118,7 @@ class Reader(StorageReader):
                         target = planner.resolve_tensor(item)
                         _read(file, self._chunks[item.storage_index], tuple(item.storage_offsets), tuple(item.lengths), target, buffer)
                         planner.commit_tensor(item, target)
-            except Exception as error:  # goes to other ranks, which may not know its class
+            except Exception as error:  # is sent to other ranks, which may not know its class
                 raise CheckpointError(f"{path} could not be read: {error}") from error
         done: Future[None] = Future()
         done.set_result(None)
@@ -126,7 +126,7 @@ class Reader(StorageReader):
 
 
 def read_tensor(checkpoint: Path, stored: StoredTensor) -> torch.Tensor:
-    """All of a stored tensor, in the memory of this process."""
+    """Read a whole stored tensor into the memory of this process."""
     whole, buffer = torch.empty(stored.shape, dtype=stored.dtype), bytearray(STRETCH)
     for chunk in stored.chunks:
         with open(checkpoint / chunk.file, "rb", buffering=0) as file:
@@ -138,10 +138,10 @@ def read_tensor(checkpoint: Path, stored: StoredTensor) -> torch.Tensor:
 def _read(file: BinaryIO, chunk: Chunk, start: Place, lengths: Place, target: torch.Tensor, buffer: bytearray) -> None:
     """Fill ``target`` with the box at ``start`` of a chunk."""
     dtype = target.dtype
-    for one in stretches(chunk.sizes, start, lengths, dtype.itemsize):
-        count = math.prod(one.sizes)
+    for stretch in stretches(chunk.sizes, start, lengths, dtype.itemsize):
+        count = math.prod(stretch.sizes)
         view = memoryview(buffer)[: count * dtype.itemsize]
-        file.seek(chunk.begin + one.first * dtype.itemsize)
+        file.seek(chunk.begin + stretch.first * dtype.itemsize)
         fill(file, view)
-        read = torch.frombuffer(buffer, dtype=dtype, count=count).reshape(one.sizes)
-        target[one.target].copy_(read[one.wanted])
+        read = torch.frombuffer(buffer, dtype=dtype, count=count).reshape(stretch.sizes)
+        target[stretch.target].copy_(read[stretch.wanted])

@@ -1,4 +1,4 @@
-"""One tensor of a state: whether a checkpoint can keep it, and what it is in words that all ranks share."""
+"""Check whether a checkpoint can keep a tensor, and describe a tensor in the same words on all ranks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from autopar.checkpoint.manifest import DTYPES, described
 from autopar.model.dtensor_parameters import is_dtensor
 
-SMALL = 2**20  # bytes of a tensor of whole numbers that is compared between ranks
+SMALL = 2**20  # bytes; the values of smaller integer tensors are compared between ranks
 
 
 def check_tensor(name: str, tensor: torch.Tensor) -> None:
-    """``TypeError`` and ``ValueError`` where a tensor is none that a checkpoint can keep."""
+    """Raise ``TypeError`` or ``ValueError`` if a checkpoint cannot keep a tensor."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and not is_dtensor(tensor):
         raise TypeError(f"{name} is a {type(tensor).__name__}; a checkpoint keeps plain tensors and DTensors")
     check_dtype(name, tensor)
@@ -22,20 +22,20 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
 
 
 def check_dtype(name: str, tensor: torch.Tensor) -> None:
-    """``TypeError`` where a checkpoint has no name for its dtype, or it is not dense."""
+    """Raise ``TypeError`` if a checkpoint has no name for a tensor's dtype, or the tensor is not dense."""
     if tensor.dtype not in DTYPES or tensor.layout is not torch.strided:
         kind = described(tensor.dtype, tuple(tensor.shape)) if tensor.layout is torch.strided else str(tensor.layout).removeprefix("torch.")
-        raise TypeError(f"{name} is {kind}, which a checkpoint cannot keep; it keeps dense tensors of {', '.join(str(one).removeprefix('torch.') for one in DTYPES)}")
+        raise TypeError(f"{name} is {kind}, which a checkpoint cannot keep; it keeps dense tensors of {', '.join(str(dtype).removeprefix('torch.') for dtype in DTYPES)}")
 
 
-def in_words(tensor: torch.Tensor) -> str:
-    """The same on all ranks that hold the same tensor: dtype, shape, and how it lies."""
+def describe_tensor(tensor: torch.Tensor) -> str:
+    """Describe dtype, shape and placements, the same on all ranks that hold the same tensor."""
     words = described(tensor.dtype, tuple(tensor.shape))
     return f"{words} {tuple(tensor.placements)} on {tuple(tensor.device_mesh.shape)}" if is_dtensor(tensor) else words  # type: ignore[attr-defined]
 
 
-def values_in_words(tensor: torch.Tensor) -> str:
-    """Of a whole tensor of whole numbers, such as the state of a generator: the ranks' may differ, and all but one would be lost."""
+def describe_values(tensor: torch.Tensor) -> str:
+    """Describe the values of a replicated integer tensor, such as the state of a generator. It may differ between ranks, and only one rank's would be saved."""
     if is_dtensor(tensor) or tensor.is_floating_point() or tensor.is_complex() or tensor.nbytes > SMALL:
         return ""
     return f" with the CRC-32 {zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()):08x}"

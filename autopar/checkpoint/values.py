@@ -1,4 +1,4 @@
-"""A state as a checkpoint keeps it: its tensors by name, and all the rest as JSON.
+"""Encode a state as a checkpoint keeps it: its tensors by name, and everything else as JSON.
 
     {"model": {"up.weight": tensor}, "step": 7, "betas": (0.9, 0.99)}
 
@@ -6,8 +6,8 @@ is the tensor ``model/up.weight``, and
 
     {"model": {"up.weight": {"$tensor": "model/up.weight"}}, "step": 7, "betas": {"$tuple": [0.9, 0.99]}}
 
-Names are JSON pointers (RFC 6901) without the first slash: the keys on the way, and ``/`` in a key is ``~1``. What JSON does
-not have is an object with one key, the kind after a ``$``. Nothing that is read back runs code.
+Names are JSON pointers (RFC 6901) without the first slash: the keys of the path, with ``~1`` for a ``/`` in a key. A value that JSON
+does not have is an object with one key: ``$`` and its kind. Decoding runs no code.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ import torch
 from autopar.errors import shown
 
 Tree = Any  # what json.loads returns
-NUMBERS = "biufc"  # kinds of NumPy's arrays that are bytes and nothing more
-DEPTH = 100  # of the tree: what nests deeper is refused, by who writes it and by who reads it
+NUMBERS = "biufc"  # kinds of NumPy arrays that consist of plain bytes
+DEPTH = 100  # the deepest nesting that a save or a load accepts
 
 
-def taken_apart(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], Tree]:
-    """The tensors of a nested state by name, and the rest.
+def encode_state(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], Tree]:
+    """Separate a nested state into its tensors, by name, and a tree of everything else.
 
     Raises:
-        TypeError: a value, or a key, that is no data.
-        ValueError: two tensors have one name; or it nests too deep.
+        TypeError: a value or a key is no data.
+        ValueError: two tensors have the same name; or the state nests too deep.
     """
     if not isinstance(state, Mapping):
         raise TypeError(f'the state is a {type(state).__name__}; pass a dict, such as {{"model": model.state_dict(), "step": 7}}')
@@ -46,25 +46,25 @@ def taken_apart(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], Tree
     return tensors, tree
 
 
-def put_together(tree: Tree, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The nested state again; a tensor that is not among ``tensors`` is ``None``."""
+def decode_state(tree: Tree, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Rebuild the nested state; a tensor that is not among ``tensors`` is ``None``."""
     if isinstance(tree, list):
-        return [put_together(one, tensors) for one in tree]
+        return [decode_state(member, tensors) for member in tree]
     if not isinstance(tree, dict):
         return tree
     if (kind := next(iter(tree), "")).startswith("$"):
-        return tensors.get(tree[kind]) if kind == "$tensor" else DECODED[kind](tree[kind], lambda inner: put_together(inner, tensors))
-    return {key: put_together(value, tensors) for key, value in tree.items()}
+        return tensors.get(tree[kind]) if kind == "$tensor" else DECODED[kind](tree[kind], lambda inner: decode_state(inner, tensors))
+    return {key: decode_state(value, tensors) for key, value in tree.items()}
 
 
 def child(name: str, key: str | int) -> str:
-    """``child("model", "up.weight")`` is ``model/up.weight``."""
+    """Return the name of an entry: ``child("model", "up.weight")`` is ``model/up.weight``."""
     escaped = str(key).replace("~", "~0").replace("/", "~1")
     return f"{name}/{escaped}" if name else escaped
 
 
 def leaves(tree: Tree, name: str = "") -> Iterator[tuple[str, Tree]]:
-    """What is no tensor, by name: numbers, texts, and lists and empty dicts as one."""
+    """Yield name and value of every leaf that is no tensor: numbers and texts; a list without tensors or an empty dict is one leaf."""
     for inner, value in _inner(tree, name):
         if _inner(value, inner):
             yield from leaves(value, inner)
@@ -73,29 +73,29 @@ def leaves(tree: Tree, name: str = "") -> Iterator[tuple[str, Tree]]:
 
 
 def names(tree: Tree, name: str = "") -> Iterator[str]:
-    """The name of everything that a key leads to, of dicts too."""
+    """Yield the names of all entries, of dicts too."""
     for inner, value in _inner(tree, name):
         yield inner
         yield from names(value, inner)
 
 
 def depth_of(tree: Tree) -> int:
-    """How many dicts and lists are in each other."""
+    """Return how deep dicts and lists nest."""
     depth, level = 0, [tree]
-    while level := [one for one in level if isinstance(one, (dict, list))]:
-        depth, level = depth + 1, [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+    while level := [node for node in level if isinstance(node, (dict, list))]:
+        depth, level = depth + 1, [inner for node in level for inner in (node.values() if isinstance(node, dict) else node)]
     return depth
 
 
 def tensors_in(tree: Tree) -> Iterator[str]:
-    """The names of the tensors that a tree has a place for."""
+    """Yield the names of the tensors of a tree."""
     waiting = [tree]
     while waiting:
-        one = waiting.pop()
-        if is_tensor(one):
-            yield one["$tensor"]
-        elif isinstance(one, (dict, list)):
-            waiting.extend(one.values() if isinstance(one, dict) else one)
+        node = waiting.pop()
+        if is_tensor(node):
+            yield node["$tensor"]
+        elif isinstance(node, (dict, list)):
+            waiting.extend(node.values() if isinstance(node, dict) else node)
 
 
 def is_tensor(tree: Tree) -> bool:
@@ -103,7 +103,7 @@ def is_tensor(tree: Tree) -> bool:
 
 
 def _inner(tree: Tree, name: str) -> list[tuple[str, Tree]]:
-    """The name and value of each key of a dict, and of each place of a list that holds tensors."""
+    """Return name and value of each entry of a dict, and of each entry of a list that holds tensors."""
     if isinstance(tree, dict) and set(tree) == {"$items"}:
         return [(child(name, key), value) for key, value in tree["$items"]]
     if isinstance(tree, dict) and set(tree) == {"$tuple"}:
@@ -131,7 +131,7 @@ def _encode(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Tree:
     if isinstance(value, Mapping):
         return _encoded_keys(value, name, tensors)
     if kind in (list, tuple, torch.Size):
-        inner = [_encode(one, child(name, k), tensors) for k, one in enumerate(value)]
+        inner = [_encode(member, child(name, k), tensors) for k, member in enumerate(value)]
         return inner if kind is list else {"$tuple": inner}
     if kind in (float, np.float64):
         return float(value) if math.isfinite(value) else {"$float": str(float(value))}
@@ -149,7 +149,7 @@ def _encoded_keys(value: Mapping[Any, Any], name: str, tensors: dict[str, torch.
     for key in value:
         if type(key) not in (str, int):
             raise TypeError(f"{name or 'the state'} has the key {shown(key)}; a checkpoint keeps keys that are texts or whole numbers")
-    inner = [(key, _encode(one, child(name, key), tensors)) for key, one in value.items()]
+    inner = [(key, _encode(member, child(name, key), tensors)) for key, member in value.items()]
     if all(type(key) is str and not key.startswith("$") for key in value):
         return dict(inner)
     return {"$items": [list(pair) for pair in inner]}
@@ -162,7 +162,7 @@ def _array(fields: list[Any], _: Callable[[Tree], Any]) -> np.ndarray:
     return np.frombuffer(base64.b64decode(data), dtype=dtype).reshape(shape).copy()
 
 
-# kind → what is made of what stands behind it; the second argument decodes what is inside
+# kind → from its content to the value; the second argument decodes values inside of the content
 DECODED: dict[str, Callable[[Any, Callable[[Tree], Any]], Any]] = {
     "$tuple": lambda inner, decode: tuple(map(decode, inner)),
     "$items": lambda inner, decode: {key: decode(value) for key, value in inner},

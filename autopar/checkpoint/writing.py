@@ -1,7 +1,7 @@
-"""Writing: what ``torch.distributed.checkpoint`` asks of who plans a save, and of who stores it.
+"""Implement the save planner and the storage writer of ``torch.distributed.checkpoint``.
 
-It decides which rank writes what several hold, and takes results and failures from rank to rank. A rank writes its chunks
-to one file of safetensors, a few MiB at a time.
+torch decides which rank writes a piece that several ranks hold, and it sends results and failures between ranks. A rank writes its
+chunks to one file of safetensors, a few MiB at a time.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from autopar.errors import CheckpointError
 
 
 class WritePlanner(DefaultSavePlanner):
-    """Offers each piece of this rank; of those that several ranks have, torch's planner leaves one rank each.
+    """Offers each piece of this rank; if several ranks have a piece, torch's planner chooses one of them.
 
     Args:
-        tensors: of the state, by name.
-        pieces: of each, on this rank.
-        values: of a piece, where they are elsewhere until they are written.
+        tensors: the tensors of the state, by name.
+        pieces: the pieces of each tensor on this rank.
+        values: reads the values of a piece when it is written, if they are not in memory before.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], pieces: Mapping[str, list[Piece]],
@@ -70,20 +70,20 @@ class WritePlanner(DefaultSavePlanner):
 
 
 class Writer(StorageWriter):
-    """Writes a checkpoint into a folder of them.
+    """Writes a checkpoint into a folder of checkpoints.
 
     Args:
-        folder: of the checkpoints.
+        folder: the folder of the checkpoints.
         tree: the state without its tensors.
-        keep: how many whole ones are kept; ``None``: all.
+        keep: how many complete checkpoints are kept; ``None``: all.
 
     Attributes:
-        path: of the new checkpoint, when it is whole.
+        path: the path of the new checkpoint, when it is complete.
     """
 
     def __init__(self, folder: Path, tree: Tree, keep: int | None) -> None:
         self._folder, self._tree, self._keep = folder, tree, keep
-        self._place: Path | None = None  # on the rank that made it
+        self._place: Path | None = None  # the temporary folder, on the rank that made it
         self.path = folder
 
     @classmethod
@@ -100,7 +100,7 @@ class Writer(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """The place, and a file there for each rank."""
+        """Make the temporary folder, and name a file in it for each rank."""
         with _remedy():
             self._place = begin(self._folder)
         return [replace(plan, storage_data=str(self._place / f"rank-{rank:05}.safetensors")) for rank, plan in enumerate(plans)]
@@ -108,26 +108,26 @@ class Writer(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         path = Path(plan.storage_data)
         self.path = finished_name(path.parent)
-        made: Future[list[WriteResult]] = Future()
+        future: Future[list[WriteResult]] = Future()
         try:
-            made.set_result(_write(path, plan.items, planner) if plan.items else [])
+            future.set_result(_write(path, plan.items, planner) if plan.items else [])
         except FileNotFoundError as error:
             check_place(path.parent)
             raise CheckpointError(f"{path} could not be written: {error}; let all ranks have the same folder, on a file system that they share") from error
-        except Exception as error:  # goes to other ranks, which may not know its class
-            told = f"; {files.remedy(error)}" if isinstance(error, OSError) else ""
-            raise CheckpointError(f"{path} could not be written: {error}{told}") from error
-        return made
+        except Exception as error:  # is sent to other ranks, which may not know its class
+            advice = f"; {files.remedy(error)}" if isinstance(error, OSError) else ""
+            raise CheckpointError(f"{path} could not be written: {error}{advice}") from error
+        return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         assert self._place is not None
-        manifest = _manifest(self._tree, metadata, [one for some in results for one in some])
+        manifest = _manifest(self._tree, metadata, [result for of_rank in results for result in of_rank])
         with _remedy():
             path = finish(self._place, manifest)
         tidy(path, self._keep)
 
     def abandon(self) -> None:
-        """After a failure, on all ranks."""
+        """Remove the unfinished checkpoint after a failure; called on all ranks."""
         if self._place is not None:
             abandon(self._place)
 
@@ -155,8 +155,8 @@ def _manifest(tree: Tree, metadata: Metadata, results: list[WriteResult]) -> Man
 
 
 def _write(path: Path, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
-    """Write chunks to a file of safetensors, and force it to disk; of each, its file and where it begins there."""
-    items = sorted(items, key=lambda item: -_data(item).properties.dtype.itemsize)  # so that each begins at a multiple of its width
+    """Write chunks to a file of safetensors, and force it to disk; return the file and the first byte of each chunk."""
+    items = sorted(items, key=lambda item: -_data(item).properties.dtype.itemsize)  # so that each chunk begins at a multiple of its dtype's width
     header, begins = _header(items)
     checksum = size = 0
     with files.create(path) as file:
@@ -169,8 +169,10 @@ def _write(path: Path, items: list[WriteItem], planner: SavePlanner) -> list[Wri
 
 
 def _header(items: list[WriteItem]) -> tuple[bytes, list[int]]:
-    """The first bytes of a file of safetensors: the length of the rest in eight, and names, dtypes, shapes, places as JSON,
-    filled up to a multiple of eight; and the first byte of each chunk in the file."""
+    """Return the header of a file of safetensors, and the position of the first byte of each chunk.
+
+    The header is the length of the rest in eight bytes, and names, dtypes, shapes and positions as JSON, padded to a multiple of eight.
+    """
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     ends = [0]
     for item in items:
@@ -191,8 +193,8 @@ def _blocks(header: bytes, items: list[WriteItem], planner: SavePlanner) -> Iter
         data = planner.resolve_data(item)
         assert isinstance(data, torch.Tensor)
         sizes = tuple(data.shape)
-        for one in stretches(sizes, (0,) * len(sizes), sizes, data.element_size()):
-            block = data[one.target].resolve_conj().resolve_neg().to("cpu").contiguous()
+        for stretch in stretches(sizes, (0,) * len(sizes), sizes, data.element_size()):
+            block = data[stretch.target].resolve_conj().resolve_neg().to("cpu").contiguous()
             yield memoryview(block.reshape(-1).view(torch.uint8).numpy())
 
 

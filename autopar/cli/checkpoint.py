@@ -1,4 +1,4 @@
-"""Do what ``autopar checkpoint`` says: show what is in a folder of checkpoints, or in one of them; convert from and to DCP."""
+"""Run ``autopar checkpoint``: show a folder of checkpoints, or one checkpoint, and convert from and to DCP."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from pathlib import Path
 
 from autopar.checkpoint.dcp import export_dcp, import_dcp
 from autopar.checkpoint.files import verify
-from autopar.checkpoint.folder import checkpoints_in, latest, missing_from, read_manifest
+from autopar.checkpoint.folder import checkpoints_in, incompleteness_of, latest, read_manifest
 from autopar.checkpoint.manifest import Manifest
 from autopar.checkpoint.values import leaves
 from autopar.errors import CheckpointError
 
 DONE, CUT_OFF, REFUSED = 0, 1, 2  # exit statuses
-WIDTH = 80  # characters of a value
+WIDTH = 80  # characters of a printed value
 
 
 def show(path: str, check: bool) -> int:
-    """Print what a folder has, or one checkpoint; the exit status."""
+    """Print a folder of checkpoints, or one checkpoint; return the exit status."""
     return _printed(lambda: _lines(Path(path), check))
 
 
 def imported(source: str, folder: str, allow_pickle: bool, skip: Sequence[str]) -> int:
-    """Write a checkpoint from a DCP folder, and print which; the exit status."""
+    """Write a checkpoint from a DCP folder, and print its path; return the exit status."""
     return _printed(lambda: _new(import_dcp(source, folder, allow_pickle=allow_pickle, skip=skip)))
 
 
 def exported(source: str, folder: str, torchtitan: bool) -> int:
-    """Write a DCP folder from a checkpoint, and print which; the exit status."""
+    """Write a DCP folder from a checkpoint, and print its path; return the exit status."""
     return _printed(lambda: [f"{export_dcp(source, folder, torchtitan=torchtitan)} is written"])
 
 
@@ -40,12 +40,12 @@ def _new(path: Path) -> list[str]:
 
 
 def _printed(lines: Callable[[], Iterable[str]]) -> int:
-    """What stands in the way is told in a line."""
+    """Print lines; an error is printed as one line. Return the exit status."""
     try:
         for line in lines():
             print(line)
         sys.stdout.flush()
-    except BrokenPipeError:  # nobody reads on: `| head`
+    except BrokenPipeError:  # the reader has closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CUT_OFF
     except (CheckpointError, OSError) as error:
@@ -56,11 +56,11 @@ def _printed(lines: Callable[[], Iterable[str]]) -> int:
 
 def _lines(path: Path, check: bool) -> Iterator[str]:
     if not path.is_dir():
-        raise CheckpointError(f"there is no folder {path}; name the one that autopar.checkpoint.save was given, or a checkpoint in it")
-    there = checkpoints_in(path)
-    if there:
+        raise CheckpointError(f"there is no folder {path}; name the folder that you passed to autopar.checkpoint.save, or a checkpoint in it")
+    checkpoints = checkpoints_in(path)
+    if checkpoints:
         newest = latest(path)
-        yield from _columns([(one.name, missing_from(one) or _summary(read_manifest(one))) for one in there])
+        yield from _columns([(checkpoint.name, incompleteness_of(checkpoint) or _summary(read_manifest(checkpoint))) for checkpoint in checkpoints])
         if newest is None:
             raise CheckpointError(f"{path} has no whole checkpoint")
         yield ""
@@ -70,8 +70,8 @@ def _lines(path: Path, check: bool) -> Iterator[str]:
     yield f"{newest.name}   {_summary(manifest)}"
     if check:
         verify(newest, manifest.files)
-        yield "all files are as they were written"
-    yield from _columns([(name, str(one), f"{_bytes(one.shape, one.dtype.itemsize):,} bytes") for name, one in manifest.tensors.items()])
+        yield "all files are unchanged since they were written"
+    yield from _columns([(name, str(tensor), f"{_bytes(tensor.shape, tensor.dtype.itemsize):,} bytes") for name, tensor in manifest.tensors.items()])
     yield from _columns([(name, _short(json.dumps(value))) for name, value in leaves(manifest.tree)])
 
 
@@ -83,9 +83,9 @@ def _summary(manifest: Manifest) -> str:
 
 
 def _step(manifest: Manifest) -> int | None:
-    """The state's own ``step``, where it has one."""
-    found = manifest.tree.get("step") if isinstance(manifest.tree, dict) else None
-    return found if isinstance(found, int) else None
+    """Return the ``step`` of the state, if it has one."""
+    step = manifest.tree.get("step") if isinstance(manifest.tree, dict) else None
+    return step if isinstance(step, int) else None
 
 
 def _bytes(shape: tuple[int, ...], width: int) -> int:

@@ -23,7 +23,7 @@ RANKS, BATCHES = 4, 8  # defaults for the schedule of a policy
 
 @dataclass(frozen=True)
 class Request:
-    """The options of ``autopar schedule`` and their defaults. A text of numbers has one for all stages, or one for each: ``18.5,18.5,22``."""
+    """The options of ``autopar schedule`` and their defaults. A text of numbers has one number for all stages, or one for each: ``18.5,18.5,22``."""
 
     source: str = "1f1b"
     ranks: int | None = None
@@ -51,7 +51,7 @@ def run(request: Request) -> int:
     try:
         _follow(request)
         sys.stdout.flush()
-    except BrokenPipeError:  # nobody reads on: `| head`
+    except BrokenPipeError:  # the reader has closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CUT_OFF
     except (ScheduleError, ValueError, ImportError, OSError) as error:
@@ -70,7 +70,7 @@ def _follow(request: Request) -> None:
     if from_file in (".json", ".csv"):
         for name in ("ranks", "batches", "chunks", *(["recompute"] if from_file == ".json" else [])):
             if getattr(request, name) not in (None, False):
-                raise ScheduleError(f"--{name} is what {request.source} says itself; leave it out")
+                raise ScheduleError(f"--{name} is not for a file: {request.source} has its own; leave it out")
     times = Times(*(numbers(getattr(request, name), name) for name in ("forward", "backward", "weight", "transfer")))
     later = None if request.for_weights is None else numbers(request.for_weights, "for-weights")
     sizes = Sizes(activation=numbers(request.activation, "activation"), for_weights=later, boundary=numbers(request.boundary, "boundary"))
@@ -82,17 +82,17 @@ def _follow(request: Request) -> None:
                              objective=request.objective)  # type: ignore[arg-type]  # fmt: skip
         schedule = optimised.schedule
     elif request.limit is not None:
-        raise ScheduleError(f"--limit is for autopar schedule {OPTIMISED}: {request.source} needs what it needs")
+        raise ScheduleError(f"--limit is for autopar schedule {OPTIMISED}: {request.source} has a fixed memory need")
     elif request.objective != OBJECTIVES[0]:
-        raise ScheduleError(f"--objective is for autopar schedule {OPTIMISED}: {request.source} is made by a rule, whatever shall be short")
+        raise ScheduleError(f"--objective is for autopar schedule {OPTIMISED}: {request.source} has a fixed order")
     elif from_file:
         schedule = PipelineSchedule.load(request.source, **({"recompute": True} if request.recompute else {})).with_messages()
     else:
         schedule = build(request.source, ranks, batches, request.chunks, recompute=request.recompute)
-    found = schedule.verify()
+    report = schedule.verify()
     simulation = schedule.simulate(times, sizes)
     print(schedule.table(events=request.events, down=request.down))
-    print(f"\n{simulation}{found}")
+    print(f"\n{simulation}{report}")
     if optimised is not None:
         print(f"\n{optimised}")
     if request.draw:
@@ -104,9 +104,9 @@ def _follow(request: Request) -> None:
 
 
 def numbers(text: str, name: str) -> PerStage:
-    """``2`` or ``2,2,3``."""
+    """Parse ``2`` or ``2,2,3``."""
     try:
-        found: Sequence[float] = [float(word) for word in text.split(",")]
+        values: Sequence[float] = [float(word) for word in text.split(",")]
     except ValueError:
         raise ScheduleError(f"--{name} {text}: write a number, or one for each stage: 18.5,18.5,22") from None
-    return found[0] if len(found) == 1 else found
+    return values[0] if len(values) == 1 else values

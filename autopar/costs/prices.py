@@ -1,15 +1,15 @@
-"""The price in seconds of every transfer: closed forms, the cheapest of those that apply.
+"""Price every transfer in seconds, as the minimum over the closed forms of all algorithms for it.
 
-``n`` is bytes on the rank that has most: of the operand of an all-reduce or reduce-scatter, of the result of an
+``n`` is the bytes on the rank that has most: of the operand of an all-reduce or reduce-scatter, of the result of an
 all-gather, of either side of an all-to-all (each ``p`` times a piece, so that ``(p-1)/p · n`` travels); of what one rank
 sends or receives, whichever is more, in a redistribute, send or recv; of all that is read and written by a local op.
-``p`` ranks stand on ``m`` nodes, ``k`` on each; where nodes hold unlike numbers, all count as the fullest.
+``p`` ranks are on ``m`` nodes, ``k`` on each; where nodes have different numbers of ranks, all count as the fullest.
 
 Prices grow with ``n``, with ``p`` on nodes of a given size, and with ``m``: every form does, so their minimum does. For
-that, rounds are ``⌈log₂ p⌉`` (there are algorithms of so many rounds for any ``p``, where the textbook's fold a remainder
-and make three ranks dearer than four); what leaves a node costs no less than what stays, since it crosses the node too;
-and every form over several nodes is at least some form on one of them. With ``k`` alone a price may fall: more ranks on
-a node are more links to the outside. The arithmetic of a reduction is not counted.
+this, rounds are ``⌈log₂ p⌉``: some algorithms need only so many rounds for any ``p``, whereas the textbook's algorithms fold
+a remainder and make three ranks dearer than four. Data that leaves a node costs no less than data that stays, since it crosses the
+node too. And every form over several nodes costs at least as much as some form on one node. With ``k`` alone a price may fall:
+more ranks on a node are more links to the outside. The arithmetic of a reduction is not counted.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from autopar.ir.record import TensorType
 
 n, p, k, m = sympy.symbols("n p k m", positive=True)
 a, b = sympy.symbols("a b", nonnegative=True)  # latency, seconds a byte: of the slowest link between the ranks
-a_i, b_i = sympy.symbols("a_i b_i", nonnegative=True)  # inside a node
-a_e, b_e = sympy.symbols("a_e b_e", nonnegative=True)  # between nodes, for one rank while all of its node send
-a_l, b_l = sympy.symbols("a_l b_l", nonnegative=True)  # an op on the rank's own memory
+a_i, b_i = sympy.symbols("a_i b_i", nonnegative=True)  # the same of links inside a node
+a_e, b_e = sympy.symbols("a_e b_e", nonnegative=True)  # of links between nodes, for one rank while all ranks of its node send
+a_l, b_l = sympy.symbols("a_l b_l", nonnegative=True)  # of an op on the rank's own memory
 SYMBOLS = (n, p, k, m, a, b, a_i, b_i, a_e, b_e, a_l, b_l)
 
 rounds = sympy.ceiling(log2(p))
@@ -44,7 +44,7 @@ part = (p - 1) / p  # of n
 
 @dataclass(frozen=True)
 class Form:
-    """One algorithm: its name, seconds, and where the form is from. ``two_level``: only where there are several nodes."""
+    """One algorithm: its name, its seconds, and the source of the form. ``two_level``: it applies only to several nodes."""
 
     algorithm: str
     seconds: sympy.Expr
@@ -68,7 +68,7 @@ GATHER = (
     Form("two-level", (k - 1) * a_i + (k - 1) / k * n * b_i + (m - 1) * a_e + (m - 1) / m * n / k * b_e, NODES, True),
 )
 
-# the first form is the one by which measurements are scaled to other numbers of ranks
+# the first form scales measurements to other numbers of ranks
 FORMS: dict[str, tuple[Form, ...]] = {
     "all_reduce": (
         Form("ring", 2 * (p - 1) * a + 2 * part * n * b, RING),
@@ -95,21 +95,21 @@ FORMS: dict[str, tuple[Form, ...]] = {
 }  # fmt: skip
 
 MEASURED_AS = {"redistribute": "all_to_all", "recv": "send"}
-WITHOUT_GROUP = ("cast", "wait", "fold_in")  # the others are nothing on one rank
+WITHOUT_GROUP = ("cast", "wait", "fold_in")  # all others cost nothing on one rank
 
 
 # -- prices ------------------------------------------------------------------------------------------------------------
 
 
 def price(function: Callable[..., Any] | str, bytes: Any, ranks: Any, machine: Machine, *, shape: Any = None) -> Any:
-    """Seconds of a transfer; numbers or arrays, which are broadcast.
+    """Return the seconds of a transfer; numbers or arrays, which are broadcast.
 
     Args:
         function: the transfer or its name.
-        bytes: ``n``, as the module says.
-        ranks: how many take part; one rank exchanges nothing.
-        machine: whose figures count; what it has measured takes the place of the forms within a node.
-        shape: ``(k, m)``, ranks on a node and nodes; without it ranks fill node after node.
+        bytes: ``n`` as in the module's docstring.
+        ranks: the number of ranks; one rank exchanges nothing.
+        machine: the machine; its measured fits replace the forms within a node.
+        shape: ``(k, m)``, ranks on a node and nodes; without it, ranks fill one node after the other.
 
     Raises:
         ValueError: no such transfer, negative bytes, no ranks, or a shape that does not hold the ranks.
@@ -119,7 +119,7 @@ def price(function: Callable[..., Any] | str, bytes: Any, ranks: Any, machine: M
 
 
 def algorithm(function: Callable[..., Any] | str, bytes: int, ranks: int, machine: Machine, *, shape: tuple[int, int] | None = None) -> str:
-    """The name of the form that is the price: the first of the cheapest, ``measured``, or ``none`` where nothing is done."""
+    """Return the name of the cheapest form, the first one among equals; ``measured`` for a fit, or ``none`` if nothing is done."""
     name = _name(function)
     seconds = _candidates(name, bytes, ranks, machine, shape)
     if not seconds.min():
@@ -136,29 +136,29 @@ def _name(function: Callable[..., Any] | str) -> str:
 
 
 def _candidates(name: str, bytes: Any, ranks: Any, machine: Machine, shape: Any) -> np.ndarray:
-    """Seconds by every form, infinite where it does not apply: ``[forms, ...]``."""
+    """Return the seconds of every form, infinite if it does not apply: ``[forms, ...]``."""
     size, count = np.asarray(bytes, dtype=float), np.asarray(ranks, dtype=float)
-    per_node, nodes = _default_shape(count, machine) if shape is None else (np.asarray(one, dtype=float) for one in shape)
+    per_node, nodes = _default_shape(count, machine) if shape is None else (np.asarray(entry, dtype=float) for entry in shape)
     size, count, per_node, nodes = np.broadcast_arrays(size, count, per_node, nodes)
     if not np.all(size >= 0):
         raise ValueError(f"{name}: bytes are ≥ 0, not {bytes}")
     if not np.all(count >= 1):
         raise ValueError(f"{name}: ranks are ≥ 1, not {ranks}")
     if not np.all((per_node >= 1) & (nodes >= 1) & (np.maximum(per_node, nodes) <= count) & (count <= per_node * nodes)):
-        raise ValueError(f"{name}: {ranks} ranks do not stand on nodes as the shape {shape} says, (ranks on a node, nodes)")
+        raise ValueError(f"{name}: {ranks} ranks do not fit on nodes of the shape {shape}, (ranks on a node, nodes)")
     inside = machine.inside.latency, 1 / machine.inside.bandwidth
     outside = max(inside[0], machine.outside.latency), max(inside[1], 1 / machine.outside.bandwidth)
     slowest = (np.where(nodes > 1, far, near) for near, far in zip(inside, outside, strict=True))
     values = (size, count, per_node, nodes, *slowest, *inside, *outside, machine.memory.latency, 1 / machine.memory.bandwidth)
-    found = np.stack([
+    prices = np.stack([
         np.where((nodes > 1) | (not form.two_level), seconds(*values), np.inf)
         for form, seconds in zip(FORMS[name], _compiled(name), strict=True)
     ])  # fmt: skip
     fit = _fit(name, machine)
-    if fit is not None:  # over several nodes it bounds the forms from below, lest a group get cheaper as it outgrows a node
+    if fit is not None:  # over several nodes it is a lower bound, so that a group never gets cheaper by outgrowing a node
         within = _scaled(fit, name, size, np.where(nodes > 1, per_node, count))
-        found = np.where(nodes > 1, np.maximum(found, within), within)
-    return found if name in WITHOUT_GROUP else np.where(count > 1, found, 0.0)
+        prices = np.where(nodes > 1, np.maximum(prices, within), within)
+    return prices if name in WITHOUT_GROUP else np.where(count > 1, prices, 0.0)
 
 
 def _default_shape(count: np.ndarray, machine: Machine) -> tuple[np.ndarray, np.ndarray]:
@@ -167,7 +167,7 @@ def _default_shape(count: np.ndarray, machine: Machine) -> tuple[np.ndarray, np.
 
 @cache
 def _compiled(name: str) -> tuple[Callable[..., Any], ...]:
-    """The forms of a transfer as functions of numbers or arrays, one for each of ``SYMBOLS``."""
+    """Return the forms of a transfer as functions of numbers or arrays, with one argument for each of ``SYMBOLS``."""
     return tuple(sympy.lambdify(SYMBOLS, form.seconds, "numpy") for form in FORMS[name])
 
 
@@ -176,7 +176,7 @@ def _fit(name: str, machine: Machine) -> Measured | None:
 
 
 def _scaled(fit: Measured, name: str, size: np.ndarray, count: Any) -> np.ndarray:
-    """A fit for another number of ranks: fixed costs by the messages of the first form, the rest by its bytes."""
+    """Scale a fit to another number of ranks: fixed costs by the first form's messages, the rest by its bytes."""
 
     def first(name: str, count: Any) -> tuple[Any, Any]:
         seconds = _compiled(name)[0]
@@ -192,21 +192,21 @@ def _scaled(fit: Measured, name: str, size: np.ndarray, count: Any) -> np.ndarra
 
 
 def shape_of_group(ranks: Any, ranks_per_node: int) -> tuple[int, int]:
-    """``(k, m)``: the most ranks that stand on one node, and how many nodes there are."""
+    """Return ``(k, m)``: the most ranks that are on one node, and the number of nodes."""
     nodes, counts = np.unique(np.asarray(tuple(ranks)) // ranks_per_node, return_counts=True)
     return int(counts.max()), len(nodes)
 
 
-def step_price(function: Callable[..., Any], source: TensorType, given: Mapping[str, Any], result: TensorType, machine: Machine) -> float:
-    """Seconds of one transfer, where the mesh has put it: of the group that pays most.
+def step_price(function: Callable[..., Any], source: TensorType, arguments: Mapping[str, Any], result: TensorType, machine: Machine) -> float:
+    """Return the seconds of one transfer on its mesh, for the group that takes longest.
 
-    A message is paid where it is received; its send is free, so that the prices of a program may be added up.
+    A message is priced where it is received; its send is free, so that the prices of a program may be added up.
 
     Args:
         function, source, given, result: the transfer, its operand's type, its arguments by name, and its result's type.
 
     Raises:
-        ValueError: data is exchanged, and a type has no Layout.
+        ValueError: the transfer exchanges data, and a type has no Layout.
     """
     name = _name(function)
     before, after = _held(source), _held(result)
@@ -215,26 +215,26 @@ def step_price(function: Callable[..., Any], source: TensorType, given: Mapping[
     if name == "cast":
         return _cached_price(name, before + after, 1, machine)
     if source.layout is None or result.layout is None:
-        raise ValueError(f"{name} exchanges what lies on a mesh; {source if source.layout is None else result} has no Layout")
+        raise ValueError(f"{name} exchanges values on a mesh; {source if source.layout is None else result} has no Layout")
     if name in ("redistribute", "recv"):
         elements, count, far = _busiest(source, result, machine.ranks_per_node)
-        name = name if count <= 2 else "redistribute"  # what comes from several ranks is several messages
+        name = name if count <= 2 else "redistribute"  # several messages from several ranks
         return _cached_price(name, elements * source.dtype.itemsize, count, machine, shape=(1, count) if far else (count, 1))
     if name in ("all_reduce", "reduce_scatter"):
-        wider = transfers.reduced_as(given.get("op", "sum"), source.dtype).itemsize // source.dtype.itemsize
+        wider = transfers.reduced_as(arguments.get("op", "sum"), source.dtype).itemsize // source.dtype.itemsize
         before, after = before * wider, after * wider
-    mesh, axes = source.layout.mesh, transfers.axes_of(given["axis"])
+    mesh, axes = source.layout.mesh, transfers.axes_of(arguments["axis"])
     count = mesh.count(axes)
     size = {"all_gather": count * before, "reduce_scatter": count * after, "slice": 2 * after, "pend": after}.get(name, max(before, after))
     return max(_cached_price(name, size, count, machine, shape=shape) for shape in group_shapes(mesh, axes, machine.ranks_per_node))
 
 
-_cached_price = lru_cache(maxsize=65536)(price)  # a program has few sizes
+_cached_price = lru_cache(maxsize=65536)(price)  # a program has few different sizes
 
 
 @lru_cache(maxsize=4096)
 def group_shapes(mesh: Mesh, axes: Axes, ranks_per_node: int) -> tuple[tuple[int, int], ...]:
-    """``shape_of_group`` of all groups over ``axes``, each shape once."""
+    """Return ``shape_of_group`` of all groups over ``axes``, each shape once."""
     grid = np.asarray(mesh.ranks).reshape(mesh.shape)
     last = [mesh.names.index(mesh.check_axis(axis)) for axis in axes]
     groups = np.moveaxis(grid, last, range(-len(last), 0)).reshape(-1, mesh.count(axes))
@@ -242,7 +242,7 @@ def group_shapes(mesh: Mesh, axes: Axes, ranks_per_node: int) -> tuple[tuple[int
 
 
 def _held(type: TensorType) -> int:
-    """Bytes of the largest piece."""
+    """Return the bytes of the largest piece."""
     if type.layout is None:
         return math.prod(type.shape) * type.dtype.itemsize
     mesh = type.layout.mesh
@@ -251,16 +251,16 @@ def _held(type: TensorType) -> int:
 
 @lru_cache(maxsize=65536)
 def _busiest(source: TensorType, result: TensorType, ranks_per_node: int) -> tuple[int, int, bool]:
-    """Of an exchange: the most elements that a rank sends or receives, the most ranks it does so with, itself among them,
+    """Return for an exchange the most elements that a rank sends or receives, the most ranks it does so with, counting itself,
     and whether a message leaves its node."""
     assert source.layout is not None and result.layout is not None
     kept = tuple(axis for axis, _ in source.attr.pending)
     elements: dict[tuple[str, int], int] = {}
     partners: dict[tuple[str, int], int] = {}
     far = False
-    for one in messages(source.layout, result.layout, source.shape, kept):
-        far |= one.sender // ranks_per_node != one.receiver // ranks_per_node
-        for end in (("out", one.sender), ("in", one.receiver)):
-            elements[end] = elements.get(end, 0) + one.elements
+    for message in messages(source.layout, result.layout, source.shape, kept):
+        far |= message.sender // ranks_per_node != message.receiver // ranks_per_node
+        for end in (("out", message.sender), ("in", message.receiver)):
+            elements[end] = elements.get(end, 0) + message.elements
             partners[end] = partners.get(end, 0) + 1
     return max(elements.values(), default=0), max(partners.values(), default=0) + 1, far

@@ -1,8 +1,8 @@
-"""Boxes: which elements of a value each rank holds, and how many it lacks of another Layout.
+"""Count which elements of a value each rank holds, and how many it lacks of another Layout.
 
-A piece is a product of index sets, one for each dim; each set is a few *runs* of indices, ``(start, stop)``: one for a
-plain dim, more where a part behind the first of a merged dim is split. What a rank lacks is the difference of two such
-products, so bytes are counted dim by dim, for all ranks at once. Both Layouts may lie on one mesh or on two.
+A box is a product of index sets, one set per dim. Each set is a few *runs* of indices, ``(start, stop)``. A plain dim has
+one run; a merged dim has more where one of its later parts is split. The elements that a rank lacks are the difference of two
+such products, so they are counted dim by dim, for all ranks at once. The two Layouts may be on one mesh or on two.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Runs = tuple[tuple[int, int], ...]  # sorted, disjoint, not empty: (start, stop)
 
 
 def runs_of(dim: Dim, size: int, mesh: Mesh, at: Mapping[str, int]) -> Runs:
-    """The indices of a dim that the rank at ``at`` holds, in the order in which they lie in its piece."""
+    """Return the indices of a dim that the rank at ``at`` holds, in the order in which its piece stores them."""
     return _runs(tuple((size if n is None else n, *span(size if n is None else n, axes, mesh, at)) for n, axes in dim))
 
 
 @lru_cache(maxsize=65536)
 def _runs(parts: tuple[tuple[int, int, int], ...]) -> Runs:
-    """Of parts (size, start, length), major first."""
+    """Return the runs of a dim whose parts are ``(size, start, length)``, major first."""
     runs: list[tuple[int, int]] = [(0, 1)]
     inner = 1
     for size, start, length in reversed(parts):
@@ -48,17 +48,17 @@ def count(runs: Runs) -> int:
     return sum(b - a for a, b in runs)
 
 
-def overlap(one: Runs, other: Runs) -> Runs:
-    """The indices in both."""
-    return _few(one, other) if len(one) + len(other) <= FEW else _many(one, other)
+def overlap(left: Runs, right: Runs) -> Runs:
+    """Return the indices in both."""
+    return _few(left, right) if len(left) + len(right) <= FEW else _many(left, right)
 
 
-FEW = 64  # runs, which Python looks at as fast as NumPy
+FEW = 64  # up to so many runs a Python loop is as fast as NumPy
 
 
-def _many(one: Runs, other: Runs) -> Runs:
-    a, b = np.asarray(one, dtype=np.int64).reshape(-1, 2), np.asarray(other, dtype=np.int64).reshape(-1, 2)
-    first = np.searchsorted(b[:, 1], a[:, 0], side="right")  # of each run of one, those of the other that it meets
+def _many(left: Runs, right: Runs) -> Runs:
+    a, b = np.asarray(left, dtype=np.int64).reshape(-1, 2), np.asarray(right, dtype=np.int64).reshape(-1, 2)
+    first = np.searchsorted(b[:, 1], a[:, 0], side="right")  # for each run of a, the first run of b that it meets
     met = np.maximum(np.searchsorted(b[:, 0], a[:, 1]) - first, 0)
     i = np.repeat(np.arange(len(a)), met)
     j = np.arange(len(i)) - np.repeat(np.cumsum(met) - met, met) + first[i]
@@ -66,22 +66,22 @@ def _many(one: Runs, other: Runs) -> Runs:
 
 
 @lru_cache(maxsize=65536)
-def _few(one: Runs, other: Runs) -> Runs:
-    found, i, j = [], 0, 0
-    while i < len(one) and j < len(other):
-        a, b = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+def _few(left: Runs, right: Runs) -> Runs:
+    shared, i, j = [], 0, 0
+    while i < len(left) and j < len(right):
+        a, b = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
         if a < b:
-            found.append((a, b))
-        if one[i][1] < other[j][1]:
+            shared.append((a, b))
+        if left[i][1] < right[j][1]:
             i += 1
         else:
             j += 1
-    return tuple(found)
+    return tuple(shared)
 
 
 def within(part: Runs, whole: Runs) -> Runs:
-    """Where the indices ``part`` lie among ``whole``, which holds them all: positions, as runs."""
-    found: list[tuple[int, int]] = []
+    """Return the positions, as runs, of the indices ``part`` within ``whole``, which contains all of them."""
+    positions: list[tuple[int, int]] = []
     before, rest = 0, iter(whole)
     a, b = next(rest, (0, 0))
     for start, stop in part:
@@ -89,15 +89,15 @@ def within(part: Runs, whole: Runs) -> Runs:
             before += b - a
             a, b = next(rest)
         first, last = before + start - a, before + stop - a
-        found[-1:] = [(found[-1][0], last)] if found and found[-1][1] == first else [*found[-1:], (first, last)]
-    return tuple(found)
+        positions[-1:] = [(positions[-1][0], last)] if positions and positions[-1][1] == first else [*positions[-1:], (first, last)]
+    return tuple(positions)
 
 
 Box = tuple[Runs, ...]  # one set of indices for each dim
 
 
 def box_of(layout: Layout, shape: Sequence[int], rank: int) -> Box:
-    """What ``rank`` holds; its mesh knows it."""
+    """Return the box that ``rank`` holds; the rank is on the Layout's mesh."""
     at = layout.mesh.coordinates(rank)
     return tuple(runs_of(dim, n, layout.mesh, at) for n, dim in zip(shape, layout.attr.dims, strict=True))
 
@@ -111,9 +111,9 @@ def volume(box: Box) -> int:
 
 @lru_cache(maxsize=65536)
 def most_lacked(source: Layout, target: Layout, shape: tuple[int, ...]) -> int:
-    """Elements that the worst rank needs and does not hold: no transfers can bring it less.
+    """Return the elements that the worst rank needs and does not hold. No transfers can bring it fewer.
 
-    What is pending stays so on both sides; on one mesh that is not counted, because all its coordinates are alike.
+    Both Layouts have the same pending axes. On one mesh these are not looked at, because all coordinates along them are alike.
     """
     if source.mesh != target.mesh:
         return max(
@@ -126,59 +126,62 @@ def most_lacked(source: Layout, target: Layout, shape: tuple[int, ...]) -> int:
 
 
 def lacked_between(source: Sequence[Dim], target: Sequence[Dim], shape: Sequence[int], mesh: Mesh) -> int:
-    """``most_lacked`` of dims on one mesh."""
+    """Return ``most_lacked`` for dims on one mesh."""
     needed: np.ndarray | int = 1
-    held: np.ndarray | int = 1
+    both_hold: np.ndarray | int = 1
     for n, have, want in zip(shape, source, target, strict=True):
-        more, both = _sizes(have, want, n, mesh)
-        needed, held = needed * more, held * both
-    lacked = needed - held
+        more, shared = _sizes(have, want, n, mesh)
+        needed, both_hold = needed * more, both_hold * shared
+    lacked = needed - both_hold
     return lacked if isinstance(lacked, int) else int(lacked.max())
 
 
 @lru_cache(maxsize=65536)
 def _sizes(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.ndarray | int, np.ndarray | int]:
-    """Of one dim, for every point of the mesh: how many indices the target has, and how many both have."""
-    seen = ((size, have[0][1], want[0][1]),) if len(have) == len(want) == 1 else in_common(have, want, size, mesh)
-    if seen is None:
+    """Return two arrays for one dim, with an entry per point of the mesh: the indices the target has, and those that both have."""
+    common = ((size, have[0][1], want[0][1]),) if len(have) == len(want) == 1 else in_common(have, want, size, mesh)
+    if common is None:
         return _counted(have, want, size, mesh)
     needed: np.ndarray | int = 1
-    held: np.ndarray | int = 1
-    for n, own, wanted in seen:
-        if (alike := _alike(n, own, wanted, mesh)) is not None:
-            needed, held = needed * alike[0], held * alike[1]
+    both_hold: np.ndarray | int = 1
+    for n, have_axes, want_axes in common:
+        if (alike := _alike(n, have_axes, want_axes, mesh)) is not None:
+            needed, both_hold = needed * alike[0], both_hold * alike[1]
         else:
-            (a, p), (b, q) = _spans(n, own, mesh), _spans(n, wanted, mesh)
-            needed, held = needed * q, held * np.maximum(np.minimum(a + p, b + q) - np.maximum(a, b), 0)
-    return needed, held
+            (a, p), (b, q) = _spans(n, have_axes, mesh), _spans(n, want_axes, mesh)
+            needed, both_hold = needed * q, both_hold * np.maximum(np.minimum(a + p, b + q) - np.maximum(a, b), 0)
+    return needed, both_hold
 
 
-def _alike(size: int, own: Axes, wanted: Axes, mesh: Mesh) -> tuple[int, int] | None:
-    """Of one part, how many indices every rank needs and how many of these it has, where all ranks need and have as many."""
-    longer = own if len(own) > len(wanted) else wanted
-    shorter = wanted if longer is own else own
+def _alike(size: int, have: Axes, want: Axes, mesh: Mesh) -> tuple[int, int] | None:
+    """Return how many indices of a part every rank needs, and how many of these it holds; ``None`` if that differs between ranks."""
+    longer = have if len(have) > len(want) else want
+    shorter = want if longer is have else have
     if longer[: len(shorter)] != shorter or size % mesh.count(longer):
         return None
-    return size // mesh.count(wanted), size // mesh.count(longer)
+    return size // mesh.count(want), size // mesh.count(longer)
 
 
-INDICES = 1 << 16  # that are looked at all together
+INDICES = 1 << 16  # count dims with up to so many indices index by index
 
 
 def _counted(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
-    """``_sizes`` of dims that are made of no common parts: how many indices two pieces share, for all pairs of pieces."""
-    (held, unit), (wanted, other) = _pieces(have, size, mesh), _pieces(want, size, mesh)
-    step = math.gcd(unit, other)
+    """Return ``_sizes`` of dims that have no common parts: count the indices that two pieces share, for all pairs of pieces."""
+    (have_lengths, have_unit), (want_lengths, want_unit) = _pieces(have, size, mesh), _pieces(want, size, mesh)
+    step = math.gcd(have_unit, want_unit)
     if not step or size // step > INDICES:
         return _counted_by_point(have, want, size, mesh)
-    count, own, there = math.prod(map(len, wanted)), _holders(held, unit // step), _holders(wanted, other // step)
-    shared = np.bincount(own * count + there, minlength=math.prod(map(len, held)) * count).reshape(-1, count) * step
-    here, at = _numbers(have, mesh), _numbers(want, mesh)
-    return shared.sum(0)[at], shared[here, at]
+    count, have_holders, want_holders = math.prod(map(len, want_lengths)), _holders(have_lengths, have_unit // step), _holders(want_lengths, want_unit // step)
+    shared = np.bincount(have_holders * count + want_holders, minlength=math.prod(map(len, have_lengths)) * count).reshape(-1, count) * step
+    have_numbers, want_numbers = _numbers(have, mesh), _numbers(want, mesh)
+    return shared.sum(0)[want_numbers], shared[have_numbers, want_numbers]
 
 
 def _pieces(dim: Dim, size: int, mesh: Mesh) -> tuple[list[list[int]], int]:
-    """The lengths of the pieces of each part, and how many indices after each other always lie in one piece; lengths of the last part in these."""
+    """Return the lengths of the pieces of each part, and a unit: so many consecutive indices are always in one piece.
+
+    The lengths of the last part count units.
+    """
     parts = sized(dim, size)
     unit = 1
     while parts and not parts[-1][1]:
@@ -194,7 +197,7 @@ def _pieces(dim: Dim, size: int, mesh: Mesh) -> tuple[list[list[int]], int]:
 
 
 def _holders(lengths: list[list[int]], repeat: int) -> np.ndarray:
-    """The number of the piece that holds each index, pieces in order, major first."""
+    """Return the number of the piece that holds each index, with the pieces in order, major first."""
     holders = np.zeros(1, dtype=np.int64)
     for each in lengths:
         holders = (holders[:, None] * len(each) + np.repeat(np.arange(len(each)), each)).reshape(-1)
@@ -202,7 +205,7 @@ def _holders(lengths: list[list[int]], repeat: int) -> np.ndarray:
 
 
 def _numbers(dim: Dim, mesh: Mesh) -> np.ndarray:
-    """The number of the piece that each point of the mesh holds, with one dimension for each axis of the mesh."""
+    """Return the number of the piece that each point of the mesh holds, with one dimension for each axis of the mesh."""
     numbers = np.zeros((1,) * len(mesh.axes), dtype=np.int64)
     for axis in (axis for _, axes in dim for axis in axes):
         p = mesh.sizes[axis]
@@ -211,7 +214,7 @@ def _numbers(dim: Dim, mesh: Mesh) -> np.ndarray:
 
 
 def _counted_by_point(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
-    """The same for long dims, from the runs of the pieces."""
+    """Do what ``_counted`` does, for long dims, from the runs of the pieces."""
     used = {axis for dim in (have, want) for _, axes in dim for axis in axes}
     grid = [range(p) if axis in used else range(1) for axis, p in mesh.axes]
     pairs = []
@@ -219,13 +222,13 @@ def _counted_by_point(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.n
         at = dict(zip(mesh.names, point, strict=True))
         wanted = runs_of(want, size, mesh, at)
         pairs.append((count(wanted), count(overlap(runs_of(have, size, mesh, at), wanted))))
-    found = np.array(pairs, dtype=np.int64).reshape(*map(len, grid), 2)
-    return found[..., 0], found[..., 1]
+    counts = np.array(pairs, dtype=np.int64).reshape(*map(len, grid), 2)
+    return counts[..., 0], counts[..., 1]
 
 
 @lru_cache(maxsize=4096)
 def _spans(size: int, axes: Axes, mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
-    """``layout.span`` for all coordinates: start and length, with one dimension for each axis of the mesh."""
+    """Return ``layout.span`` for all coordinates: start and length, with one dimension for each axis of the mesh."""
     start, length = np.zeros((1,) * len(mesh.axes), dtype=np.int64), np.full((1,) * len(mesh.axes), size, dtype=np.int64)
     for axis in axes:
         p = mesh.sizes[axis]

@@ -1,8 +1,8 @@
-"""Commits: what an edit has staged, carried out on the graph, and the metadata brought up to date.
+"""Carry out on the graph what an edit has staged, and update the metadata.
 
-Operations are replayed in the order they were staged, O(inserted), and what they make read is looked at: it must be made
-before. Then one linear walk (``settle``) carries changed types to those who follow them, and gives names. It is the same walk
-however much was staged, so that it pays to stage much.
+Operations are replayed in the order in which they were staged, in time O(inserted). Each check that an operand is made before
+it is read looks only at nodes that are new or read something new. Then one linear walk (``settle``) updates the types that
+depend on changed types, and names the new nodes. The walk costs the same however much was staged, so large batches are cheaper.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from autopar.ir.undo import Undo
 from autopar.ir.uses import UseReplacements
 from autopar.torch_private import call_inserter, inputs_of, rename, set_arguments
 
-NARROW = 8  # operands: a user that has no more is given its new arguments as soon as another one is spoken of
-FOLLOWERS = frozenset({operator.getitem, *transfers.BY_FUNCTION})  # ops whose type follows from their operand's
+NARROW = 8  # a user with no more operands gets its new arguments as soon as the next user is edited
+FOLLOWERS = frozenset({operator.getitem, *transfers.BY_FUNCTION})  # ops whose type is computed from their operand's
 
 
 class Staged:
-    """A value that an edit will insert; it may be used in later operations of the same edit like a node."""
+    """A value that an edit will insert. Later operations of the same edit may use it like a node."""
 
     __slots__ = ("about", "args", "before", "edit", "hint", "kwargs", "node", "phase", "target", "type", "uses")
 
@@ -47,26 +47,26 @@ class Staged:
 
 Value = fx.Node | Staged
 
-NONE: dict[str, Any] = {}  # the keyword arguments of those that have none; FX makes its own of them
-_HOLDERS = (Staged, tuple, list, dict)  # arguments that are, or may have in them, staged values
+NONE: dict[str, Any] = {}  # shared by nodes without keyword arguments; FX copies it
+_HOLDERS = (Staged, tuple, list, dict)  # classes of arguments that are staged values or may contain some
 
 
 class Changes:
-    """What one edit changes in a program's graph, over all of its commits; all of it can be undone."""
+    """What one edit changes in a program's graph, over all of its commits. All of it can be undone."""
 
     def __init__(self, program: ProgramData) -> None:
         self.program = program
-        self.begun = False  # whether anything was carried out that may have to be undone
+        self.begun = False  # whether anything has been carried out that may have to be undone
         self._counted, self._before = program.counts, Undo(program)
         self._uses = UseReplacements()
-        self._stale: set[fx.Node] = set()  # nodes whose own type the next walk looks at
-        self._changed: set[fx.Node] = set()  # nodes whose readers it looks at
+        self._stale: set[fx.Node] = set()  # the next walk computes the types of these nodes
+        self._changed: set[fx.Node] = set()  # the next walk computes the types of the readers of these nodes
         self._narrow: fx.Node | None = None  # the last user in the batch, if it has few operands
-        self._tails: dict[fx.Node, tuple[str, bool]] = self._before.inserted  # what they are named after, and whether behind their value
-        self._named: list[fx.Node] = []  # those that have their names, in graph order
-        self._repeats: dict[str, int] = {}  # how often each of these names was taken
-        self._guessed: dict[str, int] = {}  # how often one was given for the time being, right where edits come in graph order
-        self._order: list[fx.Node] = []  # of all nodes, as the last walk met them
+        self._tails: dict[fx.Node, tuple[str, bool]] = self._before.inserted  # the end of each name, and whether the operand's name precedes it
+        self._named: list[fx.Node] = []  # the inserted nodes with final names, in graph order
+        self._repeats: dict[str, int] = {}  # base name → how often it has been used for them
+        self._guessed: dict[str, int] = {}  # base name → how often it was given on insertion; final if edits come in graph order
+        self._order: list[fx.Node] = []  # all nodes, in the order of the last walk
         self._erase, self._call = program.graph.erase_node, call_inserter(program.graph, self._tails)
 
     # -- operations ----------------------------------------------------------------------------------------------
@@ -91,10 +91,10 @@ class Changes:
             about = record_of(operand)
             break
         if phase is None or about is None or not about.source:
-            there = record_of(before)
-            phase = phase or there.phase
+            neighbour = record_of(before)
+            phase = phase or neighbour.phase
             if about is None or not about.source:
-                about = there
+                about = neighbour
         set_record(node, Record(staged.type, staged.uses, phase, module=about.module, source=about.source, call=about.call))
         if staged.type is None:
             self._stale.add(node)
@@ -102,7 +102,7 @@ class Changes:
 
     def replace_use(self, user: Value, old: Value, new: Value, index: int | None) -> None:
         node, before, after = _node(user), _node(old), _node(new)
-        if self._narrow is not None and self._narrow is not node:  # near what it reads in memory, and soon forgotten
+        if self._narrow is not None and self._narrow is not node:  # its operands are still in the cache, and the batch stays small
             self._set_arguments(self._narrow, *self._uses.take(self._narrow))
             self._narrow = None
         if self._uses.depends_on(node, before, index):
@@ -124,7 +124,7 @@ class Changes:
         self._set(node, record)
 
     def remove(self, values: Iterable[Value]) -> None:
-        """Erase nodes that nothing but each other reads."""
+        """Erase nodes that only each other read."""
         doomed = set(map(_node, values))
         for node in doomed:
             if alive := [user.name for user in node.users if user not in doomed]:
@@ -135,7 +135,7 @@ class Changes:
         self.program.counts.removed += len(doomed)
 
     def undo(self) -> None:
-        """Make the program what it was; may be called again where it was interrupted."""
+        """Restore the program. It may be called again where it was interrupted."""
         self._before.restore()
 
     def _replace_uses(self) -> None:
@@ -150,11 +150,11 @@ class Changes:
         self._check_order(node)
         if node.target in FOLLOWERS:
             self._stale.add(node)
-        if node in self._tails:  # it is named after what it reads
+        if node in self._tails:  # its name depends on what it reads
             self._forget_names()
 
     def _check_order(self, node: fx.Node) -> None:
-        """Nodes stay where they are, so that a value can be made too late only for one that is new or reads anew."""
+        """Check that all operands come first. Nodes never move, so only a new node, or one that reads a new operand, can fail."""
         for operand in inputs_of(node):
             if not operand < node:
                 raise EditError(f"{self._called(node)} would read {self._called(operand)} before it is made; insert it earlier")
@@ -170,7 +170,7 @@ class Changes:
     # -- the walk ------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """The linear walk: names, and the types that follow from changed ones."""
+        """Walk the graph once: name the new nodes, and compute the types that depend on changed ones."""
         self._replace_uses()
         order = self._order = list(self.program.graph.nodes)
         if self._stale or self._changed:
@@ -179,7 +179,7 @@ class Changes:
         self._name(order)
 
     def _retype(self, order: list[fx.Node]) -> None:
-        """Carry changed types to those who follow them."""
+        """Compute the types that depend on changed types."""
         stale, changed = self._stale, self._changed
         for node in order:
             if node in stale or not changed.isdisjoint(inputs_of(node)):
@@ -188,7 +188,7 @@ class Changes:
         changed.clear()
 
     def _follow(self, node: fx.Node) -> None:
-        """Transfers and getitems take their type from their operand; other ops keep theirs."""
+        """Compute the type of a transfer or a getitem from its operand; other ops keep their type."""
         if node.target not in FOLLOWERS:
             return
         record = record_of(node)
@@ -201,7 +201,7 @@ class Changes:
                 raise EditError(f"{node.name} reads element {node.args[1]} of {source.name}, which has no such element")
             new = element_type(node)
         elif isinstance(read, TensorType) and read.layout is None and self.program.coordinates is not None:
-            return  # of one rank: its sizes are written in its arguments
+            return  # a local program: the arguments have the sizes of one rank
         else:
             new = transferred(self.program, node.target, node.args, node.kwargs, _type)
         if new != record.type:
@@ -210,33 +210,33 @@ class Changes:
     # -- names ---------------------------------------------------------------------------------------------------
 
     def _name(self, order: list[fx.Node]) -> None:
-        """Names in graph order, whatever order the edit was made in: value + axis, then ``_1``, ``_2``, ….
+        """Name the new nodes in graph order, whatever order the edit was made in: value + axis, then ``_1``, ``_2``, ….
 
-        FX gives no name twice, so that only names given here can clash; those of other nodes are looked at where a
-        node has another name than it should have.
+        FX gives no name twice, so only names given here can clash. The names of other nodes are collected only if some new node
+        does not have the name that it should have.
         """
         mine = list(filter(self._tails.__contains__, order))
         if mine[: len(self._named)] != self._named:
             self._forget_names()
-        given, others = {node.name for node in self._named}, set[str]()
+        names, others = {node.name for node in self._named}, set[str]()
         for node in mine[len(self._named) :]:
             tail, behind = self._tails[node]
-            if behind and node.name not in given and node.name == f"{node.args[0].name}_{tail}":
-                given.add(node.name)  # as it was named when it was inserted
+            if behind and node.name not in names and node.name == f"{node.args[0].name}_{tail}":
+                names.add(node.name)  # it has kept the name it got when it was inserted
                 continue
             others = others or {node.name for node in order if node not in self._tails}
             name = base = _base(node.args, (tail, behind))
-            while name in given or name in others or not can_name(name):
+            while name in names or name in others or not can_name(name):
                 self._repeats[base] = self._repeats.get(base, 0) + 1
                 name = f"{base}_{self._repeats[base]}"
-            given.add(name)
+            names.add(name)
             if node.name != name:
-                rename(node, name)  # FX refuses a name that it knows from before; see make_node
+                rename(node, name)  # FX refuses a name that was used in the graph before; see make_node
                 node.name = name
         self._named = mine
 
     def _called(self, node: fx.Node) -> str:
-        """A node's name in errors; what it calls where it has none yet but FX's."""
+        """Return a node's name for errors, or the name of its op if it has only a temporary name."""
         return node.name if node not in self._tails or node in self._named else getattr(node.target, "__name__", node.name)
 
     def _forget_names(self) -> None:
@@ -245,28 +245,28 @@ class Changes:
 
 def transferred(program: ProgramData, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
                 type_of: Callable[[Any], ValueType]) -> ValueType:  # fmt: skip
-    """The type of a transfer's result; ``EditError`` where it does not apply, or the target is none."""
+    """Return the type of a transfer's result; ``EditError`` if the transfer does not apply, or the target is no transfer."""
     row = transfers.BY_FUNCTION.get(target)
     if row is None:
         raise EditError(f"insert({getattr(target, '__name__', target)}) needs type=…: only transfers know their own type")
     if not args or not isinstance(args[0], Value):
-        raise EditError(f"{row.name} is given {args[0] if args else 'nothing'}, and needs a value of the program")
-    given, operand = transfers.arguments(target, args, kwargs), type_of(args[0])
+        raise EditError(f"{row.name} got {args[0] if args else 'no operand'}, but needs a value of the program first")
+    call_arguments, operand = transfers.arguments(target, args, kwargs), type_of(args[0])
     try:
         if not isinstance(operand, TensorType):
             raise ValueError(f"{args[0]} is several tensors; transfer its elements")
         if operand.layout is None and target not in (transfers.cast, transfers.wait):
             raise ValueError(f"{args[0]} has no Layout; transfers work on placed values")
         try:
-            return row.infer(operand, given, program.meshes)
+            return row.infer(operand, call_arguments, program.meshes)
         except KeyError as missing:
             raise ValueError(f"the argument {missing} is missing") from None
         except (TypeError, IndexError, AttributeError) as error:
-            raise ValueError(f"the arguments are of another kind than it takes ({error})") from None
+            raise ValueError(f"it does not take arguments of this kind ({error})") from None
         except ValueError as error:
             raise ValueError(f"{error}; {args[0]} is {print_type(operand)}") from None
     except ValueError as error:
-        raise EditError(f"{row.name}({', '.join(map(str, (args[0], *given.values())))}): {error}") from None
+        raise EditError(f"{row.name}({', '.join(map(str, (args[0], *call_arguments.values())))}): {error}") from None
 
 
 def _type(node: fx.Node) -> ValueType:
@@ -274,7 +274,7 @@ def _type(node: fx.Node) -> ValueType:
 
 
 def _tail(staged: Staged) -> tuple[str, bool]:
-    """What a node is named after: its value and the tail, or the tail alone."""
+    """Return the end of a node's name, and whether the name of its operand precedes it."""
     if staged.hint is None and staged.target in transfers.BY_FUNCTION:
         try:
             return _suffix(staged.target, staged.args[1:], tuple(staged.kwargs.items()) if staged.kwargs else ())
@@ -303,7 +303,7 @@ def _node(value: Value) -> fx.Node:
 
 
 def _resolve(value: Any) -> Any:
-    """``value`` with the nodes of staged values."""
+    """Replace the staged values in ``value`` by their nodes."""
     if isinstance(value, Staged):
         return _node(value)
     if isinstance(value, (tuple, list)):

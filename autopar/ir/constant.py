@@ -23,7 +23,7 @@ class Constant:
 
     @property
     def meaning(self) -> tuple[object, ...]:
-        """What equality of programs compares; nan equals itself, and 0.0 is neither -0.0 nor 0."""
+        """The value that equality of programs compares; nan equals itself, and 0.0 differs from -0.0 and 0."""
         return self.shape, self.dtype, repr(self.content)
 
     @staticmethod

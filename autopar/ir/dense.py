@@ -1,4 +1,4 @@
-"""Refuse tensors that are not dense: nested, sparse, quantized ones. Their memory has no dims that could be split."""
+"""Refuse nested, sparse and quantized tensors: their memory has no dims that could be split."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUANTIZED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quin
 
 
 def kind_of(value: Any) -> str | None:
-    """``nested``, ``sparse_coo`` and so on of a tensor that is not dense; ``None`` of a dense one, and of what is no tensor."""
+    """Return ``nested``, ``sparse_coo`` and so on for a tensor that is not dense; ``None`` for other values."""
     if not isinstance(value, torch.Tensor):
         return None
     if value.is_nested:
@@ -35,14 +35,14 @@ def remedy_of(kind: str) -> str:
 
 
 def require_dense(named: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Raise ``CaptureError`` for the first tensor that is not dense; each comes with what a person calls it: ``argument x``."""
-    for what, tensor in named:
+    """Raise ``CaptureError`` for the first tensor that is not dense. Each comes with its name for a reader, as in ``argument x``."""
+    for label, tensor in named:
         if (kind := kind_of(tensor)) is not None:
-            raise CaptureError(f"{what} is a {kind} tensor, which has no pieces\n  {remedy_of(kind)}")
+            raise CaptureError(f"{label} is a {kind} tensor, which has no pieces\n  {remedy_of(kind)}")
 
 
 def met_in(op: str, args: Iterable[Any], results: Iterable[Any] = ()) -> tuple[str, str] | None:
-    """What an op does with a tensor that is not dense, and the remedy; ``None`` where it meets none."""
+    """Return what an op does with a tensor that is not dense, and the remedy; ``None`` if all tensors are dense."""
     if any(isinstance(value, torch.dtype) and value in QUANTIZED for value in args):  # a fake of its result is an ordinary tensor
         return f"{op} makes a quantized tensor, which has no pieces", REMEDIES["quantized"]
     for verb, values in (("reads", args), ("makes", results)):

@@ -1,7 +1,7 @@
-"""DTensor's placements and device meshes, and ours: the one place where they meet.
+"""Convert between autopar's layouts and meshes and DTensor's placements and device meshes.
 
-DTensor says for each axis of the mesh what it does (``Shard(0)``, ``Replicate()``, ``Partial()``); a DistAttr says for
-each dim which axes split it. Where several axes split one dim, DTensor takes them in the order of the mesh, major first.
+DTensor has one placement for each axis of the mesh (``Shard(0)``, ``Replicate()``, ``Partial()``); a DistAttr has for
+each dim the axes that split it. Where several axes split one dim, DTensor splits in the order of the mesh, major first.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from autopar.ir.mesh import Mesh
 from autopar.torch_private import is_strided_shard, strided_shard
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Placement
 
-KINDS = {"sum": "sum", "max": "max", "min": "min", "product": "prod", "avg": "avg"}  # of Partial → of pending values
+KINDS = {"sum": "sum", "max": "max", "min": "min", "product": "prod", "avg": "avg"}  # reduction of Partial → kind of pending value
 
 
 def attr_of(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int]) -> DistAttr:
-    """``(Shard(0), Replicate())`` on dp=2 tp=2 is ``[32/dp 64]``.
+    """Return the DistAttr of some placements: ``(Shard(0), Replicate())`` on dp=2 tp=2 is ``[32/dp 64]``.
 
     Raises:
-        ValueError: another number of placements than axes, a dim that is not there, a placement that is not public.
+        ValueError: the number of placements is not that of the axes, a dim does not exist, or a placement is not public.
     """
     from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -35,10 +36,10 @@ def attr_of(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int]) -
     merged: dict[int, Dim] = {}
     pending: dict[str, str] = {}
     for axis, placement in zip(mesh.names, placements, strict=True):
-        kind = type(placement)  # their subclasses mean more than they do
+        kind = type(placement)  # exact classes only: subclasses have another meaning
         if kind is Shard:
             if not -len(shape) <= placement.dim < len(shape):
-                raise ValueError(f"{shown(placement)} over {axis} splits dim {placement.dim} of a value of {len(shape)}; use Replicate() or a dim that is there")
+                raise ValueError(f"{shown(placement)} over {axis} splits dim {placement.dim} of a value of {len(shape)}; use Replicate() or an existing dim")
             dims[placement.dim].append(axis)
         elif is_strided_shard(placement):
             d, parts = placement.dim, placement.split_factor
@@ -47,10 +48,10 @@ def attr_of(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int]) -
             merged[d] = ((parts, ()), (shape[d] // parts, (axis,)))
         elif kind is Partial:
             if placement.reduce_op not in KINDS:
-                raise ValueError(f"{shown(placement)} over {axis} is no reduction of ours; reduce by one of {', '.join(KINDS)}")
+                raise ValueError(f"{shown(placement)} over {axis} has a reduction that autopar does not have; reduce by one of {', '.join(KINDS)}")
             pending[axis] = KINDS[placement.reduce_op]
         elif kind is not Replicate:
-            raise ValueError(f"{shown(placement)} over {axis} is neither Shard, Replicate nor Partial; say it with the axes of each dim instead")
+            raise ValueError(f"{shown(placement)} over {axis} is neither Shard, Replicate nor Partial; give the axes of each dim instead")
     if len(set(pending.values())) > 1:
         raise ValueError(f"{shown(tuple(placements))} is partial in two ways at once; the order of the reductions would matter")
     if both := [d for d in merged if dims[d]]:
@@ -60,7 +61,7 @@ def attr_of(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int]) -
 
 
 def check_count(placements: Sequence[Placement], mesh: Mesh) -> None:
-    """One placement for each axis; ``ValueError``."""
+    """Check that there is one placement for each axis; ``ValueError`` otherwise."""
     if not isinstance(placements, Sequence):
         raise ValueError(f"{shown(placements)} is no tuple; give one placement for each axis of the mesh: {', '.join(mesh.names)}")
     if len(placements) != len(mesh.names):
@@ -68,34 +69,34 @@ def check_count(placements: Sequence[Placement], mesh: Mesh) -> None:
 
 
 def placements_of(attr: DistAttr, mesh: Mesh, shape: Sequence[int]) -> tuple[Placement, ...]:
-    """The placements that say what ``attr`` says of a value of this shape; axes of size one replicate.
+    """Return the placements of a value of this shape with the attribute ``attr``; axes of size one replicate.
 
     Raises:
-        ValueError: merged dims, and axes in another order than the mesh's, have none; at the edge of a program such
-            values are re-laid.
+        ValueError: a dim is merged, or has its axes in another order than the mesh. Such values are converted to another
+            Layout at the edge of a program.
     """
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    found: dict[str, Placement] = {}
+    placements: dict[str, Placement] = {}
     for d, dim in enumerate(attr.normalize(shape, mesh).dims):
         if strided := _strided(dim, mesh):
-            found[strided[0]] = strided_shard(d, strided[1])
+            placements[strided[0]] = strided_shard(d, strided[1])
             continue
         if len(dim) > 1:
-            raise ValueError(f"dim {d} is split in parts, which no placements say; gather it, or split the whole dim")
+            raise ValueError(f"dim {d} is split in parts, which placements cannot express; gather it, or split the whole dim")
         axes = dim[0][1]
         if list(axes) != sorted(axes, key=mesh.names.index):
             raise ValueError(f"dim {d} is split over {'/'.join(axes)}; placements have axes in the order of the mesh, {'/'.join(mesh.names)}")
-        found |= {axis: Shard(d) for axis in axes}
+        placements |= {axis: Shard(d) for axis in axes}
     reduce = {ours: theirs for theirs, ours in KINDS.items()}
-    found |= {axis: Partial(reduce[kind]) for axis, kind in attr.pending if mesh.sizes[axis] > 1}
-    return tuple(found.get(axis, Replicate()) for axis in mesh.names)
+    placements |= {axis: Partial(reduce[kind]) for axis, kind in attr.pending if mesh.sizes[axis] > 1}
+    return tuple(placements.get(axis, Replicate()) for axis in mesh.names)
 
 
 def edge_of(attr: DistAttr, mesh: Mesh, shape: Sequence[int], *, strided: bool = False) -> DistAttr:
-    """The nearest that placements can say: reduced, and the dims gathered that they cannot split so.
+    """Return the nearest attribute that placements can express: nothing pending, and every other dim gathered.
 
-    ``strided``: a dim of equal parts that are split evenly, a fused qkv weight's ``(3 4096/tp)``, has a placement too.
+    ``strided``: keep a dim of equal parts that are split evenly, such as a fused qkv weight's ``(3 4096/tp)``.
     """
     order = {axis: k for k, axis in enumerate(mesh.names)}
     dims = tuple(
@@ -108,7 +109,7 @@ def edge_of(attr: DistAttr, mesh: Mesh, shape: Sequence[int], *, strided: bool =
 
 
 def _strided(dim: Dim, mesh: Mesh) -> tuple[str, int] | None:
-    """The axis and the number of parts, of ``(3 4096/tp)``."""
+    """Return the axis and the number of parts of a dim such as ``(3 4096/tp)``; ``None`` for other dims."""
     if len(dim) != 2 or dim[0][1] or len(dim[1][1]) != 1:
         return None
     (parts, _), (size, (axis,)) = dim
@@ -116,27 +117,30 @@ def _strided(dim: Dim, mesh: Mesh) -> tuple[str, int] | None:
 
 
 def is_device_mesh(value: Any) -> bool:
-    """Whether a value is torch's DeviceMesh; does not import it."""
+    """Return whether a value is torch's DeviceMesh, without importing that class."""
     return any(base.__name__ == "DeviceMesh" and base.__module__.startswith("torch.distributed") for base in type(value).__mro__)
 
 
 def mesh_of(device_mesh: DeviceMesh) -> Mesh:
-    """Our mesh of the same ranks.
+    """Return autopar's mesh of the same ranks.
 
     Raises:
-        ValueError: its dims have no names.
+        ValueError: a dim of the device mesh has no name, or one that is no identifier.
     """
     names = device_mesh.mesh_dim_names
     if not names:
         raise ValueError('the device mesh has no names for its dims; make it with mesh_dim_names=("dp", "tp")')
     if wrong := [name for name in names if not name.isidentifier()]:
-        raise ValueError(f"the device mesh has a dim called {wrong[0]!r}, which is no identifier; name it so, with mesh_dim_names")
+            raise ValueError(f"the device mesh has a dim called {wrong[0]!r}, which is no identifier; choose another name in mesh_dim_names")
     sizes = dict(zip(names, device_mesh.mesh.shape, strict=True))
     return Mesh(sizes, ranks=device_mesh.mesh.flatten().tolist())
 
 
-def device_mesh_of(mesh: Mesh, device_type: str = "cpu") -> DeviceMesh:
-    """torch's mesh of the same ranks and names; all ranks call it.
+def device_mesh_of(mesh: Mesh, device_type: str = "cpu", groups: Sequence[ProcessGroup] | None = None) -> DeviceMesh:
+    """Return torch's device mesh of the same ranks and names. All ranks must call it.
+
+    Args:
+        groups: the process group of this rank along each axis; ``None``: torch makes groups.
 
     Raises:
         RuntimeError: no process group has been initialised.
@@ -145,8 +149,10 @@ def device_mesh_of(mesh: Mesh, device_type: str = "cpu") -> DeviceMesh:
     from torch import distributed
 
     if not (distributed.is_available() and distributed.is_initialized()):
-        raise RuntimeError("a device mesh lies on processes: start them with torchrun and call torch.distributed.init_process_group() first")
+        raise RuntimeError("a device mesh needs processes: start them with torchrun and call torch.distributed.init_process_group() first")
     from torch.distributed.device_mesh import DeviceMesh
 
     ranks = torch.tensor(list(mesh.ranks)).reshape(list(mesh.sizes.values()))
-    return DeviceMesh(device_type, ranks, mesh_dim_names=tuple(mesh.names))
+    if not groups:
+        return DeviceMesh(device_type, ranks, mesh_dim_names=tuple(mesh.names))
+    return DeviceMesh.from_group(list(groups), device_type, ranks, mesh_dim_names=tuple(mesh.names))

@@ -1,14 +1,14 @@
-"""Edits: insert without sync, commit once.
+"""Edit a program: stage operations in a block, and commit them once when it ends.
 
     with program.edit() as edit:
         y = edit.all_gather(x, 0, "tp", before=user)
         edit.replace_use(user, x, y)
 
-Nothing above touches the graph: operations are *staged*, and leaving the block materialises them and commits once. A
-commit brings all metadata up to date in O(inserted) plus one linear walk: what is read anew must be made before it is
-read, inserted nodes get their records and names, changed types are carried to the transfers that read them. It does not
-recompile, and runs no fake tensors. An exception leaves the program exactly as it was, with the same node objects; an interrupt
-at any line of a commit does, too. A program has one open edit at a time.
+Nothing above touches the graph: operations are *staged*, and the end of the block carries them out and commits once. A
+commit updates all metadata in O(inserted) plus one linear walk: it checks that every new operand is made before it is
+read, gives inserted nodes records and names, and updates the types of transfers that read changed types. It does not
+recompile, and runs no fake tensors. An exception leaves the program exactly as it was, with the same node objects, and so does
+an interrupt at any line of a commit. A program has one open edit at a time.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from autopar.ir.text.printer import print_type
 from autopar.ir.text.tokens import can_name
 from autopar.torch_private import is_erased
 
-NOT_BEGUN = "this edit has not begun; its operations stand in its block: with program.edit() as edit:"
+NOT_BEGUN = "this edit has not begun; call its operations inside its block: with program.edit() as edit:"
 OVER = "this edit is over; begin another one with program.edit()"
-OPEN = "another edit of this program is open; add the operations to that one, or begin this one when its block has ended; where an interrupt has ended the block, del the name of that edit"
-HALF_DONE = "an edit of this program was interrupted, and was interrupted again while it was undone: it is half done; make the program anew"
+OPEN = "another edit of this program is open; add the operations to that one, or begin this one when its block has ended; if an interrupt has ended the block, del the name of that edit"
+HALF_DONE = "an edit of this program was interrupted, and so was its undoing: the program is half edited; make it anew"
 
-# graph → the edit of it that is open, or ``HALF_DONE`` while one is carried out or undone; an edit that nobody has any more is undone
+# graph → its open edit, or ``HALF_DONE`` while an edit is carried out or undone; an edit without references is undone
 _OPEN: weakref.WeakKeyDictionary[fx.Graph, weakref.ref[Edit] | str] = weakref.WeakKeyDictionary()
 
 
 def is_half_done(program: ProgramData) -> bool:
-    """Whether an edit of the program could neither be carried out nor be undone."""
+    """Return whether an edit of the program could neither be carried out nor be undone."""
     return _OPEN.get(program.graph) == HALF_DONE
 
 
@@ -52,24 +52,24 @@ def _undo(changes: Changes) -> None:
 
 
 def _abandoned(changes: Changes) -> None:
-    """Nobody has the edit any more, and its block was never left."""
+    """Undo an edit that has no references any more, and whose block was never left."""
     _undo(changes)
     _OPEN.pop(changes.program.graph, None)
 
 
 class Edit:
-    """A batch of insertions, replacements and erasures on one program. See the module's text."""
+    """A batch of insertions, replacements and erasures on one program. The module's docstring shows an example."""
 
-    _closed = NOT_BEGUN  # why nothing can be staged; empty inside of the block
+    _closed = NOT_BEGUN  # why nothing can be staged; empty inside the block
 
     def __init__(self, program: ProgramData, *, sync: bool = False) -> None:
         self.program = program
         self.sync = sync
         self._graph = program.graph
-        self._staged: list[tuple[Callable[..., None], tuple[Any, ...]]] = []  # functions and their arguments
+        self._staged: list[tuple[Callable[..., None], tuple[Any, ...]]] = []  # functions with their arguments
         self._erased: list[Value] = []
         self._records: dict[fx.Node, Record] = {}  # staged annotations
-        self._retypes = False  # whether what is staged may change the type of an existing transfer
+        self._retypes = False  # whether a staged operation may change the type of an existing transfer
         self._this: weakref.ref[Edit] | None = None
 
     def __enter__(self) -> Edit:
@@ -123,14 +123,14 @@ class Edit:
         """Stage ``target(*args, **kwargs)`` in front of ``before``.
 
         Args:
-            type: the type of the result; transfers know their own.
-            phase: that of ``before`` when left out.
-            uses: the requirements of the operands, for ops that are not transfers.
-            name: what to name it after; transfers are named after their value and axis.
-            about: whose module and line it has; else its first operand's.
+                type: the type of the result; only transfers infer theirs.
+                phase: by default that of ``before``.
+                uses: the requirements of the operands, for ops that are not transfers.
+                name: the base of the new name; by default, a transfer is named after its operand and axis, another op after itself.
+                about: the node from which the module path and source line are taken; by default the first operand.
 
         Raises:
-            EditError: the transfer does not apply, a node is not the program's, or the name is taken by the grammar.
+                EditError: the transfer does not apply, a node is not the program's, or the grammar reserves the name.
         """
         self._check((before, *args, *kwargs.values()) if kwargs else (before, *args))
         if name is not None and not can_name(name):
@@ -141,7 +141,7 @@ class Edit:
                 type = transferred(self.program, target, args, kwargs, self._type)
             except EditError:
                 if not self._retypes or target not in transfers.BY_FUNCTION:
-                    raise  # otherwise the commit decides, which knows the changed types
+                    raise  # otherwise the commit infers it, from the changed types
         staged = Staged(self._changes, target, tuple(args), kwargs, type, before, phase, tuple(uses), name, about)
         self._stage(self._insert, staged)
         return staged
@@ -176,7 +176,7 @@ class Edit:
         return self._transfer(transfers.recv, (x, stage), before, phase)
 
     def concat(self, xs: Sequence[Value], dim: int, *, before: Value, phase: str | None = None) -> Staged:
-        """``[8 64], [24 64] → [32 64]``: join pieces along a dim that no axis splits."""
+        """Join pieces along a dim that no axis splits: ``[8 64], [24 64] → [32 64]``."""
         types = [t for t in map(self._type, xs) if isinstance(t, TensorType)]
         if not types or len(types) < len(xs):
             raise EditError("concat needs pieces, each one tensor")
@@ -207,20 +207,20 @@ class Edit:
         self._stage(self._changes.replace_all_uses, old, new)
 
     def erase(self, node: Value) -> None:
-        """Remove a node without users; carried out when the block ends, so that until then all can be undone."""
+        """Remove a node without users. The end of the block does it, so that until then all can be undone."""
         self._check((node,))
         if node is self.program.output:
             raise EditError("the output cannot be erased")
         self._erased.append(node)
 
     def annotate(self, node: fx.Node, **changes: Any) -> None:
-        """Replace fields of the node's record: ``type=…, uses=…, phase=…``; nothing happens where nothing changes.
+        """Replace fields of the node's record, as in ``type=…, uses=…, phase=…``. Equal values change nothing.
 
-        The type of a transfer and of an element follows from what it reads, whatever is said here.
+        The type of a transfer and of an element is always computed from its operand, whatever ``type`` is.
         """
         self._check((node,))
         if isinstance(node, Staged):
-            raise EditError(f"annotate takes a node of the program; insert was told all that is known of {node}")
+            raise EditError(f"annotate takes a node of the program; give insert all facts about {node}")
         if unknown := sorted(changes.keys() - set(Record._fields)):
             raise TypeError(f"a record has no {', '.join(unknown)}; it has {', '.join(Record._fields)}")
         old = self._records.get(node) or record_of(node)
@@ -231,7 +231,7 @@ class Edit:
             self._stage(self._changes.annotate, node, new)
 
     def commit(self) -> None:
-        """Commit what is staged now, in the middle of the block: for measuring what one commit per pass saves."""
+        """Commit the staged operations now, inside the block, to measure what one commit per pass saves."""
         self._check(())
         if self._staged:
             self._commit(erase=False)
@@ -244,16 +244,16 @@ class Edit:
             self.commit()
 
     def _transfer(self, function: Any, args: tuple[Any, ...], before: Value, phase: str | None, **kwargs: Any) -> Staged:
-        given = {key: value for key, value in kwargs.items() if value is not None}
-        return self.insert(function, args, given, before=before, phase=phase)
+        arguments = {key: value for key, value in kwargs.items() if value is not None}
+        return self.insert(function, args, arguments, before=before, phase=phase)
 
     def _check(self, values: Iterable[Any]) -> None:
-        """Refuse values that no commit could carry out; other arguments pass."""
+        """Raise ``EditError`` for values that no commit could carry out; other arguments pass."""
         if self._closed:
             raise EditError(self._closed)
         graph = self._graph
         for value in values:
-            kind = value.__class__  # of which there are no subclasses
+            kind = value.__class__  # these classes have no subclasses
             if kind is int or kind is str:
                 continue
             node = value.node if kind is Staged else value
@@ -296,7 +296,7 @@ class Edit:
             raise
 
     def _roll_back(self) -> None:
-        """Make the program what it was when the block began; may be called again where it was interrupted."""
+        """Restore the program as it was when the block began. It may be called again where it was interrupted."""
         if not self._closed:
             _undo(self._changes)
         self._close()

@@ -1,4 +1,4 @@
-"""Make the graph that torch's own passes take of a traced program: with fake tensors, made of the records' types."""
+"""Make the graph with fake tensors that torch's own passes take, from a traced program and the types of its records."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from autopar.torch_private import FakeTensorMode
 
 
 def is_early(value: fx.Node, result: Result) -> bool:
-    """Whether a result is there when the forward ends."""
+    """Return whether a result is available when the forward ends."""
     return result.kind != "grad" and record_of(value).phase == "forward"
 
 
 def fake_graph(program: ProgramData) -> fx.GraphModule:
-    """A traced program's graph as torch's own passes take one: inputs ``primals_…`` and ``tangents_…``, results of the forward first, and
-    in ``meta`` a fake tensor for each value, and which ops are of the backward. Names of ops are the program's. Fakes are made of types; no op runs."""
+    """Return a traced program's graph in the form that torch's own passes take.
+
+    Inputs are called ``primals_…`` and ``tangents_…``, and results of the forward come first. ``meta`` has a fake tensor for each
+    value, and marks the ops of the backward. Ops keep their names. The fakes are made from types; no op runs.
+    """
     graph = fx.Graph()
     nodes: dict[fx.Node, fx.Node] = {}
     mode = FakeTensorMode()

@@ -1,4 +1,4 @@
-"""The mesh: a grid of ranks with named axes, and the coordinates, groups and stages on it."""
+"""Define the mesh, a grid of ranks with named axes, with its coordinates, groups and stages."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from functools import cached_property
 
 from autopar.errors import shown
 
-SEQUENCE, EXPERTS = "cp", "ep"  # names of axes that have a meaning: the sequence is split over one; experts stay on the other
-PIPELINE = "pp"  # for the stages of a pipeline
+SEQUENCE, EXPERTS = "cp", "ep"  # axes with a meaning: cp splits the sequence; on ep each rank keeps its experts
+PIPELINE = "pp"  # the axis of pipeline stages
 
 
 @dataclass(frozen=True, init=False, eq=True)
@@ -22,7 +22,7 @@ class Mesh:
     """A grid of ranks: ``Mesh(dp=2, tp=4)`` is eight ranks, the last axis varying fastest.
 
     Args:
-        axes: sizes by axis name, as keywords or as one mapping (for names that are not identifiers' friends).
+        axes: sizes by axis name, as keywords or as one mapping.
         ranks: the ranks in row-major order of the axes; ``0 … size-1`` when left out.
         name: the name of a *stage* (a sub-mesh); ``None`` for a whole mesh.
 
@@ -40,14 +40,14 @@ class Mesh:
         self,
         axes: Mapping[str, int] | None = None,
         /,
-        *more: object,  # a mistake, told as one
+        *more: object,  # mistakes, which raise a clear TypeError
         ranks: Sequence[int] | None = None,
         name: str | None = None,
         **sizes: int,
     ) -> None:
         if more or not (axes is None or isinstance(axes, Mapping)):
-            given = ", ".join(map(repr, (axes, *more)))
-            raise TypeError(f"Mesh({given}) gives sizes without names; name the axes, as in Mesh(dp=2, tp=2)")
+            sizes_text = ", ".join(map(repr, (axes, *more)))
+            raise TypeError(f"Mesh({sizes_text}) gives sizes without names; name the axes, as in Mesh(dp=2, tp=2)")
         axes = dict(axes or {})
         if twice := [axis for axis in sizes if axis in axes]:
             axis = twice[0]
@@ -80,7 +80,7 @@ class Mesh:
         self._check_order()
 
     def _check_order(self) -> None:
-        """Collectives number a group's members by their ranks; so these ascend along each axis."""
+        """Check that the ranks ascend along each axis, because collectives number a group's members in the order of their ranks."""
         stride = self.size
         for axis, size in self.axes:
             stride //= size
@@ -125,15 +125,15 @@ class Mesh:
 
     @cached_property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return math.prod(self.shape)
 
     def count(self, axes: Iterable[str]) -> int:
-        """How many pieces a dim split over ``axes`` has."""
+        """Return how many pieces a dim split over ``axes`` has."""
         return math.prod([self.sizes[axis] for axis in axes])
 
     def check_axis(self, axis: object) -> str:
-        """``axis`` itself, or ``ValueError`` with the nearest name."""
+        """Return ``axis``, or raise ``ValueError`` with the nearest name."""
         if isinstance(axis, str) and axis in self.sizes:
             return axis
         near = difflib.get_close_matches(str(axis), self.names, n=1, cutoff=0.4)
@@ -149,33 +149,33 @@ class Mesh:
         return rank in self._coordinates
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Axis name → index of ``rank``."""
+        """Return axis name → index of ``rank``; ``ValueError`` if the rank is not on the mesh."""
         try:
             return self._coordinates[rank]
         except KeyError:
             raise ValueError(f"rank {rank} is not on the mesh ({self}), whose ranks are {_ranges(self.ranks)}") from None
 
     def rank(self, coordinates: Mapping[str, int]) -> int:
-        """The rank at ``coordinates`` (one index for every axis)."""
+        """Return the rank at ``coordinates``, which have one index for every axis."""
         position = 0
         for axis, size in self.axes:
             if axis not in coordinates:
                 raise ValueError(f"coordinates {dict(coordinates)} lack the axis {shown(axis)} of the mesh ({self})")
             index = coordinates[axis]
             if not 0 <= index < size:
-                raise ValueError(f"coordinate {axis}={index} lies outside the mesh ({self})")
+                raise ValueError(f"coordinate {axis}={index} is outside the mesh ({self})")
             position = position * size + index
         return self.ranks[position]
 
     def group(self, rank: int, axis: str | Sequence[str]) -> tuple[int, ...]:
-        """The ranks that differ from ``rank`` only along ``axis``, or along several, in row-major order of those axes."""
-        here = self.coordinates(rank)
+        """Return the ranks that differ from ``rank`` only along ``axis``, or along several axes, in row-major order of those axes."""
+        coordinates = self.coordinates(rank)
         axes = (axis,) if isinstance(axis, str) else tuple(axis)
-        points = itertools.product(*(range(self.sizes[self.check_axis(one)]) for one in axes))
-        return tuple(self.rank({**here, **dict(zip(axes, point, strict=True))}) for point in points)
+        points = itertools.product(*(range(self.sizes[self.check_axis(name)]) for name in axes))
+        return tuple(self.rank({**coordinates, **dict(zip(axes, point, strict=True))}) for point in points)
 
     def points(self) -> Iterator[dict[str, int]]:
-        """The coordinates of all ranks, in the order of ``ranks``."""
+        """Iterate over the coordinates of all ranks, in the order of ``ranks``."""
         return iter(self._coordinates.values())
 
 
@@ -197,17 +197,17 @@ def _axis_size(axis: str, size: object) -> int:
 def _checked_ranks(ranks: object) -> tuple[int, ...]:
     if isinstance(ranks, (str, bytes, Mapping, Set)) or not isinstance(ranks, Iterable):
         raise TypeError(f"ranks={shown(ranks)} is not a list of ranks; leave it out, as in Mesh(dp=2, tp=2), or give ranks=[0, 1]")
-    found = []
+    numbers = []
     for rank in ranks:
         number = _integer(rank)
         if number is None or number < 0:
             raise ValueError(f"rank {shown(rank)} is not an integer ≥ 0; leave the ranks out, as in Mesh(dp=2, tp=2), or give ranks=[0, 1]")
-        found.append(number)
-    return tuple(found)
+        numbers.append(number)
+    return tuple(numbers)
 
 
 def _integer(value: object) -> int | None:
-    """``value`` as an ``int``, where it is one (numpy's too); a bool is none."""
+    """Return ``value`` as an ``int`` if it is an integer (numpy's too); a bool is none."""
     try:
         return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -215,7 +215,7 @@ def _integer(value: object) -> int | None:
 
 
 def _ranges(ranks: Sequence[int]) -> str:
-    """``0-3 8 9`` for ``(0, 1, 2, 3, 8, 9)``."""
+    """Write ``(0, 1, 2, 3, 8, 9)`` as ``0-3 8 9``."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:

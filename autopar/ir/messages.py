@@ -1,4 +1,4 @@
-"""Messages: who sends which box to whom, so that each rank gets what it needs and lacks."""
+"""Plan an exchange: which rank sends which box to which rank, so that each gets what it needs and lacks."""
 
 from __future__ import annotations
 
@@ -28,42 +28,42 @@ class Message:
         return volume(self.box)
 
 
-LEAST = 1 << 18  # elements of a part of a divided box: a MiB or so, which a link moves while one more message starts
+LEAST = 1 << 18  # smallest part of a divided box, in elements: a MiB or so, which a link moves while one more message starts
 
 
 @lru_cache(maxsize=4096)
 def messages(
     source: Layout, target: Layout, shape: tuple[int, ...], kept: tuple[str, ...] = (), *, least: int = LEAST
 ) -> tuple[Message, ...]:
-    """What travels: to each rank what it needs and lacks, each element once, from one of the ranks that hold it.
+    """Return the messages that bring each rank the elements that it needs and lacks, each once, from one rank that holds it.
 
-    Replicas share the work: of those that hold a box, the one that has least to send so far sends it, then the nearest
-    (``_whole``). Between meshes, where a few ranks may need what many hold, large boxes are divided where the busiest
-    then sends less (``_in_shares``); on one mesh, where all ranks need, they stay whole. In one order for all ranks,
-    (receiver, sender), at most one message for each: ranks that send and receive in that order, one after the other,
-    finish even where a send waits for its receive.
+    Replicas share the work. Of the ranks that hold a box, the one with the fewest elements to send so far sends it; among equals
+    the nearest (``_whole``). Between meshes, where a few ranks may need what many hold, large boxes are divided if the busiest
+    sender then sends less (``_in_shares``); on one mesh, where all ranks need something, they stay whole. The messages have one
+    order on all ranks, (receiver, sender), with at most one message for each pair. Ranks that send and receive in this order,
+    one message after the other, finish even if a send waits for its receive.
 
     Args:
         kept: axes over which the value is pending; messages stay within one coordinate of each.
-        least: elements below which a box is not divided.
+            least: boxes with fewer elements are not divided.
     """
     holders: dict[tuple[tuple[int, ...], Box], list[int]] = {}
     for rank in source.mesh.ranks:
         box = box_of(source, shape, rank)
         if volume(box):
             holders.setdefault((_point(source.mesh, rank, kept), box), []).append(rank)
-    # dim by dim, the index sets that occur and those who have them: only boxes that overlap are looked at
+    # for each dim, the index sets that occur: only boxes that overlap are looked at
     wanted: dict[tuple[tuple[int, ...], Box], list[Need]] = {}
-    own = {rank: box for (_, box), ranks in holders.items() for rank in ranks}
+    held_box = {rank: box for (_, box), ranks in holders.items() for rank in ranks}
     sets = [dict.fromkeys(box[d] for _, box in holders) for d in range(len(shape))]
     for rank in target.mesh.ranks:
         need, where = box_of(target, shape, rank), _point(target.mesh, rank, kept)
         if not volume(need):
             continue
-        found = [[(part, both) for part in sets[d] if (both := overlap(part, need[d]))] for d in range(len(shape))]
-        for pieces in itertools.product(*found):
+        overlaps = [[(part, both) for part in sets[d] if (both := overlap(part, need[d]))] for d in range(len(shape))]
+        for pieces in itertools.product(*overlaps):
             box = tuple(part for part, _ in pieces)
-            if own.get(rank) != box and (where, box) in holders:
+            if held_box.get(rank) != box and (where, box) in holders:
                 wanted.setdefault((where, box), []).append((rank, tuple(both for _, both in pieces)))
     sent: list[Message] = []
     points = {rank: _point(source.mesh, rank, source.mesh.names) for rank in source.mesh.ranks} if source.mesh == target.mesh else {}
@@ -79,34 +79,34 @@ Need = tuple[int, Box]  # a receiver, and what it needs of one box
 
 
 def _most_sent(sent: Sequence[Message]) -> int:
-    """Elements that the busiest sender sends."""
+    """Return the elements that the busiest sender sends."""
     load: dict[int, int] = {}
-    for one in sent:
-        load[one.sender] = load.get(one.sender, 0) + one.elements
+    for message in sent:
+        load[message.sender] = load.get(message.sender, 0) + message.elements
     return max(load.values())
 
 
 def _whole(holders: Sequence[int], needs: Sequence[Need], points: Mapping[int, tuple[int, ...]]) -> Iterator[Message]:
-    """The largest first, each from the holder with the least to send so far; of those from the nearest.
+    """Yield one message for each need, largest first, each from the holder with the least to send so far, the nearest among equals.
 
-    On one mesh, whose ``points`` are given, that is the one on the same side of the outer axes: links along them are
-    slower, and an axis along which nothing travels need not be in the exchange.
+    On one mesh, whose ``points`` are given, nearest means the same coordinates on the outer axes: links along them are
+    slower, and an axis along which no message travels need not be part of the exchange.
     """
     load = dict.fromkeys(holders, 0)
     for rank, box in sorted(needs, key=lambda need: -volume(need[1])):
-        here = points.get(rank, ())
-        nearest = ((load[holder], tuple(map(operator.ne, here, points.get(holder, ()))), abs(holder - rank), holder) for holder in holders)
+        point = points.get(rank, ())
+        nearest = ((load[holder], tuple(map(operator.ne, point, points.get(holder, ()))), abs(holder - rank), holder) for holder in holders)
         *_, sender = min(nearest)
         load[sender] += volume(box)
         yield Message(sender, rank, box)
 
 
 def _in_shares(holders: Sequence[int], needs: Sequence[Need], least: int) -> Iterator[Message]:
-    """The needs in a row, cut into one stretch for each holder: equal shares in the fewest parts, and near ranks meet.
+    """Put the needs in a row and cut it into one stretch per holder: equal shares in the fewest parts, sent to near ranks.
 
-    McNaughton's wrap-around rule (Scheduling with deadlines and loss functions, 1959). No part is smaller than
-    ``least``, up to a row: there are no more stretches than that allows, and what is left whole goes to where its middle
-    lies; so a share is exceeded by two ``least`` at most.
+    This is McNaughton's wrap-around rule (Scheduling with deadlines and loss functions, 1959). Parts smaller than
+    ``least`` are avoided up to a row: there are no more stretches than that allows, and a part that is left whole goes to the
+    holder whose stretch has its middle. So a share is exceeded by two ``least`` at most.
     """
     total = sum(volume(box) for _, box in needs)
     near = sorted(holders, key=lambda holder: min(abs(holder - rank) for rank, _ in needs))
@@ -125,7 +125,7 @@ def _in_shares(holders: Sequence[int], needs: Sequence[Need], least: int) -> Ite
 
 
 def _cut(box: Box, at: Sequence[Fraction]) -> list[Box]:
-    """A box in parts that begin at these fractions of it, along its longest dim."""
+    """Cut a box along its longest dim into parts that begin at the fractions ``at``."""
     if len(at) == 1:
         return [box]
     dim = max(range(len(box)), key=lambda d: count(box[d]))
@@ -135,14 +135,14 @@ def _cut(box: Box, at: Sequence[Fraction]) -> list[Box]:
 
 
 def _positions(runs: Runs, first: int, last: int) -> Runs:
-    """The indices from position ``first`` up to ``last``; the inverse of ``within``."""
-    found, before = [], 0
+    """Return the indices from position ``first`` up to ``last``; the inverse of ``within``."""
+    indices, before = [], 0
     for a, b in runs:
         start, stop = max(a, a + first - before), min(b, a + last - before)
         if start < stop:
-            found.append((start, stop))
+            indices.append((start, stop))
         before += b - a
-    return tuple(found)
+    return tuple(indices)
 
 
 def _point(mesh: Mesh, rank: int, axes: Sequence[str]) -> tuple[int, ...]:
@@ -151,8 +151,8 @@ def _point(mesh: Mesh, rank: int, axes: Sequence[str]) -> tuple[int, ...]:
 
 
 def axes_between(sent: Sequence[Message], mesh: Mesh) -> tuple[str, ...]:
-    """The axes of one mesh along which messages travel, in mesh order."""
+    """Return the axes of one mesh along which messages travel, in mesh order."""
     points = {rank: mesh.coordinates(rank) for rank in mesh.ranks}
     return tuple(
-        axis for axis in mesh.names if any(points[one.sender][axis] != points[one.receiver][axis] for one in sent)
+        axis for axis in mesh.names if any(points[message.sender][axis] != points[message.receiver][axis] for message in sent)
     )

@@ -10,11 +10,11 @@ from torch import fx
 
 from autopar.ir.record import Record, ValueType
 
-KEY = "autopar"  # the one key of node.meta that is ours
+KEY = "autopar"  # autopar's only key in node.meta
 
 
 def has_record(node: fx.Node) -> bool:
-    """Whether the node was made by capture, an edit or the parser, and not behind their back."""
+    """Return whether the node has a record: capture, an edit or the parser made it, and not someone else."""
     return KEY in node.meta
 
 
@@ -23,7 +23,7 @@ def record_of(node: fx.Node) -> Record:
 
 
 def name_of(placeholder: fx.Node) -> str:
-    """The user's name of a parameter, a buffer, an input, a state."""
+    """Return the user's name of a parameter, a buffer, an input or a state."""
     return record_of(placeholder).name or placeholder.name
 
 
@@ -32,10 +32,10 @@ def set_record(node: fx.Node, record: Record) -> None:
 
 
 def make_node(graph: fx.Graph, name: str, op: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> fx.Node:
-    """A node of exactly this name; uniqueness is the caller's duty.
+    """Make a node of exactly this name, which the caller has made sure is unique.
 
-    FX gives another name where one was used in the graph before; then it knows that name, and setting it afterwards
-    cannot collide with names FX will give later.
+    FX gives another name if this one was used in the graph before. FX then knows the name, so that setting it afterwards
+    cannot collide with names that FX gives later.
     """
     node = graph.create_node(op, target, args, dict(kwargs), name=name)
     if node.name != name:
@@ -44,42 +44,42 @@ def make_node(graph: fx.Graph, name: str, op: str, target: Any, args: tuple[Any,
 
 
 def operands(node: fx.Node) -> list[fx.Node]:
-    """Every operand occurrence, in argument order; an operand used twice is listed twice."""
-    found: list[fx.Node] = []
+    """Return every operand occurrence, in argument order; an operand used twice is listed twice."""
+    nodes: list[fx.Node] = []
     for arg in node.args:
         if isinstance(arg, fx.Node):
-            found.append(arg)
+            nodes.append(arg)
         elif isinstance(arg, (tuple, list)):
-            _collect(arg, found)
+            _collect(arg, nodes)
     for arg in node.kwargs.values():
-        _collect((arg,), found)
-    return found
+        _collect((arg,), nodes)
+    return nodes
 
 
-def _collect(values: Any, found: list[fx.Node]) -> None:
+def _collect(values: Any, nodes: list[fx.Node]) -> None:
     for value in values:
         if isinstance(value, fx.Node):
-            found.append(value)
+            nodes.append(value)
         elif isinstance(value, (tuple, list)):
-            _collect(value, found)
+            _collect(value, nodes)
         elif isinstance(value, dict):
-            _collect(value.values(), found)
+            _collect(value.values(), nodes)
 
 
 def behind(values: Iterable[fx.Node]) -> set[fx.Node]:
-    """The values, and all that they are made of."""
-    found: set[fx.Node] = set()
+    """Return the values, and all nodes that they are computed from."""
+    ancestors: set[fx.Node] = set()
     open_ = list(values)
     while open_:
         node = open_.pop()
-        if node not in found:
-            found.add(node)
+        if node not in ancestors:
+            ancestors.add(node)
             open_ += node.all_input_nodes
-    return found
+    return ancestors
 
 
 def map_operands(value: Any, function: Callable[[fx.Node], Any]) -> Any:
-    """``value`` with every node in it replaced, in argument order; lists stay lists."""
+    """Replace every node in ``value`` by ``function`` of it, in argument order; lists stay lists."""
     if isinstance(value, fx.Node):
         return function(value)
     if isinstance(value, (tuple, list)):
@@ -94,7 +94,7 @@ def is_getitem(node: fx.Node) -> bool:
 
 
 def element_type(node: fx.Node) -> ValueType:
-    """The type of a ``getitem`` node, read off its operand."""
+    """Return the type of a ``getitem`` node, an element of its operand's type."""
     source, index = node.args
     types = record_of(source).type  # type: ignore[arg-type]
     assert isinstance(types, tuple)

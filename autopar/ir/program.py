@@ -1,4 +1,4 @@
-"""Offer what can be done with a program: edit it, print and parse it, compare it, verify it."""
+"""Define the program that users see: edit it, print and parse it, compare it, verify it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Program(ProgramData):
         return parse_program(text, Program)
 
     def diff(self, other: Program | str) -> str:
-        """Return the lines that differ: ``-`` before those of this program, ``+`` before those of ``other``."""
+        """Return the lines that differ: with ``-`` those of this program, with ``+`` those of ``other``."""
         lines = difflib.unified_diff(str(self).splitlines(), str(other).splitlines(), lineterm="", n=1)
         return "\n".join(line for line in lines if not line.startswith(("---", "+++")))
 

@@ -1,4 +1,4 @@
-"""Hold a program's graph with all that is known of it beside its nodes, and compare and copy such programs."""
+"""Hold a program's graph with its level, mesh and constants, and compare and copy such programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEVELS = ("traced", "placed", "explicit", "local", "scheduled")
 
 @dataclass
 class Counts:
-    """What has been done to a program's graph since it was made."""
+    """How often a program's graph has been changed and walked since it was made."""
 
     commits: int = 0
     inserted: int = 0
@@ -36,15 +36,15 @@ class ProgramData:
     Attributes:
         graph: the ``torch.fx.Graph``; its output node's one argument is the flat tuple of results.
         level: one of ``LEVELS``; passes keep or raise it.
-        mesh: the mesh, ``None`` only for a traced program that has not met one.
+        mesh: the mesh; ``None`` only for a traced program without one.
         stages: named sub-meshes.
         streams: names of the streams, at the level ``scheduled``.
         coordinates: axis → index, at the levels ``local`` and ``scheduled``.
-        tree: how the returned values are arranged: text fragments around the leaves.
-        constants: tensors behind the ``get_attr`` nodes.
-        counts: commits, insertions, record updates, visited nodes.
-        version: another number after each change of the graph by an edit.
-        fixed: why it takes no edits; empty where it takes them.
+        tree: the structure of the returned values: the text fragments around the leaves.
+        constants: name → the tensor of a ``get_attr`` node.
+        counts: how many commits, insertions, record updates and visited nodes there were.
+        version: a number that changes with each change of the graph by an edit.
+        fixed: why the program takes no edits; empty if it takes them.
     """
 
     def __init__(
@@ -89,27 +89,27 @@ class ProgramData:
 
     @property
     def meshes(self) -> dict[str | None, Mesh]:
-        """The mesh, whose name is ``None``, and the stages by name."""
+        """The mesh under the name ``None``, and the stages by name."""
         whole: dict[str | None, Mesh] = {} if self.mesh is None else {None: self.mesh}
         return whole | self.stages
 
     @property
     def rank(self) -> int:
-        """Whose program it is, at the levels ``local`` and ``scheduled``."""
+        """The rank whose program this is, at the levels ``local`` and ``scheduled``."""
         assert self.mesh is not None and self.coordinates is not None
         return self.mesh.rank(self.coordinates)
 
     def coordinates_on(self, stage: str | None) -> dict[str, int]:
-        """Axis → index of that rank on a stage; ``None`` is the mesh."""
+        """Return axis → index of that rank on a stage; ``None`` is the mesh."""
         return dict(self.coordinates or {}) if stage is None else self.stages[stage].coordinates(self.rank)
 
     def at(self, coordinates: Mapping[str, int]) -> Self:
-        """The same graph as the program of another rank of its class, one whose pieces have the same sizes."""
+        """Return the program of another rank on the same graph; the pieces of both ranks must have the same sizes."""
         return type(self)(self.graph, self.level, self.mesh, stages=self.stages, streams=self.streams,
                           coordinates=coordinates, tree=self.tree, constants=self.constants)  # fmt: skip
 
     def node(self, name: str) -> fx.Node:
-        """The node of that name; ``KeyError`` with the nearest names. Linear: for people and tests."""
+        """Return the node of that name; ``KeyError`` with the nearest names. Linear in the graph: meant for people and tests."""
         for node in self.graph.nodes:
             if node.name == name:
                 return node
@@ -136,12 +136,12 @@ class ProgramData:
     def _lines(self) -> Iterator[tuple[object, ...]]:
         for node in self.graph.nodes:
             args = (map_operands(node.args, _by_name), map_operands(dict(node.kwargs), _by_name))
-            what = self.constants[node.target].meaning if node.op == "get_attr" else None  # type: ignore[index]
-            target = node.target if node.op == "call_function" else what
+            constant = self.constants[node.target].meaning if node.op == "get_attr" else None  # type: ignore[index]
+            target = node.target if node.op == "call_function" else constant
             yield node.op, node.name, target, repr(args), record_of(node).meaning
 
     def copy(self) -> Self:
-        """The same program on nodes of its own; records are shared, they never change."""
+        """Return the same program on new nodes. Records are shared; they never change."""
         graph = fx.Graph()
         nodes: dict[fx.Node, fx.Node] = {}
         for node in self.graph.nodes:

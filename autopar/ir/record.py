@@ -1,6 +1,6 @@
-"""What the program knows of a node: one frozen record each.
+"""Define the record of a node: its type, requirements, phase and role, in one frozen tuple.
 
-Records are replaced and never mutated, because FX's own passes copy ``node.meta`` by reference.
+A record is replaced and never mutated, because FX's own passes copy ``node.meta`` by reference.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ROLES = ("input", "param", "buffer", "tangent", "seed", "state")
 class TensorType:
     """Shape, dtype and Layout of a tensor value.
 
-    The shape is the global one, except at the levels ``local`` and ``scheduled``, where it is that of the rank's piece
+    The shape is the global one. At the levels ``local`` and ``scheduled`` it is that of the rank's piece,
     and there is no Layout. At the level ``traced`` a Layout is a constraint, and most values have none.
     """
 
@@ -53,7 +53,7 @@ class TensorType:
 
     @property
     def attr(self) -> DistAttr:
-        """The distributed attribute; replicated where none is given."""
+        """The distributed attribute; replicated if there is no Layout."""
         return DistAttr.replicated(len(self.shape)) if self.layout is None else self.layout.attr
 
 
@@ -62,7 +62,7 @@ ValueType = TensorType | tuple[TensorType | None, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What an op asks of an operand. At the level ``traced`` that is a dtype alone."""
+    """The Layout and dtype that an op requires of an operand; at the level ``traced`` only a dtype."""
 
     layout: Layout | None
     dtype: torch.dtype
@@ -70,24 +70,24 @@ class Requirement:
 
 @lru_cache(maxsize=65536)
 def requirement_of(mesh: Mesh, attr: DistAttr, dtype: torch.dtype) -> Requirement:
-    """The same object for the same requirement: a program has thousands of operands, and few kinds of them."""
+    """Return a requirement, the same object for equal arguments: a program has thousands of operands, and few kinds of them."""
     return Requirement(layout_of(mesh, attr), dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one argument of the output node is: a ``return``, the ``grad`` or the next ``state`` of a placeholder."""
+    """The role of one argument of the output node: a ``return``, or the ``grad`` or next ``state`` of the placeholder ``of``."""
 
     kind: str
     of: str = ""
 
 
 class Call(NamedTuple):
-    """One call of an op by the model: the nodes that capture made of it, and of its backward, have it in common.
+    """One call of an op by the model. The nodes that capture made for it, and for its backward, share one ``Call``.
 
     Attributes:
-        number: in the order in which forward made them.
-        op: as it was called, ``aten::mse_loss``, before it was taken apart.
+        number: the position in the order of calls in forward.
+        op: the op that was called, ``aten::mse_loss``, before its decomposition.
     """
 
     number: int
@@ -95,23 +95,23 @@ class Call(NamedTuple):
 
 
 class Record(NamedTuple):
-    """All that is known of one node; a tuple, because every inserted op needs one.
+    """All facts about one node. It is a tuple, which is cheap to make: every inserted op needs one.
 
     Attributes:
         type: the value's type; a tuple for ops with several results, ``None`` for the output node.
         uses: one requirement for each operand occurrence, in argument order (``None`` for a tuple operand);
-            empty for transfers, which take what they are given, and at levels without requirements. At the level ``traced``,
-            ``None`` for operands that are taken as they are, and empty where all are.
+            empty for transfers, which accept any Layout, and at levels without requirements. At the level ``traced``,
+            ``None`` for operands whose dtype is not converted, and empty if none is.
         phase: ``forward``, ``backward`` or ``update``.
         role: of placeholders, one of ``input param buffer tangent seed state``.
-        index: of tangents, the position of their value among those returned.
+        index: of tangents, the position of their value among the returned ones.
         name: of placeholders, the user's name (``up.weight``) where it is not the node's.
         results: of the output node, what each argument is.
         stream: at the level ``scheduled``, the stream the op runs on (``None``: compute).
-        started: at the level ``scheduled``, a collective that only starts and needs a ``wait``.
-        module: path of the module that ran the op ("" is the root); a comment, outside equality.
-        source: the user's line, ``model.py:41  self.act(self.up(x))``; a comment, outside equality.
-        call: of what capture made, the call that it is part of; a comment, outside equality.
+        started: at the level ``scheduled``, whether this collective only starts and needs a ``wait``.
+        module: path of the module that ran the op ("" is the root); a comment, not compared.
+        source: the user's line, ``model.py:41  self.act(self.up(x))``; a comment, not compared.
+        call: the model's call that this node is part of; a comment, not compared.
     """
 
     type: ValueType

@@ -1,8 +1,8 @@
-"""Structures: what users pass and return, flattened into leaves and rebuilt.
+"""Flatten what users pass and return into leaves, and rebuild it around other leaves.
 
-torch's pytree knows containers, named tuples and registered classes (the outputs of Hugging Face among them). Opened
-here too, without registering the user's classes: dataclasses, and the caches of ``OPENED``. What is rebuilt is made
-without ``__init__`` and ``__post_init__``, which have run already.
+torch's pytree knows containers, named tuples and registered classes (the outputs of Hugging Face among them). This module also
+opens dataclasses and the caches of ``OPENED``, without registering the user's classes. Rebuilt objects are made without
+``__init__`` and ``__post_init__``, which have run already.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Structure:
-    """How leaves are arranged. Two are equal where leaves of one can be put into the other.
+    """How leaves are arranged. Two structures are equal if the leaves of one fit into the other.
 
     Attributes:
-        kind: the class of this node; ``None`` is a leaf.
-        keys: what the parts are called: fields, keys, positions.
-        parts: the structures inside.
-        fixed: what is no part: pytree's own spec of this node alone, or attributes of a cache with their values.
+        kind: the class of this node; ``None`` for a leaf.
+        keys: the names of the parts: fields, keys, positions.
+        parts: the structures of the parts.
+        fixed: everything that is not a part: pytree's own spec of this node alone, or attributes of a cache with their values.
     """
 
     kind: type | None = None
@@ -36,7 +36,7 @@ class Structure:
     fixed: Any = field(default=(), hash=False)
 
     def paths(self) -> Iterator[Path]:
-        """The keys that lead to each leaf."""
+        """Iterate over the keys that lead to each leaf."""
         if self.kind is None:
             yield ()
         for key, part in zip(self.keys, self.parts, strict=True):
@@ -45,36 +45,36 @@ class Structure:
 
 
 def flatten(value: Any) -> tuple[list[Any], Structure]:
-    """The leaves of a value, in order, and how they are arranged. What cannot be opened is a leaf."""
+    """Return the leaves of a value, in order, and its structure. A value that cannot be opened is a leaf."""
     leaves: list[Any] = []
     return leaves, _flatten(value, leaves, ())
 
 
 def flatten_with_path(value: Any) -> tuple[list[tuple[Path, Any]], Structure]:
-    """``flatten``, each leaf with the keys that lead to it."""
+    """Do what ``flatten`` does, and return each leaf with the keys that lead to it."""
     leaves, spec = flatten(value)
     return list(zip(spec.paths(), leaves, strict=True)), spec
 
 
 def unflatten(leaves: Sequence[Any], spec: Structure) -> Any:
-    """A new value of this structure around other leaves."""
+    """Return a new value of this structure around other leaves."""
     return _unflatten(iter(leaves), spec)
 
 
-def way_to(value: Any, wanted: Any) -> tuple[int, ...] | None:
-    """The positions that lead to ``wanted``, the very object, in a value; ``None`` where it is not in it."""
+def path_to(value: Any, wanted: Any) -> tuple[int, ...] | None:
+    """Return the positions that lead to the object ``wanted`` in a value; ``None`` if the value does not contain it."""
     if value is wanted:
         return ()
     opened = _open(value)
     for k, part in enumerate(opened[1] if opened else ()):
-        if (rest := way_to(part, wanted)) is not None:
+        if (rest := path_to(part, wanted)) is not None:
             return (k, *rest)
     return None
 
 
-def part_at(value: Any, way: Sequence[int]) -> Any:
-    """What a way that ``way_to`` found leads to, in a value of the same structure."""
-    for k in way:
+def part_at(value: Any, positions: Sequence[int]) -> Any:
+    """Return the part of a value at the positions ``positions``, which ``path_to`` found in a value of the same structure."""
+    for k in positions:
         opened = _open(value)
         assert opened is not None
         value = opened[1][k]
@@ -82,18 +82,18 @@ def part_at(value: Any, way: Sequence[int]) -> Any:
 
 
 def take_over(cache: Any, other: Any) -> None:
-    """Make a cache hold what another of its class holds."""
+    """Replace the contents of a cache by those of another cache of its class."""
     vars(cache).clear()
     vars(cache).update(vars(other))
 
 
 def is_cache(value: Any) -> bool:
-    """Whether a value is one of the classes that are opened by name."""
+    """Return whether the class of a value is one of those that are opened by name."""
     return _by_name(type(value)) is not None
 
 
 def _flatten(value: Any, leaves: list[Any], around: tuple[int, ...]) -> Structure:
-    opened = None if id(value) in around else _open(value)  # what holds itself is a leaf, which the caller refuses
+    opened = None if id(value) in around else _open(value)  # an object that contains itself is a leaf, which the caller refuses
     if opened is None:
         leaves.append(value)
         return Structure()
@@ -120,7 +120,7 @@ Opened = tuple[tuple[Any, ...], list[Any], Any]  # keys, parts, fixed
 
 
 def _open(value: Any) -> Opened | None:
-    """One level of a value; ``None`` where it is a leaf. What the user has registered is opened the user's way."""
+    """Open one level of a value; ``None`` for a leaf. Classes that the user has registered are opened as registered."""
     if value is None or isinstance(value, (torch.Tensor, torch.nn.Module, bool, int, float, str, type)):
         return None
     leaves, spec = pytree.tree_flatten(value, is_leaf=lambda part: part is not value)
@@ -136,7 +136,7 @@ def _open(value: Any) -> Opened | None:
 
 
 def _keys(value: Any, count: int) -> tuple[Any, ...]:
-    """What pytree calls the parts of a container; positions where a registered class does not say."""
+    """Return pytree's names of the parts of a container, or positions if a registered class has no names."""
     try:
         pairs, _ = pytree.tree_flatten_with_path(value, is_leaf=lambda part: part is not value)
     except ValueError:
@@ -145,7 +145,7 @@ def _keys(value: Any, count: int) -> tuple[Any, ...]:
 
 
 def _is_plain(kind: type) -> bool:
-    """Whether all of an object is in its attributes: it is no list, exception or the like."""
+    """Return whether an object of this class consists of its attributes alone, unlike a list or an exception."""
     try:
         object.__new__(kind)
     except TypeError:
@@ -154,21 +154,21 @@ def _is_plain(kind: type) -> bool:
 
 
 def _attributes(value: Any) -> tuple[str, ...]:
-    """What the instance itself has: its fields, then what ``__post_init__`` and others may have put beside them."""
-    own = set(getattr(value, "__dict__", ()))
+    """Return the names of the instance's attributes: first its fields, then others, such as those set by ``__post_init__``."""
+    attributes = set(getattr(value, "__dict__", ()))
     for base in type(value).__mro__:
         slots = base.__dict__.get("__slots__", ())
-        own |= {name for name in ([slots] if isinstance(slots, str) else slots) if hasattr(value, name)}
-    fields = [f.name for f in dataclasses.fields(value) if f.name in own]
-    return (*fields, *sorted(name for name in own.difference(fields) if not name.startswith("__")))
+        attributes |= {name for name in ([slots] if isinstance(slots, str) else slots) if hasattr(value, name)}
+    fields = [f.name for f in dataclasses.fields(value) if f.name in attributes]
+    return (*fields, *sorted(name for name in attributes.difference(fields) if not name.startswith("__")))
 
 
-# -- classes that are known by name, so that their library need not be there ------------------------------------------
+# -- classes known by name, so that their library need not be installed -----------------------------------------------
 
 
 @dataclass(frozen=True)
 class ByName:
-    """The attributes of a class that are looked into; the others are fixed, but for those made from the others."""
+    """The attributes of a class that are parts, and those computed from others; all other attributes are fixed."""
 
     parts: tuple[str, ...]
     derived: dict[str, Callable[[Any], Any]] = field(default_factory=dict)
@@ -192,9 +192,9 @@ def _by_name(kind: type) -> ByName | None:
 
 
 def _open_by_name(value: Any, by_name: ByName) -> Opened | None:
-    """A cache whose other attributes may be anything (a stream, a tensor of a subclass) stays closed."""
-    own = vars(value)
-    fixed = {name: own[name] for name in sorted(own) if name not in by_name.parts and name not in by_name.derived}
-    if not own.keys() >= set(by_name.parts) or not all(isinstance(v, FIXED) for v in fixed.values()):
+    """Open a cache, unless another of its attributes may be anything (a stream, a tensor of a subclass)."""
+    attributes = vars(value)
+    fixed = {name: attributes[name] for name in sorted(attributes) if name not in by_name.parts and name not in by_name.derived}
+    if not attributes.keys() >= set(by_name.parts) or not all(isinstance(v, FIXED) for v in fixed.values()):
         return None
-    return by_name.parts, [own[name] for name in by_name.parts], tuple(fixed.items())
+    return by_name.parts, [attributes[name] for name in by_name.parts], tuple(fixed.items())

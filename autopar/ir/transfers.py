@@ -1,11 +1,11 @@
-"""The transfers: inserted ops that re-lay, move or cast a value and are the identity on the *global* value.
+"""Define the transfers: inserted ops that change a value's Layout, stage or dtype, and are the identity on the *global* value.
 
 Each is a plain function, the target of an FX node, whose docstring shows Layouts *before → after*. Called on global
-tensors it returns them unchanged (``cast`` changes the dtype), so an explicit program still runs on one device. What a
-transfer does to the pieces is written in the runtime; what it does to Layouts is written here, in ``TRANSFERS``.
+tensors it returns them unchanged (``cast`` changes the dtype), so an explicit program still runs on one device. ``TRANSFERS``
+says how each changes the Layout; the runtime says how it moves the pieces.
 
 ``dim`` counts parts: it is the dim where no dim is merged; ``parts`` gives the part sizes, dim by dim, where one is.
-The levels ``local`` and ``scheduled`` add what a rank has to know of the others: piece sizes (``sizes``), because pieces
+At the levels ``local`` and ``scheduled`` further arguments tell a rank about the others: piece sizes (``sizes``), because pieces
 may be uneven, or the Layouts at both ends (``Ends``); and the ``stage`` whose axes are meant, where it is not the mesh.
 """
 
@@ -29,92 +29,92 @@ Meshes = Mapping[str | None, Mesh]  # stages by name; the program's own mesh is 
 
 
 def all_gather(x, dim: int, axis: str, parts: Parts = None, sizes: Sequence[int] | None = None, stage: str | None = None):
-    """``[32/dp 64] → [32 64]``: concatenate the pieces along ``axis``, which is the minor-most split of ``dim``."""
+    """Concatenate the pieces along ``axis``, which is the minor-most split of ``dim``: ``[32/dp 64] → [32 64]``."""
     return x
 
 
 def slice(x, dim: int, axis: str, parts: Parts = None, sizes: Sequence[int] | None = None, stage: str | None = None):
-    """``[32 64] → [32/dp 64]``: keep the own piece; nothing is sent."""
+    """Keep the rank's own piece, without communication: ``[32 64] → [32/dp 64]``."""
     return x
 
 
 def all_reduce(x, axis: str | Axes, op: str = "sum", stage: str | None = None):
-    """``[32 64] +tp → [32 64]``: reduce the partial results along ``axis``, or along several at once."""
+    """Reduce the partial results along ``axis``, or along several axes at once: ``[32 64] +tp → [32 64]``."""
     return x
 
 
 def reduce_scatter(x, dim: int, axis: str, op: str = "sum", parts: Parts = None, sizes: Sequence[int] | None = None,
                    stage: str | None = None):  # fmt: skip
-    """``[32 64] +tp → [32/tp 64]``: reduce, and keep the own piece."""
+    """Reduce, and keep the rank's own piece: ``[32 64] +tp → [32/tp 64]``."""
     return x
 
 
 def all_to_all(x, source: int, target: int, axis: str, parts: Parts = None,
                sizes: Sequence[int] | None = None, new_sizes: Sequence[int] | None = None, stage: str | None = None):  # fmt: skip
-    """``[32/tp 64] → [32 64/tp]``: move the minor-most split over ``axis`` from one dim to another."""
+    """Move the minor-most split over ``axis`` from one dim to another: ``[32/tp 64] → [32 64/tp]``."""
     return x
 
 
 def redistribute(x, splits: Sequence[Axes], parts: Parts = None, kept: Axes = (), axis: Axes | None = None, shape: Sequence[int] | None = None,
                  source: Sequence[Axes] | None = None, source_parts: Parts = None, stage: str | None = None):  # fmt: skip
-    """``[32/dp 64/tp] → [32/tp 64/dp]``: from any splits to any other in one exchange, of what each rank lacks alone.
+    """Change any splits to any others in one exchange, in which a rank receives only what it lacks: ``[32/dp 64/tp] → [32/tp 64/dp]``.
 
-    ``splits`` are the axes of every part afterwards. What is pending stays so (over the axes ``kept``); ``axis`` are those
-    along which ranks exchange, ``source`` the splits before.
+    ``splits`` are the axes of every part afterwards, ``source`` those before. Pending axes stay pending (``kept``). ``axis`` are
+    the axes along which ranks exchange.
     """
     return x
 
 
 def pend(x, axis: str, op: str = "sum", dim: int | None = None, parts: Parts = None, sizes: Sequence[int] | None = None,
          stage: str | None = None):  # fmt: skip
-    """``[32 64] → [32 64] +tp``: of a whole value, which the first rank along ``axis`` keeps; the others hold zeros.
+    """Make a pending value of a whole one: ``[32 64] → [32 64] +tp``. The first rank along ``axis`` keeps it; others have zeros.
 
-    ``[32/tp 64] → [32 64] +tp``: with ``dim``, of pieces; each rank holds its own among zeros. For another ``op`` the zeros
-    are what changes nothing: ones, infinities; where a value may be reduced with itself (max, min, avg), all keep it.
+    With ``dim``, make it of pieces: ``[32/tp 64] → [32 64] +tp``. Each rank has its own piece among zeros. For another ``op``, the
+    neutral elements replace the zeros: ones, infinities. A value that may be reduced with itself (max, min, avg) is kept by all ranks.
     """
     return x
 
 
 def cast(x, dtype: torch.dtype):
-    """``f32[32 64] → bf16[32 64]``."""
+    """Convert to another dtype: ``f32[32 64] → bf16[32 64]``."""
     return x.to(dtype)
 
 
 def send(x, stage: str | None, splits: Sequence[Axes] | None = None, parts: Parts = None, shape: Sequence[int] | None = None,
          source: Sequence[Axes] | None = None, source_parts: Parts = None, home: str | None = None):  # fmt: skip
-    """``[32 64] @s0 → [32 64] @s0``: hand the pieces to ``stage`` (``None``: the whole mesh); only ``recv`` may use the result.
+    """Send the pieces to ``stage`` (``None``: the whole mesh); only ``recv`` may use the result: ``[32 64] @s0 → [32 64] @s0``.
 
-    In a local program, the end of an exchange on a rank that lies on ``home`` alone.
+    In a local program this ends an exchange on a rank that is only on ``home``.
     """
     return x
 
 
 def recv(x, stage: str | None, splits: Sequence[Axes] | None = None, parts: Parts = None, shape: Sequence[int] | None = None,
          source: Sequence[Axes] | None = None, source_parts: Parts = None, home: str | None = None):  # fmt: skip
-    """``[32 64] @s0 → [32 64] @s1``: what was sent to ``stage``, lying there as ``splits`` say, else as it did before.
+    """Receive what was sent to ``stage``, with ``splits`` or else those it had: ``[32 64] @s0 → [32 64] @s1``.
 
-    In a local program, the whole exchange on a rank of ``stage``; ``x`` is ``None`` where the rank does not lie on ``home``.
+    In a local program this is the whole exchange on a rank of ``stage``; ``x`` is ``None`` if the rank is not on ``home``.
     """
     return x
 
 
 def fold_in(x, axis: str | Axes, stage: str | None = None):
-    """A seed → one of its own for each piece along ``axis``; in local programs alone."""
+    """Derive a different seed for each piece along ``axis``; only in local programs."""
     return x
 
 
 def wait(x):
-    """``started → usable``: block the own stream until the started collective has finished."""
+    """Block the current stream until the started collective has finished: ``started → usable``."""
     return x
 
 
 class LayoutMismatch(AutoparError, ValueError):
-    """A transfer does not apply to the Layout it is given."""
+    """A transfer does not apply to the Layout of its operand."""
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """One row of the table: how the type changes, and which ranks take part.
+    """One row of the table ``TRANSFERS``: how the type changes, and which ranks take part.
 
     Attributes:
         function: the FX target.
@@ -132,28 +132,28 @@ class Transfer:
 
 
 def part_sizes(attr: DistAttr, shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The part sizes of a value, dim by dim."""
+    """Return the part sizes of a value, dim by dim."""
     return tuple(tuple(n if s is None else s for s, _ in dim) for n, dim in zip(shape, attr.dims, strict=True))
 
 
 def split_parts(attr: DistAttr, shape: Sequence[int], mesh: Mesh, parts: Parts) -> list[list[Axes]]:
-    """The axes of every part, dim by dim, when the value is seen as ``parts`` (plain dims when ``None``)."""
+    """Return the axes of every part, dim by dim, when the value is seen as ``parts`` (plain dims when ``None``)."""
     sizes = [(n,) for n in shape] if parts is None else parts
     if len(sizes) != len(shape):
         raise LayoutMismatch(f"parts of {len(sizes)} dims are given for a value of {len(shape)}")
     out: list[list[Axes]] = []
     for n, dim, wanted in zip(shape, attr.dims, sizes, strict=True):
-        own = [(n if size is None else size, axes) for size, axes in dim]
-        aligned = align(own, list(wanted), mesh)
+        sized_parts = [(n if size is None else size, axes) for size, axes in dim]
+        aligned = align(sized_parts, list(wanted), mesh)
         if aligned is None:
-            raise LayoutMismatch(f"dim {_dim_text(own)} is not split as parts of {list(wanted)}")
+            raise LayoutMismatch(f"dim {_dim_text(sized_parts)} is not split as parts of {list(wanted)}")
         out.append(aligned)
     return out
 
 
 def join_parts(axes: Sequence[Sequence[Axes]], parts: Parts, pending: tuple[tuple[str, str], ...],
                shape: Sequence[int], mesh: Mesh) -> DistAttr:  # fmt: skip
-    """The inverse of ``split_parts``, normalized."""
+    """Return the normalized attribute; the inverse of ``split_parts``."""
     sizes = [(n,) for n in shape] if parts is None else parts
     dims = tuple(tuple(zip(tuple(s), a, strict=True)) for s, a in zip(sizes, axes, strict=True))
     return DistAttr(dims, pending).normalize(shape, mesh)
@@ -164,13 +164,13 @@ def _dim_text(parts: Sequence[tuple[int, Axes]]) -> str:
 
 
 def axes_of(axis: str | Axes) -> Axes:
-    """The axes of a group: one, or several as one."""
+    """Return the axes of a group, which an argument gives as a name or as several."""
     return (axis,) if isinstance(axis, str) else tuple(axis)
 
 
 def _move(t: TensorType, parts: Parts, take: tuple[int, str] | None, give: tuple[int, str] | None,
           reduced: tuple[str | Axes, str] | None = None) -> TensorType:  # fmt: skip
-    """Take the minor-most axis off one part, put it on another, drop pending axes."""
+    """Infer a type: remove the minor-most axis of one part (``take``), add it to another (``give``), drop pending axes."""
     assert t.layout is not None
     mesh, attr = t.layout.mesh, t.layout.attr
     axes = split_parts(attr, t.shape, mesh, parts)
@@ -181,7 +181,7 @@ def _move(t: TensorType, parts: Parts, take: tuple[int, str] | None, give: tuple
             if not 0 <= place[0] < len(flat):
                 raise LayoutMismatch(f"there is no dim {place[0]} in a value of {len(flat)}")
     if reduced is not None and not axes_of(reduced[0]):
-        raise LayoutMismatch("a reduction is over one axis or several, and none is given")
+        raise LayoutMismatch("a reduction needs at least one axis")
     if reduced is not None:
         check_kind(reduced[1], t.dtype)
     pending = dict(attr.pending)
@@ -220,25 +220,28 @@ def _pend(t: TensorType, axis: str, op: str, dim: int | None, parts: Parts) -> T
 
 
 KINDS = ("sum", "avg", "max", "min", "prod")
-MERGES = ("sum", "max", "min", "prod")  # kinds with an element that changes nothing
+MERGES = ("sum", "max", "min", "prod")  # kinds with a neutral element
 
 
-REDUCED_AS = {  # dtypes that torch or a backend does not reduce → those in which it is done
+REDUCED_AS = {  # dtypes that torch or a backend does not reduce → the dtype that is used instead
     torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64,
     torch.float8_e4m3fn: torch.float32, torch.float8_e5m2: torch.float32,
 }  # fmt: skip
 
 
 def reduced_as(kind: str, dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which values are reduced; wider where an average, whose sum comes first, would leave the range, and where a
-    maximum compares floats as integers of their width, which backends have from 32 bits on."""
+    """Return the dtype in which values are reduced.
+
+    It is wider than ``dtype`` for an average in float16, whose sum may leave the range, and for a maximum of 16-bit floats,
+    which is computed on integers of their width: backends have these from 32 bits on.
+    """
     if (kind == "avg" and dtype is torch.float16) or (kind in ("max", "min") and dtype in (torch.float16, torch.bfloat16)):
         return torch.float32
     return REDUCED_AS.get(dtype, dtype)
 
 
 def check_kind(kind: str, dtype: torch.dtype) -> None:
-    """``LayoutMismatch`` for a reduction that there is not, or that the dtype does not have."""
+    """Raise ``LayoutMismatch`` for an unknown reduction, and for one that the dtype does not have."""
     if kind not in KINDS:
         raise LayoutMismatch(f"there is no reduction {shown(kind)}; there are {', '.join(KINDS)}")
     if kind == "avg" and not (dtype.is_floating_point or dtype.is_complex):
@@ -250,7 +253,7 @@ def check_kind(kind: str, dtype: torch.dtype) -> None:
 
 
 def _splits(shape: Sequence[int], splits: Sequence[Axes], parts: Parts, pending: tuple[tuple[str, str], ...], mesh: Mesh) -> Layout:
-    """The Layout that ``splits`` and ``parts`` say."""
+    """Return the Layout with these ``splits`` of these ``parts``."""
     counts = [1] * len(shape) if parts is None else list(map(len, parts))
     if len(splits) != sum(counts) or len(counts) != len(shape):
         raise LayoutMismatch(f"{len(splits)} splits are given for {sum(counts)} parts")
@@ -300,27 +303,27 @@ def _recv(t: TensorType, a: Mapping[str, Any], meshes: Meshes) -> TensorType:
 
 
 def flat_splits(attr: DistAttr, shape: Sequence[int]) -> tuple[tuple[Axes, ...], tuple[tuple[int, ...], ...] | None]:
-    """A DistAttr as transfers are given it: the axes of every part, and the part sizes where a dim is merged."""
+    """Return a DistAttr as arguments of a transfer: the axes of every part, and the part sizes if a dim is merged."""
     parts = part_sizes(attr, shape)
     return tuple(axes for _, axes in attr.parts(shape)), parts if any(len(sizes) > 1 for sizes in parts) else None
 
 
 @dataclass(frozen=True)
 class Ends:
-    """Both ends of an exchange: what a local program says of a redistribute, a send or a recv."""
+    """Both ends of an exchange: the global shape and the two Layouts of a redistribute, a send or a recv in a local program."""
 
     shape: tuple[int, ...]
     source: Layout
     target: Layout
 
     @staticmethod
-    def of(given: Mapping[str, Any], meshes: Meshes) -> Ends:
-        """From the arguments in a local program."""
-        shape = tuple(given["shape"])
-        there = meshes[given.get("stage")]
-        here = meshes[given["home"]] if "home" in given else there
-        source = _splits(shape, given["source"], given.get("source_parts"), (), here)
-        return Ends(shape, source, _splits(shape, given["splits"], given.get("parts"), (), there))
+    def of(arguments: Mapping[str, Any], meshes: Meshes) -> Ends:
+        """Read them from the arguments in a local program."""
+        shape = tuple(arguments["shape"])
+        target_mesh = meshes[arguments.get("stage")]
+        source_mesh = meshes[arguments["home"]] if "home" in arguments else target_mesh
+        source = _splits(shape, arguments["source"], arguments.get("source_parts"), (), source_mesh)
+        return Ends(shape, source, _splits(shape, arguments["splits"], arguments.get("parts"), (), target_mesh))
 
 
 TRANSFERS: dict[str, Transfer] = {
@@ -355,31 +358,31 @@ _REQUIRED = {
 
 
 def arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """A transfer node's arguments by name, without the operand."""
+    """Return a transfer node's arguments by name, without the operand."""
     return {**dict(zip(_PARAMETERS[function], args[1:], strict=False)), **kwargs}
 
 
-def call(function: Callable[..., Any], x: Any, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a transfer node: what a person would write by position, then the rest by name."""
+def call(function: Callable[..., Any], x: Any, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a transfer node: those that a person would write by position, then the rest by name."""
     names = _PARAMETERS[function][: _REQUIRED[function]]
-    return (x, *(given[name] for name in names if name in given)), {name: v for name, v in given.items() if name not in names}
+    return (x, *(arguments[name] for name in names if name in arguments)), {name: v for name, v in arguments.items() if name not in names}
 
 
-def suffix(given: Mapping[str, Any]) -> str:
-    """What a transfer adds to the name of the value it serves: its axes, its stage or its dtype."""
-    if "splits" in given and "stage" not in given:
+def suffix(arguments: Mapping[str, Any]) -> str:
+    """Return what a transfer adds to the name of its operand: its axes, its stage or its dtype."""
+    if "splits" in arguments and "stage" not in arguments:
         return "relaid"
-    if "axis" in given:
-        return "_".join(axes_of(given["axis"]))
-    if "stage" in given:
-        return given["stage"] or "mesh"
-    return str(given["dtype"]).removeprefix("torch.") if "dtype" in given else "wait"
+    if "axis" in arguments:
+        return "_".join(axes_of(arguments["axis"]))
+    if "stage" in arguments:
+        return arguments["stage"] or "mesh"
+    return str(arguments["dtype"]).removeprefix("torch.") if "dtype" in arguments else "wait"
 
 
-def axes_along(function: Callable[..., Any], source: TensorType, given: Mapping[str, Any], result: TensorType) -> Axes:
-    """The axes that a transfer is about; those that stand elsewhere afterwards for a redistribute; none between stages."""
-    if "axis" in given:
-        return axes_of(given["axis"])
+def axes_along(function: Callable[..., Any], source: TensorType, arguments: Mapping[str, Any], result: TensorType) -> Axes:
+    """Return the axes of a transfer: for a redistribute those that split another place afterwards; none between stages."""
+    if "axis" in arguments:
+        return axes_of(arguments["axis"])
     if function is not redistribute:
         return ()
     assert source.layout is not None
@@ -388,41 +391,41 @@ def axes_along(function: Callable[..., Any], source: TensorType, given: Mapping[
     return tuple(axis for axis in source.layout.mesh.names if before.get(axis) != after.get(axis))
 
 
-def received(function: Callable[..., Any], source: TensorType, given: Mapping[str, Any], result: TensorType) -> int:
-    """Bytes that the worst rank receives.
+def received(function: Callable[..., Any], source: TensorType, arguments: Mapping[str, Any], result: TensorType) -> int:
+    """Return the bytes that the worst rank receives.
 
-    Ring figures for reductions: ``(p-1)/p`` of the operand for a reduce-scatter, of padded pieces where they are uneven,
-    and twice that for an all-reduce, in the dtype in which it is done; else what the rank that lacks most has to get.
+    A reduction counts as a ring: ``(p-1)/p`` of the operand for a reduce-scatter (of padded pieces if they are uneven), and twice
+    that for an all-reduce, in the dtype of the reduction. Other transfers count the elements that the worst rank lacks.
     """
     if function not in BY_FUNCTION or not BY_FUNCTION[function].collective or function is send or source.layout is None:
         return 0
     assert result.layout is not None
     if function in (all_reduce, reduce_scatter):
         mesh = source.layout.mesh
-        held, left = (largest(t.attr, t.shape, mesh) for t in (source, result))
-        p = mesh.count(axes_of(given["axis"]))
-        elements = -(-2 * held * (p - 1) // p) if function is all_reduce else left * (p - 1)
-        return elements * reduced_as(given.get("op", "sum"), source.dtype).itemsize
+        elements_before, elements_after = (largest(t.attr, t.shape, mesh) for t in (source, result))
+        p = mesh.count(axes_of(arguments["axis"]))
+        elements = -(-2 * elements_before * (p - 1) // p) if function is all_reduce else elements_after * (p - 1)
+        return elements * reduced_as(arguments.get("op", "sum"), source.dtype).itemsize
     return most_lacked(source.layout, result.layout, source.shape) * source.dtype.itemsize
 
 
-def local_shape(function: Callable[..., Any], shape: Sequence[int], given: Mapping[str, Any],
+def local_shape(function: Callable[..., Any], shape: Sequence[int], arguments: Mapping[str, Any],
                 at: Mapping[str, int]) -> tuple[int, ...]:  # fmt: skip
-    """The shape of a transfer's local result, from its operand's local shape and its explicit piece sizes.
+    """Return the shape of a transfer's local result, from its operand's local shape and its explicit piece sizes.
 
-    ``parts`` at the level ``local`` are the operand's local part sizes.
+    At the level ``local``, ``parts`` are the operand's local part sizes.
     """
-    parts = [list(dim) for dim in (given.get("parts") or [(n,) for n in shape])]
+    parts = [list(dim) for dim in (arguments.get("parts") or [(n,) for n in shape])]
     flat = [(d, k) for d, dim in enumerate(parts) for k in range(len(dim))]
-    if function is pend and given.get("dim") is None:
+    if function is pend and arguments.get("dim") is None:
         return tuple(shape)
-    sizes = given["sizes"]
-    d, k = flat[given["source"] if function is all_to_all else given["dim"]]
+    sizes = arguments["sizes"]
+    d, k = flat[arguments["source"] if function is all_to_all else arguments["dim"]]
     if function in (all_gather, pend, all_to_all):
         parts[d][k] = sum(sizes)
     else:
-        parts[d][k] = sizes[at[given["axis"]]]
+        parts[d][k] = sizes[at[arguments["axis"]]]
     if function is all_to_all:
-        d, k = flat[given["target"]]
-        parts[d][k] = given["new_sizes"][at[given["axis"]]]
+        d, k = flat[arguments["target"]]
+        parts[d][k] = arguments["new_sizes"][at[arguments["axis"]]]
     return tuple(math.prod(dim) for dim in parts)

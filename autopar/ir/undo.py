@@ -1,9 +1,9 @@
 """Remember what an edit changes in a graph, and put it back.
 
-Nothing here inverts an operation. Before a node is changed for the first time, its arguments, its record and the readers of what
-it reads are noted; ``restore`` writes all of that back, whatever has happened since. So an exception at any line of a commit,
-an interrupt or a lack of memory too, leaves the graph as it was; and where ``restore`` itself was interrupted, it is called again.
-Notes are taken of what an edit touches. Only ``restore`` is linear in the graph.
+No operation is inverted. Before a node is changed for the first time, its arguments, its record and the readers of its
+operands are noted; ``restore`` writes all of that back, whatever has happened since. So an exception at any line of a commit,
+also an interrupt or a lack of memory, leaves the graph as it was. If ``restore`` itself is interrupted, it is called again.
+The notes grow with the edit. Only ``restore`` is linear in the graph.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Undo:
     """What a program was before an edit.
 
     Attributes:
-        inserted: the nodes that the edit has made; a node is noted here before it is part of the graph.
+        inserted: the nodes that the edit has made; a node is noted before it becomes part of the graph.
     """
 
     def __init__(self, program: ProgramData) -> None:
@@ -32,13 +32,13 @@ class Undo:
         self.inserted: dict[fx.Node, Any] = {}
         self._counts = replace(program.counts)
         self._arguments: dict[fx.Node, tuple[tuple[Any, ...], Mapping[str, Any]]] = {}
-        self._readers: dict[fx.Node, list[fx.Node]] = {}  # of what the nodes above read, in order
+        self._readers: dict[fx.Node, list[fx.Node]] = {}  # operand of the nodes above → its readers, in order
         self._records: dict[fx.Node, Record] = {}
-        self._order: Sequence[fx.Node] | None = None  # of all nodes, once some are about to be erased
+        self._order: Sequence[fx.Node] | None = None  # all nodes in order, once some are about to be erased
         self._tables: Mapping[Any, Sequence[fx.Node]] = {}
 
     def note_arguments(self, node: fx.Node) -> None:
-        """Before the node reads something else."""
+        """Call this before the node's operands change."""
         if node in self._arguments or node in self.inserted:
             return
         readers = self._readers
@@ -48,34 +48,34 @@ class Undo:
         self._arguments[node] = node.args, node.kwargs
 
     def note_record(self, node: fx.Node) -> None:
-        """Before the node gets another record."""
+        """Call this before the node gets another record."""
         self._records.setdefault(node, record_of(node))
 
     def note_erasure(self, nodes: Collection[fx.Node], order: Sequence[fx.Node]) -> None:
-        """Before the first erasure; ``order`` is that of all nodes."""
+        """Call this before the first erasure; ``order`` has all nodes."""
         for node in nodes:
             self.note_arguments(node)
         self._tables = tables_of(self.program.graph, nodes)
         self._order = order
 
     def restore(self) -> None:
-        """Make the program what it was, with the same node objects; linear."""
+        """Restore the program, with the same node objects. Linear in the graph."""
         program, inserted = self.program, self.inserted
         order = [node for node in self._order or program.nodes if node not in inserted]
         relink(program.graph, order, inserted, self._tables)
         for node, (args, kwargs) in self._arguments.items():
             set_arguments(node, args, kwargs)
-        here = set(order)
-        for node in order:  # a node whose making was interrupted reads its operands without being part of the graph
-            for reader in [reader for reader in node.users if reader not in here]:
+        present = set(order)
+        for node in order:  # a node whose creation was interrupted reads operands without being part of the graph
+            for reader in [reader for reader in node.users if reader not in present]:
                 del node.users[reader]
         for node, readers in self._readers.items():
-            kept = [reader for reader in readers if reader in here and node in inputs_of(reader)]
+            kept = [reader for reader in readers if reader in present and node in inputs_of(reader)]
             if list(node.users) != kept:
                 node.users.clear()
                 node.users.update(dict.fromkeys(kept))
         for node, record in self._records.items():
-            if node in here:
+            if node in present:
                 set_record(node, record)
         vars(program.counts).update(vars(self._counts))
         program.version += 1

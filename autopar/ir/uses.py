@@ -1,6 +1,6 @@
-"""Replacing uses, a user at a time: a node's arguments are rebuilt once, however many of its operands change.
+"""Replace uses, one user at a time: a node's arguments are rebuilt once, however many of its operands change.
 
-The output node reads every gradient, so that rebuilding it for each of them would make a pass quadratic.
+The output node reads every gradient. Rebuilding it once for each gradient would make a pass quadratic.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from autopar.ir.nodes import map_operands, operands
 
 
 class _Swaps:
-    """What changes in one user: operands at positions, or all occurrences of operands."""
+    """The changes in one user: operands at positions, or all occurrences of operands."""
 
     __slots__ = ("at", "everywhere", "new")
 
     def __init__(self) -> None:
-        self.new: set[fx.Node] = set()  # what is read instead of those everywhere
+        self.new: set[fx.Node] = set()  # the values of ``everywhere``
         self.at: dict[int, tuple[fx.Node, fx.Node]] = {}
         self.everywhere: dict[fx.Node, fx.Node] | None = None
 
@@ -37,11 +37,11 @@ class UseReplacements:
         self._touched.clear()
 
     def touches(self, value: fx.Node) -> bool:
-        """Whether who reads ``value`` is known only when the batch has been carried out."""
+        """Return whether the readers of ``value`` are known only after the batch has been carried out."""
         return value in self._touched
 
     def depends_on(self, user: fx.Node, old: fx.Node, index: int | None) -> bool:
-        """Whether a replacement must wait until the batch has been carried out."""
+        """Return whether a replacement must wait until the batch has been carried out."""
         swaps = self._users.get(user)
         if swaps is None:
             return False
@@ -63,17 +63,17 @@ class UseReplacements:
         self._touched.add(new)
 
     def rebuilt(self) -> Iterator[tuple[fx.Node, Any, Any]]:
-        """(user, args, kwargs) for each user; ``EditError`` where an operand to replace is not there."""
+        """Yield (user, args, kwargs) for each user; ``EditError`` if a user does not read an operand to be replaced."""
         for user, swaps in self._users.items():
             yield user, *_rebuild(user, swaps)
 
     def take(self, user: fx.Node) -> tuple[Any, Any]:
-        """(args, kwargs) of one user, which leaves the batch; ``EditError`` as above."""
+        """Return (args, kwargs) of one user and drop it from the batch; ``EditError`` as above."""
         return _rebuild(user, self._users.pop(user))
 
 
 def _rebuild(user: fx.Node, swaps: _Swaps) -> tuple[Any, Any]:
-    """The new arguments; those that do not change are the same objects."""
+    """Return the new arguments; unchanged ones are the same objects."""
     args = _rebuild_flat(user.args, swaps)
     if args is not None:
         return args, user.kwargs
@@ -101,7 +101,7 @@ def _rebuild(user: fx.Node, swaps: _Swaps) -> tuple[Any, Any]:
 
 
 def _rebuild_flat(args: tuple[Any, ...], swaps: _Swaps) -> tuple[Any, ...] | None:
-    """The new arguments, in the plainest case: operands by position, each an argument; ``None`` in others."""
+    """Return the new arguments in the simplest case: operands by position, each an argument of its own; else ``None``."""
     if swaps.everywhere:
         return None
     at, new, position, left = swaps.at, list(args), 0, len(swaps.at)

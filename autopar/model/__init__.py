@@ -1,1 +1,1 @@
-"""What a model on a mesh and its training step share of a call."""
+"""Put a model on a mesh: its parameters, its calls and their inputs, and what was captured of them."""

@@ -24,20 +24,20 @@ class CallAgreement:
         """Send the other ranks a digest of the call that this rank makes. Before the first collective of the call they compare it with theirs.
 
         Args:
-            call: in words that are the same on all ranks.
-            inputs: those of the call, or of all its micro-batches.
-            numbers: in words; they change from call to call.
+            call: a description that is the same on all ranks that make the same call.
+            inputs: the inputs of the call, or of all its micro-batches.
+            numbers: a description of the numbers that change from call to call.
         """
         if self.ranks is not None:
-            self.ranks.begin(call + numbers, [brought for some in inputs for brought in some.brought()], call)
+            self.ranks.begin(call + numbers, [brought for call_inputs in inputs for brought in call_inputs.brought()], call)
 
     def wait(self) -> None:
-        """Wait for the calls of the other ranks. ``RuntimeError`` where one makes another call."""
+        """Wait for the calls of the other ranks. ``RuntimeError`` if one of them makes another call."""
         if self.ranks is not None:
             self.ranks.finish()
 
     def compare_programs(self, text: str, guards: Guards) -> None:
-        """``RuntimeError`` where another rank has captured another program, or read other values in forward. All ranks call it."""
+        """``RuntimeError`` if another rank has captured another program, or its forward has read other values. All ranks call it."""
         if self.ranks is not None:
             digest = hashlib.sha256(text.encode()).hexdigest()[:16]
             self.ranks.compare(digest, {guard.place.words: guard.text for guard in guards.found})

@@ -1,4 +1,4 @@
-"""Bind the calls of a model on a mesh, key them, and hold what each call needs: layouts, pieces, seeds, agreement."""
+"""Bind and key the calls of a model on a mesh, and provide what each call needs: layouts, pieces, seeds, agreement of the ranks."""
 
 from __future__ import annotations
 
@@ -11,37 +11,39 @@ import torch
 from autopar.capture import Captured
 from autopar.capture.arguments import Arguments, bind_arguments, signature_of
 from autopar.capture.guards import GuardedCall, Original
-from autopar.capture.model_state import Inventory, inventory
+from autopar.capture.model_state import ModelState, model_state
 from autopar.ir.layout import DistAttr
 from autopar.model.call_agreement import CallAgreement
 from autopar.model.captures import Captures, about_recapture
 from autopar.model.compiled import Compiled, Compiler, RankContext
-from autopar.model.dtensor_parameters import relaid
+from autopar.model.dtensor_parameters import move_parameters
 from autopar.model.inputs import CallInputs, CallKey, Shapes, call_inputs
 from autopar.model.local_tensors import LocalTensors, refuse_without_values
 from autopar.model.uneven_batches import with_like_pieces
 from autopar.plan.constraints import layouts_of
 from autopar.plan.plan import of_the_batch
 from autopar.runtime.processes.agreement import Agreement
-from autopar.runtime.processes.job import Job
+from autopar.runtime.processes.job import Job, Membership
 from autopar.runtime.seeds import step_seed
 
 
 class Calls:
-    """What the calls of a model and its training steps share.
+    """The state that the calls of a model and of its training steps share.
 
     Attributes:
         compiler: how calls are captured and placed.
         module: the model, with parameters that are DTensors on processes.
         mesh: the mesh.
         job: the processes of the mesh; ``None`` in a process that is alone.
-        agreement: with the other ranks, on each call.
-        tensors: of the model and its calls, on this rank.
-        captures: of the model's own calls; ``latest`` is the one that was used last.
-        recapture: whether a call may be captured after the first one.
+        agreement: compares each call with those of the other ranks.
+        membership: the model's use of the job, until it is closed.
+        tensors: the tensors of the model and of its calls, on this rank.
+        captures: what was captured of the model's own calls.
+        latest: the capture that was used last.
+        recapture: whether another call may be captured after the first one.
 
     Args:
-        inputs: that of ``parallelize``.
+        inputs: the option of ``parallelize``.
         layouts: parameter → its layout between calls.
         original: the model of which ``module`` is a copy.
     """
@@ -51,6 +53,7 @@ class Calls:
         self.compiler, self.job, self.recapture = compiler, job, recapture
         self.module, self.mesh = compiler.model, compiler.mesh
         self.agreement = CallAgreement(compiler.context and compiler.context.agreement)
+        self.membership = Membership(job, self.agreement.ranks)
         self.tensors = LocalTensors(self.module, self.mesh, job, compiler.whole)
         self.captures: Captures[Compiled] = Captures()
         self.latest: Compiled | None = None
@@ -59,7 +62,8 @@ class Calls:
         self._of_the_batch: dict[Any, Mapping[str, bool]] = {}  # by names and numbers of dims of inputs
 
     def copied(self, module: torch.nn.Module) -> Calls:
-        """The same for a copy of the module, without captures. All ranks call it."""
+        """The calls of a copy of the module, without captures. All ranks call it. ``RuntimeError`` after ``close``."""
+        self.membership.check()
         context = self.compiler.context
         if context is not None and context.agreement is not None:
             assert self.job is not None
@@ -74,7 +78,7 @@ class Calls:
         return next((p.device for p in self.module.parameters() if not p.is_meta), torch.device("cpu"))
 
     def context(self, advice: str = "") -> RankContext:
-        """This process as a rank. ``RuntimeError`` where it simulates all ranks; ``advice`` is put behind the command that starts processes."""
+        """This process as a rank. ``RuntimeError`` if it only simulates; the error has ``advice`` after the command that starts processes."""
         if self.compiler.context is None:
             raise RuntimeError(
                 f"the mesh ({self.mesh}) needs {self.mesh.size} processes, and this one is alone; start them with "
@@ -85,20 +89,26 @@ class Calls:
     def refuse_to_simulate(self) -> None:
         """``RuntimeError`` on processes, each of which has only its pieces of parameters."""
         if self.job is not None:
-            raise RuntimeError("the parameters of this model lie on processes; to simulate, call parallelize in a process that is alone")
+            raise RuntimeError("the parameters of this model are sharded over processes; to simulate, call parallelize in a process that is alone")
 
     # -- the inputs of a call ----------------------------------------------------------------------------------------
 
     def bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
-        """The arguments of a call, bound to the parameters of forward and flattened; this is done once for each call. Where ranks
-        bring pieces of different sizes, they are those of the whole batch. All ranks call it."""
+        """Bind the arguments of a call to the parameters of forward, and flatten them; this is done once for each call.
+
+        If the ranks bring pieces of different sizes, the result has the whole batch. All ranks call it.
+
+        Raises:
+            RuntimeError: the model is closed.
+        """
+        self.membership.check()
         arguments = bind_arguments(self.module, args, kwargs)
         if self._inputs == "global" or self.agreement.ranks is None:
             return arguments
         return with_like_pieces(arguments, self.mesh, self.agreement.ranks, self._layouts_of)
 
     def inputs(self, arguments: Arguments) -> CallInputs:
-        """Bound arguments, with their layouts."""
+        """The inputs of a call: bound arguments with their layouts."""
         return call_inputs(arguments, "global" if arguments.whole else self._inputs, self.mesh, self._layouts_of)
 
     def _layouts_of(self, shapes: Shapes) -> Mapping[str, DistAttr]:
@@ -109,38 +119,38 @@ class Calls:
         return self._input_layouts[key]
 
     def of_the_batch(self, inputs: Mapping[str, int]) -> Mapping[str, bool]:
-        """Whether dim 0 of an input is the batch, of the inputs that the plan names. ``inputs``: name → number of dims."""
+        """Whether dim 0 is the batch, for each input that the plan names. ``inputs``: name → number of dims."""
         key = tuple(inputs.items())
         if key not in self._of_the_batch:
-            state = inventory(self.module)
-            others = {name for name, _ in (*state.parameters, *state.buffers)}  # the plan means these where an input has the same name
+            state = model_state(self.module)
+            others = {name for name, _ in (*state.parameters, *state.buffers)}  # a glob of the plan means these tensors if an input has the same name
             self._of_the_batch[key] = of_the_batch(self.compiler.plan, self.mesh, {name: dims for name, dims in inputs.items() if name not in others})
         return self._of_the_batch[key]
 
-    def refuse_without_values(self, inputs: CallInputs, state: Inventory) -> None:
+    def refuse_without_values(self, inputs: CallInputs, state: ModelState) -> None:
         """``ValueError`` where a parameter, a buffer or an input has no values to compute with."""
         refuse_without_values([*state.parameters, *state.buffers, *inputs.named])
 
     def computed(self, captured: Captured) -> dict[str, torch.Tensor]:
-        """What a captured program takes beside the call's tensors, in order: numbers that forward reads, and a seed if it draws."""
+        """The tensors that a captured program takes beside the call's, in order: the numbers that forward reads, and a seed if it draws random numbers."""
         control = None if self.job is None else self.job.control
         seed = step_seed(captured.draws, self.compiler.random, captured.device, control)
         return {**{number.name: number.tensor(captured.device) for number in captured.numbers}, **({"seed": seed[0]} if seed else {})}
 
     # -- captures ----------------------------------------------------------------------------------------------------
 
-    def key(self, inputs: CallInputs, state: Inventory) -> CallKey:
+    def key(self, inputs: CallInputs, state: ModelState) -> CallKey:
         """The key of a call's capture, without the values that forward reads."""
         if self._original is not None:
             self._original.take_over()
         return signature_of(state, inputs.arguments), inputs.facts
 
-    def call(self, inputs: CallInputs, state: Inventory) -> GuardedCall:
+    def call(self, inputs: CallInputs, state: ModelState) -> GuardedCall:
         """A call of the model itself, with the values that forward would read now."""
         return self.captures.call(self.key(inputs, state), state.modules)
 
     def compiled(self, inputs: CallInputs, call: GuardedCall) -> Compiled:
-        """What was captured of a call of the model itself; captured now where it was not. All ranks call it."""
+        """The capture of a call of the model itself, which is captured now if it was not before. All ranks call it."""
         if not call.known:
             notes = about_recapture(call.key, self.captures.keys, call.changes, self.recapture)
             compiled = replace(self.compiler, numbers=call.numbers).compile(inputs, notes)
@@ -159,5 +169,5 @@ class Calls:
         self.captures.clear()
         self.latest = None
         if self.job is not None:
-            relaid(self.module, moved, self.mesh, self.job)
+            move_parameters(self.module, moved, self.mesh, self.job)
 

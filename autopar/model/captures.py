@@ -1,4 +1,4 @@
-"""Keep what was captured of each call, and find it again."""
+"""Keep the capture of each call, and find it again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Captures(Generic[T]):
-    """What was captured, by the call: its key, and the values that forward read.
+    """The captures of calls. A call is found by its key and by the values that its forward read.
 
     Attributes:
         variants: the captures of each key, which differ in the values that forward read.
@@ -51,12 +51,12 @@ class Captures(Generic[T]):
 
 
 def about_recapture(key: CallKey, keys: Sequence[CallKey], changes: Sequence[GuardedChange], allowed: bool) -> list[str]:
-    """A note for the report that says how a call differs from the last captured one of the same modes; none for the first.
+    """A note for the report that says how a call differs from the last captured call with the same modes; no note for the first call.
 
     Args:
-        keys: those of the captures so far.
-        changes: of values that forward reads, where the key is one of them.
-        allowed: whether a call may be captured after the first one.
+        keys: the keys of the captures so far.
+        changes: the changes of values that forward reads, if the key is one of ``keys``.
+        allowed: whether another call may be captured after the first one.
 
     Raises:
         RuntimeError: it is not allowed.
@@ -64,9 +64,9 @@ def about_recapture(key: CallKey, keys: Sequence[CallKey], changes: Sequence[Gua
     alike = [signature for signature, _ in keys if (signature.training, signature.modes) == (key[0].training, key[0].modes)]
     if not alike or (key in keys and not changes):  # the second: in a step whose optimizer trains other parameters
         return []
-    what = ", ".join(map(str, changes)) or difference(alike[-1], key[0])
+    changed = ", ".join(map(str, changes)) or difference(alike[-1], key[0])
     if not allowed and changes:
-        raise RuntimeError(f"forward was captured with other values, and recapture=False: {what}; set back what was changed, or allow recapture=True")
+        raise RuntimeError(f"forward was captured with other values, and recapture=False: {changed}; set back what was changed, or allow recapture=True")
     if not allowed:
-        raise RuntimeError(f"the step was captured for other arguments, and recapture=False: {what}; pad to one shape, or allow recapture=True")
-    return [f"capture {len(keys) + 1} of this model: {what}"]
+        raise RuntimeError(f"the step was captured for other arguments, and recapture=False: {changed}; pad to one shape, or allow recapture=True")
+    return [f"capture {len(keys) + 1} of this model: {changed}"]

@@ -1,4 +1,4 @@
-"""A captured step on the mesh: everything from capture to what runs."""
+"""Capture a call of the model, place it on the mesh, and make the functions that run it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from autopar.verify.levels import verify
 
 @dataclass(frozen=True)
 class RankContext:
-    """What a rank needs to run its programs in this process.
+    """The context in which this process runs the programs of its rank.
 
     Attributes:
-        rank: on the mesh.
+        rank: the rank on the mesh.
         groups: ranks, in ascending order → the name of their process group.
         agreement: compares the calls of the ranks; ``None`` for one rank.
     """
@@ -45,17 +45,21 @@ class RankContext:
 
 
 RUNS = (
-    "this program is what runs: the local programs, and the functions that run, were made of it and would not follow an edit; "
+    "this program is what runs: the local programs, and the functions that run, were made from it and would not follow an edit; "
     "change the model or the plan instead, or edit a copy of it, program.copy()"
 )
 
 
 @dataclass(eq=False)
 class Compiled:
-    """One captured step: as it was captured, with its transfers, in the shapes of each rank, and ready to run.
+    """One captured call, from the capture to the functions that run it.
 
     Attributes:
-        part: gives the step whose backward has gradients of only some of the returned values.
+        captured: the call as it was captured.
+        program: the program with its transfers.
+        local: the program of each rank.
+        reports: what each pass did.
+        part: returns the same call with a backward for only some of the returned values, which are given by position.
         context: this process as a rank; ``None`` where it only simulates.
     """
 
@@ -68,13 +72,13 @@ class Compiled:
 
     @cached_property
     def simulated(self) -> SimulatedStep:
-        return SimulatedStep(self.program, self.local, lambda given: self.part(given).simulated)
+        return SimulatedStep(self.program, self.local, lambda positions: self.part(positions).simulated)
 
     @cached_property
     def here(self) -> ProcessStep:
         context = self.context
         assert context is not None
-        return ProcessStep(self.program, self.local[context.rank], lambda given: self.part(given).here,
+        return ProcessStep(self.program, self.local[context.rank], lambda positions: self.part(positions).here,
                            groups=context.groups, agreement=context.agreement)  # fmt: skip
 
 
@@ -83,12 +87,12 @@ class Compiler:
     """How the calls of a model are captured and placed.
 
     Attributes:
-        context: this process as a rank, of which alone a local program is made; ``None`` where this process only simulates.
-        strict: refuse ops that have no sharding rule.
-        whole: returned values are gathered.
-        random: that of ``parallelize``.
-        homes: how some parameters lie, whatever the plan says.
-        numbers: places whose floats should be inputs.
+        context: this process as a rank, for which alone a local program is made; ``None`` if this process only simulates.
+        strict: whether ops without a sharding rule are refused.
+        whole: whether returned values are gathered.
+        random: the option of ``parallelize``.
+        homes: parameter → its layout between calls, which overrides the plan.
+        numbers: the places whose floats become inputs of the program.
     """
 
     model: torch.nn.Module
@@ -108,7 +112,7 @@ class Compiler:
             return self._placed(captured, captured.program, attrs, [report])
 
     def capture(self, inputs: CallInputs, notes: Sequence[str] = ()) -> tuple[Captured, dict[str, DistAttr], PassReport]:
-        """A call as it was captured, and the layouts that the plan gives its values."""
+        """Capture a call. Returns it with the layouts that the plan gives to its values, and the report."""
         start = time.perf_counter()
         captured = capture_call(self.model, inputs.whole(), self.random, self.numbers)
         captured_ms = (time.perf_counter() - start) * 1e3
@@ -117,19 +121,22 @@ class Compiler:
         return captured, attrs, PassReport("capture", captured_ms, notes=(*notes, *captured.notes, *decided.notes), unmatched=decided.unmatched)
 
     def place(self, program: Program, attrs: Mapping[str, DistAttr], device: torch.device, *, widen: bool = False) -> tuple[LocalPrograms, list[PassReport]]:
-        """Everything after capture: the program gets its Layouts and transfers, and each rank its own."""
+        """Run all passes after capture: the program gets its layouts and transfers, and each rank its local program.
+
+        ``attrs``: node → its layout, of the nodes that the plan decides.
+        """
         reports = run_passes(program, pipeline(self.mesh, attrs, strict=self.strict, whole=self.whole, device=device, widen=widen))
         local, report = self.localize(program)
         return local, [*reports, report]
 
     def localize(self, program: Program) -> tuple[LocalPrograms, PassReport]:
-        """Each rank's own, of an explicit program."""
+        """Make each rank's local program from an explicit program."""
         with doing("localize"):
             return self._localized(program)
 
     def _localized(self, program: Program) -> tuple[LocalPrograms, PassReport]:
         start = time.perf_counter()
-        local = LocalPrograms(program, lambda made: verify(made, "localize"))
+        local = LocalPrograms(program, lambda local: verify(local, "localize"))
         for rank in self.mesh.ranks if self.context is None else [self.context.rank]:
             local[rank]
         ms = (time.perf_counter() - start) * 1e3
@@ -142,11 +149,11 @@ class Compiler:
         reports += more
         special: dict[frozenset[int], Compiled] = {}
 
-        def specialized(given: frozenset[int]) -> Compiled:
-            if given not in special:
-                part = specialize(traced, given, captured.device)
+        def specialized(positions: frozenset[int]) -> Compiled:
+            if positions not in special:
+                part = specialize(traced, positions, captured.device)
                 verify(part, "specialize")
-                special[given] = self._placed(captured, part, attrs, [])
-            return special[given]
+                special[positions] = self._placed(captured, part, attrs, [])
+            return special[positions]
 
         return Compiled(captured, program, local, Reports(reports), specialized, self.context)

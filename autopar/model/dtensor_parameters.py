@@ -1,4 +1,4 @@
-"""Shards: a model's parameters as DTensors, each in the Layout that the plan gives it."""
+"""Make a model's parameters DTensors, each with the layout that the plan gives it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from autopar.capture.model_state import inventory
+from autopar.capture.model_state import model_state
 from autopar.ir.dtensor import edge_of, placements_of
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
@@ -18,23 +18,26 @@ from autopar.torch_private import have_gradient_hooks, is_strided_shard, refer_w
 
 
 def sharded(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh: Mesh, job: Job) -> torch.nn.Module:
-    """A copy of the model with DTensor parameters; the model itself is not changed.
+    """Copy the model with DTensor parameters; the model itself does not change.
 
-    Values are those of the first rank, as in DistributedDataParallel, so that ranks with other seeds agree. Buffers
-    that the plan does not split stay plain tensors, whole on every rank. On meta nothing is sent, and the copy is on meta.
+    The values are those of the first rank, as in DistributedDataParallel, so that ranks with other seeds agree. Buffers that the plan does not
+    shard stay plain tensors, replicated on every rank. For a model on meta nothing is sent, and the copy is on meta.
+
+    Args:
+        attrs: parameter or buffer → its layout; others are replicated.
 
     Raises:
-        ValueError: a parameter has a hook of its gradient, which a copy does not have.
+        ValueError: a parameter has a gradient hook, which a copy does not have.
     """
-    own = inventory(model)
-    for name, parameter in own.parameters:
+    state = model_state(model)
+    for name, parameter in state.parameters:
         if have_gradient_hooks([parameter]):
             raise ValueError(
                 f"{name} has a hook of its gradient, and the parameters on processes are copies without it: remove it, "
                 f"and register it on the parameter of that name in what parallelize returns"
             )
     replaced: dict[int, Any] = {}
-    for name, tensor in (*own.parameters, *own.buffers):
+    for name, tensor in (*state.parameters, *state.buffers):
         attr = edge_of(attrs.get(name, DistAttr.replicated(tensor.dim())), mesh, tensor.shape, strided=True)
         placed = _placed(tensor, attr, mesh, job)
         if isinstance(tensor, torch.nn.Parameter):
@@ -52,15 +55,15 @@ def _placed(tensor: torch.Tensor, attr: DistAttr, mesh: Mesh, job: Job) -> Any:
     placements = placements_of(attr, mesh, tensor.shape)
     value = tensor.detach()
     if not value.is_meta:
-        value = value.to(job.device).contiguous().clone()  # a whole one is not sent to its own rank: it would be the model's
+        value = value.to(job.device).contiguous().clone()  # a replicated tensor is not sent to its own rank, and would share the model's memory
     return distribute_tensor(value, job.device_mesh, placements)
 
 
-def relaid(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh: Mesh, job: Job) -> None:
-    """Bring parameters to lie as ``attrs`` says. They stay the same objects, so that an optimizer keeps them; their gradients go."""
+def move_parameters(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh: Mesh, job: Job) -> None:
+    """Redistribute parameters to the layouts ``attrs``. They stay the same objects, so that an optimizer keeps them; their gradients are dropped."""
     refer_weakly(model, False)
     try:
-        for name, parameter in inventory(model).parameters:
+        for name, parameter in model_state(model).parameters:
             placements = placements_of(attrs[name], mesh, tuple(parameter.shape)) if name in attrs else None
             if placements is not None and parameter.placements != placements:  # type: ignore[attr-defined]
                 parameter.grad = None
@@ -72,18 +75,18 @@ def relaid(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh: Mesh, jo
 
 
 def is_dtensor(value: Any) -> bool:
-    """Whether a value is a DTensor; imports it only where there can be one."""
+    """Whether a value is a DTensor. It does not import DTensor."""
     return isinstance(value, torch.Tensor) and type(value).__name__ != "Tensor" and hasattr(value, "to_local")
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's piece of a DTensor; a plain tensor is its own."""
+    """This rank's piece of a DTensor; a plain tensor itself. Without a graph."""
     with torch.no_grad():
         return tensor.to_local() if is_dtensor(tensor) else tensor.detach()  # type: ignore[attr-defined]
 
 
-def for_everyone(state: dict[str, Any]) -> dict[str, Any]:
-    """A state dict whose DTensors have public placements only, which checkpoints know; the others are redistributed."""
+def with_public_placements(state: dict[str, Any]) -> dict[str, Any]:
+    """A state dict whose DTensors have public placements only, which checkpoints can save; others are redistributed, in place of the entry."""
     from torch.distributed.tensor import Replicate
 
     for name, value in state.items():
@@ -93,21 +96,24 @@ def for_everyone(state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-def for_model(state: Mapping[str, Any], own: Mapping[str, torch.Tensor], job: Job | None) -> dict[str, Any]:
-    """A state dict whose values have the placements of the model's: of a full tensor, that of the first rank as in ``sharded``, each rank
-    gets its piece; a DTensor is redistributed."""
+def fitted_to(state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], job: Job | None) -> dict[str, Any]:
+    """A state dict whose values have the placements of the model's tensors. All ranks call it.
+
+    Each rank gets its piece of the first rank's full tensor, as in ``sharded``; a DTensor is redistributed. A value that does not fit stays as it
+    is, so that ``load_state_dict`` reports it.
+    """
     from torch.distributed.tensor import Replicate, distribute_tensor
 
     fitted = dict(state)
     for name, value in state.items():
-        here = own.get(name)
-        if job is None or here is None or not isinstance(value, torch.Tensor) or value.shape != here.shape:
-            continue  # what does not fit, load_state_dict says
-        placements = here.placements if is_dtensor(here) else [Replicate()] * job.device_mesh.ndim  # type: ignore[attr-defined]
+        target = tensors.get(name)
+        if job is None or target is None or not isinstance(value, torch.Tensor) or value.shape != target.shape:
+            continue
+        placements = target.placements if is_dtensor(target) else [Replicate()] * job.device_mesh.ndim  # type: ignore[attr-defined]
         if is_dtensor(value) and value.device_mesh == job.device_mesh:  # type: ignore[attr-defined]
             value = redistribute(value.detach().to(job.device), placements)
         else:
             value = full_tensor(value) if is_dtensor(value) else value  # on another mesh
-            value = distribute_tensor(value.detach().to(here.device), job.device_mesh, placements)
-        fitted[name] = value if is_dtensor(here) else value.to_local()
+            value = distribute_tensor(value.detach().to(target.device), job.device_mesh, placements)
+        fitted[name] = value if is_dtensor(target) else value.to_local()
     return fitted

@@ -28,8 +28,8 @@ class CallInputs:
 
     Attributes:
         arguments: the arguments of the call.
-        layouts: input → its layout, where the plan does not decide it: of DTensors, and of pieces that each rank brings.
-        shapes: input → its global shape, of pieces that each rank brings.
+        layouts: input → its layout, where the plan does not decide it: for DTensors, and for inputs of which each rank brings its own piece.
+        shapes: input → its global shape, for inputs of which each rank brings its own piece.
     """
 
     arguments: Arguments
@@ -51,7 +51,7 @@ class CallInputs:
         return list(zip(self.arguments.names, self.arguments.tensors, strict=True))
 
     def brought(self) -> list[Brought]:
-        """The tensors as this rank has them: the whole tensor where all ranks have the same, else its piece."""
+        """The tensors that this rank brings: the full tensor if all ranks have the same, else its piece."""
         return [Brought(name, local_of(tensor), tuple(self.layouts[name].axes) if name in self.layouts else ()) for name, tensor in self.named]
 
     @property
@@ -60,21 +60,21 @@ class CallInputs:
         return tuple(self.layouts.items()), tuple(self.shapes.items())
 
 
-CallKey = tuple[Signature, tuple[Any, ...]]  # a capture's key, without the values that forward reads: signature, and ``CallInputs.facts``
+CallKey = tuple[Signature, tuple[Any, ...]]  # a capture's key, without the values that forward reads: the signature, and ``CallInputs.facts``
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 def call_inputs(arguments: Arguments, inputs: str, mesh: Mesh, layouts_of: Callable[[Shapes], Mapping[str, DistAttr]]) -> CallInputs:
     """The inputs of a call, with their layouts.
 
-    With ``inputs="local"`` each rank brings its own piece, and all bring pieces of one size (others are made a whole batch before,
-    by ``uneven``); the plan is applied to the pieces, and a dim that it splits is as many times longer as there are pieces.
+    With ``inputs="local"`` each rank brings its own piece, and all pieces have one size (``uneven_batches`` has joined others). The plan is
+    applied to the pieces. The global length of a dim that it shards is the length of the piece times the number of pieces.
 
     Args:
-        layouts_of: the plan's layouts of inputs of such shapes.
+        layouts_of: returns the plan's layouts of inputs of such shapes.
 
     Raises:
-        ValueError: a DTensor on another mesh, or pending; pieces of a merged dim.
+        ValueError: a DTensor is on another mesh or is a partial sum; the plan shards part of a merged dim, which ranks cannot bring.
     """
     layouts: dict[str, DistAttr] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -95,7 +95,7 @@ def call_inputs(arguments: Arguments, inputs: str, mesh: Mesh, layouts_of: Calla
 
 
 def describe(inputs: CallInputs, key: CallKey) -> str:
-    """A call in words, which are the same on all ranks that make it: ``(x float32[4, 8]) in train``."""
+    """Describe a call; the text is the same on all ranks that make the same call: ``(x float32[4, 8]) in train``."""
     signature, _ = key
     values = [f"{name} {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for name, tensor in inputs.named]
     values += [constant for _, constant in signature.constants]
@@ -115,7 +115,7 @@ def _attr_of_dtensor(name: str, tensor: Any, mesh: Mesh) -> DistAttr:
 
 
 def piece_of(tensor: torch.Tensor, name: str, type: TensorType, rank: int, inputs: CallInputs) -> torch.Tensor:
-    """This rank's piece of a parameter, a buffer or an input, as a plain tensor outside of autograd."""
+    """This rank's piece of a parameter, a buffer or an input, as a plain tensor without a graph. ``type``: its global type."""
     assert type.layout is not None
     mesh = type.layout.mesh
     if is_dtensor(tensor):

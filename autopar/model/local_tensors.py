@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from autopar.capture.model_state import Inventory, Named
+from autopar.capture.model_state import ModelState, Named
 from autopar.ir.dtensor import placements_of
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
@@ -22,9 +22,9 @@ class Pieces(NamedTuple):
     """This rank's pieces of parameters, buffers and inputs.
 
     Attributes:
-        tensors: in the order of the placeholders.
+        tensors: the pieces in the order of the placeholders.
         leaves: placeholder → the user's tensor that receives its gradient.
-        brought: the placeholders of which each rank brings its own piece.
+        brought: the placeholders for which each rank brings its own piece.
     """
 
     tensors: list[torch.Tensor]
@@ -45,7 +45,7 @@ class LocalTensors:
         self.mesh, self.job, self._whole = mesh, job, whole
         self._parameters = dict(module.named_parameters())
 
-    def pieces(self, inputs: CallInputs, state: Inventory, interface: Interface, rank: int) -> Pieces:
+    def pieces(self, inputs: CallInputs, state: ModelState, interface: Interface, rank: int) -> Pieces:
         """This rank's pieces of the parameters, the buffers and the inputs of a call."""
         self._check_parameters(state.parameters)
         named = [*state.parameters, *state.buffers]
@@ -65,7 +65,7 @@ class LocalTensors:
         return Pieces(pieces, leaves, brought)
 
     def _check_parameters(self, named: Named) -> None:
-        """``ValueError`` where a parameter was added or replaced. A DTensor of the same placements may replace one."""
+        """``ValueError`` if a parameter was added or replaced. A DTensor may be replaced by one with the same placements."""
         for name, tensor in named:
             known = self._parameters.get(name)
             if tensor is known:
@@ -75,7 +75,8 @@ class LocalTensors:
             self._parameters[name] = tensor  # type: ignore[assignment]
 
     def returned(self, piece: torch.Tensor, type: TensorType) -> torch.Tensor:
-        """What the user gets of a piece: a plain tensor of one number, else a DTensor; with ``outputs="global"`` the piece is the whole."""
+        """The tensor that the user gets for a returned piece: a DTensor; a plain tensor for a number, and with ``outputs="global"``, where the piece is
+        the full tensor. ``type``: its global type."""
         if self.job is None or not type.shape or self._whole:
             return piece
         from torch.distributed.tensor import DTensor
@@ -85,7 +86,7 @@ class LocalTensors:
         return DTensor.from_local(piece.contiguous(), self.job.device_mesh, placements, run_check=False, shape=torch.Size(type.shape), stride=stride)
 
     def gradient(self, leaf: torch.Tensor, type: TensorType, piece: torch.Tensor) -> torch.Tensor:
-        """The gradient that a tensor of the user's receives: of a DTensor one with its placements, of a plain tensor a whole one."""
+        """The gradient for a tensor of the user: for a DTensor a DTensor with its placements, for a plain tensor a full tensor."""
         if self.job is None:
             return piece
         if is_dtensor(leaf):
@@ -97,7 +98,7 @@ class LocalTensors:
 
 
 def refuse_without_values(named: Named) -> None:
-    """``ValueError`` where a parameter, a buffer or an input has no values to compute with."""
+    """``ValueError`` if a parameter, a buffer or an input has no values to compute with."""
     for name, tensor in named:
         if is_transformed(tensor):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Stand in for a model as a torch module: its names, attributes, flags, values and state dicts are those of the model."""
+"""Stand in for a model as a torch module, with the names, attributes, flags, values and state dicts of the model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from autopar.capture.guards import AttributesOfModule
-from autopar.capture.model_state import inventory
+from autopar.capture.model_state import model_state
 from autopar.ir.mesh import Mesh
 from autopar.model.calls import Calls
-from autopar.model.dtensor_parameters import for_everyone, for_model
+from autopar.model.dtensor_parameters import fitted_to, with_public_placements
 from autopar.model.initialize import Init, initialize
 from autopar.model.weights import load_weights
 from autopar.model.wrappers import refuse_composable, refuse_ddp
@@ -45,14 +45,16 @@ class ModelProxy(AttributesOfModule):
         self._stand_for(calls)
 
     def _stand_for(self, calls: Calls) -> None:
-        """Be the proxy of the model of these calls. The model is no child: that would change the names of all tensors."""
+        """Become the proxy of the model of these calls. The model is not a child, because that would change the names of all tensors."""
         module = calls.module
         self.__dict__ |= {"_calls": calls, "mesh": calls.mesh, "job": calls.job, "module": module, **{key: vars(module)[key] for key in ROOT}}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """The same for a copy of the model, as an average of its weights needs it. All ranks make the copy."""
+        """Copy the model and its proxy, as averages of weights need it. All ranks make the copy."""
         new = copy.copy(self)
         memo[id(self)] = new
+        if self.job is not None:
+            memo[id(self.job.device_mesh)] = self.job.device_mesh  # DTensors would copy it, with its process groups
         new._stand_for(self._calls.copied(copy.deepcopy(self.module, memo)))
         return new
 
@@ -62,7 +64,7 @@ class ModelProxy(AttributesOfModule):
         return new
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError("a model on a mesh lies on its processes and is not pickled; save its state_dict()")
+        raise TypeError("a model on a mesh is sharded over its processes and cannot be pickled; save its state_dict()")
 
     def __getattr__(self, name: str) -> Any:
         refuse_ddp(name)
@@ -72,13 +74,13 @@ class ModelProxy(AttributesOfModule):
         return f"{type(self).__name__}({type(self.module).__name__} on {self.mesh})"
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Those of the model."""
+        """The parameters of the model, by the model's names."""
         refuse_composable(self)
         return super().named_parameters(*args, **kwargs)
 
     @property
     def training(self) -> bool:
-        """The flag of the model."""
+        """The flag ``training`` of the model."""
         return self.module.training
 
     @training.setter
@@ -91,26 +93,50 @@ class ModelProxy(AttributesOfModule):
         """The device of this process's pieces of the parameters."""
         return self._calls.device
 
+    def close(self) -> None:
+        """Give back the process groups.
+
+        All models on the same ranks share their process groups, and the last model closes them. All ranks call it, when the
+        model's last call has returned; a second time does nothing. Afterwards calls raise ``RuntimeError``, and DTensors of
+        the model can no longer be gathered: save them before. ``contextlib.closing(parallel)`` closes at the end of a block.
+
+        While an exception is handled it does not wait for the other ranks. Then the groups end with the process, as they
+        do without ``close``.
+
+        Raises:
+            RuntimeError: another rank makes another call. The model is not closed then.
+        """
+        self._calls.membership.close()
+
     # -- values ----------------------------------------------------------------------------------------------------
 
     def initialize(self, init: Init | None = None, *, device: torch.device | str | None = None) -> None:
-        """Give a model on meta the values of a single device: those of ``to_empty``, then ``init``, from the first rank's
-        generator. ``init`` is a function of a module, as for ``apply``; ``None``: the model's ``init_weights()``, else each
-        module's ``reset_parameters()``. Parameters are new objects: make the optimizer afterwards. All ranks call it."""
+        """Give a model on meta the initial values that a single device has after ``to_empty`` and ``init``, with the first rank's generator of
+        random numbers. Parameters are new objects: make the optimizer afterwards. All ranks call it.
+
+        Args:
+            init: a function of a module, as for ``apply``; ``None``: the model's ``init_weights()``, else each module's ``reset_parameters()``.
+            device: the device of the values; ``None``: that of the mesh.
+        """
+        self._calls.membership.check()
         initialize(self.module, init, device, self.job, self._calls.agreement.ranks)
 
     def load_weights(self, path: str | os.PathLike[str], *, strict: bool = True) -> Any:
-        """Read safetensors: a file, or a folder of ``save_pretrained``. Each rank reads its pieces. A model on meta gets
-        storage, and what no file holds its own initialisation. Returns and raises as ``load_state_dict``. All ranks call it."""
+        """Read safetensors: a file, or a folder of ``save_pretrained``. Each rank reads its pieces. All ranks call it.
+
+        A model on meta gets storage, and tensors that are in no file get their own initialisation. Returns and raises as ``load_state_dict``.
+        """
+        self._calls.membership.check()
         return load_weights(self.module, path, strict, self.mesh, self.job, self._calls.agreement.ranks)
 
     # -- state dicts -----------------------------------------------------------------------------------------------
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the model; on processes of DTensors, which ``torch.distributed.checkpoint`` saves."""
-        return for_everyone(self.module.state_dict(*args, **kwargs))
+        """The state dict of the model; on processes it has DTensors, which ``torch.distributed.checkpoint`` saves."""
+        return with_public_placements(self.module.state_dict(*args, **kwargs))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """That of the model. Full tensors, as of a model on one device, are cut; DTensors are redistributed."""
-        state = inventory(self.module)
-        return self.module.load_state_dict(for_model(state_dict, dict([*state.all_parameters, *state.all_buffers]), self.job), *args, **kwargs)
+        """Load a state dict of the model. Full tensors, as from a model on one device, are sharded; DTensors are redistributed."""
+        self._calls.membership.check()
+        state = model_state(self.module)
+        return self.module.load_state_dict(fitted_to(state_dict, dict([*state.all_parameters, *state.all_buffers]), self.job), *args, **kwargs)

@@ -1,7 +1,7 @@
-"""Makes a whole batch of pieces of unlike sizes, which ranks bring with ``inputs="local"``: the last batch of a sampler has 3 rows here, 2 there.
+"""Join the pieces of a batch that ranks bring with ``inputs="local"``, if their sizes differ, as in the last batch of a sampler.
 
-Before a call the ranks compare the shapes of their pieces. Where they are alike, nothing else happens. Else the pieces go to all ranks, are
-joined in the order of the mesh, and the call is one of the whole batch.
+Before a call the ranks compare the shapes of their pieces. If they are equal, nothing else happens. Else all ranks gather the pieces and join
+them in the order of the mesh, and the call takes the whole batch.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from autopar.ir.mesh import Mesh
 from autopar.model.dtensor_parameters import is_dtensor
 from autopar.runtime.processes.agreement import Agreement, other_values
 
-Split = list[tuple[int, tuple[str, ...]]]  # the dims that axes split, with these
+Split = list[tuple[int, tuple[str, ...]]]  # (dim, the axes that shard it), of each sharded dim
 Layouts = Callable[[Mapping[str, tuple[int, ...]]], Mapping[str, DistAttr]]
 
 
 class _Facts(NamedTuple):
-    """What a rank tells of its piece."""
+    """The facts of its piece that a rank sends to the others."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -35,17 +35,17 @@ class _Facts(NamedTuple):
 
     @property
     def alike(self) -> tuple[torch.dtype, int, bool]:
-        """What is the same on all ranks."""
+        """The facts that must be equal on all ranks: dtype, number of dims, whether it requires a gradient."""
         return self.dtype, len(self.shape), self.requires_grad
 
 
 def with_like_pieces(arguments: Arguments, mesh: Mesh, agreement: Agreement, layouts: Layouts) -> Arguments:
-    """The arguments of a call, where the pieces of all ranks have one size; else those of the whole batch. All ranks call it.
+    """The arguments of a call, or those of the whole batch if the pieces of the ranks differ in size. All ranks call it.
 
-    A gradient of the whole goes back to each rank's own piece.
+    The gradient of the whole batch goes back to each rank's own piece.
 
     Args:
-        layouts: what the plan says of inputs of such shapes.
+        layouts: returns the plan's layouts of inputs of such shapes.
 
     Raises:
         RuntimeError: the ranks make different calls; their pieces do not fit together; ranks that have the same piece bring different values.
@@ -60,7 +60,7 @@ def with_like_pieces(arguments: Arguments, mesh: Mesh, agreement: Agreement, lay
     splits = _splits(facts, layouts)
     for name, split in splits.items():
         _refuse_misfits(name, [of_rank[name] for of_rank in facts], split, mesh)
-    pieces = agreement.gathered({name: plain[name].detach().cpu().clone() for name, split in splits.items() if split})  # a view brings its storage
+    pieces = agreement.gathered({name: plain[name].detach().cpu().clone() for name, split in splits.items() if split})  # a view would be sent with its whole storage
     whole = {}
     for name, split in splits.items():
         if split:
@@ -71,7 +71,7 @@ def with_like_pieces(arguments: Arguments, mesh: Mesh, agreement: Agreement, lay
 
 
 def _splits(facts: Sequence[Mapping[str, _Facts]], layouts: Layouts) -> dict[str, Split]:
-    """Of each input the dims that are split on all ranks: where the batch of one rank is by chance as long as another tensor, that is not."""
+    """For each input, the dims that the plan shards on all ranks. On one rank alone a dim may by chance be as long as the batch; it does not count."""
     of_ranks = {tuple(of_rank.items()): layouts({name: fact.shape for name, fact in of_rank.items()}) for of_rank in facts}
     return {
         name: [
@@ -85,7 +85,7 @@ def _splits(facts: Sequence[Mapping[str, _Facts]], layouts: Layouts) -> dict[str
 
 
 def _axes(attrs: Mapping[str, DistAttr], name: str, dim: int) -> tuple[str, ...]:
-    """Those that split a dim."""
+    """The axes that shard a dim."""
     if name not in attrs or dim >= len(attrs[name].dims):
         return ()
     parts = attrs[name].dims[dim]
@@ -95,7 +95,7 @@ def _axes(attrs: Mapping[str, DistAttr], name: str, dim: int) -> tuple[str, ...]
 
 
 def _refuse_misfits(name: str, facts: Sequence[_Facts], split: Split, mesh: Mesh) -> None:
-    """Pieces have one dtype and number of dims, and one length of each dim but along the axes that split a dim."""
+    """``RuntimeError`` unless the pieces have one dtype and number of dims, and equal lengths, except along the axes that shard a dim."""
     first: dict[tuple[int, tuple[int, ...]], int] = {}
     over = dict(split)
     for rank, fact in enumerate(facts):
@@ -110,28 +110,28 @@ def _refuse_misfits(name: str, facts: Sequence[_Facts], split: Split, mesh: Mesh
 
 def _misfit(name: str, a: int, b: int, facts: Sequence[_Facts], over: Mapping[int, tuple[str, ...]]) -> str:
     free = ", and ".join(f"dim {d}, along {' and '.join(axes)}" for d, axes in over.items())
-    remedy = f"they may differ in the length of {free}" if free else "it is the same on all ranks, for the plan does not split it"
+    remedy = f"they may differ in the length of {free}" if free else "it must be the same on all ranks, because the plan does not split it"
     return f"the pieces of {name} do not fit together: {facts[a]} on rank {a}, {facts[b]} on rank {b}\n  {remedy}"
 
 
 def _joined(name: str, pieces: Sequence[torch.Tensor], split: Split, mesh: Mesh, rank: int, own: torch.Tensor) -> torch.Tensor:
-    """The whole of a tensor, of the pieces of all ranks; this rank's is the tensor itself, which then receives its gradient."""
-    axes = tuple(axis for _, some in split for axis in some)
-    places = [tuple(mesh.coordinates(one)[axis] for axis in axes) for one in range(len(pieces))]
+    """The full tensor of the pieces of all ranks. This rank's piece is ``own``, so that it receives its gradient."""
+    axes = tuple(axis for _, dim_axes in split for axis in dim_axes)
+    places = [tuple(mesh.coordinates(other)[axis] for axis in axes) for other in range(len(pieces))]
     first: dict[tuple[int, ...], int] = {}
     for other, (place, piece) in enumerate(zip(places, pieces, strict=True)):
         if not _same(piece, pieces[first.setdefault(place, other)]):
             raise RuntimeError(other_values([name], axes, first[place], other, mesh))
-    return _behind({place: pieces[k] for place, k in first.items()} | {places[rank]: own}, (), split, mesh)
+    return _concatenated({place: pieces[k] for place, k in first.items()} | {places[rank]: own}, (), split, mesh)
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.allclose(a, b, equal_nan=True) if a.is_floating_point() or a.is_complex() else torch.equal(a, b)
 
 
-def _behind(pieces: Mapping[tuple[int, ...], torch.Tensor], at: tuple[int, ...], split: Split, mesh: Mesh) -> torch.Tensor:
-    """The pieces at coordinates that begin like this, joined."""
+def _concatenated(pieces: Mapping[tuple[int, ...], torch.Tensor], at: tuple[int, ...], split: Split, mesh: Mesh) -> torch.Tensor:
+    """Concatenate the pieces whose coordinates begin with ``at``."""
     if not split:
         return pieces[at]
     (dim, axes), *rest = split
-    return torch.cat([_behind(pieces, (*at, *index), rest, mesh) for index in itertools.product(*(range(mesh.sizes[axis]) for axis in axes))], dim)
+    return torch.cat([_concatenated(pieces, (*at, *index), rest, mesh) for index in itertools.product(*(range(mesh.sizes[axis]) for axis in axes))], dim)

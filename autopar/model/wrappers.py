@@ -1,7 +1,7 @@
-"""Refuse what would wrap a model that is on a mesh already: it cuts and reduces once more what autopar has cut and reduces.
+"""Refuse wrappers around a model that is on a mesh: they would shard its tensors and reduce its gradients a second time.
 
-Nobody tells a module that it is wrapped. It notices what the wrapper does first: ``DistributedDataParallel``, which Accelerate
-puts around a model too, asks for an attribute; ``fully_shard`` notes itself in ``__dict__`` and asks for the parameters.
+A module does not learn that it is wrapped. It notices the first thing that a wrapper does: ``DistributedDataParallel``, which Accelerate
+puts around a model too, reads an attribute; ``fully_shard`` writes an entry to ``__dict__`` and reads the parameters.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ COMPILE = (
 
 
 def refuse_compile() -> None:
-    """``TypeError`` where torch.export traces a call. torch.compile swallows it, and runs the call as it is, or fails at what it meets there."""
+    """``TypeError`` if torch.export traces a call. torch.compile drops the error, and runs the call without compiling it, or fails inside."""
     if torch.compiler.is_compiling():
         raise TypeError(COMPILE)
 
 
 def refuse_ddp(attribute: str) -> None:
-    """``TypeError`` where a missing attribute is one that DistributedDataParallel asks a module for."""
+    """``TypeError`` if a missing attribute is the one that DistributedDataParallel reads."""
     if attribute == ASKED_BY_DDP:
         raise TypeError(DDP.format(line=user_line("accelerate")))
 
 
 def refuse_composable(module: torch.nn.Module) -> None:
-    """``TypeError`` where ``fully_shard`` or its like has noted itself on a module; the note is taken away, so that the module is as before."""
+    """``TypeError`` if ``fully_shard`` or a similar function has written its entry to a module. The entry is removed, so that the module is as before."""
     notes = [key for key in vars(module) if key.startswith(NOTED_BY_COMPOSABLE)]
     if not notes:
         return

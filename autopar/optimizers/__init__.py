@@ -1,9 +1,9 @@
-"""Optimizers in the graph: a parameter's step is one functional op, and a list of them one fused kernel in place.
+"""Run optimizers in the graph: one functional op updates a parameter, and one fused kernel updates a list of them in place.
 
     definition = definition_of(torch.optim.AdamW(model.parameters()))
     state = definition.initial(param, group)                          # {"exp_avg": …, "exp_avg_sq": …, "step": …}
     update = definition.update(group)                                 # autopar::adamw, its states, and the group's numbers
-    param, state = update(param, grad, state, lr)                     # new ones; traced, a ``counted`` and an ``adamw``
+    param, state = update(param, grad, state, lr)                     # new tensors; traced, a ``counted`` and an ``adamw``
     count(steps, None); IN_PLACE[update.op](params, grads, states, lr, None, None, **update.operands(), **update.constants)
 """
 

@@ -1,12 +1,12 @@
-"""The exponential moving average of a parameter (Polyak, Juditsky 1992), as an op and on a whole list in place.
+"""Compute the exponential moving average of a parameter (Polyak, Juditsky 1992), as an op and on a whole list in place.
 
     new_count   = counted(count, found_inf)
     new_average = averaged(average, param, new_count, found_inf, decay=0.999)
 
-    decay * average + (1 - decay) * param; the first is the parameter itself
+    decay * average + (1 - decay) * param; the first average is the parameter itself
 
-As ``torch.optim.swa_utils.AveragedModel`` does it with ``get_ema_multi_avg_fn(decay)``, with ``lerp``. ``param`` is the one after the
-optimizer's step, ``count`` counts this average already; it and ``found_inf`` have no dims.
+This is ``torch.optim.swa_utils.AveragedModel`` with ``get_ema_multi_avg_fn(decay)``, using ``lerp``. ``param`` is the parameter after
+the optimizer's step, ``count`` includes this average; ``count`` and ``found_inf`` have no dims.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ AVERAGED = torch.ops.autopar.averaged.default
 @torch.no_grad()
 def average(averages: Sequence[torch.Tensor], params: Sequence[torch.Tensor], states: Sequence[Sequence[torch.Tensor]], count: torch.Tensor,
             found_inf: torch.Tensor | None, *, decay: float) -> None:  # fmt: skip
-    """``autopar::averaged`` of each, in place; there are no other ``states``."""
+    """Apply ``autopar::averaged`` to each, in place; ``states`` is empty."""
     if count.is_cpu and not (found_inf is not None and found_inf != 0) and count != 1:
         interpolate_each(list(averages), list(params), 1 - decay)
         return
-    for own, param in zip(averages, params, strict=True):  # nobody waits for the values of an accelerator
-        own.copy_(_averaged(own, param, count, found_inf, decay=decay))
+    for old, param in zip(averages, params, strict=True):  # without waiting for values of an accelerator
+        old.copy_(_averaged(old, param, count, found_inf, decay=decay))

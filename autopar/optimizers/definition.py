@@ -1,4 +1,4 @@
-"""What is known of an optimizer's class: how a parameter is updated, and with what state it begins."""
+"""Define what autopar knows of an optimizer's class: how it updates a parameter, and its initial state."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Definition:
     """One class of optimizers, as functions of a group of ``optimizer.param_groups``.
 
     Attributes:
-        name: of the class.
+        name: the name of the class.
         update: the step of a group's parameters.
-        shared: states without dims, the same on every rank; the others lie as the parameter does.
-        begin: the states that do not begin as zeros, of a parameter, its group, and what is known of its state.
+        shared: states without dims, which are the same on every rank; the others are sharded like the parameter.
+        begin: the states that do not begin as zeros, from a parameter, its group, and the known entries of its state.
         at_once: whether a parameter's states are all made at its first step, so that a state that is not empty has them all.
-        optional: states that may be missing where the others are there.
+        optional: states that may be missing although others exist.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Definition:
     optional: frozenset[str] = frozenset()
 
     def lacking(self, group: Group, known: Mapping[str, Any]) -> tuple[str, ...]:
-        """The states that are missing in what is known of a parameter. What has none of them begins anew, and lacks nothing."""
+        """Return the states that are missing in a parameter's known state. A state without any of them is new, and lacks nothing."""
         states = self.update(group).states
         missing = tuple(name for name in states if known.get(name) is None)
         if len(missing) == len(states) and not (self.at_once and known):
@@ -43,11 +43,11 @@ class Definition:
         return tuple(name for name in missing if name not in self.optional)
 
     def initial(self, param: torch.Tensor, group: Group, known: Mapping[str, Any] | None = None) -> State:
-        """The state of a parameter, or of a piece of it: what is known, as ``optimizer.state[param]`` has it, and else what torch
-        begins with. States that lie as the parameter does have its dtype, and those without dims are float32."""
+        """Return the state of a parameter, or of a piece of it: known entries, as in ``optimizer.state[param]``, and else torch's initial
+        values. States sharded like the parameter have its dtype, and those without dims are float32."""
         known = {name: value.to(param.device) for name, value in (known or {}).items() if isinstance(value, torch.Tensor)}
-        begun = {**self.begin(param, group, known), **known}
-        return {name: begun[name] if name in begun else self._zeros(name, param) for name in self.update(group).states}
+        values = {**self.begin(param, group, known), **known}
+        return {name: values[name] if name in values else self._zeros(name, param) for name in self.update(group).states}
 
     def _zeros(self, name: str, param: torch.Tensor) -> torch.Tensor:
         return torch.zeros((), dtype=torch.float32, device=param.device) if name in self.shared else torch.zeros_like(param)
@@ -56,10 +56,10 @@ class Definition:
 DEFINITIONS: dict[type[torch.optim.Optimizer], Definition] = {}
 
 
-def constant(what: str, name: str, value: Any) -> Any:
-    """A number of a group; it is part of the program, so it cannot be a tensor."""
-    if any(isinstance(one, torch.Tensor) for one in (value if isinstance(value, (tuple, list)) else (value,))):
-        raise ValueError(f"{name} of {what} is a tensor, whose value a graph would keep; give a number")
+def constant(kind: str, name: str, value: Any) -> Any:
+    """Return a number of a group. It becomes part of the program, so it cannot be a tensor."""
+    if any(isinstance(item, torch.Tensor) for item in (value if isinstance(value, (tuple, list)) else (value,))):
+        raise ValueError(f"{name} of {kind} is a tensor, but the graph would keep its value; give a number")
     return value
 
 

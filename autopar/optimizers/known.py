@@ -1,4 +1,4 @@
-"""The optimizers of torch that are one op: which one a group's options make them, and its numbers."""
+"""Define torch's optimizers that are one op each: the op that a group's options select, and its numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _adagrad(group: Group) -> str:
 
 
 def _started(param: torch.Tensor, group: Group, known: Mapping[str, Any]) -> State:
-    """Where torch has a momentum, the first step is over."""
+    """Return a step count of one if torch has a momentum buffer: the first step is over."""
     return {"step": torch.ones((), device=param.device, dtype=torch.float32)} if "momentum_buffer" in known else {}
 
 
@@ -38,8 +38,8 @@ def _update_by(kind: str, choose: Callable[[Group], str]) -> Callable[[Group], U
         name = choose(group)
         _, counted, options = SIGNATURES[name]
         beta1, beta2 = group.get("betas", (None, None))
-        given = {**group, "beta1": beta1, "beta2": beta2}
-        numbers = {option: constant(kind, option, given[option]) for option in options.split()}
+        options_by_name = {**group, "beta1": beta1, "beta2": beta2}
+        numbers = {option: constant(kind, option, options_by_name[option]) for option in options.split()}
         numbers = {option: bool(value) if option in TRUTHS else float(value) for option, value in numbers.items()}
         scheduled = {option: numbers.pop(option) for option in scheduled_of(name)}
         return Update(UPDATES[name], states_of(name), numbers, tuple(counted.split()), elementwise=True, scheduled=scheduled)
@@ -52,7 +52,7 @@ _ALL: dict[str, Any] = {"at_once": True}
 for _class, _choose, _given in (
     (torch.optim.Adam, _adam, _ALL),
     (torch.optim.AdamW, _adam, _ALL),
-    (torch.optim.SGD, _sgd, {"begin": _started, "optional": frozenset({"step"})}),  # torch keeps no step of it
+    (torch.optim.SGD, _sgd, {"begin": _started, "optional": frozenset({"step"})}),  # torch keeps no step count for SGD
     (torch.optim.Adagrad, _adagrad, _ALL | {"begin": _accumulated}),
 ):
     _name = _class.__name__

@@ -1,13 +1,13 @@
-"""The updates of ``in_place`` on the host, where the optimizer's state is kept.
+"""Update parameters on the host, where the optimizer's state is kept, with the functions of ``in_place``.
 
     device    parameters, gradients ──┐                                            ┌──→ parameters
     host                              └──→ copies ── a wait ── IN_PLACE[op] ── copies, and the states where they are
 
-As in ZeRO-Offload (Ren et al., USENIX ATC 2021) and with FSDP2's ``CPUOffloadPolicy``; but parameters stay on the device, and travel both
-ways, so that whoever has written to one in between is heard. The copies are pinned; states are not, because they never travel.
-A bucket's copies, of pieces and gradients, are in host memory while it is updated.
+As in ZeRO-Offload (Ren et al., USENIX ATC 2021) and with FSDP2's ``CPUOffloadPolicy``; but parameters stay on the device. They
+are copied both ways, so that changes that other code makes in between take effect. The copies are pinned; states are not, because
+they are never copied. A bucket's copies, of pieces and gradients, are in host memory while it is updated.
 
-This is for an accelerator. Where the device is the CPU, the same is done from memory to memory, with the same bits and for no gain.
+This is for an accelerator. If the device is the CPU, copies go from memory to memory, with the same bits and no gain.
 It has not been run on an accelerator.
 """
 
@@ -29,7 +29,7 @@ HOST = torch.device("cpu")
 
 
 def to_host(tensors: Tensors) -> list[torch.Tensor]:
-    """Copies in host memory, which can be read when this returns: all are under way before the device is waited for, once."""
+    """Return copies in host memory, ready to read. All copies are started before the device is waited for, once."""
     copies = [torch.empty(tensor.shape, dtype=tensor.dtype, device=HOST, pin_memory=tensor.device != HOST) for tensor in tensors]
     for copy, tensor in zip(copies, tensors, strict=True):
         copy.copy_(tensor, non_blocking=True)
@@ -39,32 +39,33 @@ def to_host(tensors: Tensors) -> list[torch.Tensor]:
 
 
 def to_device(copies: Tensors, tensors: Tensors) -> None:
-    """Write copies over tensors. Nobody waits: what reads these comes later on the device, and pinned memory is given to others after that."""
+    """Write copies over tensors without waiting: later reads on the device are ordered after, and so is the reuse of pinned memory."""
     for copy, tensor in zip(copies, tensors, strict=True):
         tensor.copy_(copy, non_blocking=True)
 
 
-def _offloaded(op: OpOverload, lying: int, returns: bool) -> Callable[..., None]:
-    """``lying``: how many of the states are on the host; ``returns``: whether what is written first travels, or is one of them."""
+def _offloaded(op: OpOverload, sharded: int, returns: bool) -> Callable[..., None]:
+    """Return the update of an op. ``sharded``: how many of its states are on the host; ``returns``: whether ``written`` is copied to the host
+    and back; else it is a state on the host."""
 
     @torch.no_grad()
     def update(written: Tensors, read: Tensors, states: Sequence[Tensors], *shared: torch.Tensor | None, **options: Any) -> None:
         away = [*written] if returns else []
-        counts = states[lying:]
-        numbers = {id(one): one for some in (*counts, shared) for one in some if one is not None}  # steps are one tensor for many
+        counts = states[sharded:]
+        numbers = {id(number): number for numbers_of_state in (*counts, shared) for number in numbers_of_state if number is not None}  # steps are one tensor for many
         copies = to_host([*away, *read, *numbers.values()])
-        here = dict(zip(numbers, copies[len(away) + len(read) :], strict=True))
+        host_numbers = dict(zip(numbers, copies[len(away) + len(read) :], strict=True))
         new, others = copies[: len(away)], copies[len(away) : len(away) + len(read)]
-        told = [[here[id(one)] for one in some] for some in counts]
-        IN_PLACE[op](new if returns else written, others, [*states[:lying], *told], *(None if one is None else here[id(one)] for one in shared), **options)
+        host_counts = [[host_numbers[id(number)] for number in numbers_of_state] for numbers_of_state in counts]
+        IN_PLACE[op](new if returns else written, others, [*states[:sharded], *host_counts], *(None if number is None else host_numbers[id(number)] for number in shared), **options)
         to_device(new, away)
 
     return update
 
 
-#: op → the function of ``IN_PLACE``, with the states that lie as the parameter does in host memory, and so the averages of ``averaged``.
-#: Gradients stay as they are. What has no such state is done where the parameter is.
+#: op → the function of ``IN_PLACE``, with states in host memory that are sharded like the parameter, and so the averages of ``averaged``.
+#: Gradients stay where they are. Ops without such a state run where the parameter is.
 OFFLOADED: dict[OpOverload, Callable[..., None]] = {
-    op: _offloaded(op, lying, True) if (lying := len(SIGNATURES[name][0].split())) else IN_PLACE[op] for name, op in UPDATES.items()
+    op: _offloaded(op, sharded, True) if (sharded := len(SIGNATURES[name][0].split())) else IN_PLACE[op] for name, op in UPDATES.items()
 }
 OFFLOADED[AVERAGED] = _offloaded(AVERAGED, 0, False)

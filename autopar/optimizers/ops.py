@@ -1,17 +1,17 @@
-"""The updates of torch's optimizers as ops: functions of a parameter, its gradient and its state that write nothing.
+"""Define the updates of torch's optimizers as ops: functions of a parameter, its gradient and its state that write nothing.
 
     new_step                        = counted(step, found_inf)
     new_param, new_avg, new_avg_sq  = adamw(param, grad, exp_avg, exp_avg_sq, new_step, lr, grad_scale, found_inf, beta1=beta1, …, eps=1e-8)
 
-Each is torch's own formula, operation by operation in its order (``torch.optim``, one tensor after the other); half precision is
-computed in float32 and rounded once, as the fused kernels do. ``step`` is counted already. The numbers that change from
+Each is torch's own formula, operation by operation in its order (``torch.optim``, one tensor after the other). Half precision is
+computed in float32 and rounded once, as in the fused kernels. ``step`` is counted already. The numbers that change from
 step to step are tensors without dims:
 
-    lr          the learning rate; float64, so that 1e-3 is as near as it is in Python
-    grad_scale  what gradients are divided by: averaging, unscaling and clipping in one number
-    found_inf   1 where the step is skipped and nothing changes, else 0
-    SCHEDULED   the numbers that schedulers change too (``OneCycleLR`` cycles beta1 or momentum); float64. Kernels take them as numbers, so
-                they are read on the host: on the CPU, where nobody waits for an accelerator
+    lr          the learning rate; float64, so that 1e-3 is as exact as in Python
+    grad_scale  the divisor of gradients: averaging, unscaling and clipping in one number
+    found_inf   1 if the step is skipped and nothing changes, else 0
+    SCHEDULED   the numbers that schedulers change too (``OneCycleLR`` cycles beta1 or momentum); float64. Kernels take Python numbers, so
+                these tensors are on the CPU, where reading them does not wait for an accelerator
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Tensor = torch.Tensor
 
 MOMENTS = "beta1 beta2 weight_decay eps maximize"
 
-SIGNATURES: dict[str, tuple[str, str, str]] = {  # op → states that lie as the parameter does; those without dims; options
+SIGNATURES: dict[str, tuple[str, str, str]] = {  # op → states sharded like the parameter; states without dims; options
     "adam": ("exp_avg exp_avg_sq", "step", MOMENTS),
     "adam.amsgrad": ("exp_avg exp_avg_sq max_exp_avg_sq", "step", MOMENTS),
     "adamw": ("exp_avg exp_avg_sq", "step", MOMENTS),
@@ -45,9 +45,9 @@ UPDATES: dict[str, OpOverload] = {}
 
 
 def states_of(name: str) -> tuple[str, ...]:
-    """The states that an op reads, in its order."""
-    lying, without_dims, _ = SIGNATURES[name]
-    return (*lying.split(), *without_dims.split())
+    """Return the states that an op reads, in its order."""
+    sharded, without_dims, _ = SIGNATURES[name]
+    return (*sharded.split(), *without_dims.split())
 
 
 def make_op(name: str, schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> OpOverload:
@@ -60,7 +60,7 @@ def make_op(name: str, schema: str, function: Callable[..., Any], fake: Callable
 
 
 def _update(name: str) -> Callable[[Callable[..., tuple[Tensor, ...]]], Callable[..., tuple[Tensor, ...]]]:
-    """Register a formula, of a gradient that is divided by its scale and of a step that is not skipped, as an op."""
+    """Register a formula as an op. The op divides the gradient by its scale, and keeps the old values of a skipped step."""
     results = 1 + len(SIGNATURES[name][0].split())
 
     def register(formula: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
@@ -73,8 +73,8 @@ def _update(name: str) -> Callable[[Callable[..., tuple[Tensor, ...]]], Callable
             return kept if len(kept) > 1 else kept[0]
 
         def fake(param: Tensor, grad: Tensor, *rest: Any, **_: Any) -> Any:
-            made = tuple(torch.empty_like(x) for x in (param, *rest[: results - 1]))
-            return made if len(made) > 1 else made[0]
+            results_like = tuple(torch.empty_like(x) for x in (param, *rest[: results - 1]))
+            return results_like if len(results_like) > 1 else results_like[0]
 
         UPDATES[name] = make_op(name, _schema(name), update, fake)
         return formula
@@ -83,36 +83,36 @@ def _update(name: str) -> Callable[[Callable[..., tuple[Tensor, ...]]], Callable
 
 
 def _schema(name: str) -> str:
-    """``(Tensor param, Tensor grad, …, Tensor lr, Tensor? grad_scale, Tensor? found_inf, *, Tensor beta1, …, float eps, …) -> (Tensor, …)``."""
-    lying, _, options = SIGNATURES[name]
+    """Return ``(Tensor param, Tensor grad, …, Tensor lr, Tensor? grad_scale, Tensor? found_inf, *, Tensor beta1, …, float eps, …) -> (Tensor, …)``."""
+    sharded, _, options = SIGNATURES[name]
     operands = [f"Tensor {operand}" for operand in ("param", "grad", *states_of(name), "lr")]
     numbers = [f"{'Tensor' if option in SCHEDULED else 'bool' if option in TRUTHS else 'float'} {option}" for option in options.split()]
-    results = ", ".join(["Tensor"] * (1 + len(lying.split())))
+    results = ", ".join(["Tensor"] * (1 + len(sharded.split())))
     return f"({', '.join([*operands, 'Tensor? grad_scale', 'Tensor? found_inf', '*', *numbers])}) -> ({results})"
 
 
 def scheduled_of(name: str) -> tuple[str, ...]:
-    """The options of an op that are tensors, in its order."""
+    """Return the options of an op that are tensors, in its order."""
     return tuple(option for option in SIGNATURES[name][2].split() if option in SCHEDULED)
 
 
 def on_host(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with the numbers that tensors hold."""
+    """Replace tensors among the options by their numbers."""
     return {name: value.item() if isinstance(value, Tensor) else value for name, value in options.items()}
 
 
 def widened(x: Tensor) -> Tensor:
-    """The tensor in float32 where it is in half precision."""
+    """Convert a tensor of half precision to float32; others are unchanged."""
     return x.to(torch.promote_types(x.dtype, torch.float32)) if x.is_floating_point() else x
 
 
 def unscaled(grad: Tensor, dtype: torch.dtype, grad_scale: Tensor | None) -> Tensor:
-    """The gradient, divided in this dtype: before, it may be too large for half precision, and afterwards too small."""
+    """Divide a gradient in this dtype: scaled it may be too large for half precision, and unscaled too small."""
     return grad.to(dtype) if grad_scale is None else grad.to(dtype) / grad_scale.to(dtype)
 
 
 def unless(found_inf: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
-    """The new value of a state, or the old one where the step is skipped."""
+    """Return the new value of a state, or the old one if the step is skipped."""
     return new if found_inf is None else torch.where(found_inf == 0, new, old)
 
 
@@ -124,7 +124,7 @@ COUNTED = make_op(
 
 
 def decayed(grad: Tensor, param: Tensor, weight_decay: float) -> Tensor:
-    """The gradient with that of ``weight_decay / 2 * param ** 2``. Without decay an infinite parameter adds no NaN."""
+    """Add the gradient of ``weight_decay / 2 * param ** 2``. Without decay an infinite parameter adds no NaN."""
     return grad.add(param, alpha=weight_decay) if weight_decay else grad
 
 
@@ -132,12 +132,12 @@ def decayed(grad: Tensor, param: Tensor, weight_decay: float) -> Tensor:
 
 
 def _moments(grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, beta1: float, beta2: float) -> tuple[Tensor, Tensor]:
-    """The running means of the gradient and of its square."""
+    """Return the running means of the gradient and of its square."""
     return exp_avg.lerp(grad, 1 - beta1), (exp_avg_sq * beta2).addcmul(grad, grad, value=1 - beta2)
 
 
 def _along(param: Tensor, exp_avg: Tensor, second: Tensor, step: Tensor, lr: Tensor, beta1: float, beta2: float, eps: float) -> Tensor:
-    """The parameter, moved along the mean gradient; both means are corrected for having begun at zero."""
+    """Move the parameter along the mean gradient; both means are corrected for their start at zero."""
     size, root = lr / (1 - beta1 ** step.double()), (1 - beta2 ** step.double()).sqrt()
     return param + -size.to(param.dtype) * exp_avg / (second.sqrt() / root.to(param.dtype) + eps)
 
@@ -178,7 +178,7 @@ def sgd(param: Tensor, grad: Tensor, *, lr: Tensor, weight_decay: float) -> tupl
 @_update("sgd.momentum")
 def sgd_momentum(param: Tensor, grad: Tensor, momentum_buffer: Tensor, *, lr: Tensor, momentum: float, weight_decay: float,
                  nesterov: bool) -> tuple[Tensor, ...]:  # fmt: skip
-    """A buffer of zeros is one that torch has yet to make: with the first gradient added, it is that gradient."""
+    """Step with momentum. A buffer of zeros acts like torch's missing buffer: after the first step it is the first gradient."""
     grad = decayed(grad, param, weight_decay)
     buffer = momentum_buffer * momentum + grad
     return _descended(param, grad.add(buffer, alpha=momentum) if nesterov else buffer, lr), buffer
@@ -187,7 +187,7 @@ def sgd_momentum(param: Tensor, grad: Tensor, momentum_buffer: Tensor, *, lr: Te
 @_update("sgd.dampened")
 def sgd_dampened(param: Tensor, grad: Tensor, momentum_buffer: Tensor, step: Tensor, *, lr: Tensor, momentum: float, dampening: float,
                  weight_decay: float, nesterov: bool) -> tuple[Tensor, ...]:  # fmt: skip
-    """The first gradient is not dampened, so steps are counted, which torch does not do here."""
+    """Step with dampened momentum. The first gradient is not dampened, so this op needs a step count, which torch does not keep."""
     grad = decayed(grad, param, weight_decay)
     share = 1 - dampening * (step != 1).double()
     buffer = momentum_buffer * momentum + share.to(param.dtype) * grad

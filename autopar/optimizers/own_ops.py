@@ -1,10 +1,10 @@
-"""The step of an optimizer's class as an op of one parameter, and on a whole list of them in place.
+"""Make an op from the step of an optimizer's class, for one parameter and for a list of them in place.
 
     rmsprop = autopar::step_RMSprop(param, grad, square_avg, step, lr, None, None, alpha=alpha, eps=eps, …, of='RMSprop(centered=False, …)')
 
-An op is made for each class and set of states; ``of`` names the options that are no numbers. Its kernel runs the step of the class
-(``own_step``) on copies. Where that works element by element, so does the op, and states that are one number are another op,
-``autopar::numbers_of_NAdam``: the same step of a parameter without elements. Else the op takes all of the parameter.
+One op is made for each class and set of states; ``of`` names the options that are not numbers. Its kernel runs the step of the class
+(``own_step``) on copies. If the step works element by element, so does the op; states that are one number are then updated by another
+op, ``autopar::numbers_of_NAdam``: the same step of a parameter without elements. Otherwise the op takes the whole parameter.
 """
 
 from __future__ import annotations
@@ -25,51 +25,51 @@ from autopar.optimizers.own_step import FirstValues, OwnStep, options_of
 from autopar.optimizers.update import RATE, Update
 from autopar.torch_private import OpOverload
 
-STEPS: weakref.WeakValueDictionary[tuple[str, str], _Stepped] = weakref.WeakValueDictionary()  # by the op's name and ``of``
+STEPS: weakref.WeakValueDictionary[tuple[str, str], _Stepped] = weakref.WeakValueDictionary()  # (the op's name, ``of``) → step
 _OPS: dict[tuple[Any, ...], tuple[OpOverload, OpOverload | None]] = {}
-_TOLD: list[Callable[[str, int, int, int], None]] = []
+_LISTENERS: list[Callable[[str, int, int, int], None]] = []
 
 
 def on_new_op(tell: Callable[[str, int, int, int], None]) -> None:
-    """``tell`` is called with each op that is made: its name, how many operands and results have the parameter's shape (none: it takes all of
-    the parameter), how many operands are numbers, and how many results."""
-    _TOLD.append(tell)
+    """Call ``tell`` with each op that is made: its name, how many operands and results have the parameter's shape (0: the op takes the whole
+    parameter), how many operands are numbers, and how many results there are."""
+    _LISTENERS.append(tell)
 
 
 @dataclass(frozen=True)
 class OwnUpdate:
-    """The step of a parameter, as ``Update`` calls it: by value, so that what is traced keeps no optimizer.
+    """The step of a parameter, as ``Update`` calls it. It has no reference to the optimizer, so that a traced program keeps none.
 
     Attributes:
-        op, numbers: the ops; ``numbers`` of the states that are one number, where the op does not make them.
-        of: which step.
+        op, numbers: the ops; ``numbers`` updates the states that are one number, if ``op`` does not.
+        of: the name of the step.
+        same_shape: how many states have the parameter's shape.
         moved: how many states are one number.
-        lying: how many have the parameter's shape.
     """
 
     op: OpOverload
     numbers: OpOverload | None
     of: str
-    lying: int
+    same_shape: int
     moved: int
 
     def __call__(self, param: torch.Tensor, grad: torch.Tensor, *rest: Any, **scheduled: Any) -> Any:
         *states, lr, grad_scale, found_inf = rest
-        given = {_word(name): value for name, value in scheduled.items()}
-        found = self.op(param, grad, *states, lr, grad_scale, found_inf, **given, of=self.of)
+        numbers = {_word(name): value for name, value in scheduled.items()}
+        results = self.op(param, grad, *states, lr, grad_scale, found_inf, **numbers, of=self.of)
         if self.numbers is None:
-            return found
-        more = self.numbers(*states[self.lying :], lr, found_inf, **given, of=self.of)
-        return (*_several(found), *_several(more))
+            return results
+        more = self.numbers(*states[self.same_shape :], lr, found_inf, **numbers, of=self.of)
+        return (*_several(results), *_several(more))
 
 
 class _Stepped:
     """A step with its facts.
 
     Attributes:
-        step: of the class.
-        facts: what is known of it.
-        scheduled: the names of its numbers, but the learning rate.
+        step: the step of the class.
+        facts: its facts.
+        scheduled: the names of its numbers, without the learning rate.
     """
 
     def __init__(self, step: OwnStep, facts: Facts, scheduled: Sequence[str]) -> None:
@@ -77,24 +77,27 @@ class _Stepped:
 
     def in_place(self, params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], states: Sequence[Sequence[torch.Tensor]], lr: torch.Tensor,
                  grad_scale: torch.Tensor | None, found_inf: torch.Tensor | None, numbers: Mapping[str, torch.Tensor], moves: bool) -> None:  # fmt: skip
-        """The steps of several parameters; ``moves``: the numbers among their states are written too. Of ``states`` a list for each: those of the parameter's shape, numbers, counts, which count this step already."""
+        """Step several parameters; ``moves``: also write the numbers among their states.
+
+        ``states`` has one list for each state: those of the parameter's shape, numbers, and counts, which include this step already.
+        """
         if not params or (found_inf is not None and found_inf != 0):
             return
         facts = self.facts
-        names = (*facts.lying, *facts.moved, *facts.counted)
+        names = (*facts.same_shape, *facts.moved, *facts.counted)
         wide = [widened(param) for param in params]
-        kept = [{n: self._kept(n, some[k]) for n, some in zip(names, states, strict=True)} for k in range(len(params))]
+        kept = [{n: self._kept(n, values[k]) for n, values in zip(names, states, strict=True)} for k in range(len(params))]
         grads = [unscaled(grad, param.dtype, grad_scale) for grad, param in zip(grads, wide, strict=True)]
         self.step(wide, grads, kept, {RATE: lr.item(), **{name: numbers[_word(name)].item() for name in self.scheduled}})
         for k, (param, new) in enumerate(zip(params, wide, strict=True)):
             if new is not param:
                 param.copy_(new)
-            for n, some in zip((*facts.lying, *(facts.moved if moves else ())), states, strict=False):
-                if kept[k][n] is not some[k]:
-                    some[k].copy_(torch.as_tensor(kept[k][n]))
+            for n, values in zip((*facts.same_shape, *(facts.moved if moves else ())), states, strict=False):
+                if kept[k][n] is not values[k]:
+                    values[k].copy_(torch.as_tensor(kept[k][n]))
 
     def _kept(self, name: str, value: torch.Tensor) -> Any:
-        """A state as the class keeps it."""
+        """Return a state in the type that the class keeps."""
         kind = self.facts.kinds.get(name)
         if kind is None:
             return widened(value)
@@ -107,13 +110,13 @@ def _word(name: str) -> str:
     return name.replace(".", "_")
 
 
-def _several(found: Any) -> tuple[Any, ...]:
-    return found if isinstance(found, tuple) else (found,)
+def _several(results: Any) -> tuple[Any, ...]:
+    return results if isinstance(results, tuple) else (results,)
 
 
 def _ops(kind: str, facts: Facts, scheduled: Sequence[str]) -> tuple[OpOverload, OpOverload | None]:
-    """The ops of such a step, made when they are first needed."""
-    key = (kind, facts.lying, facts.moved, facts.counted, facts.elementwise, tuple(scheduled))
+    """Return the ops of such a step; they are made when they are first needed."""
+    key = (kind, facts.same_shape, facts.moved, facts.counted, facts.elementwise, tuple(scheduled))
     if key not in _OPS:
         number = sum(other[0] == kind for other in _OPS)
         name = "".join(c if c.isalnum() else "_" for c in kind) + f"_{number}" * bool(number)
@@ -127,19 +130,19 @@ def _schema(tensors: Sequence[str], last: str, scheduled: Sequence[str], results
 
 
 def _step_op(name: str, facts: Facts, scheduled: Sequence[str]) -> OpOverload:
-    made = len(facts.lying) + (0 if facts.elementwise else len(facts.moved))  # states that it returns
-    states = (*facts.lying, *facts.moved, *facts.counted)
+    returned = len(facts.same_shape) + (0 if facts.elementwise else len(facts.moved))  # how many states it returns
+    states = (*facts.same_shape, *facts.moved, *facts.counted)
 
     def functional(param: torch.Tensor, grad: torch.Tensor, *rest: Any, of: str, **numbers: torch.Tensor) -> Any:
-        *given, lr, grad_scale, found_inf = rest
-        new = [value.clone() for value in (param, *given)]
+        *states_before, lr, grad_scale, found_inf = rest
+        new = [value.clone() for value in (param, *states_before)]
         STEPS[name, of].in_place(new[:1], [grad.clone()], [[value] for value in new[1:]], lr, grad_scale, found_inf, numbers, not facts.elementwise)
-        return tuple(new[: 1 + made]) if made else new[0]
+        return tuple(new[: 1 + returned]) if returned else new[0]
 
     def fake(param: torch.Tensor, grad: torch.Tensor, *rest: Any, of: str, **numbers: Any) -> Any:
-        return tuple(torch.empty_like(one) for one in (param, *rest[:made])) if made else torch.empty_like(param)
+        return tuple(torch.empty_like(value) for value in (param, *rest[:returned])) if returned else torch.empty_like(param)
 
-    schema = _schema(("param", "grad", *states), "Tensor? grad_scale; Tensor? found_inf", scheduled, 1 + made)
+    schema = _schema(("param", "grad", *states), "Tensor? grad_scale; Tensor? found_inf", scheduled, 1 + returned)
     op = make_op(name, schema, functional, fake)
 
     @torch.no_grad()
@@ -147,47 +150,47 @@ def _step_op(name: str, facts: Facts, scheduled: Sequence[str]) -> OpOverload:
         STEPS[name, of].in_place(params, grads, states, lr, grad_scale, found_inf, numbers, not facts.elementwise)
 
     IN_PLACE[op], SHARED[op] = update, 3
-    alike = 2 + len(facts.lying) if facts.elementwise else 0
-    for tell in _TOLD:
-        tell(f"autopar::{name}", alike, 5 + len(states) + len(scheduled) - alike, 1 + made)
+    alike = 2 + len(facts.same_shape) if facts.elementwise else 0
+    for tell in _LISTENERS:
+        tell(f"autopar::{name}", alike, 5 + len(states) + len(scheduled) - alike, 1 + returned)
     return op
 
 
 def _numbers_op(name: str, facts: Facts, scheduled: Sequence[str]) -> OpOverload | None:
-    """The new values of the states that are one number: those of a parameter without elements."""
+    """Make the op that updates the states that are one number, by the step of a parameter without elements."""
     if not facts.moved or not facts.elementwise:
         return None
     count = len(facts.moved)
 
     def functional(*rest: Any, of: str, **numbers: torch.Tensor) -> Any:
-        *given, lr, found_inf = rest
-        new = [value.clone() for value in given]
-        nothing = [torch.empty(0, dtype=torch.float64, device=lr.device) for _ in range(2 + len(facts.lying))]
-        STEPS[name, of].in_place(nothing[:1], nothing[1:2], [*([one] for one in nothing[2:]), *([value] for value in new)], lr, None, None, numbers, moves=True)
-        found = tuple(unless(found_inf, value, old) for value, old in zip(new[:count], given, strict=False))
-        return found if count > 1 else found[0]
+        *states_before, lr, found_inf = rest
+        new = [value.clone() for value in states_before]
+        nothing = [torch.empty(0, dtype=torch.float64, device=lr.device) for _ in range(2 + len(facts.same_shape))]
+        STEPS[name, of].in_place(nothing[:1], nothing[1:2], [*([empty] for empty in nothing[2:]), *([value] for value in new)], lr, None, None, numbers, moves=True)
+        results = tuple(unless(found_inf, value, old) for value, old in zip(new[:count], states_before, strict=False))
+        return results if count > 1 else results[0]
 
     def fake(*rest: Any, of: str, **numbers: Any) -> Any:
-        found = tuple(torch.empty_like(value) for value in rest[:count])
-        return found if count > 1 else found[0]
+        results = tuple(torch.empty_like(value) for value in rest[:count])
+        return results if count > 1 else results[0]
 
     states = (*facts.moved, *facts.counted)
     op = make_op(name, _schema(states, "Tensor? found_inf", scheduled, count), functional, fake)
-    for tell in _TOLD:
+    for tell in _LISTENERS:
         tell(f"autopar::{name}", 0, 2 + len(states) + len(scheduled), count)
     return op
 
 
 def own_definition(optimizer: torch.optim.Optimizer) -> Definition:
-    """The definition of an optimizer of whose class nothing is known, by its own step.
+    """Return the definition of an optimizer of an unknown class, made from its own step.
 
     Raises:
-        Unfit: its step cannot be run on pieces; the message says why.
+        Unfit: the step cannot be run on pieces; the message says why.
     """
     kind = type(optimizer).__name__
     known: dict[Any, tuple[_Stepped, Update]] = {}
 
-    def looked_at(group: Group) -> tuple[_Stepped, Update]:
+    def step_of(group: Group) -> tuple[_Stepped, Update]:
         constants, numbers = options_of(group, optimizer.defaults)
         dims = frozenset(param.dim() for param in group["params"])
         key = repr(constants), tuple((name, value == 0) for name, value in numbers.items()), dims
@@ -198,7 +201,7 @@ def own_definition(optimizer: torch.optim.Optimizer) -> Definition:
         return stepped, Update(update.function, update.states, {}, update.counted, update.elementwise, scheduled)
 
     def begin(param: torch.Tensor, group: Group, state: Mapping[str, Any]) -> State:
-        stepped, update = looked_at(group)
+        stepped, update = step_of(group)
         if all(name in state for name in update.states):
             return {}
         first = FirstValues()
@@ -207,8 +210,8 @@ def own_definition(optimizer: torch.optim.Optimizer) -> Definition:
         values = {name: first.first[name] for name in update.states}
         return {n: v if isinstance(v, torch.Tensor) else torch.full((), v, dtype=torch.float64, device=param.device) for n, v in values.items()}
 
-    single = {name for group in optimizer.param_groups for name in looked_at(group)[0].facts.kinds}
-    return Definition(kind, lambda group: looked_at(group)[1], frozenset(single), begin, at_once=True)
+    single = {name for group in optimizer.param_groups for name in step_of(group)[0].facts.kinds}
+    return Definition(kind, lambda group: step_of(group)[1], frozenset(single), begin, at_once=True)
 
 
 def _stepped(optimizer: torch.optim.Optimizer, constants: Mapping[str, Any], numbers: Mapping[str, float], dims: frozenset[int]) -> tuple[_Stepped, Update]:
@@ -217,18 +220,18 @@ def _stepped(optimizer: torch.optim.Optimizer, constants: Mapping[str, Any], num
     scheduled = [name for name in numbers if name != RATE]
     stepped = _Stepped(step, facts, scheduled)
     op, more = _ops(kind, facts, scheduled)
-    names = [one.name().removeprefix("autopar::") for one in (op, more) if one is not None]
+    names = [op_or_none.name().removeprefix("autopar::") for op_or_none in (op, more) if op_or_none is not None]
     attributes = {name: value for name, value in vars(optimizer).items() if name not in _base_attributes()}
     base = of = f"{kind}({', '.join(f'{name}={value!r}' for name, value in {**constants, **attributes}.items() if _is_plain(value))})"
-    shares = all(map(_is_plain, attributes.values()))  # then another with the same text has the same step
+    shares = all(map(_is_plain, attributes.values()))  # then an optimizer with the same text has the same step
     number = 1
     while (other := STEPS.get((names[0], of))) is not None and not (shares and type(other.step.optimizer) is type(optimizer)):
         number += 1
         of = f"{base} {number}"
     for name in names:
         stepped = STEPS.setdefault((name, of), stepped)
-    states = (*facts.lying, *facts.moved, *facts.counted)
-    return stepped, Update(OwnUpdate(op, more, of, len(facts.lying), len(facts.moved)), states, {}, facts.counted, facts.elementwise)
+    states = (*facts.same_shape, *facts.moved, *facts.counted)
+    return stepped, Update(OwnUpdate(op, more, of, len(facts.same_shape), len(facts.moved)), states, {}, facts.counted, facts.elementwise)
 
 
 def _is_plain(value: Any) -> bool:
@@ -237,7 +240,7 @@ def _is_plain(value: Any) -> bool:
 
 @functools.cache
 def _base_attributes() -> frozenset[str]:
-    """Attributes of each optimizer, and those that schedulers give it. The first optimizer of a process imports the compiler of torch, so not before it is needed."""
+    """Return the attributes that every optimizer has, and those that schedulers set. Cached and late: the first optimizer of a process imports torch's compiler."""
     return frozenset(vars(torch.optim.SGD([torch.zeros(1)]))) | {"step", "_opt_called"}
 
 

@@ -1,7 +1,7 @@
-"""Runs the step of an optimizer's class on other tensors than its own: on pieces of parameters, with gradients and state beside them.
+"""Run the step of an optimizer's class on tensors that are not its own: on pieces of parameters, with their gradients and state.
 
-The class is asked to do what it always does: a stand-in has the attributes of the optimizer, one parameter group of the pieces, and a
-state of theirs. So the step is the user's own, or torch's, with its own kernels; the optimizer itself is not touched.
+The class runs unchanged: a stand-in has the optimizer's attributes, one parameter group with the pieces, and their
+state. So the step is the user's own, or torch's, with its own kernels; the optimizer itself is not changed.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 
 Group = Mapping[str, Any]
 
-SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}  # what schedulers keep in groups for themselves
+SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}  # entries of groups that only schedulers use
 HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
 class FirstValues(dict[str, Any]):
-    """The state of one parameter, which notes the first value that each entry was given, before anything is written to it.
+    """The state of one parameter. It keeps a copy of the first value of each entry, before anything is written to it.
 
     Attributes:
         first: name → a copy of that value.
@@ -45,11 +45,11 @@ class FirstValues(dict[str, Any]):
 
 
 class OwnStep:
-    """The step of an optimizer, of groups with these options.
+    """The step of an optimizer, for groups with these options.
 
     Attributes:
-        optimizer: whose class and attributes are used.
-        constants: the options that are no numbers, or whole ones.
+        optimizer: the optimizer whose class and attributes are used.
+        constants: the options that are not numbers, or whole numbers.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, constants: Mapping[str, Any]) -> None:
@@ -58,7 +58,7 @@ class OwnStep:
     @torch.no_grad()
     def __call__(self, params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], states: Sequence[dict[str, Any]],
                  numbers: Mapping[str, float]) -> torch.optim.Optimizer:  # fmt: skip
-        """Write the new parameters over the old. ``states`` receive the new states, in the memory of the old ones or not. Returns the stand-in."""
+        """Overwrite the parameters, and put the new states into ``states``, in the memory of the old ones or not. Returns the stand-in."""
         pieces = [param.detach() for param in params]
         for piece, grad in zip(pieces, grads, strict=True):
             piece.grad = grad
@@ -69,13 +69,13 @@ class OwnStep:
         vars(stand_in).update({hooks: OrderedDict() for hooks in HOOKS})
         type(self.optimizer).step(stand_in)  # type: ignore[call-arg]  # a step that needs a closure is refused
         for param, piece in zip(params, pieces, strict=True):
-            if piece.data_ptr() != param.data_ptr():  # it was given new memory, as by ``p.data = …``
+            if piece.data_ptr() != param.data_ptr():  # the step assigned new memory, as by ``p.data = …``
                 param.copy_(piece)
         return stand_in
 
 
 def options_of(group: Group, defaults: Iterable[str]) -> tuple[dict[str, Any], dict[str, float]]:
-    """A group's options: constants, and the numbers that may change from step to step, each of a tuple by itself, as ``betas.0``."""
+    """Split a group's options into constants and numbers that may change from step to step; ``betas.0`` is the first of a tuple."""
     constants: dict[str, Any] = {}
     numbers: dict[str, float] = {}
     names = set(defaults)
@@ -84,8 +84,8 @@ def options_of(group: Group, defaults: Iterable[str]) -> tuple[dict[str, Any], d
             continue
         if isinstance(value, torch.Tensor) and value.dim() == 0:
             value = value.item()
-        if isinstance(value, (tuple, list)) and value and all(isinstance(one, float) for one in value):
-            numbers |= {f"{name}.{k}": one for k, one in enumerate(value)}
+        if isinstance(value, (tuple, list)) and value and all(isinstance(number, float) for number in value):
+            numbers |= {f"{name}.{k}": number for k, number in enumerate(value)}
         elif isinstance(value, float) or name == "lr":
             numbers[name] = float(value)
         else:
@@ -94,12 +94,12 @@ def options_of(group: Group, defaults: Iterable[str]) -> tuple[dict[str, Any], d
 
 
 def regrouped(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with the tuples that ``options_of`` has taken apart."""
-    found: dict[str, Any] = {}
+    """Rebuild the tuples that ``options_of`` has split."""
+    options: dict[str, Any] = {}
     for key, value in numbers.items():
         name, _, part = key.rpartition(".")
         if name and part.isdecimal():
-            found[name] = (*found.get(name, ()), value)
+            options[name] = (*options.get(name, ()), value)
         else:
-            found[key] = value
-    return found
+            options[key] = value
+    return options

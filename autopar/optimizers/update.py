@@ -1,4 +1,4 @@
-"""What one parameter's step is: an op, or a function of plain ops, the states it reads, and the group's numbers."""
+"""Define one parameter's update: an op or a function of plain ops, the states it reads, and the group's numbers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Update:
     """The step of the parameters of a group.
 
     Attributes:
-        function: called as ``function(param, grad, *states, lr, grad_scale, found_inf, **scheduled, **constants)``; what it returns is the new
-            parameter and the new states but those that are counted, in their order, or the parameter alone where there are none.
+        function: called as ``function(param, grad, *states, lr, grad_scale, found_inf, **scheduled, **constants)``. It returns the new
+            parameter and the new states, in their order, without the counted ones; or the parameter alone if there are no such states.
         states: the states that it reads, in their order, by their names in torch's ``optimizer.state``.
         constants: numbers and truths of the group. Another value is another update: they may be compared with ``==``.
-        counted: states that are counted before, by ``autopar::counted``; the function is given what that returns.
-        elementwise: whether each element of the parameter is changed by its own gradient and states alone; ``None``: not known.
-        scheduled: numbers of the group that change from step to step, as the learning rate does: each is an operand, a float64 without
+        counted: states that ``autopar::counted`` updates before; the function gets the updated values.
+        elementwise: whether each element of the parameter depends only on its own gradient and states; ``None``: not known.
+        scheduled: numbers of the group that change from step to step, like the learning rate. Each is an operand, a float64 without
             dims. Another value is the same update.
     """
 
@@ -38,30 +38,30 @@ class Update:
 
     @property
     def op(self) -> OpOverload | None:
-        """The one op that it is, ``None`` where it is made of plain ones."""
+        """The op, or ``None`` if the update consists of plain ops."""
         return self.function if isinstance(self.function, OpOverload) else None
 
     def operands(self, device: torch.device | None = None) -> dict[str, torch.Tensor]:
-        """What is scheduled, as the function takes it: an op reads it on the host, so it is on the CPU; plain ops take it on ``device``."""
+        """Return the scheduled numbers as operands: on the CPU for an op, which reads them on the host; on ``device`` for plain ops."""
         place = torch.device("cpu") if device is None or self.op is not None else device
         return {name: scalar(value, place) for name, value in self.scheduled.items()}
 
     def __call__(self, param: torch.Tensor, grad: torch.Tensor, state: Mapping[str, torch.Tensor], lr: torch.Tensor,
                  grad_scale: torch.Tensor | None = None, found_inf: torch.Tensor | None = None,
                  scheduled: Mapping[str, torch.Tensor] | None = None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
-        """The new parameter and its new state; nothing is written. Traced, it is the op behind its ``counted``, or plain ops.
+        """Return the new parameter and its new state; nothing is written. Traced, it is ``counted`` and then the op, or plain ops.
 
-        ``scheduled``: the operands of these names; those of the group's numbers if left out.
+        ``scheduled``: the operands of these names; by default the group's numbers.
         """
         scheduled = self.operands(param.device) if scheduled is None else scheduled
         with torch.no_grad():
-            given = {name: COUNTED(state[name], found_inf) if name in self.counted else state[name] for name in self.states}
-            found = self.function(param, grad, *given.values(), lr, grad_scale, found_inf, **scheduled, **self.constants)
-        new, *states = found if isinstance(found, (tuple, list)) else (found,)
+            states_by_name = {name: COUNTED(state[name], found_inf) if name in self.counted else state[name] for name in self.states}
+            results = self.function(param, grad, *states_by_name.values(), lr, grad_scale, found_inf, **scheduled, **self.constants)
+        new, *states = results if isinstance(results, (tuple, list)) else (results,)
         rest = iter(states)
-        return new, {name: value if name in self.counted else next(rest) for name, value in given.items()}
+        return new, {name: value if name in self.counted else next(rest) for name, value in states_by_name.items()}
 
 
 def scalar(value: float, device: torch.device) -> torch.Tensor:
-    """A float64 without dims. It is filled, not copied: a copy to an accelerator waits for it."""
+    """Return a float64 without dims. It is filled, not copied, because a copy to an accelerator would wait for it."""
     return torch.full((), value, dtype=torch.float64, device=device)

@@ -2,7 +2,7 @@
 
 Read the files in this order. `task` defines what a schedule consists of, `schedule_table` its table, and `events` its events.
 `dataflow` says what each pass reads, `buffers` when the buffers of messages are free. `verify` checks a schedule, `lowering` adds
-its messages. `per_stage` holds times and sizes; `memory` and `simulate` count with them, `simulated_run` holds the result.
+its messages. `per_stage` has times and sizes; `memory` and `simulate` compute with them, `simulation_data` has the result.
 `formats/`, `summary`, `picture` and `trace` show schedules and simulations. `schedule` offers all of that as methods of one class.
 `policies/` make orders and `rows` makes tables of them; `optimiser/` searches for better ones, and `bounds` proves lower bounds.
 

@@ -2,7 +2,7 @@
 
 A *send buffer* is free at the later of
 
-(a) the end of its last local reader: the send itself, and where forwards are run again, the backward that does so;
+(a) the end of its last local reader: the send itself, or with recomputation the backward that runs the forward again;
 (b) the first local computation that can only happen after the matching receive: only then does the rank know that its message
     has arrived.
 
@@ -34,9 +34,9 @@ class Flow:
 
     Attributes:
         rows: the row of each computation, rank by rank, in their order.
-        place: of each computation, its rank and its number there.
-        sends: all of them, with the number of the newest computation before each on its rank, or -1, and its row.
-        readers: of each send, the place of the computation that reads it elsewhere.
+        place: computation → its rank and its number on that rank.
+        sends: send → the number of the newest computation before it on its rank, or -1, and its row.
+        readers: send → the place of the computation that reads it on another rank.
         busy: the rows in which each rank has tasks.
     """
 
@@ -50,50 +50,50 @@ class Flow:
             for rank, slot in enumerate(row):
                 if slot.tasks:
                     self.busy[rank].append(time)
-                    own = self.rows[rank]
-                    before = len(own) - 1
+                    rank_rows = self.rows[rank]
+                    before = len(rank_rows) - 1
                     for task in slot.tasks:
                         if task.kind[1] == "W":
-                            self.place[task] = rank, len(own)
-                            own.append(time)
+                            self.place[task] = rank, len(rank_rows)
+                            rank_rows.append(time)
                         elif task.kind[1] == "S":
                             self.sends[task] = before, time
         self.readers = {send: place for send in self.sends if (place := self.place.get(reader(send))) is not None}
 
     def first_after(self) -> list[np.ndarray]:
-        """Of each rank a table ``[number][rank]``: the first computation there that happens at the earliest after that one.
+        """Return for each rank a table ``[number][rank]``: the first computation of the other rank that must happen after that one.
 
-        Program order and messages are followed; ``NEVER`` where there is none. Linear in computations x ranks.
+        Program order and messages count; ``NEVER`` if there is no such computation. Linear in computations x ranks.
         """
         ranks = len(self.rows)
-        after = [np.full((len(own) + 1, ranks), NEVER, np.int32) for own in self.rows]
+        after = [np.full((len(rank_after) + 1, ranks), NEVER, np.int32) for rank_after in self.rows]
         readers: list[dict[int, list[tuple[int, int]]]] = [defaultdict(list) for _ in self.rows]
-        for send, place in self.readers.items():  # what is sent after a computation and before the next
+        for send, place in self.readers.items():  # messages sent after a computation and before the next
             readers[self.schedule.rank_of[send.stage]][self.sends[send][0]].append(place)
-        for rank, number in reversed(self.place.values()):  # rows are in an order in which everything comes after what it reads
-            own = after[rank]
-            here = own[number]
-            here[:] = own[number + 1]
+        for rank, number in reversed(self.place.values()):  # in the order of rows every computation comes after those it reads
+            rank_after = after[rank]
+            earliest = rank_after[number]
+            earliest[:] = rank_after[number + 1]
             if number in readers[rank]:
-                for there, read in readers[rank][number]:
-                    np.minimum(here, after[there][read], out=here)
-            here[rank] = number
+                for other, read in readers[rank][number]:
+                    np.minimum(earliest, after[other][read], out=earliest)
+            earliest[rank] = number
         return after
 
 
 def release_points(flow: Flow) -> dict[Task, int]:
-    """Of each send, the number of the computation on its rank before which its buffer is free by rule (b); or ``NEVER``."""
+    """Return for each send the number of the computation on its rank before which its buffer is free by rule (b), or ``NEVER``."""
     after, rank_of = flow.first_after(), flow.schedule.rank_of
     return {send: int(after[rank][number, rank_of[send.stage]]) for send, (rank, number) in flow.readers.items()}
 
 
 def last_readers(send: Task, schedule: ScheduleTable) -> tuple[Task, ...]:
-    """The local computations that read a send buffer besides the send itself: rule (a)."""
+    """Return the local computations that read a send buffer besides the send itself: rule (a)."""
     return (Task("BW", send.stage, send.batch),) if schedule.recompute and send.kind[0] == "F" else ()
 
 
 def release_rows(flow: Flow) -> dict[Task, int]:
-    """Of each send, the first row in which a slot of its rank may release its buffer, by both rules; or ``NEVER``.
+    """Return for each send the first row in which a slot of its rank may release its buffer, by both rules, or ``NEVER``.
 
     A slot that computes has waited for the messages that its first computation reads. A slot of messages alone waits for nothing.
     """
@@ -115,7 +115,7 @@ def release_rows(flow: Flow) -> dict[Task, int]:
 
 
 def releases(schedule: ScheduleTable) -> dict[tuple[int, int], list[Task]]:
-    """Row and rank → the sends whose buffers that slot may release as the first. Buffers in use to the end are left out."""
+    """Return (row, rank) → the sends whose buffers that slot is the first that may release. Buffers in use to the end are left out."""
     flow = Flow(schedule)
     free: dict[tuple[int, int], list[Task]] = defaultdict(list)
     for send, row in release_rows(flow).items():
@@ -127,7 +127,7 @@ def releases(schedule: ScheduleTable) -> dict[tuple[int, int], list[Task]]:
 
 
 def add_releases(schedule: Schedule) -> Schedule:
-    """The schedule in which the first slot that may release a send buffer says so. It must have messages, and be right."""
+    """Return the schedule with each send buffer released by the first slot that may do so. It must be valid and have messages."""
     free = releases(schedule)
     table = tuple(
         tuple(replace(slot, free=tuple(free[time, rank])) if (time, rank) in free or slot.free else slot for rank, slot in enumerate(row))
@@ -137,9 +137,9 @@ def add_releases(schedule: Schedule) -> Schedule:
 
 
 def in_use(schedule: ScheduleTable) -> dict[tuple[int, int], tuple[int, int]]:
-    """Sender and receiver → the most send buffers and the most receive buffers in use at once.
+    """Return (sender, receiver) → the most send buffers and the most receive buffers in use at once.
 
-    The schedule must have messages, and be right.
+    The schedule must be valid and have messages.
     """
     if not any(slot.free for row in schedule.slots for slot in row):
         schedule = add_releases(schedule)
@@ -152,7 +152,7 @@ def in_use(schedule: ScheduleTable) -> dict[tuple[int, int], tuple[int, int]]:
 
 
 def _taken(schedule: ScheduleTable) -> Iterator[tuple[str, int, tuple[int, int]]]:
-    """Each allocation (1) and release (-1) of a buffer, in the order of the slots: of a send (S) or a receive (R), and of which ranks."""
+    """Yield each allocation (1) and release (-1) of a buffer, in the order of the slots: S (send) or R (receive), and the two ranks."""
     rank_of = schedule.rank_of
     sends: dict[Task, Task] = {}
     read: dict[Task, list[Task]] = defaultdict(list)  # last reader → receives

@@ -1,7 +1,7 @@
-"""What each pass reads: the dependencies that every schedule keeps.
+"""Define what each pass reads: the dependencies that every schedule keeps.
 
-The forward of a stage reads that of the stage before; the last backward reads its own forward, every other that of the stage
-after; a weight gradient reads the backward of its stage. What lies on another rank comes in a message.
+The forward of a stage reads that of the stage before. The last backward reads its own forward, every other one that of the stage
+after. A weight gradient reads the backward of its stage. Results from another rank come in a message.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from autopar.pipeline.task import Task
 
 
 def reads(task: Task, stages: int) -> Iterator[Task]:
-    """The computations whose results a computation reads."""
+    """Yield the computations whose results a computation reads."""
     kind, stage, batch, _ = task
     if kind == "FW":
         if stage:
@@ -26,7 +26,7 @@ def reads(task: Task, stages: int) -> Iterator[Task]:
 
 
 def source(task: Task, rank_of: Sequence[int]) -> Task | None:
-    """The receive of what a computation reads from another rank."""
+    """Return the receive of a computation's input from another rank, or ``None``."""
     kind, stage, batch, _ = task
     if kind == "FW":
         peer = stage - 1
@@ -40,7 +40,7 @@ def source(task: Task, rank_of: Sequence[int]) -> Task | None:
 
 
 def target(task: Task, rank_of: Sequence[int]) -> Task | None:
-    """The send of a computation's result to another rank."""
+    """Return the send of a computation's result to another rank, or ``None``."""
     kind, stage, batch, _ = task
     if kind == "FW":
         peer = stage + 1
@@ -54,10 +54,10 @@ def target(task: Task, rank_of: Sequence[int]) -> Task | None:
 
 
 def reader(message: Task) -> Task:
-    """The computation that reads what a message brings, on the receiving stage."""
+    """Return the computation that reads a message, on the receiving stage."""
     return Task(message.kind[0] + "W", message.stage if message.kind[1] == "R" else message.peer, message.batch)
 
 
 def made_by(send: Task) -> Task:
-    """The computation whose result a send takes away."""
+    """Return the computation whose result a send transfers."""
     return Task(send.kind[0] + "W", send.stage, send.batch)

@@ -1,7 +1,7 @@
-"""Events: each slot waits for what the slot before it on its rank has recorded. Events of different ranks are unrelated.
+"""Number the events of slots: each slot waits for the event of the slot before it on its rank. Ranks have separate events.
 
-The numbers are those of ONNX Runtime (pull request 4524): in a table of computations a slot has two of each, around its
-receive and around its send; in a table with messages each of the three has a slot of its own.
+The numbers are those of ONNX Runtime (pull request 4524). In a table of computations a slot has two events of each kind, around its
+receive and around its send; in a table with messages receive, computation and send have slots of their own.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class Events:
 
     @property
     def compute(self) -> tuple[int, int, int, int]:
-        """Those of ``compute_table``."""
+        """The events in ``compute_table``."""
         return astuple(self)[:4]
 
     @property
     def comm(self) -> tuple[int, int, int, int, int, int]:
-        """Those of ``compute_comm_table``."""
+        """The events in ``compute_comm_table``."""
         return astuple(self)[4:]
 
 
 def with_events(rows: Sequence[Sequence[Slot]], each: int) -> Table:
-    """The rows, with ``each`` events for each slot to wait for and to record; empty slots have none."""
+    """Return the rows with ``each`` events to wait for and to record in each slot; empty slots have none."""
     last = [(-1,) * each] * (len(rows[0]) if rows else 0)
     numbered = []
     for row in rows:
@@ -64,15 +64,15 @@ Index = dict[tuple[str, int, int], Slot]
 
 
 def index(table: Table) -> Index:
-    """The slot of each task: by kind, stage and micro-batch."""
+    """Return the slot of each task, by kind, stage and micro-batch."""
     return {(task.kind, task.stage, task.batch): slot for row in table for slot in row for task in slot.tasks}
 
 
 def events_of(batch: int, stage: int, of: str, computed: Index, communicated: Index) -> Events:
     if (slot := computed.get((f"{of}W", stage, batch))) is None:
         raise ScheduleError(f"the schedule has no {of}W{batch:02d} on stage {stage}; a pass is F (forward), B (backward) or W (weight gradient)")
-    found = [*slot.waits, *slot.records]
+    events = [*slot.waits, *slot.records]
     for action in "RWS":
-        here = communicated.get((of + action, stage, batch))
-        found += [*here.waits, *here.records] if here else [-1, -1]
-    return Events(*found)
+        slot_of_action = communicated.get((of + action, stage, batch))
+        events += [*slot_of_action.waits, *slot_of_action.records] if slot_of_action else [-1, -1]
+    return Events(*events)

@@ -1,14 +1,14 @@
 """Lower a table of computations: add its messages.
 
-*Before*: rows of computations. *After*: between them rows of messages, the send and the receive of each in one row, and where
-a stage has computed its last gradient, its reduction.
+*Before*: rows of computations. *After*: between them rows of messages, with send and receive of each message in one row, and a
+reduction after the last gradient of each stage.
 
     FW00                        FW00    FS00    FW01
             FW00        →               FR00    FW00
 
 Both ends of a message are in one row, and that row comes after the row of the computation that makes it. So the rows are one
 order of all messages, which each rank keeps; a rank launches the messages of a row in an order that all ranks share. Therefore
-the ranks finish also where every send waits for its receive, and the i-th send from one rank to another is the i-th received.
+the ranks finish even if every send waits for its receive, and the i-th send from one rank to another is the i-th received.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ Messages = dict[int, list[Task]]  # rank → its messages of one row
 
 
 def with_messages(schedule: Schedule, *, latest: bool = False) -> Schedule:
-    """The schedule with its messages, verified; itself if it has them.
+    """Return the schedule with its messages, verified; the same object if it has them.
 
     Args:
         latest: as for ``lower``.
 
     Raises:
-        ScheduleError: the schedule is wrong.
+        ScheduleError: the schedule is invalid.
     """
     return schedule if schedule.has_messages else lower(checked(schedule), latest=latest).known_right()
 
 
 def with_frees(schedule: Schedule) -> Schedule:
-    """The schedule with its messages, in which the first slot that may release a send buffer says so.
+    """Return the schedule with messages, in which the first possible slot releases each send buffer.
 
     Raises:
-        ScheduleError: the schedule is wrong.
+        ScheduleError: the schedule is invalid.
     """
     return add_releases(checked(with_messages(schedule)))
 
 
 def lower(schedule: Schedule, *, latest: bool = False) -> Schedule:
-    """The schedule with its messages. It is not verified.
+    """Return the schedule with its messages, without verifying it.
 
     Args:
-        latest: put a message into the last row before its reader, one to and one from a stage in each row, as ONNX Runtime
-            does (pull request 4524), which has a row of messages, empty or not, between any two of computations. Else a
-            message is in the first row after the computation that makes it, so that it travels while its receiver computes.
+        latest: put a message into the last row before its reader, with one message to and one from a stage in each row, as ONNX
+            Runtime does (pull request 4524); there is then a row of messages, empty or not, between any two rows of computations.
+            Otherwise a message is in the first row after the computation that makes it, so that it travels while its receiver computes.
     """
     table = [[Slot(slot.compute, parameters=slot.parameters) for slot in row] for row in schedule.slots]
     _add_reductions(table, schedule)
@@ -62,14 +62,14 @@ def lower(schedule: Schedule, *, latest: bool = False) -> Schedule:
 
 
 def _add_reductions(table: list[list[Slot]], schedule: ScheduleTable) -> None:
-    """Add a reduction after the last gradient of each stage, where the table has none."""
-    there = {stage for row in table for slot in row for name, stage in slot.parameters if name == REDUCE}
+    """Add a reduction after the last gradient of each stage, unless the table has one."""
+    reduced_stages = {stage for row in table for slot in row for name, stage in slot.parameters if name == REDUCE}
     last: dict[int, int] = {}
     for time, row in enumerate(table):
         for slot in row:
             last.update((task.stage, time) for task in slot.tasks if task.kind != "FW")
     for stage, time in sorted(last.items()):
-        if stage not in there:
+        if stage not in reduced_stages:
             rank = schedule.rank_of[stage]
             slot = table[time][rank]
             table[time][rank] = replace(slot, parameters=(*slot.parameters, (REDUCE, stage)))
@@ -89,11 +89,11 @@ def _earliest(table: Sequence[Sequence[Slot]], rank_of: Sequence[int]) -> Table:
     for time, row in enumerate(table):
         lowered.append(tuple(row))
         if time in after:
-            there: Messages = {}
+            messages: Messages = {}
             for receive in sorted(after[time]):
-                there.setdefault(rank_of[receive.peer], []).append(other_end(receive))
-                there.setdefault(rank_of[receive.stage], []).append(receive)
-            lowered.append(_row(there, len(row)))
+                messages.setdefault(rank_of[receive.peer], []).append(other_end(receive))
+                messages.setdefault(rank_of[receive.stage], []).append(receive)
+            lowered.append(_row(messages, len(row)))
     return tuple(lowered)
 
 
@@ -119,12 +119,12 @@ def _latest(table: Sequence[Sequence[Slot]], rank_of: Sequence[int]) -> Table:
 
 
 def _free_row(lowered: list[tuple[Slot, ...] | Messages], after: int, receive: Task) -> Messages:
-    """The newest row of messages in which nothing else comes from that stage or goes to this; a new one if there is none."""
+    """Return the newest row of messages in which no other message comes from that stage or goes to this; a new row if there is none."""
     for time in range(len(lowered) - 1, after, -1):
         row = lowered[time]
         if isinstance(row, dict) and not any(
             (task.kind[1] == "R" and task.peer == receive.peer) or (task.kind[1] == "S" and task.peer == receive.stage)
-            for own in row.values() for task in own
+            for messages in row.values() for task in messages
         ):  # fmt: skip
             return row
     lowered.append({})

@@ -1,6 +1,6 @@
 """Count the memory of a schedule: what each slot allocates and frees, and the peak of each rank.
 
-The peak depends on the order alone and not on the times: each rank's slots follow one another, and slots allocate and free
+The peak depends only on the order and not on the times: each rank's slots follow one another, and slots allocate and free
 buffers.
 """
 
@@ -27,7 +27,7 @@ class MemoryChange(NamedTuple):
 
     Attributes:
         time: the row of the slot.
-        task: the computation before or after which it happens; ``None``: it happens when the slot begins.
+        task: the computation before or after which it happens; ``None`` if it happens when the slot begins.
         after: whether it happens after the computation.
         kind: one of ``KINDS``.
         bytes: positive for an allocation, negative for a release.
@@ -46,9 +46,9 @@ class Memory(Generic[Schedule]):
 
     Attributes:
         peak: bytes, ``fixed`` included.
-        at_peak: the same by kind: activations, sends, receives.
+        at_peak: the bytes at the peak by kind: activations, sends, receives.
         live: the most micro-batches whose activations are kept at once: passes through a stage, over the stages of the rank.
-        schedule: with messages.
+        schedule: the schedule, with messages.
         sizes, held: the arguments of ``memory``.
     """
 
@@ -68,16 +68,16 @@ class Memory(Generic[Schedule]):
 
 
 def memory(schedule: Schedule, sizes: Sizes | None = None, *, held: Collection[str] = ()) -> Memory[Schedule]:
-    """The peak memory of a schedule on each rank.
+    """Return the peak memory of a schedule on each rank.
 
     Args:
         sizes: default: an activation has size 1, and messages have size 0.
-        held: passes (F, B) whose send buffers are kept to the end of the step, and not released by the rule of ``buffers``.
-            It shows what that would cost.
+        held: passes (F, B) whose send buffers are kept to the end of the step, instead of being released by the rule of ``buffers``.
+            It shows the cost of keeping them.
 
     Raises:
-        TypeError: ``sizes`` is no ``Sizes``.
-        ScheduleError: the schedule is wrong, there are not as many sizes as stages, or ``held`` has other passes than F and B.
+        TypeError: ``sizes`` is not a ``Sizes``.
+        ScheduleError: the schedule is invalid, the number of sizes is not that of stages, or ``held`` has other passes than F and B.
     """
     sizes = Sizes() if sizes is None else sizes
     if not isinstance(sizes, Sizes):
@@ -109,20 +109,20 @@ class _Peak:
             self.most, self.at = self.total, dict(self.now)
 
 
-Take = Callable[[int, Task | None, bool, str, float], None]  # with the fields of a ``Change``
+Take = Callable[[int, Task | None, bool, str, float], None]  # with the fields of a ``MemoryChange``
 
 
 def _walk(schedule: ScheduleTable, sizes: Sizes, held: Collection[str], takes: Sequence[Take]) -> None:
-    """Go through the slots and call the ``take`` of each rank with every allocation and release."""
+    """Go through the slots and call the ``take`` of each rank for every allocation and release."""
     stages, rank_of = schedule.stages, schedule.rank_of
     activation = per_stage(sizes.activation, stages, "activation")
     later = activation if sizes.for_weights is None else per_stage(sizes.for_weights, stages, "for_weights")
-    for stage, (most, some) in enumerate(zip(activation, later, strict=True)):
-        if some > most:
-            raise ScheduleError(f"for_weights is {some:g} on stage {stage}: a part of activation, which is {most:g} there")
+    for stage, (most, for_weights) in enumerate(zip(activation, later, strict=True)):
+        if for_weights > most:
+            raise ScheduleError(f"for_weights is {for_weights:g} on stage {stage}: a part of activation, which is {most:g} there")
     boundary = per_stage(sizes.boundary, stages - 1, "boundary", PAIRS) if stages > 1 else []
     between = [b if rank_of[s] != rank_of[s + 1] else None for s, b in enumerate(boundary)]  # bytes of a message between a stage and the next
-    before, behind = [None, *between], [*between, None]  # what each stage exchanges with the stage before it, and behind it
+    before, behind = [None, *between], [*between, None]  # the message size of each stage with the stage before it, and after it
     split = schedule.is_split
     last_of_forward, last_of_gradient = "BW" if schedule.recompute else "FW", "WW" if split else "BW"
     free: Mapping[tuple[int, int], Sequence[Task]] = {

@@ -1,4 +1,4 @@
-"""Hold the times and the sizes of stages: one number for all of them, or one for each."""
+"""Store the times and sizes of stages: one number for all stages, or one for each."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MOST = 1e100  # sums of it are finite
 
 @dataclass(frozen=True)
 class Times:
-    """How long tasks and transfers take, in any unit; one number, or one for each stage.
+    """The durations of tasks and transfers, in any unit; one number, or one for each stage.
 
     Attributes:
         forward: F.
         backward: B, the gradient of the input.
-        weight: W, the gradient of the weights; a backward that is not split takes B + W. One that runs its forward again
-            (``recompute``) takes F more.
-        transfer: c, sending a tensor between two stages of different ranks; one number, or one for each two neighbouring stages.
+        weight: W, the gradient of the weights; an unsplit backward takes B + W. With recomputation (``recompute``) a backward
+            takes F more.
+        transfer: c, sending a tensor between two stages on different ranks; one number, or one for each two neighbouring stages.
     """
 
     forward: PerStage = 1.0
@@ -62,33 +62,33 @@ def keep_numbers(numbers: Any, *may_be_none: str) -> None:
         ScheduleError: a number is negative, or not finite.
     """
     for member in fields(numbers):
-        value, what = getattr(numbers, member.name), f"{type(numbers).__name__}({member.name}=…)"
+        value, label = getattr(numbers, member.name), f"{type(numbers).__name__}({member.name}=…)"
         if value is None and member.name in may_be_none:
             continue
         if getattr(value, "ndim", 1) == 0:  # an array or tensor without dims
             value = float(value)
         if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Set)):
-            value = tuple(_number(number, what) for number in value)
+            value = tuple(_number(number, label) for number in value)
         else:
-            value = _number(value, what)
+            value = _number(value, label)
         object.__setattr__(numbers, member.name, value)
 
 
-def _number(value: Any, what: str) -> float:
+def _number(value: Any, label: str) -> float:
     if isinstance(value, (str, bytes, bool)) or not hasattr(value, "__float__"):
-        raise TypeError(f"{what} is a number, or a list of one for each stage, not {shown(value)}")
+        raise TypeError(f"{label} is a number, or a list of one for each stage, not {shown(value)}")
     if not 0 <= value <= MOST:
-        raise ScheduleError(f"{what} is {shown(value)}: a finite number from 0, to {MOST:g} at most")
+        raise ScheduleError(f"{label} is {shown(value)}: a finite number from 0, to {MOST:g} at most")
     return float(value)
 
 
-def per_stage(value: PerStage, count: int, what: str, of: str = "stages") -> list[float]:
-    """The value as a list with one number for each stage, or for each two neighbouring stages.
+def per_stage(value: PerStage, count: int, label: str, of: str = "stages") -> list[float]:
+    """Return the value as a list with one number for each stage, or for each two neighbouring stages.
 
     Raises:
         ScheduleError: the value is a list of another length than ``count``.
     """
     numbers = list(value) if isinstance(value, Iterable) else [value] * count
     if len(numbers) != count:
-        raise ScheduleError(f"{what} has {len(numbers)} numbers, and there are {count} {of}")
+        raise ScheduleError(f"{label} has {len(numbers)} numbers, and there are {count} {of}")
     return numbers

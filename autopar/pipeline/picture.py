@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The shades of a rank's first and last stage; and of the numbers on them.
+# Colours of a rank's first and last stage, and of the numbers on them.
 COLOURS = {
     "forward": ("#1b4480", "#3a73b8", "white"),
     "backward": ("#d2702f", "#e39a69", "black"),
@@ -36,12 +36,12 @@ MESSAGES = {"F": ("forward message", "#1b4480"), "B": ("backward message", "#c45
 MEMORY = {"activations": "#a9a9b8", "sends": "#5b4a8a", "receives": "#efc3da"}
 IDLE, GREY = "#d8d8d8", "#606060"
 
-# Of each rank's height, from its top: what is drawn where.
+# The parts of each rank's height, from its top.
 LANES = {"compute": (0.04, 0.38), "sends": (0.42, 0.50), "receives": (0.52, 0.60), "memory": (0.62, 0.97)}
-HEADROOM = 0.66  # what the largest peak takes of its lane; its value stands above it
-ARROWS = 64  # more of them hide what they lie on
+HEADROOM = 0.66  # the largest peak takes this part of its lane; its value is written above it
+ARROWS = 64  # more arrows would hide the picture
 
-# What is written beside the picture: neither a date nor a version, so that the same simulation gives the same bytes.
+# Metadata of the file: neither a date nor a version, so that the same simulation gives the same bytes.
 METADATA: dict[str, dict[str, None]] = {
     ".svg": {"Date": None, "Creator": None},
     ".png": {"Software": None},
@@ -57,14 +57,14 @@ def draw(simulation: SimulationData, path: str | os.PathLike[str], *, arrows: bo
     """Write a picture, as SVG, PNG or PDF by the path's suffix; the same simulation gives the same bytes.
 
     Args:
-        arrows: from each send to its receive. Default: where there are few enough.
+        arrows: whether to draw an arrow from each send to its receive; default: only if there are few.
 
     Raises:
-        TypeError: the argument is no simulation.
+        TypeError: the argument is not a simulation.
         ValueError: the suffix is none of these.
         ImportError: matplotlib is not installed.
     """
-    found = tracks(simulation)
+    rank_tracks = tracks(simulation)
     suffix = Path(path).suffix.lower()
     if suffix not in METADATA:
         raise ValueError(f"{os.fspath(path)!r} ends in {suffix!r}; a picture is written as {', '.join(METADATA)}")
@@ -73,7 +73,7 @@ def draw(simulation: SimulationData, path: str | os.PathLike[str], *, arrows: bo
     except ImportError as error:
         raise ImportError("draw needs matplotlib, which is not installed; pip install 'autopar[picture]'") from error
     with style.context(["default", STYLE]):
-        figure = _figure(simulation, found, len(simulation.sent) <= ARROWS if arrows is None else arrows)
+        figure = _figure(simulation, rank_tracks, len(simulation.sent) <= ARROWS if arrows is None else arrows)
         figure.savefig(path, format=suffix[1:], dpi=150, metadata=METADATA[suffix])
 
 
@@ -82,9 +82,9 @@ class Sheet:
     """Sizes, in inches.
 
     Attributes:
-        width, rank: of the time axis; the height of a rank.
-        unit: the width of a time of one.
-        duration: of a typical computation.
+        width, rank: the length of the time axis, and the height of a rank.
+        unit: the width of one unit of time.
+        duration: the duration of a typical computation.
     """
 
     width: float
@@ -106,34 +106,34 @@ class Sheet:
 
     @property
     def font(self) -> float:
-        """Of most text, in points; where ranks are low, less."""
+        """The size of most text, in points; smaller if ranks are low."""
         return 8 if self.rank > 0.8 else 6
 
 
-def _figure(simulation: SimulationData, found: Sequence[Track], arrows: bool) -> Figure:
+def _figure(simulation: SimulationData, rank_tracks: Sequence[Track], arrows: bool) -> Figure:
     from matplotlib.figure import Figure
 
-    sheet, ranks = Sheet.of(simulation), len(found)
+    sheet, ranks = Sheet.of(simulation), len(rank_tracks)
     width, height = sheet.left + sheet.width + sheet.right, sheet.top + ranks * sheet.rank + sheet.bottom
     figure = Figure(figsize=(width, height))
     axes = figure.add_axes((sheet.left / width, sheet.bottom / height, sheet.width / width, ranks * sheet.rank / height))
-    begin = min((own[0].start for own in simulation.computed if own), default=0.0)
+    begin = min((spans[0].start for spans in simulation.computed if spans), default=0.0)
     end = begin + (simulation.makespan or 1.0)
     axes.set_xlim(begin, end)
     axes.set_ylim(ranks, 0)
     _idle(axes, ranks, begin, end)
-    _computations(axes, simulation, found, sheet)
-    _messages(axes, found, arrows)
-    _memory(axes, simulation, found, sheet, end)
+    _computations(axes, simulation, rank_tracks, sheet)
+    _messages(axes, rank_tracks, arrows)
+    _memory(axes, simulation, rank_tracks, sheet, end)
     _frame(axes, simulation, sheet)
     figure.text(sheet.left / width, 1 - 0.25 / height, title(simulation), fontsize=12, weight="bold", va="center")
     figure.text(sheet.left / width, 1 - 0.46 / height, _numbers(simulation), fontsize=9, va="center", color=GREY)
-    _legend(figure, simulation, found, sheet)
+    _legend(figure, simulation, rank_tracks, sheet)
     return figure
 
 
 def _idle(axes: Axes, ranks: int, begin: float, end: float) -> None:
-    """The hatched ground of each lane of computations: where nothing covers it, the rank is idle."""
+    """Hatch the lane of computations: where nothing covers the hatching, the rank is idle."""
     from matplotlib.collections import PolyCollection
 
     top, bottom = LANES["compute"]
@@ -143,12 +143,12 @@ def _idle(axes: Axes, ranks: int, begin: float, end: float) -> None:
     )  # fmt: skip
 
 
-def _computations(axes: Axes, simulation: SimulationData, found: Sequence[Track], sheet: Sheet) -> None:
+def _computations(axes: Axes, simulation: SimulationData, rank_tracks: Sequence[Track], sheet: Sheet) -> None:
     schedule = simulation.schedule
     top, bottom = LANES["compute"]
     for name in COMPUTATIONS:
         groups: dict[tuple[int, int], list[Span]] = {}
-        for rank, track in enumerate(found):
+        for rank, track in enumerate(rank_tracks):
             for span in track.computed[name]:
                 groups.setdefault((rank, schedule.chunk_of(span.op.stage)), []).append(span)
         boxes = [[_box(span.start, span.end, rank + top, rank + bottom) for span in spans] for (rank, _), spans in groups.items()]
@@ -159,7 +159,7 @@ def _computations(axes: Axes, simulation: SimulationData, found: Sequence[Track]
 
 
 def _batches(axes: Axes, spans: Sequence[Span], y: float, colour: str, sheet: Sheet) -> None:
-    """The micro-batches' numbers, in one size, where they fit."""
+    """Write the numbers of micro-batches, all in one size, where they fit."""
     for span in spans:
         text = str(span.op.batch)
         points = 72 * sheet.unit
@@ -169,15 +169,15 @@ def _batches(axes: Axes, spans: Sequence[Span], y: float, colour: str, sheet: Sh
             axes.text((span.start + span.end) / 2, y, text, fontsize=round(size, 1), color=colour, ha="center", va="center_baseline", zorder=3)
 
 
-def _messages(axes: Axes, found: Sequence[Track], arrows: bool) -> None:
+def _messages(axes: Axes, rank_tracks: Sequence[Track], arrows: bool) -> None:
     for of, (name, colour) in MESSAGES.items():
         boxes = []
-        for lane, ends in (("sends", [track.sent for track in found]), ("receives", [track.received for track in found])):
+        for lane, ends in (("sends", [track.sent for track in rank_tracks]), ("receives", [track.received for track in rank_tracks])):
             low, high = _half(lane, of)
-            boxes += [[_box(s.start, s.end, rank + low, rank + high) for s in own if s.op.of == of] for rank, own in enumerate(ends)]
+            boxes += [[_box(s.start, s.end, rank + low, rank + high) for s in spans if s.op.of == of] for rank, spans in enumerate(ends)]
         _add(axes, boxes, [colour] * len(boxes), name, edgecolor=colour, linewidth=0.4)
         if arrows:
-            _arrows(axes, [span for track in found for span in track.sent if span.op.of == of], of, colour)
+            _arrows(axes, [span for track in rank_tracks for span in track.sent if span.op.of == of], of, colour)
 
 
 def _arrows(axes: Axes, spans: Sequence[Span], of: str, colour: str) -> None:
@@ -194,26 +194,26 @@ def _arrows(axes: Axes, spans: Sequence[Span], of: str, colour: str) -> None:
             axes.scatter(*zip(*ends, strict=True), s=7, marker=marker, color=colour, linewidths=0, zorder=4)
 
 
-def _memory(axes: Axes, simulation: SimulationData, found: Sequence[Track], sheet: Sheet, end: float) -> None:
-    """The kinds on top of one another, all ranks on one scale; a triangle at the first time of the peak."""
+def _memory(axes: Axes, simulation: SimulationData, rank_tracks: Sequence[Track], sheet: Sheet, end: float) -> None:
+    """Draw the kinds of memory on top of one another, all ranks on one scale, with a triangle at the first time of the peak."""
     from matplotlib.collections import LineCollection, PolyCollection
 
     top, bottom = LANES["memory"]
-    scale = HEADROOM * (bottom - top) / (max((max(track.total) for track in found), default=0.0) or 1.0)
-    low = [np.zeros(len(track.times)) for track in found]
+    scale = HEADROOM * (bottom - top) / (max((max(track.total) for track in rank_tracks), default=0.0) or 1.0)
+    low = [np.zeros(len(track.times)) for track in rank_tracks]
     for kind in KINDS:
-        high = [base + np.array(track.bytes[kind]) for base, track in zip(low, found, strict=True)]
+        high = [base + np.array(track.bytes[kind]) for base, track in zip(low, rank_tracks, strict=True)]
         areas = [
             _area(track.times, rank + bottom - scale * under, rank + bottom - scale * over, end)
-            for rank, (track, under, over) in enumerate(zip(found, low, high, strict=True)) if np.any(over > under)
+            for rank, (track, under, over) in enumerate(zip(rank_tracks, low, high, strict=True)) if np.any(over > under)
         ]  # fmt: skip
         axes.add_collection(PolyCollection(areas, facecolor=MEMORY[kind], linewidth=0, gid=kind, zorder=2), autolim=False)
         low = high
-    # The outline shows also what is in use for no time at all, which may be the peak.
-    lines = [_steps(track.times, rank + bottom - scale * total, end) for rank, (track, total) in enumerate(zip(found, low, strict=True))]
+    # The outline also shows memory that is in use for no time at all, which may be the peak.
+    lines = [_steps(track.times, rank + bottom - scale * total, end) for rank, (track, total) in enumerate(zip(rank_tracks, low, strict=True))]
     axes.add_collection(LineCollection(lines, colors=GREY, linewidths=0.4, zorder=2), autolim=False)
     left, right = axes.get_xlim()
-    for rank, (track, total) in enumerate(zip(found, low, strict=True)):
+    for rank, (track, total) in enumerate(zip(rank_tracks, low, strict=True)):
         at = int(np.argmax(total))
         y = rank + bottom - scale * total[at]
         text = f"peak {_short(simulation.peak[rank])}" + (f" ({_short(track.fixed)} fixed)" if track.fixed else "")
@@ -225,7 +225,7 @@ def _memory(axes: Axes, simulation: SimulationData, found: Sequence[Track], shee
 
 
 def _frame(axes: Axes, simulation: SimulationData, sheet: Sheet) -> None:
-    """Names of ranks and lanes, lines between ranks, the time axis."""
+    """Draw names of ranks and lanes, lines between ranks, and the time axis."""
     ranks = simulation.schedule.ranks
     for rank, stages in enumerate(simulation.schedule.stages_of):
         names = [(f"rank {rank}", sum(LANES["compute"]) / 2, sheet.font + 1, "black")]
@@ -244,20 +244,20 @@ def _frame(axes: Axes, simulation: SimulationData, sheet: Sheet) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _legend(figure: Figure, simulation: SimulationData, found: Sequence[Track], sheet: Sheet) -> None:
-    """A row for the computations, one for messages and memory."""
+def _legend(figure: Figure, simulation: SimulationData, rank_tracks: Sequence[Track], sheet: Sheet) -> None:
+    """Draw a row for the computations, and one for messages and memory."""
     from matplotlib.legend_handler import HandlerTuple
     from matplotlib.patches import Patch
 
     chunks = simulation.schedule.chunks
-    computed = [name for name in COMPUTATIONS if any(track.computed[name] for track in found)]
+    computed = [name for name in COMPUTATIONS if any(track.computed[name] for track in rank_tracks)]
     first: list[tuple[Any, str]] = [(tuple(Patch(color=_shade(name, chunk, chunks)) for chunk in range(chunks)), name) for name in computed]
     first.append((Patch(facecolor="white", edgecolor="#b0b0b0", hatch="/////", linewidth=0.4), "idle"))
     if chunks > 1:
         first.append((Patch(alpha=0), "(shades: the stages of a rank, in order)"))
-    there = {span.op.of for span in simulation.sent}
-    second: list[tuple[Any, str]] = [(Patch(color=colour, linewidth=0), name) for of, (name, colour) in MESSAGES.items() if of in there]
-    second += [(Patch(color=MEMORY[kind]), f"memory: {kind}") for kind in KINDS if any(any(track.bytes[kind]) for track in found)]
+    sent_passes = {span.op.of for span in simulation.sent}
+    second: list[tuple[Any, str]] = [(Patch(color=colour, linewidth=0), name) for of, (name, colour) in MESSAGES.items() if of in sent_passes]
+    second += [(Patch(color=MEMORY[kind]), f"memory: {kind}") for kind in KINDS if any(any(track.bytes[kind]) for track in rank_tracks)]
     width, height = figure.get_size_inches()
     for entries, y in ((first, 0.3), (second, 0.08)):
         figure.legend(
@@ -282,7 +282,7 @@ def _box(start: float, end: float, low: float, high: float) -> list[tuple[float,
 
 
 def _half(lane: str, of: str) -> tuple[float, float]:
-    """Forward messages are in the upper half of their lane, backward ones in the lower."""
+    """Return the half of a lane: forward messages are in the upper half, backward ones in the lower."""
     top, bottom = LANES[lane]
     middle = (top + bottom) / 2
     return (top, middle - 0.005) if of == "F" else (middle + 0.005, bottom)
@@ -293,7 +293,7 @@ def _steps(times: Sequence[float], values: np.ndarray, end: float) -> np.ndarray
 
 
 def _area(times: Sequence[float], low: np.ndarray, high: np.ndarray, end: float) -> np.ndarray:
-    """Between two lines of steps; of what has no width nothing is left."""
+    """Return the area between two lines of steps; parts without width are dropped."""
     after = np.array([*times[1:], end])
     changed = np.flatnonzero(after > times)
     same = (np.diff(low[changed], prepend=np.nan) == 0) & (np.diff(high[changed], prepend=np.nan) == 0)
@@ -303,11 +303,11 @@ def _area(times: Sequence[float], low: np.ndarray, high: np.ndarray, end: float)
 
 
 def _add(axes: Axes, boxes: Iterable[Sequence[Sequence[tuple[float, float]]]], colours: Sequence[str], gid: str, **style: Any) -> None:
-    """Boxes, one path for all of a colour: pictures of many thousand stay small."""
+    """Add boxes, with one path for each colour, so that pictures of many thousand boxes stay small."""
     from matplotlib.collections import PathCollection
     from matplotlib.path import Path as Shape
 
-    pairs = [(Shape.make_compound_path_from_polys(np.array(own)), colour) for own, colour in zip(boxes, colours, strict=True) if own]
+    pairs = [(Shape.make_compound_path_from_polys(np.array(polygons)), colour) for polygons, colour in zip(boxes, colours, strict=True) if polygons]
     axes.add_collection(PathCollection([p for p, _ in pairs], facecolor=[c for _, c in pairs], gid=gid, zorder=2, **style), autolim=False)
 
 
@@ -320,7 +320,7 @@ def _shade(name: str, chunk: int, chunks: int) -> tuple[float, ...]:
 
 
 def _short(number: float) -> str:
-    """Four digits, with a prefix from ten thousand on: ``12.34``, ``16.78 M``."""
+    """Write four digits, with a prefix from ten thousand on: ``12.34``, ``16.78 M``."""
     for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= 10 * factor:
             return f"{number / factor:.4g} {prefix}"

@@ -1,4 +1,4 @@
-"""From what each rank does in its order to a table: each slot in the first row that what it reads allows."""
+"""Make a table from the order of each rank's slots: each slot is in the first row after everything that it reads."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from autopar.pipeline.task import EMPTY, Slot, Table, Task, other_end
 
 
 def rows(orders: Sequence[Sequence[Slot]], rank_of: Sequence[int]) -> Table:
-    """A table in which each rank keeps its order.
+    """Return a table in which each rank keeps its order.
 
-    What is missing holds nobody up: that it is missing is told by ``verify``.
+    Missing tasks do not block others; ``verify`` reports them.
 
     Args:
         orders: the slots of each rank, in their order.
 
     Raises:
-        ScheduleError: ranks wait for each other for ever; with the cycle.
+        ScheduleError: ranks wait for each other for ever; the error shows the cycle.
     """
-    there = {task for own in orders for slot in own for task in slot.tasks}
+    present = {task for own in orders for slot in own for task in slot.tasks}
     time: dict[Task, int] = {}
     at, last = [0] * len(orders), [-1] * len(orders)
     times: list[list[int]] = [[] for _ in orders]
@@ -31,7 +31,7 @@ def rows(orders: Sequence[Sequence[Slot]], rank_of: Sequence[int]) -> Table:
         while at[rank] < len(orders[rank]):
             slot = orders[rank][at[rank]]
             own, row = set(slot.tasks), last[rank] + 1
-            for need, later in needs(slot, rank_of, there):
+            for need, later in needs(slot, rank_of, present):
                 if need in own:
                     continue
                 if (done := time.get(need)) is None:
@@ -48,7 +48,7 @@ def rows(orders: Sequence[Sequence[Slot]], rank_of: Sequence[int]) -> Table:
                 continue
             break
     if any(at[rank] < len(own) for rank, own in enumerate(orders)):
-        raise ScheduleError(_cycle(orders, rank_of, there, time, at))
+        raise ScheduleError(_cycle(orders, rank_of, present, time, at))
     table = [[EMPTY] * len(orders) for _ in range(max(last, default=-1) + 1)]
     for rank, own in enumerate(orders):
         for slot, row in zip(own, times[rank], strict=True):
@@ -56,29 +56,29 @@ def rows(orders: Sequence[Sequence[Slot]], rank_of: Sequence[int]) -> Table:
     return tuple(map(tuple, table))
 
 
-def needs(slot: Slot, rank_of: Sequence[int], there: set[Task]) -> Iterator[tuple[Task, int]]:
-    """What must be done before a slot, and how many rows later the slot may be."""
+def needs(slot: Slot, rank_of: Sequence[int], present: set[Task]) -> Iterator[tuple[Task, int]]:
+    """Yield the tasks that must be done before a slot, and by how many rows the slot must be later."""
     for task in slot.tasks:
         action = task.kind[1]
         if action == "S":
-            yield from ((one, 1) for one in (made_by(task),) if one in there)
+            yield from ((dependency, 1) for dependency in (made_by(task),) if dependency in present)
         elif action == "R":
-            yield from ((one, 0) for one in (other_end(task),) if one in there)
-        elif (message := source(task, rank_of)) in there:
+            yield from ((dependency, 0) for dependency in (other_end(task),) if dependency in present)
+        elif (message := source(task, rank_of)) in present:
             yield message, 1  # type: ignore[misc]
-            yield from ((one, 1) for one in reads(task, len(rank_of)) if one in there and rank_of[one.stage] == rank_of[task.stage])
+            yield from ((dependency, 1) for dependency in reads(task, len(rank_of)) if dependency in present and rank_of[dependency.stage] == rank_of[task.stage])
         else:
-            yield from ((one, 1) for one in reads(task, len(rank_of)) if one in there)
+            yield from ((dependency, 1) for dependency in reads(task, len(rank_of)) if dependency in present)
 
 
-def _cycle(orders: Sequence[Sequence[Slot]], rank_of: Sequence[int], there: set[Task], time: dict[Task, int], at: Sequence[int]) -> str:
-    """Ranks that wait for one another, each for what the next has yet to do."""
-    rank = next(rank for rank, own in enumerate(orders) if at[rank] < len(own))
+def _cycle(orders: Sequence[Sequence[Slot]], rank_of: Sequence[int], present: set[Task], time: dict[Task, int], at: Sequence[int]) -> str:
+    """Describe ranks that wait for each other, each for a task that the next has not done."""
+    rank = next(rank for rank, order in enumerate(orders) if at[rank] < len(order))
     lines: dict[int, str] = {}
     while rank not in lines:
         slot = orders[rank][at[rank]]
         task, need = next(
-            (task, need) for task in slot.tasks for need, _ in needs(Slot((task,)), rank_of, there)
+            (task, need) for task in slot.tasks for need, _ in needs(Slot((task,)), rank_of, present)
             if need not in time and need not in slot.tasks
         )  # fmt: skip
         other = rank_of[need.stage]
@@ -86,4 +86,4 @@ def _cycle(orders: Sequence[Sequence[Slot]], rank_of: Sequence[int], there: set[
         lines[rank] = f"  rank {rank}: {task.where} waits for {need.where} on rank {other}{behind}\n"
         rank = other
     ring = list(lines)[list(lines).index(rank) :]
-    return f"ranks wait for each other for ever:\n{''.join(lines[one] for one in ring)}change the order of the tasks on one of them"
+    return f"ranks wait for each other for ever:\n{''.join(lines[member] for member in ring)}change the order of the tasks on one of them"

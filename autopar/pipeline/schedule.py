@@ -36,7 +36,7 @@ class PipelineSchedule(ScheduleTable):
     """
 
     def with_messages(self, *, latest: bool = False) -> PipelineSchedule:
-        """The same schedule, with a send and a receive for each result that another rank reads; itself if it has them."""
+        """Return the schedule with a send and a receive for each result that another rank reads; itself if it has them."""
         return with_messages(self, latest=latest)
 
     # -- events ------------------------------------------------------------------------------------------------------
@@ -47,10 +47,10 @@ class PipelineSchedule(ScheduleTable):
         return with_events(self.with_messages().slots, each=1)
 
     def events(self, batch: int, stage: int, of: Pass) -> Events:
-        """The events of a micro-batch's forward (F) or backward (B) on a stage, of both tables; -1 where there is none.
+        """Return the events of a micro-batch's forward (F) or backward (B) on a stage, in both tables; -1 for none.
 
         Raises:
-            ScheduleError: there is no such pass in the schedule.
+            ScheduleError: the schedule has no such pass.
         """
         return events_of(whole(batch, "batch"), whole(stage, "stage"), of, *self.checked()._indices)
 
@@ -64,17 +64,17 @@ class PipelineSchedule(ScheduleTable):
         return f"{self.title}\n{self.table(messages=self.has_messages)}"
 
     def table(self, *, messages: bool = True, events: bool = False, down: bool = False) -> str:
-        """The schedule as a text table of fixed width, without a line end behind its last line; see ``autopar.pipeline.formats.table``.
+        """Return the schedule as a text table of fixed width, without a final line end; see ``autopar.pipeline.formats.table``.
 
         Args:
             messages: print ``compute_comm_table``, else ``compute_table``.
-            events: print behind the tasks of a slot the events that it waits for and those that it records, ``-1>0``.
+            events: print after the tasks of a slot the events that it waits for and those that it records, ``-1>0``.
             down: print time downwards, with a column for each rank and numbered rows.
         """
         return table(self, self.compute_comm_table if messages else self.compute_table, events=events, down=down)
 
     def to_json(self) -> str:
-        """The schedule as JSON, without loss; see ``autopar.pipeline.formats.document``."""
+        """Return the schedule as JSON, without loss; see ``autopar.pipeline.formats.document``."""
         return to_json(self)
 
     @staticmethod
@@ -83,7 +83,7 @@ class PipelineSchedule(ScheduleTable):
         return from_json(text, PipelineSchedule)
 
     def to_csv(self, *, messages: bool = False) -> str:
-        """The schedule as actions of torch.distributed.pipelining; see ``autopar.pipeline.formats.actions``."""
+        """Return the schedule as actions of torch.distributed.pipelining; see ``autopar.pipeline.formats.actions``."""
         return to_csv(self, messages=messages)
 
     @staticmethod
@@ -92,9 +92,9 @@ class PipelineSchedule(ScheduleTable):
         return from_csv(text, PipelineSchedule, **options)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Verify the schedule and write it to a file: ``.json``, or ``.csv`` for torch, with messages where it has them.
+        """Verify the schedule and write it to a file: ``.json``, or ``.csv`` for torch, with messages if the schedule has them.
 
-        A CSV cannot hold the name, ``recompute``, and the rows in which buffers are released.
+        A CSV has neither the name, nor ``recompute``, nor the rows in which buffers are released.
         """
         form = suffix(path)
         right = self.checked()
@@ -109,24 +109,24 @@ class PipelineSchedule(ScheduleTable):
             options: those of ``from_csv``.
 
         Raises:
-            ScheduleError: the file is malformed, with line and column; or the schedule is wrong.
+            ScheduleError: the file is malformed (with line and column), or the schedule is invalid.
         """
         form = suffix(path)
         if options and form == ".json":
-            raise TypeError(f"{path}: JSON says {', '.join(options)} itself; these are options of CSV")
+            raise TypeError(f"{path}: JSON contains {', '.join(options)} itself; these are options of CSV")
         try:
             with open(path, encoding="utf-8", newline="") as file:
                 text = file.read()
             return (PipelineSchedule.from_json(text) if form == ".json" else PipelineSchedule.from_csv(text, **options)).checked()
         except UnicodeDecodeError:
-            raise ScheduleError(f"{path}: this is no text in UTF-8; a schedule is kept as .json or .csv") from None
+            raise ScheduleError(f"{path}: the file is not text in UTF-8; a schedule is stored as .json or .csv") from None
         except ScheduleError as error:
             raise ScheduleError(f"{path}: {error}") from None
 
     # -- verification and simulation ---------------------------------------------------------------------------------
 
     def checked(self) -> PipelineSchedule:
-        """Verify the schedule at the first call, and return it. Schedules of policies are known to be right."""
+        """Verify the schedule at the first call, and return it. Schedules of policies are known to be valid."""
         if not self.is_known_right:
             self.verify()
         return self.known_right()
@@ -141,8 +141,8 @@ class PipelineSchedule(ScheduleTable):
 
 
 def suffix(path: str | os.PathLike[str]) -> str:
-    """The format of a file, ``.json`` or ``.csv``, by its name."""
+    """Return the format of a file, ``.json`` or ``.csv``, by its name."""
     form = Path(path).suffix.lower()
     if form not in (".json", ".csv"):
-        raise ValueError(f"{path}: a schedule is kept as .json, or as .csv for torch")
+        raise ValueError(f"{path}: a schedule is stored as .json, or as .csv for torch")
     return form

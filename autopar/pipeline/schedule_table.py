@@ -1,4 +1,4 @@
-"""Hold the table of a schedule, and answer questions that the table alone decides."""
+"""Store the table of a schedule, and answer questions that the table alone decides."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from autopar.pipeline.task import Slot, Table, Task
 
 @dataclass(frozen=True)
 class ScheduleTable:
-    """The fields of a ``PipelineSchedule`` and its queries: what the verifier, the lowering, the simulator and the formats read.
+    """The fields of a ``PipelineSchedule`` and its queries, which the verifier, the lowering, the simulator and the formats use.
 
-    They take any schedule of this class, and what they return has the class of what they were given.
+    These take a schedule of any subclass, and return schedules of the same class.
 
     Attributes:
         slots: a row for each time, with a slot for each rank; computations alone, or with their messages.
         batches: the number of micro-batches.
         rank_of: the rank of each stage.
         name: the name of the policy that made the schedule.
-        recompute: a backward runs its forward again, for which it reads the tensors that the forward received and sent.
+        recompute: whether a backward runs its forward again, which reads the tensors that the forward received and sent.
     """
 
     slots: Table = field(repr=False)
@@ -40,7 +40,7 @@ class ScheduleTable:
         if not isinstance(self.recompute, bool):
             raise TypeError(f"recompute is True or False, not {shown(self.recompute)}")
         if not isinstance(self.name, str) or not self.name.isprintable():
-            raise ScheduleError(f"the name of a schedule can be printed, {shown(self.name)} cannot")
+            raise ScheduleError(f"the name of a schedule must be printable, {shown(self.name)} is not")
 
     @property
     def title(self) -> str:
@@ -113,17 +113,17 @@ class ScheduleTable:
         return with_events([row for row in rows if any(slot.tasks for slot in row)], each=2)
 
     def without_messages(self: Schedule) -> Schedule:
-        """The same schedule with its computations alone."""
+        """Return the schedule with its computations alone."""
         rows = tuple(tuple(Slot(slot.compute) for slot in row) for row in self.compute_table)
         return replace(self, slots=rows)
 
     @property
     def is_known_right(self) -> bool:
-        """Whether the schedule was verified, or a policy made it."""
+        """Whether the schedule has been verified, or was made by a policy."""
         return "_right" in self.__dict__
 
     def known_right(self: Schedule) -> Schedule:
-        """Mark the schedule as right, so that it is not verified again, and return it. Copies with other slots have no such mark."""
+        """Mark the schedule as valid, so that it is not verified again, and return it. Copies with other slots lose the mark."""
         self.__dict__["_right"] = True
         return self
 

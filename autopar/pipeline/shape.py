@@ -1,4 +1,4 @@
-"""What every table has, also that of a wrong schedule: slots of tasks, rows of one width, stages and micro-batches that exist."""
+"""Check what every table must have, even an invalid schedule: slots of tasks, rows of one width, existing stages and micro-batches."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from autopar.pipeline.task import KINDS, Slot, Table, Task
 NAMES = frozenset(of + action for of, action in KINDS)
 
 
-def whole(value: Any, what: str) -> int:
-    """A whole number, also one of NumPy's.
+def whole(value: Any, label: str) -> int:
+    """Return a whole number as an int; NumPy's are accepted too.
 
     Raises:
-        TypeError: it is none; ``True`` neither.
+        TypeError: the value is not a whole number, or is a bool.
     """
     if not isinstance(value, bool):
         try:
             return operator.index(value)
         except TypeError:
             pass
-    raise TypeError(f"{what} is a whole number, not {shown(value)}")
+    raise TypeError(f"{label} is a whole number, not {shown(value)}")
 
 
 def placement(rank_of: Any) -> tuple[int, ...]:
-    """Stage → rank, of whatever was given for it."""
+    """Return the rank of each stage as a tuple, from any iterable."""
     if isinstance(rank_of, (str, bytes)) or not isinstance(rank_of, Iterable):
         raise TypeError(f"rank_of is the rank of each stage, such as (0, 1, 1, 0), not {shown(rank_of)}")
-    found = tuple(whole(rank, "a rank in rank_of") for rank in rank_of)
-    if not found:
+    ranks = tuple(whole(rank, "a rank in rank_of") for rank in rank_of)
+    if not ranks:
         raise ScheduleError("a schedule has at least one stage")
-    if sorted(set(found)) != list(range(max(found) + 1)):
-        raise ScheduleError(f"stages lie on ranks {sorted(set(found))}: number the ranks from 0 without gaps")
-    return found
+    if sorted(set(ranks)) != list(range(max(ranks) + 1)):
+        raise ScheduleError(f"the stages are on ranks {sorted(set(ranks))}: number the ranks from 0 without gaps")
+    return ranks
 
 
 def table(slots: Iterable[Iterable[Slot]], batches: int, rank_of: tuple[int, ...]) -> Table:
-    """The rows as tuples; each slot is one of the rank that it stands for."""
+    """Return the rows as tuples, after checking that each slot belongs to its rank."""
     if batches < 1:
         raise ScheduleError(f"a schedule has at least one micro-batch, not {batches}")
     rows = tuple(row if type(row) is tuple else tuple(row) for row in slots)
     ranks, stages = max(rank_of) + 1, len(rank_of)
     for time, row in enumerate(rows):
         if len(row) != ranks:
-            raise ScheduleError(f"row {time} has {len(row)} slots, and there are {ranks} ranks")
+            raise ScheduleError(f"row {time} has {len(row)} slots, but there are {ranks} ranks")
         for rank, slot in enumerate(row):
             if type(slot) is not Slot or type(slot.tasks) is not tuple or type(slot.free) is not tuple or type(slot.parameters) is not tuple:
-                raise TypeError(f"row {time}, rank {rank}: a Slot with tuples of tasks stands there, not {shown(slot)}")
+                raise TypeError(f"row {time}, rank {rank}: this must be a Slot with tuples of tasks, not {shown(slot)}")
             for task in slot.tasks:
                 if type(task) is not Task or task.kind not in NAMES:
                     raise ScheduleError(f"row {time}, rank {rank}: {shown(task)} is no task; a Task has one of the kinds {', '.join(sorted(NAMES))}")
@@ -58,11 +58,11 @@ def table(slots: Iterable[Iterable[Slot]], batches: int, rank_of: tuple[int, ...
                 if not 0 <= task.batch < batches:
                     raise ScheduleError(f"row {time}, rank {rank}: {task.where}: there is no micro-batch {task.batch}, only 0 to {batches - 1}")
                 if rank_of[task.stage] != rank:
-                    raise ScheduleError(f"row {time}, rank {rank}: {task.where}, which lies on rank {rank_of[task.stage]}")
+                    raise ScheduleError(f"row {time}, rank {rank}: {task.where}, but that stage is on rank {rank_of[task.stage]}")
             for send in slot.free:
                 if type(send) is not Task or send.kind not in NAMES or not (0 <= send.stage < stages and 0 <= send.peer < stages):
-                    raise ScheduleError(f"row {time}, rank {rank}: the buffer of {send!r} is released, which is no send between two stages")
+                    raise ScheduleError(f"row {time}, rank {rank}: the buffer of {send!r} is released, but that is no send between two stages")
             for pair in slot.parameters:
                 if type(pair) is not tuple or len(pair) != 2:
-                    raise ScheduleError(f"row {time}, rank {rank}: {pair!r} among the parameters; a name and a stage, such as ('REDUCE_GRAD', 0)")
+                    raise ScheduleError(f"row {time}, rank {rank}: {pair!r} among the parameters must be a name and a stage, such as ('REDUCE_GRAD', 0)")
     return rows

@@ -1,4 +1,4 @@
-"""Simulate a schedule on paper: when each task begins and ends, how much time is lost, and what memory it takes.
+"""Simulate a schedule: compute when each task begins and ends, how much time is lost, and how much memory is used.
 
 Each rank computes one task after the other. Each pair of ranks has a link in either direction, and messages travel while ranks
 compute. A send begins when its rank has reached it and its link is free. A computation waits for its message; nothing before
@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from autopar.errors import ScheduleError, shown
-from autopar.gc_pause import collector_paused
+from autopar.gc_pause import gc_paused
 from autopar.pipeline.dataflow import source
 from autopar.pipeline.lowering import with_messages
 from autopar.pipeline.memory import memory
@@ -33,12 +33,12 @@ class Simulation(SimulationData[Schedule]):
     """The result of ``simulate``: spans of computations and messages, and memory.
 
     Attributes:
-        schedule: with messages.
-        times, memory: those of the schedule.
+        schedule: the schedule, with messages.
+        times, memory: its times and its memory.
         computed: the spans of the computations, rank by rank: the stream is the rank.
         sent: the spans of the messages: the op is the send, the stream the pair of ranks.
         work: the time that each rank computes, in the unit of ``times``.
-        exposed: the time that each rank waits for messages on their way. If transfers took no time, it would wait so much less.
+        exposed: the time that each rank waits for messages in transit, which it would not wait if transfers took no time.
     """
 
     def __str__(self) -> str:
@@ -53,20 +53,20 @@ class Simulation(SimulationData[Schedule]):
         save_trace(self, path)
 
 
-@collector_paused()
+@gc_paused()
 def simulate(schedule: Schedule, times: Times | None = None, sizes: Sizes | None = None, *, held: Collection[str] = (),
              at_once: Collection[Task] = ()) -> Simulation[Schedule]:  # fmt: skip
-    """Simulate a schedule; linear in its tasks.
+    """Simulate a schedule. Linear in its tasks.
 
     Args:
-        times: how long tasks take. Default: F = B = W = 1, and transfers take no time.
-        sizes: what tasks keep in memory. Default: an activation has size 1, and messages have size 0.
+        times: the durations of tasks. Default: F = B = W = 1, and transfers take no time.
+        sizes: the memory that tasks keep. Default: an activation has size 1, and messages have size 0.
         held: passes whose send buffers are kept to the end, as for ``memory``.
-        at_once: computations that do not wait for messages. No schedule can run so, but some published figures assume it.
+        at_once: computations that do not wait for messages. No real run can do this, but some published figures assume it.
 
     Raises:
-        TypeError: ``times`` is no ``Times``, or ``sizes`` no ``Sizes``.
-        ScheduleError: the schedule is wrong, or there are not as many times or sizes as stages.
+        TypeError: ``times`` is not a ``Times``, or ``sizes`` not a ``Sizes``.
+        ScheduleError: the schedule is invalid, or the number of times or sizes is not that of stages.
     """
     times = Times() if times is None else times
     if not isinstance(times, Times):
@@ -84,15 +84,15 @@ def simulate(schedule: Schedule, times: Times | None = None, sizes: Sizes | None
     ranks, links = Timeline(), Timeline()
     busy = [0.0] * schedule.ranks
     exposed = [0.0] * schedule.ranks
-    arrived: dict[tuple[str, int, int], tuple[float, float]] = {}  # kind, receiving stage, micro-batch → made, arrived
+    arrived: dict[tuple[str, int, int], tuple[float, float]] = {}  # kind, receiving stage, micro-batch → ready to send, arrived
     at_once = set(at_once)
     for row in schedule.slots:
         for rank, slot in enumerate(row):
             for task in slot.tasks:
                 if task.kind[1] == "S":
-                    made = ranks.free.get(rank, 0.0)
-                    end = links.place(task, (rank, rank_of[task.peer]), transfer[min(task.stage, task.peer)], made)
-                    arrived[task.kind[0], task.peer, task.batch] = made, end
+                    computed_at = ranks.free.get(rank, 0.0)
+                    end = links.place(task, (rank, rank_of[task.peer]), transfer[min(task.stage, task.peer)], computed_at)
+                    arrived[task.kind[0], task.peer, task.batch] = computed_at, end
         for rank, slot in enumerate(row):
             for task in slot.tasks:
                 kind, stage, batch, _ = task
@@ -105,8 +105,8 @@ def simulate(schedule: Schedule, times: Times | None = None, sizes: Sizes | None
                         duration = backward[stage]
                     ready = 0.0
                     if source(task, rank_of) is not None and task not in at_once:
-                        made, ready = arrived[kind[0], stage, batch]
-                        exposed[rank] += max(0.0, ready - max(made, ranks.free.get(rank, 0.0)))
+                        computed_at, ready = arrived[kind[0], stage, batch]
+                        exposed[rank] += max(0.0, ready - max(computed_at, ranks.free.get(rank, 0.0)))
                     ranks.place(task, rank, duration, ready)
                     busy[rank] += duration
     computed: list[list[Span]] = [[] for _ in range(schedule.ranks)]

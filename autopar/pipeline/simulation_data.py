@@ -1,4 +1,4 @@
-"""Hold what a simulation computed, and derive makespan, bubble and peak from it."""
+"""Store the result of a simulation, and derive makespan, bubble and peak from it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from autopar.pipeline.timeline import Span
 
 @dataclass(frozen=True)
 class SimulationData(Generic[Schedule]):
-    """The fields of a ``Simulation`` and its queries: what the summary, the picture and the trace read.
+    """The fields of a ``Simulation`` and its queries, which the summary, the picture and the trace use.
 
     Attributes:
-        schedule: with messages.
-        times, memory: those of the schedule.
+        schedule: the schedule, with messages.
+        times, memory: its times and its memory.
         computed: the spans of the computations, rank by rank: the stream is the rank.
         sent: the spans of the messages: the op is the send, the stream the pair of ranks.
         work: the time that each rank computes, in the unit of ``times``.
-        exposed: the time that each rank waits for messages on their way. If transfers took no time, it would wait so much less.
+        exposed: the time that each rank waits for messages in transit, which it would not wait if transfers took no time.
     """
 
     schedule: Schedule
@@ -41,17 +41,17 @@ class SimulationData(Generic[Schedule]):
 
     @cached_property
     def span(self) -> float:
-        """The longest time of one rank from its first begin to its last end. It is the length of a step where steps overlap."""
+        """The longest time of one rank from its first begin to its last end. It is the length of a step if steps overlap."""
         return max((spans[-1].end - spans[0].start for spans in self.computed if spans), default=0.0)
 
     @property
     def ideal(self) -> float:
-        """The work of the busiest rank: m (F + B + W) where stages are alike."""
+        """The work of the busiest rank: m (F + B + W) if stages are alike."""
         return max(self.work)
 
     @property
     def bubble(self) -> float:
-        """The time lost by makespan."""
+        """The time lost according to the makespan."""
         return self.makespan - self.ideal
 
     @property
@@ -61,7 +61,7 @@ class SimulationData(Generic[Schedule]):
 
     @property
     def span_bubble(self) -> float:
-        """The time lost by the longest span of a single rank."""
+        """The time lost according to the longest span of a single rank."""
         return self.span - self.ideal
 
     @property

@@ -12,7 +12,7 @@ from autopar.pipeline.simulation_data import SimulationData
 
 
 def summary(simulation: SimulationData) -> str:
-    """The bubble by makespan and by the longest span of a single rank, and of each rank its work, its waiting and its memory."""
+    """Return the bubble by makespan and by the longest span of a rank, and for each rank its work, waiting time and memory."""
     schedule, memory = simulation.schedule, simulation.memory
     columns = ("rank", "stages", "work", "idle", "exposed", "live", "peak", *KINDS)
     table = Table(*(Column(name, justify="left" if name == "stages" else "right") for name in columns))

@@ -1,10 +1,10 @@
-"""Tasks, and slots of them: what a schedule is made of.
+"""Define tasks, and slots of tasks, of which a schedule consists.
 
-A task is one pass of one micro-batch through one stage, or one end of the message that carries its result on. Its text is
-ONNX Runtime's: ``FW00`` is the work of the forward of micro-batch 0, ``FS00`` sends its result, ``FR00`` receives it; ``BW``,
-``BS``, ``BR`` are those of the backward; ``WW`` is the gradient of the weights alone. In a schedule without any ``WW``, ``BW``
-computes both gradients; in one with them every ``BW`` computes that of the input, and where both are computed at once, the
-``WW`` follows in the same slot.
+A task is one pass of one micro-batch through one stage, or one end of the message with its result. Its text is
+ONNX Runtime's: ``FW00`` computes the forward of micro-batch 0, ``FS00`` sends its result, ``FR00`` receives it; ``BW``,
+``BS``, ``BR`` do the same for the backward; ``WW`` computes the gradient of the weights. In a schedule without any ``WW``, ``BW``
+computes both gradients. In a schedule with ``WW``, every ``BW`` computes only the gradient of the input; if both are computed at
+once, the ``WW`` follows in the same slot.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Task(NamedTuple):
 
     Attributes:
         kind: ``FW FS FR BW BS BR WW``: pass and action.
-        stage, batch: the stage it belongs to, also where it is sent or received; the micro-batch.
-        peer: of a message, the stage at the other end.
+        stage, batch: the stage that the task is on, also for a send or a receive; the micro-batch.
+        peer: for a message, the stage at the other end.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class Task(NamedTuple):
 
     @property
     def where(self) -> str:
-        """The task in words, as errors name it."""
+        """The task in words, as in errors."""
         if self.action == "W":
             return f"{self} of stage {self.stage}"
         return f"{self} of stage {self.stage} {'to' if self.action == 'S' else 'from'} stage {self.peer}"
@@ -66,19 +66,19 @@ def compute(of: Pass, stage: int, batch: int) -> Task:
 
 
 def other_end(message: Task) -> Task:
-    """The receive of a send, the send of a receive."""
+    """Return the receive of a send, or the send of a receive."""
     return Task(message.kind[0] + ("R" if message.kind[1] == "S" else "S"), message.peer, message.batch, message.stage)
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What a rank does at one time. Its messages are launched together, then it computes, one task after the other.
+    """The tasks of a rank at one time. Its messages are launched together; then it computes, one task after the other.
 
     Attributes:
         tasks: in the order in which they are launched.
-        free: sends whose buffers are released when the slot has waited, before it computes.
-        parameters: what is done to all parameters of a stage, after the computations: a name of ``ON_PARAMETERS`` and the stage.
-        waits, records: the events that the slot waits for and records; a rank counts its own. Tables of a
+        free: sends whose buffers are released after the slot has waited for its messages, and before it computes.
+        parameters: actions on all parameters of a stage, after the computations: a name of ``ON_PARAMETERS`` and the stage.
+        waits, records: the events that the slot waits for and records, numbered for each rank. Only the derived tables of a
             ``PipelineSchedule`` have them.
     """
 

@@ -1,8 +1,8 @@
-"""Streams, and when each op on them begins and ends.
+"""Place ops on streams, and compute when each begins and ends.
 
-A stream runs its ops one after the other, in the order in which they are placed; an op begins when its stream is free and all
-that it waits for is there, and it blocks what comes after it on its own stream. Ops are placed in an order in which each comes
-after those it waits for, so that its times are final at once: one addition and one comparison an op.
+A stream runs its ops one after the other, in the order in which they are placed. An op begins when its stream is free and
+everything that it waits for is ready; until it ends, it blocks later ops of its stream. Each op is placed after the ops it waits
+for, so that its times are final at once: one addition and one comparison an op.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Stream = Hashable
 
 
 class Span(NamedTuple):
-    """One op: what it is, on which stream, from when to when."""
+    """One op, its stream, and when it begins and ends."""
 
     op: Any
     stream: Stream
@@ -25,18 +25,18 @@ class Span(NamedTuple):
 
 @dataclass
 class Timeline:
-    """What has been placed so far.
+    """The ops placed so far.
 
     Attributes:
-        spans: of all ops, as they were placed.
-        free: when each stream is done with what was placed on it.
+        spans: all ops, in the order in which they were placed.
+        free: stream → the end of its last op.
     """
 
     spans: list[Span] = field(default_factory=list)
     free: dict[Stream, float] = field(default_factory=dict)
 
     def place(self, op: Any, stream: Stream, duration: float, ready: float = 0.0) -> float:
-        """Put an op at the end of a stream, not before ``ready``; when it ends."""
+        """Put an op at the end of a stream, not before ``ready``, and return when it ends."""
         start = self.free.get(stream, 0.0)
         if ready > start:
             start = ready
@@ -49,5 +49,5 @@ class Timeline:
         return max(self.free.values(), default=0.0)
 
     def on(self, stream: Stream) -> Iterator[Span]:
-        """The ops of one stream, in their order."""
+        """Iterate over the ops of one stream, in order."""
         return (span for span in self.spans if span.stream == stream)

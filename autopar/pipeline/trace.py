@@ -27,25 +27,24 @@ from autopar.pipeline.tracks import Track, stages_of, title, tracks
 # Names of Chrome's palette: blue, orange, green.
 COLOURS = {"forward": "rail_response", "backward": "rail_idle", "input gradient": "rail_idle", "weight gradient": "rail_load"}
 
-PARTS = 1000  # of the makespan: the length of a message that takes no time, where its neighbours leave as much
+PARTS = 1000  # a message that takes no time is drawn with this fraction of the makespan, if its neighbours leave as much room
 
 Event = dict[str, Any]
-Thread = tuple[int, int, int]  # rank; sender and receiver of a link, or the rank twice: what computes
+Thread = tuple[int, int, int]  # rank; sender and receiver of a link, or for computations the rank twice
 
 
 def trace(simulation: SimulationData) -> Event:
-    """The trace as a dict that ``json`` can write; linear in the tasks.
+    """Return the trace as a dict that ``json`` can write. Linear in the tasks.
 
-    Times are taken as milliseconds and rounded to nanoseconds. The process of a rank is its number plus one, since process 0
-    is the idle one to Perfetto.
-
+    Times are taken as milliseconds and rounded to nanoseconds. The process of a rank is its number plus one, since Perfetto
+    takes process 0 for the idle one.
     Raises:
-        TypeError: the argument is no simulation.
+        TypeError: the argument is not a simulation.
     """
-    found = tracks(simulation)
-    threads = _threads(found)
+    rank_tracks = tracks(simulation)
+    threads = _threads(rank_tracks)
     events = [*_names(simulation, threads)]
-    for rank, track in enumerate(found):
+    for rank, track in enumerate(rank_tracks):
         for name, spans in track.computed.items():
             events += (_slice(span, _times(span), rank, threads[rank, rank, rank], name, COLOURS[name]) for span in spans)
         events += _counters(rank, track)
@@ -65,11 +64,11 @@ def save_trace(simulation: SimulationData, path: str | os.PathLike[str]) -> None
     Path(path).write_text(text + "\n", encoding="utf-8")
 
 
-def _threads(found: tuple[Track, ...]) -> dict[Thread, int]:
-    """A number for each thread, in the order in which they are shown; no two processes share one."""
+def _threads(rank_tracks: tuple[Track, ...]) -> dict[Thread, int]:
+    """Return a number for each thread, in the order in which they are shown; no two processes share a number."""
     numbers = count(1)
     threads: dict[Thread, int] = {}
-    for rank, track in enumerate(found):
+    for rank, track in enumerate(rank_tracks):
         threads[rank, rank, rank] = next(numbers)
         for spans in (track.sent, track.received):
             for sender, receiver in sorted({span.stream for span in spans}):  # type: ignore[type-var,misc]
@@ -103,7 +102,7 @@ def _slice(span: Span, drawn: tuple[int, int], rank: int, thread: int, name: str
 
 
 def _drawn(simulation: SimulationData) -> list[tuple[int, int]]:
-    """Begin and end of each message as it is drawn, in nanoseconds: at least one long, and after the message before it on its link."""
+    """Return the drawn begin and end of each message in nanoseconds: at least one long, and after the earlier messages of its link."""
     links: dict[Any, list[int]] = defaultdict(list)
     for number, span in enumerate(simulation.sent):
         links[span.stream].append(number)
@@ -123,7 +122,7 @@ def _drawn(simulation: SimulationData) -> list[tuple[int, int]]:
 
 
 def _later(begins: Sequence[int]) -> list[int]:
-    """Of each, the place of the next that begins later."""
+    """Return for each begin the position of the next begin that is later."""
     later = list(range(1, len(begins) + 1))
     for place in range(len(begins) - 2, -1, -1):
         if begins[place + 1] == begins[place]:
@@ -132,16 +131,16 @@ def _later(begins: Sequence[int]) -> list[int]:
 
 
 def _message(number: int, span: Span, drawn: tuple[int, int], threads: dict[Thread, int]) -> Iterator[Event]:
-    """Both ends, and the arrow. It begins and ends inside of the slices, since on their edges it may bind to the next ones."""
+    """Yield both ends and the arrow, which begins and ends inside the slices: on their edges it might bind to the next ones."""
     sender, receiver = span.stream  # type: ignore[misc]
     name = PASSES[span.op.of]
     received = span._replace(op=other_end(span.op))
     begin, end = drawn
     more = {} if span.end > span.start else {"takes no time": True}
     arrow = {"id": number, "name": "message", "cat": "message"}
-    for rank, one, ph, part in ((sender, span, "s", 1), (receiver, received, "f", 3)):
+    for rank, message, ph, part in ((sender, span, "s", 1), (receiver, received, "f", 3)):
         thread = threads[rank, sender, receiver]
-        yield {**_slice(one, drawn, rank, thread, name, COLOURS[name], peer=one.op.peer, **more), "cat": "message"}
+        yield {**_slice(message, drawn, rank, thread, name, COLOURS[name], peer=message.op.peer, **more), "cat": "message"}
         flow = {"ph": ph, "pid": rank + 1, "tid": thread, "ts": (begin + (end - begin) * part // 4) / 1000, **arrow}
         yield {**flow, "bp": "e"} if ph == "f" else flow
 
@@ -158,5 +157,5 @@ def _times(span: Span) -> tuple[int, int]:
 
 
 def _nanoseconds(time: float) -> int:
-    """Of milliseconds. Whole numbers, so that slices that touch do not overlap by a rounding."""
+    """Convert milliseconds to whole nanoseconds, so that adjacent slices do not overlap by rounding."""
     return round(time * 1_000_000)

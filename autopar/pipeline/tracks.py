@@ -1,4 +1,4 @@
-"""Collect what a picture or a trace shows of each rank: computations, messages, and memory over time."""
+"""Collect the contents of a picture or trace for each rank: computations, messages, and memory over time."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ COMPUTATIONS = ("forward", "backward", "input gradient", "weight gradient")
 
 @dataclass(frozen=True)
 class Track:
-    """One rank.
+    """The contents of one rank.
 
     Attributes:
-        computed: its computations by name, one of ``COMPUTATIONS``; a backward is the gradient of both.
-        sent, received: its messages. Both ends take the whole of the transfer.
+        computed: its computations by name, one of ``COMPUTATIONS``; a backward computes both gradients.
+        sent, received: its messages. Both ends have the whole duration of the transfer.
         times: when memory is allocated or freed, from 0 on, in order. A time may occur more than once, since memory in use
             between two changes at one time counts for the peak.
-        bytes: by kind, the memory in use from each of the times on.
+        bytes: kind → the memory in use from each of the times on.
         fixed: memory in use all the time.
     """
 
@@ -42,10 +42,10 @@ class Track:
 
 
 def tracks(simulation: SimulationData) -> tuple[Track, ...]:
-    """The track of each rank; linear.
+    """Return the track of each rank. Linear.
 
     Raises:
-        TypeError: the argument is no simulation.
+        TypeError: the argument is not a simulation.
     """
     if not isinstance(simulation, SimulationData):
         raise TypeError(f"{simulation!r:.80} is a {type(simulation).__name__}; give a Simulation, as schedule.simulate() makes it")
@@ -82,7 +82,7 @@ def title(simulation: SimulationData) -> str:
 
 
 def stages_of(schedule: ScheduleTable, rank: int) -> str:
-    """``stage 3``, ``stages 0, 7``"""
+    """Return the stages of a rank in words: ``stage 3``, ``stages 0, 7``."""
     stages = schedule.stages_of[rank]
     return f"stage{'s'[: len(stages) > 1]} {', '.join(map(str, stages))}"
 
@@ -94,12 +94,12 @@ def _name(task: Task, split: bool) -> str:
 
 
 def _fixed(peak: float, changing: float) -> float:
-    """The rest of the peak, which does not change; 0 if it is only a rounding error."""
+    """Return the rest of the peak, which does not change; 0 if it is only a rounding error."""
     return peak - changing if peak - changing > 1e-9 * peak else 0.0
 
 
 def _memory(changes: tuple[MemoryChange, ...], slots: list[Slot], computed: tuple[Span, ...]) -> tuple[tuple[float, ...], dict[str, tuple[float, ...]]]:
-    """The time of each change, and the memory in use from then on, by kind.
+    """Return the time of each change, and the memory in use from then on, by kind.
 
     A slot begins when the computation before it has ended, and allocates its receive buffers then. It frees send buffers after
     it has waited for its messages, that is when it computes.

@@ -1,6 +1,6 @@
-"""Verify a schedule: check the rules that every schedule must keep, also one that was loaded.
+"""Verify a schedule, also one that was loaded: check the rules that every schedule must keep.
 
-The verifier reads the table alone and runs nothing. It is linear in the tasks, and for the release of buffers in tasks x ranks.
+The verifier reads only the table and runs nothing. It is linear in the tasks, and for the release of buffers in tasks x ranks.
 Messages have no tags and do not overtake each other, so the i-th send from one rank to another must be the i-th receive;
 ``autopar.verify.channels`` decides on which channels all ranks finish.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from autopar.errors import ChannelError, ScheduleError, shown
-from autopar.gc_pause import collector_paused
+from autopar.gc_pause import gc_paused
 from autopar.pipeline.buffers import NEVER, Flow, in_use, last_readers, release_rows
 from autopar.pipeline.dataflow import made_by, reads, source
 from autopar.pipeline.schedule_table import Schedule, ScheduleTable
@@ -25,12 +25,12 @@ from autopar.verify.channels.check import check_tasks
 
 @dataclass(frozen=True)
 class Verification(Generic[Schedule]):
-    """What the verifier says of a schedule that is right.
+    """The result of the verifier for a valid schedule.
 
     Attributes:
-        computations, messages: their numbers.
-        finishes: the name of each kind of channels → an empty text if all ranks finish on them, else the cycle of ranks that wait.
-        buffers: sender and receiver → the most send buffers and the most receive buffers in use at once.
+        computations, messages: how many there are.
+        finishes: kind of channels → an empty text if all ranks finish on them, else the cycle of ranks that wait.
+        buffers: (sender, receiver) → the most send buffers and the most receive buffers in use at once.
     """
 
     schedule: Schedule
@@ -47,19 +47,19 @@ class Verification(Generic[Schedule]):
         return "\n".join(lines)
 
 
-@collector_paused()
+@gc_paused()
 def verify(schedule: Schedule, *, channels: Iterable[Channels] = ()) -> Verification[Schedule]:
-    """Check a schedule, with its messages or as one of computations alone.
+    """Check a schedule with messages, or one of computations alone.
 
-    The verifier assumes that a rank waits at each receive before it goes on. A schedule that finishes so finishes also where
+    The verifier assumes that a rank waits at each receive before it goes on. A schedule that finishes this way also finishes if
     only the reader of a message waits for it.
 
     Args:
         channels: channels on which all ranks must finish, besides asynchronous ones. The result names the others on which they do.
 
     Raises:
-        ScheduleError: a task is missing, doubled, or before what it reads; a message has one end, is read by nobody, or is not
-            received in the order in which it was sent; ranks wait for each other for ever; a buffer is released too early;
+        ScheduleError: a task is missing, doubled, or before a task that it reads; a message has only one end, has no reader, or is
+            not received in the order in which it was sent; ranks wait for each other for ever; a buffer is released too early;
             gradients are not reduced; parameters are used before they are gathered, gathered twice, or freed twice.
     """
     times = _once(schedule)
@@ -79,10 +79,10 @@ def verify(schedule: Schedule, *, channels: Iterable[Channels] = ()) -> Verifica
 
 
 def checked(schedule: Schedule) -> Schedule:
-    """Verify a schedule that is not known to be right, and return it.
+    """Verify a schedule that is not known to be valid, and return it.
 
     Raises:
-        ScheduleError: the schedule is wrong.
+        ScheduleError: the schedule is invalid.
     """
     if not schedule.is_known_right:
         verify(schedule)
@@ -90,7 +90,7 @@ def checked(schedule: Schedule) -> Schedule:
 
 
 def _once(schedule: ScheduleTable) -> dict[Task, int]:
-    """Check that every pass of every micro-batch is there once; return the row of each task."""
+    """Check that every pass of every micro-batch occurs once; return the row of each task."""
     times: dict[Task, int] = {}
     seen: dict[tuple[str, int, int], Task] = {}
     for time, rank, task in schedule.tasks():
@@ -118,11 +118,11 @@ def _order(schedule: ScheduleTable, times: dict[Task, int]) -> None:
         else:
             needed = (made_by(task),) if action == "S" else ()
         for need in needed:
-            here = rank_of[need.stage] == rank_of[task.stage]
+            same_rank = rank_of[need.stage] == rank_of[task.stage]
             before, j = place[need]
-            if not (before < time or (here and action == "W" and (before, j) < (time, i))):
+            if not (before < time or (same_rank and action == "W" and (before, j) < (time, i))):
                 raise ScheduleError(
-                    f"{task.where} comes before what it reads:\n{_at(task, time, rank_of)}{_at(need, before, rank_of)}"
+                    f"{task.where} comes before the task that it reads:\n{_at(task, time, rank_of)}{_at(need, before, rank_of)}"
                     f"put {need} into an earlier row than {task}"
                 )
 
@@ -155,10 +155,10 @@ def _pairing(schedule: ScheduleTable, times: dict[Task, int]) -> None:
         if receive not in times:
             raise ScheduleError(f"a result does not get to its reader:\n{_at(use, times[use], rank_of)}add {receive.where}, and its send")
         send = other_end(receive)
-        for one in (receive, send):
-            if times[one] >= times[use]:
+        for message in (receive, send):
+            if times[message] >= times[use]:
                 raise ScheduleError(
-                    f"a message comes after its use:\n{_at(one, times[one], rank_of)}{_at(use, times[use], rank_of)}put {one} into an earlier row"
+                    f"a message comes after its use:\n{_at(message, times[message], rank_of)}{_at(use, times[use], rank_of)}put {message} into an earlier row"
                 )
 
 
@@ -184,7 +184,7 @@ def _progress(schedule: ScheduleTable, times: dict[Task, int], channels: Iterabl
         return ""
 
     finishes: dict[str, str] = {}
-    required = (ASYNCHRONOUS, *channels)  # a wrong order is refused on all
+    required = (ASYNCHRONOUS, *channels)  # all channels refuse a wrong order
     for model in required:
         if not isinstance(model, Channels):
             raise TypeError(f"channels are those of autopar.verify.channels: ASYNCHRONOUS, buffered(k), GROUPED, BLOCKING; not {shown(model)}")
@@ -235,7 +235,7 @@ def _reductions(schedule: ScheduleTable, times: dict[Task, int]) -> None:
 def _gathered(schedule: ScheduleTable) -> None:
     """Check that a stage with sharded parameters computes only while they are gathered, and that it gathers and frees them in turn."""
     sharded = {stage for row in schedule.slots for slot in row for name, stage in slot.parameters if name in (UNSHARD, RESHARD)}
-    last: dict[int, tuple[str, int]] = {}  # of a stage: what was done to its parameters, and in which row
+    last: dict[int, tuple[str, int]] = {}  # stage → the last action on its parameters, and its row
     for time, row in enumerate(schedule.slots):
         for rank, slot in enumerate(row):
             for task in slot.compute if sharded else ():
@@ -256,22 +256,22 @@ def _gathered(schedule: ScheduleTable) -> None:
 
 def _releases(schedule: ScheduleTable, times: dict[Task, int]) -> None:
     """Check that slots release send buffers only where the rules of ``buffers`` allow it."""
-    said = [(time, rank, send) for time, row in enumerate(schedule.slots) for rank, slot in enumerate(row) for send in slot.free]
-    if not said:
+    released = [(time, rank, send) for time, row in enumerate(schedule.slots) for rank, slot in enumerate(row) for send in slot.free]
+    if not released:
         return
     first = release_rows(Flow(schedule))
     seen: set[Task] = set()
-    for time, rank, send in said:
+    for time, rank, send in released:
         where = f"row {time}, rank {rank}: the buffer of {send.where} is released"
         if send not in times or send.kind[1] != "S" or schedule.rank_of[send.stage] != rank:
-            raise ScheduleError(f"{where}, which that rank does not send")
+            raise ScheduleError(f"{where}, but that rank does not send it")
         if send in seen:
             raise ScheduleError(f"{where} a second time; leave one out")
         seen.add(send)
         for last in (send, *last_readers(send, schedule)):
             if times[last] >= time:
-                what = "is sent" if last is send else f"is read by {last.where}, which runs its forward again,"
-                raise ScheduleError(f"{where} before it {what} in row {times[last]}: release it later")
+                event = "is sent" if last is send else f"is read by {last.where}, which runs its forward again,"
+                raise ScheduleError(f"{where} before it {event} in row {times[last]}: release it later")
         if time < first[send]:
             later = "at the end of the step" if first[send] == NEVER else f"in row {first[send]}"
             raise ScheduleError(f"{where} before that rank can know that {other_end(send).where} has taken place: release it {later}")

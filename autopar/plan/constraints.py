@@ -1,4 +1,4 @@
-"""The plan applied to a captured step: what it says of names, said of the program's values."""
+"""Apply a plan to a captured step: translate layouts of names into layouts of the program's values."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from autopar.report.decisions import needed_whole_note, parts_note, unused_axes,
 
 
 def layouts_of(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, inputs: Mapping[str, Sequence[int]] | None = None) -> dict[str, DistAttr]:
-    """Name → DistAttr, of parameters and buffers, and of ``inputs`` with these shapes; ``PlanError``. Others are whole."""
+    """Return name → DistAttr for parameters, buffers and ``inputs`` (name → shape); others are replicated. ``PlanError`` as for ``resolve``."""
     names = names_of(model)
     return resolve(plan, mesh, names.shapes, inputs, names.aliases, through=names.through, parts=names.parts, calls=False).attrs
 
 
 class Decisions(NamedTuple):
-    """What a report says of a plan.
+    """The notes of a report about a plan.
 
     Attributes:
-        notes: what was decided for the user.
+        notes: decisions that were made for the user.
         unmatched: names of presets that match nothing.
     """
 
@@ -39,12 +39,13 @@ class Decisions(NamedTuple):
 
 def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured: Captured,
                 layouts: Mapping[str, DistAttr] | None = None) -> tuple[dict[str, DistAttr], Decisions]:  # fmt: skip
-    """Node → DistAttr, of placeholders and of what modules return; and what was decided for the user.
+    """Return node → DistAttr for placeholders and for values that modules return, and the decisions that were made for the user.
 
-    ``layouts``: of parameters and inputs for which they are decided without the plan.
+    Args:
+        layouts: the layouts of parameters and inputs that are decided without the plan.
 
     Raises:
-        PlanError: the plan, or one value that two modules return is said to lie in two ways.
+        PlanError: the plan is wrong, or it gives two layouts to one value that two modules return.
     """
     records = {node.name: record_of(node) for node in captured.program.placeholders}
     names = names_of(model)
@@ -59,29 +60,29 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
     outputs = {call: types[name].shape for call, name in reversed(returned)}  # type: ignore[union-attr]
     through = [*names.through, *((f"{seen}()", f"{path}()") for path, seen in names.paths.items())]
     parts = [part for part in names.parts if outputs.get(part.name, names.shapes[part.base]) == names.shapes[part.base] or part.name in names.shapes]
-    found = resolve(plan, mesh, names.shapes, inputs, names.aliases, outputs, through=through, parts=parts)
-    decided = {**found.attrs, **(layouts or {})}
-    attrs = {placeholder: decided[name] for placeholder, name in users.items() if name in decided}
+    resolved = resolve(plan, mesh, names.shapes, inputs, names.aliases, outputs, through=through, parts=parts)
+    layouts_by_name = {**resolved.attrs, **(layouts or {})}
+    attrs = {placeholder: layouts_by_name[name] for placeholder, name in users.items() if name in layouts_by_name}
     for call, name in returned:
-        attr = found.attrs.get(call)
+        attr = resolved.attrs.get(call)
         if attr is not None and (types[name].shape != outputs[call] or attrs.setdefault(name, attr) != attr):  # type: ignore[union-attr]
             raise PlanError(
-                f"what the plan says of {call} does not fit all that it returns, or another module that returns the same: "
-                f"{name} : {print_type(types[name])}; leave {call} out of the plan, or name another module around what it returns"
+                f"the plan's layout of {call} does not fit all values that it returns, or contradicts another module that returns the same value: "
+                f"{name} : {print_type(types[name])}; leave {call} out of the plan, or name another module that returns it"
             )
     parameters = {users[p]: r.type.shape for p, r in records.items() if r.role == "param"}  # type: ignore[union-attr]
-    whole = _left_whole(found, parameters, parts) if found.preset else []
-    follow = [part.kind for part in parts if part.name in parameters and part.name in found.attrs and not found.attrs[part.name].is_replicated]
-    split = {name for name, attr in found.attrs.items() if not attr.is_replicated}
+    whole = _left_whole(resolved, parameters, parts) if resolved.preset else []
+    follow = [part.kind for part in parts if part.name in parameters and part.name in resolved.attrs and not resolved.attrs[part.name].is_replicated]
+    split = {name for name, attr in resolved.attrs.items() if not attr.is_replicated}
     needed = [p.name for p in parts if p.base in split and p.kind.startswith("original") and not any(d is not None for d in p.dims)
               and math.prod(parameters.get(p.name, ())) > 1]  # fmt: skip
-    told = {"tp"} if found.unmatched and not found.preset else set()  # a preset that matches nothing
-    unused = unused_axes(mesh, {axis for attr in attrs.values() for axis in attr.axes}, told)
-    return attrs, Decisions((*found.notes, *parts_note(follow), *needed_whole_note(needed), *whole_note(whole), *unused), tuple(found.unmatched))
+    explained = {"tp"} if resolved.unmatched and not resolved.preset else set()  # another note explains a preset that matches nothing
+    unused = unused_axes(mesh, {axis for attr in attrs.values() for axis in attr.axes}, explained)
+    return attrs, Decisions((*resolved.notes, *parts_note(follow), *needed_whole_note(needed), *whole_note(whole), *unused), tuple(resolved.unmatched))
 
 
-def _left_whole(found: Constraints, parameters: Mapping[str, Sequence[int]], parts: Sequence[Part]) -> list[str]:
-    """Parameters with two dims or more that are whole over tp, and are no part of another tensor."""
+def _left_whole(resolved: Constraints, parameters: Mapping[str, Sequence[int]], parts: Sequence[Part]) -> list[str]:
+    """Return the parameters with two dims or more that are not split over tp, and are no part of another tensor."""
     follow = {part.name for part in parts}
     large = (name for name, shape in parameters.items() if len(shape) > 1 and name not in follow)
-    return [name for name in large if name not in found.attrs or "tp" not in found.attrs[name].axes]
+    return [name for name in large if name not in resolved.attrs or "tp" not in resolved.attrs[name].axes]

@@ -1,8 +1,8 @@
-"""Dynamic loss scaling (Micikevicius et al., arXiv:1710.03740, section 3.2), as ``torch.amp.GradScaler`` does it.
+"""Scale the loss dynamically (Micikevicius et al., arXiv:1710.03740, section 3.2), as ``torch.amp.GradScaler`` does.
 
 The loss is multiplied by a scale, so that small gradients are not lost in fp16, and gradients are divided by it. A step whose gradients
-overflow changes nothing and lowers the scale; after ``interval`` steps without one, the scale rises. In the update program that is
-one op of numbers without dims, which every rank computes for itself.
+overflow changes no parameter and lowers the scale; after ``interval`` steps without an overflow, the scale rises. In the update program
+this is one op on scalars, which every rank computes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from autopar.rules.registry import rule
 
 @dataclass(frozen=True)
 class LossScaling:
-    """How the scale moves.
+    """The rule by which the scale changes.
 
     Attributes:
         initial: the first scale.
-        growth: what it is multiplied by after ``interval`` steps without an overflow.
-        backoff: what it is multiplied by after an overflow.
-        interval: of steps.
-        minimum: a scale below it is an error: gradients that overflow at any scale are not saved by another one.
+        growth: the factor after ``interval`` steps without an overflow.
+        backoff: the factor after an overflow.
+        interval: a number of steps.
+        minimum: a scale below it is an error, because gradients that overflow at any scale are not finite anyway.
     """
 
     initial: float = 2.0**16
@@ -53,11 +53,11 @@ class LossScaling:
         return {"growth": self.growth, "backoff": self.backoff, "interval": self.interval}
 
     def state(self, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
-        """The first scale (float32) and the steps since it was changed (int32), both without dims."""
+        """Return the first scale (float32) and the steps since its last change (int32), both without dims."""
         return torch.full((), self.initial, device=device), torch.zeros((), dtype=torch.int32, device=device)
 
     def check(self, scale: torch.Tensor | float) -> None:
-        """``OverflowingError`` for a scale that has fallen below the minimum."""
+        """Raise ``OverflowingError`` if the scale has fallen below the minimum."""
         if float(scale) < self.minimum:
             raise OverflowingError(
                 f"the loss scale has fallen to {float(scale):g}, below {self.minimum:g}: gradients overflow at every scale\n"
@@ -65,25 +65,25 @@ class LossScaling:
             )
 
     def state_dict(self, scale: torch.Tensor, growth_tracker: torch.Tensor) -> dict[str, float | int]:
-        """What ``torch.amp.GradScaler.state_dict`` returns."""
+        """Return the state in the form of ``torch.amp.GradScaler.state_dict``."""
         return {"scale": float(scale), "growth_factor": self.growth, "backoff_factor": self.backoff,
                 "growth_interval": self.interval, "_growth_tracker": int(growth_tracker)}  # fmt: skip
 
     @staticmethod
     def load_state_dict(state: Mapping[str, Any], minimum: float | None = None, device: torch.device | str = "cpu") -> tuple[LossScaling, torch.Tensor, torch.Tensor]:
-        """The scaling, the scale and the steps since it was changed, of what ``state_dict`` or a ``GradScaler`` gave.
+        """Return the scaling, the scale and the steps since its last change, from a state of ``state_dict`` or of a ``GradScaler``.
 
         Raises:
-            ValueError: the state lacks an entry; that of a ``GradScaler`` with ``enabled=False`` is empty.
+            ValueError: the state lacks an entry; the state of a ``GradScaler`` with ``enabled=False`` is empty.
         """
-        wanted = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
-        if missing := [name for name in wanted if name not in state]:
-            raise ValueError(f"the state of a loss scale has {', '.join(wanted)}; this one lacks {', '.join(missing)}")
+        required = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
+        if missing := [name for name in required if name not in state]:
+            raise ValueError(f"the state of a loss scale has {', '.join(required)}; this one lacks {', '.join(missing)}")
         minimum = LossScaling.minimum if minimum is None else minimum
         scale = float(state["scale"])
-        found = LossScaling(max(scale, minimum), state["growth_factor"], state["backoff_factor"], state["growth_interval"], minimum)
-        found.check(scale)
-        return found, torch.full((), scale, device=device), torch.full((), state["_growth_tracker"], dtype=torch.int32, device=device)
+        scaling = LossScaling(max(scale, minimum), state["growth_factor"], state["backoff_factor"], state["growth_interval"], minimum)
+        scaling.check(scale)
+        return scaling, torch.full((), scale, device=device), torch.full((), state["_growth_tracker"], dtype=torch.int32, device=device)
 
 
 LIBRARY.define("updated_scale(Tensor scale, Tensor growth_tracker, Tensor found_inf, *, float growth, float backoff, int interval) -> (Tensor, Tensor)")
@@ -91,11 +91,11 @@ LIBRARY.define("updated_scale(Tensor scale, Tensor growth_tracker, Tensor found_
 
 def _updated_scale(scale: torch.Tensor, growth_tracker: torch.Tensor, found_inf: torch.Tensor, *, growth: float, backoff: float,
                    interval: int) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The next scale and the steps since it was changed; ``found_inf`` is not 0 where a gradient is inf or nan."""
+    """Return the next scale and the steps since its last change; ``found_inf`` is not 0 if a gradient is inf or nan."""
     overflow = found_inf != 0
     steps = growth_tracker + 1
     rises = steps == interval
-    exact = scale.double()  # as torch: factors are numbers in double precision
+    exact = scale.double()  # as in torch, the factors have double precision
     grown = (exact * growth).to(scale.dtype)
     grown = torch.where(rises & grown.isfinite(), grown, scale)
     lowered = (exact * backoff).to(scale.dtype)

@@ -1,9 +1,10 @@
-"""The user's plan: globs over names → how each value is split.
+"""Resolve the user's plan: from globs over names to the layout of each value.
 
-``{"*.up.weight": ("tp", None), "*.down.weight": (None, "tp")}``. A glob is matched against ``"." + name``, so that
-``*.up.weight`` finds a top-level ``up`` too, and against the name itself. Names are those of parameters, buffers and
-inputs; with ``()`` at the end, of modules, for what they return: ``"*.embed()"``. The name of a module may be followed by
-its class: ``"*.c_fc:Conv1D.weight"``. What may be said of a value is in ``autopar.plan.spec``. A plan is also the name of a preset, or a list of both, where the later has the last word.
+A plan is a dict such as ``{"*.up.weight": ("tp", None), "*.down.weight": (None, "tp")}``. A glob is matched against the name and
+against ``"." + name``, so that ``*.up.weight`` matches a top-level ``up`` too. A name is that of a parameter, a buffer or an
+input; a name with ``()`` at the end is a module and stands for the value that it returns: ``"*.embed()"``. The class of a module may
+follow its name: ``"*.c_fc:Conv1D.weight"``. ``autopar.plan.spec`` describes the layouts. A plan may also be the name of a preset, or a
+list of dicts and presets, in which later entries override earlier ones.
 """
 
 from __future__ import annotations
@@ -28,15 +29,17 @@ if TYPE_CHECKING:
 Plan = Mapping[str, Spec] | str | Sequence[Mapping[str, Spec] | str]
 
 BY_DEFAULT = "megatron"  # the preset of a mesh with an axis tp, without a plan
-NOT_BATCH = ("tp", PIPELINE, SEQUENCE, EXPERTS)  # axes of which none is the first that splits the batch by default
+NOT_BATCH = ("tp", PIPELINE, SEQUENCE, EXPERTS)  # axes that are never the first to split the batch by default
 
 
 @dataclass
 class Constraints:
-    """A plan applied to a model: name → DistAttr, and what was decided for the user.
+    """A plan that is resolved for a model.
 
     Attributes:
-        preset: whether one was used.
+        attrs: name → DistAttr.
+        notes: decisions that were made for the user.
+        preset: whether a preset matched something.
         unmatched: names of presets that match nothing.
     """
 
@@ -48,16 +51,20 @@ class Constraints:
 
 @dataclass(frozen=True)
 class _Layer:
-    """One mapping of a plan; a preset's has a name, and need not match or fit."""
+    """One dict of a plan. The dict of a preset has a name, and its globs need not match or fit.
+
+    Attributes:
+        requested: whether the user named the preset; else it is the default.
+    """
 
     globs: dict[str, Spec]
     preset: str = ""
-    asked: bool = True
+    requested: bool = True
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """What one mapping says of a tensor: by which glob, which of the tensor's names it matches, and whether these leave wrappers out."""
+    """The layout that one dict gives a tensor: the glob, the tensor's names that it matches, and whether these names leave wrappers out."""
 
     attr: DistAttr
     glob: str
@@ -81,48 +88,48 @@ def resolve(
 
     Args:
         parameters: name → shape, parameters and buffers.
-        inputs: name → shape of the tensor inputs; ``None`` when they are not known yet (globs that match no
-            parameter are then left for later).
-        aliases: other names of a tensor → the name it is listed under, also names with the classes of modules. A glob may
-            match any of them; the result has the listed one.
-        outputs: ``module()`` → shape of what it returns.
+        inputs: name → shape of the tensor inputs; ``None`` if they are not known yet (globs that match no
+            parameter are then accepted).
+        aliases: other names of a tensor → its listed name; also names with the classes of modules. A glob may
+            match any of them; the result has the listed name.
+        outputs: ``module()`` → shape of the value that it returns.
         through: names without wrappers, each with a listed name that it may mean. A glob may match them too; within one
-            mapping, a glob that matches one of the other names has precedence.
-        parts: tensors that are split as another is, where no mapping of the user's names them.
-        calls: whether outputs are known; else globs over them are left for later.
+            dict, a glob that matches one of the other names has precedence.
+        parts: tensors that are split as another tensor is, unless a dict of the user names them.
+        calls: whether outputs are known; if not, globs over them are accepted.
 
     Raises:
-        PlanError: what is not a plan, an unknown preset or axis, a glob without a match, an axis used twice, a dim that
-            is not there, two globs of one mapping that split one value differently (in a preset the later one counts).
+        PlanError: the value is no plan, or has an unknown preset or axis, a glob without a match, an axis that is used twice, a dim that
+            does not exist, or two globs in one dict that split one value differently (in a preset the later one is used).
     """
-    found, named = Constraints(), set()
+    resolved, named = Constraints(), set()
     matcher = _Matcher(mesh, {**parameters, **(inputs or {}), **(outputs or {})}, aliases or {}, through, {part.name for part in parts})
     for layer in _layers(plan, mesh):
         misfits: dict[str, str] = {}
         choices = matcher.choices(layer, misfits, lambda glob: inputs is not None and (calls or not glob.endswith("()")))
         if layer.preset:
             if inputs is not None:
-                _tell(found, layer, choices, misfits)
+                _note_preset(resolved, layer, choices, misfits)
         else:
             named |= choices.keys()
-        found.attrs |= {name: choice.attr for name, choice in choices.items()}
+        resolved.attrs |= {name: choice.attr for name, choice in choices.items()}
     for part in parts:
-        if part.name not in named and part.base in found.attrs and (part.name in parameters or part.name in (outputs or {})):
-            found.attrs[part.name] = part.attr(found.attrs[part.base])
-    said = _said_of_inputs(plan, mesh, {name: len(shape) for name, shape in (inputs or {}).items()})
-    if inputs and not any(map(any, said.values())):
-        _split_batch(found, mesh, {name: shape for name, shape in inputs.items() if name not in said})
-    return found
+        if part.name not in named and part.base in resolved.attrs and (part.name in parameters or part.name in (outputs or {})):
+            resolved.attrs[part.name] = part.attr(resolved.attrs[part.base])
+    input_axes = _axes_of_inputs(plan, mesh, {name: len(shape) for name, shape in (inputs or {}).items()})
+    if inputs and not any(map(any, input_axes.values())):
+        _split_batch(resolved, mesh, {name: shape for name, shape in inputs.items() if name not in input_axes})
+    return resolved
 
 
 @dataclass(frozen=True)
 class _Matcher:
-    """Matches mappings against the names of values.
+    """Matches the dicts of a plan against the names of values.
 
     Attributes:
         shapes: listed name → shape.
         aliases, through: as for ``resolve``.
-        parts: listed names that follow another; presets do not name them.
+        parts: listed names of tensors that follow another; presets do not match them.
     """
 
     mesh: Mesh
@@ -132,18 +139,18 @@ class _Matcher:
     parts: set[str]
 
     def choices(self, layer: _Layer, misfits: dict[str, str], is_known: Callable[[str], bool]) -> dict[str, _Choice]:
-        """What a mapping says of each value that it names. ``misfits`` gets the globs of a preset that do not fit."""
+        """Return the layout that a dict gives each value that it matches. ``misfits`` receives the globs of a preset that do not fit."""
         chosen: dict[str, _Choice] = {}
         for glob, spec in layer.globs.items():
-            what = f"the plan's {glob!r}: {_show(spec)}"
+            subject = f"the plan's {glob!r}: {_show(spec)}"
             matches = [*self._matches(glob, layer)]
             if not matches and not layer.preset:
                 if is_known(glob):
                     raise PlanError(_no_match(glob, [name for name, _, _ in self._names()]))
-                dims_of(what, spec, None, self.mesh, open_=glob.endswith("()"))
+                dims_of(subject, spec, None, self.mesh, open_=glob.endswith("()"))
             for listed, names, through in matches:
                 try:
-                    attr = attr_of(what, spec, listed if ":" in names[0] else names[0], self.shapes[listed], self.mesh)
+                    attr = attr_of(subject, spec, listed if ":" in names[0] else names[0], self.shapes[listed], self.mesh)
                 except PlanError as error:
                     if not layer.preset:
                         raise
@@ -158,48 +165,48 @@ class _Matcher:
         return chosen
 
     def _names(self) -> Iterator[tuple[str, str, bool]]:
-        """Each name, the listed one, and whether it leaves wrappers out."""
+        """Yield each name, its listed name, and whether it leaves wrappers out."""
         yield from ((name, name, False) for name in self.shapes)
         yield from ((name, listed, False) for name, listed in self.aliases.items())
         yield from ((name, listed, True) for name, listed in self.through if listed in self.shapes)
 
     def _matches(self, glob: str, layer: _Layer) -> Iterator[tuple[str, list[str], bool]]:
-        """Each value that a glob names, the names of it that match, and whether these all leave wrappers out."""
-        found: dict[str, tuple[list[str], list[str]]] = {}
+        """Yield each value that a glob matches, its names that match, and whether all of these leave wrappers out."""
+        matching: dict[str, tuple[list[str], list[str]]] = {}
         for name, listed, through in self._names():
             if not (layer.preset and listed in self.parts) and _matches(glob, name):
-                found.setdefault(listed, ([], []))[through].append(name)
-        for listed, (names, without_wrappers) in found.items():
+                matching.setdefault(listed, ([], []))[through].append(name)
+        for listed, (names, without_wrappers) in matching.items():
             yield listed, names or without_wrappers, not names
 
 
 def of_the_batch(plan: Plan | None, mesh: Mesh, inputs: Mapping[str, int]) -> dict[str, bool]:
-    """Inputs that a plan names → whether dim 0 is the batch: an axis of the batch splits it, be it of one rank.
+    """Map each input that a plan names to whether its dim 0 is the batch, because an axis of the batch splits it (an axis of size one counts).
 
-    Nothing on a mesh without such an axis, where a plan cannot say so.
+    The result is empty on a mesh without such an axis.
 
     Args:
         inputs: name → number of dims.
     """
     batch = set(batch_axes(mesh))
-    return {name: bool(dims and dims[0] & batch) for name, dims in _said_of_inputs(plan, mesh, inputs).items()} if batch else {}
+    return {name: bool(dims and dims[0] & batch) for name, dims in _axes_of_inputs(plan, mesh, inputs).items()} if batch else {}
 
 
 def batch_axes(mesh: Mesh) -> list[str]:
-    """The axes that may split the batch."""
+    """Return the axes that may split the batch."""
     return [name for name in mesh.names if name not in NOT_BATCH or name == EXPERTS]
 
 
-def _said_of_inputs(plan: Plan | None, mesh: Mesh, inputs: Mapping[str, int]) -> dict[str, list[frozenset[str]]]:
-    """Inputs that a plan names → for each dim the axes that it says."""
+def _axes_of_inputs(plan: Plan | None, mesh: Mesh, inputs: Mapping[str, int]) -> dict[str, list[frozenset[str]]]:
+    """Map each input that a plan names to the axes of each dim."""
     globs = [(glob, spec) for layer in _layers(plan, mesh) for glob, spec in layer.globs.items()]
     return {name: axes_of(spec, ndim, mesh) for glob, spec in globs for name, ndim in inputs.items() if _matches(glob, name)}
 
 
 def _layers(plan: object, mesh: Mesh) -> list[_Layer]:
     if plan is None:
-        return [_Layer(PRESETS[BY_DEFAULT], BY_DEFAULT, asked=False)] if "tp" in mesh.names else []
-    return [_layer(one, mesh) for one in (plan if isinstance(plan, (list, tuple)) else [plan])]
+        return [_Layer(PRESETS[BY_DEFAULT], BY_DEFAULT, requested=False)] if "tp" in mesh.names else []
+    return [_layer(entry, mesh) for entry in (plan if isinstance(plan, (list, tuple)) else [plan])]
 
 
 def _layer(plan: object, mesh: Mesh) -> _Layer:
@@ -227,17 +234,17 @@ def _layer(plan: object, mesh: Mesh) -> _Layer:
     return _Layer(dict(plan))
 
 
-def _tell(found: Constraints, layer: _Layer, choices: Mapping[str, _Choice], misfits: Mapping[str, str]) -> None:
-    """What a preset has come to."""
+def _note_preset(resolved: Constraints, layer: _Layer, choices: Mapping[str, _Choice], misfits: Mapping[str, str]) -> None:
+    """Note what a preset matched."""
     matched = [(choice.glob, not choice.attr.is_replicated) for choice in choices.values()]
-    found.notes += [*preset_notes(layer.preset, layer.asked, matched, unmatched := unmatched_names(layer.globs, matched)), *misfits.values()]
-    found.preset |= bool(choices)
-    found.unmatched += unmatched
+    resolved.notes += [*preset_notes(layer.preset, layer.requested, matched, unmatched := unmatched_names(layer.globs, matched)), *misfits.values()]
+    resolved.preset |= bool(choices)
+    resolved.unmatched += unmatched
 
 
-def _contradiction(globs: Mapping[str, Spec], before: _Choice, glob: str, here: list[str]) -> PlanError:
-    shared = [name for name in here if name in before.names]
-    both = shared[0] if shared else f"one tensor with the names {before.names[0]} and {here[0]}"
+def _contradiction(globs: Mapping[str, Spec], before: _Choice, glob: str, names: list[str]) -> PlanError:
+    shared = [name for name in names if name in before.names]
+    both = shared[0] if shared else f"one tensor with the names {before.names[0]} and {names[0]}"
     return PlanError(
         f"the plan contradicts itself on {both}: {before.glob!r} says {_show(globs[before.glob])}, {glob!r} says {_show(globs[glob])}; "
         + ("make the globs disjoint" if shared else "split it alike under both names")
@@ -247,7 +254,7 @@ def _contradiction(globs: Mapping[str, Spec], before: _Choice, glob: str, here: 
 def _matches(glob: str, name: str) -> bool:
     if glob.endswith("()") != name.endswith("()") or (":" in glob) != (":" in name):
         return False
-    if ":" in glob:  # a module without a class may be of any
+    if ":" in glob:  # a module without a class in the glob may have any class
         *modules, parameter = glob.split(".")
         glob = ".".join([part if ":" in part or not part.strip("*") else f"{part}:*" for part in modules] + [parameter])
     return fnmatch.fnmatchcase("." + name, glob) or fnmatch.fnmatchcase(name, glob)
@@ -257,41 +264,41 @@ _ORIGINAL = re.compile(r"(.*)\bparametrizations\.(\w+)\.original\d*")
 
 
 def _no_match(glob: str, names: list[str]) -> str:
-    originals = [name for name in names if (found := _ORIGINAL.fullmatch(name)) and _matches(glob, found[1] + found[2])]
+    originals = [name for name in names if (match := _ORIGINAL.fullmatch(name)) and _matches(glob, match[1] + match[2])]
     if originals:
         return (
-            f"the plan's glob {glob!r} names what a parametrization computes of parts of other shapes, and how these follow it is not known; "
+            f"the plan's glob {glob!r} names a tensor that a parametrization computes from parts of other shapes, so the layouts of the parts are not known; "
             f"name the parts: {', '.join(originals[:4])}"
         )
     calls = glob.endswith("()")
     names = [name for name in names if name.endswith("()") == calls and (":" in name) == (":" in glob)]
     near = difflib.get_close_matches(glob.lstrip("*."), names, n=3, cutoff=0.3) or names[:3]
-    what = "module that is called and returns one tensor, which the step needs" if calls else "parameter or input"
-    return f"the plan's glob {glob!r} matches no {what}; near it: {', '.join(near) or 'the model has none'}"
+    kind = "module that is called and returns one tensor, which the step needs" if calls else "parameter or input"
+    return f"the plan's glob {glob!r} matches no {kind}; near it: {', '.join(near) or 'the model has none'}"
 
 
 def _show(spec: object) -> str:
     return shown(tuple(spec) if isinstance(spec, list) else spec)
 
 
-def _split_batch(found: Constraints, mesh: Mesh, inputs: Mapping[str, Sequence[int]]) -> None:
-    """The default for inputs the plan does not name, where it splits none: the batch over the first axis that has no other meaning, and over ``ep``;
-    the sequence over ``cp``."""
+def _split_batch(resolved: Constraints, mesh: Mesh, inputs: Mapping[str, Sequence[int]]) -> None:
+    """Split inputs by default, if the plan splits none: the batch over ``ep`` and over the first axis without another meaning, the sequence
+    over ``cp``. Inputs that the plan names are left out."""
     first = next((shape for shape in inputs.values() if len(shape)), None)
     if first is None:
         return
     batch = [*[name for name in mesh.names if name not in NOT_BATCH][:1], *[name for name in mesh.names if name == EXPERTS]]
     sequence = [SEQUENCE] if SEQUENCE in mesh.names and len(first) > 1 else []
-    told, split = [], dict.fromkeys(inputs, ())
-    for dim, axes, what in ((0, batch, "batch"), (1, sequence, "sequence")):
+    decisions, split = [], dict.fromkeys(inputs, ())
+    for dim, axes, meaning in ((0, batch, "batch"), (1, sequence, "sequence")):
         alike = [name for name, shape in inputs.items() if axes and len(shape) > dim and tuple(shape[: dim + 1]) == tuple(first[: dim + 1])]
         for name in alike:
             split[name] = (*split[name], *[None] * (dim - len(split[name])), tuple(axes))
         if alike:
-            told.append(f"{' and '.join(axes)} split{'s' * (len(axes) == 1)} dim {dim} of the inputs {', '.join(alike)} (the {what}, {first[dim]})")
+            decisions.append(f"{' and '.join(axes)} split{'s' * (len(axes) == 1)} dim {dim} of the inputs {', '.join(alike)} (the {meaning}, {first[dim]})")
     for name, dims in split.items():
         if dims:
-            found.attrs[name] = DistAttr.split(*dims, *[None] * (len(inputs[name]) - len(dims))).normalize(inputs[name], mesh)
-    if told:
+            resolved.attrs[name] = DistAttr.split(*dims, *[None] * (len(inputs[name]) - len(dims))).normalize(inputs[name], mesh)
+    if decisions:
         whole = [name for name, dims in split.items() if not dims]
-        found.notes.append(f"{'; '.join(told)}{'; ' * bool(whole)}{', '.join(whole)}{' stay whole' * bool(whole)}; name inputs in the plan to change it")
+        resolved.notes.append(f"{'; '.join(decisions)}{'; ' * bool(whole)}{', '.join(whole)}{' stay whole' * bool(whole)}; name inputs in the plan to change it")

@@ -1,8 +1,8 @@
-"""Presets: plans that have a name. Each is data; a plan may build on one: ``plan=["megatron", {"*.head.weight": ("tp", None)}]``.
+"""Define plans by name as data, on which a plan may build: ``plan=["megatron", {"*.head.weight": ("tp", None)}]``.
 
 ``megatron`` splits each pair of matrix products over ``tp``: the first by columns, the second by rows (Shoeybi et al.,
 arXiv:1909.08053). ``megatron+sp`` also splits the sequence between them over ``tp`` (Korthikanti et al.,
-arXiv:2205.05198). Entries whose names a model does not have are passed over.
+arXiv:2205.05198). Entries whose names a model does not have are ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Plan = dict[str, Spec]
 QKV = "(3 -1/tp)"  # query, key and value in one weight, each split by itself
 PAIR = "(2 -1/tp)"  # gate and up in one weight
 
-KINDS: dict[str, dict[str, Spec]] = {  # of a linear layer: what its parameters are
+KINDS: dict[str, dict[str, Spec]] = {  # kind of a layer → its parameters and their layouts
     "column": {"weight": ("tp", None), "bias": ("tp",)},
     "row": {"weight": (None, "tp")},
     "three columns": {"weight": (QKV, None), "bias": (QKV,)},
@@ -26,7 +26,7 @@ KINDS: dict[str, dict[str, Spec]] = {  # of a linear layer: what its parameters 
     "experts, transposed": {"gate_up_proj": (None, None, PAIR), "down_proj": (None, "tp", None)},
     "experts, interleaved": {"gate_up_proj": (None, None, "tp"), "gate_up_proj_bias": (None, "tp"), "down_proj": (None, "tp", None)},
     "heads": {"weight": (None, "tp")},  # a table with a column for each head
-    "norm": {"weight": ("tp",), "bias": ("tp",)},  # of what lies split
+    "norm": {"weight": ("tp",), "bias": ("tp",)},  # of a split dim
     "depthwise": {"weight": ("tp", None, None, None), "bias": ("tp",)},
     "depthwise 1d": {"weight": ("tp", None, None), "bias": ("tp",)},
     "whole": {"weight": (), "bias": ()},
@@ -34,7 +34,7 @@ KINDS: dict[str, dict[str, Spec]] = {  # of a linear layer: what its parameters 
 
 MAMBA = ("mixer:MambaMixer", "mixer:FalconMambaMixer", "mamba:JambaMambaMixer")
 
-LAYERS: tuple[tuple[str, str, str], ...] = (  # of whom, kind, the names
+LAYERS: tuple[tuple[str, str, str], ...] = (  # models, kind, names of layers
     ("Llama, Mistral, Qwen, Gemma, OPT, Phi", "column", "q_proj k_proj v_proj gate_proj up_proj fc1"),
     ("Llama, Mistral, Qwen, Gemma, OPT, Phi", "row", "o_proj out_proj down_proj self_attn.dense fc2"),
     ("Phi-3", "three columns", "qkv_proj"),
@@ -126,7 +126,7 @@ MEGATRON: Plan = {
     for parameter, spec in KINDS[kind].items()
 } | OF_HEADS
 
-RESIDUAL = (  # modules that begin the residual stream, or return what is added to it
+RESIDUAL = (  # modules that begin the residual stream, or return a value that is added to it
     "embed_tokens", "wte", "shared", "word_embeddings", "embed_in", "embeddings", "o_proj", "out_proj", "down_proj",
     "self_attn.dense", "c_proj", "fc_out", "attention.dense", "self_attention.dense", "dense_4h_to_h", "out_lin", "lin2",
     "attention.output.dense", "layer.*.output.dense", "SelfAttention.o", "EncDecAttention.o", "DenseReluDense.wo",

@@ -1,4 +1,4 @@
-"""Completion: from a few constraints to a Layout for every value and every use, greedily, in graph order."""
+"""Propagate layouts: from a few constraints to a Layout for every value and every use, greedily, in graph order."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from autopar.ir.mesh import EXPERTS, Mesh
 from autopar.ir.nodes import is_getitem, name_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import Record, Requirement, TensorType, ValueType, requirement_of
+from autopar.ir.value_names import LOSS, gradient_parameter
 from autopar.plan.choice import Aim, Opened, cheapest, opened, place_of
 from autopar.rules.binding import axes_of, bind_node
 from autopar.rules.pointwise import CASTS
@@ -25,15 +26,15 @@ from autopar.rules.registry import RULES
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a completion starts from.
+class PropagationOptions:
+    """The constraints and options of a layout propagation.
 
     Attributes:
         mesh: the mesh.
-        constraints: node → DistAttr; a Layout that a node of the traced program already has is one too. Other
-            placeholders are replicated. What an op makes lies so for all who read it; dims with ``?`` lie as they will.
+        constraints: node → DistAttr; a Layout that a node of the traced program already has is a constraint too. Other
+            placeholders are replicated. All readers of a constrained result read it in this layout; dims with ``?`` are free.
         strict: refuse ops without a rule; else they run on whole operands on every rank.
-        whole: returned values are gathered.
+        whole: whether returned values are gathered.
     """
 
     mesh: Mesh
@@ -42,24 +43,25 @@ class Wanted:
     whole: bool = False
 
 
-class Completion:
-    """One walk over a traced program.
+class LayoutPropagation:
+    """Propagates layouts in one walk over a traced program.
 
     Attributes:
-        types, uses: of each node, what it makes and what it asks of its operands.
-        split: ops that would be split along a factor that they need whole, as a walk with ``expanding`` may; and how.
+        types: node → the type of its result, with a Layout.
+        uses: node → the Layouts and dtypes that it requires of its operands.
+        split: with ``expanding``, ops that would be split along a factor that they need whole → the split of that dim.
     """
 
-    def __init__(self, program: Program, wanted: Wanted, *, expanding: bool = False) -> None:
+    def __init__(self, program: Program, wanted: PropagationOptions, *, expanding: bool = False) -> None:
         self.program, self.mesh, self.constraints = program, wanted.mesh, wanted.constraints
         self.strict, self.whole, self.expanding = wanted.strict, wanted.whole, expanding
         self.split: dict[fx.Node, Dim] = {}
         self.types: dict[fx.Node, ValueType] = {}
-        self.seen: dict[fx.Node, TensorType] = {}  # constrained values, as those who read them have them
+        self.seen: dict[fx.Node, TensorType] = {}  # constrained value → the type that its readers read
         self.sums = gradient_sums(program)
         self.adds_up = {user for sum in self.sums for user in sum.users if user.target in ADDITIONS and not self.is_decided(sum, record_of(sum))}
-        self.parameters: set[fx.Node] = set()  # and what is computed from them alone
-        self.data_axes: set[str] = set()  # those that split an input
+        self.parameters: set[fx.Node] = set()  # parameters, and values computed from them alone
+        self.data_axes: set[str] = set()  # axes that split an input
         self.uses: dict[fx.Node, tuple[Requirement | None, ...]] = {}
         self.aims: dict[fx.Node, Aim] = {}
 
@@ -79,9 +81,9 @@ class Completion:
                 self.types[node] = None
                 self.uses[node] = self.edges(node, record)
             elif node in self.sums and not self.is_decided(node, record):
-                continue  # it lies as what is first added to it
+                continue  # gets its Layout with its first addend
             elif node.op == "placeholder" or node.op == "get_attr":
-                self.types[node] = self.given(node, record)
+                self.types[node] = self.input_type(node, record)
             else:
                 self.follow_gradient(node)
                 self.constrain(node, record)
@@ -97,7 +99,7 @@ class Completion:
                 self.see(node)
                 self.settle(node)
 
-    def given(self, node: fx.Node, record: Record) -> TensorType:
+    def input_type(self, node: fx.Node, record: Record) -> TensorType:
         type = record.type
         assert isinstance(type, TensorType)
         attr = self.constraints.get(node.name, type.attr).normalize(type.shape, self.mesh)
@@ -105,7 +107,7 @@ class Completion:
             self.data_axes.update(attr.axes)
             return replace(type, layout=layout_of(self.mesh, attr))
         self.parameters.add(node)
-        if node in self.sums:  # the step's own: no user sees it
+        if node in self.sums:  # internal to the step: no user sees it
             home = type.attr.normalize(type.shape, self.mesh) if type.layout else attr
         else:
             home = edge_of(attr, self.mesh, type.shape, strided=True)
@@ -117,36 +119,39 @@ class Completion:
         return node.name in self.constraints or (isinstance(record.type, TensorType) and record.type.layout is not None)
 
     def follow_gradient(self, node: fx.Node) -> None:
-        """A gradient's sum lies as its parameter, and is pending where the gradient is and the parameter is whole."""
+        """Give a sum of gradients the layout of its parameter, pending over axes over which the gradient is pending and the parameter not split."""
         for sum in operands(node):
             if sum in self.sums and sum not in self.types:
                 (addend,) = (value for value in operands(node) if value is not sum)
-                made, parameter, type = self.read(addend), self.sums[sum], record_of(sum).type
-                assert isinstance(made, TensorType) and isinstance(type, TensorType)
+                addend_type, parameter, type = self.read(addend), self.sums[sum], record_of(sum).type
+                assert isinstance(addend_type, TensorType) and isinstance(type, TensorType)
                 home = None if parameter is None else self.types[parameter]
                 dims = home.attr.dims if isinstance(home, TensorType) else DistAttr.replicated(len(type.shape)).dims
-                taken = {axis for dim in dims for _, axes in dim for axis in axes}
-                pending = tuple((axis, kind) for axis, kind in made.attr.pending if axis not in taken)
+                split_axes = {axis for dim in dims for _, axes in dim for axis in axes}
+                pending = tuple((axis, kind) for axis, kind in addend_type.attr.pending if axis not in split_axes)
                 self.types[sum] = replace(type, layout=layout_of(self.mesh, DistAttr(dims, pending)))
                 self.parameters.add(sum)
 
     def constrain(self, node: fx.Node, record: Record) -> None:
-        own = record.type.layout if isinstance(record.type, TensorType) else None
-        attr = self.constraints.get(node.name, own and own.attr)
+        layout = record.type.layout if isinstance(record.type, TensorType) else None
+        attr = self.constraints.get(node.name, layout and layout.attr)
         if attr is not None:
             self.aims[node] = Aim(attr)
 
     def see(self, node: fx.Node) -> None:
-        """Who reads a constrained value reads it as the constraint says; the transfers follow from that."""
+        """Let all readers of a constrained value read it in the layout of the constraint; the transfers follow from that."""
         aim, type = self.aims.get(node), self.types[node]
         if aim is not None and not aim.firm and isinstance(type, TensorType):
-            attr = aim.given(type.attr).normalize(type.shape, self.mesh)
+            attr = aim.filled(type.attr).normalize(type.shape, self.mesh)
             self.seen[node] = replace(type, layout=layout_of(self.mesh, attr))
 
     def settle(self, node: fx.Node) -> None:
-        """A pending value is reduced to a split, for all who read it: that of an operand of its shape that was gathered for its
-        op (the gradient of keys lies as the keys did), or one that some reader needs, where all need it reduced. Where one needs
-        it as it lies, and reduced, all read it so: what is paid once need not be kept in both forms."""
+        """Choose the layout in which all readers read a pending value.
+
+        It is reduced to the split of an operand of its shape that was gathered for its op (so the gradient of keys is split as the keys
+        were), or to the split that one reader needs, if all readers need it reduced. Else, if one reader needs it reduced with its splits
+        unchanged, all read it so, because then it need not be kept in both forms.
+        """
         type = self.types[node]
         if node in self.seen or not isinstance(type, TensorType) or not type.attr.pending:
             return
@@ -186,7 +191,7 @@ class Completion:
         return split
 
     def needs_reduced(self, user: fx.Node, node: fx.Node, type: TensorType) -> bool:
-        """Whether a reader, as far as its operands are known, needs a pending value reduced and otherwise as it lies."""
+        """Whether a reader whose operands all have layouts needs a pending value reduced, with its splits unchanged."""
         values = operands(user)
         if user.op == "output" or is_getitem(user) or len(node.users) < 2 or not all(value in self.types for value in values):
             return False
@@ -211,11 +216,11 @@ class Completion:
         return DistAttr.replicated(len(type.shape)) if self.whole else edge_of(type.attr, self.mesh, type.shape)
 
     def edges(self, node: fx.Node, record: Record) -> tuple[Requirement | None, ...]:
-        """Returned values are reduced and lie as DTensor can say; gradients and states lie as what they belong to."""
+        """Return the required Layouts of the results: returned values reduced and in a layout that DTensor can express; gradients and states as their parameters and states."""
         homes = {p.name: self.types[p] for p in self.program.placeholders if p in self.types}
         needs = []
-        asked = required_dtypes(record, [self.read(value) for value in operands(node)])
-        for value, result, dtype in zip(operands(node), record.results, asked, strict=True):
+        dtypes = required_dtypes(record, [self.read(value) for value in operands(node)])
+        for value, result, dtype in zip(operands(node), record.results, dtypes, strict=True):
             type = self.read(value)
             assert isinstance(type, TensorType)
             home = homes.get(result.of)
@@ -240,17 +245,17 @@ class Completion:
         others = frozenset(self.mesh.names) - data
         staying = tuple(others if value in self.parameters else data for value in operand_nodes)
         values = [self.read(value) for value in operand_nodes]
-        asked = required_dtypes(record, values)
-        homes = tuple(v.attr if rounds_nothing(v, dtype) else v.attr.without_pending() for v, dtype in zip(values, asked, strict=True))  # type: ignore[union-attr,arg-type]
+        required = required_dtypes(record, values)
+        homes = tuple(v.attr if rounds_nothing(v, dtype) else v.attr.without_pending() for v, dtype in zip(values, required, strict=True))  # type: ignore[union-attr,arg-type]
         dtypes = tuple(v.dtype for v in values)  # type: ignore[union-attr]
         needs, gives = cheapest(bound, homes, dtypes, staying, self.mesh, self.aims.get(node), self.opened(node),
                                 self.waiting(node, operand_nodes, homes))  # fmt: skip
-        uses = tuple(requirement_of(self.mesh, a, dtype) for a, dtype in zip(needs, asked, strict=True))
+        uses = tuple(requirement_of(self.mesh, a, dtype) for a, dtype in zip(needs, required, strict=True))
         return self.with_layouts(record.type, gives), uses
 
     def waiting(self, node: fx.Node, values: Sequence[fx.Node], homes: Sequence[DistAttr]) -> frozenset[int]:
-        """The operands whose pending sum should pass: fewer elements are reduced behind all who read them than here. And those of an
-        addition that should be made pending for the others' sake, because a sum of gradients or of losses waits behind it."""
+        """Return the operands whose pending sum should pass, because fewer elements are reduced after all their readers than here; and the
+        operands of an addition that should become pending beside a pending operand, because the result is added to a sum of gradients or losses."""
         if node.target in ADDITIONS and self.least[node] == 0 and node not in self.adds_up:
             return frozenset(k for k, home in enumerate(homes) if not home.pending)
         return frozenset(
@@ -259,7 +264,7 @@ class Completion:
         )  # fmt: skip
 
     def reduced_behind(self, value: fx.Node) -> float:
-        """How many elements are reduced if a pending value is handed on as it is; what is added to another pending one costs none."""
+        """Return how many elements are reduced if a pending value is not reduced here; one that is added to another pending value costs none."""
         if len(value.users) > READERS or not all(self.passes_on(user, value) for user in value.users):
             return math.inf
         return sum(
@@ -269,17 +274,17 @@ class Completion:
 
     @cached_property
     def least(self) -> dict[fx.Node, float]:
-        """How many elements of a value are reduced, if it is pending, here or behind those who read it. Linear in the graph."""
-        found: dict[fx.Node, float] = {}
+        """Return how many elements of a value are reduced at least, if it is pending: here or after its readers. Linear in the graph."""
+        least: dict[fx.Node, float] = {}
         for node in reversed(self.program.graph.nodes):
             if node.op == "call_function":
                 passed = 0 < len(node.users) <= READERS and all(self.passes_on(user, node) for user in node.users)
-                behind = sum(found[user] / (len(operands(user)) if user.target in ADDITIONS else 1) for user in node.users) if passed else math.inf
-                found[node] = 0 if node in self.adds_up else min(_size(node), behind)
-        return found
+                later = sum(least[user] / (len(operands(user)) if user.target in ADDITIONS else 1) for user in node.users) if passed else math.inf
+                least[node] = 0 if node in self.adds_up else min(_size(node), later)
+        return least
 
     def passes_on(self, user: fx.Node, value: fx.Node) -> bool:
-        """Terms of a loss, single numbers, are added first and reduced once."""
+        """Whether a pending value passes through a reader. Terms of a loss, which are scalars, pass: they are added first and reduced once."""
         return user in self.adds_up or _passes_all(user, value) or (user.target in ADDITIONS and _size(user) == 1)
 
     def adds_to_pending(self, user: fx.Node, node: fx.Node) -> bool:
@@ -289,41 +294,41 @@ class Completion:
         return all(isinstance(type, TensorType) and bool(type.attr.pending) for type in others)
 
     def opened(self, node: fx.Node) -> Opened:
-        """The factors that must be whole, unless the op is expanded; with the fewest elements they should have."""
+        """Return the factors that must be whole unless the op is expanded, each with the fewest elements for that."""
         return opened_factors(node) if self.expanding else ()
 
     def split_along(self, node: fx.Node) -> Dim | None:
-        """How an op is split along such a factor; ``None`` where it is not."""
+        """Return the split of an op along such a factor; ``None`` if it has none."""
         if not (factors := self.opened(node)):
             return None
         type = self.types[node]
         needs = [use.layout.attr for use in self.uses[node] if use is not None]
-        gives = [None if one is None else one.attr for one in (type if isinstance(type, tuple) else (type,))]
+        gives = [None if part is None else part.attr for part in (type if isinstance(type, tuple) else (type,))]
         split = bind_node(node).splits(needs, gives, self.mesh)
         return next((split[factor] for factor, _ in factors if axes_of(split.get(factor, ()))), None)
 
     def with_layouts(self, type: ValueType, attrs: tuple[DistAttr | None, ...]) -> ValueType:
         placed = tuple(
-            None if one is None or attr is None else replace(one, layout=layout_of(self.mesh, attr))
-            for one, attr in zip(type if isinstance(type, tuple) else (type,), attrs, strict=True)
+            None if part is None or attr is None else replace(part, layout=layout_of(self.mesh, attr))
+            for part, attr in zip(type if isinstance(type, tuple) else (type,), attrs, strict=True)
         )
         return placed if isinstance(type, tuple) else placed[0]
 
 
-READERS = 4  # of a value that is reduced behind them, at most: each reduction has its start
+READERS = 4  # the most readers of a value that is reduced after them, because each reduction has a start-up cost
 
 
 def _passes_all(user: fx.Node, value: fx.Node) -> bool:
-    return all(_passes(user, k) for k, one in enumerate(operands(user)) if one is value)
+    return all(_passes(user, k) for k, operand in enumerate(operands(user)) if operand is value)
 
 
 def _passes(node: fx.Node, position: int) -> bool:
-    """Whether a sum passes through an op by one operand alone, and the result has no more elements."""
+    """Whether a sum passes through an op by this operand alone, and the result has no more elements."""
     if node.op != "call_function" or node.target not in RULES:
         return False
     try:
         bound = bind_node(node)
-    except RuleError:  # told when its turn comes, with its line
+    except RuleError:  # raised again when the walk reaches this op, with its line
         return False
     if (position,) not in bound.linear or bound.result_shapes[0] is None or len(bound.result_shapes) > 1:
         return False
@@ -335,44 +340,44 @@ def _size(node: fx.Node) -> float:
     return math.prod(type.shape) if isinstance(type, TensorType) else math.inf
 
 
-UNSTEADY = ("it draws random numbers", "it gives another result the second time")  # why no rule was found
+UNSTEADY = ("it draws random numbers", "it gives another result the second time")  # reasons why no rule was discovered
 
 ADDITIONS = {torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor}
 
 
 def gradient_sums(program: Program) -> dict[fx.Node, fx.Node | None]:
     """The states in which the gradients of parameters add up → the parameter: ``up.weight.grad`` → ``up.weight``. And those
-    in which the losses do, ``.loss``; a name of the step's own begins with a dot."""
+    in which the losses do, ``.loss``."""
     named = {name_of(node): node for node in program.placeholders}
-    found: dict[fx.Node, fx.Node | None] = {}
+    sums: dict[fx.Node, fx.Node | None] = {}
     for name, node in named.items():
-        parameter, _, last = name.rpartition(".")
+        parameter = gradient_parameter(name) or ""
         type = record_of(node).type
         waits = isinstance(type, TensorType) and type.layout is not None and bool(type.layout.attr.pending)  # of a parameter that an update only measures
-        if record_of(node).role in ("state", "buffer") and ((last == "grad" and (parameter in named or waits)) or name == ".loss"):
-            found[node] = named.get(parameter)
-    return found
+        if record_of(node).role in ("state", "buffer") and ((parameter and (parameter in named or waits)) or name == LOSS):
+            sums[node] = named.get(parameter)
+    return sums
 
 
 def required_dtypes(record: Record, values: Sequence[ValueType]) -> tuple[torch.dtype, ...]:
-    """In which dtype each operand is used: as a traced program says, else its own."""
-    asked = record.uses or (None,) * len(values)
-    return tuple(value.dtype if need is None else need.dtype for value, need in zip(values, asked, strict=True))  # type: ignore[union-attr]
+    """Return the dtype in which each operand is used: as the traced program requires, or else its own."""
+    needs = record.uses or (None,) * len(values)
+    return tuple(value.dtype if need is None else need.dtype for value, need in zip(values, needs, strict=True))  # type: ignore[union-attr]
 
 
 def rounds_nothing(type: TensorType, dtype: torch.dtype) -> bool:
-    """Whether a value can be cast while it is pending; what is narrowed is reduced first."""
+    """Whether a value can be cast while it is pending; a value that is narrowed must be reduced first."""
     return type.dtype == dtype or torch.promote_types(type.dtype, dtype) == dtype
 
 
 def gradient_aims(program: Program, types: Mapping[fx.Node, ValueType], axes: frozenset[str], mesh: Mesh) -> dict[fx.Node, Aim]:
-    """Over ``axes``, on which parameters stay, a gradient is made where its parameter is: through views, additions and casts."""
+    """Return an aim for each gradient: to be computed in its parameter's layout over ``axes``, on which parameters stay. Aims pass backwards through views, additions and casts."""
     aims: dict[fx.Node, Aim] = {}
     homes = {node.name: type for node, type in types.items() if node.op == "placeholder"}
-    of = {sum.name: parameter.name for sum, parameter in gradient_sums(program).items() if parameter is not None}
+    parameter_of = {sum.name: parameter.name for sum, parameter in gradient_sums(program).items() if parameter is not None}
     output = program.output
     for value, result in zip(operands(output), record_of(output).results, strict=True):
-        home = homes.get(of.get(result.of, result.of)) if result.kind == "grad" or result.of in of else None
+        home = homes.get(parameter_of.get(result.of, result.of)) if result.kind == "grad" or result.of in parameter_of else None
         if isinstance(home, TensorType) and axes.intersection(home.attr.axes):
             aims[value] = Aim(opened(home.attr, axes), firm=True)
     for node in reversed(program.graph.nodes):
@@ -392,5 +397,5 @@ def gradient_aims(program: Program, types: Mapping[fx.Node, ValueType], axes: fr
 
 
 def where(record: Record) -> str:
-    """The user's line and module, on a line of its own."""
+    """Return the user's line and module on a separate line."""
     return f"\n{at_line(record.source, record.module)}" if record.source else ""

@@ -1,1 +1,1 @@
-"""Reports: what was done to a program, as tables for people."""
+"""Report what was done to a program, as tables for people."""

@@ -1,4 +1,4 @@
-"""The report of every single transfer: what it serves, what it moves, what it costs, and whose line asked for it."""
+"""Report every single transfer: the value and its user, bytes, price, and the user's line."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class TransferLine:
     """One transfer.
 
     Attributes:
-        name, transfer: of the inserted node, and of its function.
-        value, users: what it was inserted for: the value that is re-laid, and who reads it afterwards.
+        name, transfer: the inserted node's name, and that of its function.
+        value, users: the value that is transferred, and the nodes that read it afterwards.
         before, after: types, as the program prints them.
-        bytes: what the worst rank receives.
-        ratio: at the last transfer of a way, bytes of the whole way / the least that any could bring; else ``None``.
-        seconds: its price on the machine.
-        phase, module, source: where it is, and the user's line.
+        bytes: how many the worst rank receives.
+        ratio: at the last transfer of a chain, bytes of the chain / lower bound; else ``None``.
+        seconds: the price on the machine.
+        phase, module, source: the op's phase and module, and the user's line.
     """
 
     name: str
@@ -53,7 +53,7 @@ class TransferLines(tuple[TransferLine, ...]):
     """The lines, in the order of the program; prints as a table.
 
     Attributes:
-        machine: whose prices they have.
+        machine: the machine whose prices the lines have.
     """
 
     machine: Machine
@@ -75,14 +75,14 @@ class TransferLines(tuple[TransferLine, ...]):
 
 
 def lines_of(program: Program, machine: Machine) -> TransferLines:
-    """A line for each transfer of an explicit program."""
-    found = TransferLines(_lines(program, machine))
-    found.machine = machine
-    return found
+    """Return a line for each transfer of an explicit program."""
+    lines = TransferLines(_lines(program, machine))
+    lines.machine = machine
+    return lines
 
 
 def _lines(program: Program, machine: Machine) -> Iterator[TransferLine]:
-    ways: dict[fx.Node, tuple[fx.Node, int]] = {}  # transfer → the value it serves, and the bytes so far
+    chains: dict[fx.Node, tuple[fx.Node, int]] = {}  # transfer → the first value of its chain, and the bytes so far
     for node in program.nodes:
         if node.target not in transfers.BY_FUNCTION:
             continue
@@ -90,15 +90,15 @@ def _lines(program: Program, machine: Machine) -> Iterator[TransferLine]:
         source, result = record_of(operand).type, record.type
         if not isinstance(source, TensorType) or not isinstance(result, TensorType) or source.layout is None:
             continue
-        given = transfers.arguments(node.target, node.args, node.kwargs)
-        received = transfers.received(node.target, source, given, result)
-        value, before = ways.get(operand, (operand, 0))
-        ways[node] = value, before + received
+        arguments = transfers.arguments(node.target, node.args, node.kwargs)
+        received = transfers.received(node.target, source, arguments, result)
+        value, before = chains.get(operand, (operand, 0))
+        chains[node] = value, before + received
         users = tuple(user.name for user in node.users if user.target not in transfers.BY_FUNCTION)
         yield TransferLine(
             node.name, transfers.BY_FUNCTION[node.target].name, value.name, users, print_type(source), print_type(result), received,
             _ratio(record_of(value).type, result, before + received) if users else None,
-            step_price(node.target, source, given, result, machine), record.phase, record.module, record.source,
+            step_price(node.target, source, arguments, result, machine), record.phase, record.module, record.source,
         )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
-"""Liveness: from when to when a rank's memory holds each value of its program.
+"""Compute when a rank's memory holds each value of its program.
 
-One walk in the order of execution. A value is made by its op and let go behind the last op that reads it, as in the functions that
-run it; a view keeps what it views. What the caller holds stays: parameters, inputs, returned values, gradients. A state's next
-value is written into the state's memory, or takes its place.
+One walk follows the order of execution. Memory of a value is allocated by its op and freed after its last reader, as in the
+functions that run the program; a view keeps its base alive. Memory that the caller holds stays: parameters, inputs, returned
+values, gradients. A state's next value is written into the state's memory, or replaces it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from autopar.ir import transfers
 from autopar.ir.nodes import is_getitem, name_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType, ValueType
+from autopar.ir.value_names import gradient_name, gradient_parameter
 from autopar.torch_private import OpOverload, returns_alias
 
 aten = torch.ops.aten
 
 KINDS = ("parameters", "gradients", "optimizer state", "buffers", "inputs", "activations", "transfers")
 OF_ROLE = {"param": "parameters", "buffer": "buffers", "state": "buffers", "tangent": "activations"}  # others: inputs
-GRADIENT = ".grad"  # behind the name of a parameter: the state in which its gradients add up
 START = -1  # before the first op
 
-HIDDEN_VIEWS = {aten._unsafe_view.default}  # share memory, and their schemas do not say so
+HIDDEN_VIEWS = {aten._unsafe_view.default}  # these share memory, although their schemas do not say so
 
 
 @dataclass(eq=False)
@@ -35,11 +35,11 @@ class Storage:
     """A piece of memory.
 
     Attributes:
-        node: the value that it was made for; views of it share it.
-        bytes: its size, of the rank's piece.
+        node: the value that it was allocated for; views of it share it.
+        bytes: its size on this rank.
         kind: one of ``KINDS``.
-        born, dies: positions of ops in ``Lifetimes.ops``: the one that makes it, and the last that reads it. ``START`` is before the first one,
-            their number behind the last.
+        born, dies: positions in ``Lifetimes.ops`` of the op that makes it and of its last reader. ``START`` is before the first op,
+            the number of ops is after the last.
     """
 
     node: fx.Node
@@ -51,11 +51,11 @@ class Storage:
 
 @dataclass(frozen=True)
 class Lifetimes:
-    """What ``liveness`` returns.
+    """The storages of a program with the ops that make and read them; ``liveness`` returns it.
 
     Attributes:
         ops: the nodes that run, in order.
-        storages: in the order in which they are made.
+        storages: in the order of allocation.
     """
 
     program: Program
@@ -63,40 +63,39 @@ class Lifetimes:
     storages: tuple[Storage, ...]
 
     def held(self) -> list[int]:
-        """Bytes in use while each op runs, what it reads and what it makes included."""
+        """Return the bytes in use while each op runs, including its operands and results."""
         changes = [0] * (len(self.ops) + 1)
         total = 0
-        for one in self.storages:
-            if one.born == START:
-                total += one.bytes
+        for storage in self.storages:
+            if storage.born == START:
+                total += storage.bytes
             else:
-                changes[one.born] += one.bytes
-            if one.dies < len(self.ops):
-                changes[one.dies + 1] -= one.bytes
-        found = []
+                changes[storage.born] += storage.bytes
+            if storage.dies < len(self.ops):
+                changes[storage.dies + 1] -= storage.bytes
+        in_use = []
         for change in changes[: len(self.ops)]:
             total += change
-            found.append(total)
-        return found
+            in_use.append(total)
+        return in_use
 
     def at(self, position: int) -> Iterator[Storage]:
-        """What is in use while an op runs."""
-        return (one for one in self.storages if one.born <= position <= one.dies)
+        """Iterate over the storages in use while an op runs."""
+        return (storage for storage in self.storages if storage.born <= position <= storage.dies)
 
 
 def liveness(program: Program, kept: Collection[str] | None = None, kinds: Mapping[str, str] | None = None, *, in_place: bool = True) -> Lifetimes:
-    """When each piece of a rank's memory is in use; linear in the graph.
+    """Return when each piece of a rank's memory is in use. Linear in the graph.
 
-    Buffers that torch's kernels, collectives and their buckets need while they run are not seen.
-
+    Temporary buffers of torch's kernels, collectives and buckets are not counted.
     Args:
-        program: of one rank: level ``local`` or ``scheduled``.
-        kept: the placeholders that the caller holds to the end; when left out, all but tangents and states that are not written in place.
-        kinds: placeholder → one of ``KINDS``, where its role and name do not say it.
-        in_place: next values of states are written into their memory.
+        program: the program of one rank: level ``local`` or ``scheduled``.
+        kept: the placeholders that the caller holds to the end; by default all but tangents and states that are not written in place.
+        kinds: placeholder → one of ``KINDS``, for those whose role and name do not show it.
+        in_place: whether next values of states are written into the states' memory.
 
     Raises:
-        ValueError: the program is not one of a rank, or has no such placeholder.
+        ValueError: the program is not local, or has no placeholder of that name.
     """
     if program.level not in ("local", "scheduled"):
         raise ValueError(f"liveness takes the program of one rank, in the shapes of its pieces; this one is {program.level}: localize it")
@@ -114,8 +113,8 @@ class _Walk:
         self.names = {name_of(node) for node in self.placeholders.values()}
         self.ops = [node for node in program.nodes if node.op == "call_function"]
         self.storages: list[Storage] = []
-        self.of: dict[fx.Node, tuple[tuple[Storage, ...], ...]] = {}  # value → what each of its parts lies in; a tuple has several
-        self.donated: dict[tuple[fx.Node, int], fx.Node] = {}  # (op, part) → the state of which it makes the next value
+        self.of: dict[fx.Node, tuple[tuple[Storage, ...], ...]] = {}  # value → the storages of each of its elements
+        self.donated: dict[tuple[fx.Node, int], fx.Node] = {}  # (op, element) → the state whose next value it is
 
     def run(self) -> Lifetimes:
         output = self.program.output
@@ -133,25 +132,25 @@ class _Walk:
             self.make(node, position)
         for value, result in rows:
             self.read(value, end)
-            for one in self.of[value][0]:
-                if result.kind != "return" and one.kind in ("activations", "transfers"):
-                    one.kind = "gradients" if result.kind == "grad" else self.of[self.placeholders[result.of]][0][0].kind
+            for storage in self.of[value][0]:
+                if result.kind != "return" and storage.kind in ("activations", "transfers"):
+                    storage.kind = "gradients" if result.kind == "grad" else self.of[self.placeholders[result.of]][0][0].kind
         return Lifetimes(self.program, tuple(self.ops), tuple(self.storages))
 
     def hold(self, node: fx.Node, end: int) -> None:
         record = record_of(node)
         lives = node.op == "get_attr" or node.name in self.kept
-        one = Storage(node, size(record.type), self.kind(node, record), START, end if lives else START)
-        self.storages.append(one)
-        self.of[node] = ((one,),)
+        storage = Storage(node, size(record.type), self.kind(node, record), START, end if lives else START)
+        self.storages.append(storage)
+        self.of[node] = ((storage,),)
 
     def kind(self, node: fx.Node, record: Record) -> str:
         name = name_of(node)
         if node.name in self.kinds:
             return self.kinds[node.name]
-        if record.role in ("state", "buffer") and name.endswith(GRADIENT):
+        if record.role in ("state", "buffer") and gradient_parameter(name) is not None:
             return "gradients"
-        if record.role == "state" and name + GRADIENT in self.names:
+        if record.role == "state" and gradient_name(name) in self.names:
             return "parameters"
         if record.role == "state" and self.ops and record_of(self.ops[0]).phase == "update":
             return "optimizer state"
@@ -159,8 +158,8 @@ class _Walk:
 
     def read(self, node: fx.Node, position: int) -> None:
         for part in self.of[node]:
-            for one in part:
-                one.dies = max(one.dies, position)
+            for storage in part:
+                storage.dies = max(storage.dies, position)
 
     def make(self, node: fx.Node, position: int) -> None:
         type = record_of(node).type
@@ -169,44 +168,44 @@ class _Walk:
             self.of[node] = (self.of[node.args[0]][node.args[1]],)  # type: ignore[index]
             return
         shared = self.shared(node)
-        found: list[tuple[Storage, ...]] = []
+        element_storages: list[tuple[Storage, ...]] = []
         for k, part in enumerate(parts):
             state = self.donated.get((node, k))
             if shared is not None or state is not None:
-                found.append(self.of[state][0] if state is not None else shared)  # type: ignore[arg-type]
+                element_storages.append(self.of[state][0] if state is not None else shared)  # type: ignore[arg-type]
                 continue
             kind = "transfers" if node.target in transfers.BY_FUNCTION and node.target is not transfers.cast else "activations"
-            one = Storage(node, size(part), kind, position, position)
-            self.storages.append(one)
-            found.append((one,))
-        self.of[node] = tuple(found)
+            storage = Storage(node, size(part), kind, position, position)
+            self.storages.append(storage)
+            element_storages.append((storage,))
+        self.of[node] = tuple(element_storages)
 
     def shared(self, node: fx.Node) -> tuple[Storage, ...] | None:
-        """Whose memory an op's results lie in; ``None`` where it is new."""
+        """Return the storages that an op's results share with its operand; ``None`` if they are new."""
         values = operands(node)
         if not values:
             return None
-        below = tuple(dict.fromkeys(one for part in self.of[values[0]] for one in part))
+        operand_storages = tuple(dict.fromkeys(storage for part in self.of[values[0]] for storage in part))
         row = transfers.BY_FUNCTION.get(node.target)
         if row is not None:
-            return below if self.moves_nothing(node, values[0]) else None
-        return below if isinstance(node.target, OpOverload) and (returns_alias(node.target) or node.target in HIDDEN_VIEWS) else None
+            return operand_storages if self.moves_nothing(node, values[0]) else None
+        return operand_storages if isinstance(node.target, OpOverload) and (returns_alias(node.target) or node.target in HIDDEN_VIEWS) else None
 
     def moves_nothing(self, node: fx.Node, value: fx.Node) -> bool:
-        """Whether a transfer's result is in the memory of what it reads: an all-reduce of what nobody else reads, a piece of dim 0."""
-        given = transfers.arguments(node.target, node.args, node.kwargs)
+        """Return whether a transfer's result shares its operand's memory, as for an all-reduce without other readers, or a piece of dim 0."""
+        arguments = transfers.arguments(node.target, node.args, node.kwargs)
         if node.target is transfers.all_reduce:
-            return len(value.users) == 1 and all(one.born != START for part in self.of[value] for one in part)
+            return len(value.users) == 1 and all(storage.born != START for part in self.of[value] for storage in part)
         if node.target is transfers.slice:
-            return not given.get("parts") and given["dim"] == 0
+            return not arguments.get("parts") and arguments["dim"] == 0
         if node.target is transfers.cast:
             type = record_of(value).type
-            return isinstance(type, TensorType) and type.dtype == given["dtype"]
+            return isinstance(type, TensorType) and type.dtype == arguments["dtype"]
         return node.target in (transfers.wait, transfers.send)
 
 
 def size(type: ValueType) -> int:
-    """Bytes of a value."""
+    """Return the bytes of a value."""
     if isinstance(type, tuple):
         return sum(map(size, type))
     return 0 if type is None else math.prod(type.shape) * type.dtype.itemsize

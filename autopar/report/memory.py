@@ -1,4 +1,4 @@
-"""The report of a rank's memory: for each phase its peak, where it is, and what dominates it."""
+"""Report a rank's memory: for each phase its peak, the op at the peak, and the values and modules that use most."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from autopar.ir.text.printer import print_node
 from autopar.report.arena import arena
 from autopar.report.liveness import KINDS, START, Lifetimes, Storage, liveness
 
-LARGEST = 5  # values, and modules, that are listed
+LARGEST = 5  # how many values and modules are listed
 
 
 @dataclass(frozen=True)
 class PhasePeak:
-    """The op of a phase while which most memory is in use; sizes are bytes.
+    """The op of a phase at which most memory is in use; sizes are in bytes.
 
     Attributes:
         phase: ``forward``, ``backward`` or ``update``.
-        bytes: in use then, what the caller holds included.
+        bytes: all memory in use, including what the caller holds.
         line, module, source: the op's line in the program, its module and the user's line.
-        kinds: parameters, activations, … → their share.
-        values, modules: the largest values, with all that views them, and the modules that made most; without what the caller holds.
+        kinds: parameters, activations, … → bytes.
+        values, modules: the largest values, with their views, and the modules with most; without what the caller holds.
     """
 
     phase: str
@@ -48,7 +48,7 @@ class MemoryReport(tuple[PhasePeak, ...]):
 
     Attributes:
         held: bytes that the caller holds all the time: parameters, states, inputs.
-        lifetimes: what it was made of.
+        lifetimes: the storages from which the report was computed.
     """
 
     held: int
@@ -56,8 +56,8 @@ class MemoryReport(tuple[PhasePeak, ...]):
 
     @cached_property
     def arena(self) -> int:
-        """Bytes that a static plan needs, in which each storage has a fixed place, for what is not held by the caller."""
-        return arena([one for one in self.lifetimes.storages if one.born != START]).bytes
+        """The bytes of a static plan, with a fixed place for each storage that the caller does not hold."""
+        return arena([storage for storage in self.lifetimes.storages if storage.born != START]).bytes
 
     @property
     def peak(self) -> int:
@@ -66,11 +66,11 @@ class MemoryReport(tuple[PhasePeak, ...]):
 
     @property
     def made(self) -> int:
-        """The peak without what the caller holds: what the allocator gives out during the step."""
+        """The peak without what the caller holds: what the allocator provides during the step."""
         return self.peak - self.held
 
     def phase(self, name: str) -> PhasePeak:
-        """The row of a phase; ``KeyError`` where the program has none."""
+        """Return the row of a phase; ``KeyError`` if the program has none."""
         for row in self:
             if row.phase == name:
                 return row
@@ -82,7 +82,7 @@ class MemoryReport(tuple[PhasePeak, ...]):
 
 
 def tables(rows: Sequence[PhasePeak]) -> str:
-    """The peak of each phase by kinds, and what dominates there."""
+    """Return the peak of each phase by kinds, and the largest values and modules there, as tables."""
     kinds = [kind for kind in KINDS if any(row.kinds.get(kind) for row in rows)]
     table = Table("phase", *(Column(name, justify="right") for name in ("peak", *kinds)))
     for row in rows:
@@ -101,39 +101,39 @@ def tables(rows: Sequence[PhasePeak]) -> str:
 
 def memory_of(program: Program, kept: Collection[str] | None = None, kinds: Mapping[str, str] | None = None, *,
               in_place: bool = True) -> MemoryReport:  # fmt: skip
-    """The memory that a rank's program needs; the arguments are those of ``liveness``. Linear in the graph."""
+    """Return the memory that a rank's program needs; arguments as for ``liveness``. Linear in the graph."""
     return report_of(liveness(program, kept, kinds, in_place=in_place))
 
 
-def report_of(found: Lifetimes) -> MemoryReport:
-    """The memory of such lifetimes."""
-    held = found.held()
+def report_of(lifetimes: Lifetimes) -> MemoryReport:
+    """Return the report of these lifetimes."""
+    in_use = lifetimes.held()
     last: dict[str, int] = {}
-    for position, node in enumerate(found.ops):
+    for position, node in enumerate(lifetimes.ops):
         phase = record_of(node).phase
-        if phase not in last or held[position] > held[last[phase]]:
+        if phase not in last or in_use[position] > in_use[last[phase]]:
             last[phase] = position
-    report = MemoryReport(_row(found, phase, last[phase], held[last[phase]]) for phase in PHASES if phase in last)
-    report.held = sum(one.bytes for one in found.storages if one.born == START and one.dies == len(found.ops))
-    report.lifetimes = found
+    report = MemoryReport(_row(lifetimes, phase, last[phase], in_use[last[phase]]) for phase in PHASES if phase in last)
+    report.held = sum(storage.bytes for storage in lifetimes.storages if storage.born == START and storage.dies == len(lifetimes.ops))
+    report.lifetimes = lifetimes
     return report
 
 
-def _row(found: Lifetimes, phase: str, position: int, bytes: int) -> PhasePeak:
-    op, live = found.ops[position], list(found.at(position))
+def _row(lifetimes: Lifetimes, phase: str, position: int, bytes: int) -> PhasePeak:
+    op, live = lifetimes.ops[position], list(lifetimes.at(position))
     record = record_of(op)
-    made = [one for one in live if one.born != START]
-    values = sorted(((one.node.name, one.bytes) for one in made), key=lambda row: -row[1])
-    return PhasePeak(phase, bytes, print_node(found.program, op).strip(), record.module, record.source,
-                     _sums((one.kind, one) for one in live), tuple(values[:LARGEST]),
-                     tuple(_sums((record_of(one.node).module or "the root", one) for one in made).items())[:LARGEST])  # fmt: skip
+    allocated = [storage for storage in live if storage.born != START]
+    values = sorted(((storage.node.name, storage.bytes) for storage in allocated), key=lambda row: -row[1])
+    return PhasePeak(phase, bytes, print_node(lifetimes.program, op).strip(), record.module, record.source,
+                     _sums((storage.kind, storage) for storage in live), tuple(values[:LARGEST]),
+                     tuple(_sums((record_of(storage.node).module or "the root", storage) for storage in allocated).items())[:LARGEST])  # fmt: skip
 
 
 def _sums(rows: Iterable[tuple[str, Storage]]) -> dict[str, int]:
-    """Key → bytes, the most first."""
+    """Return key → bytes, the largest first."""
     total: dict[str, int] = {}
-    for key, one in rows:
-        total[key] = total.get(key, 0) + one.bytes
+    for key, storage in rows:
+        total[key] = total.get(key, 0) + storage.bytes
     return dict(sorted(total.items(), key=lambda row: -row[1]))
 
 

@@ -1,4 +1,4 @@
-"""The report of the passes: one row each."""
+"""Report the passes: one row each."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class PassReport:
     """What one pass did.
 
     Attributes:
-        name: of the pass.
-        ms: milliseconds it took, verification not counted.
-        inserted, removed, commits: nodes and commits.
-        bytes: axis → bytes that the rank with the largest pieces receives in one step of the program as it left it.
-        notes: what was decided for the user, in sentences.
-        unmatched: of capture, the names of presets that match nothing in the model.
+        name: the pass's name.
+        ms: milliseconds it took, without verification.
+        inserted, removed, commits: numbers of nodes and of commits.
+        bytes: axis → bytes that the rank with the largest pieces receives in one step of the program that the pass returned.
+        notes: the decisions made for the user, in sentences.
+        unmatched: for capture, the names of presets that match nothing in the model.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Reports(tuple[PassReport, ...]):
         return out.getvalue() + "".join(f"{row.name}: {note}\n" for row in self for note in row.notes)
 
     def __getitem__(self, key: object) -> PassReport:  # type: ignore[override]
-        """By position or by the pass's name."""
+        """Return a row by its position or by the pass's name."""
         if isinstance(key, str):
             return next(row for row in self if row.name == key)
         return super().__getitem__(key)  # type: ignore[index]

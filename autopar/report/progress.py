@@ -1,4 +1,4 @@
-"""Show what a long operation is doing: a bar with the name of the module or the pass, on a terminal, from its third second on."""
+"""Show what a long operation is doing, on a terminal from the third second on: a bar with the name of the module or the pass."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import distributed
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-AFTER = 2.0  # seconds that an operation takes in silence
+AFTER = 2.0  # seconds before the bar is shown
 What = str | Callable[[], str]
 
-Timer = threading.Timer  # tests put a clock of their own here
+Timer = threading.Timer  # tests replace it by a clock of their own
 
 
 class _Bar:
-    """The bar of the operation that is running; those inside it say what is shown, the innermost first."""
+    """The bar of the running operation. It shows the text of the innermost ``doing`` block."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -35,7 +35,7 @@ class _Bar:
 
     @contextlib.contextmanager
     def doing(self, what: What) -> Iterator[None]:
-        if self._thread != threading.get_ident():  # it shows one operation
+        if self._thread != threading.get_ident():  # the bar shows the operation of one thread
             yield
             return
         self._what.append(what)
@@ -45,9 +45,9 @@ class _Bar:
             self._what.pop()
 
     def text(self) -> str:
-        """Read by the thread that draws, so that the operation itself pays nothing for it."""
-        what = self._what[-1:]
-        return "" if not what else what[0] if isinstance(what[0], str) else what[0]()
+        """Return the text. The drawing thread calls this, so that the operation itself pays nothing for it."""
+        innermost = self._what[-1:]
+        return "" if not innermost else innermost[0] if isinstance(innermost[0], str) else innermost[0]()
 
     def end(self) -> None:
         self._timer.cancel()
@@ -68,10 +68,10 @@ _bar: _Bar | None = None
 
 @contextlib.contextmanager
 def doing(what: What) -> Iterator[None]:
-    """While this runs, a bar on stderr says ``what``, if the outermost of such operations has taken two seconds.
+    """Show ``what`` in a bar on stderr while this block runs, once the outermost such block has taken two seconds.
 
-    It is there on a terminal alone, on the first rank of a job, and leaves no trace. A function is asked for the text whenever the
-    bar is drawn, by another thread.
+    The bar appears only on a terminal, on the first rank of a job, and is erased at the end. If ``what`` is a function, another
+    thread calls it whenever the bar is drawn.
     """
     global _bar
     if _bar is not None:
@@ -90,14 +90,14 @@ def doing(what: What) -> Iterator[None]:
 
 
 def _is_seen() -> bool:
-    """Whether somebody looks at stderr, and this is the first process of its job."""
+    """Return whether stderr is a terminal, and this is the first process of its job."""
     if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("RANK", "0") != "0":
         return False
     return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
 
 
 def _drawn(text: Callable[[], str]) -> Progress:
-    """A bar without an end, since nobody knows how much is to come."""
+    """Return a bar without an end, since the total is unknown."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, ProgressColumn, Task, TimeElapsedColumn
     from rich.text import Text
@@ -106,7 +106,7 @@ def _drawn(text: Callable[[], str]) -> Progress:
         def render(self, task: Task) -> Text:
             return Text(text(), no_wrap=True, overflow="ellipsis")
 
-    # what the program prints meanwhile is put above the bar, where it is for the same terminal
+    # what the program prints meanwhile is put above the bar, if both are on the same terminal
     console = Console(file=sys.stderr, force_jupyter=False)
     progress = Progress(TimeElapsedColumn(), BarColumn(20), Doing(), console=console, transient=True, redirect_stdout=sys.stdout.isatty())
     progress.add_task("", total=None)

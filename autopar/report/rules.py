@@ -1,4 +1,4 @@
-"""The page of the sharding rules, made from their tables."""
+"""Print the table of all sharding rules, from the tables in ``autopar/rules``."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from autopar import rules
 from autopar.rules.by_schema import BY_SCHEMA
 from autopar.rules.registry import RULES, Rule
 
-COMMAND = "python -m autopar rules > autopar/rules/README.md"
+COMMAND = "python -m autopar rules > autopar/rules/TABLE.md"
 FOLDER = Path(rules.__file__).parent
-HEAD = f"""# Sharding rules
+HEAD = f"""# Table of sharding rules
 
-How each op of ATen comes apart over devices. Made from the tables beside this page; this renews it:
+How each op of ATen can be split over ranks. [README.md](README.md) explains the notation. This page is made from the tables beside it; renew it with
 
     {COMMAND}
 
-**Factors** are the loops of an op, as in einsum: `m k, k n -> m n`. `k!` stays whole, `(a b)` is a merged dim, `...` any leading
-dims, which broadcast, `1` a dim of size one, `()` a tensor without dims. A factor that is split and that a result lacks leaves that
-result pending: a sum, or after `by` another reduction. Where factors depend on a call's arguments, words say how. In words,
-`open` dims come apart, `whole` ones do not, `part` has another size, `kept` is gone or of size one, `gone` is not there.
+**Factors** are the loops of an op, as in einsum: `m k, k n -> m n`. A factor `k!` stays whole, `(a b)` is a merged dim, `...` any leading dims,
+which broadcast, `1` a dim of size one, `()` a tensor without dims. Where a result lacks a factor that is split, that result is a partial sum, or,
+after `by`, another partial reduction. Where the factors depend on a call's arguments, words say how: `open` dims can be split, `whole` ones cannot,
+`part` has another size, `kept` is removed or of size one, `gone` is removed.
 
-**Sums** are the operands through which a sum that waits to be reduced may pass: alternatives, or several together (`0+1`). `view`
-means that it waits there at no cost. Operands and arguments are counted from 0.
+**Sums** are the operands through which a partial sum may pass: alternatives, or several together (`0+1`). A `view` lets it pass at no cost.
+Operands and arguments are counted from 0.
 
-† Written by the schema: the kernel is on accelerators alone, and was not run on pieces. All others are proven by running them.
+† The rule follows the op's schema. The kernel runs on accelerators only, and was not run on pieces. All other rules are proven by running them.
 """
 
 
 def page() -> str:
-    """All of it."""
+    """Return the whole page."""
     tables = list(_families())
     count = sum(len(table) for _, table in tables)
     return "\n".join([HEAD, f"{count} overloads.", *(_family(title, table) for title, table in tables)]) + "\n"
 
 
 def _families() -> Iterator[tuple[str, list[Rule]]]:
-    """The rules of each file of tables, and what the file says of itself."""
+    """Yield the rules of each file of tables, with the name and docstring of the file."""
     for path in sorted(FOLDER.glob("*.py")):
         saved = dict(RULES)
         if path.stem in ("__init__", "registry", "binding"):
@@ -66,8 +66,8 @@ def _family(title: str, table: list[Rule]) -> str:
 def _factors(rule: Rule) -> str:
     if isinstance(rule.pattern, str):
         return f"`{rule.pattern}`"
-    said = (rule.pattern.__doc__ or "by its arguments").strip().splitlines()[0].rstrip(".:")
-    return said.replace("``", "`").replace("|", "\\|")
+    summary = (rule.pattern.__doc__ or "by its arguments").strip().splitlines()[0].rstrip(".:")
+    return summary.replace("``", "`").replace("|", "\\|")
 
 
 def _sums(rule: Rule) -> str:

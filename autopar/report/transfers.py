@@ -1,4 +1,4 @@
-"""The report of the transfers: what was inserted where, and what it moves."""
+"""Report the transfers: how many were inserted where, and the bytes that they move."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")  # the number of a layer 
 
 @dataclass(frozen=True)
 class TransferRow:
-    """Transfers that do the same in the same place of every layer.
+    """Equal transfers at the same place of every layer.
 
     Attributes:
         transfer, axis, phase: ``all_reduce``, ``tp``, ``forward``; no axis for casts.
-        module: path, numbers of layers as ``*``.
-        source: the user's line, of the value that is transferred.
+        module: path, with ``*`` for numbers of layers.
+        source: the user's line that made the transferred value.
         times: how many there are.
-        bytes: what the rank with the largest pieces receives in one step, all together.
+        bytes: how many the rank with the largest pieces receives in one step, all transfers of the row together.
     """
 
     transfer: str
@@ -68,20 +68,20 @@ class Transfers(tuple[TransferRow, ...]):
 
 
 def transfers_of(program: Program, device: torch.device | str = "cpu") -> Transfers:
-    """The transfers of an explicit program, priced for a device when they are asked for line by line; linear."""
-    found: dict[tuple[str, ...], tuple[int, int]] = {}
+    """Return the transfers of an explicit program. Prices for the device are computed when ``lines`` is read. Linear in the graph."""
+    totals: dict[tuple[str, ...], tuple[int, int]] = {}
     for node, axis, received in priced(program):
         record = record_of(node)
         key = (transfers.BY_FUNCTION[node.target].name, axis, record.phase, LAYER.sub("*", record.module), record.source)
-        times, total = found.get(key, (0, 0))
-        found[key] = (times + 1, total + received)
-    rows = Transfers(TransferRow(*key, times, total) for key, (times, total) in found.items())
+        times, total = totals.get(key, (0, 0))
+        totals[key] = (times + 1, total + received)
+    rows = Transfers(TransferRow(*key, times, total) for key, (times, total) in totals.items())
     rows._program, rows._machine = program, machine_of(device)
     return rows
 
 
 def bytes_per_axis(program: Program) -> dict[str, int]:
-    """Axis → bytes received in one step, all transfers together."""
+    """Return axis → bytes received in one step by all transfers together."""
     total: dict[str, int] = {}
     for node, axis, received in priced(program):
         if axis and transfers.BY_FUNCTION[node.target].collective:
@@ -90,12 +90,12 @@ def bytes_per_axis(program: Program) -> dict[str, int]:
 
 
 def priced(program: Program) -> Iterator[tuple[fx.Node, str, int]]:
-    """Each transfer with its axes and the bytes that the worst rank receives."""
+    """Yield each transfer with its axes and the bytes that the worst rank receives."""
     for node in program.nodes:
         if node.target not in transfers.BY_FUNCTION:
             continue
-        given = transfers.arguments(node.target, node.args, node.kwargs)
+        arguments = transfers.arguments(node.target, node.args, node.kwargs)
         source, result = record_of(operands(node)[0]).type, record_of(node).type
         if isinstance(source, TensorType) and isinstance(result, TensorType) and source.layout is not None:
-            bytes = transfers.received(node.target, source, given, result)
-            yield node, "×".join(transfers.axes_along(node.target, source, given, result)), bytes
+            bytes = transfers.received(node.target, source, arguments, result)
+            yield node, "×".join(transfers.axes_along(node.target, source, arguments, result)), bytes

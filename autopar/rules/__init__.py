@@ -1,4 +1,4 @@
-"""Sharding rules: what every op allows, one line an op. Importing this package loads the tables."""
+"""Define how every op can be sharded, one line an op. Importing this package loads the tables."""
 
 from autopar.ir.ops import sharded_lookup, sum_of_squares  # noqa: F401  # they register ops that have rules
 from autopar.optimizers.own_ops import on_new_op
@@ -23,7 +23,7 @@ from autopar.rules.registry import RULES, Rule, find_rule, register_rule, rule
 
 
 def _rule_of_a_step(op: str, alike: int, numbers: int, results: int) -> None:
-    """That of the step of an optimizer's class, an op that is made when it is met."""
+    """Register the rule of an optimizer's step, an op that is made when it is first needed."""
     operands = ", ".join(["..."] * alike + ["()"] * numbers)
     rule(f"{operands} -> {', '.join(['...'] * results)}" if alike else (lambda *args, **kwargs: None), op)
 

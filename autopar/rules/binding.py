@@ -1,4 +1,4 @@
-"""Binding: a rule with the shapes of one call, and what a choice of splits means for operands and results."""
+"""Bind a rule to the shapes of one call, and derive the Layouts of operands and results from a choice of splits."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Dims = tuple[DimPattern, ...]
 
 @dataclass(frozen=True)
 class Strategy:
-    """One choice: how each factor is split, and the axes whose pending sum passes through.
+    """One choice: the split of each factor, and the axes over which a pending sum passes through.
 
-    A factor is split like a dim, and may have parts of its own: a batch flattened with an unevenly split sequence is
+    A factor is split like a dim, and may have several parts: a batch flattened with an unevenly split sequence is
     one factor of a matrix product, ``(5/dp 3)``.
     """
 
@@ -37,16 +37,16 @@ class Strategy:
 
 @dataclass(eq=False)
 class Bound:
-    """A rule bound to shapes. Operands and results are only those that are there (optional ones may be absent).
+    """A rule bound to shapes. Operands and results are only the present ones (optional ones may be absent).
 
     Attributes:
         sizes: factor → size.
-        operands, results: the factors of each dim; ``()`` is a size-one dim.
+        operands, results: the factors of each dim; ``()`` is a dim of size one.
         whole: factors that must not be split.
-        kind: how results that lack a split factor are pending.
-        linear: the alternatives, in positions of ``operands``.
+        kind: the reduction of results that lack a split factor.
+        linear: the alternatives, as positions in ``operands``.
         carried: factor → operands that must be pending when it is split (the bias of ``addmm`` when ``k`` is).
-        why: of an op without a rule, why none was found.
+        why: for an op without a rule, why no rule was found.
     """
 
     rule: Rule
@@ -67,7 +67,7 @@ class Bound:
         return self.pattern.whole
 
     def place(self, strategy: Strategy, mesh: Mesh) -> tuple[tuple[DistAttr, ...], tuple[DistAttr | None, ...]]:
-        """What a strategy asks of the operands, and how the results then lie."""
+        """Return the attributes that a strategy requires of the operands, and those of the results."""
         key = (strategy, mesh)
         if key not in self._placements:
             self._placements[key] = self._place(strategy, mesh)
@@ -90,11 +90,11 @@ class Bound:
         return tuple(operands), tuple(results)
 
     def takes(self, factor: str, dim: Dim, mesh: Mesh) -> bool:
-        """Whether the op takes the pieces of a factor split so: none may be empty where the rule says so."""
+        """Return whether the op accepts the pieces of a factor with this split: some rules do not allow empty pieces."""
         return self.rule.empty or all(DistAttr((dim,)).local_shape([self.sizes[factor]], mesh, at) != (0,) for at in mesh.points())
 
     def _left_pending(self, dims: Dims, split: Mapping[str, Dim], passing: Mapping[str, int]) -> dict[str, str]:
-        """Which axes a result is pending over: those that pass through, and those of the factors it lacks."""
+        """Return the pending axes of a result: those that pass through, and those of the factors that it lacks."""
         has = {factor for dim in dims for factor in dim}
         read = {factor for operand in self.operands for dim in operand for factor in dim}
         kinds = dict.fromkeys(passing, "sum")
@@ -114,20 +114,20 @@ class Bound:
         return DistAttr(tuple(rows), tuple(sorted(pending.items()))).normalize(shape, mesh)
 
     def factor_splits(self, dims: Dims, shape: tuple[int, ...], attr: DistAttr, mesh: Mesh) -> list[dict[str, Dim] | None]:
-        """For each dim of a value, how its factors are split; ``None`` where the dim is not split along factors."""
-        found: list[dict[str, Dim] | None] = []
+        """Return for each dim of a value the splits of its factors; ``None`` where the dim is not split along factors."""
+        splits: list[dict[str, Dim] | None] = []
         for pattern, size, dim in zip(dims, shape, attr.dims, strict=True):
             parts = [(size if part is None else part, axes) for part, axes in dim]
             groups = regroup(parts, [self.sizes[f] for f in pattern] or [1], mesh)
             if groups is None or (not pattern and axes_of(dim)):
-                found.append(None)
+                splits.append(None)
             else:
                 pairs = zip(pattern, groups, strict=False)
-                found.append({f: normal_dim(tuple(group), self.sizes[f], mesh) for f, group in pairs})
-        return found
+                splits.append({f: normal_dim(tuple(group), self.sizes[f], mesh) for f, group in pairs})
+        return splits
 
     def before(self, attr: DistAttr, mesh: Mesh) -> DistAttr | None:
-        """How the one operand of a view lies when its result lies as ``attr``; ``None`` where it cannot."""
+        """Return the attribute of a view's operand whose result has ``attr``; ``None`` if there is none."""
         dims, shape = self.results[0], self.result_shapes[0]
         assert dims is not None and shape is not None
         closed = DistAttr(tuple(WHOLE if UNDECIDED in axes_of(dim) else dim for dim in attr.dims)).normalize(shape, mesh)
@@ -139,21 +139,21 @@ class Bound:
         return needs[0] if gives[0] == closed else None
 
     def splits(self, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], mesh: Mesh) -> dict[str, Dim]:
-        """How each factor is split, of operands and results that lie so."""
+        """Return the split of each factor, given the attributes of operands and results."""
         rows = [*zip(self.operands, self.operand_shapes, needs, strict=True), *zip(self.results, self.result_shapes, gives, strict=True)]
-        found: dict[str, Dim] = {}
+        splits: dict[str, Dim] = {}
         for dims, shape, attr in rows:
             if dims is not None and shape is not None and attr is not None:
                 for row in self.factor_splits(dims, shape, attr, mesh):
-                    found |= row or {}
-        return found
+                    splits |= row or {}
+        return splits
 
     def local_sizes(self, split: Mapping[str, Dim], mesh: Mesh, at: Mapping[str, int]) -> dict[str, int]:
-        """How long each factor is on the rank at ``at``."""
+        """Return the size of each factor on the rank at ``at``."""
         return {f: DistAttr((split.get(f, WHOLE),)).local_shape([size], mesh, at)[0] for f, size in self.sizes.items()}
 
     def check(self, mesh: Mesh, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], names: Sequence[str]) -> str | None:
-        """Why these Layouts are not one of the rule's strategies; ``None`` when they are. Layers repeat, so that is kept."""
+        """Return why these attributes are not one of the rule's strategies; ``None`` if they are. Cached, since layers repeat."""
         key = (mesh, tuple(needs), tuple(gives))
         if key in self._sound:
             return None
@@ -205,12 +205,12 @@ class Bound:
             if want != have and want is not None and have is not None:
                 if want.pending != have.pending:
                     return f"the result of {op} ({self.pattern}) is {_pending(want)}, not {_pending(have)}"
-                return f"the result of {op} does not lie as its operands and {self.pattern} say"
+                return f"the result of {op} has another Layout than its operands and {self.pattern} imply"
         return None
 
 
 def axes_of(dim: Dim) -> list[str]:
-    """Every axis that splits a dim."""
+    """Return every axis that splits a dim."""
     return [axis for _, axes in dim for axis in axes]
 
 
@@ -226,11 +226,11 @@ _BOUND: dict[Any, Bound] = {}
 
 
 def bind_node(node: fx.Node, *, strict: bool = False) -> Bound:
-    """The bound rule of a node, from the records of its operands and its own; without a rule, the one that is found
-    by running the op (``rules.unknown``), or all is whole.
+    """Return the bound rule of a node, from the records of its operands and its own. Without a rule, use the one that is found
+    by running the op (``rules.unknown``), or keep all dims whole.
 
     Raises:
-        RuleError: the rule does not fit the call; or there is none, and ``strict``.
+        RuleError: the rule does not fit the call, or there is none and ``strict`` is set.
     """
     result = record_of(node).type
     results = result if isinstance(result, tuple) else (result,)
@@ -251,7 +251,7 @@ def bind(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Seque
          rule: Rule | None = None) -> Bound:  # fmt: skip
     """Bind an op's rule to one call; tensors are given as their types. Calls of equal shapes share the result.
 
-    ``rule`` takes the place of the registered one.
+    ``rule`` replaces the registered one.
     """
     rule = rule or find_rule(op)
     key = (rule.op, id(rule), _shapes(args), _shapes(tuple(kwargs.items())), _shapes(tuple(results)))
@@ -269,34 +269,34 @@ def _shapes(value: Any) -> Any:
 
 
 def slots(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """What stands in each tensor argument of the schema, lists opened; ``None`` where nothing does."""
-    found: list[Any] = []
+    """Return the value of each tensor argument of the schema, with lists opened; ``None`` for missing ones."""
+    values: list[Any] = []
     for position, name, many in tensor_arguments(op):
         value = args[position] if position < len(args) else kwargs.get(name)
-        found += list(value) if many and isinstance(value, (tuple, list)) else [value]
-    return found
+        values += list(value) if many and isinstance(value, (tuple, list)) else [value]
+    return values
 
 
 def _bind(rule: Rule, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[TensorType | None]) -> Bound:
-    given = slots(op, args, kwargs)
+    values = slots(op, args, kwargs)
     why = ""
     if rule.pattern is None:
         finding = discovered(rule, op, args, kwargs, results)
         rule, why = finding.rule or rule, finding.why
-    said = (_told(rule, args, kwargs) if callable(rule.pattern) else rule.pattern) or _all_whole(given, results)
-    text, sizes = said if isinstance(said, tuple) else (said, {})
+    result = (_evaluate(rule, args, kwargs) if callable(rule.pattern) else rule.pattern) or _all_whole(values, results)
+    text, sizes = result if isinstance(result, tuple) else (result, {})
     try:
         pattern = parse_pattern(text)
     except ValueError as error:
         raise RuleError(str(error)) from None
-    if len(given) != len(pattern.operands):
-        raise RuleError(f"rule {text!r} of {rule.op} has {len(pattern.operands)} operands, the op has {len(given)}")
+    if len(values) != len(pattern.operands):
+        raise RuleError(f"rule {text!r} of {rule.op} has {len(pattern.operands)} operands, the op has {len(values)}")
     if len(results) != len(pattern.results):
         raise RuleError(f"rule {text!r} of {rule.op} has {len(pattern.results)} results, the op has {len(results)}")
-    there = [k for k, value in enumerate(given) if isinstance(value, TensorType)]
-    operand_shapes = tuple(given[k].shape for k in there)
+    present = [k for k, value in enumerate(values) if isinstance(value, TensorType)]
+    operand_shapes = tuple(values[k].shape for k in present)
     result_shapes = tuple(None if r is None else r.shape for r in results)
-    rows = [(pattern.operands[k], shape) for k, shape in zip(there, operand_shapes, strict=True)]
+    rows = [(pattern.operands[k], shape) for k, shape in zip(present, operand_shapes, strict=True)]
     rows += [(p, shape) for p, shape in zip(pattern.results, result_shapes, strict=True) if shape is not None]
     expanded = [_expand(dims, len(shape), rule, text, shape) for dims, shape in rows]
     shapes = [shape for _, shape in rows]
@@ -307,40 +307,40 @@ def _bind(rule: Rule, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], r
         for dims, shape in zip(expanded, shapes, strict=True)
     ]  # fmt: skip
     narrowed = [tuple(_without_ones(dim, sizes, pattern.whole) for dim in dims) for dims in narrowed]
-    operands, rest = tuple(narrowed[: len(there)]), iter(narrowed[len(there) :])
+    operands, rest = tuple(narrowed[: len(present)]), iter(narrowed[len(present) :])
     outs = tuple(None if shape is None else next(rest) for shape in result_shapes)
     linear = rule.linear(*args, **kwargs) if callable(rule.linear) else rule.linear
     alternatives = tuple(
-        tuple(there.index(slot) for slot in alternative)
+        tuple(present.index(slot) for slot in alternative)
         for alternative in parse_linear(linear)
-        if all(slot in there for slot in alternative)
+        if all(slot in present for slot in alternative)
     )
     return Bound(rule, pattern, sizes, operands, outs, operand_shapes, result_shapes, alternatives,
                  _carried(operands, outs, alternatives), why)  # fmt: skip
 
 
-def _told(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What a rule's function says of a call; it may be a user's."""
+def _evaluate(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a rule's function, which may be a user's, and check its result."""
     try:
-        said = rule.pattern(*args, **kwargs)  # type: ignore[operator]
+        result = rule.pattern(*args, **kwargs)  # type: ignore[operator]
     except RuleError:
         raise
     except Exception as error:
         raise RuleError(f"the function that gives the rule of {rule.op} failed: {type(error).__name__}: {error}") from error
-    text = said[0] if isinstance(said, tuple) and len(said) == 2 else said
+    text = result[0] if isinstance(result, tuple) and len(result) == 2 else result
     if not isinstance(text, (str, type(None))):
-        raise RuleError(f"the function that gives the rule of {rule.op} returned {shown(said)}; a pattern is text, alone or in a pair with sizes of factors")
-    return said
+        raise RuleError(f"the function that gives the rule of {rule.op} returned {shown(result)}; a pattern is text, alone or in a pair with sizes of factors")
+    return result
 
 
 def _without_ones(dim: DimPattern, sizes: Mapping[str, int], whole: frozenset[str]) -> DimPattern:
-    """Of a merged dim, a whole factor of size one would be taken for a split one beside it."""
+    """Drop whole factors of size one from a merged dim, so that they are not taken for the split factor beside them."""
     left = tuple(factor for factor in dim if sizes[factor] != 1 or factor not in whole)
     return left if len(dim) > 1 and left else dim
 
 
 def _all_whole(operands: Sequence[Any], results: Sequence[TensorType | None]) -> str:
-    """``a0! a1!, b0! -> r0! r1!``: nothing comes apart."""
+    """Return a pattern in which all dims stay whole: ``a0! a1!, b0! -> r0! r1!``."""
 
     def side(values: Sequence[Any], prefix: str) -> str:
         shapes = [value.shape if isinstance(value, TensorType) else () for value in values]
@@ -350,7 +350,7 @@ def _all_whole(operands: Sequence[Any], results: Sequence[TensorType | None]) ->
 
 
 def _expand(dims: Dims, ndim: int, rule: Rule, text: str, shape: Sequence[int]) -> Dims:
-    """``... d`` on three dims is ``...1 ...0 d``: leading dims are numbered from the right."""
+    """Expand ``...`` for a tensor: ``... d`` on three dims is ``...1 ...0 d``, with leading dims numbered from the right."""
     extra = ndim - (len(dims) - ((ELLIPSIS,) in dims))
     if extra < 0 or (extra and (ELLIPSIS,) not in dims):
         raise RuleError(f"rule {text!r} of {rule.op} does not fit a tensor of shape {list(shape)}")
@@ -381,13 +381,13 @@ def _sizes(rule: Rule, text: str, dims: Sequence[Dims], shapes: Sequence[tuple[i
 
 
 def _carried(operands: tuple[Dims, ...], results: tuple[Dims | None, ...], linear: tuple[tuple[int, ...], ...]) -> dict[str, frozenset[int]]:
-    """Operands that are added to a sum over a factor they lack: they may be counted only once."""
+    """Return factor → operands that lack it and are added to a sum over it: these must be counted only once."""
     has = [{factor for dim in dims for factor in dim} for dims in operands]
     kept = set().union(*({f for dim in dims for f in dim} for dims in results if dims is not None))
-    found: dict[str, frozenset[int]] = {}
+    carried: dict[str, frozenset[int]] = {}
     for factor in set().union(*has) - kept:
         added = {i for alternative in linear for i in alternative
                  if factor not in has[i] and any(factor in has[j] for j in alternative)}  # fmt: skip
         if added:
-            found[factor] = frozenset(added)
-    return found
+            carried[factor] = frozenset(added)
+    return carried

@@ -1,4 +1,4 @@
-"""Ops whose kernels are on accelerators alone: their rules are written by the schema, and were not run on pieces."""
+"""List the ops whose kernels exist on accelerators only: their rules follow the schema, and were not tested on pieces."""
 
 BY_SCHEMA = frozenset({
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward",

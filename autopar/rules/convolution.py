@@ -1,4 +1,4 @@
-"""Convolutions, pooling, resampling and padding. Batch and channels come apart; places in an image stay whole."""
+"""Shard convolutions, pooling, resampling and padding by batch and by channels. Positions in an image stay whole."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autopar.rules.registry import rule
 rule(to.convolution, "convolution", linear=lambda x, weight, bias, *_: "0, 1" if bias is None else "0+2, 1+2", sizes={8: "g"}, empty=False)
 rule(to.convolution_backward, "convolution_backward", linear="0", sizes={9: "g"}, empty=False)
 
-# what looks at neighbours, image by image: kernels, sizes and paddings are the same for every piece
+# ops that read neighbours, image by image: kernels, sizes and paddings are the same for every piece
 for ndim, ops in (
     (1, "reflection_pad1d replication_pad1d"),
     (2, "avg_pool2d _adaptive_avg_pool2d reflection_pad2d replication_pad2d"),
@@ -21,12 +21,12 @@ for ndim, ops in (
     rule(f"... {old} -> ... {new}", ops, linear="0", empty=False)
     rule(f"... {new}, ... {old} -> ... {old}", " ".join(f"{op}_backward" for op in ops.split()), linear="0", empty=False)
 
-# a gradient goes to its place in the plane; one kernel wants to see all of them
+# a gradient goes to its position in the plane; one kernel needs all of them
 for ndim in (2, 3):
-    old, new, there = wholes(ndim, "s"), wholes(ndim, "t"), tensor(names(ndim, "t"))
+    old, new, targets = wholes(ndim, "s"), wholes(ndim, "t"), tensor(names(ndim, "t"))
     rule(f"... {old} -> ... {new}, ... {new}", f"max_pool{ndim}d_with_indices adaptive_max_pool{ndim}d", empty=False)
     rule(f"... {new}, ... {new} -> ... {old}", f"max_unpool{ndim}d", linear="0", empty=False)
-    rule(f"... {there}, ... {old}, ... {there} -> ... {old}", f"adaptive_max_pool{ndim}d_backward", linear="0", empty=False)
+    rule(f"... {targets}, ... {old}, ... {targets} -> ... {old}", f"adaptive_max_pool{ndim}d_backward", linear="0", empty=False)
     rule(f"... {old}, ... which! -> ... {new}, ... {new}".replace("...", "n c"), f"fractional_max_pool{ndim}d", empty=False)
     rule(f"... {new}, ... {old}, ... {new} -> ... {old}", f"fractional_max_pool{ndim}d_backward", linear="0", empty=False)
 rule("... t0! t1!, ... s0! s1!, ... t0! t1! -> ... s0! s1!", "max_pool2d_with_indices_backward", linear="0", empty=False)
@@ -42,7 +42,7 @@ for ndim, ops in (
     rule(f"n c {old} -> n c {new}", " ".join(f"{op}.vec" for op in ops.split()), linear="0", empty=False)
     rule(f"n c {new} -> n c {old}", " ".join(f"{op}_backward" for op in ops.split()), linear="0", sizes={2: "*"}, empty=False)
 
-# values are read off an image at places that a grid gives: these come apart, those of the image do not
+# values are read from an image at positions in a grid: the grid can be split, the image cannot
 for ndim, places in ((2, "y x"), (3, "z y x")):
     image, grid = f"n c {wholes(ndim, 's')}", f"n {places} which!"
     rule(f"{image}, {grid} -> n c {places}", f"grid_sampler_{ndim}d", linear="0", empty=False)
@@ -51,7 +51,7 @@ for ndim, places in ((2, "y x"), (3, "z y x")):
 rule(sized("... c h! w! -> ... (c k!) l!", lambda x, kernel, *_: {"k": math.prod(kernel)}), "im2col", linear="0", empty=False)
 rule(sized("... (c k!) l! -> ... c h! w!", lambda x, size, kernel, *_: {"k": math.prod(kernel)}), "col2im", linear="0", empty=False)
 
-# channels that become places, and back; channels that change places
+# channels become positions, and back; channels change their order
 rule(sized("... c (h a!) (w b!) -> ... (c a! b!) h w", lambda x, r: {"a": r, "b": r}), "pixel_unshuffle", linear="0", view=True, empty=False)
 rule(sized("... (c a! b!) h w -> ... c (h a!) (w b!)", lambda x, r: {"a": r, "b": r}), "pixel_shuffle", linear="0", view=True, empty=False)
 rule(to.shuffled, "channel_shuffle native_channel_shuffle", linear="0")

@@ -1,4 +1,4 @@
-"""Look-ups along one dim of a tensor, and their reverse. The dim that is indexed stays whole, but where it is told what is held."""
+"""Shard look-ups along one dim of a tensor, and their reverse. The indexed dim stays whole unless the op gets the held indices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ rule(by.scatter_add, "scatter_add", linear="0+2")
 rule(by.index_tensor, "index.Tensor", linear="0")
 rule(by.index_put, "index_put", linear=lambda x, indices, *_: f"0+{1 + len(indices)}")
 
-# told which rows are held, a look-up comes apart along them (``autopar.ir.ops.sharded_lookup``)
+# a look-up that gets the held rows can be split along them (``autopar.ir.ops.sharded_lookup``)
 rule("v d, ..., v -> ... d", "autopar::look_up", linear="0")
 rule("... d, ..., v -> v d", "autopar::look_up_backward", linear="0")
 rule("... -> ...", "autopar::within")

@@ -1,4 +1,4 @@
-"""Ops that make constant tensors: any split of the result will do, where one value fills it."""
+"""Shard ops that make constant tensors. If one value fills the result, it can be split in any way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patterns that depend on a call's arguments: of matrix products, norms, convolutions, attention, solutions, searches."""
+"""Build the patterns of matrix products, norms, convolutions, attention, solvers and searches from a call's arguments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from autopar.rules.dims import all_whole, broadcast, broadcasting, elements, nam
 
 
 def bias(pattern: str):
-    """The bias broadcasts: its leading dims may be missing or of size one."""
+    """Return the pattern with a bias that broadcasts: its leading dims may be missing or of size one."""
     left, result = pattern.split(" -> ")
 
     def bound(bias, *_, **__) -> str:
@@ -19,20 +19,20 @@ def bias(pattern: str):
 
 
 def addmv(bias, matrix, *_, **__) -> str:
-    """A bias that broadcasts makes a result of its own size where torch is given an empty piece."""
-    own, m = ("m", "m") if bias.shape == matrix.shape[:1] else ("1" if bias.shape else "()", "m!")
-    return f"{own}, {m} k, k -> {m}"
+    """A bias that broadcasts gives a result of its own size if torch gets an empty piece."""
+    bias_dim, m = ("m", "m") if bias.shape == matrix.shape[:1] else ("1" if bias.shape else "()", "m!")
+    return f"{bias_dim}, {m} k, k -> {m}"
 
 
 def trilinear(a, b, c, expand_a, expand_b, expand_c, summed, *_) -> str:
-    """A product of three, each without the dims it is expanded by, summed over some."""
+    """A product of three tensors, each without the dims it is expanded by, summed over some dims."""
     dims = [f"d{k}" for k in range(len(a.shape) + len(expand_a))]
     sides = [tensor(d for k, d in enumerate(dims) if k not in gone) for gone in (expand_a, expand_b, expand_c, summed)]
     return f"{', '.join(sides[:3])} -> {sides[3]}"
 
 
 def grouped(a, b, ends=None, bias=None, *_, **__) -> str:
-    """Products of experts ``e``. Tokens lie behind each other, up to each expert's end, so they stay whole, as experts do."""
+    """Products of experts ``e``. The tokens of all experts are in one dim, up to each expert's end, so tokens and experts stay whole."""
     where = ", e!" if ends is not None else ", ()"
     left, right, result = {
         (2, 3): ("t! k", "e! k n", "t! n"), (3, 2): ("e! m k", "k t!", "m t!"), (2, 2): ("m t!", "t! n", "e! m n"), (3, 3): ("e m k", "e k n", "e m n"),
@@ -44,29 +44,29 @@ def grouped(a, b, ends=None, bias=None, *_, **__) -> str:
 
 
 def layer_norm(operands: str, results: str, shape: int):
-    """``k``: what is normalized over; ``1``: its place in a mean. A split batch leaves the weight's gradient pending."""
+    """``k``: the normalized dims; ``1``: their position in a mean. A split batch leaves the weight's gradient pending."""
 
     def pattern(*args, **_) -> str:
         count = len(args[shape])
         return f"{operands} -> {results}".replace("1", " ".join(["1"] * count)).replace("k", wholes(count, "k"))
 
-    pattern.__doc__ = f"``{operands} -> {results}``, where ``k`` is what is normalized over, and stays whole."
+    pattern.__doc__ = f"``{operands} -> {results}``, where ``k`` are the normalized dims, which stay whole."
     return pattern
 
 
 def group_norm(operands: str, results: str, of: int):
-    """An image in its groups: batch and groups come apart, the channels of a group and the places stay together."""
+    """An image in its groups: batch and groups can be split, the channels of a group and the positions stay whole."""
 
     def pattern(*args, **_) -> tuple[str, dict[str, int]]:
         image = f"n (g c!) {wholes(len(args[of].shape) - 2, 's')}"
         return f"{operands} -> {results}".replace("image", image), {"g": args[6 + 2 * of]}
 
-    pattern.__doc__ = f"``{operands} -> {results}``: groups come apart."
+    pattern.__doc__ = f"``{operands} -> {results}``: groups can be split."
     return pattern
 
 
 def weight_norm(operands: str, results: str, of: int, where: int):
-    """Each place in one dim is a vector ``v`` with a length ``g``; it stays whole."""
+    """Each index in one dim has a vector ``v`` with a length ``g``, which stays whole."""
 
     def pattern(*args, **_) -> str:
         dims = [f"d{k}!" for k in range(len(args[of].shape))]
@@ -81,9 +81,9 @@ def weight_norm(operands: str, results: str, of: int, where: int):
 
 
 def renorm(x, p, dim: int, *_) -> str:
-    """Each place in ``dim`` has a norm, over all others."""
-    one = tensor(d + "!" * (k != dim % len(x.shape)) for k, d in enumerate(names(len(x.shape))))
-    return f"{one} -> {one}"
+    """Each index in ``dim`` has a norm over all other dims."""
+    side = tensor(d + "!" * (k != dim % len(x.shape)) for k, d in enumerate(names(len(x.shape))))
+    return f"{side} -> {side}"
 
 
 def glu(results: str, before: str = ""):
@@ -105,7 +105,7 @@ def glu(results: str, before: str = ""):
 
 
 def channels(weight, transposed: bool, groups: int, summed: str = "i") -> tuple[str, str, str]:
-    """The factors of channels in, of channels out, and of the weight. Groups come apart, and the channels of each."""
+    """Return the factors of input channels, output channels and the weight. Groups can be split, and the channels of each."""
     kernel = wholes(len(weight.shape) - 2, "k")
     if groups == 1:
         return summed, "o", f"{summed} o {kernel}" if transposed else f"o {summed} {kernel}"
@@ -114,7 +114,7 @@ def channels(weight, transposed: bool, groups: int, summed: str = "i") -> tuple[
 
 
 def convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups: int):
-    """``n i s!, o i k!, o -> n o t!``. Where the channels that are summed over are split, the bias must be pending too."""
+    """``n i s!, o i k!, o -> n o t!``. If the input channels, which are summed, are split, the bias must be pending too."""
     i, o, w = channels(weight, transposed, groups)
     count = len(x.shape) - 2
     return f"n {i} {wholes(count, 's')}, {w}, {o} -> n {o} {wholes(count, 't')}", {"g": groups}
@@ -123,8 +123,8 @@ def convolution(x, weight, bias, stride, padding, dilation, transposed, output_p
 def convolution_backward(gradient, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups: int, mask):
     """``n o t!, n i s!, o i k! -> n i s!, o i k!, o``.
 
-    Every rank would have all of the bias's gradient, and not a part of it, where channels in are split. Capture takes
-    that gradient out, as a sum of its own; where it is not, those channels stay whole.
+    If input channels were split, every rank would compute the whole gradient of the bias, and not a part of it. Capture makes
+    that gradient a separate sum; if it has not, these channels stay whole.
     """
     i, o, w = channels(weight, transposed, groups, "i!" if mask[2] else "i")
     count = len(x.shape) - 2
@@ -142,9 +142,9 @@ def shuffled(x, groups: int):
 
 
 def factors(query, key, causal: bool, mask, rows: bool = True) -> dict[str, str]:
-    """Of the query, the key, the value, the output, the mask, and the log-sum-exp of each query's row.
+    """Return the factors of query, key, value, output, mask, and the log-sum-exp of each query's row.
 
-    Under a causal mask a query's place matters, so the sequence stays whole; also where rows are padded. Several heads
+    Under a causal mask a query's position matters, so the sequence stays whole; also if rows are padded. Several heads
     may share a key: ``(h r)``.
     """
     s = "s!" if causal or not rows else "s"
@@ -155,13 +155,13 @@ def factors(query, key, causal: bool, mask, rows: bool = True) -> dict[str, str]
 
 
 def text(sides: str, factors: dict[str, str]) -> str:
-    """``q, k, v -> o, row`` with the factors of each; what is none of them stands as it is: ``()``, ``none!``."""
+    """Return ``q, k, v -> o, row`` with the factors of each name; other words stay as they are: ``()``, ``none!``."""
     sides, by, kind = sides.partition(" by ")
-    return " -> ".join(", ".join(factors.get(one, one) for one in side.split(", ")) for side in sides.split(" -> ")) + by + kind
+    return " -> ".join(", ".join(factors.get(name, name) for name in side.split(", ")) for side in sides.split(" -> ")) + by + kind
 
 
 def attention(sides: str, query: int, causal: int, mask: int | str | None = None, **options):
-    """The pattern of a kernel that takes its operands, and gives its results, in this order."""
+    """Return the pattern of a kernel with its operands and results in this order."""
 
     def pattern(*args, **kwargs) -> str:
         masked = kwargs.get(mask) if isinstance(mask, str) else args[mask] if mask is not None and len(args) > mask else None
@@ -175,7 +175,7 @@ def attention(sides: str, query: int, causal: int, mask: int | str | None = None
 
 
 def vectors(pattern: str, bare: str, position: int):
-    """Without vectors, torch gives tensors without elements in their place."""
+    """Return the pattern of an op that returns vectors, or else tensors without elements in their place."""
 
     def bound(*args, **kwargs) -> str:
         wanted = args[position] if len(args) > position else True
@@ -186,23 +186,23 @@ def vectors(pattern: str, bare: str, position: int):
 
 
 def solved(pattern: str, mirrored: str):
-    """The columns of the right-hand side come apart; where the unknown stands on the left, its rows."""
+    """Return the pattern of a solver: columns of the right-hand side can be split, or its rows if the unknown is on the left, ``X A = B``."""
 
     def bound(*_, left: bool = True, **__) -> str:
         return pattern if left else mirrored
 
-    bound.__doc__ = f"``{pattern}``; where the unknown stands on the left ``{mirrored}``."
+    bound.__doc__ = f"``{pattern}``; if the unknown is on the left ``{mirrored}``."
     return bound
 
 
 def solution(a, b, *, left: bool = True, **_) -> str:
-    """The right-hand side is a matrix, or a vector for each. It stays whole: every rank would have all of the factorization."""
+    """The right-hand side is a matrix, or one vector each. It stays whole: every rank computes the whole factorization."""
     side = "... i!" if b.shape == a.shape[:-1] else "... i! c!" if left else "... c! i!"
     return f"... i! j!, {side} -> {side}, ... i! j!, ... i!, ..."
 
 
 def cross(x, y, *, dim: int = -1) -> str:
-    """Vectors of three lie along ``dim``."""
+    """Vectors of three elements along ``dim``."""
     dims, sides = broadcasting(x.shape, y.shape)
     return f"{', '.join(sides)} -> {tensor(dims)}".replace(dims[dim], f"{dims[dim]}!")
 
@@ -211,7 +211,7 @@ def cross(x, y, *, dim: int = -1) -> str:
 
 
 def scatter_reduce(x, dim: int, index, source, reduce: str, **_) -> str:
-    """Sums would come apart along the index too; maxima and means would not."""
+    """Sums could be split along the index too; maxima and means could not."""
     if index.shape != source.shape:
         return all_whole(x, index, source, results=tensor(f"a{k}!" for k in range(ndim(x))))
     table, picked = elements(x, dim, index)
@@ -219,12 +219,12 @@ def scatter_reduce(x, dim: int, index, source, reduce: str, **_) -> str:
 
 
 def taken(x, index) -> str:
-    """``whole, ... -> ...``, of elements by their place in all of a tensor."""
+    """``whole, ... -> ...``: elements by their position in the flattened tensor."""
     return f"{wholes(ndim(x)) or '()'}, ... -> ..."
 
 
 def searched(rows, *values, sorter=None, **__) -> str:
-    """``s, ... -> ...``: one row for all values, or one for each row of them. An order is given for the whole row."""
+    """``s, ... -> ...``: one row for all values, or one row for each row of values. A sorter needs the whole row."""
     s = "s" if sorter is None else "s!"
     if values and not hasattr(values[0], "shape"):
         return f"{s}, {s} -> ()"
@@ -232,12 +232,12 @@ def searched(rows, *values, sorter=None, **__) -> str:
 
 
 def is_in(x, among, *, invert: bool = False, **_) -> str:
-    """It is among all where it is among some."""
+    """A value is in the whole set if it is in a part of it."""
     return f"..., {tensor(names(ndim(among)))} -> ... by {'min' if invert else 'max'}"
 
 
 def bags(weight, indices, offsets, by_frequency: bool = False, mode: int = 0, *_) -> str:
-    """Bags of indices are summed row by row: columns come apart. What all ranks have alike is the maximum of theirs."""
+    """Bags of indices are summed row by row: columns can be split. Results that are equal on all ranks are written as their maximum."""
     return f"v! d, i!, b!, i! -> bags! d, o!, sizes!, {'places! d' if mode == 2 else 'places!'} by max"
 
 
@@ -249,6 +249,6 @@ def bags_backward(gradient, indices, offsets, into, sizes, places, count: int, b
 
 
 def binned(x, bins: int = 100, low: float = 0, high: float = 0) -> str:
-    """Counts add up; without bounds, they are those of all values."""
+    """Counts add up; without bounds, the bins depend on all values."""
     return f"{tensor(names(len(x.shape)))} -> bins!" if low != high else all_whole(x, results="bins!")
 

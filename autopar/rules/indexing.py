@@ -1,4 +1,4 @@
-"""Patterns of look-ups along a dim of a tensor, of their reverse, and of losses that look up a class. What is indexed stays whole."""
+"""Build the patterns of look-ups along a dim of a tensor, of their reverse, and of losses that look up a class. The indexed dim stays whole."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ NONE, SUM = 0, 2  # torch's numbers for a loss's reduction; 1 is the mean
 
 
 def embedding_backward(gradient, index, count: int, padding: int, by_frequency: bool) -> str:
-    """Divided by how often an index occurs, the rows are no longer a sum over the batch."""
+    """If rows are divided by the frequency of their index, they are no longer a sum over the batch."""
     batch = " ".join(f"b{k}!" for k in range(len(index.shape))) if by_frequency else "..."
     return f"{batch} d, {batch or '()'} -> v! d"
 
 
 def _along(x, dim: int) -> tuple[str, str]:
-    """The factors of a tensor whose ``dim`` is indexed, and of one with the chosen elements there."""
+    """Return the factors of a tensor whose ``dim`` is indexed, and of one with the chosen elements in that dim."""
     dims = [f"d{k}" for k in range(len(x.shape))]
     if not dims:
         return "()", "i"
@@ -31,7 +31,7 @@ def index_select(x, dim: int, index) -> str:
 
 
 def index_add(x, dim: int, index, source, **_) -> str:
-    """Where the added rows are split, the tensor they are added to may be counted only once."""
+    """If the added rows are split, the tensor they are added to must be counted only once."""
     if not source.shape:
         return f"{'v!' if x.shape else '()'}, i!, () -> {'v!' if x.shape else '()'}"
     whole, chosen = _along(x, dim)
@@ -49,7 +49,7 @@ def scatter_held(source, dim: int, index, held, size: int) -> str:
 
 
 def _elements(x, dim: int, index) -> tuple[str, str]:
-    """The factors of ``x`` and of an index into it: a dim where the index is shorter is cut off, so it stays whole."""
+    """Return the factors of ``x`` and of an index into it. If the index is shorter along a dim, that dim stays whole."""
     dims, chosen = [], []
     for k, (n, m) in enumerate(zip(x.shape, index.shape, strict=True)):
         along = k == dim % len(x.shape)
@@ -64,7 +64,7 @@ def gather(x, dim: int, index, **_) -> str:
 
 
 def scatter(x, dim: int, index, source) -> str:
-    """Later elements overwrite earlier ones, so the indices along ``dim`` stay together."""
+    """Later elements overwrite earlier ones, so the indices along ``dim`` stay whole."""
     table, chosen = _elements(x, dim, index)
     if index.shape != source.shape:
         table, chosen = (" ".join(d.rstrip("!") + "!" for d in side.split()) for side in (table, chosen))
@@ -86,20 +86,20 @@ def scatter_value(x, dim: int, index, value) -> str:
 
 
 def _index(x, indices) -> tuple[str, str, list[str]]:
-    """The factors of ``x``, of the index tensors, and the dims of ``x[indices]``. The tensors broadcast together."""
-    there = [k for k, index in enumerate(indices) if index is not None]
-    ndim = max(len(indices[k].shape) for k in there)
-    shape = [max((i.shape[d] for i in (indices[k] for k in there) if len(i.shape) >= -d), default=1) for d in range(-ndim, 0)]
+    """Return the factors of ``x``, of the index tensors, and the dims of ``x[indices]``. The tensors broadcast together."""
+    indexed = [k for k, index in enumerate(indices) if index is not None]
+    ndim = max(len(indices[k].shape) for k in indexed)
+    shape = [max((i.shape[d] for i in (indices[k] for k in indexed) if len(i.shape) >= -d), default=1) for d in range(-ndim, 0)]
     broadcast = [f"i{d}" for d in range(ndim)]
     sides = []
     for index in indices:
-        own = () if index is None else index.shape
-        lead = ndim - len(own)
-        sides.append(" ".join("1" if n == 1 != shape[lead + d] else broadcast[lead + d] for d, n in enumerate(own)) or "()")
-    dims = [f"v{k}!" if k in there else f"d{k}" for k in range(len(x.shape))]
+        index_shape = () if index is None else index.shape
+        lead = ndim - len(index_shape)
+        sides.append(" ".join("1" if n == 1 != shape[lead + d] else broadcast[lead + d] for d, n in enumerate(index_shape)) or "()")
+    dims = [f"v{k}!" if k in indexed else f"d{k}" for k in range(len(x.shape))]
     left = [d for d in dims if not d.endswith("!")]
-    adjacent = there == list(range(there[0], there[-1] + 1))
-    place = there[0] if adjacent else 0
+    adjacent = indexed == list(range(indexed[0], indexed[-1] + 1))
+    place = indexed[0] if adjacent else 0
     return " ".join(dims), ", ".join(sides), left[:place] + broadcast + left[place:]
 
 
@@ -109,28 +109,28 @@ def index_tensor(x, indices) -> str:
 
 
 def index_put(x, indices, values, accumulate: bool = False) -> str:
-    """Values are written, and later ones win; or one is added for each index, and then the indices come apart."""
+    """If values overwrite each other, the indices stay whole; if one value is added for each index, the indices can be split."""
     if any(index is not None and index.dtype == torch.bool for index in indices):
         return _masked_put(x, indices, values)
     whole, sides, result = _index(x, indices)
     size = {f"d{k}": n for k, n in enumerate(x.shape)}
     lead = len(result) - len(values.shape)
-    given = ["1" if n == 1 != size.get(result[lead + k]) else result[lead + k] for k, n in enumerate(values.shape)]
-    text = f"{whole}, {sides}, {' '.join(given) or '()'} -> {whole}"
-    added = accumulate and all(dim in given for dim in result if dim.startswith("i"))
+    value_dims = ["1" if n == 1 != size.get(result[lead + k]) else result[lead + k] for k, n in enumerate(values.shape)]
+    text = f"{whole}, {sides}, {' '.join(value_dims) or '()'} -> {whole}"
+    added = accumulate and all(dim in value_dims for dim in result if dim.startswith("i"))
     return text if added else re.sub(r"\b(i\d+)", r"\1!", text)
 
 
 def _masked_put(x, indices, values) -> str:
-    """Which value goes where depends on the whole mask."""
+    """The position of each value depends on the whole mask."""
     whole = " ".join(f"v{k}!" for k in range(len(x.shape))) or "()"
     masks = [" ".join(f"m{k}x{d}!" for d in range(len(i.shape))) if i is not None else "" for k, i in enumerate(indices)]
-    given = " ".join(f"n{k}!" for k in range(len(values.shape))) or "()"
-    return f"{whole}, {', '.join(mask or '()' for mask in masks)}, {given} -> {whole}"
+    value_dims = " ".join(f"n{k}!" for k in range(len(values.shape))) or "()"
+    return f"{whole}, {', '.join(mask or '()' for mask in masks)}, {value_dims} -> {whole}"
 
 
 def _classes(scores) -> tuple[str, str]:
-    """The factors of scores and targets: classes alone, a batch of them, or a batch with places of its own."""
+    """Return the factors of scores and targets: classes alone, a batch of them, or a batch with positions."""
     places = " ".join(f"d{k}" for k in range(len(scores.shape) - 2))
     return ("c!", "()") if len(scores.shape) == 1 else (f"b c! {places}", f"b {places}")
 
@@ -146,7 +146,7 @@ def nll_loss_backward(gradient, scores, target, weight, reduction: int, *_) -> s
 
 
 def multilabel_margin_loss_backward(gradient, x, *_) -> str:
-    """A row of scores, and one of targets; the gradient is a number, or one for each row."""
+    """A row of scores and a row of targets; the gradient is a number, or one for each row."""
     side = ["()", "c!", "n c!"][len(x.shape)]
     return f"{'n' if gradient.shape else '()'}, {side}, {side}, {side} -> {side}"
 

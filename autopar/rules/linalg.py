@@ -1,4 +1,4 @@
-"""Factorizations and solutions of matrices, of which batches come apart, and columns of a right-hand side; Fourier transforms."""
+"""Shard factorizations and solutions of matrices by batch, right-hand sides by columns, and Fourier transforms by other dims."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ rule("... i! c!, ... i! j! -> ... i! c!, ... i! j!", "triangular_solve", empty=F
 rule(to.solution, "_linalg_solve_ex", empty=False)
 rule(to.cross, "linalg_cross", linear="0, 1")
 
-# along the dims that are transformed nothing comes apart
+# the transformed dims stay whole
 rule(along("whole -> whole", 1), "_fft_c2c", linear="0", empty=False)
 rule(along("whole -> part", 1), "_fft_r2c _fft_c2r", linear="0", empty=False)

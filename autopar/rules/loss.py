@@ -1,11 +1,11 @@
-"""Losses that stay whole ops. Means are taken apart at capture, so only sums and per-element losses are left."""
+"""Shard losses that remain whole ops: sums and losses per element. Capture decomposes means."""
 
 from __future__ import annotations
 
 from autopar.rules import indexing as by
 from autopar.rules.registry import rule
 
-# element by element: what is left of them when the sum or the mean is taken apart
+# element by element: what remains after the sum or the mean has been decomposed
 rule("..., ... -> ...", "smooth_l1_loss huber_loss soft_margin_loss")
 rule("..., ..., ... -> ...", "smooth_l1_loss_backward huber_loss_backward soft_margin_loss_backward", linear="0")
 rule("..., ..., ... -> ...", "binary_cross_entropy")

@@ -1,4 +1,4 @@
-"""Matrix products. The bias of ``addmm`` is added to the sum over k: where k is split, it must be pending too."""
+"""Shard matrix products. The bias of ``addmm`` is added to the sum over k: if k is split, the bias must be pending too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ rule(to.addmv, "addmv", linear="0+1, 0+2")
 rule(to.trilinear, "_trilinear", linear="0, 1, 2")
 rule(to.grouped, "_grouped_mm", linear=lambda a, b, ends=None, bias=None, *_, **__: "0, 1" if bias is None else "")
 
-# distances between the rows of two matrices; backward, the distance is known, and columns come apart
+# distances between the rows of two matrices; in backward the distance is known, and columns can be split
 rule("... m k!, ... n k! -> ... m n", "_cdist_forward _euclidean_dist")
 rule("... m n, ... m k, ... n k, ... m n -> ... m k", "_cdist_backward", linear="0")
 rule("m! k! -> pairs!", "_pdist_forward")

@@ -1,4 +1,4 @@
-"""Softmax, running sums, layer norm, group norm. What is normalized over, or run along, stays whole."""
+"""Shard softmax, running sums, layer norm and group norm. The dims of the normalization or the running sum stay whole."""
 
 from __future__ import annotations
 

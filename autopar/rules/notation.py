@@ -1,4 +1,4 @@
-"""The notation of sharding rules: ``m k, k n -> m n``.
+"""Parse the notation of sharding rules: ``m k, k n -> m n``.
 
 A pattern lists the operands of an op, ``->``, and its results, each as the factors of its dims. A *factor* is one loop
 of the op, as in einsum: equal names are one factor.
@@ -6,7 +6,7 @@ of the op, as in einsum: equal names are one factor.
 ==============  ====================================================================================
 ``m``           a dim that is the factor m
 ``(a b)``       a merged dim, major first
-``k!``          a factor that must stay whole: the op does not come apart along it
+``k!``          a factor that must stay whole: the op cannot be split along it
 ``1``           a size-one dim: never split
 ``...``         any number of leading dims, aligned at the right; a size-one dim in them broadcasts
 ``by max``      at the end: results that lack a split factor are pending max instead of pending sum
@@ -30,7 +30,7 @@ DimPattern = tuple[str, ...]  # factor names, major first; (ELLIPSIS,) or () for
 
 @dataclass(frozen=True)
 class Pattern:
-    """A parsed rule: operand and result patterns, the factors that must stay whole, the kind of reduction."""
+    """A parsed rule: the factors of operands and results, the factors that must stay whole, and the kind of reduction."""
 
     text: str
     operands: tuple[tuple[DimPattern, ...], ...]
@@ -47,7 +47,7 @@ _TOKEN = re.compile(r"\s*(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<whole>!?)|(?P<si
 
 @cache
 def parse_pattern(text: str) -> Pattern:
-    """Read a rule; a ``ValueError`` quotes it and says what is wrong with it."""
+    """Read a rule; ``ValueError`` quotes the rule and says what is wrong with it."""
     body, by, kind = text.partition(" by ")
     kind = kind.strip() if by else "sum"
     if kind not in KINDS:
@@ -71,24 +71,24 @@ def parse_pattern(text: str) -> Pattern:
 def _side(text: str, side: str, whole: set[str], bare: set[str]) -> tuple[tuple[DimPattern, ...], ...]:
     if not side.strip():
         return ()
-    return tuple(() if one.strip() == "()" else _tensor(text, one, whole, bare) for one in side.split(","))
+    return tuple(() if tensor_text.strip() == "()" else _tensor(text, tensor_text, whole, bare) for tensor_text in side.split(","))
 
 
-def _tensor(text: str, one: str, whole: set[str], bare: set[str]) -> tuple[DimPattern, ...]:
+def _tensor(text: str, tensor_text: str, whole: set[str], bare: set[str]) -> tuple[DimPattern, ...]:
     dims: list[DimPattern] = []
     group: list[str] | None = None
     seen: set[str] = set()
-    if not one.strip():
+    if not tensor_text.strip():
         raise _wrong(text, "a tensor between commas is empty; write '()' for one without dims")
-    if re.search(r"\(\s*\)", one):
-        raise _wrong(text, f"'()' is a tensor of its own, not a dim, in {one.strip()!r}; a size-one dim is '1'")
-    for match in _TOKEN.finditer(one.rstrip()):
+    if re.search(r"\(\s*\)", tensor_text):
+        raise _wrong(text, f"'()' is a tensor of its own, not a dim, in {tensor_text.strip()!r}; a size-one dim is '1'")
+    for match in _TOKEN.finditer(tensor_text.rstrip()):
         name, sign = match["name"], match["sign"]
         if match["bad"]:
-            raise _wrong(text, f"{match['bad']!r} in {one.strip()!r} is not part of the notation")
+            raise _wrong(text, f"{match['bad']!r} in {tensor_text.strip()!r} is not part of the notation")
         if name:
             if name in seen:
-                raise _wrong(text, f"factor {name!r} occurs twice in {one.strip()!r}")
+                raise _wrong(text, f"factor {name!r} occurs twice in {tensor_text.strip()!r}")
             seen.add(name)
             (whole if match["whole"] else bare).add(name)
             if group is None:
@@ -97,23 +97,23 @@ def _tensor(text: str, one: str, whole: set[str], bare: set[str]) -> tuple[DimPa
                 group.append(name)
         elif sign == "(":
             if group is not None:
-                raise _wrong(text, f"parentheses do not nest in {one.strip()!r}")
+                raise _wrong(text, f"parentheses do not nest in {tensor_text.strip()!r}")
             group = []
         elif sign == ")":
             if group is None:
-                raise _wrong(text, f"')' without '(' in {one.strip()!r}")
+                raise _wrong(text, f"')' without '(' in {tensor_text.strip()!r}")
             dims.append(tuple(group))
             group = None
         elif sign == ELLIPSIS:
             if group is not None or (ELLIPSIS,) in dims:
-                raise _wrong(text, f"'...' stands once in a tensor, outside parentheses: {one.strip()!r}")
+                raise _wrong(text, f"'...' stands once in a tensor, outside parentheses: {tensor_text.strip()!r}")
             dims.append((ELLIPSIS,))
         else:
             dims.append(()) if group is None else None
     if group is not None:
-        raise _wrong(text, f"'(' is not closed in {one.strip()!r}")
+        raise _wrong(text, f"'(' is not closed in {tensor_text.strip()!r}")
     return tuple(dims)
 
 
-def _wrong(text: str, what: str) -> ValueError:
-    return ValueError(f"rule {text!r}: {what}")
+def _wrong(text: str, why: str) -> ValueError:
+    return ValueError(f"rule {text!r}: {why}")

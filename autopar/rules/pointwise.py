@@ -1,4 +1,4 @@
-"""Ops that work element by element, and their backward ops (also element by element)."""
+"""Shard ops that work element by element, and their backward ops, along every dim."""
 
 from __future__ import annotations
 
@@ -54,24 +54,24 @@ rule("..., () -> ...", "fill.Tensor", linear="1")
 rule("..., ..., () -> ...", "masked_fill.Tensor")
 rule("..., ... -> ...", "copy", linear="1")
 
-# gradient first, then what the forward saved: linear in the gradient
+# the gradient first, then the tensors that the forward saved: linear in the gradient
 rule("..., ... -> ...", """
     threshold_backward gelu_backward silu_backward tanh_backward sigmoid_backward elu_backward leaky_relu_backward
     hardtanh_backward hardsigmoid_backward hardswish_backward hardshrink_backward softshrink_backward
     softplus_backward mish_backward logit_backward native_dropout_backward
 """, linear="0")  # fmt: skip
 rule("..., ..., ... -> ...", "rrelu_with_noise_backward", linear="0")
-rule("..., ... -> ..., ...", "rrelu_with_noise_functional")  # in evaluation; in training it is drawn
+rule("..., ... -> ..., ...", "rrelu_with_noise_functional")  # in evaluation; in training its random twin is used
 rule("..., ..., ... -> ..., ...", "_prelu_kernel_backward", linear="0")
 
-# fused cells of recurrent nets: the gates of a hidden unit stay together
+# fused cells of recurrent nets: the gates of a hidden unit stay on one rank
 GATES = "n (four! h)"
 rule(sized(f"{GATES}, {GATES}, n h, (four! h), (four! h) -> n h, n h, {GATES}", lambda *_: {"four": 4}), "_thnn_fused_lstm_cell")
 rule(sized(f"n h, n h, n h, n h, {GATES} -> {GATES}, n h, (four! h)", lambda *_: {"four": 4}), "_thnn_fused_lstm_cell_backward_impl", linear="0+1")
 
 
 def _widens(x, *, dtype=None, **_) -> str:
-    """A cast is linear when no value is rounded: a narrowing one does not commute with the sum."""
+    """A cast is linear if it rounds no value: a narrowing cast does not commute with the sum."""
     return "0" if dtype is None or torch.promote_types(x.dtype, dtype) == dtype else ""
 
 

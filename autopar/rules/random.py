@@ -1,6 +1,6 @@
-"""Random ops, in the twins that take a seed and a stream (``autopar.ir.ops.seeded_random``). Ranks with different pieces draw from different seeds.
+"""Shard random ops, as twins that take a seed and a stream (``autopar.ir.ops.seeded_random``). Ranks with different pieces have different seeds.
 
-Where the seed is a table of a single device's generator states, all is whole: its numbers come in one order.
+If the seed is a table of a single device's generator states, all stays whole: its numbers have one order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from autopar.rules.registry import RULES, Rule, op_name, overload
 
 
 def _alike(count: int = 1, results: int = 1) -> Callable[..., str]:
-    """Element by element: operands broadcast."""
+    """Return the pattern of an op that works element by element on operands that broadcast."""
 
     def bound(*args: Any, **_: Any) -> str:
         tensors = [a for a in args if hasattr(a, "shape")][:count]
@@ -25,7 +25,7 @@ def _alike(count: int = 1, results: int = 1) -> Callable[..., str]:
     return bound
 
 
-def _made(position: int) -> Callable[..., str]:
+def _shaped(position: int) -> Callable[..., str]:
     return lambda *args, **_: "-> " + (" ".join(f"d{k}" for k in range(len(args[position]))) or "()")
 
 
@@ -40,9 +40,9 @@ for pattern, ops, sizes in (
     (_alike(), "normal.float_Tensor", {}),
     (_alike(2, 2), "rrelu_with_noise_functional", {}),
     (_alike(1, 2), "native_dropout", {}),
-    (_made(0), "rand randn", {0: "*"}),
-    (_made(1), "randint", {1: "*"}),
-    (_made(2), "randint.low normal.float_float", {2: "*"}),
+    (_shaped(0), "rand randn", {0: "*"}),
+    (_shaped(1), "randint", {1: "*"}),
+    (_shaped(2), "randint.low normal.float_float", {2: "*"}),
     (lambda n, **_: "-> d!", "randperm", {}),
     (_multinomial, "multinomial", {}),
 ):  # fmt: skip

@@ -1,4 +1,4 @@
-"""Reductions over dims. A split dim that is summed leaves the result pending; where parts do not add up, it stays whole."""
+"""Shard reductions over dims. A split dim that is summed leaves the result pending; if the results of parts do not add up, it stays whole."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from autopar.rules import forms as to
 from autopar.rules.dims import along, entire
 from autopar.rules.registry import rule
 
-# parts add up, by the reduction itself
+# the results of parts combine by the reduction itself
 rule(along("open -> kept", 1, keep=2), "sum sum.dim_IntList", linear="0")
 rule(along("open -> kept", 1, keep=2), "nansum count_nonzero count_nonzero.dim_IntList")
 rule(along("open -> gone", 1), "autopar::sum_of_squares")
@@ -16,7 +16,7 @@ rule(along("open -> kept by max", 1, keep=2), "any any.dim any.dims")
 rule(along("open -> kept by min", 1, keep=2), "all all.dim all.dims")
 rule(along("open -> kept by prod", 1, keep=2), "prod prod.dim_int")
 
-# what is reduced stays whole
+# the reduced dims stay whole
 rule(along("whole -> kept", 1, keep=2), "argmax argmin logsumexp")
 rule(along("whole -> kept", 2, keep=3), "linalg_vector_norm")
 rule(along("whole -> kept, kept", 1, keep=2), "max.dim min.dim median.dim nanmedian.dim", empty=False)
@@ -27,7 +27,7 @@ rule(entire(lambda *_: "()"), "median nanmedian", empty=False)
 rule(entire(lambda *_: "()"), "trace", linear="0")
 rule(to.binned, "histc")
 
-# one dim is looked at as a whole, and some or all of it comes back, with its indices
+# the op needs a whole dim, and returns all or some of it, with its indices
 rule(along("whole -> part, part", 1, default=-1), "sort")
 rule(along("whole -> part, part", "dim", default=-1), "sort.stable")
 rule(along("whole -> part, part", 2, default=-1), "topk")

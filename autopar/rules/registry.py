@@ -1,4 +1,4 @@
-"""The registry: op → rule."""
+"""Register the sharding rules of ops, and look them up."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ Size = str | int | Callable[[Sequence[Any], Sequence[int], Mapping[str, int]], A
 
 @dataclass(frozen=True)
 class Rule:
-    """What is known of one op.
+    """How one op can be sharded.
 
     Attributes:
-        op: as it prints, ``add.Tensor``.
-        pattern: the factors in the notation of ``autopar.rules.notation``, or a function of the op's arguments (tensors are
-            given as their types) that returns it, alone or with sizes of factors: ``("(g a) -> g a", {"g": 2})``;
-            or ``None`` where nothing comes apart. ``None`` in its place is that of an op without a rule.
+        op: the printed name, ``add.Tensor``.
+        pattern: the factors in the notation of ``autopar.rules.notation``, or a function of the op's arguments (types in place of
+            tensors) that returns it, alone or with sizes of factors: ``("(g a) -> g a", {"g": 2})``; the function
+            returns ``None`` if all dims stay whole. A pattern of ``None`` means that the op has no rule.
         linear: the operands through which a pending sum may pass: alternatives, each one or several jointly;
             or a function of the arguments that returns them in the notation ``"0, 1+2"``.
         sizes: arguments that are sizes: position → ``"*"`` for the whole shape of the (first) result, one of its dims,
             factors whose sizes are multiplied (``"g c"``), or a function of the arguments, the result's shape and the factors.
         view: the op only regroups or reorders elements, so a pending value may wait through it at no cost.
-        empty: the op takes pieces without elements; a maximum does not, and some kernels end the process.
+        empty: whether the op accepts pieces without elements; a maximum does not, and some kernels crash.
     """
 
     op: str
@@ -53,24 +53,24 @@ class Rule:
 
     @property
     def counts_factors(self) -> bool:
-        """Whether sizes of factors are among the arguments, or needed for them."""
-        return any(callable(what) or (isinstance(what, str) and what != "*") for what in self.sizes.values())
+        """Whether sizes of factors are among the arguments, or needed to compute them."""
+        return any(callable(size) or (isinstance(size, str) and size != "*") for size in self.sizes.values())
 
     def resized(self, args: Sequence[Any], shape: Sequence[int], factors: Mapping[str, int]) -> tuple[Any, ...]:
-        """The op's arguments for a first result of ``shape`` and factors of these sizes."""
+        """Return the op's arguments for a first result of ``shape`` and factors of these sizes."""
         new = list(args)
-        for position, what in self.sizes.items():
+        for position, size in self.sizes.items():
             if position >= len(args):
                 continue  # left out
-            if isinstance(what, str):
-                new[position] = list(shape) if what == "*" else math.prod(factors[factor] for factor in what.split())
+            if isinstance(size, str):
+                new[position] = list(shape) if size == "*" else math.prod(factors[factor] for factor in size.split())
             else:
-                new[position] = what(args, shape, factors) if callable(what) else shape[what]
+                new[position] = size(args, shape, factors) if callable(size) else shape[size]
         return tuple(new)
 
 
 RULES: dict[OpOverload, Rule] = {}
-WITHOUT: dict[OpOverload, Rule] = {}  # of ops that were met and have none
+WITHOUT: dict[OpOverload, Rule] = {}  # ops that have been used and have no rule
 
 
 def rule(
@@ -82,7 +82,7 @@ def rule(
     view: bool = False,
     empty: bool = True,
 ) -> None:
-    """One line of a table: the rule of one or several ops (names separated by spaces, ``.default`` left out)."""
+    """Define the rule of one or several ops (names separated by spaces, without ``.default``): one line of a table."""
     if isinstance(pattern, str):
         parse_pattern(pattern)
     for name in ops.split():
@@ -96,10 +96,10 @@ def register_rule(
     linear: str | Callable[..., str] = "",
     sizes: Mapping[int, str | int] | None = None,
 ) -> None:
-    """Tell autopar how an op of yours comes apart: ``register_rule("... d! -> ... d!", "mylib::rope")``.
+    """Define how an op of yours can be sharded: ``register_rule("... d! -> ... d!", "mylib::rope")``.
 
-    What it says is trusted: a wrong rule gives wrong numbers. ``autopar.runtime.discovery.proof.prove(op, args)`` shows each of its
-    claims on a call. A second rule for an op takes the place of the first.
+    The rule is trusted: a wrong rule gives wrong numbers. ``autopar.runtime.discovery.proof.prove(op, args)`` tests each of its
+    claims on a call. A second rule for an op replaces the first.
 
     Args:
         pattern: operands ``->`` results in factors; see ``autopar.rules.notation``.
@@ -108,19 +108,19 @@ def register_rule(
         sizes: argument positions that are sizes of the result: ``{1: "*"}`` for all of its shape, ``{2: 0}`` for dim 0.
 
     Raises:
-        ValueError: the pattern is not in the notation; it quotes the pattern.
-        TypeError: what is neither a pattern nor a function, or neither a name nor an op of ``torch.ops``.
+        ValueError: the pattern is not in the notation; the error quotes it.
+        TypeError: ``pattern`` is neither a pattern nor a function, or ``op`` neither a name nor an op of ``torch.ops``.
         RuleError: there is no such op, or the pattern has another number of operands or results than the op.
     """
     if not isinstance(pattern, str) and not callable(pattern):
         raise TypeError(f'{shown(pattern)} is not a pattern; write one as "... -> ...", or a function that returns one')
-    found = _op(op)
+    op_overload = _op(op)
     if isinstance(pattern, str):
-        _check_counts(pattern, found)
+        _check_counts(pattern, op_overload)
         _check_results(parse_pattern(pattern), sizes or {})
-    RULES[found] = Rule(op_name(found), pattern, linear, sizes or {})
-    if is_seeded(found):  # capture puts its twin in its place
-        twin = twin_of(found)
+    RULES[op_overload] = Rule(op_name(op_overload), pattern, linear, sizes or {})
+    if is_seeded(op_overload):  # capture replaces it by its twin
+        twin = twin_of(op_overload)
         RULES[twin] = Rule(op_name(twin), with_seed(pattern), linear if isinstance(linear, str) else "", sizes or {})
 
 
@@ -141,10 +141,10 @@ def _op(op: object) -> OpOverload:
 def _check_counts(text: str, op: OpOverload) -> None:
     pattern = parse_pattern(text)
     operands, results = _counts(op)
-    for what, has, wanted in (("operand", len(pattern.operands), operands), ("result", len(pattern.results), results)):
+    for kind, has, wanted in (("operand", len(pattern.operands), operands), ("result", len(pattern.results), results)):
         if wanted is not None and has != wanted:
-            names = f": {', '.join(name for _, name, _ in tensor_arguments(op))}" if what == "operand" and wanted else ""
-            raise RuleError(f"rule {text!r} has {has} {what}{'s' * (has != 1)}, {op.name()} has {wanted}{names}{_fitting(pattern, op)}")
+            names = f": {', '.join(name for _, name, _ in tensor_arguments(op))}" if kind == "operand" and wanted else ""
+            raise RuleError(f"rule {text!r} has {has} {kind}{'s' * (has != 1)}, {op.name()} has {wanted}{names}{_fitting(pattern, op)}")
 
 
 def _check_results(pattern: Pattern, sizes: Mapping[int, Size]) -> None:
@@ -153,12 +153,12 @@ def _check_results(pattern: Pattern, sizes: Mapping[int, Size]) -> None:
     if new and not sizes:
         raise RuleError(
             f"rule {pattern.text!r}: the factor {new[0]!r} of its result is in no operand, so no rank knows its piece; write '{new[0]}!' "
-            f"where it stays whole, or name the arguments that are sizes of it, with sizes="
+            f"if it stays whole, or name the arguments that are sizes of it, with sizes="
         )
 
 
 def _fitting(pattern: Pattern, op: OpOverload) -> str:
-    """The overloads beside ``op`` that the pattern fits: ``torch.ops.aten.mul`` alone is one of numbers."""
+    """Return the overloads of the same op that the pattern fits: ``torch.ops.aten.mul`` without overload takes numbers."""
     others = [getattr(op.overloadpacket, name) for name in op.overloadpacket.overloads()]
     counts = (len(pattern.operands), len(pattern.results))
     fitting = [other.name() for other in others if not mutates(other) and _counts(other) == counts]
@@ -166,29 +166,29 @@ def _fitting(pattern: Pattern, op: OpOverload) -> str:
 
 
 def _counts(op: OpOverload) -> tuple[int | None, int | None]:
-    """How many operands and results a rule of ``op`` has; ``None`` where a list of tensors leaves it open."""
+    """Return how many operands and results a rule of ``op`` has; ``None`` if a list of tensors leaves the number open."""
     operands = [many for _, _, many in tensor_arguments(op)]
     results = tensor_results(op)
     return None if any(operands) else len(operands), None if any(results) else len(results)
 
 
 def overload(name: str) -> OpOverload:
-    """``torch.ops.aten.add.Tensor`` for ``add.Tensor``."""
+    """Return ``torch.ops.aten.add.Tensor`` for ``add.Tensor``."""
     space, _, rest = name.rpartition("::")
     packet, _, overload_name = rest.partition(".")
     try:
-        found = getattr(getattr(torch.ops, space or "aten"), packet)
+        op_packet = getattr(getattr(torch.ops, space or "aten"), packet)
     except (AttributeError, RuntimeError):
-        found = None
-    if not isinstance(found, OpOverloadPacket):
+        op_packet = None
+    if not isinstance(op_packet, OpOverloadPacket):
         raise RuleError(f"torch has no op {name!r}; write it as 'add.Tensor' or 'library::op'")
-    return _member(found, overload_name or "default")
+    return _member(op_packet, overload_name or "default")
 
 
 def _member(packet: OpOverloadPacket, name: str) -> OpOverload:
     if name not in packet.overloads():
         op = str(packet).replace(".", "::", 1)
-        raise RuleError(f"{op} has no overload {name!r}; name one of {', '.join(f'{op}.{one}' for one in packet.overloads())}")
+        raise RuleError(f"{op} has no overload {name!r}; name one of {', '.join(f'{op}.{other}' for other in packet.overloads())}")
     return getattr(packet, name)
 
 
@@ -197,7 +197,7 @@ def op_name(op: OpOverload) -> str:
 
 
 def find_rule(op: Any) -> Rule:
-    """The rule of an op; ``RuleError`` says how to register one."""
+    """Return the rule of an op; ``RuleError`` says how to register one."""
     try:
         return RULES[op]
     except KeyError:
@@ -209,18 +209,18 @@ def find_rule(op: Any) -> Rule:
 
 
 def rule_of(op: Any) -> Rule:
-    """The rule of an op; of an op without one, that all of it is whole."""
+    """Return the rule of an op, or for an op without one the rule that all dims stay whole."""
     if op not in RULES and isinstance(op, OpOverload):
         return WITHOUT.setdefault(op, Rule(op_name(op), None))
     return find_rule(op)
 
 
 def _remedy(op: Any) -> str:
-    """The line that registers a rule of ``op``, with its operands and results."""
+    """Return the line that registers a rule of ``op``, with its operands and results."""
     if not isinstance(op, OpOverload):
         return ""
     counts = _counts(op)
-    if None in counts or not all(counts):  # the numbers of operands and results follow from the arguments
+    if None in counts or not all(counts):  # the arguments decide the numbers of operands and results
         return f'; register a function of its arguments that returns its pattern:\n    autopar.register_rule(pattern_of, "{op.name()}")'
     pattern = " -> ".join(", ".join(["..."] * (count or 0)) for count in counts)
     return (
@@ -230,5 +230,5 @@ def _remedy(op: Any) -> str:
 
 
 def parse_linear(text: str) -> Linear:
-    """``"0+1, 0+2"`` → ``((0, 1), (0, 2))``."""
-    return tuple(tuple(int(slot) for slot in one.split("+")) for one in text.split(",") if one.strip())
+    """Parse ``"0+1, 0+2"`` as ``((0, 1), (0, 2))``."""
+    return tuple(tuple(int(slot) for slot in alternative.split("+")) for alternative in text.split(",") if alternative.strip())

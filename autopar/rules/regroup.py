@@ -1,4 +1,4 @@
-"""The patterns of views: which factors two shapes of the same elements share, and what becomes of dims that are moved."""
+"""Build the patterns of views: the factors that two shapes of the same elements share, and dims that are moved."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Sized = tuple[str, dict[str, int]]
 
 
 def regroup(old: Sequence[int], new: Sequence[int]) -> tuple[str, dict[str, int]]:
-    """The factors that two shapes of the same elements share, major first.
+    """Return the factors that two shapes of the same elements share, major first.
 
-    ``[4, 128, 64] → [512, 64]`` is ``a b c -> (a b) c``; ``[6, 4] → [4, 6]`` shares only a leading 2, and what does
-    not come apart evenly stays whole.
+    ``[4, 128, 64] → [512, 64]`` is ``a b c -> (a b) c``; ``[6, 4] → [4, 6]`` shares only a leading 2. Parts that do not divide
+    evenly stay whole.
     """
     sizes: dict[str, int] = {}
     left: list[list[str]] = [[] for _ in old]
@@ -60,19 +60,19 @@ def _side(dims: list[list[str]]) -> str:
 
 
 def view(x, size: Sequence[int], *_, **__) -> Sized:
-    """Dims are joined and taken apart."""
+    """Dims are joined and split."""
     known = math.prod(n for n in size if n != -1)
     return regroup(x.shape, [math.prod(x.shape) // known if n == -1 and known else max(n, 0) for n in size])
 
 
 def reordered(order: Callable[..., list[str]]) -> Callable[..., str]:
-    """Dims change places: ``order`` gives their names in the new one."""
+    """Return the pattern of an op that reorders dims: ``order`` returns their names in the new order."""
 
     def pattern(x, *args, **_) -> str:
         dims = names(len(x.shape))
         return f"{tensor(dims)} -> {tensor(order(list(dims), *args))}"
 
-    pattern.__doc__ = "Dims change places."
+    pattern.__doc__ = "Dims change their order."
     return pattern
 
 
@@ -83,7 +83,7 @@ def swap(dims: list[str], a: int, b: int) -> list[str]:
 
 
 def unsqueeze(x, dim: int) -> str:
-    """A dim of size one is put in."""
+    """A dim of size one is inserted."""
     dims = names(len(x.shape))
     new = list(dims)
     new.insert(dim % (len(dims) + 1), "1")
@@ -91,7 +91,7 @@ def unsqueeze(x, dim: int) -> str:
 
 
 def squeeze(x, dims: int | Sequence[int] | None = None) -> str:
-    """A dim that is not of size one is left alone, so it stays whole: a piece of it might be of size one."""
+    """A named dim that is not of size one is kept, so it stays whole: a piece of it might have size one."""
     named = chosen(dims, len(x.shape))
     gone = {d for d in named if x.shape[d] == 1}
     old = ["1" if d in gone else f"d{d}" + "!" * (d in named) for d in range(len(x.shape))]
@@ -99,7 +99,7 @@ def squeeze(x, dims: int | Sequence[int] | None = None) -> str:
 
 
 def expand(x, size: Sequence[int], **_) -> str:
-    """A dim of size one becomes longer, and others are put before."""
+    """A dim of size one becomes longer, and new leading dims are added."""
     new = names(len(size))
     offset = len(size) - len(x.shape)
     old = ("1" if n == 1 and size[offset + k] not in (1, -1) else new[offset + k] for k, n in enumerate(x.shape))
@@ -107,12 +107,12 @@ def expand(x, size: Sequence[int], **_) -> str:
 
 
 def cat(tensors, dim: int = 0) -> Sized:
-    """Pieces lie behind each other, in units that all are made of: ``d, (piece! d) -> (units! d)``; others stay whole."""
+    """Pieces are concatenated, in units of a common size: ``d, (piece! d) -> (units! d)``; other dims stay whole."""
     shapes = [t.shape for t in tensors]
     sizes = [shape[dim] for shape in shapes]
     unit = math.gcd(*sizes)
     rows, joined = [names(len(shape)) for shape in shapes], names(len(shapes[0]))
-    own, counts = joined[dim], {}
+    name, counts = joined[dim], {}
     if len({*sizes}) > 1 and (unit < 2 or 0 in sizes):
         for k, row in enumerate(rows):
             row[dim] = f"piece{k}!"
@@ -120,13 +120,13 @@ def cat(tensors, dim: int = 0) -> Sized:
     else:
         counts = {"units": sum(sizes) // unit if unit else len(sizes)} | {f"piece{k}": n // unit for k, n in enumerate(sizes) if n != unit}
         for k, row in enumerate(rows):
-            row[dim] = f"(piece{k}! {own})" if f"piece{k}" in counts else own
-        joined[dim] = f"(units! {own})"
+            row[dim] = f"(piece{k}! {name})" if f"piece{k}" in counts else name
+        joined[dim] = f"(units! {name})"
     return f"{', '.join(map(tensor, rows))} -> {tensor(joined)}", counts
 
 
 def stack(tensors, dim: int = 0) -> str:
-    """A new dim, which stays whole, is put in."""
+    """A new dim is inserted, which stays whole."""
     dims = names(len(tensors[0].shape))
     new = list(dims)
     new.insert(dim % (len(dims) + 1), "stacked!")
@@ -134,11 +134,11 @@ def stack(tensors, dim: int = 0) -> str:
 
 
 def split(x, sizes: Sequence[int], dim: int = 0) -> Sized:
-    """Parts come apart, each by itself, in units that all of them are made of: ``(units! d) -> d, (part! d)``, as a fused qkv
-    does, with fewer heads of keys too; others stay whole."""
+    """Each part is split by itself, in units of a common size: ``(units! d) -> d, (part! d)``, as in a fused qkv weight, also with
+    fewer heads of keys; other parts stay whole."""
     dims, unit = names(len(x.shape)), math.gcd(*sizes)
     parts = [list(dims) for _ in sizes]
-    own, counts = dims[dim], {}
+    name, counts = dims[dim], {}
     if unit == 0 or 0 in sizes or (unit == 1 < max(sizes)):
         for k, part in enumerate(parts):
             part[dim] = f"part{k}!"
@@ -146,13 +146,13 @@ def split(x, sizes: Sequence[int], dim: int = 0) -> Sized:
     else:
         counts = {"units": sum(sizes) // unit} | {f"part{k}": size // unit for k, size in enumerate(sizes) if size != unit}
         for k, part in enumerate(parts):
-            part[dim] = f"(part{k}! {own})" if f"part{k}" in counts else own
-        dims[dim] = f"(units! {own})"
+            part[dim] = f"(part{k}! {name})" if f"part{k}" in counts else name
+        dims[dim] = f"(units! {name})"
     return f"{tensor(dims)} -> {', '.join(map(tensor, parts))}", counts
 
 
 def split_sizes(args: Sequence[Any], shape: Sequence[int], factors: Mapping[str, int]) -> Sequence[int]:
-    """Of the local parts."""
+    """Return the sizes of the local parts."""
     sizes = args[1]
     if "units" not in factors:
         return sizes
@@ -162,14 +162,14 @@ def split_sizes(args: Sequence[Any], shape: Sequence[int], factors: Mapping[str,
 
 
 def unbind(x, dim: int = 0) -> str:
-    """A result for each place in one dim."""
+    """A result for each index in one dim."""
     dims = names(len(x.shape))
     dims[dim] = "whole!"
     return f"{tensor(dims)} -> {', '.join([tensor(d for d in dims if d != 'whole!')] * x.shape[dim])}"
 
 
 def repeat(x, repeats: Sequence[int]) -> Sized:
-    """Each dim is repeated as a whole: its repetitions are the major half of the result's."""
+    """Each dim is repeated as a whole: the number of repetitions is the major part of the result's dim."""
     dims, new = names(len(x.shape)), names(len(repeats), "r")
     extra = len(new) - len(dims)
     joined = (f"{r}!" if k < extra else f"({r}! {dims[k - extra]})" for k, r in enumerate(new))
@@ -177,7 +177,7 @@ def repeat(x, repeats: Sequence[int]) -> Sized:
 
 
 def pad(x, amounts: Sequence[int], *_) -> str:
-    """``amounts`` lists (before, after) from the last dim backwards; what is padded stays whole."""
+    """``amounts`` lists (before, after) from the last dim backwards; padded dims stay whole."""
     dims = names(len(x.shape))
     new = list(dims)
     for k in range(len(amounts) // 2):
@@ -187,19 +187,19 @@ def pad(x, amounts: Sequence[int], *_) -> str:
 
 
 def diagonal(sides: str, of: int = 0, where: int = 1, more: int = 0, last: bool = False) -> Callable[..., str]:
-    """An op between a ``square`` and its ``diagonal``, which stay whole.
+    """Return the pattern of an op between a ``square`` and its ``diagonal``, which stay whole.
 
     Args:
         sides: as in ``"square -> diagonal"``.
-        of: the argument whose dims, and ``more``, the square has.
-        where: the position of the offset, which the two dims follow.
-        last: the two dims are the last ones where they are not given.
+        of: the argument with the dims of the square, except ``more`` of them.
+        where: the position of the offset; the two dims are the next arguments.
+        last: the two dims are by default the last ones, else the first ones.
     """
 
     def pattern(*args, **_) -> str:
         dims = names(ndim(args[of]) + more)
-        given = args[where + 1 : where + 3]
-        dim1, dim2 = (*given, *((-2, -1) if last else (0, 1))[len(given) :])
+        given_dims = args[where + 1 : where + 3]
+        dim1, dim2 = (*given_dims, *((-2, -1) if last else (0, 1))[len(given_dims) :])
         dims[dim1], dims[dim2] = "rows!", "columns!"
         inner = [*(d for d in dims if not d.endswith("!")), "diagonal!"]
         return sides.replace("diagonal", tensor(inner)).replace("square", tensor(dims))
@@ -209,7 +209,7 @@ def diagonal(sides: str, of: int = 0, where: int = 1, more: int = 0, last: bool 
 
 
 def unfold(sides: str, of: int = 0) -> Callable[..., str]:
-    """Windows of one dim, which may overlap: their number stands in its place, their size is the last dim."""
+    """Return a pattern for windows of one dim, which may overlap: the number of windows replaces the dim, their size is the last dim."""
 
     def pattern(*args, **_) -> str:
         dims = names(ndim(args[of]))
@@ -223,21 +223,23 @@ def unfold(sides: str, of: int = 0) -> Callable[..., str]:
 
 
 def turned(x, k: int = 1, dims: Sequence[int] = (0, 1)) -> str:
-    """A quarter turn swaps two dims, and they stay whole."""
+    """A quarter turn swaps two dims, which stay whole."""
     old = [f"d{d}" + "!" * (d in chosen(dims, len(x.shape))) for d in range(len(x.shape))]
     return f"{tensor(old)} -> {tensor(swap(list(old), *dims) if k % 2 else old)}"
 
 
-END = 2**62  # what stands for the end of a dim is larger
+END = 2**62  # larger numbers stand for the end of a dim
 
 
 def sliced(sides: str, first: int, of: int = 0):
-    """``whole``: the dim of which a part is taken; ``part``: that part. Some of equal parts, ``(parts! kept)``, or every
-    so-many-th element, ``(kept parts!)``, come apart along what is kept; other parts stay whole.
+    """Return the pattern of a slice: ``whole`` is the sliced dim, ``part`` the slice of it.
+
+    Some of several equal parts, ``(parts! kept)``, or every so-many-th element, ``(kept parts!)``, can be split along what is kept;
+    other slices stay whole.
 
     Args:
-        first: where the arguments dim, start, end and step begin.
-        of: the argument whose dims these are.
+        first: the position of the arguments dim, start, end and step.
+        of: the argument with these dims.
     """
 
     def pattern(*args, **_) -> tuple[str, dict[str, int]]:
@@ -246,19 +248,19 @@ def sliced(sides: str, first: int, of: int = 0):
         size, last = shape[dim], end is None or end > END
         taken = range(size)[start:end:step]
         whole, part = names(len(shape)), names(len(shape))
-        told = last or ((start or 0) >= 0 and 0 <= end <= size)
+        in_bounds = last or ((start or 0) >= 0 and 0 <= end <= size)
         unit = math.gcd(size, taken[0], len(taken)) if taken and step == 1 else 0
-        if told and len(taken) > 1 and step * len(taken) == size:
+        if in_bounds and len(taken) > 1 and step * len(taken) == size:
             whole[dim], part[dim] = "(kept parts!)", "kept"
             return _sides(sides, whole, part), {"parts": step}
-        if told and unit > 1:
+        if in_bounds and unit > 1:
             several = len(taken) != unit
             whole[dim], part[dim] = "(parts! kept)", "(taken! kept)" if several else "kept"
             return _sides(sides, whole, part), {"parts": size // unit} | ({"taken": len(taken) // unit} if several else {})
         whole[dim], part[dim] = "whole!", "part!"
         return _sides(sides, whole, part), {}
 
-    pattern.__doc__ = f"``{sides}``, where a part of one dim is taken; one of equal parts comes apart by itself."
+    pattern.__doc__ = f"``{sides}``, a slice of one dim; one of several equal parts is split by itself."
     return pattern
 
 
@@ -267,13 +269,13 @@ def _sides(sides: str, whole: Sequence[str], part: Sequence[str]) -> str:
 
 
 def slice_bounds(first: int) -> dict[int, Callable[..., Any]]:
-    """How start and end of a slice are told on a rank: of one of equal parts, those of its place."""
+    """Return functions that compute start and end of a slice on a rank, for one of several equal parts."""
 
     def bound(args: Sequence[Any], factors: Mapping[str, int], which: int) -> Any:
         start, end, step = [*args[first + 1 :], *(None, None, 1)[len(args) - first - 1 :]]
-        given = (start, end)[which]
-        if "kept" not in factors or step != 1 or given is None or given > END:
-            return given
+        value = (start, end)[which]
+        if "kept" not in factors or step != 1 or value is None or value > END:
+            return value
         taken = factors.get("taken", 1)
         place = factors["parts"] - taken if end is None or end > END else (start or 0) * taken // (end - (start or 0))
         return (place + which * taken) * factors["kept"]

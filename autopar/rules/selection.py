@@ -1,4 +1,4 @@
-"""Elements written or found by their place, by a mask or by order. What is looked into stays whole."""
+"""Shard ops that write or find elements by position, by a mask or by order. The searched dims stay whole."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from autopar.rules import forms as to
 from autopar.rules.dims import along, entire, ndim, wholes
 from autopar.rules.registry import rule
 
-# places along one dim are written; later elements overwrite earlier ones
+# positions along one dim are written; later elements overwrite earlier ones
 rule(along("whole, i! -> whole", 1), "index_fill.int_Scalar")
 rule(along("whole, i!, () -> whole", 1), "index_fill.int_Tensor", linear="0+2")
 rule(along("whole, i!, part -> whole", 1), "index_copy", linear="0+2")
@@ -15,11 +15,11 @@ rule(to.scatter_reduce, "scatter_reduce.two", linear=lambda x, dim, index, sourc
 rule(to.taken, "take", linear="0")
 rule(entire(lambda x, *_: wholes(ndim(x), "a") or "()"), "put", linear="0+2")
 
-# which value goes where depends on all of the mask
+# the position of each value depends on the whole mask
 rule(entire(lambda x, mask, *_: wholes(max(ndim(x), ndim(mask))) or "()"), "masked_scatter", linear="0+2")
 rule(entire(lambda gradient, mask, sizes: wholes(len(sizes)) or "()"), "masked_scatter_backward", linear="0")
 
-# the place of each value in a sorted row is the number of those before it: counts add up, unless an order is given
+# the position of a value in a sorted row is the number of smaller elements: counts add up, unless a sorter is given
 rule("..., bounds -> ...", "bucketize.Tensor")
 rule("bounds -> ()", "bucketize.Scalar")
 rule(to.searched, "searchsorted.Tensor searchsorted.Scalar")

@@ -1,4 +1,4 @@
-"""Ask for the rule of a call whose op has none. What answers registers itself here: it runs ops, and stands above the rules."""
+"""Find the rule of a call whose op has none, by a discovery that registers itself here: it runs ops, in a room above the rules."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _DISCOVERIES: list[Discovery] = []
 
 
 def discover_with(discovery: Discovery) -> Discovery:
-    """Ask ``discovery`` from now on: a function of the op's empty rule, the op, its arguments and the types of its results."""
+    """Register ``discovery``: a function of the op's empty rule, the op, its arguments and the types of its results."""
     _DISCOVERIES[:] = [discovery]
     return discovery
 
 
 def discovered(rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[TensorType | None]) -> Finding:
-    """Return the rule of one call of an op that has none; without a registered discovery there is no rule for it."""
+    """Return the rule of one call of an op that has none; without a registered discovery, no rule."""
     return _DISCOVERIES[0](rule, op, args, kwargs, results) if _DISCOVERIES else Finding(None)

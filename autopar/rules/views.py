@@ -1,4 +1,4 @@
-"""Ops that only regroup or reorder elements: pending values may wait through them."""
+"""Shard ops that only regroup or reorder elements. Pending values may wait through them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ rule(to.reordered(lambda dims: dims[::-1]), "t t_copy", linear="0", view=True)
 rule(to.reordered(to.swap), "transpose.int transpose_copy.int", linear="0", view=True)
 rule(to.reordered(lambda dims, order: [dims[k] for k in order]), "permute permute_copy", linear="0", view=True)
 
-# a part of one dim, and its backward: the part in its place among zeros
+# a slice of one dim, and its backward: the slice at its position among zeros
 rule(to.sliced("whole -> part", 1), "slice.Tensor slice_copy.Tensor", linear="0", sizes=to.slice_bounds(1), view=True)
 rule(along("whole -> part", 1, default=0), "narrow_copy", linear="0", view=True)
 rule(along("whole -> gone", 1), "select.int select_copy.int", linear="0", view=True)
@@ -35,7 +35,7 @@ rule(to.stack, "stack", linear=lambda tensors, dim=0: every(len(tensors)))
 rule(to.split, "split_with_sizes split_with_sizes_copy unsafe_split_with_sizes", linear="0", sizes={1: to.split_sizes}, view=True)
 rule(to.unbind, "unbind.int unbind_copy.int", linear="0", view=True)
 
-# elements change places, come several times, or make room
+# elements move, are repeated, or get padding
 rule(along("whole -> whole", 1), "flip", linear="0", view=True)
 rule(along("whole -> whole", 2), "roll", linear="0", view=True)
 rule(to.turned, "rot90", linear="0", view=True)

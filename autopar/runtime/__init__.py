@@ -1,1 +1,1 @@
-"""Running local programs: ``simulate`` has all ranks in one process."""
+"""Run local programs: on this rank's process, or on all ranks simulated in one process."""

@@ -1,7 +1,7 @@
-"""Where this process is: found out by whoever asks, so that the step itself pays nothing for it.
+"""Find the op that this process is running, at no cost for the step itself.
 
-The step of a rank is one generated function a phase, whose lines are registered here with what they do. Another thread
-that wants to know looks at the stacks of all threads. Only the count of phases is kept by the step.
+The step of a rank is one generated function per phase, and its lines are registered here with their ops. Another thread finds the
+current op in the stacks of all threads. The step itself only counts its phases.
 """
 
 from __future__ import annotations
@@ -18,26 +18,28 @@ from types import CodeType, FrameType, TracebackType
 from autopar.capture.provenance import LINE, is_users
 from autopar.errors import AutoparError
 
-# by id, since two code objects of the same text are equal; each goes with its code, since a step may be captured anew
+# by id, because two code objects of the same text are equal; an entry is dropped with its code, because a step may be captured again
 _registered: dict[int, tuple[weakref.ref[CodeType], Mapping[int, str]]] = {}
-_calls: set[int] = set()  # those of functions that belong to a call of the user's, and not to an op with a line of its own
+_calls: set[int] = set()  # ids of code that belongs to a call of the user, and not to an op with its own line
 _ticks = 0
 
 
 @dataclass(frozen=True)
 class CurrentOp:
-    """How many phases this process has begun, and the op it is in, or the user's line where it is in none."""
+    """How many phases this process has begun, and the op that it is running, or the user's line if it runs no op."""
 
     ticks: int
-    inside: bool  # of a phase of a step
+    inside: bool  # whether it is in a phase of a step
     text: str
 
 
 def register(code: CodeType, lines: Mapping[int, str], *, is_call: bool = False) -> None:
-    """Say what each line of a generated function does, as the user should read it. Once more replaces it.
+    """Register the text for each line of a generated function, as the user should read it. A second call replaces the texts.
 
-    A line without a text, such as the ``del`` after an op, belongs to the nearest one above that has one. ``is_call``: the user's line
-    is told with it.
+    A line without a text, such as the ``del`` after an op, belongs to the nearest line above that has one.
+
+    Args:
+        is_call: whether messages quote the user's line too.
     """
     key = id(code)
     if is_call:
@@ -46,15 +48,15 @@ def register(code: CodeType, lines: Mapping[int, str], *, is_call: bool = False)
 
 
 def tick() -> None:
-    """A phase of a step begins."""
+    """Count a phase of a step that begins."""
     global _ticks
     _ticks += 1
 
 
 def where() -> CurrentOp:
-    """The place of this process now: the op that any of its threads is in, else the user's line of the main thread."""
-    own, main = threading.get_ident(), threading.main_thread().ident
-    frames = {thread: frame for thread, frame in sys._current_frames().items() if thread != own or thread == main}
+    """Return the op that any thread of this process is running now, or else the user's line of the main thread."""
+    this_thread, main = threading.get_ident(), threading.main_thread().ident
+    frames = {thread: frame for thread, frame in sys._current_frames().items() if thread != this_thread or thread == main}
     for frame in frames.values():
         for code, line in _outwards(frame):
             text = _op(code, line)
@@ -65,7 +67,7 @@ def where() -> CurrentOp:
 
 
 def where_raised(traceback: TracebackType | None) -> CurrentOp:
-    """The place where an exception was raised: its stack is gone, but its traceback still has it."""
+    """Return the op that raised an exception, from its traceback."""
     steps: list[tuple[CodeType, int]] = []
     while traceback is not None:
         steps.append((traceback.tb_frame.f_code, traceback.tb_lineno))
@@ -79,7 +81,7 @@ def where_raised(traceback: TracebackType | None) -> CurrentOp:
 
 
 def add_op(error: Exception, text: str = "") -> None:
-    """An error that an op of a step raised says, from Python 3.11 on, which op that is; ``text``, where the traceback does not tell it."""
+    """Add the op that raised an error to the error, from Python 3.11 on. ``text`` names the op if the traceback does not have it."""
     place = where_raised(error.__traceback__)
     if (text or place.inside) and hasattr(error, "add_note") and not isinstance(error, AutoparError):
         error.add_note(f"while autopar ran\n    {text or place.text}")
@@ -92,23 +94,24 @@ def _outwards(frame: FrameType | None) -> Iterator[tuple[CodeType, int]]:
 
 
 def _op(code: CodeType, line: int) -> str | None:
-    """What a line of a registered function does; ``None`` where the function is not one."""
-    known = _registered.get(id(code))
-    if known is None:
+    """Return the text of a line of a registered function; ``None`` for other code."""
+    entry = _registered.get(id(code))
+    if entry is None:
         return None
-    above = [number for number in known[1] if number <= line]
-    return known[1][max(above)] if above else f"the beginning of {code.co_name}"
+    lines = entry[1]
+    above = [number for number in lines if number <= line]
+    return lines[max(above)] if above else f"the beginning of {code.co_name}"
 
 
 def _users_line(stack: Iterator[tuple[CodeType, int]]) -> str:
-    """``train.py:41  time.sleep(100)``: the innermost line that is the user's own, rather than of a package they installed."""
+    """Return the user's innermost line, ``train.py:41  time.sleep(100)``; lines of installed packages count only if there are no others."""
     lines = [(code.co_filename, line) for code, line in stack]
     users = [(name, line) for name, line in lines if is_users(name)]
-    own = [(name, line) for name, line in users if f"{os.sep}site-packages{os.sep}" not in name]
-    found = own or users
-    if not found:
+    outside_packages = [(name, line) for name, line in users if f"{os.sep}site-packages{os.sep}" not in name]
+    chosen = outside_packages or users
+    if not chosen:
         return "the end of the program"
-    name, line = found[0]
+    name, line = chosen[0]
     text = linecache.getline(name, line).strip()
     shown = text if len(text) <= LINE else text[: LINE - 1] + "…"
     return f"{os.path.basename(name)}:{line}  {shown}".rstrip()

@@ -1,4 +1,4 @@
-"""Redistribute DTensors with the gathers of autopar: DTensor's own is the coalesced gather of gloo (see ``start_gather``).
+"""Redistribute DTensors with autopar's gather, because DTensor uses the coalesced gather of gloo (see ``start_gather``).
 
 Both functions are differentiable, as DTensor's methods are.
 """
@@ -14,7 +14,7 @@ from autopar.torch_private import FUNCTIONAL, TorchDispatchMode, start_gather
 
 
 class _SingleGathers(TorchDispatchMode):
-    """Each functional gather is one that is not coalesced."""
+    """Replaces each functional gather by one that is not coalesced."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         replaced = start_gather if func is FUNCTIONAL.all_gather_into_tensor.default else func
@@ -22,12 +22,12 @@ class _SingleGathers(TorchDispatchMode):
 
 
 def redistribute(tensor: Any, placements: Sequence[Any]) -> Any:
-    """A DTensor with other placements on its mesh."""
+    """Return a DTensor with other placements on its mesh."""
     with _SingleGathers():
         return tensor.redistribute(placements=placements)
 
 
 def full_tensor(tensor: Any) -> torch.Tensor:
-    """The whole of a DTensor, as a plain tensor on each rank."""
+    """Return a whole DTensor, as a plain tensor on each rank."""
     with _SingleGathers():
         return tensor.full_tensor()

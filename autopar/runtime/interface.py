@@ -1,4 +1,4 @@
-"""What goes into a step and comes out of it: names, types and roles, read off the explicit program."""
+"""List the inputs and outputs of a step, with names, types and roles, from the explicit program."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from autopar.ir.record import TensorType
 
 @dataclass(frozen=True)
 class Interface:
-    """The edges of a step.
+    """The inputs and outputs of a step.
 
     Attributes:
-        mesh: of the program.
-        types: placeholder → its global type, with the Layout in which its pieces are given.
-        given: the placeholders that are no tangents, in order: parameters, buffers, inputs.
+        mesh: the mesh of the program.
+        types: placeholder → its global type, with the Layout of its pieces.
+        given: the placeholders that are not tangents, in order: parameters, buffers, inputs.
         tangents: position of a returned value → the placeholder of its tangent.
         returned: each returned value and its type, in order.
         states: placeholder → the value that replaces it, and its type.

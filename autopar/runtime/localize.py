@@ -1,12 +1,12 @@
-"""Localize: an explicit program in the shapes of one rank.
+"""Localize an explicit program: write it in the shapes of one rank's pieces.
 
     explicit                                                      local at dp=0 tp=1
     h : f32[32/dp 256/tp] = relu(mm)                       →      h : f32[16 128] = relu(mm)
     y : f32[32/dp 256] = all_gather(h, 1, tp)              →      y : f32[16 256] = all_gather(h, 1, tp, sizes=[128, 128])
 
-Size arguments become the piece's, and transfers get explicit piece sizes. Ranks whose pieces have equal sizes share a
-program (a *class*); what differs between them, their coordinates, is an input of the runtime. A send and a recv
-become one exchange where the recv stands: all ranks of both stages meet exchanges in one order, that of the program.
+Size arguments become those of the piece, and transfers get explicit piece sizes. Ranks whose pieces have equal sizes share a
+program (a *class*); the runtime gets their coordinates, in which they differ, as an input. A send and a recv
+become one exchange at the line of the recv, so that all ranks of both stages run the exchanges in the order of the program.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 
 from torch import fx
 
-from autopar.gc_pause import collector_paused
+from autopar.gc_pause import gc_paused
 from autopar.ir import transfers
 from autopar.ir.layout import span
 from autopar.ir.mesh import Mesh
 from autopar.ir.messages import axes_between, messages
 from autopar.ir.nodes import make_node, map_operands, operands, record_of, set_record
-from autopar.ir.ops.seeded_random import is_drawn
+from autopar.ir.ops.seeded_random import is_seeded_random
 from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType, ValueType
 from autopar.rules.binding import bind_node
@@ -32,7 +32,7 @@ from autopar.verify.channels.programs import check_programs
 
 
 def rank_classes(program: Program) -> list[list[int]]:
-    """The ranks of the program's mesh, grouped by the stages they lie on and by equal piece sizes; ``[[0, 1], [2, 3]]``."""
+    """Group the ranks of the program's mesh by their stages and by equal piece sizes: ``[[0, 1], [2, 3]]``."""
     mesh = _mesh(program)
     splits: dict[tuple[Mesh, int, tuple[str, ...]], None] = {}
     for node in program.nodes:
@@ -52,19 +52,19 @@ def rank_classes(program: Program) -> list[list[int]]:
 
 
 SHARED = (
-    "this local program is made of the explicit one, and other ranks have the same graph: an edit of it would leave them apart; "
+    "this local program is made from the explicit one, and an edit of it would not reach all other ranks; "
     "edit the explicit program before it is localized, or a copy of this one, program.copy()"
 )
 
 
 class LocalPrograms(Mapping[int, Program]):
-    """Rank → its local program, of an explicit program. Made when they are asked for, one a class of ranks.
+    """The local programs of an explicit program, by rank. They are made on first use, one per class of ranks.
 
     Args:
-        check: what each is given to when it has been made.
+        check: called with each local program when it has been made.
 
     Raises:
-        ChannelError: when they are made, if ranks would meet in different collectives, or wait for ever.
+        ChannelError: ranks would meet in different collectives, or wait for ever; raised on first use.
     """
 
     def __init__(self, program: Program, check: Callable[[Program], None]) -> None:
@@ -74,19 +74,19 @@ class LocalPrograms(Mapping[int, Program]):
         self._made: dict[int, Program] = {}
 
     def __getitem__(self, rank: int) -> Program:
-        """With the coordinates of ``rank``; the graph is that of its class. ``ValueError`` where it is not on the mesh."""
+        """Return the program with the coordinates of ``rank`` and the graph of its class. ``ValueError`` if the rank is not on the mesh."""
         at = _mesh(self._program).coordinates(rank)
         number = self._class_of[rank]
         if number not in self._made:
             self._make()
-        made = self._made[number].at(at)
-        made.fixed = SHARED
-        return made
+        program = self._made[number].at(at)
+        program.fixed = SHARED
+        return program
 
     def _make(self) -> None:
-        """All classes: that no rank waits for ever is seen only when all are looked at."""
+        """Localize all classes: that no rank waits for ever can only be checked for all together."""
         mesh = _mesh(self._program)
-        with collector_paused():
+        with gc_paused():
             self._made = {k: localize(self._program, mesh.coordinates(ranks[0])) for k, ranks in enumerate(self._classes)}
             for program in self._made.values():
                 self._check(program)
@@ -100,9 +100,9 @@ class LocalPrograms(Mapping[int, Program]):
 
 
 def localize(program: Program, coordinates: Mapping[str, int]) -> Program:
-    """The program of the rank at ``coordinates``; linear in the graph.
+    """Return the program of the rank at ``coordinates``; linear in the graph.
 
-    Of a program with stages, what runs on those that the rank lies on, and its end of each exchange between stages.
+    For a program with stages, it has the ops of the rank's stages, and the rank's part of each exchange between stages.
 
     Raises:
         ValueError: the program is not explicit.
@@ -123,7 +123,7 @@ class _Localizer:
     def __init__(self, program: Program, rank: int) -> None:
         self.program, self.rank = program, rank
         self.graph = fx.Graph()
-        self.nodes: dict[fx.Node, fx.Node] = {}  # only what this rank has
+        self.nodes: dict[fx.Node, fx.Node] = {}  # only the values that this rank has
         self.names = {node.name for node in program.nodes}
         self.seeds: dict[tuple[str, ...], fx.Node] = {}  # axes → the seed of a piece along them
 
@@ -146,7 +146,7 @@ class _Localizer:
         assert mesh is not None
         if node.target is transfers.send:
             if (operand := operands(node)[0]) in self.nodes:
-                self.nodes[node] = self.nodes[operand]  # handed over by each recv
+                self.nodes[node] = self.nodes[operand]  # each recv sends it
             return
         if node.target is transfers.recv:
             self.exchange(node, record, mesh)
@@ -162,13 +162,13 @@ class _Localizer:
                 kwargs["stage"] = mesh.name
         elif node.op == "call_function" and isinstance(node.target, OpOverload):
             args = _sizes(node, record, kind, mesh, at)
-        if is_drawn(node.target):
+        if is_seeded_random(node.target):
             self.drawn(node, record, args, kwargs, kind)
         else:
             self.add(node, record, node.op, node.target, args, kwargs, kind)
 
     def drawn(self, node: fx.Node, record: Record, args: Any, kwargs: Any, kind: ValueType) -> None:
-        """A random op whose result is split draws from a seed of the piece's own."""
+        """Let a random op whose result is split draw from a separate seed for each piece."""
         seed = node.kwargs["seed"]
         assert isinstance(seed, fx.Node)
         of_all = self.nodes[seed]
@@ -193,32 +193,32 @@ class _Localizer:
                                module=record.module, source=record.source, call=record.call))  # fmt: skip
 
     def output(self, node: fx.Node, record: Record) -> None:
-        """What of the results this rank has."""
-        here = [(value, result) for value, result in zip(operands(node), record.results, strict=True) if value in self.nodes]
-        self.returned = sum(result.kind == "return" for _, result in here)
-        args = node.args if len(here) == len(record.results) else (tuple(value for value, _ in here),)
-        self.add(node, record._replace(results=tuple(result for _, result in here)), "output", node.target, args, {}, None)
+        """Return the results that this rank has."""
+        present = [(value, result) for value, result in zip(operands(node), record.results, strict=True) if value in self.nodes]
+        self.returned = sum(result.kind == "return" for _, result in present)
+        args = node.args if len(present) == len(record.results) else (tuple(value for value, _ in present),)
+        self.add(node, record._replace(results=tuple(result for _, result in present)), "output", node.target, args, {}, None)
 
-    def exchange(self, node: fx.Node, record: Record, there: Mesh) -> None:
-        """A send where the rank lies on the value's own stage alone; else a recv, which sends too if it lies on both."""
+    def exchange(self, node: fx.Node, record: Record, target_mesh: Mesh) -> None:
+        """Add a send if the rank is only on the source's stage; else a recv, which also sends if the rank is on both."""
         (sent,) = operands(node)
         source, result = record_of(sent).type, record.type
         assert isinstance(source, TensorType) and source.layout is not None and isinstance(result, TensorType)
-        here = source.layout.mesh
-        if self.rank not in here and self.rank not in there:
+        source_mesh = source.layout.mesh
+        if self.rank not in source_mesh and self.rank not in target_mesh:
             return
-        target = transfers.recv if self.rank in there else transfers.send
-        mesh = there if target is transfers.recv else here
-        kwargs = {**_splits(result, "splits", "parts"), "shape": source.shape, **_splits(source, "source", "source_parts"), "home": here.name}
-        args = (sent if self.rank in here else None, there.name)
+        target = transfers.recv if self.rank in target_mesh else transfers.send
+        mesh = target_mesh if target is transfers.recv else source_mesh
+        kwargs = {**_splits(result, "splits", "parts"), "shape": source.shape, **_splits(source, "source", "source_parts"), "home": source_mesh.name}
+        args = (sent if self.rank in source_mesh else None, target_mesh.name)
         kind = _local_type(result if target is transfers.recv else source, mesh, mesh.coordinates(self.rank))
         self.add(node, record, "call_function", target, args, kwargs, kind)
         if target is transfers.send:
-            del self.nodes[node]  # what it becomes lies elsewhere
+            del self.nodes[node]  # the result is on other ranks
 
 
 def _split_over(type: ValueType) -> tuple[str, ...]:
-    """The axes that split the first result."""
+    """Return the axes that split the first result."""
     first = type[0] if isinstance(type, tuple) else type
     assert isinstance(first, TensorType)
     split = {axis for dim in first.attr.dims for _, axes in dim for axis in axes}
@@ -226,8 +226,8 @@ def _split_over(type: ValueType) -> tuple[str, ...]:
 
 
 def _mesh_of(type: ValueType) -> Mesh | None:
-    one = next((t for t in type if t is not None), None) if isinstance(type, tuple) else type
-    return None if one is None or one.layout is None else one.layout.mesh
+    first = next((t for t in type if t is not None), None) if isinstance(type, tuple) else type
+    return None if first is None or first.layout is None else first.layout.mesh
 
 
 def _splits(type: TensorType, name: str, parts_name: str) -> dict[str, Any]:
@@ -237,24 +237,24 @@ def _splits(type: TensorType, name: str, parts_name: str) -> dict[str, Any]:
 
 def _local_type(type: ValueType, mesh: Mesh, at: Mapping[str, int]) -> ValueType:
     if isinstance(type, tuple):
-        return tuple(_local_type(one, mesh, at) for one in type)  # type: ignore[misc]
+        return tuple(_local_type(part, mesh, at) for part in type)  # type: ignore[misc]
     if type is None:
         return None
     return TensorType(type.attr.local_shape(type.shape, mesh, at), type.dtype)
 
 
 def _sizes(node: fx.Node, record: Record, kind: ValueType, mesh: Mesh, at: Mapping[str, int]) -> tuple[Any, ...]:
-    """Size arguments of the op, as its rule names them: those of the local result and of its factors."""
+    """Return the op's arguments with the size arguments, which its rule names, replaced by local sizes."""
     rule = rule_of(node.target)
     if not rule.sizes:
         return node.args
-    result = next(one for one in (kind if isinstance(kind, tuple) else (kind,)) if isinstance(one, TensorType))  # some may be absent
+    result = next(part for part in (kind if isinstance(kind, tuple) else (kind,)) if isinstance(part, TensorType))  # some may be absent
     factors = _factors(node, record, mesh, at) if rule.counts_factors else {}
     return rule.resized(node.args, result.shape, factors)
 
 
 def _factors(node: fx.Node, record: Record, mesh: Mesh, at: Mapping[str, int]) -> dict[str, int]:
-    """How long each factor of the op is on the rank at ``at``."""
+    """Return the size of each factor of the op on the rank at ``at``."""
     bound = bind_node(node)
     types = record.type if isinstance(record.type, tuple) else (record.type,)
     needs = [record_of(value).type.attr for value in operands(node)]  # type: ignore[union-attr]
@@ -262,16 +262,16 @@ def _factors(node: fx.Node, record: Record, mesh: Mesh, at: Mapping[str, int]) -
 
 
 def _transfer(node: fx.Node, mesh: Mesh, at: Mapping[str, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The transfer's arguments with explicit piece sizes, and the local sizes of parts where dims are merged."""
-    given = transfers.arguments(node.target, node.args, node.kwargs)
+    """Return the transfer's arguments with explicit piece sizes, and with the local sizes of the parts of merged dims."""
+    arguments = transfers.arguments(node.target, node.args, node.kwargs)
     operand = operands(node)[0]
     source, result = record_of(operand).type, record_of(node).type
     assert isinstance(source, TensorType) and isinstance(result, TensorType)
     if node.target is transfers.redistribute:
         return transfers.call(node.target, operand, _redistributed(source, result))
-    if given.get("dim", given.get("source")) is None:
+    if arguments.get("dim", arguments.get("source")) is None:
         return node.args, dict(node.kwargs)
-    parts, axis = given.get("parts"), given["axis"]
+    parts, axis = arguments.get("parts"), arguments["axis"]
     splits = [axes for dim in transfers.split_parts(source.attr, source.shape, mesh, parts) for axes in dim]
     sizes = [n for dim in parts for n in dim] if parts else list(source.shape)
 
@@ -279,24 +279,24 @@ def _transfer(node: fx.Node, mesh: Mesh, at: Mapping[str, int]) -> tuple[tuple[A
         return [span(sizes[place], (*splits[place], *more), mesh, {**at, axis: k})[1] for k in range(mesh.sizes[axis])]
 
     if node.target in (transfers.all_gather, transfers.pend):
-        given["sizes"] = pieces(given["dim"])
+        arguments["sizes"] = pieces(arguments["dim"])
     elif node.target in (transfers.slice, transfers.reduce_scatter):
-        given["sizes"] = pieces(given["dim"], axis)
+        arguments["sizes"] = pieces(arguments["dim"], axis)
     elif node.target is transfers.all_to_all:
-        given["sizes"] = pieces(given["source"])
-        given["new_sizes"] = pieces(given["target"], axis)
+        arguments["sizes"] = pieces(arguments["source"])
+        arguments["new_sizes"] = pieces(arguments["target"], axis)
     if parts:
         local = iter(span(n, axes, mesh, at)[1] for n, axes in zip(sizes, splits, strict=True))
-        given["parts"] = tuple(tuple(next(local) for _ in dim) for dim in parts)
-    return transfers.call(node.target, operand, given)
+        arguments["parts"] = tuple(tuple(next(local) for _ in dim) for dim in parts)
+    return transfers.call(node.target, operand, arguments)
 
 
 def _redistributed(source: TensorType, result: TensorType) -> dict[str, Any]:
-    """Both ends of a redistribute, and the axes along which its ranks exchange."""
+    """Return both ends of a redistribute, and the axes along which its ranks exchange data."""
     assert source.layout is not None and result.layout is not None
     kept = tuple(axis for axis, _ in source.attr.pending)
     sent = messages(source.layout, result.layout, source.shape, kept)
-    given: dict[str, Any] = {**_splits(result, "splits", "parts"), "axis": axes_between(sent, source.layout.mesh)}
+    arguments: dict[str, Any] = {**_splits(result, "splits", "parts"), "axis": axes_between(sent, source.layout.mesh)}
     if kept:
-        given["kept"] = kept
-    return {**given, "shape": source.shape, **_splits(source, "source", "source_parts")}
+        arguments["kept"] = kept
+    return {**arguments, "shape": source.shape, **_splits(source, "source", "source_parts")}

@@ -1,4 +1,4 @@
-"""The modes under which a captured step runs: it holds its own backward, and the casts that autocast made."""
+"""Set the modes under which a captured step runs: it contains its own backward and the casts of autocast."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextlib.contextmanager
 def as_captured() -> Iterator[None]:
-    """Without gradients and without autocast, whatever the caller has on."""
+    """Switch gradients and autocast off, whatever modes the caller has set."""
     with torch.no_grad(), contextlib.ExitStack() as off:
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):

@@ -1,4 +1,4 @@
-"""A step on real processes: this rank's pieces in, this rank's pieces out, as one autograd function."""
+"""Run a step on real processes as one autograd function, from this rank's pieces to this rank's pieces."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Gradient = Callable[[str, torch.Tensor], torch.Tensor]
 class ProcessStep:
     """The local program of one rank, ready to run.
 
-    A backward belongs to a set of returned values that have a gradient. Which these are is known only when it runs, so
-    the forward of the last such set is run; the first time, of the scalars (a loss) if there are any. Where that was
-    wrong, the forward runs again.
+    A backward belongs to the set of returned values that have a gradient. This set is known only when the backward runs. So the
+    forward runs for the set of the last call, or in the first call for the scalars (a loss) if there are any. If the set
+    was wrong, the backward runs the forward again.
 
     Args:
         explicit: the program with Layouts.
         local: the program of this rank.
-        specialize: gives the step for fewer gradients.
+        specialize: returns the step for fewer gradients.
         groups: ranks, in ascending order → the name of their process group.
-        agreement: what the ranks have called, compared before a step's first collective; ``None`` for one rank.
+        agreement: compares the calls of all ranks before the first collective of a step; ``None`` for one rank.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class ProcessStep:
 
     @cached_property
     def phases(self) -> Mapping[str, Lowered]:
-        """Made when they are run: most steps only ever run for fewer gradients."""
+        """The functions of the phases, lowered on first use: most steps only ever run for fewer gradients."""
         return lower(self._local, self._groups, None if self._agreement is None else self._agreement.finish, self._bytes)
 
     @cached_property
     def looking(self) -> Mapping[str, Lowered]:
-        """The same, which look for NaN."""
+        """The functions of the phases with checks for NaN."""
         gate = None if self._agreement is None else self._agreement.finish
         return lower(self._local, self._groups, gate, self._bytes, hunt=anomaly.Hunt(self._local))
 
@@ -73,9 +73,9 @@ class ProcessStep:
 
         Args:
             pieces: plain tensors; those of buffers are updated in place.
-            leaves: placeholder → the tensor of the user's that receives its gradient.
-            gradient: makes of a placeholder and its gradient's piece what that tensor receives.
-            owners: the tensors of which pieces are, where a change of them does not show on the pieces.
+            leaves: placeholder → the user's tensor that receives its gradient.
+            gradient: from a placeholder and the piece of its gradient to the gradient of that tensor.
+            owners: the tensors that the pieces belong to, if autograd cannot detect a change of them on the pieces.
         """
         if not self.tangents:
             with as_captured():
@@ -83,24 +83,24 @@ class ProcessStep:
         return list(_Step.apply(self, pieces, tuple(leaves), gradient, owners, *leaves.values()))  # type: ignore[no-untyped-call]
 
     def forward(self, pieces: Sequence[torch.Tensor], *, keep_states: bool = True) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The pieces of the returned values, and what the backward needs, in the order in which it takes it."""
+        """Return the pieces of the returned values, and the values that the backward needs, in the order in which it takes them."""
         phases, values = self.phases, dict(zip(self.interface.given, pieces, strict=True))
         first = phases["forward"]
-        made = dict(zip(first.gives, self._run("forward", [self._constants.get(n, values.get(n)) for n in first.takes]), strict=True))
+        results = dict(zip(first.gives, self._run("forward", [self._constants.get(n, values.get(n)) for n in first.takes]), strict=True))
         if self._agreement is not None:
             self._agreement.finish()
         if keep_states:
-            for of, (name, _) in self.interface.states.items():
-                values[of].copy_(made[name])
-        returned = [made[name] for name, _ in self.interface.returned]
+            for state, (name, _) in self.interface.states.items():
+                values[state].copy_(results[name])
+        returned = [results[name] for name, _ in self.interface.returned]
         if "backward" not in phases:
             return _distinct(returned), []
         tangents = set(self.interface.tangents.values())
-        saved = [made.get(n, self._constants.get(n, values.get(n))) for n in phases["backward"].takes if n not in tangents]
+        saved = [results.get(n, self._constants.get(n, values.get(n))) for n in phases["backward"].takes if n not in tangents]
         return _distinct(returned), saved  # type: ignore[return-value]
 
     def backward(self, saved: list[torch.Tensor], gradients: Mapping[int, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Placeholder → the piece of its gradient. ``saved`` is emptied on the way."""
+        """Return the piece of each gradient, by placeholder. This empties ``saved``, to free memory early."""
         if "backward" not in self.phases:
             if self._agreement is not None:
                 self._agreement.finish()
@@ -111,18 +111,18 @@ class ProcessStep:
         boxed = [tangents[name] if name in tangents else next(rest) for name in last.takes]
         saved.clear()
         del rest
-        made = dict(zip(last.gives, self._run("backward", boxed), strict=True))
+        results = dict(zip(last.gives, self._run("backward", boxed), strict=True))
         if self._agreement is not None:
             self._agreement.finish()
-        return {of: made[name] for of, (name, _) in self.interface.gradients.items()}
+        return {placeholder: results[name] for placeholder, (name, _) in self.interface.gradients.items()}
 
-    def _agree_on_backward(self, serial: int, found: Mapping[int, torch.Tensor]) -> None:
-        """All ranks go back through the same call, from the same outputs, with the same gradients."""
+    def _agree_on_backward(self, serial: int, gradients: Mapping[int, torch.Tensor]) -> None:
+        """Check that all ranks run the backward of the same call, from the same outputs, with the same gradients."""
         if self._agreement is None:
             return
         returned = self.interface.returned
-        brought = [Brought(f"the gradient of output {k}", found[k], tuple(returned[k][1].attr.axes)) for k in sorted(found)]
-        outputs = ", ".join(map(str, sorted(found)))
+        brought = [Brought(f"the gradient of output {k}", gradients[k], tuple(returned[k][1].attr.axes)) for k in sorted(gradients)]
+        outputs = ", ".join(map(str, sorted(gradients)))
         self._agreement.begin(f"backward of call {serial} from its outputs {outputs}", brought, f"backward from {outputs}")
 
     def _run(self, phase: str, boxed: list[Any]) -> list[torch.Tensor]:
@@ -131,7 +131,7 @@ class ProcessStep:
 
 
 def _distinct(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """A tensor that is returned twice, as two: each has a gradient of its own."""
+    """Return a view for a tensor that is returned twice, so that each has its own gradient."""
     seen: set[int] = set()
     return [t.view_as(t) if id(t) in seen or seen.add(id(t)) else t for t in tensors]
 
@@ -162,19 +162,19 @@ class _Step(torch.autograd.Function):
         saved = list(ctx.saved_tensors)
         pieces = saved[ctx.kept : ctx.kept + len(ctx.step.interface.given)]
         del saved[ctx.kept :]
-        ctx.maybe_clear_saved_tensors()  # those that the backward has read are freed on the way, but for retain_graph=True
-        found = {k: gradient for k, gradient in enumerate(gradients) if gradient is not None}
+        ctx.maybe_clear_saved_tensors()  # so that the backward frees what it has read, unless retain_graph=True
+        present = {k: gradient for k, gradient in enumerate(gradients) if gradient is not None}
         none = (None,) * (5 + len(ctx.names))
-        if not found:
+        if not present:
             return none
         step: ProcessStep = ctx.step
-        step._agree_on_backward(ctx.serial, found)
+        step._agree_on_backward(ctx.serial, present)
         with as_captured():
-            if found.keys() != step.tangents:
-                given = frozenset(found)
-                ctx.whole.expected = given
-                step = ctx.whole if given == ctx.whole.tangents else ctx.whole.specialize(given)
+            if present.keys() != step.tangents:
+                positions = frozenset(present)
+                ctx.whole.expected = positions
+                step = ctx.whole if positions == ctx.whole.tangents else ctx.whole.specialize(positions)
                 _, saved = step.forward(pieces, keep_states=False)
             del pieces
-            made = step.backward(saved, found)
-            return (*none[:5], *(ctx.gradient(name, made[name]) if name in made else None for name in ctx.names))
+            results = step.backward(saved, present)
+            return (*none[:5], *(ctx.gradient(name, results[name]) if name in results else None for name in ctx.names))

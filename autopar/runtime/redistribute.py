@@ -1,9 +1,9 @@
-"""Relay: one value from one Layout to another outside of a program, on simulated ranks or on processes; differentiable.
+"""Redistribute one value from one Layout to another outside of a program, on simulated ranks or on processes, with gradients.
 
-The gradient of a piece lies as the piece does, and is whole over axes on which the value is pending: every addend has the
-gradient of the sum. So a transition from A to B has one from gradient(B) to gradient(A) as its backward: P → S
-(reduce-scatter) has an all-gather, P → R (all-reduce) the identity, S → R (all-gather) a slice. What is replicated has one
-gradient, the same on every rank, as if one of them used it (Shoeybi et al., Megatron-LM, 2019: the operators f and g).
+The gradient of a piece has the layout of the piece, but is replicated over axes on which the value is a partial sum: every addend has
+the gradient of the sum. So the backward of a transition from A to B is a transition from gradient(B) to gradient(A): that of P → S
+(reduce-scatter) is an all-gather, that of P → R (all-reduce) the identity, that of S → R (all-gather) a slice. A replicated value has
+one gradient, the same on every rank, as if one rank used it (Shoeybi et al., Megatron-LM, 2019: the operators f and g).
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ from autopar.verify.levels import verify
 
 
 def gradient_type(type: TensorType) -> TensorType:
-    """How the gradient of a value lies: as it does, and whole where it is pending.
+    """Return the type of the gradient of a value: it has the value's splits, and is replicated where the value is pending.
 
     Raises:
-        TransitionError: a pending max, min or product, whose gradient depends on the values.
+        TransitionError: the value is a pending max, min or product, whose gradient depends on the values.
     """
     assert type.layout is not None
     for axis, kind in type.attr.pending:
         if kind not in ("sum", "avg"):
             raise TransitionError(
-                f"the gradient of {print_type(type)} has no Layout: what a rank gets of it depends on the values that are "
-                f"pending {kind} over {axis}; reduce it first, outside of what is differentiated"
+                f"the gradient of {print_type(type)} has no Layout: each rank's share depends on the values, which are "
+                f"pending {kind} over {axis}; reduce the value first, outside of the differentiated computation"
             )
     return replace(type, layout=Layout(type.layout.mesh, type.attr.without_pending()))
 
 
 def averaged_over(type: TensorType) -> int:
-    """How many values are averaged to one."""
+    """Return how many values are averaged to one."""
     assert type.layout is not None
     return type.layout.mesh.count(axis for axis, kind in type.attr.pending if kind == "avg")
 
 
 @dataclass(frozen=True)
-class Relay:
-    """The way of one value from ``source`` to ``target``.
+class Redistribution:
+    """The transfers of one value from ``source`` to ``target``.
 
     Raises:
-        TransitionError: when it is made, where no transfers lead there.
+        TransitionError: no transfers lead from source to target; raised by the constructor.
     """
 
     source: TensorType
@@ -70,20 +70,20 @@ class Relay:
 
     @cached_property
     def _ends(self) -> tuple[TensorType, TensorType]:
-        """Both, on stages of one mesh where they lie on two."""
-        here, there = self.source.layout, self.target.layout
-        if here is None or there is None or here.mesh == there.mesh:
+        """Source and target; if they are on two meshes, on two stages of one mesh."""
+        before, after = self.source.layout, self.target.layout
+        if before is None or after is None or before.mesh == after.mesh:
             return self.source, self.target
-        stages = [Mesh(layout.mesh.sizes, ranks=layout.mesh.ranks, name=name) for layout, name in ((here, "source"), (there, "target"))]
+        stages = [Mesh(layout.mesh.sizes, ranks=layout.mesh.ranks, name=name) for layout, name in ((before, "source"), (after, "target"))]
         first, last = (
             replace(t, layout=Layout(mesh, layout.attr))
-            for t, mesh, layout in zip((self.source, self.target), stages, (here, there), strict=True)
+            for t, mesh, layout in zip((self.source, self.target), stages, (before, after), strict=True)
         )
         return first, last
 
     @cached_property
     def program(self) -> Program:
-        """The explicit program ``x → x``, with the transfers."""
+        """The explicit program ``x → x`` with the transfers."""
         source, target = self._ends
         assert source.layout is not None and target.layout is not None
         mesh, stages = source.layout.mesh, {}
@@ -102,46 +102,46 @@ class Relay:
                 args, kwargs = transfers.call(step.function, value, dict(step.arguments))
                 value = edit.insert(step.function, args, kwargs, before=output)
             edit.replace_use(output, x, value)
-        verify(program, "relay")
+        verify(program, "redistribute")
         return program
 
     @cached_property
     def local(self) -> LocalPrograms:
         """Rank → its local program."""
-        return LocalPrograms(self.program, lambda made: verify(made, "localize"))
+        return LocalPrograms(self.program, lambda program: verify(program, "localize"))
 
     @cached_property
-    def backward(self) -> Relay:
-        """The way of the gradient."""
-        return Relay(gradient_type(self.target), gradient_type(self.source))
+    def backward(self) -> Redistribution:
+        """The redistribution of the gradient."""
+        return Redistribution(gradient_type(self.target), gradient_type(self.source))
 
     @property
     def factor(self) -> float:
-        """What the gradient is multiplied by: averages have shares of it."""
+        """The factor of the gradient: each addend of an average has a share of it."""
         return averaged_over(self.target) / averaged_over(self.source)
 
     # -- on simulated ranks ----------------------------------------------------------------------------------------
 
     def simulate(self, pieces: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Rank → piece of the target, of the pieces of the source; attached to autograd.
+        """Return the pieces of the target, by rank, from the pieces of the source, by rank; attached to autograd.
 
         Raises:
-            ValueError: a piece is missing, or is not of the shape or dtype that the rank has.
+            ValueError: a piece is missing, or has another shape or dtype than the rank's piece.
         """
         ranks = tuple(self.source.layout.mesh.ranks)  # type: ignore[union-attr]
         if sorted(pieces) != sorted(ranks):
-            raise ValueError(f"pieces are given of the ranks {sorted(pieces)}; {print_type(self.source)} lies on {sorted(ranks)}")
+            raise ValueError(f"pieces are given for the ranks {sorted(pieces)}, but {print_type(self.source)} is on the ranks {sorted(ranks)}")
         for rank in ranks:
             self._check(rank, pieces[rank])
-        found = _Simulated.apply(self, *(pieces[rank] for rank in ranks))  # type: ignore[no-untyped-call]
-        return dict(zip(self.target.layout.mesh.ranks, found, strict=True))  # type: ignore[union-attr]
+        results = _Simulated.apply(self, *(pieces[rank] for rank in ranks))  # type: ignore[no-untyped-call]
+        return dict(zip(self.target.layout.mesh.ranks, results, strict=True))  # type: ignore[union-attr]
 
     def _check(self, rank: int, piece: torch.Tensor) -> None:
         mesh = self.source.layout.mesh  # type: ignore[union-attr]
         shape = self.source.attr.local_shape(self.source.shape, mesh, mesh.coordinates(rank))
         if (tuple(piece.shape), piece.dtype) != (shape, self.source.dtype):
             raise ValueError(
-                f"rank {rank} has a piece {list(shape)}, {self.source.dtype} of {print_type(self.source)}, and was given "
+                f"rank {rank} has a piece {list(shape)}, {self.source.dtype} of {print_type(self.source)}, but got "
                 f"{list(piece.shape)}, {piece.dtype}"
             )
 
@@ -156,81 +156,81 @@ class Relay:
 
     # -- on processes ----------------------------------------------------------------------------------------------
 
-    def on(self, rank: int, groups: Mapping[tuple[int, ...], str], device: torch.device | None = None) -> RelayOnRank:
-        """Ready to run in the process of ``rank``.
+    def on(self, rank: int, groups: Mapping[tuple[int, ...], str], device: torch.device | None = None) -> RedistributionOnRank:
+        """Return this redistribution, ready to run in the process of ``rank``.
 
         Args:
             groups: ranks, in ascending order → the name of their process group.
         """
-        return RelayOnRank(self, rank, groups, device or torch.device("cpu"))
+        return RedistributionOnRank(self, rank, groups, device or torch.device("cpu"))
 
 
 @dataclass(frozen=True)
-class RelayOnRank:
-    """A relay in one process: the piece in, the piece out. Every rank of both meshes calls it.
+class RedistributionOnRank:
+    """A redistribution in one process, from this rank's old piece to its new piece. Every rank of both meshes calls it.
 
-    Between two meshes it is not attached to autograd, for a rank may have only one of the ends; ``backward`` is the way
-    of the gradient.
+    Between two meshes it is not attached to autograd, because a rank may be on only one of them; use ``backward`` for
+    the gradient.
     """
 
-    relay: Relay
+    redistribution: Redistribution
     rank: int
     groups: Mapping[tuple[int, ...], str]
     device: torch.device
 
     @cached_property
     def _lowered(self) -> Lowered:
-        return lower(self.relay.local[self.rank], self.groups, device=self.device)["forward"]
+        return lower(self.redistribution.local[self.rank], self.groups, device=self.device)["forward"]
 
     @cached_property
-    def backward(self) -> RelayOnRank:
-        """The way of the gradient, which is to be multiplied by ``relay.factor``."""
-        return self.relay.backward.on(self.rank, self.groups, self.device)
+    def backward(self) -> RedistributionOnRank:
+        """The redistribution of the gradient; multiply its result by ``redistribution.factor``."""
+        return self.redistribution.backward.on(self.rank, self.groups, self.device)
 
     def __call__(self, piece: torch.Tensor | None) -> torch.Tensor | None:
-        """The rank's piece of the target; ``None`` in and out where it lies on the other mesh alone.
+        """Return the rank's piece of the target. The old or the new piece is ``None`` if the rank is only on the other mesh.
 
         Raises:
-            ValueError: the piece is not of the shape or dtype that the rank has, or there should be none.
+            ValueError: the piece has another shape or dtype than the rank's piece, or is missing, or the rank has none.
         """
-        if (piece is None) == (self.rank in self.relay.source.layout.mesh.ranks):  # type: ignore[union-attr]
-            where = f"{print_type(self.relay.source)} lies on {sorted(self.relay.source.layout.mesh.ranks)}"  # type: ignore[union-attr]
-            raise ValueError(f"rank {self.rank} was given {'no piece' if piece is None else 'a piece'}; {where}")
+        if (piece is None) == (self.rank in self.redistribution.source.layout.mesh.ranks):  # type: ignore[union-attr]
+            where = f"{print_type(self.redistribution.source)} is on the ranks {sorted(self.redistribution.source.layout.mesh.ranks)}"  # type: ignore[union-attr]
+            raise ValueError(f"rank {self.rank} got {'no piece' if piece is None else 'a piece'}, but {where}")
         if piece is not None:
-            self.relay._check(self.rank, piece)
-        if self.relay.source.layout.mesh == self.relay.target.layout.mesh:  # type: ignore[union-attr]
+            self.redistribution._check(self.rank, piece)
+        if self.redistribution.source.layout.mesh == self.redistribution.target.layout.mesh:  # type: ignore[union-attr]
             return _OnRank.apply(self, piece)  # type: ignore[no-untyped-call]
         return self._run(piece)
 
     def _run(self, piece: torch.Tensor | None) -> torch.Tensor | None:
-        found = self._lowered.run([] if piece is None else [piece.detach()])
-        return found[0] if found else None
+        results = self._lowered.run([] if piece is None else [piece.detach()])
+        return results[0] if results else None
 
 
 class _Simulated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, relay: Relay, *pieces: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.relay = relay
-        made = relay._run(dict(zip(relay.source.layout.mesh.ranks, pieces, strict=True)))  # type: ignore[union-attr]
-        return tuple(made[rank].clone() for rank in relay.target.layout.mesh.ranks)  # type: ignore[union-attr]
+    def forward(ctx: Any, redistribution: Redistribution, *pieces: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.redistribution = redistribution
+        results = redistribution._run(dict(zip(redistribution.source.layout.mesh.ranks, pieces, strict=True)))  # type: ignore[union-attr]
+        return tuple(results[rank].clone() for rank in redistribution.target.layout.mesh.ranks)  # type: ignore[union-attr]
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        relay: Relay = ctx.relay
-        pieces = dict(zip(relay.target.layout.mesh.ranks, gradients, strict=True))  # type: ignore[union-attr]
-        made = relay.backward.simulate(pieces)
-        return (None, *(made[rank] * relay.factor for rank in relay.source.layout.mesh.ranks))  # type: ignore[union-attr]
+        redistribution: Redistribution = ctx.redistribution
+        pieces = dict(zip(redistribution.target.layout.mesh.ranks, gradients, strict=True))  # type: ignore[union-attr]
+        results = redistribution.backward.simulate(pieces)
+        return (None, *(results[rank] * redistribution.factor for rank in redistribution.source.layout.mesh.ranks))  # type: ignore[union-attr]
 
 
 class _OnRank(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, relay: RelayOnRank, piece: torch.Tensor) -> torch.Tensor:
-        ctx.relay = relay
-        made = relay._run(piece)
-        assert made is not None
-        return made.clone() if made.data_ptr() == piece.data_ptr() else made
+    def forward(ctx: Any, on_rank: RedistributionOnRank, piece: torch.Tensor) -> torch.Tensor:
+        ctx.on_rank = on_rank
+        result = on_rank._run(piece)
+        assert result is not None
+        return result.clone() if result.data_ptr() == piece.data_ptr() else result
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        relay: RelayOnRank = ctx.relay
-        return None, relay.backward(gradient) * relay.relay.factor  # type: ignore[operator]
+        on_rank: RedistributionOnRank = ctx.on_rank
+        return None, on_rank.backward(gradient) * on_rank.redistribution.factor  # type: ignore[operator]

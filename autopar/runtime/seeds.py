@@ -1,4 +1,4 @@
-"""The seed of a step with random ops: drawn from torch's global generator, so that ``torch.manual_seed`` makes it again."""
+"""Draw the seed of a step with random ops from torch's global generator, so that ``torch.manual_seed`` reproduces it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ RANDOM = ("parallel", "single")
 
 
 def step_seed(draws: Sequence[Draw], random: str, device: torch.device, control: distributed.ProcessGroup | None) -> list[torch.Tensor]:
-    """What the placeholder ``seed`` is given, if the step has one: the same on all ranks, from the first rank's generator.
+    """Return the value of the placeholder ``seed``, in a list that is empty if the step has none. It is the same on all ranks.
 
     Args:
-        random: ``"parallel"``: one number. ``"single"``: the generator's states, which has then drawn as on a single device.
-        control: a group of all ranks; ``None`` in a process that is alone.
+        random: ``"parallel"``: one number. ``"single"``: the generator's state before each draw; the generator advances as on a single device.
+        control: a group of all ranks; ``None`` if there is only one process. The first rank's generator is used.
     """
     if not draws:
         return []

@@ -1,4 +1,4 @@
-"""A simulated step as one autograd function: full tensors in, full tensors out, full gradients back."""
+"""Run a simulated step as one autograd function, from full tensors to full tensors, with full gradients."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class SimulatedStep:
     """The local programs of all ranks, ready to run.
 
     Args:
-        explicit: the program with Layouts, which say how tensors are cut and joined.
+        explicit: the program with Layouts, by which tensors are cut and joined.
         local: rank → its local program; ranks of one class share one.
-        specialize: gives the step whose backward has tangents for only some of the returned values. (A gradient that
-            is not given is not a gradient of zero: what depends on it alone has none.)
+        specialize: returns the step whose backward has tangents for only some of the returned values. (A missing
+            gradient is not a gradient of zero: a value that depends only on it has no gradient.)
     """
 
     def __init__(
@@ -39,15 +39,15 @@ class SimulatedStep:
 
     @cached_property
     def code(self) -> dict[int, dict[str, list[Instruction]]]:
-        """Rank → its instructions, by phase; ranks of one class share them. Not made for a program that is only looked at."""
+        """Rank → its instructions, by phase; ranks of one class share them. Compiled on first use, because a program may only be printed."""
         compiled: dict[int, dict[str, list[Instruction]]] = {}
-        found = {}
+        by_rank = {}
         for rank, program in self._local.items():
             key = id(program.graph)
             if key not in compiled:
                 compiled[key] = compile_phases(program)
-            found[rank] = compiled[key]
-        return found
+            by_rank[rank] = compiled[key]
+        return by_rank
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run on full tensors: parameters, buffers, inputs, in the order of the placeholders. Buffers are updated."""
@@ -56,33 +56,33 @@ class SimulatedStep:
         return self.forward(tensors)[0]
 
     def forward(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], dict[int, Values]]:
-        """The returned tensors, and every value of every rank for the backward."""
+        """Return the returned tensors, and every value of every rank for the backward."""
         values = self.start(tensors)
         self.run("forward", values)
-        given = dict(zip(self.interface.given, tensors, strict=True))
-        for of, (name, type) in self.interface.states.items():
+        tensors_by_name = dict(zip(self.interface.given, tensors, strict=True))
+        for state, (name, type) in self.interface.states.items():
             with torch.no_grad():
-                given[of].copy_(self.join(values, name, type))
+                tensors_by_name[state].copy_(self.join(values, name, type))
         return [self.join(values, name, type) for name, type in self.interface.returned], values
 
     def start(self, tensors: Sequence[torch.Tensor]) -> dict[int, Values]:
-        given = dict(zip(self.interface.given, tensors, strict=True))
-        return {rank: self.cut(given, rank) for rank in self.mesh.ranks}
+        tensors_by_name = dict(zip(self.interface.given, tensors, strict=True))
+        return {rank: self.cut(tensors_by_name, rank) for rank in self.mesh.ranks}
 
-    def cut(self, given: Mapping[str, torch.Tensor], rank: int) -> Values:
+    def cut(self, tensors: Mapping[str, torch.Tensor], rank: int) -> Values:
         at = self.mesh.coordinates(rank)
-        pieces = {name: cut(tensor.detach(), self.interface.types[name], at) for name, tensor in given.items()}
+        pieces = {name: cut(tensor.detach(), self.interface.types[name], at) for name, tensor in tensors.items()}
         return {name: piece.clone() if name in self.interface.states else piece for name, piece in pieces.items()}
 
     def run(self, phase: str, values: dict[int, Values]) -> None:
         if anomaly.is_on():
-            values |= {rank: anomaly.Watched(own, anomaly.Hunt(self._local[rank])) for rank, own in values.items()}
+            values |= {rank: anomaly.Watched(rank_values, anomaly.Hunt(self._local[rank])) for rank, rank_values in values.items()}
         code: dict[int, Sequence[Instruction]] = {rank: phases.get(phase, ()) for rank, phases in self.code.items()}
         with as_captured():
             run_ranks(self.meshes, code, values)
 
     def join(self, values: Mapping[int, Values], name: str, type: Any) -> torch.Tensor:
-        return join({rank: own[name] for rank, own in values.items()}, type, name)
+        return join({rank: rank_values[name] for rank, rank_values in values.items()}, type, name)
 
 
 class _Step(torch.autograd.Function):
@@ -91,7 +91,7 @@ class _Step(torch.autograd.Function):
         outputs, ctx.values = step.forward(tensors)
         ctx.step = step
         ctx.set_materialize_grads(False)
-        # not used: torch then refuses a second backward without retain_graph, and tensors changed in between
+        # saved but not read, so that torch refuses a second backward without retain_graph, and tensors that have changed since
         ctx.save_for_backward(*(t for name, t in zip(step.interface.given, tensors, strict=True) if name not in step.interface.states))
         ctx.mark_non_differentiable(*(o for k, o in enumerate(outputs) if k not in step.interface.tangents))
         return tuple(outputs)
@@ -105,16 +105,16 @@ class _Step(torch.autograd.Function):
                 "so create_graph=True is refused; take such a penalty on the model itself, without autopar"
             )
         step: SimulatedStep = ctx.step
-        given = frozenset(k for k, gradient in enumerate(gradients) if gradient is not None)
+        positions = frozenset(k for k, gradient in enumerate(gradients) if gradient is not None)
         values: dict[int, Values] = ctx.values
-        if given != step.interface.tangents.keys():
-            if not given:
+        if positions != step.interface.tangents.keys():
+            if not positions:
                 return (None,) * (1 + len(step.interface.given))
-            step = step.specialize(given)
-            values = {rank: {name: own[name] for name in step.interface.given} for rank, own in values.items()}
+            step = step.specialize(positions)
+            values = {rank: {name: rank_values[name] for name in step.interface.given} for rank, rank_values in values.items()}
             step.run("forward", values)
         tangents = {name: gradients[k] for k, name in step.interface.tangents.items()}
-        values = {rank: {**own, **step.cut(tangents, rank)} for rank, own in values.items()}
+        values = {rank: {**rank_values, **step.cut(tangents, rank)} for rank, rank_values in values.items()}
         step.run("backward", values)
-        found = {of: step.join(values, name, type) for of, (name, type) in step.interface.gradients.items()}
-        return (None, *(found.get(name) for name in step.interface.given))
+        results = {placeholder: step.join(values, name, type) for placeholder, (name, type) in step.interface.gradients.items()}
+        return (None, *(results.get(name) for name in step.interface.given))

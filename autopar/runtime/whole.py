@@ -1,4 +1,4 @@
-"""A program without tangents, run as a whole: pieces in by name, pieces out by name. On this rank, or on all in this process."""
+"""Run a program without tangents as one function, from pieces by name to pieces by name, on this rank or on all simulated ranks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
+from autopar.ir.value_names import sums_in
 from autopar.runtime import anomaly, current_op
 from autopar.runtime.anomaly import Hunt, Watched
 from autopar.runtime.interface import Interface
@@ -22,35 +23,41 @@ Pieces = dict[str, torch.Tensor]
 
 
 class Results:
-    """What a program's results are called.
+    """The results of a program, by name.
 
     Attributes:
-        interface: types of its placeholders, which are called by their names in the program.
-        named: the user's name of a placeholder → its name in the program; ``names``: the other way.
+        interface: the types of its placeholders, by their names in the program.
+        named: the user's name of a placeholder → its name in the program.
+        names: the name of a placeholder in the program → the user's name.
+        states: name of a state → the name of its next value.
+        returned: the names of the returned values.
+        sums: the user's names of the states that accumulate gradients and losses over micro-batches.
     """
 
     def __init__(self, explicit: Program) -> None:
         self.interface = Interface.of(explicit)
         self.named = {name_of(node): node.name for node in explicit.placeholders}
-        self.names = {of: name for name, of in self.named.items()}
-        self.states = {of: name for of, (name, _) in self.interface.states.items()}
+        self.names = {placeholder: name for name, placeholder in self.named.items()}
+        self.states = {state: name for state, (name, _) in self.interface.states.items()}
+        self.sums = sums_in(explicit)
         self.returned = [name for name, _ in self.interface.returned]
 
-    def of(self, made: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], Pieces]:
-        """What is returned, and the next values of the states."""
-        return [made[name] for name in self.returned], {of: made[name] for of, name in self.states.items()}
+    def of(self, values: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], Pieces]:
+        """Return the returned values, and the next values of the states."""
+        return [values[name] for name in self.returned], {state: values[name] for state, name in self.states.items()}
 
 
 class ProcessRun(Results):
     """The program of one rank, as one function.
 
     Args:
-        explicit: the program with Layouts; ``local``: that of this rank.
+        explicit: the program with Layouts.
+        local: the program of this rank.
         groups: ranks, in ascending order → the name of their process group.
         gate: called before the first collective.
-        donated: placeholders whose pieces are handed over: their memory may be that of the results.
-        scaled: gradients are multiples by a scale, under which they may overflow.
-        offloaded: the optimizer's state is in host memory.
+        donated: placeholders whose pieces are donated: results may use their memory.
+        scaled: whether gradients are multiplied by a scale, with which they may overflow.
+        offloaded: whether the optimizer's state is in host memory.
     """
 
     def __init__(self, explicit: Program, local: Program, groups: Mapping[tuple[int, ...], str], gate: Callable[[], None] | None,
@@ -68,7 +75,7 @@ class ProcessRun(Results):
         return Hunt(self._local, scaled=self._scaled)
 
     def lowered(self, zeros: frozenset[str] = frozenset(), hunt: Hunt | None = None) -> Lowered:
-        """The function, for donated placeholders that are given, or for some that are zero and may not be; and one that looks for NaN."""
+        """Return the function for a call in which the donated placeholders ``zeros`` are zero and not passed; with ``hunt``, it looks for NaN."""
         if (zeros, hunt) not in self._lowered:
             donated = Donated.of(self._local, self._donated, zeros, self._offloaded)
             self._lowered[zeros, hunt] = lower_whole(self._local, self._groups, self._gate, self._bytes, self._device, donated, hunt)
@@ -79,8 +86,13 @@ class ProcessRun(Results):
         return torch.zeros(type.shape, dtype=type.dtype, device=self._device)
 
     def __call__(self, values: Pieces, zeros: frozenset[str] = frozenset(), during: str = "") -> tuple[list[torch.Tensor], Pieces]:
-        """Run on this rank's pieces, by placeholder, but for those that are ``zeros``. ``values`` is emptied, so that a piece that
-        nobody else holds is freed behind its last reader. ``during``: of what the run is a part, for whom a NaN is told."""
+        """Run on this rank's pieces, by placeholder.
+
+        Args:
+            values: the pieces of all placeholders but ``zeros``. The call empties it, to free each piece after its last reader.
+            zeros: donated placeholders that are zero.
+            during: the part of the step, for messages about NaN.
+        """
         hunt = self.hunt if anomaly.is_on() else None
         if hunt is not None:
             hunt.during = during
@@ -89,14 +101,14 @@ class ProcessRun(Results):
         values.clear()
         current_op.tick()
         with as_captured():
-            made = lowered.run(boxed)  # type: ignore[arg-type]
+            results = lowered.run(boxed)  # type: ignore[arg-type]
         if self._gate is not None:
             self._gate()
-        return self.of(dict(zip(lowered.gives, made, strict=True)))
+        return self.of(dict(zip(lowered.gives, results, strict=True)))
 
 
 class SimulatedRun(Results):
-    """The programs of all ranks, run in this process."""
+    """The programs of all ranks, simulated in this process."""
 
     def __init__(self, explicit: Program, local: Mapping[int, Program], scaled: bool = False) -> None:
         super().__init__(explicit)
@@ -114,7 +126,7 @@ class SimulatedRun(Results):
     def __call__(self, values: dict[int, Values], during: str = "") -> dict[int, tuple[list[torch.Tensor], Pieces]]:
         """Run on the pieces of each rank, by placeholder. ``during`` as of ``ProcessRun``."""
         if anomaly.is_on():
-            values = {rank: Watched(own, Hunt(self._local[rank], scaled=self._scaled, during=during)) for rank, own in values.items()}
+            values = {rank: Watched(pieces, Hunt(self._local[rank], scaled=self._scaled, during=during)) for rank, pieces in values.items()}
         with as_captured():
             run_ranks(self._meshes, self.code, values)
-        return {rank: self.of(own) for rank, own in values.items()}
+        return {rank: self.of(pieces) for rank, pieces in values.items()}

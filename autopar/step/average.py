@@ -1,9 +1,9 @@
-"""Averages: the exponential moving average (EMA) of the weights, as state of a step.
+"""Keep the exponential moving average (EMA) of the weights, as state of a step.
 
-As ``torch.optim.swa_utils.AveragedModel`` with ``get_ema_multi_avg_fn(decay)``, updated behind every step: the first step copies the
-weights, and a step that overflowed changes nothing. They lie as the optimizer's state does, so ZeRO splits them. What is not
-trained is its own average: frozen parameters, also those that were trained before, and buffers, which ``AveragedModel`` copies
-(``use_buffers=False``). A step whose loss does not depend on a parameter leaves its average as it is.
+The averages are those of ``torch.optim.swa_utils.AveragedModel`` with ``get_ema_multi_avg_fn(decay)``, updated after every step. The first
+step copies the weights, and a step that overflowed changes nothing. An average has the layout of the optimizer's state, so ZeRO shards it.
+A tensor that is not trained has no average: a frozen parameter, also if it was trained before, and a buffer, which ``AveragedModel`` copies
+(``use_buffers=False``). A step whose loss does not depend on a parameter does not change its average.
 """
 
 from __future__ import annotations
@@ -14,25 +14,27 @@ from typing import Any
 
 import torch
 
-from autopar.model.dtensor_parameters import for_model, is_dtensor, local_of
+from autopar.ir.value_names import AVERAGES, average_name
+from autopar.model.dtensor_parameters import fitted_to, is_dtensor, local_of
 from autopar.runtime.dtensors import redistribute
 from autopar.step.fit import number_of, parts_of
 from autopar.step.optimizer_state import OptimizerState
-from autopar.step.update import AVERAGE, AVERAGES, Trained
+from autopar.step.update import Trained
 
 
 class Averages:
     """The averages of an optimizer's parameters.
 
     Attributes:
-        tensors: by the user's name of the parameter; on processes DTensors. Updated in place.
-        count: how many steps were averaged; int64, without dims.
-        pieces: this process's, as the update takes them: ``up.weight.ema``; and their count.
-        lent: whether the model has them now, in the place of its weights.
+        optimizer_state: the optimizer and its state.
+        tensors: the averages by the user's name of the parameter; DTensors on processes. Updated in place.
+        count: the number of averaged steps; int64, without dims.
+        pieces: this process's pieces, by the names that the update has for them: ``up.weight.ema``; and the count.
+        lent: whether the model has the averages now, in the place of its weights.
     """
 
-    def __init__(self, owned: OptimizerState, device: torch.device) -> None:
-        self.owned = owned
+    def __init__(self, optimizer_state: OptimizerState, device: torch.device) -> None:
+        self.optimizer_state = optimizer_state
         self.tensors: dict[str, torch.Tensor] = {}
         self.count = torch.zeros((), dtype=torch.int64, device=device)
         self.pieces: dict[str, torch.Tensor] = {}
@@ -40,17 +42,17 @@ class Averages:
         self._trained: tuple[Trained, ...] = ()
 
     @torch.no_grad()
-    def lie(self, trained: tuple[Trained, ...]) -> None:
-        """Bring them to lie as the optimizer's state does; a new one begins as the weight. All ranks call it."""
+    def place(self, trained: tuple[Trained, ...]) -> None:
+        """Give the averages the layouts of the optimizer's state. A new average begins as the weight. All ranks call it."""
         if trained is self._trained:
             return
-        groups = self.owned.groups()
+        groups = self.optimizer_state.groups()
         self.tensors = {name: tensor for name, tensor in self.tensors.items() if name in groups}
         for t in trained:
             parameter = groups[t.name][1]
             known = self.tensors.get(t.name)
-            self.tensors[t.name] = self.owned.placed(parameter.detach().clone() if known is None else known, parameter, t.state)
-        self.pieces = {AVERAGES: self.count, **{name + AVERAGE: local_of(tensor) for name, tensor in self.tensors.items()}}
+            self.tensors[t.name] = self.optimizer_state.placed(parameter.detach().clone() if known is None else known, parameter, t.state)
+        self.pieces = {AVERAGES: self.count, **{average_name(name): local_of(tensor) for name, tensor in self.tensors.items()}}
         self._trained = trained
 
     def state_dict(self) -> dict[str, Any]:
@@ -58,14 +60,14 @@ class Averages:
         return {"count": self.count, "weights": dict(self.tensors)}
 
     def check(self, state: Mapping[str, Any], updated: Collection[str] = ()) -> None:
-        """``ValueError`` where a state is none of these averages; all that is wrong is told by name.
+        """``ValueError`` if a saved state does not fit these averages. The error names the parameter.
 
-        ``updated``: the parameters of which the state has been trained, so that they have an average, if any has.
+        ``updated``: the parameters that were trained before the state was saved: each has an average, if any parameter has.
         """
         weights = parts_of("the averages of the state's 'ema'", parts_of("the state's 'ema'", state, ("count", "weights"))["weights"])
         number_of("the count of the state's 'ema'", state["count"])
-        groups = self.owned.optimizer.param_groups
-        parameters = {self.owned.name(parameter): parameter for group in groups for parameter in group["params"]}
+        groups = self.optimizer_state.optimizer.param_groups
+        parameters = {self.optimizer_state.name(parameter): parameter for group in groups for parameter in group["params"]}
         for name, value in weights.items():
             if name not in parameters:
                 raise ValueError(f"the state's 'ema' has {name}, which is no parameter of the optimizer")
@@ -73,7 +75,7 @@ class Averages:
                 raise ValueError(f"the state's 'ema' has {name} as {value!r:.40}, which is no tensor; save what step.state_dict() gives")
             if value.shape != (shape := parameters[name].shape):
                 raise ValueError(f"the state's 'ema' has {name} of shape {list(value.shape)}, and the parameter is {list(shape)}: it is of another model")
-        stateless = [name for name in self.tensors if not self.owned.keeps_state(name)]  # whether the saved one was trained is not known
+        stateless = [name for name in self.tensors if not self.optimizer_state.keeps_state(name)]  # a saved state does not tell whether they were trained
         for name in (*updated, *stateless) if weights else ():
             if name not in weights and parameters[name].requires_grad:
                 raise ValueError(
@@ -83,39 +85,39 @@ class Averages:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state: full tensors are cut, DTensors are redistributed. An average that the state does not have, as of a weight that was frozen, begins as the weight. All ranks call it."""
-        groups = self.owned.groups()
-        given = {name: value for name, value in state["weights"].items() if name in groups}
-        own = {name: self.tensors[name] if name in self.tensors else groups[name][1].detach().clone() for name in given}
-        fitted = for_model({name: value for name, value in given.items() if own[name] is not value}, own, self.owned.job)
+        """Load a saved state: full tensors are sharded, DTensors are redistributed. An average that the state does not have begins as the weight. All ranks call it."""
+        groups = self.optimizer_state.groups()
+        saved = {name: value for name, value in state["weights"].items() if name in groups}
+        tensors = {name: self.tensors[name] if name in self.tensors else groups[name][1].detach().clone() for name in saved}
+        fitted = fitted_to({name: value for name, value in saved.items() if tensors[name] is not value}, tensors, self.optimizer_state.job)
         for name, value in fitted.items():
-            own[name].copy_(value)
-        self.tensors, self._trained = own, ()
+            tensors[name].copy_(value)
+        self.tensors, self._trained = tensors, ()
         self.count.fill_(int(state["count"]))
 
     @contextmanager
     def in_model(self) -> Iterator[None]:
-        """The model has the averages, and then its weights again, bit for bit: these are kept in copies. All ranks call it."""
+        """A block in which the model has the averages. Then it gets its weights back, bit for bit, from copies. All ranks call it."""
         self.refuse_while_lent()
-        groups = self.owned.groups()
+        groups = self.optimizer_state.groups()
         pairs = [(parameter, self.tensors[name]) for name, (_, parameter) in groups.items() if name in self.tensors]
         kept = [parameter.detach().clone() for parameter, _ in pairs]
         self.lent = True
         try:
-            _write([(parameter, as_it_lies(tensor, parameter)) for parameter, tensor in pairs])
+            _write([(parameter, with_layout_of(tensor, parameter)) for parameter, tensor in pairs])
             yield
         finally:
             _write([(parameter, weights) for (parameter, _), weights in zip(pairs, kept, strict=True)])
             self.lent = False
 
     def refuse_while_lent(self) -> None:
-        """``RuntimeError`` inside of ``in_model``: what is done with the weights would be done with their averages."""
+        """``RuntimeError`` inside of ``in_model``, where the model's weights are the averages."""
         if self.lent:
             raise RuntimeError("the model has the averages of its weights: leave the block of step.averaged() first")
 
 
-def as_it_lies(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A DTensor, re-laid as a parameter lies."""
+def with_layout_of(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """A tensor with the device and the placements of a parameter; a plain tensor stays as it is."""
     return redistribute(tensor.to(local_of(parameter).device), parameter.placements) if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""The batch of a step, cut into its micro-batches."""
+"""Cut the batch of a step into micro-batches."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from autopar.ir.mesh import Mesh
 from autopar.model.dtensor_parameters import is_dtensor
 from autopar.plan.plan import batch_axes
 
-COUNTED = "num_items_in_batch"  # of Hugging Face's losses: what they divide by, over all micro-batches
+COUNTED = "num_items_in_batch"  # Hugging Face's losses divide by this number, which counts over all micro-batches
 
 
 def as_call(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call that a batch is: ``step(batch)`` with a dict, tuple or list is the call with its parts, unless ``forward`` takes a dict, tuple
-    or list itself, which is then its only argument: a dict with other names than its parameters have; of a forward that needs one
-    argument, a tuple or list of more parts than it takes. Where that cannot be told, ``step((pair,))`` and ``step(pair=pair)`` say it."""
+    """The arguments of ``forward`` for a call of the step.
+
+    ``step(batch)`` with a dict, tuple or list passes its parts as the arguments. The container itself is the only argument where ``forward``
+    must take it whole: a dict with a key that is not a parameter of ``forward``; a tuple or list with more parts than ``forward`` takes, if it needs
+    one argument. Where this is ambiguous, the user writes ``step((pair,))`` or ``step(pair=pair)``.
+    """
     if len(args) != 1 or kwargs or not isinstance(args[0], (Mapping, tuple, list)):
         return args, dict(kwargs)
     (batch,) = args
@@ -34,7 +37,7 @@ def as_call(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
 
 @functools.lru_cache(maxsize=256)
 def _takes(forward: Callable[..., Any], bound: bool) -> tuple[frozenset[str | None], int, float]:
-    """The parameters of ``forward``, ``None`` stands for any keyword; how many arguments by position it needs, and takes at most."""
+    """The parameters of ``forward`` (``None`` stands for any keyword), and how many positional arguments it needs and takes at most."""
     try:
         parameters = list(inspect.signature(forward).parameters.values())
     except (TypeError, ValueError):
@@ -48,24 +51,25 @@ def _takes(forward: Callable[..., Any], bound: bool) -> tuple[frozenset[str | No
 class MicroBatches:
     """Cuts the batches of a step into its micro-batches.
 
-    A tensor whose dim 0 is the batch is cut into ``count`` equal pieces; what is no such tensor is the same for all. Of tensors that the
-    plan names, the plan says it; of the others it is where it is as long as the first one's.
+    A tensor whose dim 0 is the batch is cut into ``count`` equal pieces. Every other argument is the same for all micro-batches. For a tensor that
+    the plan names, the plan decides whether dim 0 is the batch. For others it is the batch if it is as long as that of the first tensor.
 
     Args:
-        named: name → number of dims of tensors of a call → whether dim 0 is the batch, of those that the plan names.
+        named: is called with name → number of dims, and returns name → whether dim 0 is the batch, for the tensors that the plan names.
 
     Attributes:
-        cut: the names of the tensors that were cut, of the latest call.
+        count: the number of micro-batches.
+        cut: the names of the tensors that were cut at the latest call.
     """
 
     def __init__(self, mesh: Mesh, count: int, named: Callable[[Mapping[str, int]], Mapping[str, bool]]) -> None:
         self.count = count
         self._named, self._axes = named, batch_axes(mesh)
-        self._latest: list[tuple[str, int, int, bool]] = []  # what was cut: name, rows, dims, and whether the plan names it
+        self._latest: list[tuple[str, int, int, bool]] = []  # of each tensor that was cut: name, rows, number of dims, whether the plan names it
         self._warned: set[str] = set()
 
     def __call__(self, arguments: Arguments) -> list[Arguments]:
-        """The arguments of each micro-batch, of those of a step's call.
+        """Cut the arguments of a step's call into those of each micro-batch.
 
         Raises:
             ValueError: ``count`` does not divide the batch.
@@ -90,40 +94,40 @@ class MicroBatches:
         return tuple(name for name, *_ in self._latest)
 
     def _rows(self, arguments: Arguments) -> list[bool]:
-        """Of each tensor, whether it is cut."""
+        """Whether each tensor is cut."""
         tensors = list(zip(arguments.names, arguments.tensors, strict=True))
-        said = self._named({name: tensor.dim() for name, tensor in tensors}) if self.count > 1 else {}
-        could = [(name, tensor) for name, tensor in tensors if tensor.dim() and said.get(name, True)]
-        first = next((tensor for name, tensor in could if name in said), could[0][1] if could else None)
+        planned = self._named({name: tensor.dim() for name, tensor in tensors}) if self.count > 1 else {}
+        candidates = [(name, tensor) for name, tensor in tensors if tensor.dim() and planned.get(name, True)]
+        first = next((tensor for name, tensor in candidates if name in planned), candidates[0][1] if candidates else None)
         if first is not None and not len(first):
-            raise ValueError(f"a batch without rows has no loss ({_named(could, 0)}); leave it out")
+            raise ValueError(f"a batch without rows has no loss ({_named(candidates, 0)}); leave it out")
         if self.count == 1:
             return [False] * len(tensors)
         if first is None:
-            whole = [name for name, _ in tensors if name in said]
+            whole = [name for name, _ in tensors if name in planned]
             raise ValueError(
                 f"microbatches={self.count}, but no argument of the step is a tensor with a dim that could be cut"
                 + f", for no axis of the batch splits dim 0 of {', '.join(whole)} in the plan" * bool(whole) + "; pass microbatches=1"
             )  # fmt: skip
-        rows = [bool(tensor.dim()) and said.get(name, len(tensor) == len(first)) for name, tensor in tensors]
-        cut = [one for one, whether in zip(tensors, rows, strict=True) if whether]
+        rows = [bool(tensor.dim()) and planned.get(name, len(tensor) == len(first)) for name, tensor in tensors]
+        cut = [named for named, whether in zip(tensors, rows, strict=True) if whether]
         for length in dict.fromkeys(len(tensor) for _, tensor in cut):
             if length % self.count:
                 raise _not_divided(self.count, length, _named(cut, length))
-        self._latest = [(name, len(tensor), tensor.dim(), name in said) for name, tensor in cut]
+        self._latest = [(name, len(tensor), tensor.dim(), name in planned) for name, tensor in cut]
         for name, tensor in cut:
             square = tensor.dim() > 1 and tensor.shape[1] == len(tensor)
-            if square and name not in said and (tensor.shape, tensor.dtype) != (first.shape, first.dtype):  # labels are as the first is
+            if square and name not in planned and (tensor.shape, tensor.dtype) != (first.shape, first.dtype):  # labels have the shape of the first tensor
                 self._warn(name, tensor)
         return rows
 
     def _warn(self, name: str, tensor: torch.Tensor) -> None:
-        """Once, of a tensor that may be a mask and none of the batch's."""
+        """Warn once about a tensor that may be a mask, which does not have the batch in dim 0."""
         if name not in self._warned:
             self._warned.add(name)
             warnings.warn(
-                f"the argument {name}, {list(tensor.shape)}, was cut into {self.count} micro-batches, for its dim 0 is as long as the batch; but so is its "
-                f"dim 1. If it is none of the batch, as a mask that all rows share, {self._remedy(name, tensor.dim())}",
+                f"the argument {name}, {list(tensor.shape)}, was cut into {self.count} micro-batches, because its dim 0 is as long as the batch; but so is its "
+                f"dim 1. If dim 0 is not the batch, as in a mask that all rows share, {self._remedy(name, tensor.dim())}",
                 stacklevel=6,  # where the step is called
             )
 
@@ -132,11 +136,11 @@ class MicroBatches:
         return f"say so in the plan: {spec}" + ", on a mesh with an axis for the batch, as dp=1" * (not self._axes)
 
     def note(self) -> str:
-        """What an error of the model's should say of the micro-batches that it met."""
+        """A note for an error of the model: how the batch was cut."""
         cut = ", ".join(f"{name} has {rows // self.count} of {rows} rows" for name, rows, _, _ in self._latest)
         free = [(dims, name) for name, _, dims, named in self._latest[1:] if not named]
         note = f"autopar cut the batch into {self.count} micro-batches, in each of which {cut}"
-        return note if not free else f"{note}\n  if {min(free)[1]} is none of the batch, {self._remedy(min(free)[1], min(free)[0])}"
+        return note if not free else f"{note}\n  if dim 0 of {min(free)[1]} is not the batch, {self._remedy(min(free)[1], min(free)[0])}"
 
 
 def _not_divided(count: int, length: int, names: str) -> ValueError:
@@ -149,7 +153,7 @@ def _not_divided(count: int, length: int, names: str) -> ValueError:
 
 
 def _share(items: Any, count: int) -> torch.Tensor:
-    """The share of one micro-batch: the mean of what they divide by; a tensor, so that another number is no other program."""
+    """The mean number of items of a micro-batch. It is a tensor, so that a new number needs no new capture."""
     return torch.as_tensor(items, dtype=torch.get_default_dtype() if not isinstance(items, torch.Tensor) or not items.is_floating_point() else None) / count
 
 

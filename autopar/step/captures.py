@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from autopar.capture.guards import GuardedCall
-from autopar.capture.model_state import Inventory
+from autopar.capture.model_state import ModelState
 from autopar.errors import AutoparError
 from autopar.ir.program import Program
 from autopar.model.calls import Calls
@@ -23,28 +23,28 @@ from autopar.step.trainable import refuse_untrainable
 from autopar.step.update import Trained
 from autopar.torch_private import without_function_modes
 
-StepKey = tuple[CallKey, tuple[str, ...], tuple[str, ...]]  # of the call; names of trained parameters; names of inputs that are cut
+StepKey = tuple[CallKey, tuple[str, ...], tuple[str, ...]]  # the key of the call, the names of the trained parameters, the names of the inputs that are cut
 
-UPDATES_KEPT = 8  # of one micro-batch: an option of the optimizer that is no input, and changes at each step, would make ever more updates
+UPDATES_KEPT = 8  # for one micro-batch; without a limit, a constant of the optimizer that changes at each step would add an update each time
 
 
 class StepCaptures:
     """The programs of a training step, by call.
 
     Attributes:
-        micros: the program of one micro-batch, of each call.
-        updates: by the call, and what the optimizer does to each parameter.
+        micros: call → the programs of one micro-batch.
+        updates: call, and how the optimizer updates each parameter → the programs of the update.
         made: how many micro-batches and updates were compiled.
-        latest: what the last call used; ``None`` before the first.
-        trained: the parameters that the latest update is of.
+        latest: the programs of the latest call; ``None`` before the first.
+        trained: the parameters of the latest update.
 
     Args:
         forget: is called with each program that is dropped.
     """
 
-    def __init__(self, calls: Calls, owned: OptimizerState, averages: Averages | None, batches: MicroBatches, options: StepOptions,
+    def __init__(self, calls: Calls, optimizer_state: OptimizerState, averages: Averages | None, batches: MicroBatches, options: StepOptions,
                  forget: Callable[[Program], None]) -> None:  # fmt: skip
-        self._calls, self._owned, self._averages, self._batches, self._options, self._forget = calls, owned, averages, batches, options, forget
+        self._calls, self._optimizer_state, self._averages, self._batches, self._options, self._forget = calls, optimizer_state, averages, batches, options, forget
         self.made = 0
         self.clear()
 
@@ -55,13 +55,13 @@ class StepCaptures:
         self.latest: tuple[MicroBatch, StepUpdate] | None = None
         self.trained: tuple[Trained, ...] = ()
 
-    def call(self, inputs: CallInputs, state: Inventory) -> GuardedCall:
+    def call(self, inputs: CallInputs, state: ModelState) -> GuardedCall:
         """The call of a micro-batch, with the values that forward would read now.
 
         Raises:
             ValueError: a parameter of the optimizer cannot be trained as eager does.
         """
-        groups = self._owned.groups()
+        groups = self._optimizer_state.groups()
         refuse_untrainable(state, groups)
         key: StepKey = self._calls.key(inputs, state), tuple(groups), self._batches.cut
         return self.micros.call(key, state.modules)
@@ -72,22 +72,22 @@ class StepCaptures:
             self._capture(inputs, call)
         micro = self.micros[call]
         self._calls.move({name: type.attr for name, type in micro.parameters.items()})
-        with without_function_modes():  # those are for the model
+        with without_function_modes():  # the user's modes are for the model alone
             return self._with_update(call.identity, micro)
 
     def _capture(self, inputs: CallInputs, call: GuardedCall) -> None:
         key, trained, cut = call.key
         calls = self._calls
         notes = about_recapture(key, [known for known, *_ in self.micros.keys], call.changes, calls.recapture)
-        with self._noted():
+        with self._with_note():
             micro = compile_micro(replace(calls.compiler, numbers=call.numbers), inputs, self._options, trained, cut, notes)
         for dropped, captured in self.micros.add(call, micro.captured.guards, micro):
             self._drop(dropped, captured)
         self.made += 1
 
     @contextlib.contextmanager
-    def _noted(self) -> Iterator[None]:
-        """From Python 3.11 on, an error of the model says how the batch was cut before."""
+    def _with_note(self) -> Iterator[None]:
+        """Add a note to errors of the model that says how the batch was cut. From Python 3.11 on."""
         try:
             yield
         except Exception as error:
@@ -96,9 +96,9 @@ class StepCaptures:
             raise
 
     def _with_update(self, key: Any, micro: MicroBatch) -> tuple[MicroBatch, StepUpdate]:
-        trained = self._owned.trained(micro.parameters, micro.gradients, micro.states)
+        trained = self._optimizer_state.trained(micro.parameters, micro.gradients, micro.states)
         if self._averages is not None:
-            self._averages.lie(trained)
+            self._averages.place(trained)
         if self.latest is not None and self.latest[0] is micro and self.trained is trained:
             return self.latest
         facts = tuple(
@@ -115,7 +115,7 @@ class StepCaptures:
         return self.latest
 
     def _drop(self, call: GuardedCall, micro: MicroBatch) -> None:
-        """A capture and its updates."""
+        """Drop a capture and its updates."""
         programs = [micro.program, *(placed[0] for placed in (micro.count, micro.copy, micro.first) if placed is not None)]
         for key in [key for key in self.updates if key[0] == call.identity]:
             update = self.updates.pop(key)
@@ -124,7 +124,7 @@ class StepCaptures:
             self._forget(program)
 
     def _drop_an_update(self, keys: Sequence[Any]) -> None:
-        """The update that was used longest ago, where there are too many with these keys."""
+        """Drop the update that was used longest ago, if there are too many with these keys."""
         if len(keys) >= UPDATES_KEPT:
             dropped = self.updates.pop(keys[0])
             self._forget(dropped.last[0])

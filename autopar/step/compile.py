@@ -1,4 +1,4 @@
-"""Make the programs of a step of a captured call, for each rank."""
+"""Compile the programs of a training step from a captured call, for each rank."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from torch import fx
 from autopar.capture import Captured
 from autopar.capture.specialize import specialize
 from autopar.errors import at_line
-from autopar.gc_pause import collector_paused
+from autopar.gc_pause import gc_paused
 from autopar.ir.layout import DistAttr, layout_of
 from autopar.ir.nodes import name_of, operands, record_of, set_record
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
+from autopar.ir.value_names import LOSS, count_name, gradient_name, input_of_batch
 from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
 from autopar.passes import Amp, Recompute, run_passes
@@ -27,8 +28,8 @@ from autopar.report.progress import doing
 from autopar.runtime.localize import LocalPrograms
 from autopar.step.copies import copy_program
 from autopar.step.counts import count_program
-from autopar.step.merged_programs import joined
-from autopar.step.micro import COUNT, LOSS, Micro, gradient_name, micro_of
+from autopar.step.merged_programs import merge_programs
+from autopar.step.micro import Micro, micro_of
 from autopar.step.options import StepOptions
 from autopar.step.outputs import Output, about_outputs, loss_of, names_of
 from autopar.step.program import Step
@@ -41,17 +42,22 @@ Placed = tuple[Program, LocalPrograms]
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The step of one micro-batch on the mesh, and the counts that it takes.
+    """The programs of one micro-batch on the mesh.
 
     Attributes:
-        program, local: ``micro`` with its transfers, and that of each rank.
-        count, copy: the same of ``count`` and of ``copy``; ``None`` where the step has none.
-        first: ``count`` and the first of several micro-batches, joined.
-        parameters, gradients: types of the trained parameters between steps, and of the sums of their gradients, by the user's names.
-        states: the layouts of the optimizer's state of each.
+        captured: the call that was captured.
+        program: ``micro`` with its transfers.
+        local: ``micro`` of each rank.
+        count: the program of the counts and its local programs; ``None`` if the step has none.
+        copy: the program of the low-precision copies and its local programs; ``None`` if the step has none.
+        first: ``count`` merged with the first of several micro-batches, and its local programs.
+        parameters: the types of the trained parameters between steps, by the user's names.
+        gradients: the types of the sums of their gradients.
+        states: the layouts of their optimizer state.
         untrained: the other parameters whose gradients are measured.
-        loss: the type of the state that losses add up in.
-        outputs: what ``micro`` returns.
+        loss: the type of the state in which losses add up.
+        outputs: the outputs of the model that ``micro`` returns.
+        reports: what each pass did.
     """
 
     captured: Captured
@@ -71,11 +77,15 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class StepUpdate:
-    """The end of the step on the mesh; ``returns`` names what it returns.
+    """The programs that end a step on the mesh.
 
     Attributes:
-        last: the last micro-batch and the update, joined.
-        states: the names of those that it replaces.
+        program: the update with its transfers.
+        local: the update of each rank.
+        last: the last micro-batch merged with the update, and its local programs.
+        states: the names of the states that the update replaces.
+        returns: the names of the values that the update returns.
+        reports: what each pass did.
     """
 
     program: Program
@@ -89,17 +99,17 @@ class StepUpdate:
 @doing("train_step")
 def compile_micro(compiler: Compiler, call: CallInputs, options: StepOptions, trained: Sequence[str], cut: Collection[str],
                   notes: Sequence[str] = ()) -> MicroBatch:  # fmt: skip
-    """Capture the call of one micro-batch, and put it on the mesh.
+    """Capture the call of one micro-batch, and place it on the mesh.
 
     Args:
-        call: its inputs.
+        call: the inputs of the micro-batch.
         trained: the names of the optimizer's parameters.
         cut: the names of the inputs that are cut into micro-batches.
-        notes: are added to the report.
+        notes: lines that are added to the report.
 
     Raises:
         CaptureError: the model returns no loss.
-        ValueError: ``zero`` without an axis that splits the batch.
+        ValueError: ``zero`` without an axis that shards the batch.
     """
     captured, attrs, report = replace(compiler, homes={}).capture(call, notes)  # the layouts of parameters are decided here
     return _MicroCompiler(compiler, options, trained, captured, attrs, report).run(cut)
@@ -146,7 +156,7 @@ class _MicroCompiler:
         )  # fmt: skip
 
     def _loss_alone(self) -> tuple[Program, dict[str, str]]:
-        """The program with the gradients of the loss alone, in mixed precision; inputs that are called otherwise in it, by their old names."""
+        """The traced program with the gradients of the loss alone, in mixed precision; and the inputs that were renamed: old name → new name."""
         device, options = self.captured.device, self.options
         traced = specialize(self.captured.program, frozenset({loss_of(self.captured)}), device)
         verify(traced, "specialize")
@@ -156,22 +166,22 @@ class _MicroCompiler:
         return traced, renamed
 
     def _micro(self, traced: Program, cut: Collection[str]) -> Micro:
-        """``micro`` without layouts. Warns where its loss is not that of the whole batch."""
+        """``micro`` without layouts. Warns if its loss is not the loss of the whole batch."""
         options = self.options
         start = time.perf_counter()
-        with collector_paused():
+        with gc_paused():
             wanted, names = {*self.trained, *_measured(traced, options)}, names_of(self.captured)
             micro = micro_of(traced, options.microbatches, self.captured.device, wanted, cut, scaled=options.scaled, returns=options.joins, names=names)
         ms = (time.perf_counter() - start) * 1e3
         verify(micro.program, "micro")
-        of_the_mean = _about_the_mean(micro)
-        for note in of_the_mean:
+        mean_notes = _about_the_mean(micro)
+        for note in mean_notes:
             warnings.warn(note, stacklevel=4)
-        self.reports.append(PassReport("micro", ms, notes=(*of_the_mean, *about_outputs(micro.outputs, options.microbatches))))
+        self.reports.append(PassReport("micro", ms, notes=(*mean_notes, *about_outputs(micro.outputs, options.microbatches))))
         return micro
 
     def _split(self, zero: Zero, micro: Micro, placeholders: Mapping[str, fx.Node]) -> None:
-        """Split parameters and sums of gradients as the stage of ZeRO says. A sum has the layout of its parameter, and is split further."""
+        """Shard parameters and sums of gradients as the stage of ZeRO requires. A sum has the layout of its parameter, and is sharded further."""
         targets = [(name, name) for name in self.trained if name in placeholders and "parameter" in zero.parts]
         targets += [(gradient_name(name), name) for name in micro.gradients if "gradient" in zero.parts]
         for target, parameter in targets:
@@ -180,22 +190,22 @@ class _MicroCompiler:
             self.attrs[placeholders[target].name] = split_over(attr, shape, zero.mesh, zero.axis)
 
     def _count(self, traced: Program, micro: Micro, inputs: Mapping[str, DistAttr]) -> Placed | None:
-        """The program of the counts that ``micro`` takes, if any. ``inputs``: the layouts of the inputs of a micro-batch."""
+        """Place the program of the counts that ``micro`` takes; ``None`` if it takes none. ``inputs``: the layouts of the inputs of a micro-batch."""
         if not micro.terms.counts:
             return None
         program = count_program(traced, micro.terms, self.options.microbatches, self.captured.device)
         verify(program, "count")
-        attrs = {node.name: inputs[name] for node in program.placeholders if (name := record_of(node).name.rpartition(".")[0]) in inputs}
+        attrs = {node.name: inputs[name] for node in program.placeholders if (name := input_of_batch(record_of(node).name)) in inputs}
         local, reports = self.compiler.place(program, attrs, self.captured.device)
         self.reports += _of("count", reports)
         return program, local
 
     def _copy(self, micro: Micro, types: Mapping[str, TensorType], states: Mapping[str, DistAttr]) -> tuple[Placed | None, dict[str, TensorType]]:
-        """The program that makes low-precision copies of parameters, if there are any, and the types of the parameters that it copies.
+        """Place the program of the low-precision copies of parameters; ``None`` if there are none. Also the types of the float32 parameters.
 
         Args:
-            types: of the placeholders of ``micro``, by the user's names.
-            states: the layouts of the optimizer's state of each trained parameter, which the float32 parameter has, too.
+            types: the types of the placeholders of ``micro``, by the user's names.
+            states: the layout of the optimizer's state of each trained parameter; the float32 parameter has the same layout.
         """
         copies = {name: types[name] for name in low_precision(micro.program)} if self.options.amp else {}
         if not copies:
@@ -209,34 +219,34 @@ class _MicroCompiler:
         return (program, local), masters
 
     def _first(self, count: Placed | None, micro: Micro) -> Placed | None:
-        """``count`` and the first of several micro-batches as one program."""
+        """Merge ``count`` with the first of several micro-batches."""
         if count is None or self.options.microbatches == 1:
             return None
-        first, reports = _joined(self.compiler, count[0], micro.program, [f"{COUNT}.{k}" for k in range(len(micro.terms.counts))])
+        first, reports = _merge(self.compiler, count[0], micro.program, [*map(count_name, range(len(micro.terms.counts)))])
         self.reports += _of("count", reports)
         return first
 
 
 def _measured(traced: Program, options: StepOptions) -> list[str]:
-    """The parameters whose gradients are measured beside the optimizer's."""
+    """The names of the parameters whose gradients are measured beside those of the optimizer."""
     if not options.measured or options.clip_parameters == "optimizer":
         return []
     return [name_of(node) for node in traced.placeholders if record_of(node).role == "param"]
 
 
-def _joined(compiler: Compiler, first: Program, second: Program, handed: Sequence[str] = ()) -> tuple[Placed, list[PassReport]]:
+def _merge(compiler: Compiler, first: Program, second: Program, handed: Sequence[str] = ()) -> tuple[Placed, list[PassReport]]:
     start = time.perf_counter()
-    with collector_paused():
-        made = joined(first, second, handed)
+    with gc_paused():
+        merged = merge_programs(first, second, handed)
     ms = (time.perf_counter() - start) * 1e3
-    verify(made, "join")
-    local, report = compiler.localize(made)
-    return (made, local), [PassReport("join", ms), replace(report, name="join localize")]
+    verify(merged, "join")
+    local, report = compiler.localize(merged)
+    return (merged, local), [PassReport("join", ms), replace(report, name="join localize")]
 
 
 def _rename_inputs(traced: Program) -> dict[str, str]:
     """Rename each input that has the name of a parameter or a buffer: programs hand values to each other by name. Old names → new names."""
-    otherwise = {}
+    renamed = {}
     known = {name_of(node) for node in traced.placeholders if record_of(node).role != "input"}
     for node in traced.placeholders:
         if record_of(node).role == "input" and (name := name_of(node)) in known:
@@ -245,54 +255,55 @@ def _rename_inputs(traced: Program) -> dict[str, str]:
                 name += "_"
             set_record(node, record_of(node)._replace(name=name))
             known.add(name)
-            otherwise[old] = name
-    return otherwise
+            renamed[old] = name
+    return renamed
 
 
 def _about_the_mean(micro: Micro) -> tuple[str, ...]:
-    """What a person should know of the loss of several micro-batches."""
+    """Say where the mean of the losses of micro-batches is not the loss of the whole batch."""
     kinds = (
-        (micro.terms.others, "a term of it is no sum over the batch that is divided by a count"),
-        (micro.terms.meetings, "rows of the batch meet in it, and those of another micro-batch are not there, as in a loop that accumulates gradients"),
+        (micro.terms.others, "one of its terms is not a sum over the batch that is divided by a count"),
+        (micro.terms.mixings, "the forward mixes rows of the batch, and each micro-batch has only some of them, as in a loop that accumulates gradients"),
     )
-    told = [(why, record_of(nodes[0])) for nodes, why in kinds if nodes]
+    reasons = [(why, record_of(nodes[0])) for nodes, why in kinds if nodes]
     return tuple(
-        f"the loss is the mean of those of the micro-batches, in which each has the same say, and not that of the whole batch: {why}\n"
+        f"the loss is the unweighted mean of the losses of the micro-batches, and not the loss of the whole batch: {why}\n"
         f"{at_line(record.source, record.module)}\n  write it as a mean of terms of one row each, or use microbatches=1"
-        for why, record in told[:1]
+        for why, record in reasons[:1]
     )
 
 
 @doing("update")
 def compile_update(compiler: Compiler, trained: Sequence[Trained], micro: MicroBatch, options: StepOptions) -> StepUpdate:
-    """The optimizer's step on the mesh, behind such micro-batches."""
+    """Compile the optimizer's step that follows such micro-batches."""
     device = micro.captured.device
     norm = Norm(options.clip_norm, micro.untrained) if options.measured else None
-    found = update_of(trained, micro.loss, device, norm=norm, scaling=options.loss_scale if options.scaled else None, ema=options.ema)
-    _say_where_the_loss_is_from(found.program, micro.program)
-    verify(found.program, "update")
-    local, reports = compiler.place(found.program, found.constraints, device)
-    last, more = _joined(compiler, micro.program, found.program)
+    ending = update_of(trained, micro.loss, device, norm=norm, scaling=options.loss_scale if options.scaled else None, ema=options.ema)
+    _give_loss_its_source(ending.program, micro.program)
+    verify(ending.program, "update")
+    local, reports = compiler.place(ending.program, ending.constraints, device)
+    last, more = _merge(compiler, micro.program, ending.program)
     reports += more
-    states = frozenset(name_of(node) for node in found.program.placeholders if record_of(node).role == "state")
-    return StepUpdate(found.program, local, last, states, found.returns, tuple(reports))
+    states = frozenset(name_of(node) for node in ending.program.placeholders if record_of(node).role == "state")
+    return StepUpdate(ending.program, local, last, states, ending.returns, tuple(reports))
 
 
-def _say_where_the_loss_is_from(update: Program, micro: Program) -> None:
-    """The update's sum of losses has the user's line of the loss: its reduction is what ranks are most often seen in."""
+def _give_loss_its_source(update: Program, micro: Program) -> None:
+    """Give the update's sum of losses the user's line of the loss. Errors often quote it, because ranks often wait in its reduction."""
     rows = zip(operands(micro.output), record_of(micro.output).results, strict=True)
-    made = {result.of: record_of(node) for node, result in rows if result.kind == "state"}
-    here, there = (next(node for node in program.placeholders if name_of(node) == LOSS) for program in (update, micro))
-    set_record(here, record_of(here)._replace(source=made[there.name].source, module=made[there.name].module))
+    next_states = {result.of: record_of(node) for node, result in rows if result.kind == "state"}
+    in_update, in_micro = (next(node for node in program.placeholders if name_of(node) == LOSS) for program in (update, micro))
+    loss = next_states[in_micro.name]
+    set_record(in_update, record_of(in_update)._replace(source=loss.source, module=loss.module))
 
 
 def step_of(micro: MicroBatch, update: StepUpdate, microbatches: int) -> Step:
-    """Both, as one step."""
+    """The programs of a micro-batch and an update, as one step."""
     return Step(microbatches, micro.program, update.program, micro.count and micro.count[0], micro.copy and micro.copy[0])
 
 
 def reports_of(micro: MicroBatch, update: StepUpdate) -> Reports:
-    """What each pass did: to ``micro`` under the pass's own name, to the others as ``update reshard``."""
+    """What each pass did. Passes over ``micro`` have their own names; those over other programs are called as ``update reshard``."""
     return Reports((*micro.reports, *_of("update", update.reports)))
 
 

@@ -1,14 +1,14 @@
-"""Counts: what a mean loss divides by, over all micro-batches of a step.
+"""Make the program of the counts that a mean loss divides by, over all micro-batches of a step.
 
 Where micro-batches have unequal numbers of tokens, the mean of their means is not the mean over all tokens. A count is a sum
-over the batch that is made of inputs alone and divides a term of the loss (``terms``). It is known before the forward runs, so that
-each micro-batch can divide by the mean count instead of by its own:
+over the batch that is computed from inputs alone and divides a term of the loss (``terms``). It is known before the forward runs, so that
+each micro-batch can divide by the mean count instead of by its own count:
 
     sum_1 : i64[] = sum(ne)                                count : f32[] = input('count.0')
     loss : f32[] = div.Tensor(sum_2, sum_1)          →     loss : f32[] = div.Tensor(sum_2, count)
 
-The mean of these losses is Σ sums / Σ counts, that of the whole batch, and so are their gradients. A micro-batch without any
-token divides by no zero.
+The mean of these losses is Σ sums / Σ counts, which is the loss of the whole batch. The same holds for the gradients. A micro-batch
+without any token does not divide by zero.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from torch import fx
 
 from autopar.ir.nodes import behind, record_of
 from autopar.ir.program import Program
-from autopar.step.graph_builder import Assembly, type_of
+from autopar.ir.value_names import batch_input_name
+from autopar.step.graph_builder import GraphBuilder, type_of
 from autopar.step.terms import Terms
 
 aten = torch.ops.aten
 
 
 def count_program(program: Program, terms: Terms, microbatches: int, device: torch.device) -> Program:
-    """The traced program that makes the mean counts of all micro-batches: one result for each divisor, in order.
+    """Make the traced program of the mean counts of all micro-batches. It returns one count, without dims, for each divisor, in order.
 
         labels_0 : i64[6] = input('labels.0')
         labels_1 : i64[6] = input('labels.1')
@@ -35,40 +36,41 @@ def count_program(program: Program, terms: Terms, microbatches: int, device: tor
         add : i64[] = add.Tensor(sum_1, sum_2)
         div : f32[] = div.Scalar(add, 2)
     """
-    made = Assembly(device)
-    sums = list(dict.fromkeys(one for some in terms.counts.values() for one in some))
+    builder = GraphBuilder(device)
+    sums = list(dict.fromkeys(node for nodes in terms.counts.values() for node in nodes))
     needed = behind(terms.counts)
     between = needed - behind(sums)
-    own = [node for node in program.nodes if node in needed]
-    same = {node: made.placeholder(node.name, record_of(node)) for node in own if node.op == "placeholder" and record_of(node).role != "input"}
+    counted = [node for node in program.nodes if node in needed]
+    same = {node: builder.placeholder(node.name, record_of(node)) for node in counted if node.op == "placeholder" and record_of(node).role != "input"}
     of_each = []
     for k in range(microbatches):
-        inputs = {node: _numbered(made, node, k) for node in own if node.op == "placeholder" and node not in same}
+        inputs = {node: _numbered(builder, node, k) for node in counted if node.op == "placeholder" and node not in same}
         of_each.append({**same, **inputs})
     totals: dict[fx.Node, fx.Node] = {}
     for values in of_each:
-        for node in own:
+        for node in counted:
             if node.op != "placeholder" and node not in between:
-                values[node] = made.copy(node, values, program.constants)
-        for one in sums:
-            made.about = record_of(one)
-            totals[one] = made.inline(aten.add.Tensor, totals[one], values[one]) if one in totals else values[one]
+                values[node] = builder.copy(node, values, program.constants)
+        for node in sums:
+            builder.about = record_of(node)
+            totals[node] = builder.inline(aten.add.Tensor, totals[node], values[node]) if node in totals else values[node]
     whole = {**of_each[0], **totals}
-    for node in own:
+    for node in counted:
         if node in between and node.op != "placeholder":
-            whole[node] = made.copy(node, whole, program.constants)
-    return made.program([made.inline(mean, whole[divisor], microbatches, counted_as(terms, divisor), name="count") for divisor in terms.counts])
+            whole[node] = builder.copy(node, whole, program.constants)
+    return builder.program([builder.inline(mean, whole[divisor], microbatches, counted_as(terms, divisor), name="count") for divisor in terms.counts])
 
 
 def counted_as(terms: Terms, divisor: fx.Node) -> torch.dtype:
-    """The dtype of a count: that of the sums it divides."""
+    """The dtype of a count: the dtype of the sums that it divides."""
     return next(type_of(division).dtype for division, by in terms.divisions.items() if by is divisor)
 
 
 def mean(total: torch.Tensor, microbatches: int, dtype: torch.dtype) -> torch.Tensor:
+    """The mean count of a micro-batch, without dims."""
     return total.to(dtype) / microbatches
 
 
-def _numbered(made: Assembly, node: fx.Node, k: int) -> fx.Node:
+def _numbered(builder: GraphBuilder, node: fx.Node, k: int) -> fx.Node:
     record = record_of(node)
-    return made.placeholder(f"{node.name}_{k}", record._replace(name=f"{record.name or node.name}.{k}"))
+    return builder.placeholder(f"{node.name}_{k}", record._replace(name=batch_input_name(record.name or node.name, k)))

@@ -1,4 +1,4 @@
-"""Assembly: a traced program, made value by value."""
+"""Build a traced program value by value."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from autopar.ir.record import Record, Result, TensorType
 from autopar.ir.text.tokens import can_name
 
 
-class Assembly:
-    """A traced program under way.
+class GraphBuilder:
+    """A traced program that is being built.
 
     Args:
-        device: where its values are.
+        device: the device of its values.
 
     Attributes:
-        phase, about: of the values made next: their phase, and the record whose module and source line they have.
+        phase: the phase of the values that are added next.
+        about: the record whose module and source line they get.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -35,14 +36,14 @@ class Assembly:
         self._names: set[str] = set()
 
     def placeholder(self, name: str, record: Record) -> fx.Node:
-        """An input of the program; the user's own name is the record's."""
+        """Add a placeholder. Its record keeps the user's name."""
         name = self._free("".join(c if c.isalnum() else "_" for c in name.lstrip(".")))
         node = make_node(self._graph, name, "placeholder", name, (), {})
         set_record(node, record._replace(name="" if record.name == name else record.name))
         return node
 
     def copy(self, node: fx.Node, values: Mapping[fx.Node, fx.Node], constants: Mapping[str, Constant]) -> fx.Node:
-        """A node of another program, with such constants, under its name if that is free, on other operands."""
+        """Copy a node of another program, on other operands. It keeps its name if that is free. ``constants``: those of the other program."""
         args, kwargs = map_operands(node.args, values.__getitem__), map_operands(dict(node.kwargs), values.__getitem__)
         name, target = self._free(node.name), node.target
         if node.op == "get_attr":
@@ -53,40 +54,47 @@ class Assembly:
         return new
 
     def inline(self, function: Callable[..., Any], *args: Any, name: str | Sequence[str] = (), **kwargs: Any) -> Any:
-        """The ops that a function of tensors is made of, on these values: its result, or a tuple of its results.
+        """Add the ops that a function of tensors runs, on these values. Returns its result, or a tuple of its results.
 
-        ``name``: of its result, or of each; else they are named after the ops.
+        Args:
+            name: the name of the result, or of each result; without it, results are named after their ops.
         """
-        given, named_given = map_operands((args, kwargs), lambda node: TensorType(type_of(node).shape, type_of(node).dtype))
+        types, named_types = map_operands((args, kwargs), lambda node: TensorType(type_of(node).shape, type_of(node).dtype))
         nodes = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, fx.Node)]
-        found = subgraph(function, given, named_given, self.device)
-        made: list[fx.Node] = []
-        named = dict(zip(found.results, (name,) if isinstance(name, str) else name, strict=False))
+        traced = subgraph(function, types, named_types, self.device)
+        added: list[fx.Node] = []
+        named = dict(zip(traced.results, (name,) if isinstance(name, str) else name, strict=False))
 
         def value(ref: Any) -> Any:
             if isinstance(ref, (tuple, list)):
                 return type(ref)(map(value, ref))
             if not isinstance(ref, Ref):
                 return ref
-            node = nodes[-ref.step - 1] if ref.step < 0 else made[ref.step]
+            node = nodes[-ref.step - 1] if ref.step < 0 else added[ref.step]
             return node if ref.part is None else self._element(node, ref.part, named.get(ref, ""))
 
-        for k, step in enumerate(found.steps):
+        for k, step in enumerate(traced.steps):
             base = named.get(Ref(k)) or step.target.__name__.partition(".")[0]
             node = make_node(self._graph, self._free(base), "call_function", step.target, value(step.args), {key: value(v) for key, v in step.kwargs.items()})
             set_record(node, Record(step.type, phase=self.phase, module=self.about.module, source=self.about.source))
-            made.append(node)
-        results = tuple(None if ref is None else value(ref) for ref in found.results)
+            added.append(node)
+        results = tuple(None if ref is None else value(ref) for ref in traced.results)
         return results[0] if len(results) == 1 else results
 
     def arrange(self, order: Callable[[Sequence[fx.Node]], Sequence[fx.Node]]) -> None:
-        """Put the values into another order, in which each stands behind its operands."""
+        """Reorder the values. In the new order each value must come after its operands."""
         ordered = order([node for node in self._graph.nodes if node.op != "placeholder"])
         for before, node in itertools.pairwise(ordered):
             before.append(node)
 
     def program(self, returned: Sequence[fx.Node], states: Mapping[fx.Node, fx.Node] | None = None, tree: tuple[str, ...] | None = None) -> Program:
-        """The program: what it returns, and for each state what replaces it. What nothing reads is not part of it."""
+        """Finish the program. Values that nothing reads are removed.
+
+        Args:
+            returned: the values that it returns.
+            states: placeholder → the value that replaces it.
+            tree: the structure of what is returned; without it, a tuple.
+        """
         states = states or {}
         ordered = [node for node in self._graph.find_nodes(op="placeholder") if node in states]
         output = self._graph.output((*returned, *(states[node] for node in ordered)))

@@ -1,4 +1,4 @@
-"""Early: what is counted over the mesh, of inputs alone, travels while the forward runs.
+"""Move the counts that are summed over the mesh to the middle of the forward, so that their messages overlap with it.
 
     …the forward…                                        …the first half…
     ne : bool[8 16 dp] = ne(labels, -100)                ne : bool[8 16 dp] = ne(labels, -100)
@@ -7,9 +7,9 @@
     loss : f32[] +dp = div.Tensor(sum_2, sum_dp)         …the second half…
                                                          loss : f32[] +dp = div.Tensor(sum_2, sum_dp)
 
-A loss is divided by such a count. Where that was made a moment ago, all ranks stand still for as long as a small message takes, which is
-long on processes that compute. Nor does it begin with the forward: before a step's first message the ranks compare what they were called
-with, and that comparison travels in the first half.
+A loss is divided by such a count, which depends on inputs alone. If the count were reduced right before the division, all ranks would wait
+for a small message, which takes long on processes that compute. The message does not begin with the forward either: before the first
+message of a step the ranks compare their calls, and that comparison runs during the first half of the forward.
 """
 
 from __future__ import annotations
@@ -23,52 +23,53 @@ from autopar.ir import transfers
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.record import TensorType
 
-LARGEST = 64  # elements of what is counted; more would be held for long
+LARGEST = 64  # elements of a count; a larger one would take memory for long
 
 
-def counted_early(nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """The nodes of an explicit program in another order, which is one too; linear in the graph."""
-    told: set[fx.Node] = set()  # values that inputs alone tell
-    late: set[fx.Node] = set()  # of these, the counts and what is made of them
+def hoist_counts(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    """Reorder the nodes of an explicit program, so that counts are reduced early; operands stay before their users. Linear in the graph."""
+    from_inputs: set[fx.Node] = set()  # values that depend on inputs and buffers alone
+    late: set[fx.Node] = set()  # the counts among them, and what is computed from counts
     for node in nodes:
-        if node.op == "get_attr" or (record_of(node).phase == "forward" and all(_is_given(value) or value in told for value in operands(node))):
-            told.add(node)
+        if node.op == "get_attr" or (record_of(node).phase == "forward" and all(_is_input(value) or value in from_inputs for value in operands(node))):
+            from_inputs.add(node)
             if _is_count(node) or any(value in late for value in operands(node)):
                 late.add(node)
     counts = [node for node in nodes if node in late and _is_count(node)]
     if not counts:
         return list(nodes)
-    forward = [node for node in nodes if record_of(node).phase == "forward" and node not in told]
+    forward = [node for node in nodes if record_of(node).phase == "forward" and node not in from_inputs]
     middle = forward[len(forward) // 2] if forward else None
-    found: dict[fx.Node, None] = {}
+    ordered: dict[fx.Node, None] = {}
     for node in nodes:
         if node is middle:
-            _put(found, (value for count in counts for value in operands(count)))
-            _put(found, counts)  # side by side, so that they share a message
+            _put(ordered, (value for count in counts for value in operands(count)))
+            _put(ordered, counts)  # side by side, so that they share a message
         if node not in late:
-            _put(found, (node,))
-    _put(found, nodes)
-    return list(found)
+            _put(ordered, (node,))
+    _put(ordered, nodes)
+    return list(ordered)
 
 
-def _put(found: dict[fx.Node, None], nodes: Iterable[fx.Node]) -> None:
-    """Values, each behind what it is made of."""
+def _put(ordered: dict[fx.Node, None], nodes: Iterable[fx.Node]) -> None:
+    """Add nodes to the order, each after its operands."""
     left = list(nodes)[::-1]
     while left:
         node = left.pop()
-        if node in found or node.op == "placeholder":
+        if node in ordered or node.op == "placeholder":
             continue
-        open_ = [value for value in operands(node) if value not in found and value.op != "placeholder"]
+        open_ = [value for value in operands(node) if value not in ordered and value.op != "placeholder"]
         if open_:
             left += [node, *open_]
         else:
-            found[node] = None
+            ordered[node] = None
 
 
-def _is_given(node: fx.Node) -> bool:
+def _is_input(node: fx.Node) -> bool:
     return node.op == "placeholder" and record_of(node).role in ("input", "buffer")
 
 
 def _is_count(node: fx.Node) -> bool:
+    """Whether a node reduces a small value over the mesh."""
     type = record_of(node).type
     return node.target is transfers.all_reduce and isinstance(type, TensorType) and math.prod(type.shape) <= LARGEST

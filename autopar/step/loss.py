@@ -1,7 +1,7 @@
-"""The loss of a step: a number whose backward has run.
+"""Explain, where a user calls ``backward()`` on the loss of a step, that the step has run its backward already.
 
-It is a tensor as any other, without a graph behind it, and so are the sums and means that people make of it. Only ``backward()`` says
-what happened, instead of torch's "element 0 of tensors does not require grad".
+The loss is a plain number without an autograd graph, and so are sums and means that are computed from it. Only ``backward()`` differs: its
+error says what to remove from the loop, instead of torch's "element 0 of tensors does not require grad".
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import torch
 from autopar.torch_private import DisableTorchFunctionSubclass
 
 DONE = "the step has already run its backward and its optimizer, and its loss has no graph: remove loss.backward(), and what follows it in the loop of a single device"
-PLAIN: tuple[Callable[..., Any], ...] = (torch.Tensor.detach, torch.detach, torch.Tensor.as_subclass)  # what gives a tensor of torch's own
+PLAIN: tuple[Callable[..., Any], ...] = (torch.Tensor.detach, torch.detach, torch.Tensor.as_subclass)  # functions that return a plain torch tensor
 
 
 class StepLoss(torch.Tensor):
-    """What a step returns; numbers that are computed from it are such too, and all else is a tensor of torch's own."""
+    """The loss that a step returns. Numbers that are computed from it are of this class, too; other results are plain tensors."""
 
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         if func is torch.autograd.grad:
             raise RuntimeError(DONE.replace("loss.backward()", "torch.autograd.grad(loss, …)"))
         with DisableTorchFunctionSubclass():
-            found = func(*args, **(kwargs or {}))
-            is_number = type(found) is torch.Tensor and not found.dim() and found.is_floating_point() and not found.requires_grad
-            return found.as_subclass(cls) if is_number and func not in PLAIN and all(found is not one for one in args) else found
+            result = func(*args, **(kwargs or {}))
+            is_number = type(result) is torch.Tensor and not result.dim() and result.is_floating_point() and not result.requires_grad
+            return result.as_subclass(cls) if is_number and func not in PLAIN and all(result is not arg for arg in args) else result
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
         if not self.requires_grad:
@@ -49,4 +49,5 @@ class StepLoss(torch.Tensor):
 
 
 def as_loss(tensor: torch.Tensor) -> StepLoss:
+    """The same tensor as a ``StepLoss``."""
     return tensor.as_subclass(StepLoss)

@@ -1,6 +1,6 @@
-"""Joined: two of a step's programs as one, in which collectives begin early.
+"""Merge two programs of a step into one, in which collectives begin early.
 
-The last micro-batch and the update, so that gradients are reduced while the backward goes on:
+The last micro-batch and the update are merged, so that gradients are reduced while the backward goes on:
 
     micro:                                                        w : f32[8 4] = state(w_next, 'w')
       w : f32[8 4] = param                                        w_grad : f32[8 4] +dp = buffer('w.grad')
@@ -13,7 +13,7 @@ The last micro-batch and the update, so that gradients are reduced while the bac
       w_grad_dp : f32[8 4] = all_reduce(w_grad, dp)                 sgd : f32[8 4] = autopar::sgd(w, w_grad_sum_dp, lr_0, …)
       sgd : f32[8 4] = autopar::sgd(w, w_grad_dp, lr_0, …)
 
-The counts and the first of several micro-batches, so that counts are summed over the mesh while the forward goes on:
+The counts and the first of several micro-batches are merged, so that counts are summed over the mesh while the forward goes on:
 
     count:                                                        labels_0 : i64[8 16 dp] = input('labels.0')
       …                                                           …
@@ -24,8 +24,8 @@ The counts and the first of several micro-batches, so that counts are summed ove
       backward:                                                     …
         …
 
-What runs is that of both programs. The reductions of sums stand where the update reads them, and are begun when a sum has been made
-(``runtime.lowering.buckets``); those of counts stand in the middle of the forward (``early``).
+The merged program has the ops of both. The reduction of a sum of gradients stands where the update reads it, and begins as soon as the sum is
+complete (``runtime.lowering.buckets``). The reductions of counts stand in the middle of the forward (``hoisted_counts``).
 """
 
 from __future__ import annotations
@@ -38,37 +38,38 @@ from torch import fx
 from autopar.ir.nodes import name_of, operands, record_of, set_record
 from autopar.ir.program import Program
 from autopar.ir.record import Requirement
-from autopar.step.copies import COPY
-from autopar.step.graph_builder import Assembly
-from autopar.step.hoisted_counts import counted_early
+from autopar.ir.value_names import copy_name
+from autopar.step.graph_builder import GraphBuilder
+from autopar.step.hoisted_counts import hoist_counts
 
 
-def joined(first: Program, second: Program, handed: Sequence[str] = ()) -> Program:
-    """Explicit programs as one, which returns what both do; linear in both.
+def merge_programs(first: Program, second: Program, handed: Sequence[str] = ()) -> Program:
+    """Merge two explicit programs into one, which returns the values of both. Linear in both.
 
-    ``second`` takes the next values of the states of ``first``. A low-precision copy that ``first`` takes in the place of a parameter is
-    called ``w.copy`` in it.
+    ``second`` takes the next values of the states of ``first``. Where ``first`` takes a low-precision copy in the place of a parameter ``w``,
+    the merged program takes both, and calls the copy ``w.copy``.
 
     Args:
-        handed: by which names ``second`` takes what ``first`` returns.
+        handed: the names under which ``second`` takes the values that ``first`` returns.
     """
-    made = Assembly(torch.device("cpu"))
-    ended = {node: name_of(node) for node in second.placeholders}
-    types = {name: record_of(node).type for node, name in ended.items()}
-    taken = {node: name_of(node) + COPY * (types.get(name_of(node), record_of(node).type) != record_of(node).type) for node in first.placeholders}
-    roles = {name: record_of(node).role for node, name in (*taken.items(), *ended.items())}
+    builder = GraphBuilder(torch.device("cpu"))
+    second_names = {node: name_of(node) for node in second.placeholders}
+    types = {name: record_of(node).type for node, name in second_names.items()}
+    names = {node: name_of(node) for node in first.placeholders}
+    first_names = {node: name if types.get(name, record_of(node).type) == record_of(node).type else copy_name(name) for node, name in names.items()}
+    roles = {name: record_of(node).role for node, name in (*first_names.items(), *second_names.items())}
     homes: dict[str, fx.Node] = {}
-    for node, name in (*taken.items(), *ended.items()):
+    for node, name in (*first_names.items(), *second_names.items()):
         if name not in homes and name not in handed:
-            homes[name] = made.placeholder(name, record_of(node)._replace(role=roles[name], name=name))
+            homes[name] = builder.placeholder(name, record_of(node)._replace(role=roles[name], name=name))
     nexts: dict[str, fx.Node] = {}
     needs: dict[fx.Node, Requirement | None] = {}
     returned: list[fx.Node] = []
-    for program, names in ((first, taken), (second, ended)):
+    for program, names in ((first, first_names), (second, second_names)):
         values = {node: nexts[name] if name in nexts else homes[name] for node, name in names.items()}
         for node in program.nodes:
             if node.op in ("call_function", "get_attr"):
-                values[node] = made.copy(node, values, program.constants)
+                values[node] = builder.copy(node, values, program.constants)
         named = {node.name: name for node, name in names.items()}
         about = record_of(program.output)
         for value, result, need in zip(operands(program.output), about.results, about.uses, strict=True):
@@ -79,9 +80,9 @@ def joined(first: Program, second: Program, handed: Sequence[str] = ()) -> Progr
                 returned.append(values[value])
         if program is first:
             nexts |= dict(zip(handed, returned, strict=bool(handed)))
-    made.arrange(counted_early)
+    builder.arrange(hoist_counts)
     states = {home: nexts[name] for name, home in homes.items() if roles[name] == "state"}
-    found = made.program(returned, states, None if first.tree and second.tree else first.tree or second.tree)
-    set_record(found.output, record_of(found.output)._replace(uses=tuple(needs[value] for value in operands(found.output))))
-    found.level, found.mesh, found.stages = first.level, first.mesh, dict(first.stages)
-    return found
+    merged = builder.program(returned, states, None if first.tree and second.tree else first.tree or second.tree)
+    set_record(merged.output, record_of(merged.output)._replace(uses=tuple(needs[value] for value in operands(merged.output))))
+    merged.level, merged.mesh, merged.stages = first.level, first.mesh, dict(first.stages)
+    return merged

@@ -1,4 +1,4 @@
-"""Micro: the program of one micro-batch, forward and backward, whose gradients add up in state.
+"""Make the program of one micro-batch: forward and backward, with states in which losses and gradients add up.
 
     w : f32[8 4] = param                            w : f32[8 4] = param
     x : f32[6 4] = input                            x : f32[6 4] = input
@@ -15,8 +15,8 @@
                                                       mm : f32[8 4] = mm(t, x)
                                                       w_grad_sum : f32[8 4] = add.Tensor(w_grad, mm)
 
-Here for two micro-batches, of which each has half a say. Gradients are added where they are made, so that none waits.
-What else the model returns is not computed, unless the loss needs it, or the step is to return it.
+This is the program for two micro-batches: the loss of each counts half. A gradient is added to its sum as soon as it is computed, so that no
+gradient takes memory longer than needed. Other outputs of the model are computed only if the loss needs them or the step returns them.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ from torch import fx
 from autopar.ir.nodes import is_getitem, name_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType
+from autopar.ir.value_names import LOSS, SCALE, count_name, gradient_name
 from autopar.rules.registry import rule_of
 from autopar.step.counts import counted_as
-from autopar.step.graph_builder import Assembly, type_of
+from autopar.step.graph_builder import GraphBuilder, type_of
 from autopar.step.outputs import Output, outputs_of
 from autopar.step.terms import Terms, terms_of
 from autopar.torch_private import returns_alias
 
 aten = torch.ops.aten
-LOSS, SCALE, COUNT = ".loss", ".scale", ".count"  # names of the step's own begin with a dot: the state in which losses add up, inputs
-GRADIENT = ".grad"  # behind the name of a parameter: the state that its gradients add up in
 
 
 @dataclass(frozen=True)
@@ -47,9 +46,9 @@ class Micro:
     """The program of one micro-batch, traced.
 
     Attributes:
-        terms: of the traced program's loss, with the counts that it takes as inputs ``.count.0``, ….
+        terms: the terms of the traced program's loss; the program takes their counts as inputs ``.count.0``, ….
         gradients: the names of the parameters that have a gradient.
-        outputs: what the program returns.
+        outputs: the outputs of the model that the program returns.
     """
 
     program: Program
@@ -58,20 +57,17 @@ class Micro:
     outputs: tuple[Output, ...] = ()
 
 
-def gradient_name(parameter: str) -> str:
-    return parameter + GRADIENT
-
-
 def micro_of(traced: Program, microbatches: int, device: torch.device, wanted: Collection[str], cut: Collection[str], *, scaled: bool = False,
              returns: Mapping[str, str] | None = None, names: Sequence[str] = ()) -> Micro:  # fmt: skip
-    """The program of one of so many micro-batches; linear in the graph.
+    """Make the program of one of ``microbatches`` micro-batches; linear in the graph.
 
     Args:
-        traced: a captured step whose one tangent is that of its loss.
-        wanted: names of the parameters whose gradients are needed; those of the others are not computed.
-        cut: names of the inputs of which a micro-batch has its rows.
-        scaled: gradients are those of the loss times the input ``.scale``.
-        returns: output → how those of micro-batches are joined, where the user says it; ``None``: no outputs are returned. ``names`` are all of theirs.
+        traced: a captured step with one tangent, that of its loss.
+        wanted: the names of the parameters whose gradients are needed; other gradients are not computed.
+        cut: the names of the inputs that are cut into micro-batches along dim 0.
+        scaled: whether gradients are those of the loss times the input ``.scale``.
+        returns: output → how the outputs of micro-batches are joined, where the user says it; ``None``: no outputs are returned.
+        names: the names of all tensors that the model returns.
     """
     micro = _Micro(traced, microbatches, device, wanted, cut, scaled)
     outputs = () if returns is None else outputs_of(traced, micro.position, micro.terms, returns, names, microbatches, cut, device)
@@ -79,9 +75,11 @@ def micro_of(traced: Program, microbatches: int, device: torch.device, wanted: C
 
 
 class _Micro:
+    """Builds the program of one micro-batch."""
+
     def __init__(self, traced: Program, microbatches: int, device: torch.device, wanted: Collection[str], cut: Collection[str], scaled: bool) -> None:
         self.traced, self.share, self.scaled = traced, 1 / microbatches, scaled
-        self.made = Assembly(device)
+        self.builder = GraphBuilder(device)
         self.values: dict[fx.Node, fx.Node] = {}
         (self.tangent,) = (node for node in traced.placeholders if record_of(node).role == "tangent")
         rows = list(zip(operands(traced.output), record_of(traced.output).results, strict=True))
@@ -101,15 +99,15 @@ class _Micro:
         seeds = [node for node in placeholders if record_of(node).role == "seed"]
         for node in placeholders:
             if node not in seeds:
-                self.values[node] = self.made.placeholder(node.name, record_of(node)._replace(name=name_of(node)))
+                self.values[node] = self.builder.placeholder(node.name, record_of(node)._replace(name=name_of(node)))
         counts = self._counts()
-        scale = self.made.placeholder(SCALE, Record(TensorType((), torch.float32), role="input", name=SCALE)) if self.scaled else None
+        scale = self.builder.placeholder(SCALE, Record(TensorType((), torch.float32), role="input", name=SCALE)) if self.scaled else None
         sums: dict[fx.Node, list[fx.Node]] = {}
         for home, node in self.gradients:
             sums.setdefault(node, []).append(self._state(gradient_name(name_of(home)), replace(type_of(node), dtype=self.dtypes.get(home) or type_of(node).dtype)))
         loss = self._state(LOSS, type_of(self.loss))
         for node in seeds:
-            self.values[node] = self.made.placeholder(node.name, record_of(node))
+            self.values[node] = self.builder.placeholder(node.name, record_of(node))
         states: dict[fx.Node, fx.Node] = {}
         others = [node for k, node in enumerate(self.returned) if k != self.position] if outputs else []
         copies = {node: self._copy(node) for node in others if node.op == "placeholder"}
@@ -121,45 +119,46 @@ class _Micro:
                 self._begin_backward(scale)
             divided = self.terms.divisions.get(node)
             values: Mapping[fx.Node, fx.Node] = self.values if divided is None else {**self.values, divided: counts[divided]}
-            self.values[node] = self.made.copy(node, values, self.traced.constants)
-            self.made.phase, self.made.about = record.phase, record
-            if node in others and _is_view_of_given(node):
+            self.values[node] = self.builder.copy(node, values, self.traced.constants)
+            self.builder.phase, self.builder.about = record.phase, record
+            if node in others and _is_view_of_placeholder(node):
                 copies[node] = self._copy(node)
             if node is self.loss:
-                own = self.values[node] if self.share == 1 else self.made.inline(aten.mul.Scalar, self.values[node], self.share, name="share")
-                states[loss] = self.made.inline(aten.add.Tensor, loss, own, name="loss_sum")
-            for one in sums.get(node, ()):
-                states[one] = self.made.inline(aten.add.Tensor, one, self.values[node], name=f"{one.name}_sum")
+                share = self.values[node] if self.share == 1 else self.builder.inline(aten.mul.Scalar, self.values[node], self.share, name="share")
+                states[loss] = self.builder.inline(aten.add.Tensor, loss, share, name="loss_sum")
+            for total in sums.get(node, ()):
+                states[total] = self.builder.inline(aten.add.Tensor, total, self.values[node], name=f"{total.name}_sum")
         states |= {self.values[home]: self.values[node] for home, node in self.next}
         returned = [copies.get(node, self.values[node]) for node in others]
-        program = self.made.program(returned, states)
+        program = self.builder.program(returned, states)
         return Micro(program, self.terms, tuple(name_of(home) for home, _ in self.gradients), outputs)
 
     def _copy(self, node: fx.Node) -> fx.Node:
-        """Of an output that is, or views, a tensor that a step may write to."""
-        return self.made.inline(aten.clone.default, self.values[node], name=f"{node.name}_copy")
+        """Copy an output that is a tensor that the step may write to, or a view of one."""
+        return self.builder.inline(aten.clone.default, self.values[node], name=f"{node.name}_copy")
 
     def _counts(self) -> dict[fx.Node, fx.Node]:
         return {
-            divisor: self.made.placeholder(f"count_{k}", Record(TensorType((), counted_as(self.terms, divisor)), role="input", name=f"{COUNT}.{k}"))
+            divisor: self.builder.placeholder(f"count_{k}", Record(TensorType((), counted_as(self.terms, divisor)), role="input", name=count_name(k)))
             for k, divisor in enumerate(self.terms.counts)
         }
 
     def _state(self, name: str, type: TensorType) -> fx.Node:
-        return self.made.placeholder(name, Record(TensorType(type.shape, type.dtype), role="state", name=name))
+        return self.builder.placeholder(name, Record(TensorType(type.shape, type.dtype), role="state", name=name))
 
     def _begin_backward(self, scale: fx.Node | None) -> None:
-        """The gradient of the loss: the share of one micro-batch, scaled."""
-        self.made.phase, self.made.about = "backward", record_of(self.loss)
+        """Add the gradient of the loss: the share of one micro-batch in the mean, times the scale."""
+        self.builder.phase, self.builder.about = "backward", record_of(self.loss)
         dtype = type_of(self.tangent).dtype
         if scale is None:
-            self.values[self.tangent] = self.made.inline(aten.full.default, [], self.share, dtype=dtype, device=self.made.device)
+            self.values[self.tangent] = self.builder.inline(aten.full.default, [], self.share, dtype=dtype, device=self.builder.device)
             return
-        tangent = scale if self.share == 1 else self.made.inline(aten.mul.Scalar, scale, self.share)
-        self.values[self.tangent] = tangent if dtype == torch.float32 else self.made.inline(aten._to_copy.default, tangent, dtype=dtype)
+        tangent = scale if self.share == 1 else self.builder.inline(aten.mul.Scalar, scale, self.share)
+        self.values[self.tangent] = tangent if dtype == torch.float32 else self.builder.inline(aten._to_copy.default, tangent, dtype=dtype)
 
 
-def _is_view_of_given(node: fx.Node) -> bool:
+def _is_view_of_placeholder(node: fx.Node) -> bool:
+    """Whether a value is a placeholder, or shares the memory of one."""
     while node.op == "call_function" and (is_getitem(node) or rule_of(node.target).view or returns_alias(node.target)):
         node = operands(node)[0]
     return node.op == "placeholder"

@@ -1,8 +1,8 @@
-"""The optimizer of a step: which parameters it has, in which groups, and its state, which stays in ``optimizer.state``.
+"""Hold the optimizer's state of a step on a mesh: parameters, groups, and the pieces of each state.
 
-There the state lies as torch's own steps would keep it: under torch's names, of DTensors on processes, so that ``state_dict``,
-``load_state_dict`` and schedulers of the learning rate work as they do. A state that somebody has replaced, as loading does, is
-taken over: full tensors are cut, DTensors are redistributed.
+The state stays in ``optimizer.state`` as torch's own steps keep it: under torch's names, with DTensors on processes, so that ``state_dict``,
+``load_state_dict`` and learning-rate schedulers work as usual. Where somebody has replaced the state, as loading does, the new one is used:
+full tensors are sharded, DTensors are redistributed.
 """
 
 from __future__ import annotations
@@ -17,29 +17,33 @@ from autopar.ir.dtensor import placements_of
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
+from autopar.ir.value_names import scheduled_name, state_name, steps_name
 from autopar.model.dtensor_parameters import is_dtensor, local_of
 from autopar.optimizers import HOST, Definition, Update, definition_of
 from autopar.optimizers.definition import Group
 from autopar.optimizers.update import RATE, scalar
 from autopar.runtime.dtensors import full_tensor, redistribute
 from autopar.runtime.processes.job import Job
-from autopar.step.update import STEP, Trained, scheduled_name
+from autopar.step.update import Trained
 from autopar.torch_private import copy_each, dtensor_around, note_a_step, version_of
 
 
 class OptimizerState:
-    """An optimizer over parameters of a model on a mesh.
+    """The state of an optimizer over parameters of a model on a mesh.
 
     Attributes:
-        pieces: this process's pieces of the optimizer's state, by the user's name of the parameter and that of the state:
-            ``up.weight.exp_avg``; and the counters of steps, ``.step.0``. What is written to them is the optimizer's state.
-        offload: whether what the optimizer keeps of a parameter is in host memory; the counters are beside the parameters.
+        optimizer: the user's optimizer.
+        definition: how its class updates parameters.
+        pieces: this process's pieces of the state, by the names of the parameter and of the state: ``up.weight.exp_avg``; and the counters of
+            steps, ``.step.0``. They share the memory of the optimizer's state.
+        offload: whether the state is in host memory; the counters stay on the device of the parameters.
 
-    ``agreed`` is called before states are moved, which all ranks do or none: it raises where they differ.
+    Args:
+        agreed: is called before states are moved, which all ranks must do together. It raises if the ranks make different calls.
 
     Raises:
-        TypeError: it is no optimizer, or one that is not known.
-        ValueError: one of its parameters is not the model's, or its step is not offloaded.
+        TypeError: it is not an optimizer, or its class is not known.
+        ValueError: one of its parameters is not the model's, or its step cannot be offloaded.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Named, mesh: Mesh, job: Job | None,
@@ -49,10 +53,10 @@ class OptimizerState:
         self.definition: Definition = definition_of(optimizer)
         self.pieces: dict[str, torch.Tensor] = {}
         self._names = {id(tensor): name for name, tensor in parameters}
-        self._seen: tuple[Any, ...] | None = None  # what was there when it was last looked at
+        self._seen: tuple[Any, ...] | None = None  # the facts and objects that the pieces were taken from
         self._versions: list[int] = []
         self._trained: tuple[Trained, ...] = ()
-        self._counted: dict[str, list[torch.Tensor]] = {}  # counter → the tensors of the optimizer's state that it stands for
+        self._counted: dict[str, list[torch.Tensor]] = {}  # counter → the tensors of the optimizer's state that count the same steps
         self.groups()
         self._refuse_to_offload_plain_ops()
 
@@ -65,7 +69,7 @@ class OptimizerState:
 
     def groups(self) -> dict[str, tuple[int, torch.nn.Parameter]]:
         """Each parameter that requires a gradient, by name, and the number of its group."""
-        found = {}
+        parameters = {}
         for number, group in enumerate(self.optimizer.param_groups):
             for k, parameter in enumerate(group["params"]):
                 name = self._names.get(id(parameter))
@@ -75,23 +79,23 @@ class OptimizerState:
                         f"make it of the parameters of what parallelize returns, as in {type(self.optimizer).__name__}(parallel.parameters())"
                     )
                 if parameter.requires_grad:
-                    found[name] = number, parameter
-        return found
+                    parameters[name] = number, parameter
+        return parameters
 
     def name(self, parameter: torch.Tensor) -> str:
         """The user's name of one of the optimizer's parameters."""
         return self._names[id(parameter)]
 
-    def told(self) -> str:
-        """The optimizer and its numbers, in words that are the same on every rank that has the same: ``AdamW(lr=0.001, betas=(0.9, 0.999))``."""
+    def describe(self) -> str:
+        """Describe the optimizer and its numbers for comparison between ranks: ``AdamW(lr=0.001, betas=(0.9, 0.999))``."""
         groups = []
         for group in self.optimizer.param_groups:
             numbers = {key: value for key, value in group.items() if isinstance(value, (int, float, tuple)) and value is not False}
             groups.append(", ".join(f"{key}={value}" for key, value in numbers.items()))
-        return f"{type(self.optimizer).__name__}({'; '.join(groups)}){self._told_of_state()}"
+        return f"{type(self.optimizer).__name__}({'; '.join(groups)}){self._describe_state()}"
 
-    def _told_of_state(self) -> str:
-        """Of how many parameters there is a state, and after how many steps: of counts on the CPU, which nobody waits for."""
+    def _describe_state(self) -> str:
+        """Describe how many parameters have a state, and after how many steps. Counts on an accelerator are left out: reading them would wait for it."""
         states = [state for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad and (state := self.optimizer.state.get(p))]
         counts = [state.get("step") for state in states]
         read = [n.item() for n in counts if type(n) is torch.Tensor and n.is_cpu and not n.dim()]
@@ -105,17 +109,20 @@ class OptimizerState:
         return bool(self.definition.update(self.optimizer.param_groups[number]).states)
 
     def check(self, parameter: torch.Tensor, group: Group, known: Mapping[str, Any], begun: bool = False) -> None:
-        """``ValueError`` where what is known of a parameter's state is not what its next step can go on from.
+        """``ValueError`` if a parameter's next step cannot continue from its state.
 
-        ``begun``: whether steps were taken, so that a state that is named and ``None`` has been lost.
+        Args:
+            group: the parameter group.
+            known: the state of the parameter, by torch's names.
+            begun: whether steps were taken. Then a state that is ``None`` was lost.
         """
         name, update = self.name(parameter), self.definition.update(group)
         anew = f"or leave the state of {name} out, and it begins anew"
         lost = [n for n in update.states if begun and n in known and known[n] is None]
         if missing := (*self.definition.lacking(group, known), *lost):
-            there = ", ".join(repr(n) for n, value in known.items() if value is not None) or "nothing"
+            present = ", ".join(repr(n) for n, value in known.items() if value is not None) or "nothing"
             raise ValueError(
-                f"the state of {name} has no {missing[0]!r}, but {there}: it would begin at zero, and the others go on; "
+                f"the state of {name} has no {missing[0]!r}, but {present}: it would begin at zero, and the others go on; "
                 f"load what {self.definition.name} has saved, {anew}"
             )
         for n in update.states:
@@ -126,25 +133,28 @@ class OptimizerState:
                 raise ValueError(f"the state of {name} has {n} as {value!r:.40}, which is no tensor; load what {self.definition.name} has saved, {anew}")
             wanted = torch.Size() if shared else parameter.shape
             if value.shape != wanted and (shared or update.op is not None or update.elementwise):  # states of others may be of any shape
-                lies = "it is one number, without dims" if shared else f"the parameter is {list(wanted)}"
-                raise ValueError(f"the state of {name} has {n} of shape {list(value.shape)}, and {lies}: load the state of this model, {anew}")
+                expected = "it is one number, without dims" if shared else f"the parameter is {list(wanted)}"
+                raise ValueError(f"the state of {name} has {n} of shape {list(value.shape)}, and {expected}: load the state of this model, {anew}")
 
     def forget(self) -> None:
         """The optimizer's state has been replaced."""
         self._seen = None
 
     def numbers(self, device: torch.device) -> dict[str, torch.Tensor]:
-        """What schedulers change, of each group, now: ``.lr.0``, ``.beta1.0``; on ``device``, but for what kernels read on the host."""
-        found = {}
+        """The present values of the numbers that schedulers change, by group: ``.lr.0``, ``.beta1.0``. They are on ``device``, except those that kernels read on the host."""
+        numbers = {}
         for k, group in enumerate(self.optimizer.param_groups):
             scheduled = {RATE: scalar(float(group["lr"]), device), **self.definition.update(group).operands(device)}
-            found |= {scheduled_name(name, k): value for name, value in scheduled.items()}
-        return found
+            numbers |= {scheduled_name(name, k): value for name, value in scheduled.items()}
+        return numbers
 
     def trained(self, parameters: Mapping[str, TensorType], gradients: Mapping[str, TensorType], states: Mapping[str, DistAttr]) -> tuple[Trained, ...]:
-        """How the parameters that have a gradient are updated now; their states are brought to lie as ``states`` says.
+        """How the parameters that have a gradient are updated now. Their states get the layouts in ``states``.
 
-        The very tuple of the last call where nothing has changed since.
+        It is the same tuple object as at the last call if nothing has changed since.
+
+        Args:
+            parameters: the types of the parameters, by name; ``gradients``: the types of the sums of their gradients.
         """
         updates = [self.definition.update(group) for group in self.optimizer.param_groups]
         groups = self.groups()
@@ -157,15 +167,15 @@ class OptimizerState:
         return self._trained
 
     def _facts(self, parameters: Iterable[str], groups: Mapping[str, tuple[int, torch.nn.Parameter]]) -> list[object]:
-        """The objects that pieces were taken from."""
+        """The objects that the pieces were taken from."""
         return [part for name in parameters for part in (*groups[name], *self.optimizer.state.get(groups[name][1], {}).values())]
 
     def _counts(self) -> list[int]:
-        """Whether somebody has written to the counts of steps, which are kept twice: torch's own step does."""
+        """The versions of the optimizer's own counts of steps. They change if somebody writes to them, as torch's own step does."""
         return [version_of(tensor) for tensors in self._counted.values() for tensor in tensors]
 
     def finish(self) -> None:
-        """After a step: the optimizer's own counts of steps are those of the counters."""
+        """Copy the counters to the optimizer's own counts of steps, after a step."""
         for name, tensors in self._counted.items():
             copy_each(tensors, [self.pieces[name].to(tensors[0].device)] * len(tensors))  # it waits for an accelerator once
         self._versions = self._counts()
@@ -178,7 +188,7 @@ class OptimizerState:
             number, parameter = groups[name]
             self.check(parameter, self.optimizer.param_groups[number], self.optimizer.state.get(parameter, {}))
         self.pieces, self._counted = {}, {}
-        found = []
+        trained = []
         counters: dict[float, int] = {}
         for name, type in parameters.items():
             number, parameter = groups[name]
@@ -186,35 +196,35 @@ class OptimizerState:
             state = {n: self._tensor(n, value, parameter) for n, value in self.optimizer.state.get(parameter, {}).items() if value is not None}
             known = {n: self.placed(value, parameter, attr) for n, value in state.items()}
             pieces = {n: local_of(value) if isinstance(value, torch.Tensor) else value for n, value in known.items()}
-            own = self.definition.initial(self._piece(parameter, attr), self.optimizer.param_groups[number], pieces)
-            for n, piece in own.items():
+            current = self.definition.initial(self._piece(parameter, attr), self.optimizer.param_groups[number], pieces)
+            for n, piece in current.items():
                 if n not in known or pieces[n] is not piece:
                     known[n] = self._surface(piece, parameter, attr)
             if known:
                 self.optimizer.state[parameter].update(known)
             steps = 0
             for n in update.counted:
-                steps = counters.setdefault(0.0 if own[n].is_meta else float(own[n]), len(counters))
-                counter = f"{STEP}.{steps}"
-                self.pieces.setdefault(counter, own[n].detach().to(_device(parameter), torch.float32).clone())
+                steps = counters.setdefault(0.0 if current[n].is_meta else float(current[n]), len(counters))
+                counter = steps_name(steps)
+                self.pieces.setdefault(counter, current[n].detach().to(_device(parameter), torch.float32).clone())
                 self._counted.setdefault(counter, []).append(known[n])
-            lying = {n: piece for n, piece in own.items() if n not in update.counted}
-            self.pieces |= {f"{name}.{n}": piece for n, piece in lying.items()}
-            types = {n: TensorType(type.shape if known[n].shape == parameter.shape else tuple(piece.shape), piece.dtype) for n, piece in lying.items()}
-            found.append(Trained(name, type, gradients[name], attr, update, types, number, steps))
-        return tuple(found)
+            uncounted = {n: piece for n, piece in current.items() if n not in update.counted}
+            self.pieces |= {state_name(name, n): piece for n, piece in uncounted.items()}
+            types = {n: TensorType(type.shape if known[n].shape == parameter.shape else tuple(piece.shape), piece.dtype) for n, piece in uncounted.items()}
+            trained.append(Trained(name, type, gradients[name], attr, update, types, number, steps))
+        return tuple(trained)
 
     def _tensor(self, name: str, value: Any, parameter: torch.Tensor) -> Any:
-        """A state that is a plain number, as old counts of steps are, as a tensor."""
+        """A state as a tensor, also if it is a plain number, as old counts of steps are."""
         counts = name in self.definition.shared and isinstance(value, (int, float))
         return torch.full((), value, dtype=torch.float32, device=_device(parameter)) if counts else value
 
     def _piece(self, parameter: torch.nn.Parameter, attr: DistAttr) -> torch.Tensor:
-        """This process's piece of a parameter, as its states lie."""
+        """This process's piece of a parameter, in the layout of its states."""
         return local_of(self.placed(parameter.detach(), parameter, attr))
 
     def placed(self, value: Any, parameter: torch.nn.Parameter, attr: DistAttr) -> Any:
-        """A state with the layout ``attr``, on the device where it belongs. A state of another shape than the parameter's is the same on all ranks."""
+        """A state in the layout ``attr``, in host memory with ``offload``. A state that does not have the parameter's shape is replicated."""
         return self._at_home(self._relaid(value, parameter, attr))
 
     def _at_home(self, state: Any) -> Any:
@@ -232,7 +242,7 @@ class OptimizerState:
         return distribute_tensor(value.detach().to(_device(parameter)).contiguous(), self.job.device_mesh, placements)
 
     def _surface(self, piece: torch.Tensor, parameter: torch.nn.Parameter, attr: DistAttr) -> torch.Tensor:
-        """A new state as the optimizer has it: of a DTensor parameter, a DTensor."""
+        """A new state in the form that the optimizer keeps: a DTensor if the parameter is one."""
         if self.job is None or not parameter.dim() or piece.shape != local_of(self._relaid(parameter.detach(), parameter, attr)).shape:
             return piece
         placements = placements_of(attr, self.mesh, tuple(parameter.shape))

@@ -1,4 +1,4 @@
-"""What a training step is told, beside its optimizer."""
+"""Check and describe the options of a training step."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from autopar.plan.precision.policy import policy_of
 from autopar.step.outputs import WAYS
 
 CLIPPED = ("all", "optimizer")  # whose gradients a norm is of
-OWN = ("detect_anomaly", "offload")  # options that change nothing for other ranks
+RANK_OPTIONS = ("detect_anomaly", "offload")  # each rank may choose these for itself
 
 
 @dataclass(frozen=True)
 class StepOptions:
-    """The keywords of ``parallel.train_step``; their text there."""
+    """The options of ``parallel.train_step``, which documents them."""
 
     microbatches: int = 1
     amp: str | None = None
@@ -45,80 +45,80 @@ class StepOptions:
 
     @property
     def joins(self) -> Mapping[str, str] | None:
-        """Output → how those of micro-batches are joined, where that was said; ``None``: outputs are not returned."""
+        """Output → how the outputs of micro-batches are joined, where the user requires a way; ``None``: outputs are not returned."""
         if isinstance(self.returns, str):
             return None if self.returns == "loss" else {}
         return self.returns
 
     @property
     def scaled(self) -> bool:
-        """Whether the loss is scaled: small gradients are lost in fp16."""
+        """Whether the loss is scaled, so that fp16 does not lose small gradients."""
         return self.amp is not None and self.amp.startswith("fp16")
 
 
 def describe_options(options: StepOptions) -> str:
-    """The options that are not the default, but for those that a rank may choose for itself: ``, zero=1, clip_norm=1.0``."""
+    """Describe the options that differ from the default, except those that each rank may choose: ``, zero=1, clip_norm=1.0``."""
     plain = StepOptions()
-    given = {one.name: getattr(options, one.name) for one in fields(options)}
-    return "".join(f", {name}={value!r}" for name, value in given.items() if name not in OWN and value != getattr(plain, name))
+    values = {option.name: getattr(options, option.name) for option in fields(options)}
+    return "".join(f", {name}={value!r}" for name, value in values.items() if name not in RANK_OPTIONS and value != getattr(plain, name))
 
 
-def options_of(given: Mapping[str, Any]) -> StepOptions:
-    """The options, checked.
+def options_of(keywords: Mapping[str, Any]) -> StepOptions:
+    """Check the options.
 
     Raises:
-        TypeError: an unknown one; it names the nearest.
-        ValueError: a value that an option does not take.
+        TypeError: an option is unknown; the error names the nearest.
+        ValueError: an option does not take the value.
     """
     names = [field.name for field in fields(StepOptions)]
-    for name in given:
+    for name in keywords:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=2, cutoff=0.4)
             raise TypeError(f"train_step has no option {name!r}; near it: {', '.join(near) or 'none'}. It has {', '.join(names)}")
-    if not isinstance(keep := given.get("keep", {}), Mapping) or not all(isinstance(op, str) for op in keep):
+    if not isinstance(keep := keywords.get("keep", {}), Mapping) or not all(isinstance(op, str) for op in keep):
         raise TypeError(f"keep={shown(keep)} is no dict of ops and dtypes, as in keep={{'aten::silu': 'f32'}}")
-    if isinstance(given.get("recompute"), list):
-        given = {**given, "recompute": tuple(given["recompute"])}
-    given = {name: value for name, value in given.items() if value is not None}
-    if isinstance(scale := given.get("loss_scale"), (int, float)) and not isinstance(scale, bool):
+    if isinstance(keywords.get("recompute"), list):
+        keywords = {**keywords, "recompute": tuple(keywords["recompute"])}
+    keywords = {name: value for name, value in keywords.items() if value is not None}
+    if isinstance(scale := keywords.get("loss_scale"), (int, float)) and not isinstance(scale, bool):
         if not LossScaling.minimum <= scale < math.inf:
             raise ValueError(f"loss_scale={shown(scale)} is no first scale of a loss: give {LossScaling.minimum:g} or more, such as 1024.0")
-        given["loss_scale"] = LossScaling(initial=float(scale))
-    given["amp"] = None if given.get("amp") is None else policy_of(given["amp"], given.get("keep", {})).name
-    found = StepOptions(**given)
-    if not isinstance(found.loss_scale, LossScaling):
-        raise TypeError(f"loss_scale={shown(found.loss_scale)} is neither a number, the first scale, nor a LossScaling")
-    if found.reduce_dtype not in (None, torch.float32):
-        raise ValueError(f"reduce_dtype={shown(found.reduce_dtype)}: sums in low precision are reduced as they are (None), or in torch.float32")
-    if "loss_scale" in given and not found.scaled:
-        raise ValueError(f"loss_scale= is for fp16, whose small gradients are lost; amp={shown(found.amp)} needs none")
-    if found.recompute is not None and not found.recompute:
-        raise ValueError(f'recompute={shown(found.recompute)}: say "blocks", "min-cut", a glob over module paths, as in "*.layers.*", or None')
-    if found.keep and found.amp is None:
+        keywords["loss_scale"] = LossScaling(initial=float(scale))
+    keywords["amp"] = None if keywords.get("amp") is None else policy_of(keywords["amp"], keywords.get("keep", {})).name
+    options = StepOptions(**keywords)
+    if not isinstance(options.loss_scale, LossScaling):
+        raise TypeError(f"loss_scale={shown(options.loss_scale)} is neither a number, the first scale, nor a LossScaling")
+    if options.reduce_dtype not in (None, torch.float32):
+        raise ValueError(f"reduce_dtype={shown(options.reduce_dtype)}: sums in low precision are reduced as they are (None), or in torch.float32")
+    if "loss_scale" in keywords and not options.scaled:
+        raise ValueError(f"loss_scale= is for fp16, whose small gradients are lost; amp={shown(options.amp)} needs none")
+    if options.recompute is not None and not options.recompute:
+        raise ValueError(f'recompute={shown(options.recompute)}: say "blocks", "min-cut", a glob over module paths, as in "*.layers.*", or None')
+    if options.keep and options.amp is None:
         raise ValueError("keep= says in which dtype ops run under amp=, which is not given")
-    if isinstance(found.microbatches, bool) or not isinstance(found.microbatches, int) or found.microbatches < 1:
-        raise ValueError(f"microbatches={shown(found.microbatches)} is no number of micro-batches; give 1 or more")
-    if isinstance(found.zero, bool) or not isinstance(found.zero, int) or found.zero not in (0, 1, 2, 3):
-        raise ValueError(f"zero={shown(found.zero)} is no stage of ZeRO: 0 splits nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too")
-    norm = found.clip_norm
+    if isinstance(options.microbatches, bool) or not isinstance(options.microbatches, int) or options.microbatches < 1:
+        raise ValueError(f"microbatches={shown(options.microbatches)} is no number of micro-batches; give 1 or more")
+    if isinstance(options.zero, bool) or not isinstance(options.zero, int) or options.zero not in (0, 1, 2, 3):
+        raise ValueError(f"zero={shown(options.zero)} is no stage of ZeRO: 0 splits nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too")
+    norm = options.clip_norm
     if norm is not None and (isinstance(norm, bool) or not isinstance(norm, (int, float)) or not norm > 0):
         raise ValueError(f"clip_norm={shown(norm)} is no norm above 0; None does not clip, {math.inf} only measures")
-    if found.clip_parameters not in CLIPPED:
+    if options.clip_parameters not in CLIPPED:
         raise ValueError(
-            f'clip_parameters={shown(found.clip_parameters)}: "all" measures the gradients of all parameters that require one, "optimizer" those of the optimizer\'s'
+            f'clip_parameters={shown(options.clip_parameters)}: "all" measures the gradients of all parameters that require one, "optimizer" those of the optimizer\'s'
         )
-    if not isinstance(found.grad_norm, bool):
-        raise ValueError(f"grad_norm={shown(found.grad_norm)}: True measures the norm of the gradients at each step, False only where clip_norm needs it")
-    if "clip_parameters" in given and not found.measured:
+    if not isinstance(options.grad_norm, bool):
+        raise ValueError(f"grad_norm={shown(options.grad_norm)}: True measures the norm of the gradients at each step, False only where clip_norm needs it")
+    if "clip_parameters" in keywords and not options.measured:
         raise ValueError("clip_parameters= says which gradients are measured, and none are: give clip_norm= or grad_norm=True too")
-    _check_returns(found.returns)
-    if found.ema is not None and (isinstance(found.ema, bool) or not isinstance(found.ema, (int, float)) or not 0 <= found.ema <= 1):
-        raise ValueError(f"ema={shown(found.ema)} is no decay of a moving average: give a number from 0 to 1, such as 0.999, or None")
-    if not isinstance(found.detect_anomaly, bool):
-        raise ValueError(f"detect_anomaly={shown(found.detect_anomaly)}: True looks for the first NaN behind each op, False does not")
-    if not isinstance(found.offload, bool):
-        raise ValueError(f"offload={shown(found.offload)}: True keeps the optimizer's state in host memory, False beside the parameters")
-    return found
+    _check_returns(options.returns)
+    if options.ema is not None and (isinstance(options.ema, bool) or not isinstance(options.ema, (int, float)) or not 0 <= options.ema <= 1):
+        raise ValueError(f"ema={shown(options.ema)} is no decay of a moving average: give a number from 0 to 1, such as 0.999, or None")
+    if not isinstance(options.detect_anomaly, bool):
+        raise ValueError(f"detect_anomaly={shown(options.detect_anomaly)}: True looks for the first NaN behind each op, False does not")
+    if not isinstance(options.offload, bool):
+        raise ValueError(f"offload={shown(options.offload)}: True keeps the optimizer's state in host memory, False beside the parameters")
+    return options
 
 
 def _check_returns(returns: Any) -> None:

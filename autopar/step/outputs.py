@@ -1,14 +1,14 @@
-"""Gives back what the model returns beside its loss: how the outputs of micro-batches become those of the batch.
+"""Join the outputs of micro-batches, beside the loss, into the outputs of the batch.
 
-| how | of |
+| how | for which outputs |
 | --- | --- |
-| `cat` | a value with a part of each row: the parts, one behind the other, along the dim of the rows |
+| `cat` | a value with a part for each row: the parts are concatenated along the dim of the rows |
 | `mean` | a number that is a mean over the batch, as the loss is (``terms``) |
 | `sum` | a number that is a sum over the batch |
-| `same` | what does not depend on the batch |
-| `stack` | all else, as where rows meet: a new first dim, with an entry for each micro-batch; the report says so |
+| `same` | a value that does not depend on the batch |
+| `stack` | all others, as where the forward mixes rows: a new first dim has an entry for each micro-batch, and the report says so |
 
-Which of them it is follows from the forward, placed on an axis that splits the rows (``rows``). With micro-batches of one row nobody can see that.
+Which of them applies follows from the forward (``batch_independence``). It cannot be detected if a micro-batch has one row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.model.dtensor_parameters import is_dtensor
 from autopar.model.local_tensors import LocalTensors
-from autopar.step.batch_independence import Rows
+from autopar.step.batch_independence import BatchIndependence
 from autopar.step.loss import as_loss
 from autopar.step.terms import Terms, search
 
@@ -40,9 +40,10 @@ class Output:
     """One tensor that the model returns.
 
     Attributes:
-        name: of its place in what the model returns.
-        how: one of ``WAYS``; ``dim``: along which ``cat`` joins.
-        known: whether that follows from the forward, or was said.
+        name: its place in the structure that the model returns, as ``logits``.
+        how: one of ``WAYS``.
+        dim: the dim along which ``cat`` joins.
+        known: whether the way follows from the forward or is an option of the step.
     """
 
     name: str
@@ -52,7 +53,7 @@ class Output:
 
 
 def loss_of(captured: Captured) -> int:
-    """The position of the loss among the tensors that the model returns: the first that is one number and has a gradient."""
+    """The position of the loss among the tensors that the model returns: the first number that has a gradient. ``CaptureError`` if there is none."""
     output = captured.program.output
     returned = [node for node, result in zip(operands(output), record_of(output).results, strict=True) if result.kind == "return"]
     for k in captured.differentiable:
@@ -68,44 +69,44 @@ def loss_of(captured: Captured) -> int:
 
 
 def names_of(captured: Captured) -> list[str]:
-    """Of the tensors that a model returns, by their places: ``logits``, ``0``."""
+    """The names of the tensors that a model returns, by their places in its structure: ``logits``, ``0``."""
     return ["_".join(path) for k, path in enumerate(captured.spec.paths()) if k not in captured.leaves]
 
 
-def outputs_of(program: Program, loss: int, terms: Terms, said: Mapping[str, str], names: Sequence[str], microbatches: int, cut: Collection[str],
+def outputs_of(program: Program, loss: int, terms: Terms, required: Mapping[str, str], names: Sequence[str], microbatches: int, cut: Collection[str],
                device: torch.device) -> tuple[Output, ...]:  # fmt: skip
-    """How each tensor that a traced program returns is joined, but for its loss, the one at this position.
+    """How each tensor that a traced program returns is joined, except its loss.
 
     Args:
-        terms: of the loss.
-        said: name → how, where the user says it.
+        loss: the position of the loss among the returned tensors; ``terms``: its terms.
+        required: name → how, where the user requires a way.
 
     Raises:
         ValueError: there is no output of that name.
     """
     rows = [node for node, result in zip(operands(program.output), record_of(program.output).results, strict=True) if result.kind == "return"]
     others = [(name, node) for k, (name, node) in enumerate(zip(names, rows, strict=True)) if k != loss]
-    if unknown := [name for name in said if name not in dict(others)]:
-        there = ", ".join(name for name, _ in others) or "nothing"
-        raise ValueError(f"returns= names {unknown[0]!r}, and the model has no such output; beside its loss it returns {there}: name one of these")
+    if unknown := [name for name in required if name not in dict(others)]:
+        known = ", ".join(name for name, _ in others) or "nothing"
+        raise ValueError(f"returns= names {unknown[0]!r}, and the model has no such output; beside its loss it returns {known}: name one of these")
     if microbatches == 1 or not others:
-        return tuple(Output(name, said.get(name, "same")) for name, _ in others)
-    placed = Rows(program, [node for _, node in others], cut, device)
-    found = [_joined_so(program, node, name, placed, terms, cut, device) for name, node in others]
-    return tuple(replace(one, how=said[one.name], known=True) if one.name in said else one for one in found)
+        return tuple(Output(name, required.get(name, "same")) for name, _ in others)
+    independence = BatchIndependence(program, [node for _, node in others], cut, device)
+    outputs = [_output_of(program, node, name, independence, terms, cut, device) for name, node in others]
+    return tuple(replace(output, how=required[output.name], known=True) if output.name in required else output for output in outputs)
 
 
-def _joined_so(program: Program, node: fx.Node, name: str, rows: Rows, loss: Terms, cut: Collection[str], device: torch.device) -> Output:
+def _output_of(program: Program, node: fx.Node, name: str, independence: BatchIndependence, loss: Terms, cut: Collection[str], device: torch.device) -> Output:
     unknown = Output(name, "stack", known=False)
-    if node not in rows.varying:
+    if node not in independence.varying:
         return Output(name, "same")
-    if rows.count == 1:
+    if independence.count == 1:
         return unknown
     if record_of(node).type.shape:  # type: ignore[union-attr]
-        dims = rows.lie_in(node)
-        return Output(name, "cat", dims[0][0]) if len(dims) == 1 and dims[0][1] == 0 and not rows.meet([node]) else unknown
-    terms, sums = search(program, node, rows)
-    if terms.meetings:
+        dims = independence.row_dims(node)
+        return Output(name, "cat", dims[0][0]) if len(dims) == 1 and dims[0][1] == 0 and not independence.mixing_nodes([node]) else unknown
+    terms, sums = search(program, node, independence)
+    if terms.mixings:
         return unknown
     divided = {division for division in terms.divisions if record_of(division).phase == "forward"}
     if not terms.others and divided <= loss.divisions.keys():
@@ -114,24 +115,24 @@ def _joined_so(program: Program, node: fx.Node, name: str, rows: Rows, loss: Ter
 
 
 def about_outputs(outputs: Sequence[Output], microbatches: int) -> list[str]:
-    """What the report says of outputs that nobody can join."""
+    """Notes for the report on the outputs whose way does not follow from the forward."""
     return [
-        f"the output {one.name} is stacked, with an entry for each of {microbatches} micro-batches: how it is joined does not follow from the forward; "
-        f'say it, as in returns={{"{one.name}": "cat"}}, or "mean", "sum"'
-        for one in outputs
-        if not one.known
+        f"the output {output.name} is stacked, with an entry for each of {microbatches} micro-batches: how it is joined does not follow from the forward; "
+        f'say it, as in returns={{"{output.name}": "cat"}}, or "mean", "sum"'
+        for output in outputs
+        if not output.known
     ]
 
 
 def returned_like_the_model(captured: Captured, loss: torch.Tensor, outputs: Sequence[torch.Tensor]) -> Any:
-    """The model's own structure, with the loss of the batch and its other outputs."""
+    """The model's own output structure, with the loss of the batch and its other outputs."""
     tensors = list(outputs)
     tensors.insert(loss_of(captured), as_loss(loss))
     return captured.with_tensors(tensors)
 
 
 def join_whole(output: Output, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """An output of the batch, of those of its micro-batches."""
+    """Join an output of all micro-batches into that of the batch. ``parts``: in the order of the micro-batches."""
     if output.how == "stack":
         return torch.stack(list(parts))
     if output.how == "same" or len(parts) == 1:
@@ -143,9 +144,13 @@ def join_whole(output: Output, parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def join_pieces(output: Output, pieces: Sequence[torch.Tensor], type: TensorType, tensors: LocalTensors, brought: int) -> torch.Tensor:
-    """The same of this rank's pieces, as ``outputs=`` of ``parallelize`` says. All ranks call it.
+    """Join this rank's pieces of an output of all micro-batches. The result is as ``outputs=`` of ``parallelize`` requires. All ranks call it.
 
-    ``brought``: how many pieces of the batch the ranks bring, if they do, else 0: then the batch is theirs, one behind the other.
+    Args:
+        pieces: in the order of the micro-batches.
+        type: the type of the output of one micro-batch.
+        brought: the number of pieces that the ranks bring with ``inputs="local"``, whose batch is these pieces in the order of the ranks; 0
+            where all ranks have the same batch.
     """
     assert type.layout is not None
     attr, shape, count, joins = type.attr, list(type.shape), len(pieces), output.how == "cat" and len(pieces) > 1
@@ -167,7 +172,7 @@ def join_pieces(output: Output, pieces: Sequence[torch.Tensor], type: TensorType
 
 
 def _split_as(part: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """A whole value, which all ranks have, as a DTensor that is split as another is."""
+    """A value that is the same on all ranks, as a DTensor with the placements of another."""
     if not is_dtensor(part):
         return value
     from torch.distributed.tensor import DTensor, Replicate

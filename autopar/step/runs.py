@@ -1,7 +1,7 @@
-"""Run a step: ``micro`` once for each micro-batch, then ``update``; on this rank of real processes, or on all ranks in this process.
+"""Run a step: ``micro`` once for each micro-batch, then ``update``; on this rank of real processes, or for all ranks in this process.
 
-The sums of gradients and losses begin with the first micro-batch, go from each to the next, and end in the update, which writes
-over them. Parameters and the optimizer's state are written in place.
+The sums of gradients and losses begin as zeros at the first micro-batch and go from each micro-batch to the next. The update may write over
+them. Parameters and the optimizer's state are updated in place.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from autopar.capture.model_state import Inventory
+from autopar.capture.model_state import ModelState
 from autopar.ir.mesh import Mesh
 from autopar.ir.program import Program
+from autopar.ir.value_names import SCALE, batch_input_name, copy_name, count_name
 from autopar.model.calls import Calls
 from autopar.model.inputs import CallInputs
 from autopar.runtime import anomaly
@@ -24,43 +25,36 @@ from autopar.runtime.lowering.lower import Lowered
 from autopar.runtime.simulation.pieces import cut, join
 from autopar.runtime.whole import Pieces, ProcessRun, Results, SimulatedRun
 from autopar.step.compile import MicroBatch, StepUpdate
-from autopar.step.copies import COPY
-from autopar.step.micro import COUNT, LOSS, SCALE, gradient_name
 from autopar.step.outputs import join_pieces, join_whole
 
-Returned = tuple[list[torch.Tensor], list[torch.Tensor]]  # of the update, and of all micro-batches
-COUNTS, COPIES = "the counts of all micro-batches", "the low-precision copies of parameters"  # what runs beside micro-batches and update
+Returned = tuple[list[torch.Tensor], list[torch.Tensor]]  # the values that the update returns, and the outputs of all micro-batches
+COUNTS, COPIES = "the counts of all micro-batches", "the low-precision copies of parameters"  # names, in errors, of what runs beside the micro-batches and the update
 
 
 def lowered_of(last: Program, local: LocalPrograms, rank: int, written: Collection[str], microbatches: int, offload: bool = False) -> Lowered:
-    """The function that a rank runs for the last micro-batch and the update, to look at."""
+    """The function that a rank runs for the last micro-batch and the update, for inspection; it has no process groups."""
     run = ProcessRun(last, local[rank], _Groups(), None, torch.device("cpu"), _donated(Results(last), written), offloaded=offload)
-    return run.lowered(frozenset(run.named[name] for name in sums_of(run)) if microbatches == 1 else frozenset())
+    return run.lowered(frozenset(run.named[name] for name in run.sums) if microbatches == 1 else frozenset())
 
 
 class _Groups(dict[Any, str]):
-    """A process group of any ranks, in name."""
+    """Gives each set of ranks the name of a group that does not exist."""
 
     def __missing__(self, ranks: Any) -> str:
         return "group"
 
 
-def _donated(found: Results, written: Collection[str]) -> list[str]:
-    """The placeholders of a program that it may write to: sums, and states that it is told of by the user's names."""
-    return [of for name, of in found.named.items() if name in written or name in sums_of(found)]
-
-
-def sums_of(program: Results) -> frozenset[str]:
-    """The sums of gradients and of losses that a program takes, by the user's names."""
-    return frozenset(name for name in program.named if name == LOSS or name.endswith(gradient_name("")))
+def _donated(results: Results, written: Collection[str]) -> list[str]:
+    """The placeholders that a program may write to: sums, and the states in ``written``, which are the user's names."""
+    return [of for name, of in results.named.items() if name in written or name in results.sums]
 
 
 @dataclass
 class OnProcess:
-    """Steps on this rank.
+    """Runs steps on this rank.
 
     Attributes:
-        calls: of the model.
+        calls: the calls of the model.
         offload: whether the optimizer's state is in host memory.
     """
 
@@ -68,14 +62,14 @@ class OnProcess:
     offload: bool = False
     _runs: dict[int, ProcessRun] = field(default_factory=dict)
 
-    def __call__(self, batch: Sequence[CallInputs], model: Inventory, micro: MicroBatch, update: StepUpdate,
+    def __call__(self, batch: Sequence[CallInputs], model: ModelState, micro: MicroBatch, update: StepUpdate,
                  state: Mapping[str, torch.Tensor]) -> Returned:  # fmt: skip
-        """Run the step of a batch: what the update returns, and the model's outputs.
+        """Run the step of a batch. Returns the values of the update, and the model's outputs.
 
         Args:
             batch: the inputs of each micro-batch.
-            model: its parameters and buffers, which are written in place.
-            state: what the update takes beside parameters and sums, by the user's names; written in place.
+            model: the model's parameters and buffers, which are updated in place.
+            state: the other inputs and states of the update, by the user's names; states are updated in place.
         """
         calls, rank = self.calls, self.calls.context().rank
         run, end = self._run(micro.program, micro.local), self._run(*update.last, update.states)
@@ -83,94 +77,96 @@ class OnProcess:
         names = [run.names[of] for of in run.interface.given]
         count = len(model.parameters) + len(model.buffers)
         held: Pieces = {**dict(zip(names[:count], pieces[0], strict=False)), **state}
-        inputs = [dict(zip(names[count:], some[count:], strict=False)) for some in pieces]
+        inputs = [dict(zip(names[count:], tensors[count:], strict=False)) for tensors in pieces]
         if anomaly.is_on():
             anomaly.refuse_nan(model, dict(zip(names[:count], pieces[0], strict=False)), inputs, state, rank)
         del pieces
         copies = self._copies(micro, held)
         taken = {**held, **copies}
-        low = {name.removesuffix(COPY): tensor for name, tensor in copies.items()}
+        low = {name: copies[copy_name(name)] for name in held if copy_name(name) in copies}
         *others, last = inputs
-        total, sums, made_out, outputs = len(inputs), Pieces(), len(run.returned), list[list[torch.Tensor]]()
-        counted = {f"{name}.{k}": tensor for k, values in enumerate(inputs) for name, tensor in values.items()} if micro.first else {}
+        total, sums, output_count, outputs = len(inputs), Pieces(), len(run.returned), list[list[torch.Tensor]]()
+        counted = {batch_input_name(name, k): tensor for k, values in enumerate(inputs) for name, tensor in values.items()} if micro.first else {}
         del inputs, copies
         for k, values in enumerate(others, 1):
             beginning = self._run(*micro.first) if micro.first and k == 1 else run
-            given_back, made = self._called(beginning, {**taken, **low, **values, **calls.computed(micro.captured), **sums, **counted}, counted, during=nth(k, total))
-            first = len(given_back) - made_out
-            outputs.append(given_back[first:])
-            taken |= {f"{COUNT}.{j}": count for j, count in enumerate(given_back[:first])}
-            sums = {name: made.pop(name) for name in sums_of(run)}
-            for name, tensor in made.items():
+            returned, states = self._called(beginning, {**taken, **low, **values, **calls.computed(micro.captured), **sums, **counted}, counted, during=nth(k, total))
+            outputs_begin = len(returned) - output_count
+            outputs.append(returned[outputs_begin:])
+            taken |= {count_name(j): count for j, count in enumerate(returned[:outputs_begin])}
+            sums = {name: states.pop(name) for name in run.sums}
+            for name, tensor in states.items():
                 held[name].copy_(tensor)
-            del made
+            del states
         low.clear()
-        returned, made = self._called(end, {**taken, **last, **calls.computed(micro.captured), **sums}, taken, sums, during=nth(total, total))
-        for name, tensor in made.items():
+        returned, states = self._called(end, {**taken, **last, **calls.computed(micro.captured), **sums}, taken, sums, during=nth(total, total))
+        for name, tensor in states.items():
             if tensor is not held[name]:
                 held[name].copy_(tensor)
-        outputs.append(returned[:made_out])
+        outputs.append(returned[:output_count])
         types = [type for _, type in run.interface.returned]
         brought = _brought(batch[0], calls.mesh)
         joined = [join_pieces(output, parts, type, calls.tensors, brought) for output, type, *parts in zip(micro.outputs, types, *outputs, strict=True)]
-        return returned[made_out:], joined
+        return returned[output_count:], joined
 
     def _called(self, run: ProcessRun, values: Pieces, *emptied: Pieces, during: str) -> tuple[list[torch.Tensor], Pieces]:
-        """Run a program on pieces, by the user's names: what it returns, and the next values of its states. Sums that are not among the
-        pieces are zero. ``emptied``: where else pieces are held that are not needed any more."""
-        zeros = frozenset(run.named[name] for name in sums_of(run) if name not in values)
-        given = {of: values[name] for name, of in run.named.items() if name in values}
-        for some in (values, *emptied):
-            some.clear()
-        returned, made = run(given, zeros, during)
-        return returned, {run.names[of]: tensor for of, tensor in made.items()}
+        """Run a program on pieces, by the user's names. Returns its values, and the next values of its states. Sums without a piece begin as zeros.
+
+        ``values`` is emptied, and so are the dicts in ``emptied``, so that no piece takes memory longer than needed.
+        """
+        zeros = frozenset(run.named[name] for name in run.sums if name not in values)
+        operands = {of: values[name] for name, of in run.named.items() if name in values}
+        for pieces in (values, *emptied):
+            pieces.clear()
+        returned, states = run(operands, zeros, during)
+        return returned, {run.names[of]: tensor for of, tensor in states.items()}
 
     def _copies(self, micro: MicroBatch, held: Pieces) -> Pieces:
-        """Those of parameters in low precision."""
+        """Make the low-precision copies of parameters, by their names: ``w.copy``."""
         if micro.copy is None:
             return {}
-        _, made = self._called(self._run(*micro.copy), dict(held), during=COPIES)
-        return made
+        _, copies = self._called(self._run(*micro.copy), dict(held), during=COPIES)
+        return copies
 
     def _run(self, program: Program, local: LocalPrograms, written: Collection[str] = ()) -> ProcessRun:
-        """``written``: the states, by the user's names, that are written to, and not only the sums."""
+        """The program of this rank as a function. ``written``: the states that it may write to beside the sums, by the user's names."""
         if id(program) not in self._runs:
             context, job = self.calls.context(), self.calls.job
             gate = None if context.agreement is None else context.agreement.finish
             device = torch.device("cpu") if job is None else job.device
-            found = Results(program)
-            scaled = SCALE in found.named
-            self._runs[id(program)] = ProcessRun(program, local[context.rank], context.groups, gate, device, _donated(found, written), scaled, self.offload)
+            results = Results(program)
+            scaled = SCALE in results.named
+            self._runs[id(program)] = ProcessRun(program, local[context.rank], context.groups, gate, device, _donated(results, written), scaled, self.offload)
         return self._runs[id(program)]
 
     def forget(self, program: Program) -> None:
-        """The program is not run again."""
+        """Drop a program that does not run again."""
         self._runs.pop(id(program), None)
 
     def clear(self) -> None:
-        """No program is run again."""
+        """Drop all programs."""
         self._runs.clear()
 
 
 @dataclass
 class Simulated:
-    """Steps of all ranks, in this process; on full tensors, which are cut, and joined again.
+    """Runs steps of all ranks in this process, on full tensors: they are cut into pieces, and the results are joined again.
 
     Attributes:
-        calls: of the model.
+        calls: the calls of the model.
     """
 
     calls: Calls
     _runs: dict[int, SimulatedRun] = field(default_factory=dict)
 
-    def __call__(self, batch: Sequence[CallInputs], model: Inventory, micro: MicroBatch, update: StepUpdate,
+    def __call__(self, batch: Sequence[CallInputs], model: ModelState, micro: MicroBatch, update: StepUpdate,
                  state: Mapping[str, torch.Tensor]) -> Returned:  # fmt: skip
-        """The same as ``OnProcess`` does, of all ranks."""
+        """Run the step of a batch on all ranks. Arguments and results are as those of ``OnProcess``."""
         run, end = self._run(micro.program, micro.local), self._run(update.program, update.local)
         ranks = self.calls.mesh.ranks
         full: dict[str, torch.Tensor] = {name: tensor.detach() for name, tensor in (*model.parameters, *model.buffers)}
         names = [run.names[of] for of in run.interface.given[len(full) :]]
-        inputs = [dict(zip(names, some.arguments.tensors, strict=False)) for some in batch]
+        inputs = [dict(zip(names, call.arguments.tensors, strict=False)) for call in batch]
         if anomaly.is_on():
             anomaly.refuse_nan(model, full, inputs, state)
         counts = self._counts(micro, run, inputs, full)
@@ -178,36 +174,36 @@ class Simulated:
         held = {rank: {**_cut(run, {**full, **state}, rank), **_zeros(run, rank), **copies[rank]} for rank in ranks}
         outputs: list[list[torch.Tensor]] = []
         for k, values in enumerate(inputs, 1):
-            computed = {run.named[name]: one for name, one in self.calls.computed(micro.captured).items() if name in run.named}
-            made = run({rank: {**held[rank], **_cut(run, values, rank), **counts[rank], **computed} for rank in ranks}, nth(k, len(inputs)))
-            for rank, (_, states) in made.items():
+            computed = {run.named[name]: tensor for name, tensor in self.calls.computed(micro.captured).items() if name in run.named}
+            results = run({rank: {**held[rank], **_cut(run, values, rank), **counts[rank], **computed} for rank in ranks}, nth(k, len(inputs)))
+            for rank, (_, states) in results.items():
                 held[rank] |= states
-            outputs.append(_joined(run, made))
+            outputs.append(_joined(run, results))
         _write(run, full, held)
         full |= state
         names = {name: of for name, of in run.named.items() if name not in full}
-        made = end({rank: {**_cut(end, full, rank), **{of: held[rank][names[name]] for name, of in end.named.items() if name in names}} for rank in ranks})
-        _write(end, full, {rank: states for rank, (_, states) in made.items()})
-        return _joined(end, made), [join_whole(one, parts) for one, *parts in zip(micro.outputs, *outputs, strict=True)]
+        results = end({rank: {**_cut(end, full, rank), **{of: held[rank][names[name]] for name, of in end.named.items() if name in names}} for rank in ranks})
+        _write(end, full, {rank: states for rank, (_, states) in results.items()})
+        return _joined(end, results), [join_whole(output, parts) for output, *parts in zip(micro.outputs, *outputs, strict=True)]
 
     def _copies(self, micro: MicroBatch, to: SimulatedRun, full: Mapping[str, torch.Tensor]) -> dict[int, Pieces]:
-        """What ``micro`` takes in the place of parameters."""
+        """Make the low-precision copies that ``micro`` takes in the place of parameters: rank → name in ``to`` → piece."""
         ranks = self.calls.mesh.ranks
         if micro.copy is None:
             return {rank: {} for rank in ranks}
         run = self._run(*micro.copy)
-        made = run({rank: _cut(run, full, rank) for rank in ranks}, COPIES)
-        return {rank: {to.named[name.removesuffix(COPY)]: states[of] for name, of in run.named.items() if of in states} for rank, (_, states) in made.items()}
+        results = run({rank: _cut(run, full, rank) for rank in ranks}, COPIES)
+        return {rank: {to.named[name]: states[run.named[copy_name(name)]] for name in run.named if copy_name(name) in run.named} for rank, (_, states) in results.items()}
 
     def _counts(self, micro: MicroBatch, to: SimulatedRun, inputs: list[dict[str, torch.Tensor]], full: Mapping[str, torch.Tensor]) -> dict[int, Pieces]:
-        """What the micro-batches divide by, if they are told."""
+        """Compute the counts that the micro-batches divide by: rank → name in ``to`` → count."""
         ranks = self.calls.mesh.ranks
         if micro.count is None:
             return {rank: {} for rank in ranks}
         run = self._run(*micro.count)
-        given = {**full, **{f"{name}.{k}": tensor for k, tensors in enumerate(inputs) for name, tensor in tensors.items()}}
-        made = run({rank: _cut(run, given, rank) for rank in ranks}, COUNTS)
-        return {rank: {to.named[f"{COUNT}.{k}"]: count for k, count in enumerate(returned)} for rank, (returned, _) in made.items()}
+        tensors = {**full, **{batch_input_name(name, k): tensor for k, values in enumerate(inputs) for name, tensor in values.items()}}
+        results = run({rank: _cut(run, tensors, rank) for rank in ranks}, COUNTS)
+        return {rank: {to.named[count_name(k)]: count for k, count in enumerate(returned)} for rank, (returned, _) in results.items()}
 
     def _run(self, program: Program, local: Any) -> SimulatedRun:
         if id(program) not in self._runs:
@@ -215,36 +211,36 @@ class Simulated:
         return self._runs[id(program)]
 
     def forget(self, program: Program) -> None:
-        """The program is not run again."""
+        """Drop a program that does not run again."""
         self._runs.pop(id(program), None)
 
 
 def _brought(inputs: CallInputs, mesh: Mesh) -> int:
-    """How many pieces of the batch the ranks bring; 0 where all have the same batch."""
+    """The number of different pieces of the batch that the ranks bring; 0 if all ranks have the same batch."""
     counts = [mesh.count(inputs.layouts[name].dims[0][0][1]) for name in inputs.shapes if inputs.layouts[name].dims]
     return max(counts, default=0)
 
 
-def _joined(run: SimulatedRun, made: Mapping[int, tuple[list[torch.Tensor], Pieces]]) -> list[torch.Tensor]:
-    """What a program returned, of all ranks."""
-    return [join({rank: tensors[k] for rank, (tensors, _) in made.items()}, type, name) for k, (name, type) in enumerate(run.interface.returned)]
+def _joined(run: SimulatedRun, results: Mapping[int, tuple[list[torch.Tensor], Pieces]]) -> list[torch.Tensor]:
+    """The full tensors of the pieces that a program returned on all ranks."""
+    return [join({rank: tensors[k] for rank, (tensors, _) in results.items()}, type, name) for k, (name, type) in enumerate(run.interface.returned)]
 
 
 def _cut(run: SimulatedRun, tensors: Mapping[str, torch.Tensor], rank: int) -> Pieces:
-    """The pieces of those tensors that a program takes, on one rank."""
+    """One rank's pieces of the tensors that a program takes, by the program's names."""
     at = run.interface.mesh.coordinates(rank)
     return {of: cut(tensors[name].detach(), run.interface.types[of], at).clone() for name, of in run.named.items() if name in tensors}
 
 
 def _zeros(run: SimulatedRun, rank: int) -> Pieces:
-    """What sums begin with, on one rank."""
+    """The zeros that sums begin with on one rank."""
     mesh = run.interface.mesh
-    types = {of: run.interface.types[of] for of in map(run.named.__getitem__, sums_of(run))}
+    types = {of: run.interface.types[of] for of in map(run.named.__getitem__, run.sums)}
     return {of: torch.zeros(type.attr.local_shape(type.shape, mesh, mesh.coordinates(rank)), dtype=type.dtype) for of, type in types.items()}
 
 
 def _write(run: SimulatedRun, full: Mapping[str, torch.Tensor], held: Mapping[int, Pieces]) -> None:
-    """The next values of states, joined, into the full tensors."""
+    """Join the next values of states, and copy them to the full tensors."""
     for name, of in run.named.items():
         if of in run.states and name in full:
-            full[name].copy_(join({rank: own[of] for rank, own in held.items()}, run.interface.types[of], of))
+            full[name].copy_(join({rank: pieces[of] for rank, pieces in held.items()}, run.interface.types[of], of))

@@ -1,4 +1,4 @@
-"""Save the state of a training by the user's names, and go on from it on another mesh or with another stage of ZeRO."""
+"""Save the state of a training by the user's names, and load it on any mesh and with any stage of ZeRO."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from autopar.step.optimizer_state import OptimizerState
 
 @dataclass(frozen=True)
 class TrainingState:
-    """All that a training goes on from, but for the number of its steps.
+    """The state that a training continues from, except the number of its steps.
 
     Attributes:
         model: the model on the mesh, which loads full tensors and DTensors.
-        calls: of the model.
-        owned: the optimizer.
-        averages: of the weights; ``None`` without ``ema``.
-        scaler: the scale of the loss, and the steps since it was changed; ``None`` without fp16.
-        scaling: names the parts of the scaler.
+        calls: the calls of the model.
+        optimizer_state: the optimizer and its state.
+        averages: the averages of the weights; ``None`` without ``ema``.
+        scaler: the scale of the loss, and the number of steps since it was changed; ``None`` without fp16.
+        scaling: how the scale changes; it names the parts of the scaler.
     """
 
     model: torch.nn.Module
     calls: Calls
-    owned: OptimizerState
+    optimizer_state: OptimizerState
     averages: Averages | None
     scaler: Sequence[torch.Tensor] | None
     scaling: LossScaling
 
     def state_dict(self, steps: int) -> dict[str, Any]:
-        """Parameters and buffers, the optimizer's state and groups, the averages of weights, the generator of random numbers, and how many
-        steps were taken.
+        """Parameters and buffers, the optimizer's state and groups, the averages of the weights, the state of the generator of random numbers,
+        and the number of steps.
 
-        Tensors are those of the training, and not copies; on processes DTensors, of which each rank has its pieces. All ranks call it.
+        The tensors are those of the training, and not copies. On processes they are DTensors. All ranks call it.
         """
-        owned, optimizer = self.owned, self.owned.optimizer
-        named = {name: tensor for name, (_, tensor) in owned.groups().items()}
+        optimizer_state, optimizer = self.optimizer_state, self.optimizer_state.optimizer
+        named = {name: tensor for name, (_, tensor) in optimizer_state.groups().items()}
         state = {name: dict(optimizer.state[tensor]) for name, tensor in named.items() if optimizer.state.get(tensor)}
         groups = [
-            {**{key: value for key, value in group.items() if key != "params"}, "params": [owned.name(p) for p in group["params"]]}
+            {**{key: value for key, value in group.items() if key != "params"}, "params": [optimizer_state.name(p) for p in group["params"]]}
             for group in optimizer.param_groups
         ]
         return {
@@ -59,17 +59,17 @@ class TrainingState:
         }
 
     def load(self, state: Mapping[str, Any]) -> int:
-        """Go on from such a state: full tensors are cut, DTensors are redistributed. Returns the number of its steps. All ranks call it.
+        """Load a saved state: full tensors are sharded, DTensors are redistributed. Returns the number of its steps. All ranks call it.
 
         Raises:
-            TypeError: a part is no mapping where it should be one; nothing has been changed.
+            TypeError: a part should be a mapping and is not; nothing has been changed.
             ValueError: a part is missing, or does not fit this training; nothing has been changed.
         """
-        owned, optimizer = self.owned, self.owned.optimizer
-        named = {owned.name(tensor): tensor for group in optimizer.param_groups for tensor in group["params"]}
+        optimizer_state, optimizer = self.optimizer_state, self.optimizer_state.optimizer
+        named = {optimizer_state.name(tensor): tensor for group in optimizer.param_groups for tensor in group["params"]}
         self._check(state, named)
-        own = self.calls.module.state_dict()
-        if any(state["model"].get(name) is not tensor for name, tensor in own.items()):
+        tensors = self.calls.module.state_dict()
+        if any(state["model"].get(name) is not tensor for name, tensor in tensors.items()):
             self.model.load_state_dict(state["model"])
         for group, saved in zip(optimizer.param_groups, state["optimizer"]["param_groups"], strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})
@@ -84,11 +84,11 @@ class TrainingState:
         if self.averages is not None:
             self.averages.load_state_dict(state["ema"])
         torch.set_rng_state(state["rng"].cpu())
-        owned.forget()
+        optimizer_state.forget()
         return number_of("the state's 'step'", state["step"])
 
     def _check(self, state: Mapping[str, Any], named: Mapping[str, torch.Tensor]) -> None:
-        """Everything that is wrong with a state is an error here. ``named``: the optimizer's parameters."""
+        """Check the whole state before anything is changed. ``named``: the optimizer's parameters."""
         parts_of("the state of a step", state, ("model", "optimizer", "rng", "step"))
         check_model(parts_of("the state's 'model'", state["model"]), self.calls.module.state_dict())
         check_generator(state["rng"])
@@ -104,21 +104,21 @@ class TrainingState:
             self.averages.check(state["ema"], [name for name, values in states.items() if values])
 
     def _check_groups(self, saved: Mapping[str, Any], states: Mapping[str, Any], named: Mapping[str, torch.Tensor], begun: bool) -> None:
-        """The part of a state that is the optimizer's. ``begun``: whether steps were taken."""
+        """Check the optimizer's part of a state. ``begun``: whether steps were taken."""
         if not isinstance(saved["param_groups"], (list, tuple)):
             raise TypeError(f"the 'param_groups' of the state's 'optimizer' are {saved['param_groups']!r:.40}, and no list; {SAVED}")
         groups = [parts_of(f"group {k} of the state's 'optimizer'", group, ("params",)) for k, group in enumerate(saved["param_groups"])]
-        own = self.owned.optimizer.param_groups
-        check_groups([list(group["params"]) for group in groups], [[self.owned.name(p) for p in group["params"]] for group in own])
+        own_groups = self.optimizer_state.optimizer.param_groups
+        check_groups([list(group["params"]) for group in groups], [[self.optimizer_state.name(p) for p in group["params"]] for group in own_groups])
         if unknown := sorted(set(states) - set(named), key=str):
             raise ValueError(f"the optimizer has no parameter {unknown[0]}, of which the state has one")
-        for here, group in zip(own, groups, strict=True):
+        for own_group, group in zip(own_groups, groups, strict=True):
             for name in filter(states.__contains__, group["params"]):
                 values = parts_of(f"the state of {name}", states[name])
-                self.owned.check(named[name], {**here, **group, "params": here["params"]}, values, begun=begun)
+                self.optimizer_state.check(named[name], {**own_group, **group, "params": own_group["params"]}, values, begun=begun)
 
     def _generator(self) -> torch.Tensor:
-        """The state of the first rank's generator, from which all seeds come."""
+        """The state of the first rank's generator of random numbers, which all seeds are drawn from."""
         state, job = torch.get_rng_state(), self.calls.job
         if job is not None:
             distributed.broadcast(state, group=job.control, group_src=0)

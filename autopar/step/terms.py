@@ -1,8 +1,8 @@
-"""Terms: what a loss is made of, and which of its parts are means over the batch.
+"""Find the terms of a loss, and tell which of them are means over the batch.
 
-The mean of the losses of micro-batches is that of the whole batch where each term is a sum over rows, of which none reads another, that is
-divided once by what grows with the batch: a number of rows, or a count, which is replaced by the mean count of all micro-batches
-(``counts``). A part that all micro-batches have alike, as a penalty of weights, may be added. Of all else that is said.
+The mean of the losses of micro-batches is the loss of the whole batch if each term is a sum over independent rows, divided once by a number
+that grows with the batch. This number is a number of rows, or a count, which is replaced by the mean count of all micro-batches (``counts``).
+A term that is the same for all micro-batches, as a weight penalty, may be added. For any other term the step warns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import fx
 from autopar.ir.nodes import is_getitem, name_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
-from autopar.step.batch_independence import Rows
+from autopar.step.batch_independence import BatchIndependence
 from autopar.step.batches import COUNTED
 
 aten = torch.ops.aten
@@ -26,11 +26,11 @@ BY_NUMBER = {aten.div.Scalar: lambda c: c, aten.mul.Scalar: lambda c: 1 / c}
 SHIFTED_BY_NUMBER = {aten.add.Scalar, aten.sub.Scalar}
 SUMS = {aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default}
 WEIGHTED = {aten.nll_loss_forward.default, aten.nll_loss2d_forward.default}  # their first result is a sum over their targets
-PASSED = {  # the whole of the result is made so of the whole of the operands
+PASSED = {  # ops that move elements, but do not mix terms
     aten.neg.default, aten._to_copy.default, aten.view.default, aten.unsqueeze.default, aten.squeeze.dims, aten.cat.default, aten.stack.default,
     aten.expand.default, aten.select.int, aten.slice.Tensor, aten.permute.default,
 }  # fmt: skip
-MEASURES = {  # ops between sums and what divides, on single numbers
+MEASURES = {  # ops on single numbers, between the sums over the batch and the divisor
     aten._to_copy.default, aten.clamp.default, aten.clamp_min.default, aten.view.default, aten.maximum.default, aten.mul.Scalar, aten.mul.Tensor,
     aten.div.Scalar, aten.div.Tensor, aten.add.Tensor, aten.add.Scalar,
 }  # fmt: skip
@@ -41,119 +41,135 @@ class Terms:
     """The terms of a loss.
 
     Attributes:
-        counts: divisor → the sums over the batch that it is made of.
-        divisions: those by a count, of the forward and of the backward → the divisor.
-        others: terms that are no means over the batch.
-        meetings: where rows meet.
+        counts: divisor → the sums over the batch that it is computed from.
+        divisions: division by a count, of the forward or the backward → the divisor.
+        others: terms that are not means over the batch.
+        mixings: nodes that mix rows of the batch.
     """
 
     counts: dict[fx.Node, tuple[fx.Node, ...]] = field(default_factory=dict)
     divisions: dict[fx.Node, fx.Node] = field(default_factory=dict)
     others: tuple[fx.Node, ...] = ()
-    meetings: tuple[fx.Node, ...] = ()
+    mixings: tuple[fx.Node, ...] = ()
 
 
 @dataclass(frozen=True)
-class _Way:
-    """From the loss to a part of it: how often a count has divided, and by which numbers it was."""
+class _Path:
+    """The divisors between the loss and one of its terms.
+
+    Attributes:
+        counted: how many of them are counts.
+        numbers: those that are constants.
+    """
 
     counted: int = 0
     numbers: tuple[float, ...] = ()
 
 
 def terms_of(program: Program, loss: fx.Node, cut: Collection[str], device: torch.device) -> Terms:
-    """The terms of a traced program's loss; linear in the graph. ``cut``: the inputs of which a micro-batch has its rows, by name."""
-    return _Search(program, loss, Rows(program, [loss], cut, device)).run()
+    """The terms of a traced program's loss; linear in the graph. ``cut``: the names of the inputs that are cut into micro-batches."""
+    return _Search(program, loss, BatchIndependence(program, [loss], cut, device)).run()
 
 
-def search(program: Program, number: fx.Node, rows: Rows) -> tuple[Terms, set[fx.Node]]:
-    """The terms of a number that the program returns, and those values among them that are sums over rows."""
-    looked = _Search(program, number, rows)
-    return looked.run(), set(looked.sums)
+def search(program: Program, number: fx.Node, independence: BatchIndependence) -> tuple[Terms, set[fx.Node]]:
+    """The terms of a number that the program returns, and those values among them that are sums over rows of the batch."""
+    walk = _Search(program, number, independence)
+    return walk.run(), set(walk.sums)
 
 
 class _Search:
-    def __init__(self, program: Program, loss: fx.Node, rows: Rows) -> None:
-        self.loss, self.rows = loss, rows
-        self.told = _of_inputs_alone(program)
+    """Walks from a loss back to its terms.
+
+    Attributes:
+        from_inputs: the values that are computed from inputs and constants alone.
+        sums: the terms that are sums over rows of the batch.
+        others: the terms that are not means over the batch.
+        terms: the nodes between the loss and its terms.
+    """
+
+    def __init__(self, program: Program, loss: fx.Node, independence: BatchIndependence) -> None:
+        self.loss, self.independence = loss, independence
+        self.from_inputs = _of_inputs_alone(program)
         self.found = Terms()
-        self.sums: dict[fx.Node, None] = {}  # the terms' sums over rows
+        self.sums: dict[fx.Node, None] = {}
         self.others: dict[fx.Node, None] = {}
         self.terms: set[fx.Node] = set()
 
     def run(self) -> Terms:
         self.terms = self._terms()
-        known: set[tuple[fx.Node, _Way]] = set()
-        open_ = [(self.loss, _Way())]
+        known: set[tuple[fx.Node, _Path]] = set()
+        open_ = [(self.loss, _Path())]
         while open_:
-            one = open_.pop()
-            if one not in known:
-                known.add(one)
-                open_ += self.behind(*one)
+            term = open_.pop()
+            if term not in known:
+                known.add(term)
+                open_ += self.behind(*term)
         found = self.found
         found.divisions = {user: count for count in found.counts for user in count.users if self._divides(user, count)}
-        found.others, found.meetings = tuple(self.others), tuple(self.rows.meet(self.sums))
+        found.others, found.mixings = tuple(self.others), tuple(self.independence.mixing_nodes(self.sums))
         return found
 
     def _terms(self) -> set[fx.Node]:
-        """What the loss is made of by ops that terms pass."""
+        """The nodes from the loss back to its terms: ops that pass terms on."""
         found, open_ = set(), [self.loss]
         while open_:
             node = open_.pop()
             passes = node.target in (DIVISION, *PRODUCTS, *SHIFTS, *BY_NUMBER, *SHIFTED_BY_NUMBER, *SUMS, *PASSED)
-            if node not in found and node in self.rows.varying and passes:
+            if node not in found and node in self.independence.varying and passes:
                 found.add(node)
                 open_ += operands(node)[:1] if node.target is DIVISION else operands(node)
         return found
 
-    def behind(self, node: fx.Node, way: _Way) -> list[tuple[fx.Node, _Way]]:
-        """The parts of a term, each with its way; a sum over rows, and what is no term, has none."""
-        values, varying = operands(node), self.rows.varying
+    def behind(self, node: fx.Node, path: _Path) -> list[tuple[fx.Node, _Path]]:
+        """The parts of a term, each with its path. A sum over rows has no parts, and neither has a value that is not a term."""
+        values, varying = operands(node), self.independence.varying
         if node not in varying:
-            if way.counted:
+            if path.counted:
                 self.others[node] = None
             return []
         moving = [value for value in values if value in varying]
         if node.target is DIVISION:
-            return self._divided(node, way)
+            return self._divided(node, path)
         if node.target in BY_NUMBER or (node.target in PRODUCTS and len(values) == 1):
             number = node.args[1]
             if number == 0:
                 return []
             by = BY_NUMBER.get(node.target, BY_NUMBER[aten.mul.Scalar])(number)  # type: ignore[arg-type]
-            return [(values[0], _Way(way.counted, (*way.numbers, by)))]
+            return [(values[0], _Path(path.counted, (*path.numbers, by)))]
         if node.target in SHIFTS or node.target in SHIFTED_BY_NUMBER:
-            if way.counted and len(moving) < 2:
+            if path.counted and len(moving) < 2:
                 self.others[node] = None
-            return [(value, way) for value in moving]
+            return [(value, path) for value in moving]
         if node.target in PRODUCTS and len(moving) == 1:
-            return [(moving[0], way)]
-        if node.target in PASSED or (node.target in SUMS and (_is_of_numbers(values[0]) or not self.rows.are_in(values[0]))):
-            return [(value, way) for value in moving]
-        if not self._is_mean(node, way):
+            return [(moving[0], path)]
+        if node.target in PASSED or (node.target in SUMS and (_is_of_numbers(values[0]) or not self.independence.has_rows(values[0]))):
+            return [(value, path) for value in moving]
+        if not self._is_mean(node, path):
             self.others[node] = None
         return []
 
-    def _divided(self, node: fx.Node, way: _Way) -> list[tuple[fx.Node, _Way]]:
+    def _divided(self, node: fx.Node, path: _Path) -> list[tuple[fx.Node, _Path]]:
         value, by = node.args[:2]
         assert isinstance(value, fx.Node)
         if not isinstance(by, fx.Node):
-            return [(value, _Way(way.counted, (*way.numbers, float(by))))]  # type: ignore[arg-type]
+            return [(value, _Path(path.counted, (*path.numbers, float(by))))]  # type: ignore[arg-type]
         if _is_number_of_items(by):
-            return [(value, _Way(way.counted + 1, way.numbers))]
-        if by not in self.rows.varying:
-            return [(value, way)]
+            return [(value, _Path(path.counted + 1, path.numbers))]
+        if by not in self.independence.varying:
+            return [(value, path)]
         counted = self._counted(by)
-        if counted is None or value not in self.rows.varying:
+        if counted is None or value not in self.independence.varying:
             self.others[node] = None
             return []
         sums, degree = counted
         self.found.counts[by] = sums
-        return [(value, _Way(way.counted + degree, way.numbers))]
+        return [(value, _Path(path.counted + degree, path.numbers))]
 
     def _counted(self, count: fx.Node) -> tuple[tuple[fx.Node, ...], int] | None:
-        """The sums over the batch that a divisor is made of, and 1 if it grows with the batch, 0 if it is itself a mean. None where it is no count,
-        or where more than terms of the loss are made of it."""
+        """The sums over the batch that a divisor is computed from, and 1 if it grows with the batch, 0 if it is itself a mean.
+
+        ``None`` if it is not a count, or if the forward uses it for more than dividing terms of the loss.
+        """
         if any(record_of(user).phase == "forward" and not (user in self.terms and user.target is DIVISION and user.args[0] is not count) for user in count.users):
             return None
         found: dict[fx.Node, None] = {}
@@ -161,18 +177,18 @@ class _Search:
         open_ = [(count, 1)]
         while open_:
             node, degree = open_.pop()
-            if node not in self.rows.varying:
+            if node not in self.independence.varying:
                 if node.op == "call_function" and not _is_scalar(node):
                     return None
                 continue
-            if node not in self.told or not _is_scalar(node):
+            if node not in self.from_inputs or not _is_scalar(node):
                 return None
-            if node.target in SUMS and self.rows.are_in(operands(node)[0]):
-                if self.rows.meet([node]):
+            if node.target in SUMS and self.independence.has_rows(operands(node)[0]):
+                if self.independence.mixing_nodes([node]):
                     return None
                 found[node] = None
                 degrees.add(degree)
-            elif node.target in MEASURES and len(moving := [value for value in operands(node) if value in self.rows.varying]) <= (
+            elif node.target in MEASURES and len(moving := [value for value in operands(node) if value in self.independence.varying]) <= (
                 1 if node.target in (aten.mul.Tensor, aten.div.Tensor) else 2
             ):
                 if node.target is aten.div.Tensor and operands(node)[0] not in moving:
@@ -183,28 +199,28 @@ class _Search:
         return (tuple(found), degrees.pop()) if len(degrees) == 1 and degrees <= {0, 1} else None
 
     def _degree(self, node: fx.Node) -> int:
-        """Of a product with a number, 1 where that grows with the batch, of a quotient -1."""
+        """For a product with a number that grows with the batch 1, for a division by one -1, else 0."""
         number, elements = node.args[1] if len(node.args) > 1 else None, _elements(node)
         if not isinstance(number, (int, float)) or number == 0 or node.target not in (*BY_NUMBER, *PRODUCTS, DIVISION):
             return 0
         divisor = 1 / number if node.target in (aten.mul.Scalar, *PRODUCTS) else number
         return self._grows(1 / divisor, elements) - self._grows(divisor, elements)
 
-    def _is_mean(self, node: fx.Node, way: _Way) -> bool:
-        """Whether a value is a sum over rows, and is divided once by what grows with the batch."""
+    def _is_mean(self, node: fx.Node, path: _Path) -> bool:
+        """Whether a value is a sum over rows, divided once by a number that grows with the batch."""
         weighted = is_getitem(node) and node.args[0].target in WEIGHTED  # type: ignore[union-attr]
         values = operands(node.args[0]) if weighted else operands(node)  # type: ignore[arg-type]
-        if not self.rows.are_added_in(node) or not (weighted or node.target in SUMS or self.rows.count > 1) or not any(map(self.rows.are_in, values)):
+        if not self.independence.sums_rows(node) or not (weighted or node.target in SUMS or self.independence.count > 1) or not any(map(self.independence.has_rows, values)):
             return False
         self.sums[node] = None
         elements = max(_elements(value) for value in values)
-        return way.counted == 1 or (way.counted == 0 and any(self._grows(number, elements) for number in way.numbers))
+        return path.counted == 1 or (path.counted == 0 and any(self._grows(number, elements) for number in path.numbers))
 
     def _grows(self, number: object, elements: int) -> bool:
-        """Whether a number may be one of rows, or of elements of all rows."""
+        """Whether a number may be the number of rows, or of elements of all rows."""
         if not isinstance(number, (int, float)) or abs(number - round(number)) > 1e-6 * abs(number) or round(number) == 0:
             return False
-        return round(number) % self.rows.count == 0 and elements % round(number) == 0
+        return round(number) % self.independence.count == 0 and elements % round(number) == 0
 
     def _divides(self, user: fx.Node, count: fx.Node) -> bool:
         """Whether a count divides here: a term of the loss, or its gradient."""
@@ -212,21 +228,21 @@ class _Search:
 
 
 def _is_number_of_items(node: fx.Node) -> bool:
-    """What Hugging Face's losses are divided by; each micro-batch is given its share (``batches``)."""
+    """Whether a value is the number that Hugging Face's losses are divided by; each micro-batch gets its share (``batches``)."""
     while node.op == "call_function" and node.target in PASSED and len(operands(node)) == 1:
         (node,) = operands(node)
     return node.op == "placeholder" and name_of(node) == COUNTED
 
 
 def _is_of_numbers(node: fx.Node) -> bool:
-    """Whether a value is several numbers that were put beside one another, as terms are by ``torch.stack``."""
+    """Whether a value is a tensor of several numbers, as ``torch.stack`` makes of terms."""
     while node.target in PASSED and operands(node):
         node = operands(node)[0]
     return node.op == "call_function" and _is_scalar(node)
 
 
 def _elements(node: fx.Node) -> int:
-    """Of a value, or of the largest of those that a number is made of."""
+    """The number of elements of a value; for a number, of the largest value that it is computed from."""
     if _is_scalar(node) and node.op == "call_function":
         return max((_elements(value) for value in operands(node)), default=1)
     type = record_of(node).type
@@ -242,7 +258,7 @@ def _of_inputs_alone(program: Program) -> set[fx.Node]:
     """The values that are computed from inputs and constants alone, without randomness."""
     found: set[fx.Node] = set()
     for node in program.nodes:
-        given = node.op == "placeholder" and record_of(node).role in ("input", "buffer") and isinstance(record_of(node).type, TensorType)
-        if given or node.op == "get_attr" or (node.op == "call_function" and found.issuperset(operands(node))):
+        is_input = node.op == "placeholder" and record_of(node).role in ("input", "buffer") and isinstance(record_of(node).type, TensorType)
+        if is_input or node.op == "get_attr" or (node.op == "call_function" and found.issuperset(operands(node))):
             found.add(node)
     return found

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from autopar.capture.model_state import inventory
+from autopar.capture.model_state import model_state
 from autopar.capture.model_swap import ONE_AT_A_TIME
 from autopar.ir.program import Program
+from autopar.ir.value_names import GROWTH, SCALE
 from autopar.model.calls import Calls
 from autopar.model.inputs import CallInputs, describe
 from autopar.report.passes import Reports
@@ -22,17 +23,15 @@ from autopar.step.captures import StepCaptures
 from autopar.step.compile import MicroBatch, StepUpdate, reports_of, step_of
 from autopar.step.loss import as_loss
 from autopar.step.memory import StepMemory, memory_of_step, with_copies
-from autopar.step.micro import SCALE
 from autopar.step.optimizer_state import OptimizerState
 from autopar.step.options import StepOptions, describe_options
 from autopar.step.outputs import returned_like_the_model
 from autopar.step.program import Step
 from autopar.step.runs import OnProcess, Simulated, lowered_of
 from autopar.step.state import TrainingState
-from autopar.step.update import GROWTH
 from autopar.torch_private import without_function_modes
 
-LOOKED_AT = 100  # steps after which a scale on an accelerator is looked at: that waits for the device
+CHECK_EVERY = 100  # steps between checks of a scale on an accelerator, because a check waits for the device
 
 
 class TrainStep:
@@ -40,13 +39,13 @@ class TrainStep:
 
     Attributes:
         parallel: the model on the mesh; its parameters are updated in place.
-        optimizer: ``optimizer.state`` holds its state, as ever; what schedulers change is read from its groups at each step.
-        options: those of ``parallel.train_step``.
-        owned: the optimizer's parameters and pieces of its state.
-        steps: how many were taken, skipped ones included.
-        grad_norm: of the last step, before it was clipped; ``None`` without ``clip_norm`` and ``grad_norm``.
-        skipped: 1 where the gradients of the last step overflowed and nothing was changed, else 0; ``None`` without fp16.
-        scaler: the scale of the loss, and the steps since it was changed; ``None`` without fp16.
+        optimizer: the user's optimizer. ``optimizer.state`` has its state, and each step reads the numbers that schedulers change from its groups.
+        options: the options of ``parallel.train_step``.
+        optimizer_state: the optimizer's parameters and the pieces of its state.
+        steps: the number of steps that were taken, skipped ones included.
+        grad_norm: the norm of the gradients of the last step before clipping; ``None`` without ``clip_norm`` and ``grad_norm``.
+        skipped: 1 if the gradients of the last step overflowed and nothing was changed, else 0; ``None`` without fp16.
+        scaler: the scale of the loss, and the number of steps since it was changed; ``None`` without fp16.
         averages: the moving averages of the parameters; ``None`` without ``ema``.
     """
 
@@ -56,13 +55,13 @@ class TrainStep:
         self.steps = 0
         self.skipped: torch.Tensor | None = None
         self.scaler = list(options.loss_scale.state(calls.device)) if options.scaled else None
-        self.owned = OptimizerState(optimizer, inventory(calls.module).parameters, calls.mesh, calls.job, options.offload, calls.agreement.wait)
-        self.averages = None if options.ema is None else Averages(self.owned, calls.device)
+        self.optimizer_state = OptimizerState(optimizer, model_state(calls.module).parameters, calls.mesh, calls.job, options.offload, calls.agreement.wait)
+        self.averages = None if options.ema is None else Averages(self.optimizer_state, calls.device)
         self._batches = MicroBatches(calls.mesh, options.microbatches, calls.of_the_batch)
-        self._captured = StepCaptures(calls, self.owned, self.averages, self._batches, options, self._forget)
+        self._captured = StepCaptures(calls, self.optimizer_state, self.averages, self._batches, options, self._forget)
         self._described_options = describe_options(options)
         self._here, self._simulated = OnProcess(calls, options.offload), Simulated(calls)
-        self._training_state = TrainingState(parallel, calls, self.owned, self.averages, self.scaler, options.loss_scale)
+        self._training_state = TrainingState(parallel, calls, self.optimizer_state, self.averages, self.scaler, options.loss_scale)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         raise TypeError("a training step is not copied: its optimizer has the parameters of one model; copy that, and make another step of it")
@@ -74,17 +73,17 @@ class TrainStep:
 
     @property
     def program(self) -> Step:
-        """The explicit programs: every transfer is an op. ``RuntimeError`` before a capture."""
+        """The explicit programs, in which every transfer is an op. ``RuntimeError`` before a capture."""
         return step_of(*self._current(), self.options.microbatches)
 
     @property
     def reports(self) -> Reports:
-        """What each pass did, of the micro-batch and then of the update; prints as a table. ``RuntimeError`` before a capture."""
+        """What each pass did, first for the micro-batch and then for the update. Prints as a table. ``RuntimeError`` before a capture."""
         return reports_of(*self._current())
 
     @property
     def captures(self) -> int:
-        """How many micro-batches have been captured: one for each structure, shapes and dtypes of arguments, and mode."""
+        """The number of captured micro-batches: one for each structure, shapes and dtypes of arguments, and mode."""
         return len(self._captured.micros)
 
     def local(self, rank: int) -> Step:
@@ -94,7 +93,7 @@ class TrainStep:
         return Step(self.options.microbatches, micro.local[rank], update.local[rank], count, copy)
 
     def memory(self, rank: int = 0) -> StepMemory:
-        """What a rank's memory holds at the peak of each phase, by liveness, and what dominates there; prints as tables."""
+        """The bytes of one rank at the peak of each phase, by liveness, and the largest tensors there. Prints as tables."""
         (micro, update), options, on_cpu = self._current(), self.options, self._calls.device.type == "cpu"
         lowered = lowered_of(*update.last, rank, update.states, options.microbatches, options.offload)
         memory = memory_of_step(update.last[1][rank], lowered, options.microbatches, options.offload, on_cpu)
@@ -109,10 +108,10 @@ class TrainStep:
         return self._captured.latest
 
     def capture(self, *args: Any, **kwargs: Any) -> Step:
-        """Capture the step of such a batch and place it, unless that was done before; nothing is computed."""
+        """Capture the step of such a batch and place it, unless it was captured before. Nothing is computed. All ranks call it."""
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
             inputs = self._inputs(args, kwargs)[0]
-            self._captured.compiled(inputs, self._captured.call(inputs, inventory(self._calls.module)))
+            self._captured.compiled(inputs, self._captured.call(inputs, model_state(self._calls.module)))
         return self.program
 
     def _inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[CallInputs]:
@@ -128,37 +127,37 @@ class TrainStep:
     # -- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a training goes on from, by the user's names: ``model``, ``optimizer``, ``rng``, ``step``; ``ema`` where there is one.
+        """The state that a training continues from, by the user's names: ``model``, ``optimizer``, ``rng``, ``step``; ``ema`` if the step has averages.
 
-        For ``autopar.checkpoint.save`` and ``load``, or ``torch.distributed.checkpoint``: the tensors are the step's own, DTensors on
-        processes. All ranks call it. A step that has not run has no state of the optimizer; ``capture(batch)`` gives it one.
+        It is for ``autopar.checkpoint.save`` and ``load``, or ``torch.distributed.checkpoint``. The tensors are those of the step, and not copies;
+        on processes they are DTensors. All ranks call it. Before the first step the optimizer has no state; ``capture(batch)`` makes it.
         """
         self._refuse_while_averaged()
         return self._training_state.state_dict(self.steps)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state, of this mesh or another, and of any stage of ZeRO. All ranks call it.
+        """Load a state that was saved on this mesh or another, with any stage of ZeRO. All ranks call it.
 
         Raises:
-            TypeError: a part is no dict where it should be one; nothing has been changed.
-            ValueError: a part is missing, or is of another model or other groups; nothing has been changed.
+            TypeError: a part should be a dict and is not; nothing has been changed.
+            ValueError: a part is missing, or belongs to another model or other groups; nothing has been changed.
         """
         self._refuse_while_averaged()
         self.steps = self._training_state.load(state)
 
     @property
     def ema(self) -> dict[str, torch.Tensor] | None:
-        """The moving average of each parameter that is trained, by its name: the step's own tensors, DTensors on processes. ``None`` without
-        ``ema=``; empty before a capture."""
+        """The moving average of each trained parameter, by name: the tensors of the step, DTensors on processes. ``None`` without ``ema=``; empty
+        before a capture."""
         return None if self.averages is None else dict(self.averages.tensors)
 
     def averaged(self) -> AbstractContextManager[None]:
-        """A block in which the model has the averages of its weights, to evaluate or to save it; then it has its weights again, bit for bit.
+        """A block in which the model has the averages of its weights, for evaluation or saving. Then it gets its weights back, bit for bit.
 
             with step.averaged():
                 out = parallel(x)
 
-        All ranks enter it. Buffers stay as they are. There are no steps inside.
+        All ranks enter it. Buffers do not change. No step runs inside.
 
         Raises:
             RuntimeError: the step keeps no averages, or the model has them already.
@@ -170,41 +169,41 @@ class TrainStep:
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def simulate(self, *args: Any, **kwargs: Any) -> Any:
-        """One step with all ranks in this process: the loss, or with ``returns=`` the model's outputs. Parameters and the optimizer's state are the full tensors."""
+        """Run one step with all ranks in this process, on full tensors. Returns the loss, or with ``returns=`` the model's outputs."""
         calls = self._calls
         calls.refuse_to_simulate()
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
-            inputs, state = self._inputs(args, kwargs), inventory(calls.module)
+            inputs, state = self._inputs(args, kwargs), model_state(calls.module)
             calls.refuse_without_values(inputs[0], state)
             micro, update = self._captured.compiled(inputs[0], self._captured.call(inputs[0], state))
-        with torch.inference_mode(False), without_function_modes(), torch.no_grad(), self._looking():
+        with torch.inference_mode(False), without_function_modes(), torch.no_grad(), self._anomaly_mode():
             return self._finish(micro, update, *self._simulated(inputs, state, micro, update, self._state()))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One step: the loss of the batch, the same on every rank, without a gradient; with ``returns=`` the model's outputs. All ranks call it alike.
+        """Run one step. Returns the loss of the batch, a number without a gradient that is the same on every rank; with ``returns=`` the model's outputs.
 
-        A batch is a dict, a tuple or a list of the model's arguments, or these themselves.
+        The batch is a dict, a tuple or a list of the model's arguments, or these arguments themselves. All ranks call it in the same way.
         """
         calls, captured = self._calls, self._captured
         calls.context()
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
-            inputs, state = self._inputs(args, kwargs), inventory(calls.module)
+            inputs, state = self._inputs(args, kwargs), model_state(calls.module)
             call = captured.call(inputs[0], state)
             if not call.known:
                 calls.refuse_without_values(inputs[0], state)
             words = f"train step {describe(inputs[0], call.key[0])}{call.where}{call.numbers_now}" + f" and {len(inputs) - 1} more" * (len(inputs) > 1)
-            made = captured.made
-            calls.agreement.announce(words, inputs, f" by {self.owned.told()}{self._described_options}")
+            made_before = captured.made
+            calls.agreement.announce(words, inputs, f" by {self.optimizer_state.describe()}{self._described_options}")
             if not call.known:
                 calls.agreement.wait()  # before parameters and states move
             micro, update = captured.compiled(inputs[0], call)
-            if captured.made != made:
+            if captured.made != made_before:
                 self._agree_on_programs()
-        with torch.inference_mode(False), without_function_modes(), torch.no_grad(), self._looking():
+        with torch.inference_mode(False), without_function_modes(), torch.no_grad(), self._anomaly_mode():
             return self._finish(micro, update, *self._here(inputs, state, micro, update, self._state()))
 
     def _agree_on_programs(self) -> None:
-        """All ranks run their collectives in one order: they have the same programs. Else all are dropped, so that the next call asks again."""
+        """Check that all ranks have the same programs, so that they run their collectives in one order. Else drop all programs, so that the next call compares again."""
         try:
             self._calls.agreement.wait()
             self._calls.agreement.compare_programs(str(self.program), self._current()[0].captured.guards)
@@ -214,27 +213,27 @@ class TrainStep:
             raise
 
     def _forget(self, program: Program) -> None:
-        """The program is not run again."""
+        """Drop a program that does not run again."""
         self._here.forget(program)
         self._simulated.forget(program)
 
-    def _looking(self) -> contextlib.AbstractContextManager[Any]:
-        """For NaN, where the step was told to."""
+    def _anomaly_mode(self) -> contextlib.AbstractContextManager[Any]:
+        """A block that looks for NaN after each op, if the step has the option ``detect_anomaly``."""
         return torch.autograd.set_detect_anomaly(True) if self.options.detect_anomaly else contextlib.nullcontext()
 
     def _state(self) -> Pieces:
-        """What a step takes beside parameters, buffers and inputs, by the user's names: the optimizer's state, what schedulers change,
-        the averages of weights, the scale of the loss."""
+        """The tensors that a step takes beside parameters, buffers and inputs, by name: the optimizer's state, the numbers that schedulers change,
+        the averages of the weights, and the scale of the loss."""
         scaler = {} if self.scaler is None else dict(zip((SCALE, GROWTH), self.scaler, strict=True))
         averages = {} if self.averages is None else self.averages.pieces
-        return {**self.owned.pieces, **self.owned.numbers(self._calls.device), **averages, **scaler}
+        return {**self.optimizer_state.pieces, **self.optimizer_state.numbers(self._calls.device), **averages, **scaler}
 
     def _finish(self, micro: MicroBatch, update: StepUpdate, returned: list[torch.Tensor], outputs: list[torch.Tensor]) -> Any:
         """Count the step, keep its norm and whether it was skipped, and return the loss or the model's outputs."""
-        self.owned.finish()
+        self.optimizer_state.finish()
         self.steps += 1
-        found = dict(zip(update.returns, returned, strict=True))
-        self.grad_norm, self.skipped = found.get("norm"), found.get("found_inf")
-        if self.scaler is not None and (self.scaler[0].is_cpu or self.steps % LOOKED_AT == 0):
+        values = dict(zip(update.returns, returned, strict=True))
+        self.grad_norm, self.skipped = values.get("norm"), values.get("found_inf")
+        if self.scaler is not None and (self.scaler[0].is_cpu or self.steps % CHECK_EVERY == 0):
             self.options.loss_scale.check(self.scaler[0])
-        return as_loss(found["loss"]) if self.options.joins is None else returned_like_the_model(micro.captured, found["loss"], outputs)
+        return as_loss(values["loss"]) if self.options.joins is None else returned_like_the_model(micro.captured, values["loss"], outputs)

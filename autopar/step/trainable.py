@@ -7,27 +7,28 @@ from collections.abc import Mapping
 
 import torch
 
-from autopar.capture.model_state import Inventory
+from autopar.capture.model_state import ModelState
 from autopar.torch_private import have_gradient_hooks
 
 
-def refuse_untrainable(own: Inventory, groups: Mapping[str, tuple[int, torch.nn.Parameter]]) -> None:
-    """Look at each parameter of the optimizer, at each step: in a few microseconds where there is nothing to refuse.
+def refuse_untrainable(model: ModelState, groups: Mapping[str, tuple[int, torch.nn.Parameter]]) -> None:
+    """Check each parameter of the optimizer. It runs at each step, and takes a few microseconds if there is nothing to refuse.
 
     Args:
+        model: the parameters of the model now.
         groups: the optimizer's parameters by name, each with the number of its group.
 
     Raises:
-        ValueError: the model has another parameter of that name now, or something is called with the gradient of one.
+        ValueError: a parameter was replaced in the model, or has a gradient hook.
     """
-    now, parameters = dict(own.all_parameters), [parameter for _, parameter in groups.values()]
+    now, parameters = dict(model.all_parameters), [parameter for _, parameter in groups.values()]
     if all(map(operator.is_, map(now.get, groups), parameters)) and not have_gradient_hooks(parameters):
         return
     for name, (number, parameter) in groups.items():
         if now.get(name) is not parameter:
-            there = "another parameter is there" if name in now else "it is no parameter of the model any more"
+            reason = "another parameter is there" if name in now else "it is no parameter of the model any more"
             raise ValueError(
-                f"{name} was replaced after the optimizer was made, which still has the one before (in group {number}): {there}; "
+                f"{name} was replaced after the optimizer was made, which still has the one before (in group {number}): {reason}; "
                 f"make the optimizer of parallel.parameters() again, and the step of it"
             )
         if have_gradient_hooks([parameter]):

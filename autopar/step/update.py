@@ -1,4 +1,4 @@
-"""Update: the program that ends a step: gradients are reduced, their norm is clipped, and the optimizer takes its step.
+"""Make the program that ends a step: it reduces the gradients, clips their norm, and takes the optimizer's step.
 
     up_weight : f32[8 4] = state(up_weight_next, 'up.weight')
     up_weight_exp_avg : f32[8/dp 4] = state(up_weight_exp_avg_next, 'up.weight.exp_avg')
@@ -11,8 +11,8 @@
       step_0_next : f32[] = autopar::counted(step_0, None)
       adamw : (f32[8 4], …) = autopar::adamw(up_weight, up_weight_grad, up_weight_exp_avg, …, step_0_next, lr_0, None, None, beta1=beta1_0, …)
 
-One op a parameter; the transfers follow from how its operands lie: here a reduce-scatter of the gradient before it, and an
-all-gather of the parameter behind it. Averaging, unscaling and clipping are one number that gradients are divided by.
+Each parameter has one op. The transfers follow from the layouts of its operands: here a reduce-scatter of the gradient before the op, and
+an all-gather of the parameter after it. Unscaling and clipping are one number that gradients are divided by.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from autopar.ir.layout import DistAttr
 from autopar.ir.ops.sum_of_squares import SUM_OF_SQUARES
 from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType
+from autopar.ir.value_names import (  # fmt: skip
+    AVERAGES,
+    GROWTH,
+    LOSS,
+    SCALE,
+    average_name,
+    gradient_name,
+    scheduled_name,
+    state_name,
+    steps_name,
+)
 from autopar.optimizers import AVERAGED
 from autopar.optimizers.update import COUNTED, RATE, Update
 from autopar.plan.loss_scaling import LossScaling, updated_scale
-from autopar.step.graph_builder import Assembly
-from autopar.step.micro import LOSS, SCALE, gradient_name
-
-GROWTH = ".growth"  # the steps since the scale of the loss was changed
-AVERAGE, AVERAGES = ".ema", ".averages"  # behind the name of a parameter: the state of its average; the state that counts averaged steps
-STEP = ".step"  # the states that count steps: one for all parameters that have taken equally many
-
-
-def scheduled_name(number: str, group: int) -> str:
-    """The input of what schedulers change in a parameter group: its learning rate, its momentum."""
-    return f".{number}.{group}"
+from autopar.step.graph_builder import GraphBuilder
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,14 @@ class Trained:
     """One parameter of the optimizer.
 
     Attributes:
-        name: the user's.
-        type: of the parameter; ``gradient``: of the sum of its gradients, as ``micro`` leaves it.
-        state: how the optimizer's state lies, and how the reduced gradient is read.
-        update: what the optimizer does to it; ``types`` are those of its states, but of those that are counted.
+        name: the user's name of it.
+        type: its type between steps.
+        gradient: the type of the sum of its gradients, as ``micro`` returns it.
+        state: the layout of the optimizer's state, which the reduced gradient gets, too.
+        update: how the optimizer computes its next value.
+        types: the types of its states, without the counts of steps.
         group: the number of its parameter group.
-        steps: which of the counters counts its steps.
+        steps: the number of the counter of its steps.
     """
 
     name: str
@@ -71,9 +74,9 @@ class Untrained:
     """A parameter that the optimizer does not have, whose gradient is part of the norm.
 
     Attributes:
-        name: the user's.
-        gradient: of the sum of its gradients, as ``micro`` leaves it.
-        state: how the reduced gradient is read.
+        name: the user's name of it.
+        gradient: the type of the sum of its gradients, as ``micro`` returns it.
+        state: the layout of the reduced gradient.
     """
 
     name: str
@@ -83,11 +86,11 @@ class Untrained:
 
 @dataclass(frozen=True)
 class Norm:
-    """The norm of gradients.
+    """How the norm of the gradients is measured.
 
     Attributes:
-        limit: what it is clipped to; ``None`` only measures.
-        others: the parameters that are measured beside those of the optimizer.
+        limit: the largest norm; larger ones are clipped to it. ``None``: the norm is only measured.
+        others: the parameters whose gradients are measured beside those of the optimizer.
     """
 
     limit: float | None = None
@@ -96,8 +99,14 @@ class Norm:
 
 @dataclass(frozen=True)
 class UpdateProgram:
-    """The traced program, and how its placeholders lie; what it returns, in order: ``loss``, ``norm`` where it is measured, and where
-    the loss is scaled ``found_inf``, which is 1 where gradients overflowed and nothing was changed."""
+    """The traced program of an update.
+
+    Attributes:
+        program: the program.
+        constraints: placeholder → its layout.
+        returns: the names of the values that it returns: ``loss``; ``norm`` where the norm is measured; ``found_inf`` where the loss is scaled,
+            which is 1 where gradients overflowed and nothing was changed, else 0.
+    """
 
     program: Program
     constraints: Mapping[str, DistAttr]
@@ -106,34 +115,36 @@ class UpdateProgram:
 
 def update_of(trained: Sequence[Trained], loss: TensorType, device: torch.device, *, norm: Norm | None = None,
               scaling: LossScaling | None = None, ema: float | None = None) -> UpdateProgram:  # fmt: skip
-    """The update of all trained parameters; linear in them.
+    """Make the update of all trained parameters; linear in their number.
 
     Args:
-        loss: of the state that losses add up in.
-        norm: which norm is measured, and what it is clipped to, as by ``clip_grad_norm_``; ``None``: none is.
-        scaling: how the scale of the loss moves, of which gradients are multiples.
-        ema: the decay of the moving averages of parameters; ``None``: there are none.
+        loss: the type of the state in which losses add up.
+        norm: which norm is measured and clipped, as by ``clip_grad_norm_``; ``None``: no norm is measured.
+        scaling: how the scale of the loss changes, which gradients are multiplied by; ``None``: the loss is not scaled.
+        ema: the decay of the moving averages of parameters; ``None``: there are no averages.
     """
     return _Update(trained, loss, device, norm, scaling, ema).run()
 
 
 class _Update:
+    """Builds the program of an update."""
+
     def __init__(self, trained: Sequence[Trained], loss: TensorType, device: torch.device, norm: Norm | None, scaling: LossScaling | None,
                  ema: float | None) -> None:  # fmt: skip
         self.trained, self.loss, self.norm, self.scaling, self.ema = trained, loss, norm, scaling, ema
-        self.made = Assembly(device)
-        self.made.phase = "update"
+        self.builder = GraphBuilder(device)
+        self.builder.phase = "update"
         self.constraints: dict[str, DistAttr] = {}
 
     def run(self) -> UpdateProgram:
         parameters = [self._state(t.name, t.type, t.type.attr) for t in self.trained]
-        states = [{n: self._state(f"{t.name}.{n}", type, self._lies(t, type)) for n, type in t.types.items()} for t in self.trained]
-        averages = [] if self.ema is None else [self._state(t.name + AVERAGE, t.type, t.state) for t in self.trained]
+        states = [{n: self._state(state_name(t.name, n), type, self._state_layout(t, type)) for n, type in t.types.items()} for t in self.trained]
+        averages = [] if self.ema is None else [self._state(average_name(t.name), t.type, t.state) for t in self.trained]
         count = None if self.ema is None else self._input(AVERAGES, torch.int64, "state")
-        steps = {k: self._input(f"{STEP}.{k}", torch.float32, "state") for k in sorted({t.steps for t in self.trained if t.update.counted})}
+        steps = {k: self._input(steps_name(k), torch.float32, "state") for k in sorted({t.steps for t in self.trained if t.update.counted})}
         scale = None if self.scaling is None else [self._input(SCALE, torch.float32, "state"), self._input(GROWTH, torch.int32, "state")]
         gradients = [self._gradient(t) for t in self.trained]
-        others = [] if self.norm is None else [self._gradient(one) for one in self.norm.others]
+        others = [] if self.norm is None else [self._gradient(parameter) for parameter in self.norm.others]
         loss = self._sum_of(LOSS, self.loss, DistAttr.replicated(0))
         updates = {t.group: t.update for t in self.trained}
         numbers = {g: {n: self._input(scheduled_name(n, g), torch.float64, "input") for n in (RATE, *updates[g].scheduled)} for g in sorted(updates)}
@@ -143,78 +154,84 @@ class _Update:
         measured = self._added([total, self._total(self.norm.others, others)]) if others else total  # type: ignore[list-item, union-attr]
         divisor = scale and scale[0]
         if scale is not None:
-            clips = self.norm is not None and self.norm.limit is not None  # then what is measured is in every gradient
-            found_inf = returned["found_inf"] = self.made.inline(overflowed, measured if clips else total, name="found_inf")
-            replaced |= zip(scale, self.made.inline(updated_scale, *scale, found_inf, **self.scaling.constants, name=("scale_next", "growth_next")), strict=True)  # type: ignore[union-attr]
+            clips = self.norm is not None and self.norm.limit is not None  # then every measured gradient is one that the step uses
+            found_inf = returned["found_inf"] = self.builder.inline(overflowed, measured if clips else total, name="found_inf")
+            replaced |= zip(scale, self.builder.inline(updated_scale, *scale, found_inf, **self.scaling.constants, name=("scale_next", "growth_next")), strict=True)  # type: ignore[union-attr]
         if self.norm is not None and self.norm.limit is not None:
-            returned["norm"], divisor = self.made.inline(clipped, measured, divisor, self.norm.limit, name=("norm", "divisor"))
+            returned["norm"], divisor = self.builder.inline(clipped, measured, divisor, self.norm.limit, name=("norm", "divisor"))
         elif self.norm is not None:
-            returned["norm"] = self.made.inline(norm_of, measured, divisor, name="norm")
-        counted = {k: self.made.inline(COUNTED, step, found_inf, name=f"{step.name}_next") for k, step in steps.items()}
+            returned["norm"] = self.builder.inline(norm_of, measured, divisor, name="norm")
+        counted = {k: self.builder.inline(COUNTED, step, found_inf, name=f"{step.name}_next") for k, step in steps.items()}
         replaced |= {steps[k]: node for k, node in counted.items()}
-        for t, parameter, gradient, own in zip(self.trained, parameters, gradients, states, strict=True):
-            new = self._updated(t, parameter, gradient, own, counted.get(t.steps), numbers[t.group], divisor, found_inf)
-            replaced |= dict(zip((parameter, *own.values()), new, strict=True))
-        if count is not None:  # behind all of them, which are one kernel, as these are
-            replaced[count] = self.made.inline(COUNTED, count, found_inf, name=f"{count.name}_next")
+        for t, parameter, gradient, own_states in zip(self.trained, parameters, gradients, states, strict=True):
+            new = self._updated(t, parameter, gradient, own_states, counted.get(t.steps), numbers[t.group], divisor, found_inf)
+            replaced |= dict(zip((parameter, *own_states.values()), new, strict=True))
+        if count is not None:  # after all updates, which run as one kernel, as the averages do
+            replaced[count] = self.builder.inline(COUNTED, count, found_inf, name=f"{count.name}_next")
             for parameter, average in zip(parameters, averages, strict=True):
                 operands = average, replaced[parameter], replaced[count], found_inf
-                replaced[average] = self.made.inline(AVERAGED, *operands, name=f"{average.name}_next", decay=self.ema)
-        return UpdateProgram(self.made.program(list(returned.values()), replaced), self.constraints, tuple(returned))
+                replaced[average] = self.builder.inline(AVERAGED, *operands, name=f"{average.name}_next", decay=self.ema)
+        return UpdateProgram(self.builder.program(list(returned.values()), replaced), self.constraints, tuple(returned))
 
-    def _updated(self, t: Trained, parameter: fx.Node, gradient: fx.Node, own: Mapping[str, fx.Node], step: fx.Node | None,
+    def _updated(self, t: Trained, parameter: fx.Node, gradient: fx.Node, states: Mapping[str, fx.Node], step: fx.Node | None,
                  numbers: Mapping[str, fx.Node], divisor: fx.Node | None, found_inf: fx.Node | None) -> Sequence[fx.Node]:  # fmt: skip
-        """The parameter after the step, and its states."""
-        operands = [own.get(name, step) for name in t.update.states]
-        names = [f"{node.name}_next" for node in (parameter, *own.values())]
+        """The values of the parameter and of its states after the step."""
+        operands = [states.get(name, step) for name in t.update.states]
+        names = [f"{node.name}_next" for node in (parameter, *states.values())]
         scheduled = {name: numbers[name] for name in t.update.scheduled}
-        made = self.made.inline(t.update.function, parameter, gradient, *operands, numbers[RATE], divisor, found_inf, name=names, **scheduled, **t.update.constants)
-        return made if isinstance(made, tuple) else (made,)
+        results = self.builder.inline(t.update.function, parameter, gradient, *operands, numbers[RATE], divisor, found_inf, name=names, **scheduled, **t.update.constants)
+        return results if isinstance(results, tuple) else (results,)
 
     def _total(self, of: Sequence[Trained | Untrained], gradients: Sequence[fx.Node]) -> fx.Node:
-        """The sum of the squares of gradients; first of those that are split over the same axes, which wait for one reduction."""
+        """The sum of the squares of gradients. Gradients that are sharded over the same axes are added first, so that they need one reduction."""
         alike: dict[frozenset[str], list[fx.Node]] = {}
         for t, gradient in zip(of, gradients, strict=True):
-            alike.setdefault(frozenset(t.state.axes), []).append(self.made.inline(SUM_OF_SQUARES, gradient, name="squares"))
-        return self._added([self._added(some) for some in alike.values()])
+            alike.setdefault(frozenset(t.state.axes), []).append(self.builder.inline(SUM_OF_SQUARES, gradient, name="squares"))
+        return self._added([self._added(squares) for squares in alike.values()])
 
     def _added(self, values: Sequence[fx.Node]) -> fx.Node:
         total, *rest = values
-        for one in rest:
-            total = self.made.inline(torch.ops.aten.add.Tensor, total, one, name="squares")
+        for value in rest:
+            total = self.builder.inline(torch.ops.aten.add.Tensor, total, value, name="squares")
         return total
 
     def _state(self, name: str, type: TensorType, attr: DistAttr) -> fx.Node:
-        node = self.made.placeholder(name, Record(TensorType(type.shape, type.dtype), role="state", name=name))
+        node = self.builder.placeholder(name, Record(TensorType(type.shape, type.dtype), role="state", name=name))
         self.constraints[node.name] = attr
         return node
 
-    def _lies(self, t: Trained, type: TensorType) -> DistAttr:
+    def _state_layout(self, t: Trained, type: TensorType) -> DistAttr:
         return t.state if type.shape == t.type.shape else DistAttr.replicated(len(type.shape))
 
     def _gradient(self, t: Trained | Untrained) -> fx.Node:
-        """The sum of a parameter's gradients: it lies as ``micro`` leaves it, and is reduced to how the optimizer's state lies."""
+        """The sum of a parameter's gradients: it has the layout that ``micro`` returns it with, and is reduced to the layout of the optimizer's state."""
         return self._sum_of(gradient_name(t.name), t.gradient, t.state)
 
-    def _sum_of(self, name: str, type: TensorType, seen: DistAttr) -> fx.Node:
+    def _sum_of(self, name: str, type: TensorType, reduced: DistAttr) -> fx.Node:
+        """A sum over micro-batches; ``reduced``: the layout in which the update reads it, where it is still a partial sum over ranks."""
         waits = bool(type.attr.pending)
-        node = self.made.placeholder(name, Record(type if waits else TensorType(type.shape, type.dtype), role="buffer", name=name))
-        self.constraints[node.name] = seen if waits else type.attr
+        node = self.builder.placeholder(name, Record(type if waits else TensorType(type.shape, type.dtype), role="buffer", name=name))
+        self.constraints[node.name] = reduced if waits else type.attr
         return node
 
     def _input(self, name: str, dtype: torch.dtype, role: str) -> fx.Node:
-        return self.made.placeholder(name, Record(TensorType((), dtype), role=role, name=name))
+        return self.builder.placeholder(name, Record(TensorType((), dtype), role=role, name=name))
 
 
 def clipped(total: torch.Tensor, scale: torch.Tensor | None, limit: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The norm, and what gradients are divided by so that it is at most ``limit``: as ``clip_grad_norm_`` does, with its 1e-6."""
+    """The norm, and the number by which gradients are divided so that it is at most ``limit``, as ``clip_grad_norm_`` does, with its 1e-6.
+
+    Args:
+        total: the sum of the squares of the scaled gradients.
+        scale: the factor of the loss; ``None``: the loss is not scaled.
+    """
     norm = norm_of(total, scale)
     divisor = ((norm + 1e-6) / limit).clamp(min=1.0)
     return norm, divisor if scale is None else divisor * scale
 
 
 def norm_of(total: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    """The norm of gradients, of the sum of their squares, which are multiples by ``scale``."""
+    """The norm of the gradients. ``total``: the sum of the squares of the gradients times ``scale``."""
     return total.sqrt() if scale is None else total.sqrt() / scale
 
 

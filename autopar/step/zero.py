@@ -1,6 +1,6 @@
-"""ZeRO (Rajbhandari et al., SC 2020): what is split over the data axis, besides the batch. Layouts, and nothing else.
+"""Choose the layouts of a stage of ZeRO (Rajbhandari et al., SC 2020): what is sharded over the data axis, besides the batch.
 
-| stage | split over dp | what follows |
+| stage | sharded over dp | transfers |
 | --- | --- | --- |
 | 1 | the optimizer's state | a reduce-scatter of each gradient and an all-gather of each parameter, once a step |
 | 2 | the sums of gradients, too | a reduce-scatter for each micro-batch |
@@ -26,10 +26,10 @@ STAGES: tuple[frozenset[str], ...] = (
 
 @dataclass(frozen=True)
 class Zero:
-    """What a stage of ZeRO splits, and over which axis of the mesh.
+    """What a stage of ZeRO shards, and over which axis of the mesh.
 
     Attributes:
-        parts: of ``state``, ``gradient`` and ``parameter``, those that are split.
+        parts: those of ``state``, ``gradient`` and ``parameter`` that are sharded.
     """
 
     parts: frozenset[str]
@@ -37,21 +37,21 @@ class Zero:
     axis: str
 
     def split(self, part: str, attr: DistAttr, shape: Sequence[int]) -> DistAttr:
-        """The layout of a value of such a part: ``attr``, split over the axis where the stage splits the part."""
+        """The layout of a value of such a part: ``attr``, sharded over the axis if the stage shards the part."""
         return split_over(attr, shape, self.mesh, self.axis) if part in self.parts else attr
 
 
 def zero_of(stage: int, mesh: Mesh, inputs: Mapping[str, DistAttr]) -> Zero:
-    """A stage of ZeRO on a mesh whose axes split inputs like this. ``ValueError`` where none splits the batch."""
+    """A stage of ZeRO on a mesh. ``inputs``: the layouts of the inputs. ``ValueError`` if no axis shards the batch."""
     return Zero(STAGES[stage], mesh, data_axis(mesh, inputs) if STAGES[stage] else "")
 
 
 def data_axis(mesh: Mesh, inputs: Mapping[str, DistAttr]) -> str:
-    """The axis over which ZeRO splits: the first that splits the first dim of an input; on a mesh whose axes of the batch have one rank each, the
-    first of these, over which there is nothing to split.
+    """The axis over which ZeRO shards: the first axis that shards dim 0 of an input. If each axis of the batch has one rank, it is the first of
+    them, and nothing is sharded.
 
     Raises:
-        ValueError: none does.
+        ValueError: no axis shards an input.
     """
     split = {axis for attr in inputs.values() for dim in attr.dims[:1] for _, axes in dim for axis in axes}
     for axis in mesh.names:
@@ -64,9 +64,9 @@ def data_axis(mesh: Mesh, inputs: Mapping[str, DistAttr]) -> str:
 
 
 def split_over(attr: DistAttr, shape: Sequence[int], mesh: Mesh, axis: str) -> DistAttr:
-    """``attr``, and one more dim split over ``axis``: the first that no axis splits and that divides, else the longest.
+    """``attr`` with one more dim sharded over ``axis``: the first unsharded dim that ``axis`` divides, else the longest unsharded dim.
 
-    A value with fewer elements along each free dim than ``axis`` has ranks stays as it is, and so does one that ``axis`` splits.
+    The layout stays as it is if every unsharded dim has fewer elements than ``axis`` has ranks, or if ``axis`` shards a dim already.
     """
     if axis in attr.axes or mesh.sizes[axis] == 1:
         return attr

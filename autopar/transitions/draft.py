@@ -1,6 +1,6 @@
-"""Price reductions before they are made: a draft holds the splits of a value and the length of its first piece, dim by dim.
+"""Price reductions without inferring types: a draft has the splits of a value and the length of its first piece, dim by dim.
 
-A search looks at many drafts. Types are inferred for the one that it takes.
+A search compares many drafts. Types are inferred only for the draft that it chooses.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from autopar.transitions.way import Move, op_argument, parts_argument
 
 Dims = tuple[Dim, ...]
 Parts = tuple[tuple[int, ...], ...]  # part sizes, dim by dim
-Cut = tuple[Any, int, str]  # a slice or a reduce-scatter: the function, the place and the axis
+Cut = tuple[Any, int, str]  # a slice or a reduce-scatter: the function, the part and the axis
 
 
 class Reduced(NamedTuple):
-    """What is reduced, and over which axes.
+    """A value that is to be reduced, and the axes of the reduction.
 
     Attributes:
-        pending: all axes over which the value is pending; ``axes`` are those that it is reduced over, in the order of the mesh.
+        pending: all axes over which the value is pending; ``axes`` are those of the reduction, in the order of the mesh.
         replicated: axes whose ranks hold replicas.
-        held: elements of the first piece, than which none is larger.
-        itemsize: of one element; ``sent`` of the dtype in which it is reduced.
-        outermost: the axis of ``axes`` whose links may be slow; "" where there are none.
+        elements: the size of the first piece, which is a largest one.
+        itemsize: bytes of one element; ``sent`` is that in the dtype of the reduction.
+        outermost: the first of ``axes``, whose links may be slow; "" without axes.
     """
 
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class Reduced(NamedTuple):
     pending: frozenset[str]
     replicated: frozenset[str]
     kind: str
-    held: int
+    elements: int
     itemsize: int
     sent: int
     outermost: str
@@ -55,19 +55,19 @@ class Reduced(NamedTuple):
 
     @property
     def draft(self) -> Draft:
-        """Nothing is done yet."""
+        """The draft without any moves."""
         return Draft(self, self.dims, first_lengths(self.dims, self.shape, self.mesh))
 
 
 class Draft(NamedTuple):
-    """Slices and reductions one after the other, and what they bring the worst rank.
+    """A sequence of slices and reductions, and the bytes that it brings the worst rank.
 
     Attributes:
-        dims: the splits they lead to, in normal form.
-        lengths: of the first piece, dim by dim.
-        moves: each with the place and the axis, or the axes of an all-reduce, and the part sizes in which places count.
-        far: bytes that are reduced over the outermost axis. The gather that is half of an all-reduce is not counted.
-        extra: bytes that they have to save to be taken.
+        dims: the splits afterwards, in normal form.
+        lengths: the lengths of the first piece, dim by dim.
+        moves: function, part, axis (or the axes of an all-reduce), and the part sizes by which parts are counted.
+        far: bytes of reductions over the outermost axis, without the gather that is half of an all-reduce.
+        extra: the bytes that this draft must save to be chosen.
     """
 
     value: Reduced
@@ -79,43 +79,43 @@ class Draft(NamedTuple):
     extra: int = 0
 
     @property
-    def held(self) -> int:
-        """Elements of the first piece."""
+    def elements(self) -> int:
+        """The elements of the first piece."""
         return math.prod(self.lengths)
 
     def cut(self, cuts: Iterable[Cut], parts: Parts) -> Draft:
         value, dims, lengths, moves, _, far, extra = self
         shape, mesh, paid = value.shape, value.mesh, self.bytes
-        new, left, places = list(dims), list(lengths), places_of(parts)
-        made = list(moves)
+        new, new_lengths, places = list(dims), list(lengths), places_of(parts)
+        new_moves = list(moves)
         for function, place, axis in cuts:
             d, k = places[place]
-            new[d], left[d] = _cut(new[d], shape[d], mesh, parts[d], k, axis)
+            new[d], new_lengths[d] = _cut(new[d], shape[d], mesh, parts[d], k, axis)
             if function is transfers.reduce_scatter:
-                bytes = math.prod(left) * (mesh.sizes[axis] - 1) * value.sent
+                bytes = math.prod(new_lengths) * (mesh.sizes[axis] - 1) * value.sent
                 paid += bytes
                 far += bytes if axis == value.outermost else 0
-            made.append((function, place, axis, parts))
-        return Draft(value, tuple(new), tuple(left), tuple(made), paid, far, extra)
+            new_moves.append((function, place, axis, parts))
+        return Draft(value, tuple(new), tuple(new_lengths), tuple(new_moves), paid, far, extra)
 
     def all_reduced(self, axes: list[str]) -> Draft:
         value = self.value
         count = value.mesh.count(axes)
-        bytes = -(-2 * self.held * (count - 1) // count) * value.sent
+        bytes = -(-2 * self.elements * (count - 1) // count) * value.sent
         far = bytes // (2 * value.mesh.count(set(axes) - {value.outermost})) if value.outermost in axes else 0
         return self._replace(moves=(*self.moves, (transfers.all_reduce, 0, tuple(axes), ())), bytes=self.bytes + bytes, far=self.far + far)
 
     def transfers(self) -> list[Move]:
-        """The moves as transfers with their arguments."""
-        made: list[Move] = []
+        """Return the moves as transfers with their arguments."""
+        moves: list[Move] = []
         op = op_argument(self.value.kind)
         for function, place, axis, parts in self.moves:
             if function is transfers.all_reduce:
-                made.append((function, {"axis": axis[0] if len(axis) == 1 else axis, **op}))
+                moves.append((function, {"axis": axis[0] if len(axis) == 1 else axis, **op}))
             else:
                 reduces = function is transfers.reduce_scatter
-                made.append((function, {"dim": place, "axis": axis, **(op if reduces else {}), **parts_argument(parts)}))
-        return made
+                moves.append((function, {"dim": place, "axis": axis, **(op if reduces else {}), **parts_argument(parts)}))
+        return moves
 
 
 def parts_of(dims: Dims, shape: tuple[int, ...]) -> Parts:
@@ -124,13 +124,13 @@ def parts_of(dims: Dims, shape: tuple[int, ...]) -> Parts:
 
 @lru_cache(maxsize=65536)
 def axes_of(dims: Dims) -> frozenset[str]:
-    """The axes that split a value."""
+    """Return the axes that split a value."""
     return frozenset([axis for dim in dims for _, axes in dim for axis in axes])
 
 
 @lru_cache(maxsize=65536)
 def places_of(parts: Parts) -> tuple[tuple[int, int], ...]:
-    """The dim of every part, and which of its parts it is."""
+    """Return (dim, index within the dim) of every part."""
     return tuple((d, k) for d, sizes in enumerate(parts) for k in range(len(sizes)))
 
 
@@ -140,7 +140,7 @@ def first_lengths(dims: Dims, shape: tuple[int, ...], mesh: Mesh) -> tuple[int, 
 
 @lru_cache(maxsize=65536)
 def first_length(dim: Dim, size: int, mesh: Mesh) -> int:
-    """The length of the first piece of a dim, than which none is longer."""
+    """Return the length of the first piece of a dim, which is a longest one."""
     length = 1
     for n, axes in sized(dim, size):
         for axis in axes:
@@ -151,8 +151,8 @@ def first_length(dim: Dim, size: int, mesh: Mesh) -> int:
 
 @lru_cache(maxsize=65536)
 def _cut(dim: Dim, size: int, mesh: Mesh, sizes: tuple[int, ...], k: int, axis: str) -> tuple[Dim, int]:
-    """A dim, seen as parts of ``sizes``, of which one is split over one more axis; and the length of its first piece."""
+    """View a dim as parts of ``sizes``, split part ``k`` over one more axis, and return the dim and the length of its first piece."""
     axes = align(sized(dim, size), sizes, mesh)
     assert axes is not None, (dim, sizes)
-    split = normal_dim(tuple([(n, (*own, axis) if place == k else own) for place, (n, own) in enumerate(zip(sizes, axes, strict=True))]), size, mesh)
+    split = normal_dim(tuple([(n, (*part_axes, axis) if place == k else part_axes) for place, (n, part_axes) in enumerate(zip(sizes, axes, strict=True))]), size, mesh)
     return split, first_length(split, size, mesh)

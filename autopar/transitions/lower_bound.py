@@ -1,14 +1,14 @@
-"""The least that any transfers can bring the worst rank: what sequences of them are measured by.
+"""Compute the fewest bytes that any transfers can bring the worst rank: the bound by which sequences of transfers are measured.
 
-Between splits it is what a rank needs and does not hold. What becomes pending is needed once by all of its addends together.
+Between splits it is what a rank needs and does not hold. A value that becomes pending is needed once by all its addends together.
 
-To reduce p addends of each of V elements, some rank that sums ``s`` of them receives ``(p-1) s`` addends, and then the
-rest of the ``w`` that it wants, as sums: ``(p-1) s + w - s`` where they are its own. All ranks together sum V. If none may
-receive more than t, each can sum so many; the bound is the least t by which that is enough. For an all-reduce this is the
-``2 (p-1)/p`` of a ring, for a reduce-scatter its half (Patarasuk and Yuan, *Bandwidth optimal all-reduce algorithms*,
-JPDC 2009); with r replicas of the addends, and nothing wanted, ``1/r`` of it. What stays pending is not reduced.
+To reduce p addends of V elements each, a rank that sums ``s`` elements receives ``(p-1) s`` addends, and then, as sums, the
+rest of the ``w`` elements that it wants: ``(p-1) s + w - s`` if it wants the sums that it makes. All ranks together make V sums.
+If no rank may receive more than t, this limits how many sums each can make; the bound is the least t for which these add up to V.
+For an all-reduce this is the ``2 (p-1)/p`` of a ring, for a reduce-scatter half of it (Patarasuk and Yuan, *Bandwidth optimal
+all-reduce algorithms*, JPDC 2009). With r replicas of the addends, and nothing wanted, it is ``1/r`` of that. Axes that stay
+pending are not reduced.
 """
-
 from __future__ import annotations
 
 import math
@@ -23,38 +23,38 @@ from autopar.ir.record import TensorType
 
 @dataclass(frozen=True)
 class _Group:
-    """Ranks whose results are addends of each other.
+    """Ranks whose results are addends of one value.
 
     Attributes:
-        ranks: how many.
+        ranks: the number of ranks.
         wanted: elements that they need together.
-        held: of those, how many each holds, all together; addends, if they are to be reduced.
+        available: how many of these each rank holds, summed over different pieces; addends, if they are to be reduced.
     """
 
     ranks: int
     wanted: int
-    held: int
+    available: int
 
 
 def least_bytes(source: TensorType, target: TensorType) -> int:
-    """Bytes that the worst rank receives at least; casts are where they make it fewer."""
+    """Return the bytes that the worst rank receives at least; casts are placed where they save most."""
     assert source.layout is not None and target.layout is not None
-    here, there = source.layout, target.layout
-    held, wanted = dict(here.attr.pending), dict(there.attr.pending)
-    same = here.mesh == there.mesh
-    kept = {axis for axis in held if same and held[axis] == wanted.get(axis)}
-    addends = here.mesh.count(axis for axis in held if axis not in kept)
-    groups = list(_groups(here, there, source.shape, tuple(axis for axis in wanted if axis not in kept)))
+    source_layout, target_layout = source.layout, target.layout
+    pending, target_pending = dict(source_layout.attr.pending), dict(target_layout.attr.pending)
+    same = source_layout.mesh == target_layout.mesh
+    kept = {axis for axis in pending if same and pending[axis] == target_pending.get(axis)}
+    addends = source_layout.mesh.count(axis for axis in pending if axis not in kept)
+    groups = list(_groups(source_layout, target_layout, source.shape, tuple(axis for axis in target_pending if axis not in kept)))
     narrow = min(source.dtype.itemsize, target.dtype.itemsize)
     if addends == 1:
-        return max((-(-(group.wanted - group.held) // group.ranks) for group in groups), default=0) * narrow
-    elements = math.prod(source.shape) * here.mesh.count(kept)
+        return max((-(-(group.wanted - group.available) // group.ranks) for group in groups), default=0) * narrow
+    elements = math.prod(source.shape) * source_layout.mesh.count(kept)
     return _least_reduced(groups, elements, addends, source.dtype.itemsize, narrow)
 
 
 def _least_reduced(groups: list[_Group], elements: int, addends: int, wide: int, narrow: int) -> int:
-    """The least t, in elements of the narrower dtype, by which all ranks together can sum all elements."""
-    own, other = (addends - 1) * wide - narrow, (addends - 1) * wide  # bytes that a sum costs, wanted on the rank or not
+    """Return the least t, in elements of the narrower dtype, with which all ranks together can sum all elements."""
+    own_sum, other_sum = (addends - 1) * wide - narrow, (addends - 1) * wide  # bytes that a sum costs, on a rank that wants it or not
 
     def summed(t: int) -> Fraction:
         total = Fraction(0)
@@ -62,8 +62,8 @@ def _least_reduced(groups: list[_Group], elements: int, addends: int, wide: int,
             left = group.ranks * t * narrow - group.wanted * narrow
             if left < 0:
                 return Fraction(-1)
-            cheap = min(Fraction(group.held), Fraction(left, own) if own else Fraction(group.held))
-            total += cheap + (left - cheap * own) / other
+            cheap = min(Fraction(group.available), Fraction(left, own_sum) if own_sum else Fraction(group.available))
+            total += cheap + (left - cheap * own_sum) / other_sum
         return total
 
     low, high = 0, 1
@@ -75,18 +75,18 @@ def _least_reduced(groups: list[_Group], elements: int, addends: int, wide: int,
     return low * narrow
 
 
-def _groups(here: Layout, there: Layout, shape: tuple[int, ...], new: tuple[str, ...]) -> Iterator[_Group]:
+def _groups(source: Layout, target: Layout, shape: tuple[int, ...], new: tuple[str, ...]) -> Iterator[_Group]:
     members: dict[tuple[int, ...], list[int]] = {}
-    for rank in there.mesh.ranks:
-        at = there.mesh.coordinates(rank)
-        members.setdefault(tuple(at[axis] for axis in there.mesh.names if axis not in new), []).append(rank)
+    for rank in target.mesh.ranks:
+        at = target.mesh.coordinates(rank)
+        members.setdefault(tuple(at[axis] for axis in target.mesh.names if axis not in new), []).append(rank)
     for ranks in members.values():
-        need = box_of(there, shape, ranks[0])
-        boxes = {box_of(here, shape, rank) for rank in ranks if rank in here.mesh.ranks}  # pieces: equal, or nothing in common
+        need = box_of(target, shape, ranks[0])
+        boxes = {box_of(source, shape, rank) for rank in ranks if rank in source.mesh.ranks}  # pieces: equal, or nothing in common
         yield _Group(len(ranks), volume(need), sum(_common(need, box) for box in boxes))
-    for _ in range(len(set(here.mesh.ranks) - set(there.mesh.ranks))):
+    for _ in range(len(set(source.mesh.ranks) - set(target.mesh.ranks))):
         yield _Group(1, 0, 0)
 
 
-def _common(one: Box, other: Box) -> int:
-    return math.prod(count(overlap(a, b)) for a, b in zip(one, other, strict=True))
+def _common(left: Box, right: Box) -> int:
+    return math.prod(count(overlap(a, b)) for a, b in zip(left, right, strict=True))

@@ -1,4 +1,4 @@
-"""The plan of a transition: what is refused, and the cheapest of what can be chosen; cached by content."""
+"""Plan a transition: refuse the impossible, and choose the cheapest of the possible transfers; results are cached by content."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from autopar.ir.record import TensorType
 from autopar.ir.text.printer import print_type
 from autopar.transitions import reductions
 from autopar.transitions.draft import Draft, Reduced
-from autopar.transitions.pending import Made, made_pending
-from autopar.transitions.relayouts import relaid
-from autopar.transitions.way import TransferStep, Way
+from autopar.transitions.pending import Precursor, precursors_of
+from autopar.transitions.relayouts import append_relayout
+from autopar.transitions.way import TransferChain, TransferStep
 
 
 def transitions(source: TensorType, target: TensorType) -> tuple[TransferStep, ...]:
-    """The transfers that turn ``source`` into ``target``, a value of the same shape; ``()`` when they are equal.
+    """Return the transfers that turn ``source`` into ``target``, a value of the same shape; ``()`` when they are equal.
 
-    Types in between, and the last, are in normal form. A pending value is never narrowed: it is reduced first.
+    Types in between, and the last, are in normal form. A pending value is reduced before it is cast to a narrower dtype.
 
     Raises:
-        TransitionError: the shapes differ, one has no Layout, or a kind of pending would become another.
+        TransitionError: the shapes differ, a value has no Layout, or one kind of pending would become another.
     """
     if source.shape != target.shape:
         raise TransitionError(f"a transition keeps the shape; {source.shape} is not {target.shape}")
@@ -38,7 +38,7 @@ def transitions(source: TensorType, target: TensorType) -> tuple[TransferStep, .
 
 
 def cost(source: TensorType, target: TensorType) -> int:
-    """Bytes the worst rank receives."""
+    """Return the bytes that the worst rank receives."""
     return sum(step.bytes for step in transitions(source, target))
 
 
@@ -74,7 +74,7 @@ def _refused(start: TensorType, goal: TensorType, why: str) -> TransitionError:
 
 
 def _malformed(type: TensorType) -> str | None:
-    """Why nothing lies so."""
+    """Return why no value has this Layout; ``None`` if it is valid."""
     assert type.layout is not None
     mesh, dims, axes = type.layout.mesh, type.attr.dims, type.attr.axes
     if any(n < 0 for n in type.shape):
@@ -91,7 +91,7 @@ def _malformed(type: TensorType) -> str | None:
 
 
 def _check_kinds(start: TensorType, goal: TensorType) -> None:
-    """What has no meaning: two kinds at once, a kind that becomes another, a kind that the dtype has not."""
+    """Refuse two kinds of pending at once, a kind that becomes another, and a kind that the dtype does not have."""
     for type in (start, goal):
         kinds = sorted({kind for _, kind in type.attr.pending})
         if len(kinds) > 1:
@@ -104,11 +104,11 @@ def _check_kinds(start: TensorType, goal: TensorType) -> None:
                 raise _refused(start, goal, str(error)) from None
     if start.layout.mesh != goal.layout.mesh:  # type: ignore[union-attr]
         return
-    held = dict(start.attr.pending)
+    pending = dict(start.attr.pending)
     for axis, kind in goal.attr.pending:
-        if held.get(axis, kind) != kind:
+        if pending.get(axis, kind) != kind:
             raise _refused(start, goal, (
-                f"over {axis} the ranks hold {PARTIAL[held[axis]]} (pending {held[axis]}), and would have to hold "
+                f"over {axis} the ranks hold {PARTIAL[pending[axis]]} (pending {pending[axis]}), and would have to hold "
                 f"{PARTIAL[kind]} (pending {kind}); reduce the value over {axis} first"
             ))  # fmt: skip
 
@@ -121,44 +121,44 @@ PARTIAL = {"sum": "addends", "avg": "values to be averaged", "max": "candidates 
 
 
 class _Choice(NamedTuple):
-    """A way to reduce a value, to go on with to what the goal is made of; ``key`` orders them."""
+    """A draft of the reduction, and the value that it goes on to; ``key`` orders choices."""
 
     key: tuple[int, int, int]
-    way: Draft
-    made: Made
+    draft: Draft
+    precursor: Precursor
 
 
 def _cheapest(start: TensorType, goal: TensorType) -> tuple[TransferStep, ...]:
     casts = start.dtype != goal.dtype
-    linear = not casts or _widens(start.dtype, goal.dtype)  # a cast that a pending value may pass
+    linear = not casts or _widens(start.dtype, goal.dtype)  # whether a pending value may be cast
     same = start.layout.mesh == goal.layout.mesh  # type: ignore[union-attr]
-    held = dict(start.attr.pending)
-    kept = {axis: kind for axis, kind in goal.attr.pending if same and linear and axis in held}
+    pending = dict(start.attr.pending)
+    kept = {axis: kind for axis, kind in goal.attr.pending if same and linear and axis in pending}
     new = [(axis, kind) for axis, kind in goal.attr.pending if axis not in kept]
-    value = Reduced.of(start, [axis for axis in start.layout.mesh.names if axis in held and axis not in kept])  # type: ignore[union-attr]
-    choice = _chosen(value, made_pending(start, goal, new), goal, [axis for axis, _ in new])
-    return relaid(Way(start).then(*choice.way.transfers()), choice.made.type).then(*choice.made.transfers()).steps
+    value = Reduced.of(start, [axis for axis in start.layout.mesh.names if axis in pending and axis not in kept])  # type: ignore[union-attr]
+    choice = _chosen(value, precursors_of(start, goal, new), goal, [axis for axis, _ in new])
+    return append_relayout(TransferChain(start).then(*choice.draft.transfers()), choice.precursor.type).then(*choice.precursor.transfers()).steps
 
 
-def _chosen(value: Reduced, all_made: Iterator[Made], goal: TensorType, new: list[str]) -> _Choice:
-    """The first of the best ways to reduce a value and of the goals that it may go on to.
+def _chosen(value: Reduced, candidates: Iterator[Precursor], goal: TensorType, new: list[str]) -> _Choice:
+    """Return the first of the best pairs of a reduction and a value from which the goal can be made.
 
-    Bytes that a way needs at the least are compared before it is looked at more closely.
+    The lower bound of a pair is compared with the best so far before the pair is priced.
     """
     mesh, free = goal.layout.mesh, reductions.free_axes(value)  # type: ignore[union-attr]
     itemsize = min(value.itemsize, goal.dtype.itemsize)
     least = reductions.least_reduced(value, -(-largest(goal.attr, goal.shape, mesh) // mesh.count(new)), itemsize)
     best: _Choice | None = None
-    ways = reductions.Begun(value, free)
-    for made in all_made:
-        wanted = math.prod(made.lengths)
-        bound, enough = (count(value, wanted, itemsize) for count in (reductions.bound_of, reductions.least_reduced))
-        fewest = made.count + bool(value.axes)
+    drafts = reductions.StartingDrafts(value, free)
+    for precursor in candidates:
+        wanted = math.prod(precursor.lengths)
+        bound, enough = (count(value, wanted, itemsize) for count in (reductions.reduction_lower_bound, reductions.least_reduced))
+        fewest = precursor.count + bool(value.axes)
         if best is not None and best.key <= (bound, 0, fewest):
             continue
-        for way in ways:
-            if best is None or best.key > (bound + way.extra, 0, fewest):
-                best = _closer(way, made, best, wanted, itemsize, mesh)
+        for draft in drafts:
+            if best is None or best.key > (bound + draft.extra, 0, fewest):
+                best = _closer(draft, precursor, best, wanted, itemsize, mesh)
             if not free or best.key[0] <= reductions.STARTED + enough:
                 break
         assert best is not None
@@ -168,40 +168,40 @@ def _chosen(value: Reduced, all_made: Iterator[Made], goal: TensorType, new: lis
     return best
 
 
-def _closer(way: Draft, made: Made, best: _Choice | None, wanted: int, itemsize: int, mesh: Mesh) -> _Choice | None:
-    """``best``, or a better one that begins as ``way`` does."""
-    value, same, after = way.value, way.value.mesh == mesh, made.count
-    goal = made.dims if same else None
-    already = _lacked(way, made, same, mesh) if best is not None else 0  # a reduction leaves a rank no more than it had
+def _closer(draft: Draft, precursor: Precursor, best: _Choice | None, wanted: int, itemsize: int, mesh: Mesh) -> _Choice | None:
+    """Return ``best``, or a better choice that begins like ``draft``."""
+    value, same, after = draft.value, draft.value.mesh == mesh, precursor.count
+    goal = precursor.dims if same else None
+    already = _lacked(draft, precursor, same, mesh) if best is not None else 0  # a reduction never leaves a rank with more than it had
     if best is not None:
-        least, far = reductions.least_from(way, goal, already, wanted if same else 0, itemsize)
-        if best.key <= (least, far // reductions.STARTED, len(way.moves) + after + bool(value.axes)):
+        least, far = reductions.least_from(draft, goal, already, wanted if same else 0, itemsize)
+        if best.key <= (least, far // reductions.STARTED, len(draft.moves) + after + bool(value.axes)):
             return best
-    even = reductions.PADDED * reductions.reduced_evenly(way, value.axes, wanted)
-    for reduced in reductions.reduced_ways(way, goal, value.axes):
+    even = reductions.PADDED * reductions.reduced_evenly(draft, value.axes, wanted)
+    for reduced in reductions.draft_reductions(draft, goal, value.axes):
         paid, far, steps = reduced.bytes + reduced.extra, reduced.far // reductions.STARTED, len(reduced.moves) + after
-        by_first = wanted - math.prod(map(min, reduced.lengths, made.lengths)) if same else 0
+        by_first = wanted - math.prod(map(min, reduced.lengths, precursor.lengths)) if same else 0
         missing = max(by_first, already)
         better = best is None or (paid + missing * itemsize, far, steps + (missing > 0)) < best.key
         ends = same and not missing and reduced.bytes <= even
         if better or ends:
-            lacked = _lacked(reduced, made, same, mesh)
+            lacked = _lacked(reduced, precursor, same, mesh)
             key = paid + lacked * itemsize, far, steps + (lacked > 0)
             if best is None or key < best.key:
-                best = _Choice(key, reduced, made)
+                best = _Choice(key, reduced, precursor)
             if ends and not lacked:
-                break  # whatever else it is reduced to, a gather would have to follow, which brings about as much
+                break  # other reductions need a gather afterwards, which moves about as many bytes
     return best
 
 
-def _lacked(way: Draft, made: Made, same: bool, mesh: Mesh) -> int:
-    """Elements that the worst rank lacks after ``way``."""
-    shape = way.value.shape
+def _lacked(draft: Draft, precursor: Precursor, same: bool, mesh: Mesh) -> int:
+    """Return the elements that the worst rank lacks after ``draft``."""
+    shape = draft.value.shape
     if same:
-        return lacked_between(way.dims, made.dims, shape, mesh)
-    return most_lacked(Layout(way.value.mesh, DistAttr(way.dims)), Layout(mesh, DistAttr(made.dims)), shape)
+        return lacked_between(draft.dims, precursor.dims, shape, mesh)
+    return most_lacked(Layout(draft.value.mesh, DistAttr(draft.dims)), Layout(mesh, DistAttr(precursor.dims)), shape)
 
 
 def _widens(a: torch.dtype, b: torch.dtype) -> bool:
-    """Every value of ``a`` is one of ``b``, and sums of them come out alike."""
+    """Return whether every value of ``a`` is one of ``b``, so that casting before or after a sum gives the same result."""
     return a.is_floating_point and b.is_floating_point and a.itemsize < b.itemsize

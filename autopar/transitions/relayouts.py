@@ -1,4 +1,4 @@
-"""Relayouts: from splits to splits, or from mesh to mesh, with what is pending kept."""
+"""Change the splits of a value, or its mesh, while pending axes stay pending."""
 
 from __future__ import annotations
 
@@ -14,125 +14,125 @@ from autopar.ir.boxes import most_lacked
 from autopar.ir.layout import Axes, Dim, align, in_common, sized
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
-from autopar.transitions.way import Move, Way, parts_argument
+from autopar.transitions.way import Move, TransferChain, parts_argument
 
 
-def relaid(way: Way, goal: TensorType) -> Way:
-    """On to the splits of ``goal``, and to its dtype, with the cast where fewer bytes move; what is pending stays so."""
-    here = way.type
-    assert here.layout is not None and goal.layout is not None
-    narrow = here.dtype.itemsize >= goal.dtype.itemsize
-    cast: list[Move] = [(transfers.cast, {"dtype": goal.dtype})] if here.dtype != goal.dtype else []
-    if here.layout.mesh != goal.layout.mesh:
+def append_relayout(chain: TransferChain, goal: TensorType) -> TransferChain:
+    """Append transfers to the splits and dtype of ``goal``, with the cast where fewer bytes move; pending axes stay pending."""
+    source = chain.type
+    assert source.layout is not None and goal.layout is not None
+    narrow = source.dtype.itemsize >= goal.dtype.itemsize
+    cast: list[Move] = [(transfers.cast, {"dtype": goal.dtype})] if source.dtype != goal.dtype else []
+    if source.layout.mesh != goal.layout.mesh:
         splits, parts = transfers.flat_splits(goal.attr, goal.shape)
         stage = goal.layout.mesh.name
         between: list[Move] = [
             (transfers.send, {"stage": stage}),
             (transfers.recv, {"stage": stage, "splits": splits, **({} if parts is None else {"parts": parts})}),
         ]
-        return way.then(*([*cast, *between] if narrow else [*between, *cast]), meshes={stage: goal.layout.mesh})
-    moves = _exchange(replace(here, dtype=torch.uint8), replace(goal, dtype=torch.uint8))
+        return chain.then(*([*cast, *between] if narrow else [*between, *cast]), meshes={stage: goal.layout.mesh})
+    moves = _exchange(replace(source, dtype=torch.uint8), replace(goal, dtype=torch.uint8))
     first = next((k for k, (function, _) in enumerate(moves) if transfers.BY_FUNCTION[function].collective), len(moves))
     at = first if narrow else len(moves)
-    return way.then(*moves[:at], *cast, *moves[at:])
+    return chain.then(*moves[:at], *cast, *moves[at:])
 
 
 @lru_cache(maxsize=65536)
-def _exchange(here: TensorType, goal: TensorType) -> tuple[Move, ...]:
-    """Slices with one exchange, or with gathers, if nothing brings a rank less; else one redistribute.
+def _exchange(source: TensorType, goal: TensorType) -> tuple[Move, ...]:
+    """Return slices with one exchange, or with gathers, if no other transfers bring a rank fewer bytes; else one redistribute.
 
-    Several gathers send what several ranks need over a slow link only once; several exchanges of another kind are one.
+    Several gathers cross a slow link once with data that several ranks need; several exchanges of another kind are merged into one.
     """
-    if here.layout == goal.layout:
+    if source.layout == goal.layout:
         return ()
-    assert here.layout is not None and goal.layout is not None
-    least = most_lacked(here.layout, goal.layout, here.shape)
+    assert source.layout is not None and goal.layout is not None
+    least = most_lacked(source.layout, goal.layout, source.shape)
     chains = []
-    for parts, own, wanted in views(here.attr.dims, goal.attr.dims, here.shape, here.layout.mesh):
-        moves = _chain(own, wanted, parts_argument(parts))
+    for parts, have, want in views(source.attr.dims, goal.attr.dims, source.shape, source.layout.mesh):
+        moves = _chain(have, want, parts_argument(parts))
         exchanges = [function for function, _ in moves or () if transfers.BY_FUNCTION[function].collective]
         if moves is not None and (len(exchanges) < 2 or set(exchanges) == {transfers.all_gather}):
-            way = Way(here).then(*moves)
-            if way.type == goal and way.bytes <= least:
-                chains.append(tuple((step.function, dict(step.arguments)) for step in way.steps))
+            chain = TransferChain(source).then(*moves)
+            if chain.type == goal and chain.bytes <= least:
+                chains.append(tuple((step.function, dict(step.arguments)) for step in chain.steps))
     if chains:
         return min(chains, key=len)
     splits, parts = transfers.flat_splits(goal.attr, goal.shape)
     return ((transfers.redistribute, {"splits": splits, **({} if parts is None else {"parts": parts})}),)
 
 
-def _chain(own: list[Axes], wanted: list[Axes], parts: dict[str, Any]) -> list[Move] | None:
-    """Slices, then all-to-alls, then gathers, as far as they go; ``None`` where a gathered axis would be split again."""
+def _chain(have_axes: list[Axes], want_axes: list[Axes], parts: dict[str, Any]) -> list[Move] | None:
+    """Return slices, then all-to-alls, then gathers; ``None`` if a gathered axis would be split again."""
     moves: list[Move] = []
-    homes = {axis: place for place, axes in enumerate(wanted) for axis in axes}
-    while own != wanted:
-        used = {axis for axes in own for axis in axes}
+    homes = {axis: place for place, axes in enumerate(want_axes) for axis in axes}
+    while have_axes != want_axes:
+        used = {axis for axes in have_axes for axis in axes}
         move: Move | None = None
-        for place, (have, want) in enumerate(zip(own, wanted, strict=True)):
+        for place, (have, want) in enumerate(zip(have_axes, want_axes, strict=True)):
             if len(have) < len(want) and have == want[: len(have)] and want[len(have)] not in used:
-                move, own[place] = (transfers.slice, {"dim": place, "axis": want[len(have)], **parts}), want[: len(have) + 1]
+                move, have_axes[place] = (transfers.slice, {"dim": place, "axis": want[len(have)], **parts}), want[: len(have) + 1]
                 break
         if move is None:
-            loose = [k for k, (have, want) in enumerate(zip(own, wanted, strict=True)) if have != want[: len(have)]]
+            loose = [k for k, (have, want) in enumerate(zip(have_axes, want_axes, strict=True)) if have != want[: len(have)]]
             for place in loose:
-                axis = own[place][-1]
+                axis = have_axes[place][-1]
                 home = homes.get(axis, place)
-                if home != place and (*own[home], axis) == wanted[home][: len(own[home]) + 1]:
+                if home != place and (*have_axes[home], axis) == want_axes[home][: len(have_axes[home]) + 1]:
                     move = (transfers.all_to_all, {"source": place, "target": home, "axis": axis, **parts})
-                    own[place], own[home] = own[place][:-1], (*own[home], axis)
+                    have_axes[place], have_axes[home] = have_axes[place][:-1], (*have_axes[home], axis)
                     break
             if move is None:
-                free = [place for place in loose if own[place][-1] not in homes]
+                free = [place for place in loose if have_axes[place][-1] not in homes]
                 if not free:
                     return None
-                move = (transfers.all_gather, {"dim": free[0], "axis": own[free[0]][-1], **parts})
-                own[free[0]] = own[free[0]][:-1]
+                move = (transfers.all_gather, {"dim": free[0], "axis": have_axes[free[0]][-1], **parts})
+                have_axes[free[0]] = have_axes[free[0]][:-1]
         moves.append(move)
     return moves
 
 
-View = tuple[tuple[tuple[int, ...], ...], list[Axes], list[Axes]]  # part sizes; the axes of every part, here and there
+View = tuple[tuple[tuple[int, ...], ...], list[Axes], list[Axes]]  # part sizes; the axes of every part, in the value and in the goal
 
 
-def views(here: Sequence[Dim], goal: Sequence[Dim], shape: Sequence[int], mesh: Mesh) -> Iterator[View]:
-    """Parts in which both can be seen, dim by dim: the goal's, its own, or the finest common ones; and the finest.
+def views(source: Sequence[Dim], goal: Sequence[Dim], shape: Sequence[int], mesh: Mesh) -> Iterator[View]:
+    """Yield views of both Layouts in common parts, dim by dim: first in the goal's, the value's or the finest parts, then in the finest.
 
     In the finest parts every axis is the minor-most split of a part: ``8/dp/tp`` is ``2/dp 2/tp 2``.
     """
-    dims = [_views_of(dim, want, size, mesh) for size, dim, want in zip(shape, here, goal, strict=True)]
+    dims = [_views_of(dim, want, size, mesh) for size, dim, want in zip(shape, source, goal, strict=True)]
     if not all(dims):
         return
     picks = [[views[0] for views in dims], [views[-1] for views in dims]]
     for pick in picks if picks[0] != picks[1] else picks[:1]:
-        yield (tuple([sizes for sizes, _, _ in pick]), [a for _, own, _ in pick for a in own], [a for _, _, there in pick for a in there])
+        yield (tuple([sizes for sizes, _, _ in pick]), [a for _, have, _ in pick for a in have], [a for _, _, wanted in pick for a in wanted])
 
 
-def first_view(here: Sequence[Dim], goal: Sequence[Dim], shape: Sequence[int], mesh: Mesh) -> View | None:
-    """The first of ``views``."""
-    dims = [_first_view_of(dim, want, size, mesh) for size, dim, want in zip(shape, here, goal, strict=True)]
+def first_view(source: Sequence[Dim], goal: Sequence[Dim], shape: Sequence[int], mesh: Mesh) -> View | None:
+    """Return the first of ``views``, or ``None``."""
+    dims = [_first_view_of(dim, want, size, mesh) for size, dim, want in zip(shape, source, goal, strict=True)]
     if None in dims:
         return None
-    return tuple([sizes for sizes, _, _ in dims]), [a for _, own, _ in dims for a in own], [a for _, _, there in dims for a in there]  # type: ignore[misc]
+    return tuple([sizes for sizes, _, _ in dims]), [a for _, have, _ in dims for a in have], [a for _, _, wanted in dims for a in wanted]  # type: ignore[misc]
 
 
 @lru_cache(maxsize=65536)
 def _first_view_of(dim: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[tuple[int, ...], list[Axes], list[Axes]] | None:
     wanted = sized(want, size)
     sizes = tuple([n for n, _ in wanted])
-    if (here := align(sized(dim, size), sizes, mesh)) is not None:
-        return sizes, here, [axes for _, axes in wanted]
+    if (have := align(sized(dim, size), sizes, mesh)) is not None:
+        return sizes, have, [axes for _, axes in wanted]
     return next(iter(_views_of(dim, want, size, mesh)), None)
 
 
 @lru_cache(maxsize=65536)
 def _views_of(dim: Dim, want: Dim, size: int, mesh: Mesh) -> list[tuple[tuple[int, ...], list[Axes], list[Axes]]]:
-    own, wanted = sized(dim, size), sized(want, size)
-    found = {}
-    for sizes in [tuple([n for n, _ in parts]) for parts in (wanted, own)]:
-        here, there = align(own, sizes, mesh), align(wanted, sizes, mesh)
-        if here is not None and there is not None:
-            found[sizes] = (sizes, here, there)
-    if (seen := in_common(dim, want, size, mesh)) is not None:
-        sizes, here, there = (list(column) for column in zip(*seen, strict=True))
-        found[tuple(sizes)] = (tuple(sizes), here, there)
-    return list(found.values())
+    have, want_parts = sized(dim, size), sized(want, size)
+    views = {}
+    for sizes in [tuple([n for n, _ in parts]) for parts in (want_parts, have)]:
+        have_axes, want_axes = align(have, sizes, mesh), align(want_parts, sizes, mesh)
+        if have_axes is not None and want_axes is not None:
+            views[sizes] = (sizes, have_axes, want_axes)
+    if (common := in_common(dim, want, size, mesh)) is not None:
+        sizes, have_axes, want_axes = (list(column) for column in zip(*common, strict=True))
+        views[tuple(sizes)] = (tuple(sizes), have_axes, want_axes)
+    return list(views.values())

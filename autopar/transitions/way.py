@@ -1,4 +1,4 @@
-"""Ways: transfers one after the other, with what they lead to and what they bring the worst rank."""
+"""Chain transfers: each with the type that it leads to and the bytes that it brings the worst rank."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from autopar.ir import transfers
 from autopar.ir.record import TensorType
 
 Move = tuple[Any, dict[str, Any]]  # a transfer and its arguments after the operand
-MANY = 16  # choices of places, above which several axes take the same one
+MANY = 16  # above so many choices of places, all axes take the same place
 
 
 @dataclass(frozen=True)
 class TransferStep:
-    """One transfer of a sequence: its function, its arguments after the operand, what it leads to, and what it moves.
+    """One transfer of a sequence: its function, its arguments after the operand, the resulting type, and its bytes.
 
-    ``bytes`` are those that the worst rank receives.
+    ``bytes`` is how many the worst rank receives.
     """
 
     function: Any
@@ -29,40 +29,40 @@ class TransferStep:
 
 
 @dataclass(frozen=True)
-class Way:
-    """Transfers from a type on, with what the worst rank receives; and what they have to save to be taken."""
+class TransferChain:
+    """Transfers that lead to a type, the bytes that the worst rank receives, and the bytes that they must save to be chosen."""
 
     type: TensorType
     steps: tuple[TransferStep, ...] = ()
     bytes: int = 0
     extra: int = 0
 
-    def then(self, *moves: Move, meshes: transfers.Meshes = {}) -> Way:  # noqa: B006
+    def then(self, *moves: Move, meshes: transfers.Meshes = {}) -> TransferChain:  # noqa: B006
         type, steps, paid = self.type, list(self.steps), self.bytes
-        for function, given in moves:
-            arguments = tuple(given.items())
+        for function, arguments_by_name in moves:
+            arguments = tuple(arguments_by_name.items())
             step = _step(type, function, arguments) if not meshes else _new_step(type, function, arguments, meshes)
             if step.type == type and function is not transfers.send:
                 continue
             type, paid = step.type, paid + step.bytes
             steps.append(step)
-        return Way(type, tuple(steps), paid, self.extra)
+        return TransferChain(type, tuple(steps), paid, self.extra)
 
 
 def _new_step(type: TensorType, function: Any, arguments: tuple[tuple[str, Any], ...], meshes: transfers.Meshes) -> TransferStep:
-    given = dict(arguments)
-    after = transfers.BY_FUNCTION[function].infer(type, given, meshes)
-    return TransferStep(function, arguments, after, transfers.received(function, type, given, after))
+    arguments_by_name = dict(arguments)
+    after = transfers.BY_FUNCTION[function].infer(type, arguments_by_name, meshes)
+    return TransferStep(function, arguments, after, transfers.received(function, type, arguments_by_name, after))
 
 
 @lru_cache(maxsize=65536)
 def _step(type: TensorType, function: Any, arguments: tuple[tuple[str, Any], ...]) -> TransferStep:
-    """On one mesh: what is chosen between often begins alike."""
+    """Return the step of a transfer on one mesh; cached, because alternatives often begin alike."""
     return _new_step(type, function, arguments, {})
 
 
 def places_for(count: int, axes: int) -> Iterator[tuple[int, ...]]:
-    """A place for each axis; if there are too many such choices, one place for all."""
+    """Yield a place for each axis; if there are too many such choices, one place for all axes."""
     return itertools.product(range(count), repeat=axes) if count**axes <= MANY else ((k,) * axes for k in range(count))
 
 

@@ -1,1 +1,1 @@
-"""Verify programs: what each level promises, and whether the communication of all ranks comes to an end."""
+"""Verify programs: the promises of each level, and that the communication of all ranks finishes."""

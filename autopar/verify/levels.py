@@ -1,4 +1,4 @@
-"""Verification: what each level promises, checked after every pass, so that a mistake is reported against its pass."""
+"""Verify a program against the promises of its level. It runs after every pass, so that the error names the pass at fault."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from autopar.ir.record import PHASES, ROLES, Record, Requirement, TensorType
 from autopar.ir.text.printer import print_node, print_requirement, print_type
 from autopar.rules.binding import bind_node
 
-ORDER = ("return", "grad", "state")  # of results
-PIECES: dict[Any, tuple[str, ...]] = {  # the arguments that list piece sizes, at the level local
+ORDER = ("return", "grad", "state")  # the order of results
+PIECES: dict[Any, tuple[str, ...]] = {  # transfer → its arguments with piece sizes, at the level local
     transfers.all_gather: ("sizes",),
     transfers.slice: ("sizes",),
     transfers.reduce_scatter: ("sizes",),
@@ -29,7 +29,7 @@ EXCHANGES = (transfers.redistribute, transfers.send, transfers.recv)
 
 
 def verify(program: Program, made_by: str = "") -> None:
-    """Raise ``VerifyError`` for the first node that breaks a promise of the program's level; linear.
+    """Raise ``VerifyError`` for the first node that breaks a promise of the program's level. Linear in the graph.
 
     Args:
         made_by: the pass that made the program, named in the error.
@@ -82,7 +82,7 @@ class _Verifier:
         if is_half_done(program):
             raise VerifyError(f"{self.head()}  {HALF_DONE}")
         if level != "traced" and program.mesh is None:
-            raise VerifyError(f"{self.head()}  a {level} program lies on a mesh; the header names none")
+            raise VerifyError(f"{self.head()}  a {level} program needs a mesh; the header names none")
         if (level in ("local", "scheduled")) != (program.coordinates is not None):
             raise VerifyError(f"{self.head()}  local and scheduled programs, and no others, have the coordinates of one rank")
         if program.coordinates is not None and program.mesh is not None:
@@ -94,7 +94,7 @@ class _Verifier:
                 raise VerifyError(f"{self.head()}  {error}") from None
 
     def check_phase(self, node: fx.Node, record: Record) -> None:
-        """Phases run one after the other, so none reads what a later one makes, or is given."""
+        """Check that no node reads a value of a later phase."""
         for value in node.all_input_nodes:
             about = record_of(value)
             phase = "backward" if about.role == "tangent" else about.phase
@@ -121,10 +121,10 @@ class _Verifier:
                 raise self.error(node, f"element {index} is {print_type(element_type(node))}", source)
 
     def check_results(self, node: fx.Node, record: Record) -> None:
-        """What is returned fits the tree; gradients and states belong to placeholders that have them."""
+        """Check that returned values fit the tree, and that gradients and states belong to placeholders that may have them."""
         values, results = operands(node), record.results
         if len(results) != len(values):
-            raise self.error(node, f"{len(values)} results, but the record tells what {len(results)} of them are")
+            raise self.error(node, f"{len(values)} results, but the record describes {len(results)} of them")
         returned = sum(result.kind == "return" for result in results)
         if len(self.program.tree) != (returned + 1 if returned or self.program.tree else 0):
             raise self.error(node, f"{returned} values are returned, but the tree has places for {max(len(self.program.tree) - 1, 0)}")
@@ -133,25 +133,25 @@ class _Verifier:
         if [r.of for r in results if r.kind == "state"] != states:
             raise self.error(node, f"each state is replaced once, in the order of the placeholders: {', '.join(states) or 'there are none'}")
         if list(results) != sorted(results, key=lambda r: ORDER.index(r.kind)):
-            raise self.error(node, "results are what is returned, then gradients, then states")
+            raise self.error(node, "results are in the order: returned values, gradients, states")
         for index, (value, result) in enumerate(zip(values, results, strict=True)):
             if result.kind == "return":
                 continue
             if result.of not in homes:
                 raise self.error(node, f"there is no placeholder {result.of} to have {value} as its {result.kind}", value)
-            home, mine = record_of(homes[result.of]).type, record_of(value).type
-            if not isinstance(home, TensorType) or not isinstance(mine, TensorType) or home.shape != mine.shape:
+            home_type, value_type = record_of(homes[result.of]).type, record_of(value).type
+            if not isinstance(home_type, TensorType) or not isinstance(value_type, TensorType) or home_type.shape != value_type.shape:
                 raise self.error(node, f"{value} is the {result.kind} of {result.of} and has another shape", homes[result.of], value)
             need = record.uses[index] if index < len(record.uses) else None
-            if result.kind == "state" and home.layout is not None and need is not None and need.layout is not None and need != Requirement(home.layout, home.dtype):
-                raise self.error(node, f"{result.of} and what replaces it lie alike: require {value} as {print_type(home)}", homes[result.of], value)
+            if result.kind == "state" and home_type.layout is not None and need is not None and need.layout is not None and need != Requirement(home_type.layout, home_type.dtype):
+                raise self.error(node, f"{result.of} and its next value must have the same Layout: require {value} as {print_type(home_type)}", homes[result.of], value)
 
     def check_dtypes(self, node: fx.Node, record: Record) -> None:
-        """A traced program requires dtypes alone."""
+        """Check that a traced program requires dtypes only."""
         if record.uses and len(record.uses) != len(operands(node)):
             raise self.error(node, f"{len(operands(node))} operands, but {len(record.uses)} requirements: every use has one, or none has")
         if any(need is not None and need.layout is not None for need in record.uses):
-            raise self.error(node, "a use in a traced program requires a dtype alone; place says how it lies")
+            raise self.error(node, "a use in a traced program requires a dtype alone; place decides its Layout")
 
     def check_untransferred(self, node: fx.Node, record: Record) -> None:
         if node.target in transfers.BY_FUNCTION:
@@ -227,35 +227,35 @@ class _Verifier:
         gives = [None if r is None else r.attr for r in results]
         meshes = {need.layout.mesh for need in record.uses if need} | {r.layout.mesh for r in results if r and r.layout}
         if len(meshes) > 1:
-            raise self.error(node, "operands and results lie on different meshes; an op runs on one: insert a send and a recv", *values)
+            raise self.error(node, "operands and results are on different meshes; an op runs on one: insert a send and a recv", *values)
         if meshes and (why := bound.check(meshes.pop(), needs, gives, [v.name for v in values])):
             raise self.error(node, why, *values)
 
     def check_transfer(self, node: fx.Node, value: fx.Node, record: Record) -> None:
         row = transfers.BY_FUNCTION[node.target]
-        given = transfers.arguments(node.target, node.args, node.kwargs)
+        arguments = transfers.arguments(node.target, node.args, node.kwargs)
         source = record_of(value).type
         if not isinstance(source, TensorType):
             raise self.error(node, f"{row.name} takes one tensor and makes one", value)
         try:
-            want = row.infer(source, given, self.program.meshes)
+            want = row.infer(source, arguments, self.program.meshes)
         except ValueError as error:
             raise self.error(node, str(error), value) from None
         if want != record.type:
             raise self.error(node, f"{row.name} makes it {print_type(want)}", value)
-        self.check_channel(node, value, given)
+        self.check_channel(node, value, arguments)
 
-    def check_channel(self, node: fx.Node, value: fx.Node, given: Mapping[str, Any]) -> None:
-        """What is sent is received, by the stage it was sent to."""
+    def check_channel(self, node: fx.Node, value: fx.Node, arguments: Mapping[str, Any]) -> None:
+        """Check that a sent value is only received, and by the stage it was sent to."""
         if node.target is transfers.send:
             for user in node.users:
                 if user.target is not transfers.recv:
-                    raise self.error(user, f"{node} is on its way to {given['stage']}: read a recv({node}, {given['stage']})", node)
+                    raise self.error(user, f"{node} is on its way to {arguments['stage']}: read a recv({node}, {arguments['stage']})", node)
         elif node.target is transfers.recv:
             sent = value.target is transfers.send
             stage = transfers.arguments(transfers.send, value.args, value.kwargs)["stage"] if sent else None
-            if stage != given["stage"]:
-                raise self.error(node, f"{value} was not sent to {given['stage']}: receive a send({value}, {given['stage']})", value)
+            if stage != arguments["stage"]:
+                raise self.error(node, f"{value} was not sent to {arguments['stage']}: receive a send({value}, {arguments['stage']})", value)
 
     # -- local and scheduled -------------------------------------------------------------------------------------
 
@@ -265,68 +265,68 @@ class _Verifier:
             raise self.error(node, f"a {self.program.level} program has the sizes of one rank and no Layouts")
         if node.target not in transfers.BY_FUNCTION:
             return
-        given = transfers.arguments(node.target, node.args, node.kwargs)
+        arguments = transfers.arguments(node.target, node.args, node.kwargs)
         if not operands(node) and not (node.target is transfers.recv and node.args[0] is None):
             raise self.error(node, f"{transfers.BY_FUNCTION[node.target].name} takes one tensor")
         if node.target in EXCHANGES:
-            self.check_exchange(node, record, given)
+            self.check_exchange(node, record, arguments)
             return
         at: Mapping[str, int] = {}
-        if "axis" in given:
+        if "axis" in arguments:
             try:
-                mesh = self.program.meshes[given.get("stage")]
-                count = mesh.count(mesh.check_axis(axis) for axis in transfers.axes_of(given["axis"]))
-                at = self.program.coordinates_on(given.get("stage"))
+                mesh = self.program.meshes[arguments.get("stage")]
+                count = mesh.count(mesh.check_axis(axis) for axis in transfers.axes_of(arguments["axis"]))
+                at = self.program.coordinates_on(arguments.get("stage"))
             except KeyError:
-                raise self.error(node, f"there is no stage {given['stage']}") from None
+                raise self.error(node, f"there is no stage {arguments['stage']}") from None
             except ValueError as error:
                 raise self.error(node, str(error)) from None
             for key in ("sizes", "new_sizes"):
-                if key in given and len(given[key]) != count:
-                    raise self.error(node, f"{key} lists {len(given[key])} pieces, the axis {given['axis']} has {count}")
-        self.check_pieces(node, operands(node)[0], record, given, at)
+                if key in arguments and len(arguments[key]) != count:
+                    raise self.error(node, f"{key} lists {len(arguments[key])} pieces, the axis {arguments['axis']} has {count}")
+        self.check_pieces(node, operands(node)[0], record, arguments, at)
 
-    def check_pieces(self, node: fx.Node, value: fx.Node, record: Record, given: Mapping[str, Any], at: Mapping[str, int]) -> None:
-        """The explicit piece sizes agree with the local shapes at both ends."""
+    def check_pieces(self, node: fx.Node, value: fx.Node, record: Record, arguments: Mapping[str, Any], at: Mapping[str, int]) -> None:
+        """Check that the explicit piece sizes agree with the local shapes of operand and result."""
         source = record_of(value).type
         if not isinstance(source, TensorType) or not isinstance(record.type, TensorType):
             raise self.error(node, f"{transfers.BY_FUNCTION[node.target].name} takes one tensor and makes one", value)
         want = source.shape
-        if node.target is not transfers.pend or given.get("dim") is not None:
+        if node.target is not transfers.pend or arguments.get("dim") is not None:
             for key in PIECES.get(node.target, ()):
-                if key not in given:
-                    raise self.error(node, f"at the level {self.program.level} an argument {key} lists the pieces", value)
+                if key not in arguments:
+                    raise self.error(node, f"at the level {self.program.level} it needs an argument {key} with the sizes of the pieces", value)
             if node.target in PIECES:
-                parts = [n for dim in given.get("parts") or ((n,) for n in source.shape) for n in dim]
-                for place, size in _held(node.target, given, at):
+                parts = [n for dim in arguments.get("parts") or ((n,) for n in source.shape) for n in dim]
+                for place, size in _implied_sizes(node.target, arguments, at):
                     if not 0 <= place < len(parts):
                         raise self.error(node, f"there is no dim {place} in a value of {len(parts)}", value)
                     if parts[place] != size:
-                        raise self.error(node, f"its pieces fit an operand with {size} in dim {place}, {value} has {parts[place]}", value)
-                want = transfers.local_shape(node.target, source.shape, given, at)
+                        raise self.error(node, f"its piece sizes need an operand with {size} in dim {place}, but {value} has {parts[place]}", value)
+                want = transfers.local_shape(node.target, source.shape, arguments, at)
         if want != record.type.shape:
-            raise self.error(node, f"its pieces make it {list(want)}", value)
+            raise self.error(node, f"its result is {list(want)}", value)
 
-    def check_exchange(self, node: fx.Node, record: Record, given: Mapping[str, Any]) -> None:
-        """The Layouts at both ends agree with what this rank gives and gets."""
+    def check_exchange(self, node: fx.Node, record: Record, arguments: Mapping[str, Any]) -> None:
+        """Check that the Layouts at both ends agree with this rank's operand and result."""
         name, values, rank = transfers.BY_FUNCTION[node.target].name, operands(node), self.program.rank
         for key in ("splits", "source", "shape", *(("axis",) if node.target is transfers.redistribute else ("home",))):
-            if key not in given:
-                raise self.error(node, f"at the level {self.program.level} an argument {key} tells the ends of the exchange", *values)
+            if key not in arguments:
+                raise self.error(node, f"at the level {self.program.level} it needs an argument {key}, which describes the ends of the exchange", *values)
         try:
-            ends = transfers.Ends.of(given, self.program.meshes)
+            ends = transfers.Ends.of(arguments, self.program.meshes)
         except (KeyError, ValueError) as error:
-            raise self.error(node, f"the ends of the exchange: {error}", *values) from None
-        own = None if not values else record_of(values[0]).type
-        here, there = rank in ends.source.mesh, rank in ends.target.mesh
-        if here != bool(values) or (not there if node.target is not transfers.send else there or not here):
-            raise self.error(node, f"rank {rank} does not lie where {name} says", *values)
-        for type, layout, what in ((own, ends.source, "takes"), (record.type, ends.source if node.target is transfers.send else ends.target, "makes")):
+            raise self.error(node, f"the ends of the exchange are wrong: {error}", *values) from None
+        operand_type = None if not values else record_of(values[0]).type
+        on_source, on_target = rank in ends.source.mesh, rank in ends.target.mesh
+        if on_source != bool(values) or (not on_target if node.target is not transfers.send else on_target or not on_source):
+            raise self.error(node, f"rank {rank} is not on the mesh that {name} names", *values)
+        for type, layout, verb in ((operand_type, ends.source, "takes"), (record.type, ends.source if node.target is transfers.send else ends.target, "makes")):
             if type is None:
                 continue
             want = layout.attr.local_shape(ends.shape, layout.mesh, layout.mesh.coordinates(rank))
             if not isinstance(type, TensorType) or type.shape != want:
-                raise self.error(node, f"rank {rank} {what} a piece of {list(want)} there, not {print_type(type)}", *values)
+                raise self.error(node, f"rank {rank} {verb} a piece of {list(want)} there, not {print_type(type)}", *values)
 
     def check_stream(self, node: fx.Node, record: Record) -> None:
         if record.stream is not None and record.stream not in self.program.streams:
@@ -346,13 +346,13 @@ class _Verifier:
     # -- errors --------------------------------------------------------------------------------------------------
 
     def head(self, name: str = "") -> str:
-        """``reshard left relu inconsistent``; who made the program is left out where it is not known."""
+        """Return the first line of an error: ``reshard left relu inconsistent``, or without the pass if it is not known."""
         if self.made_by:
             return f"{self.made_by} left {name or 'the program'} inconsistent\n"
         return f"this {self.program.level} program is inconsistent{name and f' at {name}'}\n"
 
     def error(self, node: fx.Node, why: str, *operands: object) -> VerifyError:
-        """The offending lines, the user's source line, the rule and the remedy."""
+        """Return an error with the offending lines, the user's source line, the rule and the remedy."""
         lines = []
         for value in dict.fromkeys((*operands, node)):
             if isinstance(value, fx.Node) and value.op != "output" and has_record(value):
@@ -367,11 +367,11 @@ class _Verifier:
             return f"  {node.name} does not print"
 
 
-def _held(function: Any, given: Mapping[str, Any], at: Mapping[str, int]) -> list[tuple[int, int]]:
-    """What the piece sizes say of the operand: (dim, size)."""
-    mine = at[given["axis"]]
+def _implied_sizes(function: Any, arguments: Mapping[str, Any], at: Mapping[str, int]) -> list[tuple[int, int]]:
+    """Return the (dim, size) of the operand that the piece sizes imply."""
+    index = at[arguments["axis"]]
     if function in (transfers.all_gather, transfers.pend):
-        return [(given["dim"], given["sizes"][mine])]
+        return [(arguments["dim"], arguments["sizes"][index])]
     if function is transfers.all_to_all:
-        return [(given["source"], given["sizes"][mine]), (given["target"], sum(given["new_sizes"]))]
-    return [(given["dim"], sum(given["sizes"]))]
+        return [(arguments["source"], arguments["sizes"][index]), (arguments["target"], sum(arguments["new_sizes"]))]
+    return [(arguments["dim"], sum(arguments["sizes"]))]

@@ -113,8 +113,8 @@ TREES = st.recursive(
 @settings(deadline=None)
 @given(st.dictionaries(KEYS, TREES, max_size=4).filter(keys_apart))
 def test_values_come_back_as_they_were(state: dict[Any, Any]) -> None:
-    tensors, tree = values.taken_apart(state)
-    same(values.put_together(json.loads(json.dumps(tree, allow_nan=False)), tensors), state)
+    tensors, tree = values.encode_state(state)
+    same(values.decode_state(json.loads(json.dumps(tree, allow_nan=False)), tensors), state)
     assert set(tensors) <= set(values.names(tree))
 
 
@@ -294,7 +294,7 @@ def test_a_state_that_does_not_fit_is_refused_untouched(two: Path) -> None:
     assert found["step"] == 2 and found["model"]["up.weight"] is None
     assert torch.equal(found["model"]["down.weight"], whole(2)["model"]["down.weight"])
     assert found["model"]["down.weight"] is model["down.weight"]
-    with pytest.raises(CheckpointError, match=r"does not fit the state; 0 of 23 tensors have a name that the state has, so it may be of another model\n"):
+    with pytest.raises(CheckpointError, match=r"does not fit the state; only 0 of 23 tensors have a name that the state has, so the checkpoint may be of another model\n"):
         checkpoint.load(two, {f"layers.{k}": torch.ones(1) for k in range(9)})
 
 
@@ -309,14 +309,14 @@ def test_the_command_tells_what_is_there(two: Path, tmp_path: Path) -> None:
     size = sum(file.stat().st_size for file in (two / "checkpoint-000002").glob("rank-*"))
     assert lines[0] == f"checkpoint-000002   step 2, 23 tensors, {size:,} bytes in 4 files, by torch {torch.__version__}"
     assert lines[1].startswith("checkpoint-000001   step 1, 23 tensors, ")
-    assert lines[3:5] == [lines[0], "all files are as they were written"]
+    assert lines[3:5] == [lines[0], "all files are unchanged since they were written"]
     assert "model/up.weight" in lines[5] and lines[5].split()[1:] == ["bfloat16", "[12", "8]", "192", "bytes"]
     assert any(line.split() == ["data/seen", "[2,", "3]"] for line in lines)
     broken = two / "checkpoint-000002" / "rank-00003.safetensors"
     before = broken.read_bytes()
     broken.write_bytes(before[:-1] + b"x")
     assert asked(str(two))[0] == 0
-    assert asked(str(two / "checkpoint-000002"), "--verify")[::2] == (2, f"autopar: {broken} has been changed since it was written: its CRC-32 is another; load another checkpoint, by its own path\n")
+    assert asked(str(two / "checkpoint-000002"), "--verify")[::2] == (2, f"autopar: {broken} has been changed since it was written: its CRC-32 differs; load another checkpoint, by its own path\n")
     broken.write_bytes(before[:-1])
     status, out, _ = asked(str(two))
     assert status == 0 and out.splitlines()[0] == f"checkpoint-000002   {broken} has {len(before) - 1} bytes, and was written with {len(before)}"
@@ -368,7 +368,7 @@ TOLD = {
     "no data": "rank 2 failed, so no rank goes on: TypeError: step is a object, which a checkpoint cannot keep as data; save tensors",
     "a folder": DIFFERENT.format("folder   ranks 0 1 3: {short}   rank 2: {short}x"),
     "a load": DIFFERENT.format("w   ranks 0 1 3: float32 [8] (Shard(dim=0),) on (4,)   rank 2: float32 [8]"),
-    "nothing": "there is no folder {folder}/none; name the one that autopar.checkpoint.save was given, or a checkpoint in it",
+    "nothing": "there is no folder {folder}/none; name the folder that you passed to autopar.checkpoint.save, or a checkpoint in it",
     "no fit": "{folder}/checkpoint-000001 does not fit the state\n    v is in the state, and not in the checkpoint\n  pass a state of",
     "no folder": "no checkpoint was written to {folder}/latest/in: rank 0: [Errno 20] Not a directory: '{folder}/latest/in'",
     "full": "no checkpoint was written to {folder}: rank 2: {folder}/.writing-000002-",

@@ -98,7 +98,7 @@ def test_all_ranks_load_the_same(two: Path) -> None:
     file = two / "checkpoint-000002" / "rank-00003.safetensors"
     with changed(file, flipped(file, -1)):
         told = ranks(4).run(checkpoints.loaded_with_warnings, str(two), None)
-    text = f"{file} has been changed since it was written: its CRC-32 is another; checkpoint-000001 is taken, which is the newest whole one"
+    text = f"{file} has been changed since it was written: its CRC-32 differs; checkpoint-000001 is taken, which is the newest whole one"
     assert told == [(1, [text]), (1, []), (1, []), (1, [])]
     told = ranks(4).run(checkpoints.loaded_with_warnings, str(two), 2)
     assert [step for step, _ in told] == [1, 1, 1, 1] and "seen by rank 2; checkpoint-000001 is taken" in told[0][1][0]
@@ -111,8 +111,8 @@ def test_where_all_are_damaged_each_is_told(two: Path) -> None:
     with changed(newest, newest.read_bytes()[:-9]), changed(older, flipped(older, -1)):
         assert error_of(lambda: checkpoint.load(two, state)) == (
             f"CheckpointError: {two} has no whole checkpoint"
-            f"\n    {newest} has been changed since it was written: its SHA-256 is another"
-            f"\n    {older} has been changed since it was written: its CRC-32 is another"
+            f"\n    {newest} has been changed since it was written: its SHA-256 differs"
+            f"\n    {older} has been changed since it was written: its CRC-32 differs"
             f"\n  restore the files from a copy, or name a folder with another checkpoint"
         )
         options = SimpleNamespace(resume=True, checkpoint=str(two))
@@ -153,21 +153,21 @@ def test_errors_name_what_is_wrong(two: Path, tmp_path: Path) -> None:
         return error_of(lambda: checkpoint.load(path, state))
 
     (tmp_path / "weights.bin").write_bytes(b"x")
-    assert error(tmp_path) == f"FileNotFoundError: {tmp_path} has no whole checkpoint\n  name the folder that autopar.checkpoint.save was given"
-    assert error(tmp_path / "none").startswith(f"FileNotFoundError: there is no folder {tmp_path / 'none'}; name the one")
-    assert error(Path("~nobody-of-this-name/x")) == "CheckpointError: ~nobody-of-this-name/x begins with the folder of a user whom this machine does not know; write the path in full"
-    assert error(Path("a" * 300)) == f"CheckpointError: {'a' * 300} cannot be read: File name too long; name the folder that autopar.checkpoint.save was given"
+    assert error(tmp_path) == f"FileNotFoundError: {tmp_path} has no whole checkpoint\n  name the folder that you passed to autopar.checkpoint.save"
+    assert error(tmp_path / "none").startswith(f"FileNotFoundError: there is no folder {tmp_path / 'none'}; name the folder")
+    assert error(Path("~nobody-of-this-name/x")) == "CheckpointError: ~nobody-of-this-name/x begins with the folder of a user who does not exist on this machine; write the path in full"
+    assert error(Path("a" * 300)) == f"CheckpointError: {'a' * 300} cannot be read: File name too long; name the folder that you passed to autopar.checkpoint.save"
     file = newest / "rank-00001.safetensors"
     before = file.read_bytes()
     with changed(file, flipped(file, -1)):
-        assert error(newest) == f"DamageError: {file} has been changed since it was written: its CRC-32 is another; load another checkpoint, by its own path"
+        assert error(newest) == f"DamageError: {file} has been changed since it was written: its CRC-32 differs; load another checkpoint, by its own path"
     with changed(file, before[:-1]):
         assert error(newest) == f"DamageError: {file} has {len(before) - 1} bytes, and was written with {len(before)}; load another checkpoint, by its own path"
     path = newest / manifest.NAME
     whole_text = path.read_text()
     for new, said in {
         whole_text.replace('"version": 1', '"version": 3', 1): "has version 3 of the format, and this autopar reads up to 1; load it with the autopar that wrote it, or a newer one",
-        whole_text.replace("exp_avg", "exp_abg", 1): "has been changed since it was written: its SHA-256 is another; load another checkpoint, by its own path",
+        whole_text.replace("exp_avg", "exp_abg", 1): "has been changed since it was written: its SHA-256 differs; load another checkpoint, by its own path",
         "{}": 'is no manifest of a checkpoint: line 1: it has no "format": "autopar checkpoint"; load another checkpoint, by its own path',
     }.items():
         with changed(path, new.encode()):
@@ -234,12 +234,12 @@ SECOND: dict[str, tuple[str, str, str]] = {  # what is replaced, by what, and wh
     "twice": ('"step": 2, "data"', '"step": 2, "step": 3, "data"', ", line 2: the key 'step' is there twice"),
     "no JSON": ('"torch": ', '"torch"; ', ", line 2, column 9: Expecting ':' delimiter"),
     "deep": ('"step": 2, "data"', f'"step": {"[" * 200}{"]" * 200}, "data"', " contradicts itself: the state nests 201 deep, and 100 is the most"),
-    "a chunk outside": (CHUNK, '"chunks": [[[7, 0], [6, 8]', " contradicts itself: a chunk of 'model/up.weight' lies outside of it, or of rank-00000.safetensors"),
+    "a chunk outside": (CHUNK, '"chunks": [[[7, 0], [6, 8]', " contradicts itself: a chunk of 'model/up.weight' is outside of it, or of rank-00000.safetensors"),
     "a chunk before": (CHUNK, '"chunks": [[[-1, 0], [6, 8]', " contradicts itself: a chunk of 'model/up.weight' has -1 where a count belongs"),
     "a fraction": (CHUNK, '"chunks": [[[0.0, 0], [6, 8]', " contradicts itself: a chunk of 'model/up.weight' has 0.0 where a count belongs"),
     "not all of it": (CHUNK, '"chunks": [[[0, 0], [5, 8]', " contradicts itself: the chunks of 'model/up.weight' are not all of it"),
     "an overlap": (CHUNK, '"chunks": [[[1, 0], [6, 8]', " contradicts itself: two chunks of 'model/up.weight' overlap"),
-    "a huge number": (CHUNK, f'"chunks": [[[{"9" * 400}, 0], [6, 8]', " contradicts itself: a chunk of 'model/up.weight' lies outside of it, or of rank-00000.safetensors"),
+    "a huge number": (CHUNK, f'"chunks": [[[{"9" * 400}, 0], [6, 8]', " contradicts itself: a chunk of 'model/up.weight' is outside of it, or of rank-00000.safetensors"),
     "a file elsewhere": (FILE, '"name": "../../rank-00000.safetensors"', " contradicts itself: '../../rank-00000.safetensors' is no name of a file in the folder"),
     "a file at the root": (FILE, '"name": "/etc/passwd"', " contradicts itself: '/etc/passwd' is no name of a file in the folder"),
     "a long name": (FILE, f'"name": "{"a" * 5000}"', f" contradicts itself: '{'a' * 39}… is no name of a file in the folder"),

@@ -135,7 +135,7 @@ def test_started_where_they_stand_and_waited_for_at_first_use() -> None:
     text = ranks(4).run(exchanges.text_of_lowered, TEXT, 0)[0]
     ops = [line.split(" = ")[1].split("(")[0] for line in text.splitlines() if " = " in line and not line.lstrip().startswith("def")]
     ops = [op.rpartition("_")[0] if op.startswith("autopar") and op[-1].isdigit() else op for op in ops]
-    found = [op.replace("autopar_runtime_collectives_", "").replace("torch.ops.aten.", "") for op in ops if "(" not in op and ("autopar" in op or "aten" in op)]
+    found = [op.replace("autopar_runtime_lowering_collectives_", "").replace("torch.ops.aten.", "") for op in ops if "(" not in op and ("autopar" in op or "aten" in op)]
     assert found == ["relu.default", "start_all_reduce", "mm.default", "wait", "relu.default", "start_all_reduce_in_place", "wait", "mm.default"], text
 
 

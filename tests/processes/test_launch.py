@@ -149,7 +149,7 @@ def launcher() -> Callable[..., subprocess.Popen[str]]:
     """A launcher in a process of its own, whose ranks have begun."""
 
     def start(*entrypoint: str) -> subprocess.Popen[str]:
-        program = f"from autopar.runtime import launch; launch.PATIENCE = 1; launch.launch({list(entrypoint)!r}, 2)"
+        program = f"from autopar.runtime.processes import launch; launch.PATIENCE = 1; launch.launch({list(entrypoint)!r}, 2)"
         return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     return start

@@ -25,7 +25,7 @@ ERRORS = {
         '    models_wrapped.py:{}  "fully_shard": lambda parallel: fully_shard(parallel),'
     ),
     "parallelize": "TypeError: parallelize takes the model itself, and this one is on a mesh already; pass what was given to parallelize",
-    "torch.save": "TypeError: a model on a mesh lies on its processes and is not pickled; save its state_dict()",
+    "torch.save": "TypeError: a model on a mesh is sharded over its processes and cannot be pickled; save its state_dict()",
 }
 
 

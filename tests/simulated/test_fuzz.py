@@ -77,7 +77,7 @@ def test_found_by_the_fuzzer(case: Case) -> None:
 REFUSED: dict[str, tuple[Case, str]] = {
     "a layer that is called with several shapes": (
         Case(("v = self.l(a)", "w = self.l(b)"), "(v, w)", {"a": "real(3, 4)", "b": "real(5, 4)"}, {"tp": 2}, {"*.l()": (None, "tp")}, ("self.l = nn.Linear(4, 4)",)),
-        r"what the plan says of l\(\) does not fit all that it returns.*; leave l\(\) out of the plan"),
+        r"the plan's layout of l\(\) does not fit all values that it returns.*; leave l\(\) out of the plan"),
     "what is read, and then written, in a branch without a loss": (
         Case(("v = a * self.b", "self.b.copy_(a.detach())"), "(v, c)", {"a": "real(3, grad=True)", "c": "real(2, grad=True)"}, {"dp": 2}, {},
              ('self.register_buffer("b", torch.ones(3))',), given=(1,)), r"model_of_case.py:\d+"),

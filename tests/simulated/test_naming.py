@@ -172,7 +172,7 @@ def test_a_computed_weight_whose_parts_follow_it_in_no_known_way() -> None:
     with pytest.raises(PlanError) as caught:
         autopar.parallelize(model, Mesh(tp=2), {"*.0.weight": ("tp", None)}, example=(torch.randn(4, 8),))
     assert str(caught.value) == (
-        "the plan's glob '*.0.weight' names what a parametrization computes of parts of other shapes, and how these follow it is not known; "
+        "the plan's glob '*.0.weight' names a tensor that a parametrization computes from parts of other shapes, so the layouts of the parts are not known; "
         "name the parts: 0.parametrizations.weight.original0, 0.parametrizations.weight.original1"
     )
     named = {"0.parametrizations.weight.original0": ("tp", None)}

@@ -137,7 +137,7 @@ def test_states_by_dims_are_refused() -> None:
             p.sub_(group["lr"] * grad)
 
     parameters = [nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4, 4))]
-    with pytest.raises(TypeError, match=re.escape("it keeps other states for parameters with other numbers of dims: give each kind a parameter group of its own")):
+    with pytest.raises(TypeError, match=re.escape("it keeps different states for parameters with different numbers of dims: give each kind a parameter group of its own")):
         definition_of(Split(parameters))
     definition_of(Split([{"params": [one]} for one in parameters]))
 

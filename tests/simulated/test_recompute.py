@@ -254,7 +254,7 @@ def test_blocks() -> None:
     [
         ("*.mpl", ValueError, "recompute's glob '*.mpl' matches no module that the step runs; near it: up"),
         (["*.up", "dwn"], ValueError, "recompute's glob 'dwn' matches no module that the step runs; near it: down"),
-        ("blocks", ValueError, 'recompute="blocks" takes the numbered modules with modules of their own, as layers.0 with layers.0.mlp, '
+        ("blocks", ValueError, 'recompute="blocks" takes the numbered modules that contain modules, as layers.0 with layers.0.mlp, '
                                "and the step has none; name modules with globs; it has up, act, down"),
         (3, TypeError, 'recompute=3: say "blocks", "min-cut", or a glob over module paths, as in "*.layers.*", or a list of globs'),
         ([], TypeError, "recompute=[]: say"),

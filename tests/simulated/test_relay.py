@@ -21,7 +21,7 @@ from autopar.ir.record import TensorType
 from autopar.ir.text.printer import print_type
 from autopar.passes import pipeline, run_passes
 from autopar.runtime.localize import LocalPrograms
-from autopar.runtime.redistribute import Relay, averaged_over, gradient_type
+from autopar.runtime.redistribute import Redistribution, averaged_over, gradient_type
 from autopar.runtime.simulated_step import SimulatedStep
 from autopar.runtime.simulation.pieces import cut
 
@@ -71,7 +71,7 @@ def value_of(pieces: dict[int, torch.Tensor], type: TensorType, weights: torch.T
 def test_the_gradient_of_a_transition(pair: tuple[TensorType, TensorType], random: object) -> None:
     """Each addend has the gradient of the value, and a change of one changes the value as its gradient says."""
     source, target = pair
-    relay = Relay(source, target)
+    relay = Redistribution(source, target)
     weights = torch.randn(source.shape, dtype=torch.float64)
     shares = {rank: torch.randn(piece.shape, dtype=torch.float64) for rank, piece in pieces_of(weights, source).items()}
     mesh, held = source.layout.mesh, gradient_type(source)
@@ -105,27 +105,27 @@ NAMED = {  # the transition, the transfers of its backward
 @pytest.mark.parametrize("name", NAMED)
 def test_the_backward_of(name: str) -> None:
     before, after, wanted = NAMED[name]
-    found = Relay(relays.read(before), relays.read(after)).backward.program
+    found = Redistribution(relays.read(before), relays.read(after)).backward.program
     assert [node.target.__name__ for node in found.nodes if node.op == "call_function"] == wanted
 
 
 def test_a_gradient_does_not_stay_pending() -> None:
     """Of a value that is pending before and after, too."""
-    relay = Relay(relays.read("f32[8/tp] +dp"), relays.read("f32[8] +dp"))
+    relay = Redistribution(relays.read("f32[8/tp] +dp"), relays.read("f32[8] +dp"))
     assert relay.backward.source == relays.read("f32[8]") and relay.backward.target == relays.read("f32[8/tp]")
 
 
 @pytest.mark.parametrize("kind", ["max", "min", "prod"])
 def test_the_gradient_of_a_pending_max_is_refused(kind: str) -> None:
-    relay = Relay(relays.read(f"f32[4] +{kind}:dp"), relays.read("f32[4]"))
+    relay = Redistribution(relays.read(f"f32[4] +{kind}:dp"), relays.read("f32[4]"))
     with pytest.raises(TransitionError, match=re.escape(
-        f"the gradient of f32[4] +{kind}:dp has no Layout: what a rank gets of it depends on the values that are pending {kind} over dp; reduce it first"
+        f"the gradient of f32[4] +{kind}:dp has no Layout: each rank's share depends on the values, which are pending {kind} over dp; reduce the value first, outside of the differentiated computation"
     )):  # fmt: skip
         _ = relay.backward
 
 
 def test_a_gradient_has_the_dtype_of_its_value() -> None:
-    relay = Relay(relays.read("f32[8/dp]"), relays.read("bf16[8]"))
+    relay = Redistribution(relays.read("f32[8/dp]"), relays.read("bf16[8]"))
     x = {rank: torch.randn(4, requires_grad=True) for rank in range(4)}
     x |= {1: x[0], 3: x[2]}
     made = relay.simulate(x)
@@ -146,7 +146,7 @@ PROCESS_CASES = [
 def test_on_processes_as_simulated() -> None:
     given_ = []
     for before, after in PROCESS_CASES:
-        relay = Relay(relays.read(before), relays.read(after))
+        relay = Redistribution(relays.read(before), relays.read(after))
         pieces = {rank: torch.randn(piece.shape, dtype=torch.float64) for rank, piece in pieces_of(torch.zeros(relay.source.shape, dtype=torch.float64), relay.source).items()}
         gradients = {rank: torch.randn(piece.shape, dtype=torch.float64) for rank, piece in pieces_of(torch.zeros(relay.source.shape, dtype=torch.float64), relay.target).items()}
         wanted, back = relay._run(pieces), relay.backward._run(gradients)
@@ -162,7 +162,7 @@ def test_between_meshes_on_processes() -> None:
     """Two ranks to three, one of them among both, and the gradient back."""
     source = typed(Mesh(dp=2), DistAttr.split("dp", None), (5, 4))
     target = typed(Mesh({"x": 3}, ranks=[1, 2, 3]), DistAttr.split(None, "x"), (5, 4))
-    relay, whole = Relay(source, target), torch.randn(5, 4, dtype=torch.float64)
+    relay, whole = Redistribution(source, target), torch.randn(5, 4, dtype=torch.float64)
     found = ranks(4).run(relays.there_and_back, source, target, pieces_of(whole, source))
     wanted, back = pieces_of(whole, target), pieces_of(whole, source)
     for rank, (there, again) in enumerate(found):
@@ -206,19 +206,19 @@ def test_in_the_joint_graph(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("after", ["f32[4/dp 4]", "f32[4 4] +dp", "f32[4/dp 4/tp]", "f32[4/tp 4]"])
 def test_pieces_that_a_rank_does_not_have_are_refused(after: str) -> None:
-    relay = Relay(relays.read("f32[4/dp 4]"), relays.read(after))
+    relay = Redistribution(relays.read("f32[4/dp 4]"), relays.read(after))
     pieces = {rank: torch.zeros(2, 4) for rank in range(4)}
     relay.simulate(pieces)
     for wrong, said in [
-        ({**pieces, 1: torch.zeros(4, 4)}, "rank 1 has a piece [2, 4], torch.float32 of f32[4/dp 4], and was given [4, 4], torch.float32"),
-        ({**pieces, 2: torch.zeros(2, 4, dtype=torch.float64)}, "rank 2 has a piece [2, 4], torch.float32 of f32[4/dp 4], and was given [2, 4], torch.float64"),
-        ({rank: pieces[rank] for rank in range(3)}, "pieces are given of the ranks [0, 1, 2]; f32[4/dp 4] lies on [0, 1, 2, 3]"),
-        ({**pieces, 4: pieces[0]}, "pieces are given of the ranks [0, 1, 2, 3, 4]; f32[4/dp 4] lies on [0, 1, 2, 3]"),
+        ({**pieces, 1: torch.zeros(4, 4)}, "rank 1 has a piece [2, 4], torch.float32 of f32[4/dp 4], but got [4, 4], torch.float32"),
+        ({**pieces, 2: torch.zeros(2, 4, dtype=torch.float64)}, "rank 2 has a piece [2, 4], torch.float32 of f32[4/dp 4], but got [2, 4], torch.float64"),
+        ({rank: pieces[rank] for rank in range(3)}, "pieces are given for the ranks [0, 1, 2], but f32[4/dp 4] is on the ranks [0, 1, 2, 3]"),
+        ({**pieces, 4: pieces[0]}, "pieces are given for the ranks [0, 1, 2, 3, 4], but f32[4/dp 4] is on the ranks [0, 1, 2, 3]"),
     ]:
         with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
             relay.simulate(wrong)
     here = relay.on(0, {})
     with pytest.raises(ValueError, match=re.escape("rank 0 has a piece [2, 4]")):
         here(torch.zeros(4, 2))
-    with pytest.raises(ValueError, match=re.escape("rank 0 was given no piece; f32[4/dp 4] lies on [0, 1, 2, 3]")):
+    with pytest.raises(ValueError, match=re.escape("rank 0 got no piece, but f32[4/dp 4] is on the ranks [0, 1, 2, 3]")):
         here(None)

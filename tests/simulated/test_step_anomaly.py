@@ -97,7 +97,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Any], Any] | None, Callable[[],
         {"microbatches": 2}, lambda step: write(step, "down.bias:exp_avg_sq", -1.0), batch,
         r"autopar::adamw of down\.bias makes a NaN on rank 0, in the update\n"
         r"    adamw\w* : .* = autopar::adamw\(down_bias, .*\n  1 of 8 elements of .* are NaN; none of its operands has one:\n"
-        r"    down\.bias (from .*, no inf|was written over)\n",
+        r"    down\.bias (from .*, no inf|was overwritten)\n",
     ),
     "the input": ({}, None, lambda: spoiled(batch()), r"the input xR comes in with NaN: 1 of 64 elements\n  look at how the batch is made; "),
     "the input of a micro-batch": ({"microbatches": 2}, None, lambda: spoiled(batch()), r"the input x of micro-batch 2 of 2R comes in with NaN: 1 of 32 elements\n"),
@@ -320,7 +320,7 @@ class Total(nn.Module):
 
 CAME = (
     r"all_reduce makes a NaN on rank {rank}, in the {phase}\n    .* = all_reduce\(.*, dp\)\n(    test_step_anomaly.*\n)?"
-    r"  .* are NaN; this rank's piece has none, so it came over dp from rank {other}:\n    .*inf\n  see what those ranks say; "
+    r"  .* are NaN; this rank's piece has none, so it came over dp from rank {other}:\n    .*inf\n  look at the errors of those ranks; "
 )
 
 

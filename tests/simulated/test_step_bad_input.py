@@ -93,7 +93,7 @@ OPTIMIZERS: dict[str, tuple[Callable[[nn.Module], Any], type[Exception], str]] =
         "the optimizer has a parameter that is not the model's: number 4 of group 0, of shape [3, 5]; "
         "make it of the parameters of what parallelize returns, as in SGD(parallel.parameters())",
     ),
-    "none at all": (lambda parallel: None, TypeError, "None is a NoneType and no torch.optim.Optimizer; make one of parallel.parameters()"),
+    "none at all": (lambda parallel: None, TypeError, "None is a NoneType and no torch.optim.Optimizer; make one from parallel.parameters()"),
     "an unknown one": (
         lambda parallel: torch.optim.LBFGS(parallel.parameters()), TypeError,
         "LBFGS cannot be part of a step's graph: it calls the model several times in a step, through a closure; train it in the plain loop, "

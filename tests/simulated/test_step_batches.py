@@ -104,7 +104,7 @@ def test_one_micro_batch_of_two_batches() -> None:
     step = made(Weighted(), mesh=Mesh(dp=2), microbatches=2)
     x = torch.randn(8, 8)
     step.simulate(x, torch.rand(4))
-    with pytest.warns(UserWarning, match="rows of the batch meet"):
+    with pytest.warns(UserWarning, match="mixes rows of the batch"):
         step.simulate(x, torch.rand(8))
     assert step.captures == 2
 
@@ -127,8 +127,8 @@ def test_a_square_tensor_that_is_cut_is_told_once(mesh: Mesh, end: str) -> None:
         step.simulate(*masked())
         step.simulate(*masked())
     assert [str(one.message) for one in told] == [
-        "the argument mask, [4, 4], was cut into 4 micro-batches, for its dim 0 is as long as the batch; but so is its dim 1. "
-        f'If it is none of the batch, as a mask that all rows share, say so in the plan: {{"mask": (None, None)}}{end}'
+        "the argument mask, [4, 4], was cut into 4 micro-batches, because its dim 0 is as long as the batch; but so is its dim 1. "
+        f'If dim 0 is not the batch, as in a mask that all rows share, say so in the plan: {{"mask": (None, None)}}{end}'
     ]
     assert told[0].filename == __file__
 
@@ -150,7 +150,7 @@ def test_an_error_of_the_model_says_how_the_batch_was_cut() -> None:
         step.simulate(*masked())
     assert caught.value.__notes__[-1] == (
         "autopar cut the batch into 2 micro-batches, in each of which x has 2 of 4 rows, mask has 2 of 4 rows, places has 2 of 4 rows, y has 2 of 4 rows\n"
-        '  if places is none of the batch, say so in the plan: {"places": (None,)}'
+        '  if dim 0 of places is not the batch, say so in the plan: {"places": (None,)}'
     )
 
 

@@ -120,11 +120,11 @@ def test_a_penalty_of_weights_is_alike_in_all_micro_batches() -> None:
 
 def test_what_is_no_mean_is_averaged_and_told() -> None:
     """A term that is no sum over tokens has the same say in each micro-batch."""
-    with pytest.warns(UserWarning, match="the loss is the mean of those of the micro-batches"):
+    with pytest.warns(UserWarning, match="the loss is the unweighted mean of the losses of the micro-batches"):
         step, pairs = step_and_oracle(lambda z, y, w: F.cross_entropy(z, y) + z.square().sum().sqrt(), [True] * 8, Mesh(dp=2), 2)
     assert abs(pairs[0][0] - pairs[0][1]) > 1e-3
     (note,) = [note for report in step.reports for note in report.notes if "micro-batch" in note]
-    assert note.startswith("the loss is the mean of those of the micro-batches") and "test_step_counts.py" in note
+    assert note.startswith("the loss is the unweighted mean of the losses of the micro-batches") and "test_step_counts.py" in note
 
 
 @pytest.mark.parametrize("items", [11, torch.tensor(11), torch.tensor(11.0)], ids=str)

@@ -20,7 +20,7 @@ from autopar.ir.nodes import operands, record_of
 from autopar.runtime.lowering.buckets import largest_pieces
 from autopar.runtime.lowering.lower import lower_whole
 from autopar.runtime.whole import SimulatedRun
-from autopar.step.hoisted_counts import counted_early
+from autopar.step.hoisted_counts import hoist_counts
 
 
 class TwoLosses(nn.Module):
@@ -79,13 +79,13 @@ def test_the_other_order_is_one(model: str, microbatches: int, zero: int) -> Non
     micro, update = step._current()
     for program in (micro.program, update.program, update.last[0], *([micro.first[0]] if microbatches > 1 else [])):
         nodes = [node for node in program.nodes if node.op in ("call_function", "get_attr")]
-        found = counted_early(nodes)
+        found = hoist_counts(nodes)
         assert len(found) == len(nodes) and set(found) == set(nodes)
         place = {node: k for k, node in enumerate(found)}
         assert all(place[value] < place[node] for node in found for value in operands(node) if value in place)
         moved = [node for node in nodes if record_of(node).role == "" and not _is_of_parameters(node)]
         assert [node for node in found if node not in moved] == [node for node in nodes if node not in moved]
-        assert counted_early(found) == found
+        assert hoist_counts(found) == found
 
 
 def _is_of_parameters(node: Any) -> bool:
@@ -107,7 +107,7 @@ def test_a_program_without_counts_stays() -> None:
     step.capture(**batches(0))
     nodes = [node for node in step._current()[0].program.nodes if node.op != "placeholder"][:-1]
     assert not any(node.target is transfers.all_reduce for node in nodes[: len(nodes) // 2])
-    assert counted_early(nodes) == nodes
+    assert hoist_counts(nodes) == nodes
 
 
 @pytest.mark.parametrize(("sizes", "zero"), [({"dp": 2}, 0), ({"dp": 2, "tp": 2}, 3)], ids=str)

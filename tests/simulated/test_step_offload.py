@@ -183,17 +183,17 @@ def test_states_beside_an_accelerator(accelerators: DeviceMesh, away: bool) -> N
     with FakeTensorMode(), torch.no_grad():
         split = DTensor.from_local(torch.empty(3, 4, device="cuda"), accelerators, [Shard(0)], run_check=False, shape=(6, 4), stride=(4, 1))
         parameter = nn.Parameter(split)
-        owned = OptimizerState(torch.optim.SGD([parameter], lr=0.1, momentum=0.9), [("w", parameter)], Mesh(dp=2), job, away)
+        optimizer_state = OptimizerState(torch.optim.SGD([parameter], lr=0.1, momentum=0.9), [("w", parameter)], Mesh(dp=2), job, away)
         wanted = "cpu" if away else "cuda"
         for known in ({}, {"momentum_buffer": split.clone()}):
-            owned.optimizer.state[parameter] = known
-            owned.trained({"w": type}, {"w": type}, {"w": attr})
-            state = owned.optimizer.state[parameter]["momentum_buffer"]
+            optimizer_state.optimizer.state[parameter] = known
+            optimizer_state.trained({"w": type}, {"w": type}, {"w": attr})
+            state = optimizer_state.optimizer.state[parameter]["momentum_buffer"]
             assert is_dtensor(state) and state.device_mesh == accelerators and state.placements == (Shard(0),) and state.shape == (6, 4)
-            assert {tensor.device.type for tensor in (state, state.to_local(), owned.pieces["w.momentum_buffer"])} == {wanted}
-            assert owned.pieces["w.momentum_buffer"] is state.to_local()
-        averages = Averages(owned, torch.device("cuda", 0))
-        averages.lie(owned.trained({"w": type}, {"w": type}, {"w": attr}))
+            assert {tensor.device.type for tensor in (state, state.to_local(), optimizer_state.pieces["w.momentum_buffer"])} == {wanted}
+            assert optimizer_state.pieces["w.momentum_buffer"] is state.to_local()
+        averages = Averages(optimizer_state, torch.device("cuda", 0))
+        averages.place(optimizer_state.trained({"w": type}, {"w": type}, {"w": attr}))
         assert averages.tensors["w"].device.type == averages.pieces["w.ema"].device.type == wanted and local_of(parameter).device.type == "cuda"
 
 
@@ -279,7 +279,7 @@ def test_memory() -> None:
         step.capture(batches(0))
         found.append(step.memory())
     without, memory = found
-    pieces = sum(value.nbytes for name, value in step.owned.pieces.items() if not name.startswith(".")) + sum(value.nbytes for value in step.ema.values())
+    pieces = sum(value.nbytes for name, value in step.optimizer_state.pieces.items() if not name.startswith(".")) + sum(value.nbytes for value in step.ema.values())
     assert without.host == 0 and "host" not in str(without)
     assert 0 < memory.host == without.held - memory.held < pieces, "ZeRO has split it over two"
     for before, row in zip(without, memory, strict=True):

@@ -19,7 +19,7 @@ from autopar.ir.nodes import record_of
 from autopar.ir.program import Program
 from autopar.runtime.lowering import buckets
 from autopar.runtime.whole import SimulatedRun
-from autopar.step.merged_programs import joined
+from autopar.step.merged_programs import merge_programs
 
 SMALL = 256  # bytes; tests have small parameters
 
@@ -38,7 +38,7 @@ def test_joined_is_one_behind_the_other(name: str, sizes: dict[str, int], zero: 
     step.capture(**{key: value.float() if amp and value.is_floating_point() else value for key, value in batches(0).items()})
     micro, update = step._current()
     first, second, both = SimulatedRun(micro.program, micro.local), SimulatedRun(update.program, update.local), SimulatedRun(*update.last)
-    assert all(str(program) == str(joined(micro.program, update.program)) for program in (update.last[0],))
+    assert all(str(program) == str(merge_programs(micro.program, update.program)) for program in (update.last[0],))
     given = {rank: named(both, own) for rank, own in random_pieces(both, {}).items()}
     copied = {rank: {**own, **{key.removesuffix(".copy"): value for key, value in own.items() if key.endswith(".copy")}} for rank, own in given.items()}
     made_first = {rank: (out, named(first, new)) for rank, (out, new) in first(random_pieces(first, copied)).items()}

@@ -49,7 +49,7 @@ def test_where_numbers_are() -> None:
     """Kernels read them as numbers, so they are on the host, whatever the device; the learning rate they read where it is."""
     make, _, _ = schedules.SCHEDULES["adamw one cycle"]
     parallel = autopar.parallelize(steps.MODELS["mlp"][0](), Mesh(dp=2))
-    found = parallel.train_step(make(parallel)).owned.numbers(torch.device("meta"))
+    found = parallel.train_step(make(parallel)).optimizer_state.numbers(torch.device("meta"))
     assert {name: (tensor.device.type, tensor.dtype) for name, tensor in found.items()} == {
         f".{name}.{group}": ("meta" if name == "lr" else "cpu", torch.float64) for group in (0, 1) for name in ("lr", "beta1", "beta2", "weight_decay")
     }
@@ -89,7 +89,7 @@ def test_a_registered_optimizer() -> None:
     assert step._captured.made == 2
     inputs = [line.split()[0] for line in str(step.program.update).splitlines() if " = input('" in line]
     assert inputs == ["lr_0", "betas_0_0", "betas_1_0", "weight_decay_0"]
-    on_meta = step.owned.numbers(torch.device("meta"))
+    on_meta = step.optimizer_state.numbers(torch.device("meta"))
     assert all(tensor.is_meta for tensor in on_meta.values()), "plain ops compute with them where parameters are"
 
 

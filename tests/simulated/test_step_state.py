@@ -432,7 +432,7 @@ def test_a_checkpoint_of_another_optimizer(tmp_path: Path) -> None:
 
 def test_what_ranks_compare() -> None:
     step = made()
-    told = step.owned.told
+    told = step.optimizer_state.describe
     options = "AdamW(lr=0.01, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.01, decoupled_weight_decay=True)"
     assert told() == options
     run(step, batch(0))

@@ -134,7 +134,7 @@ def test_means(name: str, microbatches: int) -> None:
     assert off < 1e-9 and not told, (off, told)
 
 
-WHY = "a term of it is no sum over the batch that is divided by a count", "rows of the batch meet in it"
+WHY = "one of its terms is not a sum over the batch that is divided by a count", "the forward mixes rows of the batch"
 
 
 @pytest.mark.parametrize("name", [*NO_MEANS, *MEETINGS])

@@ -123,7 +123,7 @@ def test_a_folder_of_checkpoints_that_is_not_there(tmp_path: Path, capsys: pytes
     with pytest.raises(SystemExit) as end:
         app(["checkpoint", str(tmp_path / "nix")])
     assert end.value.code == 2
-    told = f"autopar: there is no folder {tmp_path / 'nix'}; name the one that autopar.checkpoint.save was given, or a checkpoint in it\n"
+    told = f"autopar: there is no folder {tmp_path / 'nix'}; name the folder that you passed to autopar.checkpoint.save, or a checkpoint in it\n"
     assert capsys.readouterr() == ("", told)
 
 
@@ -193,7 +193,7 @@ REFUSED = {
     "--weight-decay -1": r"--weight-decay -1\.0 must be 0 or more, such as 0\.01",
     "--optimizer adamww": r"--optimizer adamww is unknown; choose from adamw, adam, sgd; did you mean adamw\?",
     "--every 0": r"--every 0 must be at least 1",
-    "--resume": r"--resume goes on from a checkpoint, but no folder is named; add --checkpoint FOLDER",
+    "--resume": r"--resume continues from a checkpoint, but no folder is named; add --checkpoint FOLDER",
     "--port 99999": r"--port 99999 must be between 1 and 65535",
 }
 
@@ -302,8 +302,8 @@ def test_the_command_starts_itself_for_each_rank(monkeypatch: pytest.MonkeyPatch
 
 
 FAILURES = {  # rank, its status → of the command, and whether it tells what the launcher said
-    (0, running.TOLD + 1): (1, False),
-    (2, running.TOLD + 2): (2, False),
+    (0, running.REPORTED + 1): (1, False),
+    (2, running.REPORTED + 2): (2, False),
     (1, 1): (1, True),
     (None, 143): (143, True),
     (None, 1): (2, True),

@@ -137,4 +137,4 @@ def test_a_folder_with_checkpoints_is_not_begun_anew(tmp_path: Path, capsys: pyt
     assert command(*given) == 0
     assert command(*given) == 2
     err = capsys.readouterr().err
-    assert err == f"autopar: --checkpoint {tmp_path} has checkpoint-000001 of another training; --resume goes on from it, or name another folder\n"
+    assert err == f"autopar: --checkpoint {tmp_path} has checkpoint-000001 of another training; continue it with --resume, or name another folder\n"

@@ -164,8 +164,8 @@ NOTHING: list[tuple[str, Callable[..., Any], str]] = [
     ("written(Tensor x) -> Tensor", write, "it writes to its arguments"),
     ("narrow(Tensor x) -> Tensor", narrow_only, "on small operands it raises TypeError: float32 alone"),
     ("crashes(Tensor x) -> Tensor", crash, "running it on pieces ended the process (SIGSEGV)"),
-    ("normed(Tensor x) -> Tensor", lambda x: x / x.abs().max(), "it comes apart along no dim"),
-    ("empty_flags(Tensor x) -> (Tensor, Tensor)", lambda x: (x + 1, torch.zeros(x.shape[0], device=x.device)), "its result 1 is zero, whatever it is given"),
+    ("normed(Tensor x) -> Tensor", lambda x: x / x.abs().max(), "it can be split along no dim"),
+    ("empty_flags(Tensor x) -> (Tensor, Tensor)", lambda x: (x + 1, torch.zeros(x.shape[0], device=x.device)), "its result 1 is zero for all operands"),
 ]  # fmt: skip
 
 
@@ -223,7 +223,7 @@ def test_a_whole_guess_is_never_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ProofError("no")
 
     monkeypatch.setattr("autopar.runtime.discovery.guesses.prove", fails)
-    assert found(define("doubted(Tensor x) -> Tensor", lambda x: x * 2), X).why == "it comes apart along no dim"
+    assert found(define("doubted(Tensor x) -> Tensor", lambda x: x * 2), X).why == "it can be split along no dim"
 
 
 ORACLE = ["amin", "cat", "index_put", "convolution_backward", "max.dim", "le.Tensor", "addmm", "native_layer_norm_backward", "cumsum",
@@ -420,8 +420,8 @@ def test_a_custom_op_with_autograd_stays_split() -> None:
     assert "gate : (f64[8/dp 32/tp], f64[8/dp 32/tp])" in parallel.program.text()
     first, second = parallel.reports["place"].notes
     assert re.fullmatch(
-        r"unknown_ops::gate has no sharding rule: one was found by running it on pieces \(1 times\); register it to be sure, and to "
-        r'hear no more of it\n    autopar\.register_rule\("\.\.\., \.\.\., \.\.\. -> \.\.\., \.\.\.", "unknown_ops::gate"\)\n'
+        r"unknown_ops::gate has no sharding rule: one was found by running it on pieces \(1 times\); register it to be certain, and to "
+        r'silence this note\n    autopar\.register_rule\("\.\.\., \.\.\., \.\.\. -> \.\.\., \.\.\.", "unknown_ops::gate"\)\n'
         r"    test_unknown_ops\.py:\d+  gated, weight = gate\(y, .*   in module the root",
         first,
     )
@@ -467,7 +467,7 @@ def test_what_is_computed_whole_is_reported_with_its_cost() -> None:
                            (x, torch.randn(16, dtype=torch.float64).requires_grad_()))  # fmt: skip
     (note,) = parallel.reports["place"].notes
     assert re.fullmatch(
-        r"unknown_ops::whitened has no sharding rule, and none was found: it comes apart along no dim; each rank computes all of it, on "
+        r"unknown_ops::whitened has no sharding rule, and none was found: it can be split along no dim; each rank computes all of it, on "
         r"whole operands \(2 times, 1,536 bytes gathered, 2,048 bytes of results\); register_rule one, or refuse it with strict=True\n"
         r"    test_unknown_ops\.py:\d+  .*   in module the root",
         note,

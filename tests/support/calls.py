@@ -14,6 +14,7 @@ from casts import PromotedCasts
 from equality import loss_of, relative
 from loops import VOCABULARY, text, whole
 from models import COLUMN_ROW, Block, Language, Residual
+from processes import device_mesh
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
@@ -21,7 +22,6 @@ from transformers_models import gpt2, llama
 
 import autopar
 from autopar import Mesh
-from autopar.ir.dtensor import device_mesh_of
 from autopar.model.dtensor_parameters import is_dtensor
 
 MESH = Mesh(dp=2, tp=2)
@@ -102,7 +102,7 @@ def inputs_and_outputs() -> None:
     wanted = eager(ids, labels)
     (wanted["loss"] + wanted["logits"].square().sum()).backward()
     gradients = [p.grad for p in eager.parameters()]
-    mesh = device_mesh_of(MESH)
+    mesh = device_mesh(MESH)
     half = slice(None, 2) if MESH.coordinates(distributed.get_rank())["dp"] == 0 else slice(2, None)
     split = [distribute_tensor(x, mesh, (Shard(0), Replicate())) for x in (ids, labels)]
     other = [distribute_tensor(x, mesh, (Replicate(), Shard(0))) for x in (ids, labels)]
@@ -124,7 +124,7 @@ def inputs_and_outputs() -> None:
 def inputs_with_gradients() -> None:
     torch.manual_seed(0)
     model = Residual(8, 12).double()
-    eager, mesh = copy.deepcopy(model), device_mesh_of(MESH)
+    eager, mesh = copy.deepcopy(model), device_mesh(MESH)
     x = torch.randn(5, 8, dtype=torch.float64)
     theirs = x.clone().requires_grad_()
     loss_of(eager(theirs)).backward()
@@ -268,7 +268,7 @@ def bad_calls() -> None:
     assert "the parameter body.extra was added after parallelize; change the model first" in refused(ValueError, lambda: parallel(ids, labels))
     on_meta = autopar.parallelize(copy.deepcopy(model).to("meta"), MESH, COLUMN_ROW)
     assert "is on the meta device and has no values" in refused(ValueError, lambda: on_meta(ids, labels))
-    pending = DTensor.from_local(torch.ones(4, 8, dtype=torch.float64), device_mesh_of(MESH), (Replicate(), autopar_partial()))
+    pending = DTensor.from_local(torch.ones(4, 8, dtype=torch.float64), device_mesh(MESH), (Replicate(), autopar_partial()))
     block = autopar.parallelize(Block().double(), MESH, COLUMN_ROW)
     assert "redistribute it, so that it is not Partial" in refused(ValueError, lambda: block(pending))
 

@@ -36,7 +36,7 @@ def changed_in_either_model() -> None:
     model.l.register_forward_hook(lambda *_: None)
     said = refused(RuntimeError, lambda: parallel(x))
     assert said == (
-        "l.forward_hooks was changed in the model that was parallelized, of which each process holds a copy\n"
+        "l.forward_hooks was changed in the model that was parallelized, but each process runs a copy of it\n"
         "  change it in what parallelize has returned: parallel.l.forward_hooks; or before parallelize"
     ), said
 

@@ -174,7 +174,7 @@ def bad_input() -> None:
     with pytest.raises(ValueError, match=r"a parameter that is not the model's: number 0 of group 0, of shape \[8\]; .* as in AdamW\(parallel\.parameters\(\)\)"):
         parallel.train_step(early)
     step = parallel.train_step(adamw(parallel), microbatches=2, zero=1)
-    with pytest.raises(RuntimeError, match="lie on processes; to simulate, call parallelize in a process that is alone"):
+    with pytest.raises(RuntimeError, match="are sharded over processes; to simulate, call parallelize in a process that is alone"):
         step.simulate(batches(0))
     x = batches(0)["x"]
     placed = distribute_tensor(x, parallel.job.device_mesh, [Shard(0), Replicate()])
@@ -232,7 +232,7 @@ def calls_of_unlike_sizes() -> None:
     for match, args in {
         "^the pieces of x do not fit together: float64\\[3, 8\\] on rank 0, float64\\[2, 7\\] on rank 2\n  they may differ in the length of dim 0, along dp$":
             ((x[:3], x[3:, :7])[dp], *pieces[1:]),
-        "^the pieces of scale do not fit together: float64\\[2\\] on rank 0, float64\\[1\\] on rank 2\n  it is the same on all ranks, for the plan does not split it$":
+        "^the pieces of scale do not fit together: float64\\[2\\] on rank 0, float64\\[1\\] on rank 2\n  it must be the same on all ranks, because the plan does not split it$":
             (*pieces[:2], scale[: 2 - dp]),
         "^the pieces of x do not fit together: float64\\[3, 8\\] on rank 0, float32\\[2, 8\\] on rank 2": ((x[:3], x[3:].float())[dp], *pieces[1:]),
         "^the pieces of x do not fit together: float64\\[3, 8\\] on rank 0, float64\\[2, 8\\] on rank 1": (x[: 3 - rank % 2], y[: 3 - rank % 2], scale),

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import processes
 import torch
 from torch import distributed, nn
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard, distribute_tensor
 
 import autopar
 from autopar import Mesh, checkpoint
-from autopar.ir.dtensor import device_mesh_of
 from autopar.torch_private import strided_shard
 
 # name → the axes of a mesh of four ranks, or none, and how parameters and the state of an optimizer lie there:
@@ -50,7 +50,7 @@ def placed(step: int, mesh: str) -> dict[str, Any]:
     state, axes = whole(step), MESHES[mesh]
     if not axes:
         return state
-    device_mesh = device_mesh_of(Mesh(axes))
+    device_mesh = processes.device_mesh(Mesh(axes))
     zero = mesh.startswith("zero")
 
     def laid(name: str, tensor: torch.Tensor, split_over_dp: bool) -> torch.Tensor:
@@ -142,8 +142,8 @@ def relaid(folder: str, specs: list[Spec]) -> None:
     tensors, targets, wanted = {}, {}, {}
     for k, (shape, axes, placements, others, to) in enumerate(specs):
         value = torch.arange(torch.Size(shape).numel(), dtype=torch.float64).reshape(shape)
-        tensors[f"t{k}"] = distribute_tensor(value, device_mesh_of(Mesh(axes)), placements)
-        mesh = device_mesh_of(Mesh(others))
+        tensors[f"t{k}"] = distribute_tensor(value, processes.device_mesh(Mesh(axes)), placements)
+        mesh = processes.device_mesh(Mesh(others))
         targets[f"t{k}"] = distribute_tensor(torch.full_like(value, -1), mesh, to)
         wanted[f"t{k}"] = distribute_tensor(value, mesh, to)
     checkpoint.save(folder, tensors)
@@ -207,7 +207,7 @@ def told(function: Callable[[], Any]) -> tuple[str, str]:
 
 def refused(folder: str) -> dict[str, tuple[str, str]]:
     """States that cannot be saved or loaded, each wrong on rank 2 alone, or on all; no rank waits for ever."""
-    rank, mesh = distributed.get_rank(), device_mesh_of(Mesh(dp=4))
+    rank, mesh = distributed.get_rank(), processes.device_mesh(Mesh(dp=4))
     bad = rank == 2
     good = {"w": distribute_tensor(torch.ones(8), mesh, [Shard(0)]), "step": 1}
     checkpoint.save(folder, good)
@@ -240,7 +240,7 @@ def in_a_thread(folder: str) -> tuple[str, str]:
     """While a state is written, a step uses the same ranks and changes it; saves do not overtake each other."""
     from autopar.checkpoint import writing
 
-    mesh, write, gates = device_mesh_of(Mesh(dp=4)), writing._write, {step: threading.Event() for step in (1, 2, 3)}
+    mesh, write, gates = processes.device_mesh(Mesh(dp=4)), writing._write, {step: threading.Event() for step in (1, 2, 3)}
     writing._write = lambda path, *args: gates[int(path.parent.name.split("-")[1])].wait() and write(path, *args)
     gates[3].set()
     state = {"w": distribute_tensor(torch.ones(1024), mesh, [Shard(0)]), "b": torch.ones(3), "step": 1}
@@ -276,7 +276,7 @@ def elsewhere(folder: str) -> tuple[str, str]:
         Path(folder + "-own").mkdir()
         writing._write = lambda path, items, planner: write(Path(folder + "-own") / path.name, items, planner)
     try:
-        mesh = device_mesh_of(Mesh(dp=4))
+        mesh = processes.device_mesh(Mesh(dp=4))
         return told(lambda: checkpoint.save(folder, {"w": distribute_tensor(torch.ones(8), mesh, [Shard(0)])}))
     finally:
         writing._write = write
@@ -302,7 +302,7 @@ def _memory(which: str) -> int:
 
 def extra_memory(folder: str, rows: int) -> tuple[int, int]:
     """Of a save and a load of a tensor of ``rows`` × 4 KiB, from rows that are split to columns that are."""
-    mesh = device_mesh_of(Mesh(dp=4))
+    mesh = processes.device_mesh(Mesh(dp=4))
     small = {"w": distribute_tensor(torch.ones(8, 8), mesh, [Shard(0)])}
     checkpoint.save(folder, small)
     checkpoint.load(folder, small)  # whatever is made once

@@ -15,7 +15,6 @@ from autopar.runtime.lowering.buckets import largest_pieces
 from autopar.runtime.lowering.donated import Donated
 from autopar.runtime.lowering.lower import lower_whole
 from autopar.runtime.whole import Pieces, SimulatedRun
-from autopar.step.runs import sums_of
 
 
 class AnyGroup(dict[Any, str]):
@@ -34,8 +33,8 @@ def code(step: Any, *args: Any, **batch: Any) -> list[str]:
     update = step._current()[1]
     last, locals = update.last
     found = SimulatedRun(last, locals)
-    written = [of for name, of in found.named.items() if name in update.states or name in sums_of(found)]
-    zeros = [found.named[name] for name in sums_of(found)]
+    written = [of for name, of in found.named.items() if name in update.states or name in found.sums]
+    zeros = [found.named[name] for name in found.sums]
     donated = Donated.of(locals[0], written, zeros)
     graph = lower_whole(locals[0], AnyGroup(), None, largest_pieces(last), None, donated).graph
     return graph.python_code("self").src.splitlines()

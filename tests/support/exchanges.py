@@ -8,18 +8,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from processes import device_mesh
 from torch import distributed
 
-from autopar.ir.dtensor import device_mesh_of
 from autopar.ir.mesh import Mesh
 from autopar.ir.program import Program
 from autopar.runtime.lowering.lower import lower
+from autopar.runtime.processes.groups import DATA, process_groups
 from autopar.runtime.processes.job import groups_of
 
 
 @functools.cache
 def groups(mesh: Mesh) -> dict[tuple[int, ...], str]:
-    return groups_of(mesh, device_mesh_of(mesh))
+    return groups_of(mesh, device_mesh(mesh), process_groups(), [])
 
 
 @functools.cache
@@ -28,7 +29,8 @@ def every_group(count: int) -> dict[tuple[int, ...], str]:
     found = {}
     for size in range(2, count + 1):
         for ranks in itertools.combinations(range(count), size):
-            group = distributed.new_group(list(ranks))
+            others = tuple(rank for rank in range(count) if rank not in ranks)
+            group = process_groups().take(DATA, [ranks, others] if others else [ranks], [])
             if distributed.get_rank() in ranks:
                 found[ranks] = group.group_name
     return found
@@ -51,11 +53,11 @@ def redistributed_by_dtensor(cases: Sequence[tuple[Sequence[torch.Tensor], tuple
     """For each case, given as the pieces of all ranks, the global shape, and placements before and after."""
     from torch.distributed.tensor import DTensor
 
-    device_mesh, rank = device_mesh_of(mesh), distributed.get_rank()
+    rank = distributed.get_rank()
     found = []
     for pieces, shape, before, after in cases:
         strides = torch.empty(shape, device="meta").stride()
-        value = DTensor.from_local(pieces[rank], device_mesh, before, shape=torch.Size(shape), stride=strides, run_check=False)
+        value = DTensor.from_local(pieces[rank], device_mesh(mesh), before, shape=torch.Size(shape), stride=strides, run_check=False)
         found.append(value.redistribute(placements=after).to_local().contiguous())
     return found
 
@@ -63,6 +65,7 @@ def redistributed_by_dtensor(cases: Sequence[tuple[Sequence[torch.Tensor], tuple
 def text_of_lowered(text: str, rank: int) -> str:
     """The generated code of the phases."""
     program = Program.parse(text)
+    names = groups(program.mesh)  # all ranks make them
     if distributed.get_rank() != rank:
         return ""
-    return "\n".join(phase.graph.python_code("self").src for phase in lower(program, groups(program.mesh)).values())
+    return "\n".join(phase.graph.python_code("self").src for phase in lower(program, names).values())

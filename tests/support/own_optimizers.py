@@ -110,7 +110,7 @@ class Rows(ByHand):
         p.sub_(group["lr"] * grad)
 
 
-LOOP = "; train it in the plain loop, on the model that parallelize returns: loss = parallel(…), loss.backward(), optimizer.step(), or say how it works with "
+LOOP = "; train it in the plain loop, on the model that parallelize returns: loss = parallel(…), loss.backward(), optimizer.step(), or define its update with "
 REASONS: list[tuple[type[ByHand], dict[str, Any], str]] = [
     (Counting, {"betas": (0.9, 0.99), "weight_decay": 0.0}, "it changes an attribute of the optimizer, count, which all parameters share"),
     (CountingInGroups, {"betas": (0.9, 0.99), "weight_decay": 0.0}, "it changes entries of its parameter groups, which all parameters share"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -12,6 +13,10 @@ from typing import Any
 import torch
 import torch.multiprocessing as multiprocessing
 from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
+
+from autopar import Mesh
+from autopar.runtime.processes.groups import process_groups
 
 LIMIT = 120  # seconds for one function
 THREADS = 300  # of a rank, above which it has made so many process groups that their idle loops slow down all tests
@@ -64,6 +69,12 @@ def _threads(pid: int | None) -> int:
 
 
 WORLDS: dict[int, Ranks] = {}
+
+
+@functools.cache
+def device_mesh(mesh: Mesh) -> DeviceMesh:
+    """On a rank: torch's mesh of all ranks, with the process groups that all meshes share."""
+    return process_groups().device_mesh(mesh, "cpu", [])
 
 
 def ranks(count: int) -> Ranks:

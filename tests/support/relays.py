@@ -12,7 +12,7 @@ from autopar import Mesh
 from autopar.ir.nodes import record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
-from autopar.runtime.redistribute import Relay
+from autopar.runtime.redistribute import Redistribution
 
 MESH = Mesh(dp=2, tp=2)
 
@@ -29,7 +29,7 @@ def run_and_differentiate(
     """What this rank gets of each relay, and the gradient of what it gave."""
     rank, found = distributed.get_rank(), []
     for before, after, pieces, gradients in cases:
-        relay = Relay(read(before), read(after)).on(rank, groups(MESH))
+        relay = Redistribution(read(before), read(after)).on(rank, groups(MESH))
         piece = pieces[rank].clone().requires_grad_()
         made = relay(piece)
         made.backward(gradients[rank])
@@ -39,7 +39,7 @@ def run_and_differentiate(
 
 def there_and_back(source: TensorType, target: TensorType, pieces: Mapping[int, torch.Tensor]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     rank = distributed.get_rank()
-    relay = Relay(source, target)
+    relay = Redistribution(source, target)
     if rank not in relay.program.mesh:
         return None, None
     here = relay.on(rank, {})

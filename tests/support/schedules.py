@@ -48,7 +48,7 @@ def scheduled_alike(name: str, sizes: dict[str, int], zero: int, called: bool = 
     for k in range(10):
         for one in (step, single):
             one.optimizer.param_groups[0]["weight_decay"] = 0.01 * k
-        seen.add(float(step.owned.numbers(torch.device("cpu"))[f".{cycled}.0"]))
+        seen.add(float(step.optimizer_state.numbers(torch.device("cpu"))[f".{cycled}.0"]))
         ours, (loss, _) = steps.run(step, batches(k), called=called), single(**batches(k))
         for one in schedules:
             one.step()

@@ -1,1 +1,1 @@
-"""Decompose ops at capture: those that no sharding rule could describe become ops that have one."""
+"""Decompose ops at capture: an op that no sharding rule could describe becomes ops that have rules."""

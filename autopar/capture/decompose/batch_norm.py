@@ -1,7 +1,7 @@
-"""Batch norm, taken apart at capture: the statistics of a split batch are those of the whole one.
+"""Decompose batch norm at capture, so that a split batch has the statistics of the whole batch.
 
-A mean and a variance become sums, global counts and divisions, forward and backward. Running statistics are written
-with ``copy_``, which capture turns into state: ``native_batch_norm`` writes them too, but its schema does not say so.
+A mean and a variance become sums, global counts and divisions, in forward and backward. Running statistics are written
+with ``copy_``, which capture turns into state: ``native_batch_norm`` writes them too, but its schema does not declare it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 def wide(x):
-    """Squares and their sums are taken in float32 at least, as torch's own kernels do."""
+    """Convert to float32 at least: squares and their sums are computed in it, as in torch's own kernels."""
     return _as(x, _wide_dtype(x))
 
 
@@ -29,13 +29,13 @@ def _as(y, dtype: torch.dtype):
 
 
 def _over_channels(x) -> Callable[[Any], Any]:
-    """Makes a value of each channel broadcast against ``x``."""
+    """Return a function that reshapes one value per channel so that it broadcasts against ``x``."""
     shape = [1, x.shape[1], *[1] * (x.dim() - 2)]
     return lambda value: aten.view.default(value, shape)
 
 
 def _sum(x):
-    """The sum over all but the channels."""
+    """Sum over all dims but the channels."""
     return aten.sum.dim_IntList(x, [d for d in range(x.dim()) if d != 1])
 
 
@@ -62,7 +62,7 @@ def _normalized(x, weight, bias, mean, scale):
 
 
 def batch_norm(x, weight, bias, running_mean, running_var, training: bool, momentum: float, eps: float):
-    """The normalized batch, its mean, and the inverse root of its variance; both are empty where none is taken."""
+    """Return the normalized batch, its mean, and the inverse root of its variance; the last two are empty in evaluation."""
     if not training:
         none = aten.full.default([0], 0, dtype=_wide_dtype(x), device=x.device)
         scale = _inverse_root(wide(running_var), eps)
@@ -82,7 +82,7 @@ def batch_norm(x, weight, bias, running_mean, running_var, training: bool, momen
 def batch_norm_backward(
     gradient, x, weight, running_mean, running_var, mean, scale, training: bool, eps: float, mask: Sequence[bool]
 ):
-    """Two sums over the batch: of the gradient, and of the gradient times what was normalized."""
+    """Return the gradients, with two sums over the batch: of the gradient, and of the gradient times the normalized input."""
     if not training:
         mean, scale = wide(running_mean), _inverse_root(wide(running_var), eps)
     along, dy = _over_channels(x), wide(gradient)
@@ -95,11 +95,11 @@ def batch_norm_backward(
         shared = aten.mul.Tensor(normal, along(aten.div.Scalar(product, count)))
         dy = aten.sub.Tensor(aten.sub.Tensor(dy, along(aten.div.Scalar(total, count))), shared)
     dx = _as(aten.mul.Tensor(dy, along(factor)), x.dtype)
-    return tuple(g if wanted else None for g, wanted in zip((dx, _as(product, dtype), _as(total, dtype)), mask, strict=True))
+    return tuple(g if needed else None for g, needed in zip((dx, _as(product, dtype), _as(total, dtype)), mask, strict=True))
 
 
 def _reserved(x):
-    """The memory that a kernel would keep for its backward: none."""
+    """Return an empty reserve: the memory that a kernel would keep for its backward."""
     return aten.full.default([0], 0, dtype=torch.uint8, device=x.device)
 
 
@@ -120,7 +120,7 @@ def _with_reserve(x, *args):
 
 
 def _of_a_kernel(x, gradient, weight, running_mean, running_var, mean, scale, eps: float, *_):
-    """The backward of cuDNN and MIOpen, which have no other than that of training."""
+    """The backward of cuDNN and MIOpen, which exists for training only."""
     return batch_norm_backward(gradient, x, weight, running_mean, running_var, mean, scale, True, eps, (True, True, True))
 
 

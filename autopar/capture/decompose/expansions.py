@@ -1,12 +1,12 @@
-"""Ops that come apart along a dim that they need whole, once they are written with other ops: a table.
+"""Expand an op into other ops that do not need a dim whole, by a table.
 
     logits : f32[4/dp 32000/tp]                          m : f32[4/dp 1] +max:tp = amax(logits, [1], True)
     y : f32[4/dp 32000] = _log_softmax(logits, 1)   →    s : f32[4/dp 32000/tp] = sub(logits, m)
                                                          z : f32[4/dp 1] +tp = sum(exp(s), [1], True)
                                                          y : f32[4/dp 32000/tp] = sub(s, log(z))
 
-Whole, an op is one kernel; so it is expanded only where the dim is split. A cross-entropy over split classes then moves a
-few numbers a row in the place of all classes (Shoeybi et al., arXiv:1909.08053, section 3).
+An unexpanded op is one kernel, so an op is expanded only where the dim is split. A cross-entropy over split classes then moves a
+few numbers per row instead of all classes (Shoeybi et al., arXiv:1909.08053, section 3).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Expansion:
     """One row of the table.
 
     Attributes:
-        function: what the op is, in other ops.
-        dim: which dim, of its arguments, then need not be whole.
-        operand: whose dim that is; -1: the result's.
-        least: the fewest elements of it; below, gathering them is as good.
+        function: computes the op by other ops.
+        dim: from the op's arguments to the dim that need not be whole.
+        operand: the operand that has this dim; -1: the result has it.
+        least: the fewest elements of the dim for which expanding is better than gathering.
         applies: whether a call, with its arguments by position, can be expanded.
     """
 
@@ -46,7 +46,7 @@ class Expansion:
     applies: Callable[..., bool] = lambda *args, **kwargs: True
 
     def opened(self, bound: Bound, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
-        """The factor of that dim, with ``least``; none where the call cannot be expanded."""
+        """Return the factors of that dim, each with ``least``; empty if the call cannot be expanded."""
         dims = bound.results[0] if self.operand < 0 else bound.operands[self.operand]
         if not dims or not self.applies(*args, **kwargs):
             return ()
@@ -58,7 +58,7 @@ def _like(y, dtype):
 
 
 def _exponentials(x, dim):
-    """``x - max``, its exponentials, and their sum."""
+    """Return ``x - max``, its exponentials, and their sum."""
     x = wide(x)
     less = aten.sub.Tensor(x, aten.amax.default(x, [dim], True))
     raised = aten.exp.default(less)
@@ -97,7 +97,7 @@ def embedding(table, index, padding=-1, *_):
 
 
 def embedding_backward(gradient, index, count, padding, by_frequency):
-    if padding >= 0:  # that row is told nothing
+    if padding >= 0:  # the row of the padding gets no gradient
         used = aten.unsqueeze.default(aten.ne.Scalar(index, padding), -1)
         gradient = aten.mul.Tensor(gradient, _like(used, gradient.dtype))
     return sharded_lookup.look_up_backward(gradient, index, _places(count, index), count)
@@ -112,13 +112,13 @@ def scatter_add(x, dim, index, source):
 
 
 def _of_all_others(x, dim, index, source=None, **_) -> bool:
-    """The index is as long as ``x`` in every other dim, and the source as the index."""
+    """Whether the index has the size of ``x`` in every other dim, and the source has the shape of the index."""
     others = all(n == m for k, (n, m) in enumerate(zip(x.shape, index.shape, strict=True)) if k != dim % max(len(x.shape), 1))
     return bool(x.shape) and others and (source is None or source.shape == index.shape)
 
 
 def _used(target, weight, ignore, dtype):
-    """Targets, 0 where they are to be ignored, where that is, and what each counts."""
+    """Return the targets (0 where ignored), a mask of the ignored ones, and the weight of each."""
     used = aten.ne.Scalar(target, ignore)
     target = aten.mul.Tensor(target, used)
     counted = _like(used, dtype)
@@ -139,7 +139,7 @@ def nll_loss(scores, target, weight, reduction, ignore):
 def nll_loss_backward(gradient, scores, target, weight, reduction, ignore, total):
     dim = min(scores.dim() - 1, 1)
     target, ignored, counted = _used(target, weight, ignore, scores.dtype)
-    each = aten.masked_fill.Scalar(aten.neg.default(aten.mul.Tensor(counted, gradient)), ignored, 0)  # also where the mean is of none
+    each = aten.masked_fill.Scalar(aten.neg.default(aten.mul.Tensor(counted, gradient)), ignored, 0)  # masked, because the mean of no target is NaN
     each = aten.unsqueeze.default(each, dim)
     count = scores.shape[dim]
     return sharded_lookup.scatter_held(each, dim, aten.unsqueeze.default(target, dim), _places(count, target), count)
@@ -191,7 +191,7 @@ EXPANSIONS: dict[Any, Expansion] = {
 
 
 def opened_factors(node: fx.Node) -> tuple[tuple[str, int], ...]:
-    """The factor that a node's op would not need whole if it were expanded, with the fewest elements it should have."""
+    """Return the factors that a node's op would not need whole if it were expanded, each with the fewest elements it should have."""
     row = EXPANSIONS.get(node.target)
     if row is None:
         return ()

@@ -1,4 +1,4 @@
-"""Ops on lists of tensors, taken apart: ``_foreach_add(xs, ys) → [add(x, y), …]``. Each tensor has a Layout of its own."""
+"""Decompose ops on lists of tensors, ``_foreach_add(xs, ys) → [add(x, y), …]``, because each tensor has its own Layout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNARY = """
     abs acos asin atan ceil clone cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 max neg reciprocal round rsqrt
     sigmoid sign sin sinh sqrt tan tanh trunc
 """
-# list op → the op on one tensor, for another list, a number for all or a list of them, and one tensor for all
+# list op → the op on one tensor, if the other operand is a list of tensors; one number or a list of numbers; one tensor
 BINARY: dict[str, tuple[str, str, str | None]] = {
     **{op: (f"{op}.Tensor", f"{op}.Scalar", f"{op}.Tensor") for op in ("add", "div", "mul")},
     "sub": ("sub.Tensor", "sub.Scalar", None),
@@ -25,7 +25,7 @@ BINARY: dict[str, tuple[str, str, str | None]] = {
 
 
 def _each(op: OpOverload, lists: int) -> Callable[..., list[Any]]:
-    """The op for each place of the first ``lists`` arguments; the others are the same for all."""
+    """Apply the op to each position of the first ``lists`` arguments; the other arguments are the same for all."""
 
     def apart(*args: Any, **kwargs: Any) -> list[Any]:
         return [op(*row, *args[lists:], **kwargs) for row in zip(*args[:lists], strict=True)]
@@ -34,7 +34,7 @@ def _each(op: OpOverload, lists: int) -> Callable[..., list[Any]]:
 
 
 def _with_value(op: OpOverload) -> Callable[..., list[Any]]:
-    """``addcmul(x, y, z, value=v)``: a number for all, or a list of them."""
+    """Apply ``addcmul(x, y, z, value=v)`` to each position; ``value`` is one number or a list of numbers."""
 
     def apart(x: Sequence[Any], y: Sequence[Any], z: Sequence[Any], value: Any = 1) -> list[Any]:
         values = value if isinstance(value, (list, tuple)) else [value] * len(x)
@@ -44,23 +44,23 @@ def _with_value(op: OpOverload) -> Callable[..., list[Any]]:
 
 
 def _lists() -> dict[OpOverload, Callable[..., Any]]:
-    found: dict[str, Callable[..., Any]] = {op: _each(overload(op), 1) for op in UNARY.split()}
+    table: dict[str, Callable[..., Any]] = {op: _each(overload(op), 1) for op in UNARY.split()}
     for name, (of_lists, of_number, of_tensor) in BINARY.items():
-        found[f"{name}.List"] = _each(overload(of_lists), 2)
-        found[f"{name}.Scalar"] = _each(overload(of_number), 1)
-        found[f"{name}.ScalarList"] = _each(overload(of_number), 2)
+        table[f"{name}.List"] = _each(overload(of_lists), 2)
+        table[f"{name}.Scalar"] = _each(overload(of_number), 1)
+        table[f"{name}.ScalarList"] = _each(overload(of_number), 2)
         if of_tensor:
-            found[f"{name}.Tensor"] = _each(overload(of_tensor), 1)
+            table[f"{name}.Tensor"] = _each(overload(of_tensor), 1)
     for name in ("addcmul", "addcdiv"):
-        found[f"{name}.Scalar"] = found[f"{name}.ScalarList"] = _with_value(overload(name))
-    found["lerp.List"] = _each(overload("lerp.Tensor"), 3)
-    found["lerp.Scalar"] = _each(overload("lerp.Scalar"), 2)
-    found["lerp.ScalarList"] = _each(overload("lerp.Scalar"), 3)
-    found["copy"] = _each(overload("copy"), 2)
+        table[f"{name}.Scalar"] = table[f"{name}.ScalarList"] = _with_value(overload(name))
+    table["lerp.List"] = _each(overload("lerp.Tensor"), 3)
+    table["lerp.Scalar"] = _each(overload("lerp.Scalar"), 2)
+    table["lerp.ScalarList"] = _each(overload("lerp.Scalar"), 3)
+    table["copy"] = _each(overload("copy"), 2)
     power, norm = overload("pow.Scalar"), overload("linalg_vector_norm")
-    found["pow.ScalarAndTensor"] = lambda base, exponents: [power(base, x) for x in exponents]
-    found["norm.Scalar"] = lambda xs, order=2, dtype=None: [norm(x, order, dtype=dtype) for x in xs]
-    return {overload(f"_foreach_{name}"): apart for name, apart in found.items()}
+    table["pow.ScalarAndTensor"] = lambda base, exponents: [power(base, x) for x in exponents]
+    table["norm.Scalar"] = lambda xs, order=2, dtype=None: [norm(x, order, dtype=dtype) for x in xs]
+    return {overload(f"_foreach_{name}"): apart for name, apart in table.items()}
 
 
 LISTS = _lists()

@@ -1,7 +1,7 @@
-"""``as_strided``, taken apart: a place in memory becomes an index into the flattened tensor.
+"""Decompose ``as_strided``: an address in memory becomes an index into the flattened tensor.
 
-On a rank a piece lies in memory in another way than the tensor does on one device. So what is read by strides is read by
-indices: a view where all elements are taken once, else a look-up.
+A piece on a rank has another memory layout than the tensor has on one device. So elements are addressed by indices and not by
+strides: by a view if every element is taken once, and else by a look-up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def _order(size: Sequence[int], stride: Sequence[int]) -> list[int]:
-    """The dims from the one with the longest stride; those of size one last."""
+    """Return the dims by descending stride; dims of size one come last."""
     return sorted(range(len(size)), key=lambda d: (size[d] == 1, -stride[d]))
 
 
@@ -27,7 +27,7 @@ def _is_dense(size: Sequence[int], stride: Sequence[int], order: Sequence[int]) 
 
 
 def _flat(x: Any) -> tuple[Any, list[int]]:
-    """The elements in the order in which they lie in memory, and the dims in that order."""
+    """Return the elements in memory order, flat, and the dims in that order."""
     order = _order(x.shape, x.stride())
     if not _is_dense(x.shape, x.stride(), order):
         raise CaptureError(
@@ -38,13 +38,13 @@ def _flat(x: Any) -> tuple[Any, list[int]]:
 
 
 def _back(flat: Any, size: Sequence[int], order: Sequence[int]) -> Any:
-    """Elements that lie in the order of ``order``, as a tensor of ``size``."""
+    """Reshape flat elements, whose dims are in the order ``order``, to a tensor of ``size``."""
     sorted_ = aten.view.default(flat, [size[d] for d in order])
     return sorted_ if list(order) == list(range(len(size))) else aten.permute.default(sorted_, [order.index(d) for d in range(len(size))])
 
 
 def _start(x: Any, size: Sequence[int], stride: Sequence[int], offset: int | None) -> int:
-    """The first place, from the tensor's own first."""
+    """Return the index of the first element, relative to the tensor's own first element."""
     start = 0 if offset is None else offset - x.storage_offset()
     last = start + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
     if math.prod(size) and not 0 <= start <= last < x.numel():
@@ -56,7 +56,7 @@ def _start(x: Any, size: Sequence[int], stride: Sequence[int], offset: int | Non
 
 
 def _places(x: Any, size: Sequence[int], stride: Sequence[int], start: int) -> Any:
-    """The index into the flattened tensor of each element, flattened too."""
+    """Return, flat, the index of each element in the flattened tensor."""
     total = aten.full.default(list(size), start, dtype=torch.int64, device=x.device)
     for d, (n, s) in enumerate(zip(size, stride, strict=True)):
         along = aten.mul.Scalar(aten.arange.default(n, device=x.device), s)
@@ -65,7 +65,7 @@ def _places(x: Any, size: Sequence[int], stride: Sequence[int], start: int) -> A
 
 
 def as_strided(x, size, stride, offset=None):
-    """A view where every element is taken once; else a look-up."""
+    """``as_strided`` by a view if every element is taken once, and else by a look-up."""
     start, (flat, _), order = _start(x, size, stride, offset), _flat(x), _order(size, stride)
     if math.prod(size) == x.numel() and _is_dense(size, stride, order):
         return _back(flat, size, order)
@@ -73,10 +73,10 @@ def as_strided(x, size, stride, offset=None):
 
 
 def as_strided_scatter(x, source, size, stride, offset=None):
-    """``x`` with ``source`` written to these places."""
+    """Return ``x`` with ``source`` written to the strided elements."""
     start, (flat, order) = _start(x, size, stride, offset), _flat(x)
-    given = aten.view.default(aten.clone.default(source, memory_format=torch.contiguous_format), [source.numel()])
-    return _back(aten.index_put.default(flat, [_places(x, size, stride, start)], given), x.shape, order)
+    flat_source = aten.view.default(aten.clone.default(source, memory_format=torch.contiguous_format), [source.numel()])
+    return _back(aten.index_put.default(flat, [_places(x, size, stride, start)], flat_source), x.shape, order)
 
 
 STRIDES = {

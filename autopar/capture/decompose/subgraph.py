@@ -1,4 +1,4 @@
-"""The ops that a function of ATen ops is made of, with their types: what an expansion puts in the place of one op."""
+"""Record the ops that a function of ATen ops calls, with their types: an expansion puts them in the place of one op."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autopar.torch_private import FakeTensorMode, OpOverload, TorchDispatchMode,
 
 @dataclass(frozen=True)
 class Ref:
-    """A value: an operand of the function, or what an earlier step made; one of several where ``part`` says which."""
+    """A value: an operand of the function, or the result of an earlier step; ``part`` is its position if the step has several results."""
 
     step: int  # below 0: operand -step - 1
     part: int | None = None
@@ -23,7 +23,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class SubgraphOp:
-    """One op. Its arguments hold ``Ref`` where values stand."""
+    """One op. Its arguments hold a ``Ref`` for each value."""
 
     target: OpOverload
     args: tuple[Any, ...]
@@ -33,7 +33,7 @@ class SubgraphOp:
 
 @dataclass(frozen=True)
 class Subgraph:
-    """Steps in order, and which values the function returns."""
+    """The steps in order, and the values that the function returns."""
 
     steps: tuple[SubgraphOp, ...]
     results: tuple[Ref | None, ...]
@@ -43,56 +43,56 @@ _KNOWN: dict[Any, Subgraph] = {}
 
 
 def subgraph(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device) -> Subgraph:
-    """Run ``function`` once on fake tensors; calls of equal shapes share the result.
+    """Run ``function`` once on fake tensors, and return its ops; calls with equal shapes share the result.
 
     Args:
-        args, kwargs: tensors are given as their types.
-        device: where they are.
+        args, kwargs: the arguments, with a type in the place of each tensor.
+        device: the device of the tensors.
     """
     key = (function, repr((tuple(args), dict(kwargs))), device)
     if key not in _KNOWN:
         recorder = _Recorder()
         with without_function_modes(), FakeTensorMode(), torch.no_grad():
-            given = pytree.tree_map_only(TensorType, lambda t: recorder.operand(t, device), (tuple(args), dict(kwargs)))
+            fakes = pytree.tree_map_only(TensorType, lambda t: recorder.operand(t, device), (tuple(args), dict(kwargs)))
             with recorder:
-                results = function(*given[0], **given[1])
-        found = results if isinstance(results, (tuple, list)) else (results,)
-        _KNOWN[key] = Subgraph(tuple(recorder.steps), tuple(None if r is None else recorder.refs[id(r)] for r in found))
+                results = function(*fakes[0], **fakes[1])
+        returned = results if isinstance(results, (tuple, list)) else (results,)
+        _KNOWN[key] = Subgraph(tuple(recorder.steps), tuple(None if r is None else recorder.refs[id(r)] for r in returned))
     return _KNOWN[key]
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes the ops that are called, by the tensors that they read and make."""
+    """Records the ops that are called, with references to the tensors that they read."""
 
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[SubgraphOp] = []
         self.refs: dict[int, Ref] = {}
-        self.kept: list[torch.Tensor] = []  # so that no two have one address
+        self.kept: list[torch.Tensor] = []  # kept alive, so that no two tensors have the same id
         self.operands = 0
 
     def operand(self, type: TensorType, device: torch.device) -> torch.Tensor:
-        made = torch.empty(type.shape, dtype=type.dtype, device=device)
+        fake = torch.empty(type.shape, dtype=type.dtype, device=device)
         self.operands += 1
-        self._note(made, Ref(-self.operands))
-        return made
+        self._note(fake, Ref(-self.operands))
+        return fake
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in DECOMPOSITIONS:
             with self:
-                found = DECOMPOSITIONS[func](*args, **(kwargs or {}))
-            if found is not NotImplemented:
-                return found
-        found = func(*args, **(kwargs or {}))
-        if not isinstance(found, (torch.Tensor, tuple, list)):  # a question after a device or a dtype: no op
-            return found
-        args, given = pytree.tree_map_only(torch.Tensor, lambda t: self.refs[id(t)], (args, kwargs or {}))
-        several = isinstance(found, (tuple, list))
-        self.steps.append(SubgraphOp(func, tuple(args), given, tuple(map(_type, found)) if several else _type(found)))  # type: ignore[arg-type]
-        for part, one in enumerate(found if several else (found,)):
-            if one is not None:
-                self._note(one, Ref(len(self.steps) - 1, part if several else None))
-        return found
+                result = DECOMPOSITIONS[func](*args, **(kwargs or {}))
+            if result is not NotImplemented:
+                return result
+        result = func(*args, **(kwargs or {}))
+        if not isinstance(result, (torch.Tensor, tuple, list)):  # a query of a device or a dtype is no op
+            return result
+        args, options = pytree.tree_map_only(torch.Tensor, lambda t: self.refs[id(t)], (args, kwargs or {}))
+        several = isinstance(result, (tuple, list))
+        self.steps.append(SubgraphOp(func, tuple(args), options, tuple(map(_type, result)) if several else _type(result)))  # type: ignore[arg-type]
+        for part, tensor in enumerate(result if several else (result,)):
+            if tensor is not None:
+                self._note(tensor, Ref(len(self.steps) - 1, part if several else None))
+        return result
 
     def _note(self, tensor: torch.Tensor, ref: Ref) -> None:
         self.refs[id(tensor)] = ref

@@ -1,7 +1,7 @@
-"""Ops that are taken apart at capture, because no sharding rule could say what they do to pieces.
+"""Decompose ops at capture that no sharding rule could describe.
 
-A mean over a split batch is not the mean of the ranks' means; so means become a sum, a count and a division, where the
-count is the global one. Ops that make a tensor "like" another with a new shape become ``full``.
+A mean over a split batch is not the mean of the ranks' means. So a mean becomes a sum and a division by the
+global count. Ops that make a tensor "like" another with a new shape become ``full``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def var(x, dim=None, *, correction=None, keepdim=False):
 
 
 def var_mean(x, dim=None, *, correction=None, keepdim=False):
-    """The variance and the mean, each a sum and a division. Of complex numbers, the variance is that of both parts together."""
+    """The variance and the mean, each a sum and a division. The variance of complex numbers is the sum of the variances of both parts."""
     if x.is_complex():
         parts = aten.view_as_real.default(x)
         real, imaginary = (var(aten.select.int(parts, -1, k), dim, correction=correction, keepdim=keepdim) for k in (0, 1))
@@ -76,7 +76,7 @@ def norm(x, order, dim, keepdim=False):
 
 
 def linalg_vector_norm(x, order=2, dim=None, keepdim=False, *, dtype=None):
-    """The sum of magnitudes and the root of the sum of squares come apart; other orders stay whole."""
+    """Decompose orders 1 and 2 into the sum of magnitudes and the root of the sum of squares; other orders stay whole."""
     if order not in (1, 2) or x.is_complex() or dtype not in (None, x.dtype):
         return NotImplemented
     wide = _wide(x)
@@ -97,7 +97,7 @@ def log_sigmoid_backward(gradient, x, buffer):
 
 def _nll_loss_forward(op):
     def forward(scores, target, weight, reduction, ignore_index):
-        """``mean → sum / total weight``: both are sums over the batch. The weight is that of the targets alone, and known before the scores."""
+        """``mean → sum / total weight``: both are sums over the batch. The total weight depends on the targets alone."""
         if reduction != MEAN:
             return NotImplemented
         count = _total_weight(target, weight, ignore_index, scores.dtype)
@@ -107,12 +107,12 @@ def _nll_loss_forward(op):
 
 
 def _total_weight(target, weight, ignore_index, dtype):
-    """How many targets are not ignored, or the sum of the weights of their classes."""
+    """Return the number of targets that are not ignored, or the sum of the weights of their classes."""
     kept = aten.ne.Scalar(target, ignore_index)
     if weight is None:
         return aten._to_copy.default(aten.sum.default(kept), dtype=dtype)
-    own = aten.index.Tensor(weight, [aten.where.ScalarOther(kept, target, 0)])
-    return aten.sum.default(aten.mul.Tensor(own, kept))
+    weights = aten.index.Tensor(weight, [aten.where.ScalarOther(kept, target, 0)])
+    return aten.sum.default(aten.mul.Tensor(weights, kept))
 
 
 def _nll_loss_backward(op):
@@ -129,14 +129,14 @@ def _per_element(op, position):
     """``loss(x, y, …, sum) → sum(loss(x, y, …, none))``; the mean is divided by the number of elements."""
 
     def forward(*args):
-        given, reduction = _without_reduction(args, position)
-        return NotImplemented if reduction == NONE else _reduce(op(*given), reduction)
+        elementwise, reduction = _without_reduction(args, position)
+        return NotImplemented if reduction == NONE else _reduce(op(*elementwise), reduction)
 
     return forward
 
 
 def _per_element_backward(op, position):
-    """The one gradient of a sum is that of every element; of a mean, divided by their number."""
+    """The gradient of a sum is the gradient of every element; that of a mean is divided by their number."""
 
     def backward(*args):
         (gradient, x, *rest), reduction = _without_reduction(args, position)
@@ -148,7 +148,7 @@ def _per_element_backward(op, position):
 
 
 def _without_reduction(args, position):
-    """The arguments of a loss with its reduction, which may have been left out, taken off; and the reduction."""
+    """Return the arguments of a loss with the reduction replaced by none, and the reduction, which may be a default."""
     reduction = args[position] if len(args) > position else MEAN
     missing = [None] * (position - len(args))
     return (*args[:position], *missing, NONE, *args[position + 1 :]), reduction
@@ -172,14 +172,14 @@ def multilabel_margin_loss_forward(x, target, reduction):
     if not x.dim():
         loss, is_target = multilabel_margin_loss_forward(aten.unsqueeze.default(x, 0), aten.view.default(target, [1]), reduction)
         return loss, aten.view.default(is_target, [])
-    there = aten._to_copy.default(aten.ge.Scalar(target, 0), dtype=x.dtype)
-    there = aten.cumprod.default(there, -1)
+    is_listed = aten._to_copy.default(aten.ge.Scalar(target, 0), dtype=x.dtype)
+    is_listed = aten.cumprod.default(is_listed, -1)
     target = aten.clamp_min.default(target, 0)
-    hits = aten.scatter_add.default(aten.zeros_like.default(x), -1, target, there)
+    hits = aten.scatter_add.default(aten.zeros_like.default(x), -1, target, is_listed)
     is_target = aten._to_copy.default(aten.gt.Scalar(hits, 0), dtype=x.dtype)
     low = aten.unsqueeze.default(aten.sub.Tensor(aten.gather.default(x, -1, target), 1), -1)  # [… targets 1]
     margin = aten.relu.default(aten.sub.Tensor(aten.unsqueeze.default(x, -2), low))  # [… targets classes]
-    left_out = aten.logical_or.default(aten.unsqueeze.default(aten.eq.Scalar(there, 0), -1), aten.unsqueeze.default(aten.gt.Scalar(hits, 0), -2))
+    left_out = aten.logical_or.default(aten.unsqueeze.default(aten.eq.Scalar(is_listed, 0), -1), aten.unsqueeze.default(aten.gt.Scalar(hits, 0), -2))
     margin = aten.masked_fill.Scalar(margin, left_out, 0)
     return _reduce(aten.div.Scalar(aten.sum.dim_IntList(margin, [-2, -1]), n), reduction), is_target
 
@@ -198,7 +198,7 @@ def _margin_backward(op, position):
 
 
 def convolution_backward(gradient, x, weight, bias_sizes, *rest):
-    """The bias's gradient is a sum of the gradient alone, also where channels of the input are split."""
+    """Compute the bias's gradient as a sum of the gradient alone, so that it does not depend on how the input is split."""
     *how, (of_x, of_weight, of_bias) = rest
     if not of_bias:
         return NotImplemented
@@ -209,8 +209,10 @@ def convolution_backward(gradient, x, weight, bias_sizes, *rest):
 
 
 def _of_transposed(op):
-    """The factors that a determinant keeps for its backward are those of the transposed matrix where it lies contiguous, as
-    pieces do; the backward was captured for what it is here."""
+    """Transpose a matrix that is not contiguous, so that a determinant keeps the same factors for its backward as on a piece.
+
+    For a contiguous matrix, as pieces are, torch keeps the factors of the transposed matrix. The backward is captured for one of the two.
+    """
 
     def apart(x):
         if x.is_contiguous() or x.is_complex():
@@ -228,14 +230,14 @@ def _reduce(x, reduction):
 
 def _full(value: float | None) -> Callable[..., Any]:
     def make(x, size, *fill, dtype=None, layout=None, device=None, pin_memory=None):
-        given = fill[0] if value is None else value
-        return aten.full.default(size, given, dtype=dtype or x.dtype, device=device or x.device)
+        number = fill[0] if value is None else value
+        return aten.full.default(size, number, dtype=dtype or x.dtype, device=device or x.device)
 
     return make
 
 
 def squeeze(x, dims=None):
-    """Only the dims of size one are named: others may be of size one on a rank."""
+    """Name only the dims of size one, because other dims may have size one on a rank."""
     ndim = x.dim()
     chosen = range(ndim) if dims is None else [dims] if isinstance(dims, int) else dims
     ones = sorted({d % ndim for d in chosen if ndim and x.shape[d] == 1})
@@ -243,7 +245,7 @@ def squeeze(x, dims=None):
 
 
 def cat(tensors, dim=0):
-    """An operand of shape ``[0]`` goes, which torch lets join any shape: a cache of keys and values begins as one."""
+    """Drop an operand of shape ``[0]``, which torch allows beside any shape: a cache of keys and values begins as one."""
     full = [x for x in tensors if tuple(x.shape) != (0,)]
     if not full or len(full) == len(tensors) or full[0].dim() == 1 or any(x.dtype != full[0].dtype for x in tensors):
         return NotImplemented
@@ -251,20 +253,20 @@ def cat(tensors, dim=0):
 
 
 def _of_a_number(op):
-    """What has no dims is looked up, or added to, as what has one."""
+    """Give a tensor without dims one dim for a look-up or an addition by index."""
 
     def apart(x, dim, *rest, **options):
         if x.dim():
             return NotImplemented
-        given = [aten.view.default(y, [-1]) if isinstance(y, torch.Tensor) else y for y in rest]
-        found = op(aten.view.default(x, [1]), dim, *given, **options)
-        return aten.view.default(found, rest[0].shape if op is aten.gather.default else [])
+        flat = [aten.view.default(y, [-1]) if isinstance(y, torch.Tensor) else y for y in rest]
+        result = op(aten.view.default(x, [1]), dim, *flat, **options)
+        return aten.view.default(result, rest[0].shape if op is aten.gather.default else [])
 
     return apart
 
 
 def _of_complex(op):
-    """Truth of complex numbers, which have no maximum."""
+    """Compare complex numbers with zero first: they have no maximum, by which pieces of a truth are reduced."""
 
     def apart(x, *dims):
         return op(aten.ne.Scalar(x, 0), *dims) if x.is_complex() else NotImplemented
@@ -273,7 +275,7 @@ def _of_complex(op):
 
 
 def _empty(size, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
-    """What is in an empty tensor is not known, and may differ from rank to rank: zeros are as good."""
+    """Make zeros: the contents of an empty tensor are undefined and may differ from rank to rank."""
     return aten.full.default(size, 0, dtype=dtype or torch.get_default_dtype(), device=device)
 
 
@@ -283,7 +285,7 @@ def _empty_like(x, *, dtype=None, layout=None, device=None, pin_memory=None, mem
 
 
 def split(x, size, dim=0):
-    """``split(x, 2) → split_with_sizes(x, [2, 2, 1])``: which has as many results for a piece without elements."""
+    """``split(x, 2) → split_with_sizes(x, [2, 2, 1])``, which has the same number of results for an empty piece."""
     whole = x.shape[dim]
     return aten.split_with_sizes.default(x, [min(size, whole - start) for start in range(0, max(whole, 1), max(size, 1))], dim)
 
@@ -334,7 +336,7 @@ for op in (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default):
     DECOMPOSITIONS[op] = _nll_loss_forward(op)
 for op in (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default):
     DECOMPOSITIONS[op] = _nll_loss_backward(op)
-for forward, backward, position in (  # of the argument that says how to reduce
+for forward, backward, position in (  # the position of the argument ``reduction``
     (aten.smooth_l1_loss, aten.smooth_l1_loss_backward, 2),
     (aten.huber_loss, aten.huber_loss_backward, 2),
     (aten.soft_margin_loss, aten.soft_margin_loss_backward, 2),
@@ -345,13 +347,13 @@ for forward, backward, position in (  # of the argument that says how to reduce
 logits_loss = aten.binary_cross_entropy_with_logits.default
 DECOMPOSITIONS[logits_loss] = _per_element(logits_loss, 4)
 
-# ops that return their operand, or stand for a view: dropped or renamed at capture
+# ops that return their operand, or equal a view: dropped or renamed at capture
 IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default})
 SYNONYMS = {aten._unsafe_view.default: aten.view.default}
 TRANSPOSE = aten.t.default  # twice, it is the value itself
 COPY, ZEROS, FULL = aten.copy.default, aten.zeros_like.default, aten.full.default
 INDEX, SQUEEZE, ARANGE, ARANGE_FROM = aten.index.Tensor, aten.squeeze.dims, aten.arange.default, aten.arange.start
-UNREAD = {aten.nll_loss_backward.default: 6, aten.nll_loss2d_backward.default: 6}  # op → the number that only its mean, taken apart here, reads
+UNREAD = {aten.nll_loss_backward.default: 6, aten.nll_loss2d_backward.default: 6}  # op → the position of the number that only the mean reads, which is decomposed here
 VIEWS = frozenset({
     aten.view.default, aten.t.default, aten.transpose.int, aten.permute.default, aten.unsqueeze.default, aten.expand.default,
     aten.squeeze.dims, aten.slice.Tensor, aten.select.int,

@@ -1,8 +1,8 @@
-"""Ops without a sharding rule that torch itself can take apart, where all of their parts have one.
+"""Decompose ops without a sharding rule by torch's own decompositions, if all of the resulting ops have rules.
 
-torch has decompositions for hundreds of ops. One is used only where it helps: it is run once for each op and each kind of
-arguments on fake tensors, outside of the trace, and what comes out is followed through torch's decompositions and ours.
-Where a part is left without a rule, the op stays as it is. Ops that draw random numbers are never taken apart.
+torch has decompositions for hundreds of ops. One is used only if it helps: it is run once for each op and each kind of
+arguments on fake tensors, outside of the trace, and the ops that it calls are decomposed in turn by torch and by autopar.
+If an op without a rule is left, the original op stays as it is. Ops that draw random numbers are never decomposed.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from autopar.torch_private import (
 
 Decomposition = Callable[..., Any]
 
-MOST = 40  # ops that one may come apart into; more cost more than what is gained
+MOST = 40  # ops that one op may become; more cost more than they save
 aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def _where(condition, a, b):
-    """Of numbers too, which have the dtype of the tensor beside them."""
+    """``where`` of numbers too, which take the dtype of the tensor beside them."""
     like = next((x for x in (a, b) if isinstance(x, torch.Tensor)), None)
     dtype = torch.result_type(a, b) if like is None else like.dtype
     full = (x if isinstance(x, torch.Tensor) else aten.full.default((), x, dtype=dtype, device=condition.device) for x in (a, b))
     return aten.where.self(condition, *full)
 
 
-# torch's references end in prims, which are ops of aten with fewer liberties: operands of one dtype, all dims named
+# torch's references end in prims, which are stricter ops of aten: operands of one dtype, all dims named
 UNARY = (
     "abs acos acosh asin asinh atan atanh bitwise_not ceil cos cosh digamma erf erfc exp exp2 expm1 floor lgamma log log10 log1p "
     "log2 neg reciprocal round rsqrt sign signbit sin sinh sqrt tan tanh trunc"
@@ -57,7 +57,7 @@ PRIMS: dict[Any, Decomposition] = {
     prims.atan2.default: aten.atan2.default,
     prims.pow.default: aten.pow.Tensor_Tensor,
     prims.where.default: _where,
-    prims.div.default: lambda x, y: aten.div.Tensor(x, y) if x.is_floating_point() else NotImplemented,  # of integers it rounds
+    prims.div.default: lambda x, y: aten.div.Tensor(x, y) if x.is_floating_point() else NotImplemented,  # the prim rounds integers
     prims.convert_element_type.default: lambda x, dtype: aten.to.dtype(x, dtype),
     prims.sum.default: lambda x, dims, *, output_dtype=None: aten.sum.dim_IntList(x, dims, dtype=output_dtype),
     prims.amax.default: lambda x, dims, **_: aten.amax.default(x, dims),
@@ -66,20 +66,20 @@ PRIMS: dict[Any, Decomposition] = {
 
 
 def decomposition_table() -> Mapping[Any, Decomposition]:
-    """What capture takes apart: ours first, then torch's, of ops without a rule."""
+    """Return the decompositions for a capture: autopar's first, then torch's for ops without a rule."""
     theirs = {op: _Checked(op, how) for op, how in torch_decompositions().items() if _may_go(op)}
     ours = {op: _Either(how, theirs[op]) if op in theirs else how for op, how in DECOMPOSITIONS.items()}
     return {**theirs, **PRIMS, **ours}
 
 
 def _may_go(op: Any) -> bool:
-    """Not views, which may be written through later; so constants stay known as such, too, which are views of themselves."""
+    """Whether torch may decompose an op. Views stay, because a later op may write through them, and so do constants, which are views of themselves."""
     kept = op in RULES or op in IDENTITIES or op in SYNONYMS
     return isinstance(op, OpOverload) and not (kept or mutates(op) or is_seeded(op) or returns_alias(op))
 
 
 class _Checked:
-    """A decomposition of torch's, used where all that comes out of it is covered."""
+    """A decomposition of torch, used if all resulting ops have rules."""
 
     def __init__(self, op: OpOverload, how: Decomposition) -> None:
         self.op, self.how = op, how
@@ -91,7 +91,7 @@ class _Checked:
 
 
 class _Either:
-    """Ours; where it does not take the call, torch's."""
+    """autopar's decomposition; torch's if autopar's does not take the call."""
 
     def __init__(self, ours: Decomposition, theirs: Decomposition) -> None:
         self.ours, self.theirs = ours, theirs
@@ -105,16 +105,16 @@ _UNCOVERED: dict[Any, frozenset[Any]] = {}
 
 
 def uncovered(op: OpOverload, how: Decomposition, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> frozenset[Any]:
-    """The ops without a rule that a decomposition of one call ends in; the op itself where it cannot be followed."""
+    """Return the ops without a rule that the decomposition of one call ends in; the op itself if the decomposition fails."""
     key = (op, _kind(args), _kind(tuple(kwargs.items())))
-    found = _UNCOVERED.get(key)
-    if found is None or (found and found & RULES.keys()):  # a rule that was registered since may be what lacked
-        found = _UNCOVERED[key] = _parts(op, how, args, kwargs)
-    return found
+    without = _UNCOVERED.get(key)
+    if without is None or (without and without & RULES.keys()):  # the missing rule may have been registered since
+        without = _UNCOVERED[key] = _parts(op, how, args, kwargs)
+    return without
 
 
 def _kind(value: Any) -> Any:
-    """What of an argument may change the way an op is taken apart."""
+    """Return the properties of an argument that may change how an op is decomposed."""
     if isinstance(value, torch.Tensor):
         return ("tensor", tuple(value.shape), value.stride(), value.dtype, value.device)
     if isinstance(value, (tuple, list)):
@@ -128,23 +128,23 @@ def _parts(op: OpOverload, how: Decomposition, args: tuple[Any, ...], kwargs: Ma
 
     parts = _Parts()
     with without_modes(), torch.no_grad(), FakeTensorMode():
-        given, named = pytree.tree_map_only(torch.Tensor, fake, (args, dict(kwargs)))
+        fake_args, fake_kwargs = pytree.tree_map_only(torch.Tensor, fake, (args, dict(kwargs)))
         try:
             with parts:
-                result = how(*given, **named)
+                result = how(*fake_args, **fake_kwargs)
         except (*DATA_DEPENDENT, RuntimeError, NotImplementedError, TypeError, ValueError):
-            return frozenset({op})  # the op says so itself, when it is traced as it is
+            return frozenset({op})  # the op raises it again when it is traced as it is
     return frozenset({op}) if result is NotImplemented or parts.count > MOST else frozenset(parts.without)
 
 
 class _Parts(TorchDispatchMode):
-    """Follows what is called, and notes what stays without a rule."""
+    """Decomposes the ops that are called, and notes those that stay without a rule."""
 
     def __init__(self) -> None:
         super().__init__()
         self.without: set[Any] = set()
         self.count = 0
-        self._open: list[Any] = []  # what is being taken apart: a reference that calls its own op leads nowhere
+        self._open: list[Any] = []  # ops being decomposed: a reference that calls its own op would never end
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -173,7 +173,7 @@ class _Parts(TorchDispatchMode):
         theirs = None if mutates(op) else torch_decompositions().get(op)
         if theirs is not None and (result := theirs(*args, **kwargs)) is not NotImplemented:
             return result
-        return op.decompose(*args, **kwargs)  # made of others, which comes whole under inference_mode
+        return op.decompose(*args, **kwargs)  # a composite op, which arrives undecomposed under inference_mode
 
 
 def _has_rule(op: Any) -> bool:
@@ -181,7 +181,7 @@ def _has_rule(op: Any) -> bool:
 
 
 def _functional(op: OpOverload) -> Any:
-    """``add.Tensor`` of ``add_.Tensor``: capture puts it in its place."""
+    """Return the functional variant, ``add.Tensor`` for ``add_.Tensor``: capture replaces the op by it."""
     if not mutates(op):
         return op
     packet, overload = functional_name(op)

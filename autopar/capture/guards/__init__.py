@@ -1,4 +1,4 @@
-"""Guards: the Python values that forward read when it was captured, and whether they are still what they were."""
+"""Guard a capture: record the Python values that forward read, and check that they are still the same."""
 
 from autopar.capture.guards.attributes import AttributesOfModule
 from autopar.capture.guards.look import Guards

@@ -1,4 +1,4 @@
-"""Attributes of a model on a mesh are the model's own: ``parallel.beta = 2.0`` is what forward reads next."""
+"""Forward attributes of a parallelized model to the model: forward reads what ``parallel.beta = 2.0`` sets."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from autopar.capture.guards.values import FUNCTIONS
 
 
 class AttributesOfModule(torch.nn.Module):
-    """A module that has the attributes of the module ``self.module``, beside its own.
+    """A module that also has the attributes of the module ``self.module``.
 
     Attributes:
-        OWN: names that are its own, whatever the model has; those that it has already are, too.
+        OWN: names that always belong to this module, whatever ``self.module`` has. Attributes that are already set here belong to it too.
     """
 
     OWN: frozenset[str] = frozenset()
@@ -25,7 +25,7 @@ class AttributesOfModule(torch.nn.Module):
         except AttributeError:
             module = self.__dict__.get("module")
             if module is None or isinstance(inspect.getattr_static(module, name, FUNCTIONS[0]), (*FUNCTIONS, type, classmethod, staticmethod)):
-                raise  # methods of the model would run it as it is
+                raise  # a method would run the original model
             return getattr(module, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -41,7 +41,7 @@ class AttributesOfModule(torch.nn.Module):
             super().__delattr__(name)
 
     def _is_of_module(self, name: str) -> bool:
-        own = self.__dict__
-        if "module" not in own or name in own or name in self.OWN or hasattr(type(self), name):
+        attributes = self.__dict__
+        if "module" not in attributes or name in attributes or name in self.OWN or hasattr(type(self), name):
             return False
-        return not name.startswith("_") or name in vars(own["module"])
+        return not name.startswith("_") or name in vars(attributes["module"])

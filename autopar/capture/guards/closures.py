@@ -1,4 +1,4 @@
-"""Find the function of a frame or of code, for what it closes over and its defaults."""
+"""Find the function object of a frame or of a code object, to read its closure and its defaults."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 
 def function_of(frame: types.FrameType) -> types.FunctionType | None:
-    """The function that runs, by its name: of its Python module, or a method of its first argument."""
+    """Return the function that runs in a frame. It is looked up by name, in its Python module or as a method of its first argument."""
     code = frame.f_code
-    if any(name != "__class__" for name in code.co_freevars):  # there may be several
+    if any(name != "__class__" for name in code.co_freevars):  # several functions may share this code
         return None
     path = getattr(code, "co_qualname", code.co_name).split(".")  # a path from Python 3.11 on
-    found: Any = frame.f_globals.get(path[0])
+    value: Any = frame.f_globals.get(path[0])
     for name in path[1:]:
-        found = vars(found).get(name) if isinstance(found, type) else None
-    if (function := _function(found, code)) is not None or not code.co_argcount:
+        value = vars(value).get(name) if isinstance(value, type) else None
+    if (function := _function(value, code)) is not None or not code.co_argcount:
         return function
     first = frame.f_locals.get(code.co_varnames[0])
     for base in (first if isinstance(first, type) else type(first)).__mro__:
@@ -35,5 +35,5 @@ def _function(value: Any, code: types.CodeType) -> types.FunctionType | None:
 
 
 def functions_of(codes: Collection[types.CodeType]) -> list[types.FunctionType]:
-    """All functions that there are of code. This takes tens of milliseconds."""
+    """Return all functions that exist of these code objects. This takes tens of milliseconds."""
     return [function for function in gc.get_referrers(*codes) if isinstance(function, types.FunctionType)]

@@ -1,4 +1,4 @@
-"""Find the globals, closures and defaults that functions of the user's read, of those that run and of those that these may call."""
+"""Find the globals, closures and defaults that the user's functions read: functions that run, and functions that these may call."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from autopar.capture.guards.values import (
     is_users_object,
 )
 
-SPECIAL = ("__call__", "__getitem__", "__len__", "__iter__", "__contains__", "__bool__", "__getattr__")  # methods that are called without being read
+SPECIAL = ("__call__", "__getitem__", "__len__", "__iter__", "__contains__", "__bool__", "__getattr__")  # methods that Python calls without an attribute lookup
 OF_FUNCTIONS = ("forward", "backward", "setup_context", "jvp", "vmap")  # called by ``apply`` of an autograd.Function
 WRAPPED = (types.MethodType, functools.partial, staticmethod, classmethod, property)
 
 
 class Functions:
-    """Looks into functions, each once.
+    """Examines functions, each once.
 
     Attributes:
-        watched: whether functions are shown as they begin; then those of libraries are only looked into where they run.
-        code: of the user's functions that were looked into.
-        places: of globals, of attributes of modules and classes, of numbers in closures, of defaults.
-        first: what was in each of these places, frozen, before forward read it.
+        watched: whether ``begins`` is called for each function that runs; then a function is only examined when it runs.
+        code: the code objects of the user's functions that were examined.
+        places: the globals, attributes of modules and classes, closure variables and defaults that they may read.
+        first: the frozen value of each of these places before forward read it.
 
     Args:
-        follow: is given what a function may read, with what it is called, before it reads what is inside.
-        others: tells what others look at, inside of containers.
-        skipped: places that are not looked at.
+        follow: called with each value that a function may read and with its name, before the function reads the value's attributes.
+        others: whether a value inside of a container is compared elsewhere, as the model's parameters are.
+        skipped: identities of places that are left out.
     """
 
     def __init__(self, follow: Callable[[Any, str], None], others: Callable[[Any], bool], skipped: Collection[tuple[int, str]] = ()) -> None:
@@ -51,13 +51,13 @@ class Functions:
         self._seen: dict[int, Any] = {}
         self.code: dict[int, types.CodeType] = {}
         self.watched = False
-        self._waiting: dict[int, list[tuple[types.FunctionType, type | None]]] = {}  # by their code, until it runs
-        self._unfound: dict[int, tuple[types.CodeType, bool]] = {}  # code that ran, of which no function was found; whether it closes over values
+        self._waiting: dict[int, list[tuple[types.FunctionType, type | None]]] = {}  # functions by their code, until it runs
+        self._unfound: dict[int, tuple[types.CodeType, bool]] = {}  # code that ran and whose function was not found; whether it closes over values
         self._open: list[tuple[Any, type | None, str]] | None = None
 
     def look_into(self, function: Any, cls: type | None = None, words: str = "") -> None:
-        """``cls``: of which it is a method; ``words``: what it is called."""
-        if self._open is not None:  # while another one is looked into
+        """Examine a function; ``cls``: the class of which it is a method; ``words``: its name in messages."""
+        if self._open is not None:  # another function is being examined
             self._open.append((function, cls, words))
             return
         self._open = [(function, cls, words)]
@@ -68,7 +68,7 @@ class Functions:
             self._open = None
 
     def look_into_class(self, cls: type) -> None:
-        """The methods of a class that are called without being read."""
+        """Examine the methods of a class that Python calls without an attribute lookup."""
         if id(cls) not in self._seen:
             self._seen[id(cls)] = cls
             autograd = issubclass(cls, Function)
@@ -78,16 +78,16 @@ class Functions:
                         self.look_into(vars(base)[name], cls)
 
     def begins(self, frame: types.FrameType) -> None:
-        """A function runs: look into it."""
+        """Examine the function that begins to run in this frame."""
         code = frame.f_code
         if not is_users_file(code.co_filename) or str(frame.f_globals.get("__name__")).partition(".")[0] in FOREIGN:
-            return  # what dataclasses of other libraries are made of has no file
+            return  # the generated methods of other libraries' dataclasses have no file
         self.code[id(code)] = code
         waiting = self._waiting.pop(id(code), [])
         for function, cls in waiting:
             self.look_into(function, cls)
-        if (found := function_of(frame)) is not None:
-            self.look_into(found)
+        if (running := function_of(frame)) is not None:
+            self.look_into(running)
             return
         self._globals(code, frame.f_globals)
         closed = any(_is_kept(frame.f_locals[name]) for name in code.co_freevars if name in frame.f_locals)
@@ -95,7 +95,7 @@ class Functions:
             self._unfound[id(code)] = code, closed
 
     def end(self) -> None:
-        """Look into the functions that ran, and were found nowhere; and let go of all functions, for some may hold what forward has made."""
+        """Search for the functions that ran and were not found, examine them, and drop all references: some functions may hold results of forward."""
         seen = {id(function.__code__) for function in self._seen.values() if isinstance(function, types.FunctionType)}
         codes = [code for code, closed in self._unfound.values() if closed or id(code) not in seen]
         for function in functions_of(codes) if codes else ():
@@ -132,7 +132,7 @@ class Functions:
                 continue
             if users:
                 self._note(GuardedPlace(cell, name, f"{name} of the closure {function.__qualname__}"), value)
-            elif isinstance(value, FUNCTIONS):  # one that is decorated
+            elif isinstance(value, FUNCTIONS):  # a decorated function
                 self.look_into(value, cls)
         if users:
             self.code[id(code)] = code
@@ -154,30 +154,30 @@ class Functions:
         if function.__kwdefaults__:
             self._note(GuardedPlace(function, "__kwdefaults__", words, computed=True), function.__kwdefaults__)
 
-    def _globals(self, code: types.CodeType, held: dict[str, Any]) -> None:
+    def _globals(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
         self.namespaces.add_names(code)
         names = set(names_of(code))
-        for name in sorted(names & held.keys()):
-            value = held[name]
-            self._note(GuardedPlace(held, name, f"the global {name} of {held.get('__name__', 'the program')}"), value)
+        for name in sorted(names & namespace.keys()):
+            value = namespace[name]
+            self._note(GuardedPlace(namespace, name, f"the global {name} of {namespace.get('__name__', 'the program')}"), value)
             if (isinstance(value, type) or (isinstance(value, types.ModuleType) and is_users_file(getattr(value, "__file__", None) or ""))) and not is_own(value):
                 self._attributes(value, names)
 
     def _attributes(self, owner: Any, names: set[str]) -> None:
-        """Numbers of a library's module or class that a function can read by these names."""
+        """Note the numbers of a library's module or class that a function can read by these names."""
         for base in owner.__mro__ if isinstance(owner, type) else (owner,):
             root = base.__module__ if isinstance(base, type) else base.__name__
-            held = self.namespaces.attributes_of(base)
-            for name in sorted(names & held.keys()) if root.partition(".")[0] not in ("torch", "typing", "abc", "enum") else ():
-                value = held[name]
+            attributes = self.namespaces.attributes_of(base)
+            for name in sorted(names & attributes.keys()) if root.partition(".")[0] not in ("torch", "typing", "abc", "enum") else ():
+                value = attributes[name]
                 if not name.startswith("__") and (is_scalar(value) or is_container(value) or (not isinstance(base, type) and is_users_object(value))):
-                    self._note(GuardedPlace(held, name, f"{owner.__name__}.{name}"), value)
+                    self._note(GuardedPlace(attributes, name, f"{owner.__name__}.{name}"), value)
 
     def _methods(self, names: Iterator[str], cls: type | None) -> None:
-        """The methods of its own class that a method may call."""
-        wanted = set(names)
+        """Examine the methods of its class that a method may call."""
+        called = set(names)
         for base in cls.__mro__ if cls is not None else ():
-            for name in sorted(wanted & vars(base).keys()):
+            for name in sorted(called & vars(base).keys()):
                 if isinstance(vars(base)[name], (*FUNCTIONS, *WRAPPED)):
                     self.look_into(vars(base)[name], cls)
 
@@ -195,5 +195,5 @@ class Functions:
 
 
 def _is_kept(value: Any) -> bool:
-    """Whether a place is looked at for the value in it; ``None`` is one, too."""
+    """Whether a place with this value is guarded; it is for ``None`` too."""
     return is_scalar(value) or is_container(value) or is_users_object(value) or is_small_array(value)

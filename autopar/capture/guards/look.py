@@ -1,7 +1,7 @@
-"""Look whether all that a capture has read is as it was: a few calls into C for a whole model.
+"""Check whether all values that a capture read are unchanged, with a few calls into C for a whole model.
 
-What is the very same object, as nearly everything is, is found out by identity, dict by dict; only where something is another
-object is it compared by value.
+Nearly every value is still the same object, and that is checked by identity, dict by dict. Only a value that is another object is
+compared by value.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Guards:
     """The guards of one capture.
 
     Attributes:
-        found: those of places. Beside them it knows the modules, and their hooks.
-        numbers: places whose floats are inputs: any number will do.
+        found: the guards of places. The modules and their hooks are checked as well.
+        numbers: places whose floats are inputs of the program, so any number is accepted.
 
     Args:
-        named: the model's modules, as often as they have a name.
+        named: the model's modules, each with all of its names.
     """
 
     def __init__(self, named: Sequence[tuple[str, torch.nn.Module]], found: Sequence[Guard], numbers: Sequence[GuardedPlace] = ()) -> None:
@@ -41,13 +41,13 @@ class Guards:
         self._arrange_places()
         paths = {module: path for path, module in reversed(named)}
         hooks = [(f"{path}.{name}".lstrip("."), vars(module), name) for module, path in reversed(paths.items()) for name in HOOKS]
-        hooks += [("hooks of all modules", {"": some}, "") for some in GLOBAL_HOOKS]
-        self._hooks = [(words, own, name, list(own[name].values())) for words, own, name in hooks]
-        self._without = [own[name] for _, own, name, before in self._hooks if not before]
-        self._with = [one for one in self._hooks if one[3]]
+        hooks += [("hooks of all modules", {"": global_hooks}, "") for global_hooks in GLOBAL_HOOKS]
+        self._hooks = [(words, holder, name, list(holder[name].values())) for words, holder, name in hooks]
+        self._without = [holder[name] for _, holder, name, before in self._hooks if not before]
+        self._with = [hook for hook in self._hooks if hook[3]]
 
     def _arrange_places(self) -> None:
-        """By the dict they are in: what each has is read in one call."""
+        """Group the guards by the dict that holds their values, so that one call reads all values of a dict."""
         by_dict: dict[int, list[Guard]] = {}
         self._absent: list[Guard] = []
         self._by_value: list[Guard] = []
@@ -64,7 +64,7 @@ class Guards:
                 self._absent.append(guard)
             else:
                 by_dict.setdefault(id(guard.place.holder), []).append(guard)
-        groups = [guards if len(guards) > 1 else guards * 2 for guards in by_dict.values()]  # of one name itemgetter gives no tuple
+        groups = [guards if len(guards) > 1 else guards * 2 for guards in by_dict.values()]  # itemgetter of a single name returns no tuple
         self._reads: list[tuple[Callable[[Any], tuple[Any, ...]], Any]] = [
             (operator.itemgetter(*(guard.place.key for guard in guards)), guards[0].place.holder) for guards in groups
         ]
@@ -75,11 +75,11 @@ class Guards:
         self._absent_from = [guard.place.holder for guard in self._absent], [guard.place.key for guard in self._absent]
 
     def without(self, numbers: Sequence[GuardedPlace]) -> Guards:
-        """The same where these numbers are inputs."""
+        """Return these guards for a program in which these numbers are inputs."""
         return Guards(self._named, self.found, numbers)
 
     def hold(self, modules: Sequence[torch.nn.Module]) -> bool:
-        """Whether all is as it was. ``modules``: those of the model now."""
+        """Whether nothing has changed. ``modules``: the model's modules now."""
         return self._modules_hold(modules) and self._hooks_hold() and all(is_number(place.now()) for place in self.numbers) and self._places_hold()
 
     def _modules_hold(self, modules: Sequence[torch.nn.Module]) -> bool:
@@ -87,16 +87,16 @@ class Guards:
         return same and all(map(operator.is_, map(type, modules), self._classes))
 
     def _hooks_hold(self) -> bool:
-        return not any(self._without) and all(_same(own[name], before) for _, own, name, before in self._with)
+        return not any(self._without) and all(_same(holder[name], before) for _, holder, name, before in self._with)
 
     def _places_hold(self) -> bool:
         now: list[Any] = []
         try:
             for read, holder in self._reads:
                 now += read(holder)
-            for one, holders in self._each:
-                now += map(one, holders)
-        except (KeyError, ValueError):  # an attribute was deleted, or a closure's variable
+            for read, holders in self._each:
+                now += map(read, holders)
+        except (KeyError, ValueError):  # an attribute or a closure's variable was deleted
             return False
         if not all(map(operator.is_, now, self._expected)):
             if not all(guard.holds() for guard, value in zip(self._grouped, now, strict=True) if value is not guard.value):
@@ -105,17 +105,17 @@ class Guards:
         return not any(map(operator.contains, *self._absent_from)) and all(guard.holds() for guard in self._by_value)
 
     def changes(self, modules: Sequence[torch.nn.Module]) -> list[GuardedChange]:
-        """What is not as it was, in words."""
+        """Return what has changed, in words."""
         changes = [GuardedChange.of(guard) for guard in self.found if not guard.holds()]
         changes += [GuardedChange(place, place.words, "a number", shown(place.now())) for place in self.numbers if not is_number(place.now())]
         if not self._modules_hold(modules):
             now, before = [type(module).__name__ for module in modules], [cls.__name__ for cls in self._classes]
             pairs = zip(modules, map(type, modules), self._modules, self._classes, strict=False)
             at = next((k for k, (a, kind, b, cls) in enumerate(pairs) if a is not b or kind is not cls), min(len(now), len(before)))
-            changes.append(GuardedChange(None, f"module {at} of the model", *("missing" if at >= len(some) else f"a {some[at]}" for some in (before, now))))
-        for words, own, name, before in self._hooks:
-            if not _same(own[name], before):
-                changes.append(GuardedChange(None, words, _shown(before), _shown(own[name].values())))
+            changes.append(GuardedChange(None, f"module {at} of the model", *("missing" if at >= len(classes) else f"a {classes[at]}" for classes in (before, now))))
+        for words, holder, name, before in self._hooks:
+            if not _same(holder[name], before):
+                changes.append(GuardedChange(None, words, _shown(before), _shown(holder[name].values())))
         return changes
 
 

@@ -1,7 +1,7 @@
-"""Note what functions read of classes, Python modules and functions, whose attributes cannot be recorded as they are read.
+"""Note which attributes of classes, Python modules and functions forward may read; Python cannot record these reads.
 
-Each name that a function of the user's has is looked for in each of these that its model, its globals or its closures lead to:
-``self.cfg.beta`` reads ``Cfg.beta`` where ``self.cfg`` is the class ``Cfg``, and so may ``getattr(self.cfg, "beta")``.
+Each name in the code of the user's functions is looked up in each namespace that the model, its globals or its closures lead to.
+``self.cfg.beta`` reads ``Cfg.beta`` if ``self.cfg`` is the class ``Cfg``, and ``getattr(self.cfg, "beta")`` may too.
 """
 
 from __future__ import annotations
@@ -20,50 +20,51 @@ LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 class Namespaces:
-    """Classes, modules and functions of the user's own, and names.
+    """The user's classes, modules and functions, and the names that the user's code contains.
 
     Args:
-        note: is given each place and its value that one of them has under one of the names.
+        note: called with the place and the value, for each of the names that one of these namespaces has.
     """
 
     def __init__(self, note: Callable[[GuardedPlace, Any], None]) -> None:
         self._note = note
         self._names: set[str] = set()
-        self._known: dict[int, tuple[Any, Mapping[str, Any], str]] = {}  # owners, what they hold, what they are called
+        self._known: dict[int, tuple[Any, Mapping[str, Any], str]] = {}  # id → (owner, its attributes, its name)
         self._proxies: dict[int, tuple[type, Mapping[str, Any]]] = {}
 
     def attributes_of(self, owner: Any) -> Mapping[str, Any]:
-        """``vars(owner)``, the same object each time."""
+        """Return ``vars(owner)``, always the same object."""
         if not isinstance(owner, type):
             return vars(owner)
         return self._proxies.setdefault(id(owner), (owner, vars(owner)))[1]
 
     def add(self, owner: Any) -> None:
-        """A class, with its bases, a module or a function."""
-        for one in owner.__mro__ if isinstance(owner, type) else (owner,):
-            if id(one) in self._known:
+        """Add a class with its bases, a module, or a function."""
+        for space in owner.__mro__ if isinstance(owner, type) else (owner,):
+            if id(space) in self._known:
                 continue
-            own = is_own(one)
-            self._known[id(one)] = one, self.attributes_of(one) if own else {}, one.__qualname__ if not isinstance(one, types.ModuleType) else one.__name__
-            if own:
-                self._look_for(self._names, one)
+            of_user = is_own(space)
+            name = space.__name__ if isinstance(space, types.ModuleType) else space.__qualname__
+            self._known[id(space)] = space, self.attributes_of(space) if of_user else {}, name
+            if of_user:
+                self._look_for(self._names, space)
 
     def add_names(self, code: types.CodeType) -> None:
-        """The names that a function has."""
+        """Add the names that a function's code contains."""
         new = set(names_of(code, strings=True)) - self._names
         self._names |= new
         for owner, _, _ in list(self._known.values()):
             self._look_for(new, owner)
 
     def _look_for(self, names: set[str], owner: Any) -> None:
-        _, held, words = self._known[id(owner)]
-        for name in sorted(names & held.keys()):
+        _, attributes, words = self._known[id(owner)]
+        for name in sorted(names & attributes.keys()):
             if not name.startswith("__"):
-                self._note(GuardedPlace(held, name, f"{words}.{name}"), held[name])
+                self._note(GuardedPlace(attributes, name, f"{words}.{name}"), attributes[name])
 
 
 def names_of(code: types.CodeType, strings: bool = False) -> Iterable[str]:
-    """The names of globals and of attributes that a function has, with those inside of it; ``strings``: that can be names, too."""
+    """Yield the names of globals and attributes in code and in the functions inside of it; with ``strings``, also constants that can be names."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -73,12 +74,12 @@ def names_of(code: types.CodeType, strings: bool = False) -> Iterable[str]:
 
 
 def is_users_file(filename: str) -> bool:
-    """Whether code is the user's, that of a notebook or of a string included."""
+    """Whether code is the user's; code of a notebook or of a string is."""
     return bool(filename) and (is_users(filename) or (filename.startswith("<") and not filename.startswith(("<frozen", "<eval_with_key"))))
 
 
 def is_own(owner: Any) -> bool:
-    """Whether a class, a module or a function is of the user's program, and of no library that is installed."""
+    """Whether a class, a module or a function belongs to the user's program, and not to an installed library."""
     if isinstance(owner, types.FunctionType):
         return _is_own_file(owner.__code__.co_filename)
     name = str(owner.__module__ if isinstance(owner, type) else owner.__name__)

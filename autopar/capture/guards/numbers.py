@@ -1,12 +1,12 @@
-"""Numbers as inputs: a float that changes again and again enters the program as an operand, where it only takes part in arithmetic.
+"""Make inputs of numbers: a float that changes again and again becomes an operand of the program, if it is only used in arithmetic.
 
     mul : f32[4 8] = mul.Tensor(x, 0.5)        →        beta : f32[] = input('.beta')
                                                         mul : f32[4 8] = mul.Tensor(x, beta)
 
-The step is captured twice. Once with the float itself; once with a ``Tracked`` one beside it, which has nearly the same value, notes
-what Python computes of it, and is found again by its digits where an op takes it. Where the two programs are one but for such operands,
-of ops in ``OPERANDS``, these become inputs; each call computes them in Python, as eager does. Whatever else is done with the float, a
-comparison, ``int(beta)``, a dropout's ``p``, shows as a difference or is noted, and then the float stays a constant.
+The step is captured twice: once with the float itself, and once with a ``Tracked`` float of nearly the same value. The tracked float
+notes what Python computes from it, and its digits identify it where an op takes it. If the two programs differ only in such operands,
+of ops in ``OPERANDS``, these operands become inputs, and each call computes them in Python, as eager does. Any other use of the float (a
+comparison, ``int(beta)``, a dropout's ``p``) is noted or makes the programs differ, and then the float stays a constant.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from autopar.ir.text.tokens import can_name
 
 aten = torch.ops.aten
 
-# op that takes a number → the positions where it does, and the op that takes a tensor there
+# op that takes a number → the position of the number, and the op that takes a tensor there
 OPERANDS: dict[Any, tuple[int, Any]] = {
     aten.mul.Tensor: (1, aten.mul.Tensor), aten.mul.Scalar: (1, aten.mul.Tensor), aten.div.Tensor: (1, aten.div.Tensor), aten.div.Scalar: (1, aten.div.Tensor),
     aten.add.Tensor: (1, aten.add.Tensor), aten.add.Scalar: (1, aten.add.Tensor), aten.sub.Tensor: (1, aten.sub.Tensor), aten.sub.Scalar: (1, aten.sub.Tensor),
@@ -42,7 +42,7 @@ COMPARISONS = {aten.gt.Scalar, aten.ge.Scalar, aten.lt.Scalar, aten.le.Scalar}
 COMPUTED_IN = {torch.float64: torch.float64, torch.float32: torch.float32, torch.bfloat16: torch.float32, torch.float16: torch.float32}  # as torch's kernels take a number
 
 
-Expression = float | GuardedPlace | tuple[Any, ...]  # a number; where one is; or a function and the expressions that it takes
+Expression = float | GuardedPlace | tuple[Any, ...]  # a number; a place that holds one; or a function and the expressions of its arguments
 
 
 def _computed(expression: Expression) -> float:
@@ -56,8 +56,9 @@ class Number:
     """An input that a call computes.
 
     Attributes:
-        name: of the input; begins with a dot.
-        value: computes it.
+        name: the name of the input; begins with a dot.
+        dtype: the dtype of the input.
+        value: computes the number.
     """
 
     name: str
@@ -69,7 +70,7 @@ class Number:
 
 
 class Tracked(float):
-    """A float that notes what is computed of it."""
+    """A float that notes what Python computes from it."""
 
     book: Book
     expression: Expression
@@ -81,7 +82,7 @@ class Tracked(float):
             known = book.known[digits] = Tracked(digits)
             known.book, known.expression = book, expression
         elif known.expression != expression:
-            book.used_otherwise = True  # two computations that cannot be told apart
+            book.used_otherwise = True  # two computations have the same digits
         return known
 
     def compute(self) -> float:
@@ -89,7 +90,7 @@ class Tracked(float):
 
     @property
     def name(self) -> str:
-        """What the attribute is called that it is made of."""
+        """Return the name of the attribute that this number is computed from."""
         expression = self.expression
         while isinstance(expression, tuple):
             expression = next(part for part in expression[1:] if isinstance(part, (tuple, GuardedPlace)))
@@ -105,11 +106,11 @@ class Tracked(float):
 
 
 class Book:
-    """What was computed of the tracked floats of one trace.
+    """What Python computed from the tracked floats of one trace.
 
     Attributes:
-        known: their digits → the tracked float.
-        used_otherwise: whether something was done with one that is not followed.
+        known: digits → the tracked float.
+        used_otherwise: whether a tracked float had a use that cannot be followed.
     """
 
     def __init__(self) -> None:
@@ -156,13 +157,13 @@ for _name in ("hex", "is_integer", "as_integer_ratio", "conjugate"):
 
 
 def can_be_input(place: GuardedPlace | None) -> bool:
-    """Whether what a place holds is a float that can be replaced for a trace."""
+    """Whether a place holds a float that can be replaced for a trace."""
     return place is not None and type(place.holder) is dict and not place.computed and is_number(place.now())
 
 
 @contextlib.contextmanager
 def tracked(places: Sequence[GuardedPlace]) -> Iterator[Book]:
-    """While this is active, places hold tracked floats."""
+    """Put tracked floats into these places while the ``with`` block runs."""
     book = Book()
     before = [(place, place.now()) for place in places]
     for k, (place, value) in enumerate(before):
@@ -186,8 +187,8 @@ class Taken:
 
 
 def taken_by(constant: Program, other: Program, book: Book) -> list[Taken] | None:
-    """Where a program takes what in ``other`` is tracked; ``None`` where the two differ in anything else. Linear in them."""
-    found: list[Taken] = []
+    """Return where a program uses the numbers that are tracked in ``other``; ``None`` if the programs differ in anything else. Linear in their sizes."""
+    uses: list[Taken] = []
     if book.used_otherwise or len(list(constant.nodes)) != len(list(other.nodes)):
         return None
     for a, b in zip(constant.nodes, other.nodes, strict=True):
@@ -201,8 +202,8 @@ def taken_by(constant: Program, other: Program, book: Book) -> list[Taken] | Non
             taken = _taken(a, b, k, book)
             if taken is None:
                 return None
-            found.append(taken)
-    return found
+            uses.append(taken)
+    return uses
 
 
 def _taken(a: fx.Node, b: fx.Node, position: int, book: Book) -> Taken | None:
@@ -211,39 +212,39 @@ def _taken(a: fx.Node, b: fx.Node, position: int, book: Book) -> Taken | None:
         return None
     if repr(number.compute()) != repr(a.args[position]):
         return None
-    operand, made = record_of(a.args[0]).type, record_of(a).type
-    if not isinstance(operand, TensorType) or not isinstance(made, TensorType):
+    operand, result = record_of(a.args[0]).type, record_of(a).type
+    if not isinstance(operand, TensorType) or not isinstance(result, TensorType):
         return None
     dtype = COMPUTED_IN.get(operand.dtype)
     if dtype is None and not operand.dtype.is_complex:  # whole numbers
-        dtype = COMPUTED_IN.get(torch.get_default_dtype() if a.target in COMPARISONS else made.dtype)
+        dtype = COMPUTED_IN.get(torch.get_default_dtype() if a.target in COMPARISONS else result.dtype)
     if dtype is None or (dtype != operand.dtype and operand.dtype.is_floating_point and not operand.shape):
         return None
     return Taken(a, position, number, dtype)
 
 
 def _text(value: Any) -> str:
-    return repr(value)  # nodes by name; tells 1 from 1.0 and True, and NaN is NaN
+    return repr(value)  # nodes by name; distinguishes 1, 1.0 and True; NaN equals NaN
 
 
 def put_in(program: Program, taken: Sequence[Taken]) -> tuple[Number, ...]:
-    """Make inputs of what a program takes, behind its other inputs; they are called as the attributes."""
+    """Turn the numbers that a program uses into inputs after its other inputs, named after their attributes."""
     before = next(node for node in program.nodes if node.op != "placeholder" or record_of(node).role in ("tangent", "seed"))
     graph, used = program.graph, {node.name for node in program.nodes}
     homes: dict[tuple[int, torch.dtype], fx.Node] = {}
     numbers = []
-    for one in taken:
-        key = id(one.number), one.dtype
+    for use in taken:
+        key = id(use.number), use.dtype
         if key not in homes:
-            name = _free(one.number.name, used)
+            name = _free(use.number.name, used)
             home = homes[key] = make_node(graph, name, "placeholder", name, (), {})
-            set_record(home, Record(TensorType((), one.dtype), role="input", name=f".{name}"))
+            set_record(home, Record(TensorType((), use.dtype), role="input", name=f".{name}"))
             before.prepend(home)
-            numbers.append(Number(f".{name}", one.dtype, one.number.compute))
-        op = OPERANDS[one.node.target][1]
-        operands = [one.node.args[0], homes[key]]
-        one.node.args = tuple(reversed(operands) if one.node.target in REVERSED else operands)
-        one.node.target = op
+            numbers.append(Number(f".{name}", use.dtype, use.number.compute))
+        op = OPERANDS[use.node.target][1]
+        operands = [use.node.args[0], homes[key]]
+        use.node.args = tuple(reversed(operands) if use.node.target in REVERSED else operands)
+        use.node.target = op
     return tuple(numbers)
 
 

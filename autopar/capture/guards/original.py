@@ -1,8 +1,8 @@
-"""Take over what is changed in the model that was parallelized, where processes hold a copy of it.
+"""Copy changes of the user's model into the copy of it that a process runs.
 
-``model.beta = 2.0`` sets an attribute of the model that the user has made; on processes forward reads that of the copy, in which
-parameters are DTensors. Before each call, plain values that were changed in the model are set in the copy, too. What is no plain value,
-as a hook or a module, is an error that says where to change it. The model is referred to weakly: it goes when the user lets it go.
+``model.beta = 2.0`` sets an attribute of the user's model, but on processes forward reads the copy, whose parameters are DTensors.
+Before each call, plain values that changed in the model are set in the copy too. A change of anything else, such as a hook or a
+module, is an error that says where to make it. The model is referenced weakly, so the user can free it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SKIPPED = frozenset({"_parameters", "_buffers", "_modules", "training"})
 
 
 class Original:
-    """A model, and the copy of it that is on the mesh."""
+    """A user's model, and its copy on the mesh."""
 
     def __init__(self, model: torch.nn.Module, copy: torch.nn.Module) -> None:
         self._followed: weakref.WeakKeyDictionary[torch.nn.Module, list[_Followed]] = weakref.WeakKeyDictionary()
@@ -29,10 +29,10 @@ class Original:
         self._model = weakref.ref(model)
 
     def take_over(self) -> None:
-        """Set in the copy what was changed in the model since the last time.
+        """Set in the copy what has changed in the model since the last call.
 
         Raises:
-            RuntimeError: a hook, a module or another object was changed.
+            RuntimeError: a hook, a module or another object has changed.
         """
         model = self._model()
         for followed in self._followed[model] if model is not None else ():
@@ -95,7 +95,7 @@ class _Followed:
     def _refused(self, name: str) -> RuntimeError:
         where = f"{self.words}.{name}".lstrip(".")
         return RuntimeError(
-            f"{where} was changed in the model that was parallelized, of which each process holds a copy\n"
+            f"{where} was changed in the model that was parallelized, but each process runs a copy of it\n"
             f"  change it in what parallelize has returned: parallel.{where}; or before parallelize"
         )
 
@@ -106,7 +106,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _pairs(model: torch.nn.Module, copy: torch.nn.Module) -> Iterator[_Followed]:
-    """The modules of a model, each with its copy, and the objects that they hold."""
+    """Pair the modules of a model with their copies, and the objects that they hold."""
     seen: set[int] = set()
     copies = dict(copy.named_modules())
     open_: list[tuple[str, Any, Any]] = [(path, module, copies[path]) for path, module in model.named_modules()]

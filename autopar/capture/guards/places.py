@@ -1,4 +1,4 @@
-"""Places that hold what a forward reads: an attribute of a module or a config, an entry of a dict, a global, a closure's number."""
+"""Define the places that forward reads (attributes, entries of dicts, globals, closure variables) and the guards that compare them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class _Sign:
 
 
 MISSING = _Sign("missing")
-UNKNOWN = _Sign("unknown")  # not looked at while forward ran
-STORED = ("__class__", "__defaults__", "__kwdefaults__")  # attributes that are stored beside an object's dict, and not computed anew
+UNKNOWN = _Sign("unknown")  # the value was not read while forward ran
+STORED = ("__class__", "__defaults__", "__kwdefaults__")  # attributes that are stored outside of an object's dict, and are not computed at each read
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,9 +28,9 @@ class GuardedPlace:
     """Where a value is.
 
     Attributes:
-        holder: a dict, the mapping of a class, a closure's cell; or an object whose attribute is computed.
-        key: of the value in it.
-        words: what a user calls it, as ``encoder.l.p``.
+        holder: a dict, the mapping of a class, a closure's cell, or an object whose attribute is computed.
+        key: the key or name of the value in the holder.
+        words: the user's name for it, such as ``encoder.l.p``.
         computed: whether it is read with ``getattr``.
         line: the user's line that read it first.
     """
@@ -46,7 +46,7 @@ class GuardedPlace:
         return id(self.holder), self.key
 
     def now(self) -> Any:
-        """What is there; ``MISSING`` where nothing is."""
+        """Return the value that is there now, or ``MISSING``."""
         if isinstance(self.holder, types.CellType):
             try:
                 return self.holder.cell_contents
@@ -59,11 +59,13 @@ class GuardedPlace:
 
 @dataclass(eq=False)
 class Guard:
-    """A place, and what a capture found there.
+    """A place, and the value that a capture read there.
 
     Attributes:
-        value: the value itself; ``frozen``, ``text``: what it was then, to compare and in words.
-        skipped: of what is not looked at inside of containers.
+        value: the value itself.
+        frozen: the value at the capture, in a form to compare.
+        text: the value at the capture, in words.
+        skipped: whether a value inside of a container is left out of the comparison.
     """
 
     place: GuardedPlace
@@ -82,7 +84,7 @@ class Guard:
 
     @property
     def by_identity(self) -> bool:
-        """Whether the value is as it was where it is the same object."""
+        """Whether the same object means the same value."""
         return (not self.place.computed or self.place.key in STORED) and is_fixed(self.value)
 
     def holds(self) -> bool:
@@ -91,14 +93,14 @@ class Guard:
             return True
         if frozen(value, self.skipped) != self.frozen:
             return False
-        self.value = value  # an equal one, that is now found by its identity
+        self.value = value  # an equal object: from now on its identity is enough
         self.__post_init__()
         return True
 
 
 @dataclass(frozen=True)
 class GuardedChange:
-    """A value that is not what it was at a capture, in words."""
+    """A value that has changed since a capture, in words."""
 
     place: GuardedPlace | None
     words: str

@@ -1,8 +1,8 @@
-"""Watch which functions run: each is shown once, with its frame as it begins, whatever calls it.
+"""Report which functions run: each once, with its frame, when it begins.
 
-From Python 3.12 on ``sys.monitoring`` tells, and is told to be silent of a function that was shown: that costs next to nothing.
-Before, a profile function is called at each call. While torch dispatches an op, which is where a trace spends its time and where no
-code of the model runs, there is none, so that it cannot be measured either.
+From Python 3.12 on this uses ``sys.monitoring`` and switches the event off for a function after its first report, which costs nearly
+nothing. Before, Python calls a profile function at each call. That function is off while torch dispatches an op: a trace spends most of
+its time there, and no code of the model runs there.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from typing import Any
 from autopar.torch_private import TorchDispatchMode
 
 Show = Callable[[types.FrameType], None]
-TOOLS = (4, 3, 5)  # numbers of tools of sys.monitoring that nobody has a claim to
+TOOLS = (4, 3, 5)  # tool numbers of sys.monitoring that are not reserved
 
 
 @contextlib.contextmanager
 def running_shown(show: Show) -> Iterator[bool]:
-    """While this is active, ``show`` is called as functions begin on this thread, of each once; or nothing is shown and it yields
-    ``False``: where a profiler runs that cannot be shared, as cProfile before Python 3.12."""
+    """Call ``show`` once for each function that begins on this thread while the ``with`` block runs.
+
+    Yields ``False``, and reports nothing, if another profiler runs that cannot be shared, such as cProfile before Python 3.12.
+    """
     monitoring = getattr(sys, "monitoring", None)
     tool = next((k for k in TOOLS if monitoring.get_tool(k) is None), None) if monitoring is not None else None
     with _monitored(monitoring, tool, show) if tool is not None else _profiled(show) as shown:
@@ -43,7 +45,7 @@ def _monitored(monitoring: Any, tool: int, show: Show) -> Iterator[bool]:
     monitoring.use_tool_id(tool, "autopar")
     monitoring.register_callback(tool, begins, begin)
     monitoring.set_events(tool, begins)
-    monitoring.restart_events()  # of functions that an earlier capture has seen
+    monitoring.restart_events()  # also for functions that an earlier capture has switched off
     try:
         yield True
     finally:
@@ -55,7 +57,7 @@ def _monitored(monitoring: Any, tool: int, show: Show) -> Iterator[bool]:
 @contextlib.contextmanager
 def _profiled(show: Show) -> Iterator[bool]:
     before = sys.getprofile()
-    if before is not None and not callable(before):  # one that is written in C, and could not be put back
+    if before is not None and not callable(before):  # a profiler in C could not be restored
         yield False
         return
     shown: dict[int, types.CodeType] = {}
@@ -76,7 +78,7 @@ def _profiled(show: Show) -> Iterator[bool]:
 
 
 class _Unwatched(TorchDispatchMode):
-    """Ops are dispatched without the profile function."""
+    """Switches the profile function off while ops are dispatched."""
 
     def __init__(self, profile: Any, before: Any) -> None:
         super().__init__()

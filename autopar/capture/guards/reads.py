@@ -1,4 +1,4 @@
-"""Record what Python values a forward reads: attributes of modules and of the objects that they hold, globals, closures."""
+"""Record the Python values that a forward reads: attributes of modules and of the objects that they hold, globals, closures."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ from autopar.capture.guards.values import (
 from autopar.capture.provenance import user_line
 
 HOOKS = ("_backward_pre_hooks", "_backward_hooks", "_forward_hooks", "_forward_pre_hooks")
-SKIPPED = frozenset(  # structure, flags and hooks, which are looked at by themselves; and the machinery of a call
+SKIPPED = frozenset(  # structure, flags and hooks, which are compared separately; and the machinery of a call
     {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl", "_slow_forward", *HOOKS,
      "_is_full_backward_hook", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs",
      "_maybe_warn_non_full_backward_hook", "_get_backward_hooks", "_get_backward_pre_hooks",
-     "_flat_weight_refs"}  # of a recurrent layer's parameters: held, it would keep them from being swapped
+     "_flat_weight_refs"}  # weak references to a recurrent layer's parameters: a reference held here would prevent the swap
 )  # fmt: skip
 
 
 class Reads:
-    """What one forward of one model reads.
+    """Records what one forward of one model reads.
 
     Attributes:
-        changed: what forward itself changes of what it reads, in words; it is no guard.
+        changed: the values, in words, that forward both reads and changes; they are not guarded.
 
     Args:
-        inputs: places whose floats are inputs of the trace, by their identities.
+        inputs: identities of the places whose floats are inputs of the trace.
     """
 
     def __init__(self, model: torch.nn.Module, inputs: Collection[tuple[int, str]] = ()) -> None:
         self._modules = list(model.modules())
         self._own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         self._paths = {id(module): path for path, module in reversed(list(model.named_modules(remove_duplicate=False)))}
-        self._reached: dict[int, tuple[Any, str]] = {}  # objects whose attributes are recorded, and what they are called
-        self._read: dict[tuple[int, str], tuple[Any, str, Any, str]] = {}  # owner, name, what it was then, line
+        self._reached: dict[int, tuple[Any, str]] = {}  # id → (object whose attributes are recorded, its name)
+        self._read: dict[tuple[int, str], tuple[Any, str, Any, str]] = {}  # owner, name, frozen value, the user's line
         self._inputs = inputs
         self._functions = Functions(self._follow, self.skipped, inputs)
         self._replaced: dict[type, Any] = {}
@@ -61,12 +61,12 @@ class Reads:
         self.changed: list[str] = []
 
     def skipped(self, value: Any) -> bool:
-        """Of the model's parameters and buffers others know."""
+        """Whether a value is a parameter or buffer of the model, which are compared elsewhere."""
         return id(value) in self._own
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """While this is active, what the model's modules and their objects are asked for is recorded, and which functions run."""
+        """Record attribute reads of the model's modules and their objects, and the functions that run, while the ``with`` block runs."""
         self._thread = threading.get_ident()
         self._record_reads_of(torch.nn.Module)
         try:
@@ -84,31 +84,31 @@ class Reads:
             self._replaced = {}
 
     def guards(self) -> list[Guard]:
-        """The places that were read, with what they hold when the model has been given back, by place."""
-        found: dict[tuple[int, str], GuardedPlace] = {}
+        """Return a guard for each place that was read, with the value that it has when the model has been restored."""
+        places: dict[tuple[int, str], GuardedPlace] = {}
         first = dict(self._functions.first)
         restored = set()
         for owner, name, then, line in self._read.values():
             for place in self._places(owner, name, then, line):
-                found.setdefault(place.identity, place)
+                places.setdefault(place.identity, place)
                 first.setdefault(place.identity, then)
                 if isinstance(owner, torch.nn.Module):
                     restored.add(place.identity)
         for identity, place in self._functions.places.items():
-            found.setdefault(identity, place)
+            places.setdefault(identity, place)
         for value, words in self._reached.values():
-            found.setdefault((id(value), "__class__"), GuardedPlace(value, "__class__", f"{words}.__class__", computed=True))
+            places.setdefault((id(value), "__class__"), GuardedPlace(value, "__class__", f"{words}.__class__", computed=True))
         guards = []
-        for identity, place in found.items():
+        for identity, place in places.items():
             guard = Guard.of(place, self.skipped)
             if first.get(identity, UNKNOWN) in (UNKNOWN, guard.frozen) or guard.value is MISSING:
                 guards.append(guard)
-            elif identity not in restored:  # else forward has written it before it read it
+            elif identity not in restored:  # in a restored place, forward has written the value before it read it
                 self.changed.append(place.words)
         return guards
 
     def uses(self, attribute: str) -> bool:
-        """Whether a function of the user's reads an attribute elsewhere than where it writes it, as in ``self.calls += 1``."""
+        """Whether a function of the user reads an attribute on a line that does not also write it, as ``self.calls += 1`` does."""
         for code in self._functions.code.values():
             lines: dict[str, set[int | None]] = {"LOAD_ATTR": set(), "STORE_ATTR": set()}
             starts, line = dict(dis.findlinestarts(code)), None
@@ -151,12 +151,12 @@ class Reads:
             return
         is_module = isinstance(owner, torch.nn.Module)
         if not (is_module and type(owner) is not torch.nn.Module) and id(owner) not in self._reached and id(owner) not in self._paths:
-            return  # made by forward, or the module in which a trace keeps constants
+            return  # forward has made it, or it is the module in which a trace keeps constants
         if self._inputs and (id(_dict_of(owner)), name) in self._inputs:
             return
         if is_module and value is MISSING:
-            own = object.__getattribute__(owner, "__dict__")
-            if any(name in own.get(kind, ()) for kind in ("_parameters", "_buffers", "_modules")):
+            attributes = object.__getattribute__(owner, "__dict__")
+            if any(name in attributes.get(kind, ()) for kind in ("_parameters", "_buffers", "_modules")):
                 return
         cls = type(owner)
         self._functions.namespaces.add(cls)
@@ -164,13 +164,13 @@ class Reads:
             self._functions.look_into(value, cls)
         elif isinstance(static := inspect.getattr_static(cls, name, None), property):
             self._functions.look_into(static, cls)
-        comparable = is_scalar(value) or value is MISSING or (is_container(value) and not is_module)  # a lent module's containers have stand-ins
+        comparable = is_scalar(value) or value is MISSING or (is_container(value) and not is_module)  # the containers of a module hold stand-ins during a trace
         then = frozen(value, self.skipped) if comparable else UNKNOWN
         self._read[id(owner), name] = (owner, name, then, user_line() if is_scalar(value) or isinstance(value, torch.Tensor) else "")
         self._follow(value, f"{self._words(owner)}{name}")
 
     def _follow(self, value: Any, words: str, depth: int = 0) -> None:
-        """What is read of an object is recorded from now on; also of those in containers. Functions are looked into."""
+        """Record attribute reads of an object from now on, and of objects in a container; examine a function."""
         if isinstance(value, (*FUNCTIONS, *WRAPPED)):
             self._functions.look_into(value, words=words)
         elif isinstance(value, (type, types.ModuleType)):
@@ -196,18 +196,18 @@ class Reads:
         return f"{self._reached[id(owner)][1]}."
 
     def _places(self, owner: Any, name: str, then: Any, line: str) -> Iterator[GuardedPlace]:
-        """Where an attribute is found: in the object, in its class, or it is computed."""
+        """Yield the places of an attribute: the object's dict, its class, or the object itself if the attribute is computed."""
         words = f"{self._words(owner)}{name}"
-        own = _dict_of(owner)
+        attributes = _dict_of(owner)
         static = inspect.getattr_static(type(owner), name, MISSING)
         absent = then is not UNKNOWN and then == frozen(MISSING)
-        if own is not None and (name in own or static is not MISSING or absent):
+        if attributes is not None and (name in attributes or static is not MISSING or absent):
             if not isinstance(static, property):
-                yield GuardedPlace(own, name, words, line=line)
-            if name in own:
+                yield GuardedPlace(attributes, name, words, line=line)
+            if name in attributes:
                 return
         if static is MISSING or isinstance(static, types.MemberDescriptorType):
-            if not absent or own is None:
+            if not absent or attributes is None:
                 yield GuardedPlace(owner, name, words, computed=True)
             return
         cls = next(base for base in type(owner).__mro__ if name in vars(base))

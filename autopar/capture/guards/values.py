@@ -20,10 +20,10 @@ from autopar.torch_private import version_of
 NUMBERS = (bool, int, float, complex)
 PLAIN = (*NUMBERS, str, bytes, type(None), enum.Enum, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, range, slice, type(...))
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
-NAMESPACES = (types.SimpleNamespace, argparse.Namespace)  # of the standard library, and yet what users keep options in
+NAMESPACES = (types.SimpleNamespace, argparse.Namespace)  # classes of the standard library in which users keep options
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, types.MappingProxyType)
-HOLDERS = (collections.UserDict, collections.UserList, collections.ChainMap)  # of the standard library, and hold a container in an attribute
-LARGEST = 1024  # entries of a container that are looked at; of a larger one its identity and its length are
+HOLDERS = (collections.UserDict, collections.UserList, collections.ChainMap)  # classes of the standard library that hold a container in an attribute
+LARGEST = 1024  # entries of a container that are compared; a larger one is compared by identity and length
 DEEPEST = 8
 
 FOREIGN = {*sys.stdlib_module_names, "torch", "numpy", "autopar"} - {"__main__"}
@@ -31,7 +31,7 @@ _HEAP = 1 << 9  # the flag of classes that are made by a class statement
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether a value is compared by value and type; NumPy's numbers are."""
+    """Whether a value is compared by value and type; NumPy's numbers are too."""
     return isinstance(value, PLAIN) or (type(value).__module__ == "numpy" and not hasattr(value, "__len__") and hasattr(value, "dtype"))
 
 
@@ -45,7 +45,7 @@ def is_container(value: Any) -> bool:
 
 
 def is_users_object(value: Any) -> bool:
-    """Whether a value is an object of a class of the user's or of a library's that holds attributes, such as a config; a dict of such a class is."""
+    """Whether a value is an object with attributes, such as a config, of a class of the user or of a library; an instance of a dict subclass may be one."""
     cls = type(value)
     if cls in HOLDERS:
         return True
@@ -58,34 +58,34 @@ def is_users_object(value: Any) -> bool:
 
 
 def is_small_array(value: Any) -> bool:
-    """Whether a value is an array of NumPy's that is compared by what is in it."""
+    """Whether a value is a NumPy array that is compared by its elements."""
     return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray" and value.size <= LARGEST
 
 
 def members(value: Any) -> Iterator[Any]:
-    """What a container holds."""
+    """Yield the members of a container."""
     if isinstance(value, NAMESPACES):
         value = vars(value)
     yield from value.values() if isinstance(value, Mapping) else value
 
 
 def is_fixed(value: Any) -> bool:
-    """Whether a value is what it was where it is the same object: no container that can be written, no tensor."""
+    """Whether the same object always has the same value: it is no container that can be written, and no tensor."""
     if isinstance(value, (tuple, frozenset)):
         return all(map(is_fixed, value))
     return not isinstance(value, torch.Tensor) and not is_container(value) and not is_small_array(value)
 
 
 class Contents:
-    """A container and those inside of it, as they are now, to find by identity that nothing was put into them."""
+    """A container and the containers inside of it, as they are now, to check by identity that no member has changed."""
 
     def __init__(self, value: Any) -> None:
         self._kept: list[tuple[Any, list[Any]]] = []
-        self.fixed = True  # else it has members that may be written where they are
+        self.fixed = True  # False: it has members that can be written in place
         self._open(value, 0)
 
     def hold(self) -> bool:
-        return all(len(some) == len(kept) and all(map(operator.is_, some, kept)) for some, kept in self._kept)
+        return all(len(members) == len(kept) and all(map(operator.is_, members, kept)) for members, kept in self._kept)
 
     def _open(self, value: Any, depth: int) -> None:
         if not is_container(value):
@@ -102,15 +102,15 @@ class Contents:
 
 
 def frozen(value: Any, skipped: Callable[[Any], bool] = lambda value: False, depth: int = 0) -> Any:
-    """What a value is now, to be compared by ``==``: numbers and strings with their types, NaN equal to itself.
+    """Return a form of a value to compare by ``==``: numbers and strings with their types, NaN equal to itself.
 
     Args:
-        skipped: of what is not looked at, as a parameter of the model in a list.
+        skipped: whether a value is left out, such as a parameter of the model in a list.
     """
     if skipped(value):
         return None
     if isinstance(value, (float, complex)):
-        return type(value), repr(value)  # tells 0.0 from -0.0, and nan is nan
+        return type(value), repr(value)  # distinguishes 0.0 and -0.0; nan equals nan
     if is_scalar(value):
         return type(value), value if isinstance(value, PLAIN) and not isinstance(value, slice) else repr(value)
     if isinstance(value, torch.Tensor):
@@ -129,7 +129,7 @@ def frozen(value: Any, skipped: Callable[[Any], bool] = lambda value: False, dep
 
 
 class _Same:
-    """Equal to what is the very same object."""
+    """Equal only to a wrapper of the same object."""
 
     __slots__ = ("value",)
 
@@ -144,7 +144,7 @@ class _Same:
 
 
 def shown(value: Any, depth: int = 0) -> str:
-    """A value in an error or a report, the same on every rank."""
+    """Return a value as text for an error or a report, the same on every rank."""
     if is_container(value) and depth <= DEEPEST:
         inside = vars(value) if isinstance(value, NAMESPACES) else value
         texts = [shown(member, depth + 1) for member in itertools.islice(members(value), LARGEST)]

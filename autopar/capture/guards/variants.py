@@ -1,4 +1,4 @@
-"""Captures of one and the same call that differ in the Python values that forward read: a few are kept, and found again."""
+"""Keep a few captures of one call that differ in the Python values that forward read, and find the one that fits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autopar.capture.guards.look import Guards
 from autopar.capture.guards.numbers import can_be_input
 from autopar.capture.guards.places import GuardedChange, GuardedPlace
 
-KEPT = 8  # captures of one call: values that change at each step would make ever more of them
+KEPT = 8  # captures of one call; a value that changes at each step would make ever more
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class GuardedCall:
     """A call, and which capture of it is used.
 
     Attributes:
-        key: what a capture is keyed by beside the values that forward reads.
-        number: of the capture, which tells it from the others of this key.
-        changes: in which values the capture differs from the one before.
-        known: whether it was captured before.
-        numbers: places whose floats are inputs, or should become some.
+        key: the key of the capture, without the values that forward reads.
+        number: the number of the capture, which distinguishes it from others with this key.
+        changes: the values in which this capture differs from the one before.
+        known: whether this call was captured before.
+        numbers: places whose floats are inputs, or should become inputs.
     """
 
     key: Any
@@ -41,7 +41,7 @@ class GuardedCall:
 
     @property
     def where(self) -> str:
-        """The values in words, the same on every rank that has them."""
+        """The changed values in words, the same on every rank that has them."""
         return f" where {', '.join(map(str, self.changes))}" if self.changes else ""
 
     @property
@@ -59,16 +59,16 @@ class Variant:
 
 
 class Variants:
-    """What was captured of each call, by its key; the capture used last comes last."""
+    """The captures of each call, by its key; the capture that was used last comes last."""
 
     def __init__(self) -> None:
         self._of: dict[Hashable, list[Variant]] = {}
         self._made = 0
-        self._values: dict[tuple[Hashable, tuple[int, str]], set[str]] = collections.defaultdict(set)  # that a place had, in words
-        self._constant: set[tuple[int, str]] = set()  # values that change and cannot be inputs, which were warned of
+        self._values: dict[tuple[Hashable, tuple[int, str]], set[str]] = collections.defaultdict(set)  # the values that a place had, in words
+        self._constant: set[tuple[int, str]] = set()  # places whose values change and cannot be inputs; the user was warned of them
 
     def call(self, key: Hashable, modules: Sequence[torch.nn.Module]) -> GuardedCall:
-        """The call of such a key, as the model's values are now."""
+        """Return the call with this key, for the model's values as they are now."""
         known = self._of.get(key)
         if known is None:
             return GuardedCall(key, self._made)
@@ -84,11 +84,11 @@ class Variants:
         return GuardedCall(key, self._made, changes, numbers=tuple(dict.fromkeys(numbers)))
 
     def _changes_again(self, key: Hashable, place: GuardedPlace, change: GuardedChange) -> bool:
-        """Whether it is not the first time that a place has another value."""
+        """Whether the value of a place has changed before."""
         return len(self._values[key, place.identity] | {change.before, change.now}) > 2
 
     def _warn(self, key: Hashable, change: GuardedChange, place: GuardedPlace, guards: Guards) -> None:
-        """Once of each value that changes again and is no input."""
+        """Warn once of each value that changes again and is not an input."""
         if self._changes_again(key, place, change) and place not in guards.numbers and place.identity not in self._constant:
             self._constant.add(place.identity)
             how = f"uses {place.words} not only in arithmetic with tensors" if can_be_input(place) else f"reads {place.words}"
@@ -99,7 +99,7 @@ class Variants:
             )  # fmt: skip
 
     def add(self, call: GuardedCall, guards: Guards) -> list[GuardedCall]:
-        """Keep the capture of a call; those that are forgotten for it."""
+        """Keep the capture of a call; return the calls whose captures are dropped for it."""
         known = self._of.setdefault(call.key, [])
         known.append(Variant(GuardedCall(call.key, call.number, call.changes, known=True, numbers=guards.numbers), guards))
         self._made += 1
@@ -107,6 +107,6 @@ class Variants:
             if change.place is not None:
                 self._values[call.key, change.place.identity] |= {change.before, change.now}
                 self._warn(call.key, change, change.place, guards)
-        forgotten = [variant.call for variant in known[:-KEPT]]
+        dropped = [variant.call for variant in known[:-KEPT]]
         del known[:-KEPT]
-        return forgotten
+        return dropped

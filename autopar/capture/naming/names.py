@@ -1,4 +1,4 @@
-"""All names of a model's parameters and buffers that a plan may use."""
+"""List all names of a model's parameters and buffers that a plan may use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from autopar.capture.model_state import inventory
+from autopar.capture.model_state import model_state
 from autopar.capture.naming.parts import Part, Shape, computed, parts
 from autopar.capture.naming.wrapped import joined, steps_to, through, with_class
 
@@ -16,11 +16,11 @@ class Names:
     """The tensors of a model, with all their names.
 
     Attributes:
-        shapes: name → shape, of parameters, buffers, and what parametrizations compute (``up.weight``).
-        aliases: other names → the one in ``shapes``: of a tensor that has several, and names with the classes of modules.
-        through: names that leave wrappers out → those in ``shapes`` that they may mean.
-        parts: tensors that are split as another is, unless a plan names them.
-        paths: of modules → their paths without wrappers, where these differ, for what they return.
+        shapes: name → shape, for parameters, buffers, and tensors that parametrizations compute (``up.weight``).
+        aliases: other name → the name in ``shapes``: further names of tied tensors, and names that contain the classes of modules.
+        through: pairs of a name without wrappers and a name in ``shapes`` that it may mean.
+        parts: tensors that are split as another tensor is, unless a plan names them.
+        paths: module path → its path without wrappers, if these differ; for the values that modules return.
     """
 
     shapes: dict[str, Shape] = field(default_factory=dict)
@@ -31,14 +31,14 @@ class Names:
 
 
 def names_of(model: torch.nn.Module) -> Names:
-    own, modules = inventory(model), dict(model.named_modules(remove_duplicate=False))
-    names = Names({name: tuple(tensor.shape) for name, tensor in (*own.parameters, *own.buffers)})
-    every = [*own.all_parameters, *own.all_buffers]
+    state, modules = model_state(model), dict(model.named_modules(remove_duplicate=False))
+    names = Names({name: tuple(tensor.shape) for name, tensor in (*state.parameters, *state.buffers)})
+    every = [*state.all_parameters, *state.all_buffers]
     first: dict[int, str] = {}
     for name, tensor in every:
         first.setdefault(id(tensor), name)
-    names.shapes |= (made := computed(modules))
-    listed = {name: first[id(tensor)] for name, tensor in every} | {name: name for name in made}
+    names.shapes |= (parametrized := computed(modules))
+    listed = {name: first[id(tensor)] for name, tensor in every} | {name: name for name in parametrized}
     names.aliases = {name: target for name, target in listed.items() if name != target}
     for name, target in listed.items():
         steps = steps_to(name, modules)

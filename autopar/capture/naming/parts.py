@@ -1,11 +1,11 @@
-"""Find the parts of which a layer's weight is made: they are split as the weight is.
+"""Find the tensors that a layer's weight is computed from: they are split as the weight is.
 
 ===========================  ===================================================================================
 ``q_proj.lora_B.*.weight``   ``[out r]`` beside the ``[out in]`` of ``q_proj.base_layer.weight``: dim 0 follows ``out``
 ``up.parametrizations.*``    what a parametrization computes is ``up.weight``; its originals of the same size follow it
 ===========================  ===================================================================================
 
-What is ``in`` and ``out`` is asked of the layer: ``transformers``' ``Conv1D`` and embeddings have ``[in out]``.
+The class of the layer decides which dim is ``in`` and which is ``out``: ``transformers``' ``Conv1D`` and embeddings have ``[in out]``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from autopar.ir.layout import WHOLE, DistAttr
 
 Shape = tuple[int, ...]
 
-ADAPTERS: dict[str, tuple[str, ...]] = {  # PEFT's name of a part → for each of its dims, which of the base's it follows
+ADAPTERS: dict[str, tuple[str, ...]] = {  # PEFT's name of a part → for each of its dims, the dim of the base weight that it follows
     "lora_A": ("", "in"),
     "lora_B": ("out", ""),
     "lora_embedding_A": ("", "in"),
@@ -34,19 +34,19 @@ ADAPTERS: dict[str, tuple[str, ...]] = {  # PEFT's name of a part → for each o
     "hada_w1_b": ("", "in"),
     "hada_w2_b": ("", "in"),
 }
-NEEDS_ALL = {"_Orthogonal"}  # parametrizations of which each element depends on all of the original
+NEEDS_ALL = {"_Orthogonal"}  # parametrizations in which each element depends on the whole original
 IN_OUT = {"Conv1D", "Embedding", "_ConvTransposeNd"}  # layers with a weight [in out]; others have [out in]
 
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor that is split as another is.
+    """A tensor that is split as another tensor, its base, is.
 
     Attributes:
         name: the tensor, or with ``()`` the module that returns it.
         kind: ``lora_A``, ``original0``, …
-        base: the other.
-        dims: for each dim that of the base, or ``None`` for one that stays whole.
+        base: the name of the base.
+        dims: for each dim the dim of the base that it follows, or ``None`` for a dim that stays whole.
     """
 
     name: str
@@ -59,24 +59,24 @@ class Part:
 
 
 def computed(modules: Mapping[str, torch.nn.Module]) -> dict[str, Shape]:
-    """The tensors that parametrizations compute, ``up.weight``, with their shapes, as far as these follow from the originals'."""
+    """Return the tensors that parametrizations compute, such as ``up.weight``, with their shapes, if these follow from the originals' shapes."""
     return {f"{path}.{name}".lstrip("."): shape for path, name, shape, _ in _parametrized(modules) if shape is not None}
 
 
 def parts(modules: Mapping[str, torch.nn.Module], shapes: Mapping[str, Sequence[int]]) -> list[Part]:
-    """All parts; a base that is a part itself comes first. ``shapes`` are those of all tensors, computed ones too."""
-    found = [part for path, module in modules.items() for part in _adapted(path, module, shapes)]
+    """Return all parts; a base that is a part itself comes before its parts. ``shapes`` holds all tensors, computed ones too."""
+    result = [part for path, module in modules.items() for part in _adapted(path, module, shapes)]
     for path, name, shape, originals in _parametrized(modules):
         if shape is not None:
             needs_all = any(NEEDS_ALL & class_names(step) for step in modules[path].parametrizations[name])  # type: ignore[union-attr,index]
             base, inside = f"{path}.{name}".lstrip("."), f"{path}.parametrizations.{name}".lstrip(".")
-            found.append(Part(f"{inside}()", "computed", base, tuple(range(len(shape)))))
-            found += [Part(f"{inside}.{original}", original, base, (None,) * len(own) if needs_all else _alike(own, shape)) for original, own in originals.items()]
-    return found
+            result.append(Part(f"{inside}()", "computed", base, tuple(range(len(shape)))))
+            result += [Part(f"{inside}.{original}", original, base, (None,) * len(size) if needs_all else _alike(size, shape)) for original, size in originals.items()]
+    return result
 
 
 def _adapted(path: str, module: torch.nn.Module, shapes: Mapping[str, Sequence[int]]) -> Iterator[Part]:
-    """The parts of an adapter, a module with a ``base_layer``."""
+    """Yield the parts of an adapter, which is a module with a ``base_layer``."""
     layer = getattr(module, "base_layer", None)
     if not isinstance(layer, torch.nn.Module):
         return
@@ -96,7 +96,7 @@ def _adapted(path: str, module: torch.nn.Module, shapes: Mapping[str, Sequence[i
 
 
 def _parametrized(modules: Mapping[str, torch.nn.Module]) -> Iterator[tuple[str, str, Shape | None, dict[str, Shape]]]:
-    """The path, the tensor's name and shape, and the originals' shapes, of each tensor that is computed."""
+    """Yield the module's path, the tensor's name and shape, and the shapes of the originals, for each tensor that a parametrization computes."""
     for path, module in modules.items():
         if is_parametrized(module):
             for name, chain in module.parametrizations.items():  # type: ignore[union-attr,operator]
@@ -105,12 +105,12 @@ def _parametrized(modules: Mapping[str, torch.nn.Module]) -> Iterator[tuple[str,
 
 
 def _broadcast(shapes: Sequence[Shape]) -> Shape | None:
-    """The shape of a direction times its length; ``None`` where the originals are otherwise."""
+    """Return the shape of the originals' product, as of a direction times its length; ``None`` if they do not broadcast."""
     try:
         return tuple(torch.broadcast_shapes(*shapes)) if shapes else None
     except RuntimeError:
         return None
 
 
-def _alike(own: Shape, shape: Shape) -> tuple[int | None, ...]:
-    return tuple(d if len(own) == len(shape) and size == shape[d] else None for d, size in enumerate(own))
+def _alike(original: Shape, shape: Shape) -> tuple[int | None, ...]:
+    return tuple(d if len(original) == len(shape) and size == shape[d] else None for d, size in enumerate(original))

@@ -1,1 +1,1 @@
-"""Training a small Llama on a mesh and on a single device, to see that the losses are the same: ``autopar train``."""
+"""Run ``autopar train``: train a small Llama on a mesh and on a single device, and compare the losses."""

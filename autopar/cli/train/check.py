@@ -1,4 +1,4 @@
-"""What the options mean, once they are checked."""
+"""Check the options of ``autopar train``, and fill in the defaults."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from autopar.plan.plan import Plan, resolve
 from autopar.plan.precision import POLICIES, PrecisionPolicy
 from autopar.plan.presets import PRESETS
 
-PROCESSES_A_CORE = 8  # more are not started: they would only stop the machine
+PROCESSES_A_CORE = 8  # more processes would only stall the machine
 
 
 @dataclass(frozen=True)
 class Checked:
-    """Options that can be followed, with every default decided.
+    """Valid options, with every default filled in.
 
     Attributes:
-        processes: whether each rank is a process; otherwise all are simulated in this one.
-        launched: this process, where it is a rank of a job already.
-        plan_name, size_name: as they are called in what is printed.
-        policy: mixed precision; ``None`` without.
-        scaling: of the loss; ``None`` without fp16.
+        processes: whether each rank is a process; otherwise this process simulates all ranks.
+        launched: the rank of this process, if it is a rank of a job already.
+        plan_name, size_name: their names in the output.
+        policy: the policy of mixed precision, or ``None``.
+        scaling: the scaling of the loss; ``None`` without fp16.
     """
 
     options: TrainOptions
@@ -61,7 +61,7 @@ class Checked:
 
     @property
     def step_options(self) -> dict[str, Any]:
-        """The keywords of ``parallel.train_step``."""
+        """The keyword arguments of ``parallel.train_step``."""
         o = self.options
         found: dict[str, Any] = {"microbatches": o.microbatches, "zero": o.zero, "clip_norm": o.clip_norm}
         if self.policy is not None:
@@ -72,7 +72,7 @@ class Checked:
 
 
 def check(options: TrainOptions, launched: Launched | None) -> Checked:
-    """Check all that can be checked before anything is built; ``Refused`` names the option and the remedy."""
+    """Check everything that can be checked before anything is built; ``Refused`` names the option and the remedy."""
     if options.preset is not None:
         _one_of("preset", options.preset, TRAININGS)
     for name, holds, words in LIMITS:
@@ -114,7 +114,7 @@ def check(options: TrainOptions, launched: Launched | None) -> Checked:
 
 
 def mesh_of(text: str) -> Mesh:
-    """``dp=2,tp=2`` as a mesh."""
+    """Parse ``dp=2,tp=2`` as a mesh."""
     sizes: dict[str, int] = {}
     for part in text.split(","):
         axis, _, count = part.strip().partition("=")
@@ -128,7 +128,7 @@ def mesh_of(text: str) -> Mesh:
 
 
 def plan_of(name: str) -> Plan:
-    """A preset's name as it is, or a JSON file: an object of globs, or a list of such and of presets' names."""
+    """Return a plan: the name of a preset, or the contents of a JSON file, an object of globs or a list of objects and names of presets."""
     if name in PRESETS:
         return name
     file = Path(name)
@@ -160,7 +160,7 @@ def _one_of(option: str, value: str, names: Iterable[str], more: str = "") -> st
 
 
 def _check_step(options: TrainOptions, mesh: Mesh) -> None:
-    """What options say together."""
+    """Check options that must fit each other."""
     if options.batch % options.microbatches:
         near = min((n for n in range(1, options.batch + 1) if options.batch % n == 0), key=lambda n: abs(n - options.microbatches))
         raise Refused(f"--microbatches {options.microbatches} do not divide --batch {options.batch} into equal pieces; try --microbatches {near}")
@@ -173,14 +173,14 @@ def _check_step(options: TrainOptions, mesh: Mesh) -> None:
 
 
 def _check_folder(options: TrainOptions) -> None:
-    """A training does not begin anew among the checkpoints of another."""
+    """Refuse to start a new training in a folder with checkpoints of another training."""
     if options.checkpoint is None:
         if options.resume:
-            raise Refused("--resume goes on from a checkpoint, but no folder is named; add --checkpoint FOLDER")
+            raise Refused("--resume continues from a checkpoint, but no folder is named; add --checkpoint FOLDER")
         return
-    there = latest(options.checkpoint)
-    if there is not None and not options.resume:
-        raise Refused(f"--checkpoint {options.checkpoint} has {there.name} of another training; --resume goes on from it, or name another folder")
+    newest = latest(options.checkpoint)
+    if newest is not None and not options.resume:
+        raise Refused(f"--checkpoint {options.checkpoint} has {newest.name} of another training; continue it with --resume, or name another folder")
 
 
 def _check_processes(options: TrainOptions, mesh: Mesh, launched: Launched | None) -> None:
@@ -202,7 +202,7 @@ def _check_processes(options: TrainOptions, mesh: Mesh, launched: Launched | Non
 
 
 def _device(name: str | None, local: int, launched: Launched | None) -> torch.device:
-    """The device of this process. CUDA needs a GPU for each of the machine's ranks, and is chosen where they are there."""
+    """Return the device of this process. CUDA needs a GPU for each of the machine's ranks, and is the default if there are enough."""
     if name is not None:
         _one_of("device", name, DEVICES)
     gpus = torch.cuda.device_count()

@@ -1,4 +1,4 @@
-"""Two curves, of losses or of norms of gradients, compared step by step."""
+"""Compare two curves, of losses or of norms of gradients, step by step."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-TINY = 1e-30  # a value of zero is compared with this
-SHOWN = 9  # steps in the table, the worst one besides
+TINY = 1e-30  # replaces a zero in a quotient
+SHOWN = 9  # steps in the table, without the worst one
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The values on the mesh and those of the single device, of the same steps."""
+    """The values of the same steps on the mesh and on the single device."""
 
     parallel: Sequence[float]
     single: Sequence[float]
-    skipped: frozenset[int] = frozenset()  # steps that both have skipped, for values that are not finite then
+    skipped: frozenset[int] = frozenset()  # steps that both have skipped, whose values may not be finite
 
     def __post_init__(self) -> None:
         if not self.parallel or len(self.parallel) != len(self.single):
             raise ValueError(f"{len(self.parallel)} and {len(self.single)} steps cannot be compared")
 
     def difference(self, step: int) -> float:
-        """Relative to the single device's value; infinite when either is not finite, but for a step that both have skipped."""
+        """The differences relative to the single device's values; infinite if a value is not finite, except in a step that both have skipped."""
         a, b = self.parallel[step], self.single[step]
         if step in self.skipped:
             return 0.0
@@ -33,7 +33,7 @@ class Comparison:
 
     @property
     def worst(self) -> int:
-        """The first of the steps that differ most."""
+        """The first step with the largest difference."""
         return max(range(len(self.single)), key=self.difference)
 
     @property
@@ -45,6 +45,6 @@ class Comparison:
         return self.largest <= tolerance < math.inf
 
     def steps(self) -> list[int]:
-        """Some steps to show: the first, the last, the worst, and some in between."""
+        """Return some steps to show: the first, the last, the worst, and some in between."""
         last = len(self.single) - 1
         return sorted({round(k * last / (SHOWN - 1)) for k in range(SHOWN)} | {self.worst})

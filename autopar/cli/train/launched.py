@@ -1,4 +1,4 @@
-"""Whether this process was launched as a rank of a job, by ``torchrun`` or by this command: the environment says."""
+"""Detect from the environment whether ``torchrun`` or this command launched this process as a rank of a job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autopar.cli.train.refused import Refused
 
 @dataclass(frozen=True)
 class Launched:
-    """One rank's place in a job; ``local`` is among the processes of one machine."""
+    """The place of a rank in a job; ``local`` is its rank among the processes of one machine."""
 
     rank: int
     size: int
@@ -20,7 +20,7 @@ class Launched:
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> Launched | None:
-    """The place of this process in its job, or ``None`` when it is on its own."""
+    """Return the place of this process in its job, or ``None`` if it belongs to no job."""
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return None
     size = _number(environment, "WORLD_SIZE")

@@ -1,4 +1,4 @@
-"""The loop: one for the model on a mesh, for the simulated one and for the single device."""
+"""Run the training loop, the same for the model on a mesh, for the simulated model and for the single device."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 Batch = Mapping[str, torch.Tensor]
-Taken = tuple[torch.Tensor, torch.Tensor, bool]  # the loss, the norm of its gradients, whether they overflowed and nothing was changed
+Taken = tuple[torch.Tensor, torch.Tensor, bool]  # the loss, the norm of its gradients, whether they overflowed and the step was skipped
 
 
 @dataclass(frozen=True)
 class TrainedStep:
-    """What one step gave: its number from 0, the loss before the update, the norm of its gradients, and the seconds it took.
+    """The result of one step: its number from 0, the loss before the update, the norm of its gradients, and its time in seconds.
 
     The norm is there because AdamW does the same with gradients that are all too large by one factor: losses alone
     would not show it.
@@ -33,11 +33,11 @@ class TrainedStep:
 
 
 def train(take: Callable[[Batch], Taken], schedule: LRScheduler, batches: Iterable[Batch], first: int = 0) -> Iterator[TrainedStep]:
-    """Train, a step for each batch; the first of them has the number ``first``."""
+    """Train one step for each batch; the first step has the number ``first``."""
     for number, batch in enumerate(batches, first):
         start = time.perf_counter()
         loss, norm, skipped = take(batch)
-        with warnings.catch_warnings():  # a first step that is skipped is no wrong order of calls
+        with warnings.catch_warnings():  # torch warns of a wrong order of calls if the first step is skipped
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
             schedule.step()
         yield TrainedStep(number, loss.item(), norm.item(), time.perf_counter() - start, skipped)

@@ -1,4 +1,4 @@
-"""The model that is trained: a Llama with random weights, which depend on its size and the seed alone."""
+"""Build the model that is trained: a Llama with random weights, which depend only on its size and the seed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from autopar.cli.train.sizes import VOCABULARY, Size
 
 
 def llama(size: Size, positions: int, seed: int, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
-    """Hugging Face's Llama, as it is. Its weights are drawn on CPU, so that they are the same on every device."""
+    """Build Hugging Face's Llama, unchanged. Its weights are drawn on the CPU, so that they are the same on every device."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(

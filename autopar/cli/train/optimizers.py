@@ -1,4 +1,4 @@
-"""The optimizers that can be chosen, and the schedule of their learning rate. Both are torch's."""
+"""Offer a few of torch's optimizers, and one of its schedules of the learning rate."""
 
 from __future__ import annotations
 

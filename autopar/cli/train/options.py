@@ -1,4 +1,4 @@
-"""What was asked for, as on the command line."""
+"""Define the options of ``autopar train``, as on the command line."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 
 from autopar.cli.train.presets import TRAININGS
 
-NONE = "none"  # of an option that a preset may set
+NONE = "none"  # switches an option off that a preset may set
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The largest relative differences that pass, of losses and of norms of gradients: these are the noisier in low precision."""
+    """The largest accepted relative differences of losses and of norms of gradients, which are noisier in low precision."""
 
     loss: float
     norm: float
@@ -25,24 +25,24 @@ class Tolerance:
 
 DTYPES: dict[str, tuple[torch.dtype, Tolerance]] = {
     "float32": (torch.float32, Tolerance(1e-4, 1e-4)),
-    "float64": (torch.float64, Tolerance(1e-4, 1e-4)),  # Llama's norms and its loss are float32 all the same
+    "float64": (torch.float64, Tolerance(1e-4, 1e-4)),  # Llama computes its norms and its loss in float32 anyway
     "bfloat16": (torch.bfloat16, Tolerance(1e-2, 1e-2)),
 }
-AMPS: dict[str, Tolerance | None] = {  # ``None``: that of the dtype
+AMPS: dict[str, Tolerance | None] = {  # ``None``: the tolerance of the dtype
     NONE: None,
     "bf16-O1": Tolerance(1e-2, 1e-1),
     "fp16-O1": Tolerance(2e-3, 5e-2),
     "bf16-O2": Tolerance(1e-2, 2e-1),
     "fp16-O2": Tolerance(2e-3, 5e-2),
 }
-RECOMPUTED = (NONE, "blocks", "min-cut")  # and globs
+RECOMPUTED = (NONE, "blocks", "min-cut")  # globs are accepted too
 DEVICES = ("cpu", "cuda")
-LOSS_SCALE = 1024.0  # of fp16; at torch's 65536 a first step may overflow on one side alone
+LOSS_SCALE = 1024.0  # for fp16; with torch's 65536 a first step may overflow on only one of mesh and single device
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """The options of ``autopar train`` and their defaults; ``None`` is decided by ``check``."""
+    """The options of ``autopar train`` and their defaults; ``check`` replaces ``None``."""
 
     preset: str | None = None
     mesh: str = "dp=2,tp=2"
@@ -74,7 +74,7 @@ class TrainOptions:
     tolerance: float | None = None
 
     def arguments(self) -> list[str]:
-        """The same options, as a command line has them: all that are not ``None``, so that the preset has no say in them."""
+        """Return the options as command-line arguments: all that are not ``None``, so that no preset overrides them."""
         found = []
         for name, value in dataclasses.asdict(self).items():
             if value is True:
@@ -85,20 +85,20 @@ class TrainOptions:
 
 
 def option(name: str) -> str:
-    """``--clip-norm`` of ``clip_norm``."""
+    """Return ``--clip-norm`` for ``clip_norm``."""
     return "--" + name.replace("_", "-")
 
 
-def options_of(given: Mapping[str, Any]) -> TrainOptions:
-    """What was given, before what its preset says, before the defaults. A preset that is unknown is refused by ``check``."""
-    preset = TRAININGS.get(given.get("preset") or "")
-    said = dict(preset.options) if preset else {}
-    if given.get("amp", said.get("amp")) != said.get("amp"):
-        said.pop("loss_scale", None)  # it goes with the preset's own
-    return TrainOptions(**{**said, **given})
+def options_of(explicit: Mapping[str, Any]) -> TrainOptions:
+    """Merge explicit options over those of their preset over the defaults. ``check`` refuses an unknown preset."""
+    preset = TRAININGS.get(explicit.get("preset") or "")
+    merged = dict(preset.options) if preset else {}
+    if explicit.get("amp", merged.get("amp")) != merged.get("amp"):
+        merged.pop("loss_scale", None)  # it belongs to the preset's mixed precision
+    return TrainOptions(**{**merged, **explicit})
 
 
-LIMITS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (  # option, what holds, in words
+LIMITS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (  # option, its condition, and the condition in words
     ("steps", lambda n: n >= 1, "at least 1"),
     ("batch", lambda n: n >= 1, "at least 1"),
     ("sequence", lambda n: n >= 2, "at least 2: a byte and the next one"),

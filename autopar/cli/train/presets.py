@@ -1,4 +1,4 @@
-"""Whole trainings that have a name, as a table: what they set, beside the defaults of the options."""
+"""Define presets of whole trainings as a table: the options that differ from the defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The error of a request that cannot be followed."""
+"""Define the error of options that are refused."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from autopar.errors import AutoparError
 
 
 class Refused(AutoparError, ValueError):
-    """An option of the command, or two that do not fit each other. One line, which ends with the remedy."""
+    """An option of the command is wrong, or two do not fit each other. The message is one line, which ends with the remedy."""

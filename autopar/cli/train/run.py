@@ -1,4 +1,4 @@
-"""One training, from what was asked to the exit status: simulated, as a rank of a job, or in processes started here."""
+"""Run one training, from the options to the exit status: simulated, as a rank of a job, or in processes that it starts."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from autopar.step.program import Step as Programs
 from autopar.step.train_step import TrainStep
 
 EQUAL, DIFFERENT, REFUSED = 0, 1, 2  # exit statuses
-TOLD = 64  # added to that of a rank which this command started, when the rank has told the user itself
-STARTED = "AUTOPAR_TRAIN_STARTED"  # the variable by which such a rank knows
+REPORTED = 64  # added to the exit status of a rank that this command started, if the rank has printed its error itself
+STARTED = "AUTOPAR_TRAIN_STARTED"  # the environment variable of such a rank
 
 
 def run(options: TrainOptions) -> int:
-    """Follow the options; the exit status. What stands in the way is told in a line, without a traceback."""
+    """Run with these options, and return the exit status. An error is printed as one line, without a traceback."""
     try:
         status = _follow(options)
     except AutoparError as error:
         text = str(error)
         print(text if text.startswith("autopar:") else f"autopar: {text}", file=sys.stderr)
         status = REFUSED
-    return status + TOLD if status and STARTED in os.environ else status
+    return status + REPORTED if status and STARTED in os.environ else status
 
 
 def _follow(options: TrainOptions) -> int:
@@ -64,11 +64,11 @@ def _follow(options: TrainOptions) -> int:
 
 
 def _start(checked: Checked) -> int:
-    """The same command again, once for each rank."""
+    """Start the same command once for each rank."""
     from autopar.runtime.processes.launch import launch
 
     options = replace(checked.options, device=checked.device.type)
-    if not isinstance(checked.plan, str):  # what is wrong with it is told here, once
+    if not isinstance(checked.plan, str):  # report its errors here, once and not on each rank
         shapes = {name: (options.batch, options.sequence) for name in _batch(checked, 0)}
         layouts_of(checked.plan, _model(checked, torch.device("meta")), checked.mesh, shapes)
     command = [sys.executable, "-m", "autopar", "train", *options.arguments()]
@@ -76,9 +76,9 @@ def _start(checked: Checked) -> int:
     try:
         launch(command, checked.mesh.size, endpoint=endpoint, environment={STARTED: "1"})
     except LaunchError as error:
-        if error.status - TOLD in (DIFFERENT, REFUSED):
-            return error.status - TOLD
-        if error.rank is None and error.status == 1:  # nothing was started
+        if error.status - REPORTED in (DIFFERENT, REFUSED):
+            return error.status - REPORTED
+        if error.rank is None and error.status == 1:  # no process was started
             raise
         print(error, file=sys.stderr)
         return error.status
@@ -86,7 +86,7 @@ def _start(checked: Checked) -> int:
 
 
 def _train(checked: Checked) -> int:
-    """Train on the mesh; then the first rank trains alone and compares, when the others have left."""
+    """Train on the mesh; then, when the other ranks have ended, the first rank trains on a single device and compares."""
     first = checked.launched is None or checked.launched.rank == 0
     console = console_of(first)
     o = checked.options
@@ -107,17 +107,17 @@ def _train(checked: Checked) -> int:
         dist.destroy_process_group()
     if not first:
         return EQUAL
-    wanted = _alone(checked, console)
-    losses = Comparison([step.loss for step in steps], [step.loss for step in wanted])
-    skipped = frozenset(step.number for step, other in zip(steps, wanted, strict=True) if step.skipped and other.skipped)
-    norms = Comparison([step.norm for step in steps], [step.norm for step in wanted], skipped)
-    differently = [step.number for step, other in zip(steps, wanted, strict=True) if step.skipped != other.skipped]
+    reference = _alone(checked, console)
+    losses = Comparison([step.loss for step in steps], [step.loss for step in reference])
+    skipped = frozenset(step.number for step, other in zip(steps, reference, strict=True) if step.skipped and other.skipped)
+    norms = Comparison([step.norm for step in steps], [step.norm for step in reference], skipped)
+    differently = [step.number for step, other in zip(steps, reference, strict=True) if step.skipped != other.skipped]
     show_comparison(console, losses, norms, checked, differently)
     return EQUAL if not differently and losses.within(checked.tolerance.loss) and norms.within(checked.tolerance.norm) else DIFFERENT
 
 
 def _alone(checked: Checked, console: Console) -> list[TrainedStep]:
-    """The steps of the same training on a single device."""
+    """Run the same training on a single device, and return its steps."""
     o = checked.options
     model = _model(checked)
     optimizer = _optimizer(checked, model)
@@ -126,7 +126,7 @@ def _alone(checked: Checked, console: Console) -> list[TrainedStep]:
 
 
 def _captured(checked: Checked, step: TrainStep) -> Programs:
-    """Its programs; the optimizer has its state then. What globs of modules mean is known now only."""
+    """Capture the step, which also creates the optimizer's state, and return its programs. Globs of modules can only be checked here."""
     try:
         return step.capture(_batch(checked, 0))
     except ValueError as error:
@@ -136,7 +136,7 @@ def _captured(checked: Checked, step: TrainStep) -> Programs:
 
 
 def _take(step: TrainStep, processes: bool) -> Callable[[Batch], Taken]:
-    """A step on the mesh."""
+    """Return a function that runs a step on the mesh."""
 
     def take(batch: Batch) -> Taken:
         loss = step(batch) if processes else step.simulate(batch)
@@ -147,7 +147,7 @@ def _take(step: TrainStep, processes: bool) -> Callable[[Batch], Taken]:
 
 
 def _shown(checked: Checked, title: str, steps: Iterable[TrainedStep], console: Console, first: int = 0) -> list[TrainedStep]:
-    """All steps, seen while they are made."""
+    """Run all steps, and show them while they run."""
     o = checked.options
     return list(show_steps(console, title, steps, o.steps, o.batch * o.sequence, first))
 

@@ -1,7 +1,7 @@
-"""What a training goes on from after it was ended: checkpoints of the step, the schedule, the place in the data and the curves so far.
+"""Save and resume a training: checkpoints of the step, the schedule, the position in the data and the curves so far.
 
-Batches are functions of the seed and of the step's number, and weights of what is saved; so a training that was ended at any
-moment and goes on has the numbers of one that was not.
+Batches depend only on the seed and the number of the step, and weights only on the saved state. So a training that is interrupted at
+any moment and resumed has the numbers of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ SAME = ("size", "dtype", "batch", "sequence", "optimizer", "warmup", "weight_dec
 
 
 def numbers_of(checked: Checked) -> dict[str, Any]:
-    """The options from which the numbers of a training follow: it does not go on with others. The mesh and the like are free."""
+    """Return the options that determine the numbers of a training. It cannot be resumed with others; the mesh and the like are free."""
     o, text = checked.options, checked.text
-    found = {name: getattr(o, name) for name in SAME}
-    found |= {"lr": checked.lr, "text": f"{text.name} ({len(text.data):,} bytes, crc32 {zlib.crc32(text.data.numpy()):08x})"}
-    return found | ({"steps": o.steps} if o.warmup else {})  # the schedule ends with the last of them
+    options = {name: getattr(o, name) for name in SAME}
+    options |= {"lr": checked.lr, "text": f"{text.name} ({len(text.data):,} bytes, crc32 {zlib.crc32(text.data.numpy()):08x})"}
+    return options | ({"steps": o.steps} if o.warmup else {})  # the schedule of the learning rate ends with the last step
 
 
 def check_resumed(checked: Checked) -> int:
-    """How many steps the newest whole checkpoint has, 0 where there is none; ``Refused`` where it is of other options."""
+    """Return how many steps the newest complete checkpoint has, 0 if there is none; ``Refused`` if it has other options."""
     options = checked.options
     folder = options.checkpoint
     if not options.resume or folder is None:
         return 0
     try:
-        found = checkpoint.load(folder, {}, strict=False)
+        state = checkpoint.load(folder, {}, strict=False)
     except FileNotFoundError:
         return 0
-    if not isinstance(found.get("options"), dict) or "curve" not in found:
+    if not isinstance(state.get("options"), dict) or "curve" not in state:
         raise Refused(f"--checkpoint {folder} is not of autopar train; name another folder")
     for name, value in numbers_of(checked).items():
-        if (saved := found["options"].get(name)) != value:
+        if (saved := state["options"].get(name)) != value:
             raise Refused(f"{option(name)} is {value}, and in the checkpoint in {folder} it was {saved}; give {option(name)} as it was, or name another folder")
-    taken = len(found["curve"])
+    taken = len(state["curve"])
     if taken > options.steps:
         raise Refused(f"--steps {options.steps}, but the checkpoint in {folder} has taken {taken} already; give --steps {taken} or more")
     return taken
@@ -55,14 +55,14 @@ def check_resumed(checked: Checked) -> int:
 
 @dataclass
 class Saved:
-    """The checkpoints of one training. All ranks call all of it alike."""
+    """The checkpoints of one training. All ranks make the same calls."""
 
     checked: Checked
     step: TrainStep
     schedule: LRScheduler
 
     def resume(self) -> list[TrainedStep]:
-        """Go on from the newest whole checkpoint: the steps that were taken; none where there is no checkpoint. The step has been captured."""
+        """Load the newest complete checkpoint into the captured step, and return its past steps; none if there is no checkpoint."""
         if not check_resumed(self.checked):
             return []
         state = checkpoint.load(self._folder, self._state([]))
@@ -73,13 +73,13 @@ class Saved:
             raise Refused(f"--checkpoint {self._folder} is not of autopar train; name another folder")
         return steps
 
-    def kept(self, before: list[TrainedStep], steps: Iterable[TrainedStep], told: Callable[[Path, int], None]) -> Iterator[TrainedStep]:
-        """The same steps, with a checkpoint after every ``--every`` of them and after the last. ``told`` hears of each one."""
+    def kept(self, before: list[TrainedStep], steps: Iterable[TrainedStep], on_saved: Callable[[Path, int], None]) -> Iterator[TrainedStep]:
+        """Yield the same steps, and save a checkpoint after every ``--every`` steps and after the last. ``on_saved`` is called after each save."""
         curve, o = list(before), self.checked.options
         for step in steps:
             curve.append(step)
             if o.checkpoint is not None and (len(curve) % o.every == 0 or len(curve) == o.steps):
-                told(checkpoint.save(self._folder, self._state(curve)), len(curve))
+                on_saved(checkpoint.save(self._folder, self._state(curve)), len(curve))
             yield step
 
     @property
@@ -91,7 +91,7 @@ class Saved:
         return {
             "step": self.step.state_dict(),
             "schedule": self.schedule.state_dict(),
-            "next": len(curve),  # the batch, and the number of the step
+            "next": len(curve),  # the number of the next batch and step
             "curve": [[step.loss, step.norm, step.skipped] for step in curve],
             "options": numbers_of(self.checked),
         }

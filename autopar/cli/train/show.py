@@ -1,4 +1,4 @@
-"""What a person sees: what was decided, how the training goes, and whether the curves are the same."""
+"""Print the output of a training: the decisions, the progress, and the comparison of the curves."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from autopar.report.passes import Reports
 from autopar.report.transfers import bytes_per_axis, transfers_of
 from autopar.step.program import Step as Program
 
-WIDTH = 100  # of what is no terminal
+WIDTH = 100  # columns of an output that is no terminal
 MODULE = 31  # the end of a module's path that a table shows
-LINES = 10  # lines of progress where there is no terminal
+LINES = 10  # lines of progress without a terminal
 CAST = "cast"
 NAMES = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}
 
 
 def console_of(speaks: bool) -> Console:
-    """The console of a rank: one of them speaks. Tables fit a terminal, or else 100 columns."""
+    """Return the console of a rank; only one rank prints. Tables fit the terminal, or else 100 columns."""
     console = Console(quiet=not speaks, highlight=False, markup=False)
     if not console.is_terminal:
         console.width = WIDTH
@@ -38,7 +38,7 @@ def console_of(speaks: bool) -> Console:
 
 
 def show_request(console: Console, checked: Checked, parameters: int) -> None:
-    """What is about to be trained, on what, where."""
+    """Print what is trained, on which mesh and devices."""
     o, size = checked.options, checked.size
     where = f"{checked.mesh.size} {'processes' if checked.processes else 'simulated ranks'} on {checked.device.type}"
     if o.preset is not None:
@@ -55,7 +55,7 @@ def show_request(console: Console, checked: Checked, parameters: int) -> None:
 
 
 def _parts(checked: Checked) -> list[str]:
-    """What a step has besides; nothing by default."""
+    """Describe the further options of a step; empty by default."""
     o = checked.options
     shown = (
         (o.microbatches > 1, f"{o.microbatches} micro-batches"),
@@ -71,7 +71,7 @@ def _parts(checked: Checked) -> list[str]:
 
 
 def show_decisions(console: Console, reports: Reports, step: Program) -> None:
-    """The notes of the passes, and the table of the transfers of a whole step; casts are counted."""
+    """Print the notes of the passes, the table of the transfers of a whole step, and the number of casts."""
     for report in reports:
         for note in report.notes:
             console.print(f"{report.name}: {note}")
@@ -96,11 +96,11 @@ def show_decisions(console: Console, reports: Reports, step: Program) -> None:
             moved = f"{row.bytes * runs:,}"
             widest = max(widest, len(moved))
             table.add_row(row.transfer, row.axis, row.phase, str(row.times * runs), moved, Line(module), Line(line))
-    table.columns[4].min_width = widest  # else it is the widest column that gives way
+    table.columns[4].min_width = widest  # otherwise rich would shrink the widest column
     console.print()
     console.print(table)
-    told = ", ".join(f"{axis} {count:,}" for axis, count in total.items()) or "none"
-    console.print(f"\nbytes that a rank receives in a step, by axis: {told}" + f"; {casts} casts" * bool(casts) + "\n")
+    by_axis = ", ".join(f"{axis} {count:,}" for axis, count in total.items()) or "none"
+    console.print(f"\nbytes that a rank receives in a step, by axis: {by_axis}" + f"; {casts} casts" * bool(casts) + "\n")
 
 
 def show_resumed(console: Console, options: TrainOptions, taken: int) -> None:
@@ -115,7 +115,7 @@ def show_saved(console: Console, path: Path, taken: int) -> None:
 
 
 def show_steps(console: Console, title: str, steps: Iterable[TrainedStep], count: int, tokens: int, first: int = 0) -> Iterator[TrainedStep]:
-    """The same steps, from ``first`` to ``count``, seen as they are made: a bar on a terminal, else some lines."""
+    """Yield the same steps, from ``first`` to ``count``, and show their progress: as a bar on a terminal, else as some lines."""
     if not console.is_terminal or console.quiet:
         console.print(title)
         every = max(1, round(count / LINES))
@@ -136,7 +136,7 @@ def show_steps(console: Console, title: str, steps: Iterable[TrainedStep], count
 
 
 def _rates(steps: Iterable[TrainedStep], tokens: int, first: int) -> Iterator[tuple[TrainedStep, float]]:
-    """Each step with the tokens a second so far; the first step, which warms up, counts until there is another."""
+    """Yield each step with the tokens per second so far; the first step, a warm-up, counts only until there is another."""
     seconds = 0.0
     for step in steps:
         taken = step.number - first
@@ -145,7 +145,7 @@ def _rates(steps: Iterable[TrainedStep], tokens: int, first: int) -> Iterator[tu
 
 
 def show_comparison(console: Console, losses: Comparison, norms: Comparison, checked: Checked, differently: Sequence[int]) -> None:
-    """The losses of some steps side by side, how much they and the norms of the gradients differ, and the verdict.
+    """Print the losses of some steps side by side, the differences of losses and of gradient norms, and the verdict.
 
     ``differently``: the steps that one of both skipped.
     """

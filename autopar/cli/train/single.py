@@ -1,4 +1,4 @@
-"""The same training in plain torch, on a single device: the losses that those of the mesh are compared with."""
+"""Run the same training in plain torch, on a single device, to compare its losses with those of the mesh."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autopar.plan.precision import PrecisionPolicy
 
 @dataclass
 class Single:
-    """A step: gradients add up over micro-batches, are clipped, and the optimizer takes its step.
+    """A training step with gradient accumulation over micro-batches, clipping, and the optimizer's update.
 
     With O1 the forward runs under ``torch.autocast``; with O2 as apex did it: a copy of the model in low precision runs forward and
     backward, its gradients add up in float32, and the optimizer's parameters are the float32 masters of the copy. Llama

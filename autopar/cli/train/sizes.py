@@ -1,4 +1,4 @@
-"""The sizes of model that can be trained, as a table."""
+"""List the sizes of the model in a table."""
 
 from __future__ import annotations
 

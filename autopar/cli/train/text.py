@@ -1,4 +1,4 @@
-"""The training text, as bytes, and the batches that are cut from it."""
+"""Read the training text as bytes, and cut batches from it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 
 from autopar.cli.train.refused import Refused
 
-STRIDE = 1_000_003  # steps of one seed that have a generator of their own
+STRIDE = 1_000_003  # the number of steps for which each pair of seed and step has its own generator
 
 
 @dataclass(frozen=True)
 class Text:
-    """What is trained on. ``name`` is for people."""
+    """The training text. ``name`` is for the output."""
 
     name: str
     data: torch.Tensor  # uint8, one dim
 
     def batch(self, seed: int, step: int, rows: int, length: int, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
-        """The global batch of one step: ``rows`` pieces of the text. Equal on every rank, and whatever ran before."""
+        """Return the global batch of one step, ``rows`` pieces of the text. It is equal on every rank, and does not depend on earlier steps."""
         generator = torch.Generator().manual_seed(seed * STRIDE + step)
         starts = torch.randint(len(self.data) - length + 1, (rows, 1), generator=generator)
         ids = self.data[starts + torch.arange(length)].long().to(device)
@@ -29,13 +29,13 @@ class Text:
 
 
 def standard_library() -> Text:
-    """The sources of Python's standard library, one after the other in the order of their names."""
+    """Concatenate the sources of Python's standard library, in the order of their names."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     return _text("Python's standard library", b"".join(file.read_bytes() for file in files))
 
 
 def read(file: str | None) -> Text:
-    """A file, or without one the standard library; ``Refused`` where it cannot be read."""
+    """Read a file, or the standard library if none is named; ``Refused`` if it cannot be read."""
     if file is None:
         return standard_library()
     try:
@@ -45,7 +45,7 @@ def read(file: str | None) -> Text:
 
 
 def check_length(text: Text, length: int) -> None:
-    """``Refused`` when the text has no piece of ``length`` bytes."""
+    """Raise ``Refused`` if the text has no piece of ``length`` bytes."""
     count = len(text.data)
     if count < length:
         shorter = f", or --sequence {count}" if count > 1 else ""

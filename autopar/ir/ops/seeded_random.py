@@ -1,13 +1,12 @@
-"""Random ops as functions of a seed: each has a twin in the namespace ``drawn``, with two more arguments.
+"""Register random ops that are functions of a seed: each random op has a twin in the namespace ``drawn`` with two more arguments.
 
     y = bernoulli(x, 0.9)       →       y = drawn::bernoulli.p(x, 0.9, seed=seed, stream=3)
 
-``stream`` numbers the random ops of a step, in the order in which a single device draws. What is drawn depends on the two
-alone, so reordering, recomputing or merging ops cannot change a number. ``seed`` is one number, from which each stream takes
-a generator of its own; ranks with different pieces have different seeds (``folded``). Or it is a table with the state of the
-device's generator for each stream: then the numbers are those of a single device, if the op runs on whole operands.
+``stream`` numbers the random ops of a step, in the order in which a single device calls them. The result depends on these two
+alone, so reordering, recomputing or merging ops cannot change a number. ``seed`` is either one number, from which each stream gets
+its own generator; then ranks with different pieces have different seeds (``folded``). Or it is a table with the state of the
+device's generator for each stream; then the numbers are those of a single device, if the op runs on whole operands.
 """
-
 from __future__ import annotations
 
 import contextlib
@@ -21,15 +20,15 @@ from autopar.torch_private import OpOverload, default_generator, operator_schema
 
 LIBRARY = torch.library.Library("drawn", "DEF")
 
-FUNCTIONAL = {  # ops that fill a tensor → those that make one like it
+FUNCTIONAL = {  # ops that fill a tensor → ops that return a new one
     "bernoulli_.float": "bernoulli.p", "bernoulli_.Tensor": "bernoulli.Tensor", "uniform_": "uniform", "normal_": "normal_functional",
     "exponential_": "exponential", "random_": "random", "random_.from": "random.from", "random_.to": "random.to",
     "cauchy_": "cauchy", "geometric_": "geometric", "log_normal_": "log_normal",
 }  # fmt: skip
 
-RRELU = "rrelu_with_noise"  # writes into its second operand, and returns something else
+RRELU = "rrelu_with_noise"  # writes into its second operand, and returns another tensor
 
-# how many numbers these take depends on the values they are given, so that a single device's cannot be told in advance
+# the number of draws of these ops depends on values, so that the states of a single device's generator are not known in advance
 REJECTING = frozenset({"poisson", "binomial", "_standard_gamma", "_sample_dirichlet", RRELU})
 
 
@@ -47,10 +46,10 @@ _SOURCES: dict[OpOverload, OpOverload] = {}
 
 @dataclass(frozen=True)
 class Draw:
-    """One stream: the call that a single device makes there, tensors as shapes and dtypes.
+    """One stream: the call that a single device makes, with shapes and dtypes in place of tensors.
 
     Attributes:
-        order: the dims of the first tensor as they lie in memory, where that is not as they are counted.
+        order: the dims of the first tensor in memory order, if that differs from their numbers.
     """
 
     op: OpOverload
@@ -61,14 +60,14 @@ class Draw:
 
 @dataclass(frozen=True)
 class Like:
-    """A tensor that is not there."""
+    """The shape and dtype of a tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 def twin_of(op: OpOverload) -> OpOverload:
-    """The op of a seed and a stream that draws what ``op`` draws."""
+    """Return the twin of ``op``: the op of a seed and a stream that computes the same distribution."""
     if op not in _TWINS:
         space, _, name = op.name().partition("::")
         name = name if space == "aten" else f"{space}__{name}"
@@ -83,7 +82,7 @@ def twin_of(op: OpOverload) -> OpOverload:
                 if not seed.dim():
                     generator.manual_seed(mixed(int(seed), stream))
                     return op(*args, **kwargs)
-                generator.set_state(seed[stream].clone())  # what has an offset in memory ends the process
+                generator.set_state(seed[stream].clone())  # cloned: a state with a storage offset crashes the process
                 return _as_a_single_device(op, args, kwargs, order)
             finally:
                 generator.set_state(before)
@@ -99,7 +98,7 @@ def twin_of(op: OpOverload) -> OpOverload:
 
 
 def _as_a_single_device(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], order: list[int] | None) -> Any:
-    """The op where its first operand lies in this order in memory: which numbers are drawn, and how many, depends on it."""
+    """Run the op on a first operand with this memory order, which decides how many numbers are drawn and where they go."""
     if order is None:
         return op(*args, **kwargs)
     first, *rest = args
@@ -107,26 +106,26 @@ def _as_a_single_device(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str
     return FILLING.get(op, op)(as_it_lay, *rest, **kwargs).contiguous()
 
 
-def is_drawn(op: Any) -> bool:
-    """Whether an op is such a twin."""
+def is_seeded_random(op: Any) -> bool:
+    """Return whether an op is such a twin."""
     return op in _SOURCES
 
 
 def source_of(op: Any) -> Any:
-    """The op that a twin stands for; another op is its own."""
+    """Return the op that a twin replaces; other ops are returned unchanged."""
     return _SOURCES.get(op, op)
 
 
 def with_seed(pattern: str | Callable[..., Any]) -> Callable[..., Any]:
-    """The rule of an op as that of its twin: one operand more. Of a table of states nothing comes apart: its numbers have one order."""
+    """Return the rule of a twin from that of its op: one operand more. With a table of states nothing is split: its numbers have one order."""
 
     def bound(*args: Any, seed: Any, stream: int, order: Any = None, **kwargs: Any) -> Any:
         if seed.shape:
             return None
-        said = pattern(*args, **kwargs) if callable(pattern) else pattern
-        text, *sizes = said if isinstance(said, tuple) else (said,)
+        rule_text = pattern(*args, **kwargs) if callable(pattern) else pattern
+        text, *sizes = rule_text if isinstance(rule_text, tuple) else (rule_text,)
         if not isinstance(text, str):
-            return said  # told where it is read
+            return rule_text  # reading the rule raises the error
         operands, _, results = text.partition("->")
         text = f"{operands.strip()}, () -> {results.strip()}" if operands.strip() else f"() -> {results.strip()}"
         return (text, *sizes) if sizes else text
@@ -140,7 +139,7 @@ def _device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
 
 
 def mixed(seed: int, number: int) -> int:
-    """Another seed for each number: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014)."""
+    """Return a different seed for each number, by SplitMix64 (Steele, Lea, Flood, OOPSLA 2014)."""
     z = (seed + 0x9E3779B97F4A7C15 * (number + 1)) & 0xFFFFFFFFFFFFFFFF
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
@@ -148,12 +147,12 @@ def mixed(seed: int, number: int) -> int:
 
 
 def folded(seed: torch.Tensor, place: int) -> torch.Tensor:
-    """The seed of the ranks whose pieces are at ``place``."""
+    """Return the seed of the ranks whose pieces are at ``place``."""
     return torch.tensor(mixed(int(seed), place), dtype=torch.int64)
 
 
 def single_device_states(draws: Sequence[Draw], device: torch.device) -> torch.Tensor:
-    """The state of the device's generator before each draw; afterwards it has made them all."""
+    """Return the state of the device's generator before each draw, and leave it as after all of them."""
     generator = default_generator(device)
     states = []
     for draw in draws:
@@ -163,28 +162,28 @@ def single_device_states(draws: Sequence[Draw], device: torch.device) -> torch.T
     return torch.stack(states)
 
 
-_MARK = 0x61757470617200  # seeds that no model sets
+_MARK = 0x61757470617200  # a range of seeds that models do not set
 
 
-# twins that take nothing but the shape of their first operand
+# twins that use only the shape of their first operand
 SHAPED = frozenset(twin_of(_aten(FUNCTIONAL[name])) for name in FUNCTIONAL if name != "bernoulli_.Tensor")
 
 
 class Streams:
-    """Numbers the random ops of one trace in the order in which a single device meets them.
+    """Number the random ops of one trace in the order in which a single device calls them.
 
-    A number belongs to a state of the global generator. An op that is met again in the same state, because an activation
-    checkpoint has put it back for its recomputation, is the same stream, and draws the same numbers.
+    Each number belongs to a state of the global generator. If an activation checkpoint restores the state for its recomputation,
+    the same op in the same state gets the same stream, and so the same numbers.
     """
 
     def __init__(self, seed: torch.Tensor) -> None:
         self.seed = seed
         self.draws: list[Draw] = []
-        self._numbers: dict[int, int] = {}  # by the seed of the global generator, which is another one after each draw
+        self._numbers: dict[int, int] = {}  # seed of the global generator, which changes with each draw → stream
 
     @contextlib.contextmanager
     def numbering(self) -> Iterator[None]:
-        """The global generator is put back afterwards: a capture draws nothing."""
+        """Restore the global generator afterwards, because a capture must not change it."""
         before = torch.default_generator.get_state()
         torch.default_generator.manual_seed(_MARK)
         try:
@@ -193,18 +192,18 @@ class Streams:
             torch.default_generator.set_state(before)
 
     def draw(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call the twin of a random op, and write where the op would."""
+        """Call the twin of a random op, and write the result to the tensor that the op would fill."""
         name = op.name().removeprefix("aten::")
         if name == RRELU:
-            made, noise = self._draw(_aten(f"{RRELU}_functional"), args, kwargs, order=None)
+            result, noise = self._draw(_aten(f"{RRELU}_functional"), args, kwargs, order=None)
             args[1].copy_(noise)
-            return made
+            return result
         if name in FUNCTIONAL:
             return args[0].copy_(self._draw(_aten(FUNCTIONAL[name]), *with_defaults(op, args, kwargs), order=_memory_order(args[0])))
         return self._draw(op, args, kwargs, order=_memory_order(args[0]) if "_like" in name else None)
 
     def seeded_by_the_model(self) -> bool:
-        """Whether the global generator is in a state that forward itself must have made."""
+        """Return whether forward itself must have set the global generator's state."""
         return not 0 <= torch.default_generator.initial_seed() - _MARK <= len(self.draws)
 
     def _draw(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], order: list[int] | None) -> Any:
@@ -218,6 +217,6 @@ class Streams:
 
 
 def _memory_order(x: torch.Tensor) -> list[int] | None:
-    """The dims of a tensor as they lie in memory, in which order a single device fills it; ``None`` where they are counted so."""
+    """Return the dims of a tensor in memory order, in which a single device fills it; ``None`` if that is their own order."""
     order = sorted(range(x.dim()), key=lambda d: -x.stride(d))
     return None if x.is_contiguous() or order == list(range(x.dim())) else order

@@ -1,9 +1,9 @@
-"""Ops that autopar adds to torch's: they are told which part of a dim a rank holds, and so come apart along it.
+"""Register lookup and causal-attention ops for ranks that hold a part of a dim: the op gets the indices that the rank holds.
 
     embedding(table, ids)      table : f32[32000/tp 64]        look_up(table, ids, held)    held : i64[32000/tp]
 
-``held`` numbers what is there, in ascending order: a piece of ``arange(32000)``. What is looked up and not there is zero, so
-that the ranks' results sum up to the whole. ``rows`` numbers the queries of a causal attention, which sees no key behind them.
+``held`` lists the rank's indices in ascending order: a piece of ``arange(32000)``. The op returns zeros for other indices, so
+that the ranks' results add up to the whole. ``rows`` lists the positions of the queries of a causal attention, which masks later keys.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ def _op(schema: str) -> Callable[[Callable[..., Any]], Any]:
     return register
 
 
-def _own(index: torch.Tensor, held: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where in ``held`` each index stands (anywhere, where it does not), and whether it does. All must be below ``size``."""
+def _positions_in(index: torch.Tensor, held: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the position of each index in ``held`` (any position if it is missing), and whether it is in ``held``.
+
+    All indices must be below ``size``; ``IndexError`` otherwise.
+    """
     index = index.to(held.dtype).contiguous()
     _check_below(index, size, IndexError(f"index out of range: a dim of size {size} is looked up"))
-    own = torch.searchsorted(held, index).clamp_(max=held.numel() - 1)
-    return own, held.take(own) == index
+    positions = torch.searchsorted(held, index).clamp_(max=held.numel() - 1)
+    return positions, held.take(positions) == index
 
 
 def _check_below(index: torch.Tensor, size: int, error: Exception) -> None:
@@ -46,65 +49,65 @@ def _check_below(index: torch.Tensor, size: int, error: Exception) -> None:
 
 @_op("within(Tensor index, int size) -> Tensor")
 def within(index: torch.Tensor, size: int) -> torch.Tensor:
-    """``index``, all of whose values are from 0 up to below ``size``."""
+    """Return a copy of ``index``, all of whose values must be at least 0 and below ``size``; ``RuntimeError`` otherwise."""
     _check_below(index, size, RuntimeError(f"class values are not all between 0 and {size - 1}, as one_hot of {size} classes needs them"))
     return index.clone()
 
 
 @_op("look_up(Tensor table, Tensor index, Tensor held, int size) -> Tensor")
 def look_up(table: torch.Tensor, index: torch.Tensor, held: torch.Tensor, size: int) -> torch.Tensor:
-    """``table[index]``: ``[v d], [… ] → [… d]``, zeros where a row is not held."""
+    """Return ``table[index]``, with zeros for rows that are not held: ``[v d], [… ] → [… d]``."""
     if not held.numel():
         return table.new_zeros(*index.shape, *table.shape[1:])
-    own, there = _own(index, held, size)
-    return torch.nn.functional.embedding(own, table).masked_fill_(~there.unsqueeze(-1), 0)
+    positions, is_held = _positions_in(index, held, size)
+    return torch.nn.functional.embedding(positions, table).masked_fill_(~is_held.unsqueeze(-1), 0)
 
 
 @_op("look_up_backward(Tensor gradient, Tensor index, Tensor held, int size) -> Tensor")
 def look_up_backward(gradient: torch.Tensor, index: torch.Tensor, held: torch.Tensor, size: int) -> torch.Tensor:
-    """The gradient of the rows that are held: ``[… d], [… ] → [v d]``."""
+    """Return the gradient of the rows that are held: ``[… d], [… ] → [v d]``."""
     if not held.numel():
         return gradient.new_zeros(0, gradient.shape[-1])
-    own, there = _own(index, held, size)
-    return torch.ops.aten.embedding_dense_backward(gradient.masked_fill(~there.unsqueeze(-1), 0), own, held.numel(), -1, False)
+    positions, is_held = _positions_in(index, held, size)
+    return torch.ops.aten.embedding_dense_backward(gradient.masked_fill(~is_held.unsqueeze(-1), 0), positions, held.numel(), -1, False)
 
 
 @_op("gather_held(Tensor input, int dim, Tensor index, Tensor held, int size) -> Tensor")
 def gather_held(input: torch.Tensor, dim: int, index: torch.Tensor, held: torch.Tensor, size: int) -> torch.Tensor:
-    """``input.gather(dim, index)``, zero where a place along ``dim`` is not held."""
+    """Return ``input.gather(dim, index)``, with zeros for indices along ``dim`` that are not held."""
     if not held.numel():
         return input.new_zeros(index.shape)
-    own, there = _own(index, held, size)
-    return input.gather(dim, own).masked_fill_(~there, 0)
+    positions, is_held = _positions_in(index, held, size)
+    return input.gather(dim, positions).masked_fill_(~is_held, 0)
 
 
 @_op("scatter_held(Tensor source, int dim, Tensor index, Tensor held, int size) -> Tensor")
 def scatter_held(source: torch.Tensor, dim: int, index: torch.Tensor, held: torch.Tensor, size: int) -> torch.Tensor:
-    """Zeros along ``dim`` for all that is held, with ``source`` added where ``index`` says."""
+    """Return zeros with the held indices along ``dim``, and ``source`` added at ``index``."""
     shape = list(index.shape)
     shape[dim] = held.numel()
     zeros = source.new_zeros(shape)
     if not held.numel():
         return zeros
-    own, there = _own(index, held, size)
-    return zeros.scatter_add_(dim, own, source.masked_fill(~there, 0))
+    positions, is_held = _positions_in(index, held, size)
+    return zeros.scatter_add_(dim, positions, source.masked_fill(~is_held, 0))
 
 
-def _seen(rows: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The mask of a causal attention: 0 for keys up to the query's own place, and minus infinity behind it."""
+def _causal_mask(rows: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the mask of a causal attention: 0 for keys up to the query's position, minus infinity for later ones."""
     places = torch.arange(keys.shape[-2], device=rows.device)
     return torch.zeros((), dtype=dtype, device=rows.device).where(rows.unsqueeze(-1) >= places, float("-inf"))
 
 
 @_op("causal_attention(Tensor query, Tensor key, Tensor value, Tensor rows, float? scale) -> (Tensor, Tensor)")
 def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: torch.Tensor, scale: float | None) -> Any:
-    """Attention of the queries at the places ``rows``; the result, and the log-sum-exp of each row."""
-    return FLASH_FOR_CPU[0](query, key, value, 0.0, False, attn_mask=_seen(rows, key, query.dtype), scale=scale)
+    """Return the attention of the queries at the positions ``rows``, and the log-sum-exp of each row."""
+    return FLASH_FOR_CPU[0](query, key, value, 0.0, False, attn_mask=_causal_mask(rows, key, query.dtype), scale=scale)
 
 
 @_op("causal_attention_backward(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, Tensor rows, "
      "float? scale) -> (Tensor, Tensor, Tensor)")  # fmt: skip
 def causal_attention_backward(gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor,
                               logsumexp: torch.Tensor, rows: torch.Tensor, scale: float | None) -> Any:  # fmt: skip
-    mask = _seen(rows, key, query.dtype)
+    mask = _causal_mask(rows, key, query.dtype)
     return FLASH_FOR_CPU[1](gradient, query, key, value, out, logsumexp, 0.0, False, attn_mask=mask, scale=scale)

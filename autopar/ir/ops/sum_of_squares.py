@@ -1,4 +1,4 @@
-"""The sum of a tensor's squares, of which the norm of all gradients is made: an op that comes apart along every dim."""
+"""Register the op that sums a tensor's squares, which can be split along every dim. The norm of all gradients is made of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LIBRARY.define("sum_of_squares(Tensor x) -> Tensor")
 
 
 def sum_of_squares(x: torch.Tensor) -> torch.Tensor:
-    """``[…] → []``, of half precision in float32."""
+    """Return the sum of squares, ``[…] → []``; half precision is summed in float32."""
     wide = torch.promote_types(x.dtype, torch.float32)
     return torch.linalg.vector_norm(x, dtype=wide).square()
 

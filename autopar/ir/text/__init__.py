@@ -1,1 +1,1 @@
-"""The program as text: it prints itself, one line per value, and parses back. The grammar is in ``GRAMMAR.md``."""
+"""Print programs as text, one line per value, and parse such text. ``GRAMMAR.md`` has the grammar."""

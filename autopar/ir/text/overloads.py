@@ -1,4 +1,4 @@
-"""Check that values stand where an op's overload takes tensors: ``mul`` alone multiplies numbers, ``mul.Tensor`` tensors."""
+"""Check that an op's overload takes tensors where its arguments are values: ``mul`` takes numbers, ``mul.Tensor`` tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autopar.torch_private import OpOverload, mutates, tensor_arguments
 
 
 def misplaced(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-    """What is wrong with the arguments, and which overloads take them."""
+    """Return what is wrong with the arguments, and which overloads take them; ``None`` if all is right."""
     places = [place for place, value in (*enumerate(args), *kwargs.items()) if _has_value(value)]
     wrong = [place for place in places if place not in _takes_tensors(op)]
     if not wrong:

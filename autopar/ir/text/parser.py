@@ -1,4 +1,4 @@
-"""Parsing: a dump back into a program, by recursive descent over one line at a time. Grammar: ``GRAMMAR.md``."""
+"""Parse the text of a program, by recursive descent over one line at a time. ``GRAMMAR.md`` has the grammar."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class _Parser(TypeReader):
         self.constants: dict[str, Constant] = {}
         self.phase = PHASES[0]
         self.tree: tuple[str, ...] = ()
-        self.uses: list[Requirement | None] = []  # of the line being read
-        self.asks = False  # whether its operands may be followed by 'as'
+        self.uses: list[Requirement | None] = []  # requirements of the line being read
+        self.may_have_as = False  # whether 'as' may follow the operands of this line
         self.returns: list[tuple[Result, fx.Node, Requirement | None]] = []
         self.grads: list[tuple[Result, fx.Node, Requirement | None]] = []
-        self.states: dict[str, tuple[str, tuple[int, str]]] = {}  # placeholder → its next value, and the line
+        self.states: dict[str, tuple[str, tuple[int, str]]] = {}  # placeholder → its next value, and the line for errors
         self.state_needs: dict[str, Requirement | None] = {}
 
     # -- lines ---------------------------------------------------------------------------------------------------
@@ -82,9 +82,9 @@ class _Parser(TypeReader):
             if after not in self.values:
                 raise self.error(f"the state {name} is replaced by {after}, which is no value of the program", where)
             node = self.values[after]
-            results.append((Result("state", name), node, self.state_needs.get(name, self._own(node))))
+            results.append((Result("state", name), node, self.state_needs.get(name, self._own_requirement(node))))
         output = self.graph.output(tuple(node for _, node, _ in results))
-        uses = self._told(need for _, _, need in results)
+        uses = self._recorded_uses(need for _, _, need in results)
         set_record(output, Record(None, uses, results=tuple(result for result, _, _ in results)))
         return make(self.graph, self.level, self.mesh, stages=self.stages, streams=tuple(self.streams),
                     coordinates=self.coordinates, tree=self.tree, constants=self.constants)  # fmt: skip
@@ -141,11 +141,11 @@ class _Parser(TypeReader):
         return pairs
 
     def _return_line(self) -> None:
-        """The tree is Python: quoted keys, ``Class(field=value)``, tuples, lists, dicts; values are its bare names."""
+        """Read the tree, which is Python: quoted keys, ``Class(field=value)``, tuples, lists, dicts. Bare names are values."""
         if self.tree:
             raise self.error("the program returns twice")
         self.word("return")
-        self._begin(self.may_ask)
+        self._begin(self.may_require)
         fragments, done = [""], self.tokens[0].end + 1
         while self.at < len(self.tokens):
             token = self.tokens[self.at]
@@ -167,11 +167,11 @@ class _Parser(TypeReader):
         if any(result.of == of for result, _, _ in self.grads):
             raise self.error(f"the gradient of {of} is given twice")
         self.sign("=")
-        self._begin(self.may_ask)
+        self._begin(self.may_require)
         self.grads.append((Result("grad", of), self.operand(), self.uses[-1]))
 
     def _state_line(self) -> None:
-        """Only where the next value is required to lie otherwise than it does."""
+        """Read the required Layout of a next state. Such a line is written only where it differs from the value's Layout."""
         self.word("state")
         of = self.word()
         if of not in self.states:
@@ -179,7 +179,7 @@ class _Parser(TypeReader):
         if of in self.state_needs:
             raise self.error(f"the next value of {of} is given twice")
         self.sign("=")
-        self._begin(self.may_ask)
+        self._begin(self.may_require)
         if self.operand().name != self.states[of][0]:
             raise self.error(f"the state {of} is replaced by {self.states[of][0]}, as its placeholder says")
         self.state_needs[of] = self.uses[-1]
@@ -197,36 +197,36 @@ class _Parser(TypeReader):
         self.sign(":")
         type = self.type()
         self.sign("=")
-        op, target, args, kwargs, facts = self._made(name, type)
+        op, target, args, kwargs, facts = self._definition(name, type)
         stream = self.word() if self.skip("on") else None
         node = self.graph.create_node(op, target, args, kwargs, name=name)
         set_record(node, Record(type, phase=self.phase, stream=stream, **facts))
         self.values[name] = node
 
-    def _made(self, name: str, type: ValueType) -> tuple[str, Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]:
+    def _definition(self, name: str, type: ValueType) -> tuple[str, Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]:
         if self.look() in ROLES and (self.look(1) in ("(", "on") or self.at + 1 == len(self.tokens)):
             return "placeholder", name, (), {}, self._placeholder(name)
         if self.peek("constant"):
             self._constant(name, type)
             return "get_attr", name, (), {}, {}
-        self._begin(self.may_ask)
+        self._begin(self.may_require)
         if self.kind() == "word" and self.look(1) == "[":
             args: tuple[Any, ...] = self._element()
-            return "call_function", operator.getitem, args, {}, {"uses": self._told(self.uses)}
+            return "call_function", operator.getitem, args, {}, {"uses": self._recorded_uses(self.uses)}
         started = self.look(1) not in ("(", "") and self.skip("start")
         target = self._target(self.word())
         transfer = target in transfers.BY_FUNCTION
-        self.asks = self.may_ask and not transfer
+        self.may_have_as = self.may_require and not transfer
         args, kwargs = self._arguments(transfer)
         if transfer:
             self._check_transfer(target, args, kwargs)
         elif wrong := misplaced(target, args, kwargs):
             raise self.error(wrong)
-        uses = self._told(self.uses) if self.asks else ()
+        uses = self._recorded_uses(self.uses) if self.may_have_as else ()
         return "call_function", target, args, kwargs, {"uses": uses, "started": started}
 
     def _placeholder(self, name: str) -> dict[str, Any]:
-        """A role, and in parentheses the next value of a state, a tangent's position, the user's name."""
+        """Read a role, and in parentheses the next value of a state, a tangent's position or the user's name."""
         facts: dict[str, Any] = {"role": self.word()}
         after = ""
         if self.skip("("):
@@ -237,7 +237,7 @@ class _Parser(TypeReader):
             if len(facts) > 1 or after:
                 self.skip(",")
             if self.kind() == "string":
-                facts["name"] = "" if (given := self.string()) == name else given  # as it prints
+                facts["name"] = "" if (user_name := self.string()) == name else user_name  # as the printer writes it
             self.sign(")")
         if (facts["role"] == "state") != bool(after):
             raise self.error("a state names the value that replaces it, as in 'state(next)'; other placeholders do not")
@@ -282,18 +282,18 @@ class _Parser(TypeReader):
         space, _, rest = name.rpartition("::")
         packet, _, overload = rest.partition(".")
         try:
-            found = getattr(getattr(getattr(torch.ops, space or "aten"), packet), overload or "default")
+            op = getattr(getattr(getattr(torch.ops, space or "aten"), packet), overload or "default")
         except AttributeError:
-            found = None
-        if not isinstance(found, OpOverload):
+            op = None
+        if not isinstance(op, OpOverload):
             raise self.error(f"no op or transfer {name!r}; ops print as 'mm', 'add.Tensor' or 'library::op'")
-        return found
+        return op
 
     def _arguments(self, transfer: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
 
-        def one() -> None:
+        def read_argument() -> None:
             if self.kind() == "word" and self.look(1) == "=":
                 key = self.word()
                 if key in kwargs:
@@ -305,13 +305,13 @@ class _Parser(TypeReader):
             else:
                 args.append(self.literal(bare=True) if transfer and args else self.argument())
 
-        self.sequence("(", ")", one)
+        self.sequence("(", ")", read_argument)
         return tuple(args), kwargs
 
     def _check_transfer(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         name = function.__name__
         if function is transfers.recv and args and args[0] is None and self.level in ("local", "scheduled"):
-            return  # what is sent lies on other ranks
+            return  # the value to receive is on other ranks
         if not args or not isinstance(args[0], fx.Node):
             raise self.error(f"{name} takes a value first, as in {name}(x)")
         if not isinstance(record_of(args[0]).type, TensorType):
@@ -323,8 +323,8 @@ class _Parser(TypeReader):
 
     # -- operands ------------------------------------------------------------------------------------------------
 
-    def _begin(self, asks: bool) -> None:
-        self.uses, self.asks = [], asks
+    def _begin(self, may_have_as: bool) -> None:
+        self.uses, self.may_have_as = [], may_have_as
 
     def argument(self) -> Any:
         if self.peek("["):
@@ -340,40 +340,40 @@ class _Parser(TypeReader):
         if name not in self.values:
             raise self.error(f"{name} is read before it is made")
         node = self.values[name]
-        need = self._own(node)
+        need = self._own_requirement(node)
         if self.skip("as"):
             need = self._requirement(node)
         self.uses.append(need)
         return node
 
     def _requirement(self, node: fx.Node) -> Requirement:
-        own = record_of(node).type
-        if not self.asks or (self.level == "traced" and self.kind() != "word"):
-            raise self.error("only ops and results of placed and explicit programs require a Layout with 'as'; transfers take what they are given")
-        if not isinstance(own, TensorType):
+        type = record_of(node).type
+        if not self.may_have_as or (self.level == "traced" and self.kind() != "word"):
+            raise self.error("only ops and results of placed and explicit programs require a Layout with 'as'; transfers accept any Layout")
+        if not isinstance(type, TensorType):
             raise self.error(f"{node.name} has several tensors; require a Layout of its elements")
         if self.level == "traced":
             dtype = self.dtype()
             if self.peek("["):
-                raise self.error(f"a use in a traced program requires a dtype alone, as in '{node.name} as {DTYPE_NAMES[dtype]}': place says how it lies")
+                raise self.error(f"a use in a traced program requires a dtype alone, as in '{node.name} as {DTYPE_NAMES[dtype]}': place decides its Layout")
             return Requirement(None, dtype)
-        dtype = self.dtype() if self.kind() == "word" else own.dtype
+        dtype = self.dtype() if self.kind() == "word" else type.dtype
         shape, layout = self.placed()
-        if shape != own.shape:
-            raise self.error(f"{node.name} has the shape {list(own.shape)}, required is {list(shape)}")
+        if shape != type.shape:
+            raise self.error(f"{node.name} has the shape {list(type.shape)}, required is {list(shape)}")
         assert layout is not None
         return Requirement(layout, dtype)
 
-    def _told(self, uses: Iterable[Requirement | None]) -> tuple[Requirement | None, ...]:
-        """The requirements of a record: at the level ``traced`` none where nothing is required."""
-        found = tuple(uses)
-        return found if self.has_uses or any(found) else ()
+    def _recorded_uses(self, uses: Iterable[Requirement | None]) -> tuple[Requirement | None, ...]:
+        """Return the requirements of a record; none at the level ``traced`` if no operand has one."""
+        requirements = tuple(uses)
+        return requirements if self.has_uses or any(requirements) else ()
 
-    def _own(self, node: fx.Node) -> Requirement | None:
-        own = record_of(node).type
-        if not self.has_uses or not isinstance(own, TensorType) or own.layout is None:
+    def _own_requirement(self, node: fx.Node) -> Requirement | None:
+        type = record_of(node).type
+        if not self.has_uses or not isinstance(type, TensorType) or type.layout is None:
             return None
-        return Requirement(own.layout, own.dtype)
+        return Requirement(type.layout, type.dtype)
 
 
 def _tuples(value: object) -> object:

@@ -1,4 +1,4 @@
-"""Printing: records, types and arguments as the grammar in ``GRAMMAR.md`` has them."""
+"""Print programs, records, types and arguments in the grammar of ``GRAMMAR.md``."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ def _mesh(mesh: Mesh) -> str:
 
 
 def print_node(program: ProgramData, node: fx.Node) -> str:
-    """The line of one value."""
+    """Return the line of one value."""
     record = record_of(node)
     if node.op == "placeholder":
-        made = _placeholder(program, node, record)
+        definition = _placeholder(program, node, record)
     elif node.op == "get_attr":
         constant = program.constants[node.target]  # type: ignore[index]
         content = constant.content
-        made = f"constant({content!r})" if isinstance(content, str) else f"constant({print_literal(content)})"
+        definition = f"constant({content!r})" if isinstance(content, str) else f"constant({print_literal(content)})"
     else:
-        made = _call(node, record)
+        definition = _call(node, record)
     stream = "" if record.stream is None else f" on {record.stream}"
-    return f"  {node.name} : {print_type(record.type)} = {made}{stream}"
+    return f"  {node.name} : {print_type(record.type)} = {definition}{stream}"
 
 
 def _placeholder(program: ProgramData, node: fx.Node, record: Record) -> str:
@@ -93,7 +93,7 @@ def _call(node: fx.Node, record: Record) -> str:
 
 
 class _Operands:
-    """Writes operands in order, with the requirement where it differs from the value."""
+    """Write operands in order, with the requirement where it differs from the value."""
 
     def __init__(self, node: fx.Node, record: Record) -> None:
         self.uses, self.position = record.uses, -1
@@ -124,7 +124,7 @@ def _brackets(value: Sequence[Any], inner: list[str]) -> str:
 
 
 def print_literal(value: Any) -> str:
-    """A scalar argument; ``TypeError`` for what the grammar does not have."""
+    """Return a scalar argument as text; ``TypeError`` if the grammar has no form for it."""
     if isinstance(value, (tuple, list)):
         return _brackets(value, [print_literal(v) for v in value])
     if isinstance(value, (bool, torch.dtype, torch.layout, torch.memory_format, type(None))) and value in LITERALS:
@@ -141,12 +141,12 @@ def print_literal(value: Any) -> str:
 
 
 def target_name(target: Any) -> str:
-    """``mm``, ``add.Tensor``, ``mylib::op.overload``, ``all_gather``."""
+    """Return the printed name of an op or transfer: ``mm``, ``add.Tensor``, ``mylib::op.overload``, ``all_gather``."""
     if target in transfers.BY_FUNCTION:
         return transfers.BY_FUNCTION[target].name
     if not isinstance(target, OpOverload):
         return getattr(target, "__name__", repr(target))
-    space, _, name = target.name().partition("::")  # the overload "default" is not part of it
+    space, _, name = target.name().partition("::")  # without the overload name "default"
     bare = space == "aten" and name not in transfers.TRANSFERS
     return name if bare else f"{space}::{name}"
 
@@ -166,7 +166,7 @@ def _results(program: ProgramData, node: fx.Node, record: Record) -> list[str]:
 
 
 def print_type(value: ValueType) -> str:
-    """``f32[32/dp 64] +tp @s1``; a tuple of them for ops with several results."""
+    """Return a type as text, ``f32[32/dp 64] +tp @s1``; a tuple of them for ops with several results."""
     if value is None:
         return "None"
     if isinstance(value, tuple):
@@ -175,7 +175,7 @@ def print_type(value: ValueType) -> str:
 
 
 def print_requirement(need: Requirement, value: TensorType) -> str:
-    """What follows ``as``: the dtype only where it differs from the value's; at the level ``traced`` alone."""
+    """Return the text after ``as``: the dtype only if it differs from the value's, and alone at the level ``traced``."""
     if need.layout is None:
         return DTYPE_NAMES[need.dtype]
     dtype = "" if need.dtype == value.dtype else DTYPE_NAMES[need.dtype]
@@ -188,7 +188,7 @@ def _placed(shape: Sequence[int], attr: DistAttr, mesh: Mesh | None) -> str:
 
 
 def print_dims(shape: Sequence[int], attr: DistAttr) -> str:
-    """``32/dp (4 128/tp)``."""
+    """Return the dims as text: ``32/dp (4 128/tp)``."""
     out = []
     for size, dim in zip(shape, attr.dims, strict=True):
         parts = ["/".join([str(size if part is None else part), *axes]) for part, axes in dim]
@@ -197,7 +197,7 @@ def print_dims(shape: Sequence[int], attr: DistAttr) -> str:
 
 
 def print_pending(attr: DistAttr) -> str:
-    """`` +tp`` or `` +max:tp``."""
+    """Return the pending axes as text: `` +tp`` or `` +max:tp``."""
     return "".join(f" +{axis}" if kind == "sum" else f" +{kind}:{axis}" for axis, kind in attr.pending)
 
 

@@ -1,4 +1,4 @@
-"""Tokens: the words of the text, and a cursor that reads one line of it from left to right."""
+"""Split a line of the text into tokens, and read them from left to right."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ _TOKEN = re.compile(
 
 
 def can_name(name: str) -> bool:
-    """Whether a value may have this name: neither the grammar nor FX has another meaning for it."""
+    """Return whether a value may have this name: neither the grammar nor FX has another meaning for it."""
     return _NAME.fullmatch(name) is not None and name not in RESERVED and name not in _FX_RENAMES
 
 
 def legal_name(text: str) -> str:
-    """``text`` with what an identifier cannot have replaced; a number behind it makes it a name in any case."""
+    """Replace the characters of ``text`` that an identifier cannot have; with a number appended it is always a legal name."""
     legal = re.sub(r"\W", "_", text, flags=re.ASCII)
     return f"_{legal}" if not legal or legal[0].isdigit() else legal
 
@@ -64,7 +64,7 @@ class Token(NamedTuple):
 
 
 class Cursor:
-    """Reads the tokens of one line; every error names the line's number, says what is wrong and quotes the line."""
+    """Read the tokens of one line. Every error gives the line's number, says what is wrong and quotes the line."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -85,18 +85,18 @@ class Cursor:
             position = match.end()
 
     def close(self) -> None:
-        """The whole line has been read."""
+        """Check that the whole line has been read."""
         if self.at < len(self.tokens):
             raise self.error(f"{self.tokens[self.at].text!r} is left over")
 
     # -- looking -------------------------------------------------------------------------------------------------
 
     def kind(self) -> str:
-        """The kind of the next token; "" at the end of the line."""
+        """Return the kind of the next token; "" at the end of the line."""
         return self.tokens[self.at].kind if self.at < len(self.tokens) else ""
 
     def look(self, ahead: int = 0) -> str:
-        """The text of the next token, or of one further ahead; "" at the end of the line and for strings."""
+        """Return the text of the next token, or of one further ahead; "" at the end of the line and for strings."""
         token = self.tokens[self.at + ahead] if self.at + ahead < len(self.tokens) else None
         return "" if token is None or token.kind == "string" else token.text
 
@@ -123,9 +123,9 @@ class Cursor:
 
     def skip(self, token: str) -> bool:
         """Take ``token`` if it is next."""
-        found = self.peek(token)
-        self.at += found
-        return found
+        is_next = self.peek(token)
+        self.at += is_next
+        return is_next
 
     def integer(self) -> int:
         token = self.take("number")
@@ -140,19 +140,19 @@ class Cursor:
         except (SyntaxError, ValueError):
             raise self.error(f"{token} is no Python string") from None
 
-    def sequence(self, left: str, right: str, one: Callable[[], Any]) -> list[Any]:
-        """What ``one`` reads, between ``left`` and ``right``, with commas."""
+    def sequence(self, left: str, right: str, read_item: Callable[[], Any]) -> list[Any]:
+        """Read items with ``read_item`` between ``left`` and ``right``, separated by commas."""
         self.sign(left)
-        found = []
+        items = []
         while not self.peek(right):
-            found.append(one())
+            items.append(read_item())
             if not self.peek(right):
                 self.sign(",")
         self.sign(right)
-        return found
+        return items
 
     def literal(self, bare: bool = False) -> Any:
-        """A scalar, or a list or tuple of scalars; with ``bare``, other words stand for themselves."""
+        """Read a scalar, or a list or tuple of scalars; with ``bare``, other words are strings."""
         if self.peek("["):
             return self.sequence("[", "]", lambda: self.literal(bare))
         if self.peek("("):
@@ -176,11 +176,11 @@ class Cursor:
 
     # -- errors --------------------------------------------------------------------------------------------------
 
-    def expected(self, what: str) -> TextError:
+    def expected(self, description: str) -> TextError:
         if self.at < len(self.tokens):
-            return self.error(f"expected {what}, found {self.tokens[self.at].text!r}")
-        return self.error(f"the line ends where {what} is expected")
+            return self.error(f"expected {description}, found {self.tokens[self.at].text!r}")
+        return self.error(f"the line ends where {description} is expected")
 
-    def error(self, what: str, where: tuple[int, str] | None = None) -> TextError:
+    def error(self, message: str, where: tuple[int, str] | None = None) -> TextError:
         number, line = where or (self.number, self.line)
-        return TextError(f"line {number}: {what}\n    {line.strip()}")
+        return TextError(f"line {number}: {message}\n    {line.strip()}")

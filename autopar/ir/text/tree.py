@@ -1,4 +1,4 @@
-"""How returned values are arranged, as text around the leaves: ``{'loss': ‧, 'logits': ‧}``."""
+"""Write the structure of returned values as text around the leaves: ``{'loss': ‧, 'logits': ‧}``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LEAF = "\0"
 
 
 def tree_fragments(spec: Structure, constants: Mapping[int, Any]) -> tuple[str, ...]:
-    """The fragments around the tensor leaves of a structure; leaves that are constants are written in.
+    """Return the fragments around the tensor leaves of a structure; constant leaves are part of the fragments.
 
     ``constants`` maps the position of a leaf to its value.
     """
@@ -39,6 +39,6 @@ def _write(spec: Structure, counter: Iterator[int], constants: Mapping[int, Any]
 
 
 def _text(value: Any) -> str:
-    """A constant as the grammar reads it; members of enums as what they are made of, other things as strings."""
+    """Write a constant as the grammar reads it: a member of an enum as its base value, other objects as strings."""
     base = next((base for base in (bool, int, float, str, type(None)) if isinstance(value, base)), None)
     return repr(str(value)) if base is None else base.__repr__(value)

@@ -1,4 +1,4 @@
-"""Reading types: ``f32[32/dp (4 128/tp)] +max:tp @s1``."""
+"""Read the types of values: ``f32[32/dp (4 128/tp)] +max:tp @s1``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autopar.ir.text.tokens import Cursor
 
 
 class TypeReader(Cursor):
-    """A cursor that knows the header: which level the text is of, which mesh and stages a Layout may lie on."""
+    """A cursor that knows the header: the level of the text, and the mesh and stages that a Layout may use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,8 +27,8 @@ class TypeReader(Cursor):
         return self.level in ("placed", "explicit")
 
     @property
-    def may_ask(self) -> bool:
-        """Whether a use may have a requirement: of a traced program, a dtype."""
+    def may_require(self) -> bool:
+        """Whether a use may have a requirement; in a traced program, a dtype."""
         return self.has_uses or self.level == "traced"
 
     def type(self) -> ValueType:
@@ -47,7 +47,7 @@ class TypeReader(Cursor):
         return DTYPES[name]
 
     def placed(self) -> tuple[tuple[int, ...], Layout | None]:
-        """The dims in brackets, what is pending, and the stage; a Layout where the level or the text has one."""
+        """Read the dims in brackets, the pending axes and the stage; with a Layout if the level or the text has one."""
         self.sign("[")
         rows: list[list[tuple[int, Axes]]] = []
         while not self.skip("]"):

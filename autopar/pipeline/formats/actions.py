@@ -5,8 +5,8 @@
 
 ``2F0`` is the forward of micro-batch 0 on stage 2. ``B`` is a backward, ``I`` the gradient of the input alone, which leaves that
 of the weights to a later ``W``. ``(0F1;3B0)OVERLAP_F_B`` is a forward and a backward at once. ``3SEND_F1`` and ``3SEND_B1`` go
-from stage 3 to the next and to the one before, ``RECV`` comes from there. ``1REDUCE_GRAD`` has no micro-batch, nor have
-``UNSHARD`` and ``RESHARD``.
+from stage 3 to the next stage and to the one before, ``RECV`` comes from there. ``1REDUCE_GRAD``, ``UNSHARD`` and ``RESHARD`` have no
+micro-batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from autopar.pipeline.task import EMPTY, ON_PARAMETERS, Slot, Table, Task
 KIND_OF = {"F": "FW", "I": "BW", "B": "BW", "W": "WW", "SEND_F": "FS", "RECV_F": "FR", "SEND_B": "BS", "RECV_B": "BR"}
 NAME_OF = {"FW": "F", "WW": "W", "FS": "SEND_F", "FR": "RECV_F", "BS": "SEND_B", "BR": "RECV_B"}
 COMPUTATIONS = ("F", "I", "B", "W")
-PEER = {"FS": 1, "FR": -1, "BS": -1, "BR": 1}  # how many stages on
+PEER = {"FS": 1, "FR": -1, "BS": -1, "BR": 1}  # distance to the stage at the other end
 OVERLAP = "OVERLAP_F_B"
 
 
@@ -34,14 +34,14 @@ OVERLAP = "OVERLAP_F_B"
 
 
 def to_csv(schedule: ScheduleTable, *, messages: bool = False) -> str:
-    """The CSV, with ``\\n`` at the end of each line.
+    """Return the CSV, with ``\\n`` at the end of each line.
 
     Args:
-        messages: with messages and what is done to parameters (torch: ``format="compute_comms"``), else the computations
-            alone, a column for each time (``format="compute_only"``).
+        messages: whether to write messages and actions on parameters too (torch: ``format="compute_comms"``), or only the
+            computations, with one column for each time (``format="compute_only"``).
 
     Raises:
-        ScheduleError: a message to a stage that is no neighbour, for which there is no action.
+        ScheduleError: a message goes to a stage that is no neighbour; torch has no action for it.
     """
     split = schedule.is_split
     if messages:
@@ -52,8 +52,8 @@ def to_csv(schedule: ScheduleTable, *, messages: bool = False) -> str:
         for row in schedule.compute_table if schedule.has_messages else schedule.slots:
             cells = [_computations(slot, split) for slot in row]
             width = max([1, *map(len, cells)])
-            for line, own in zip(lines, cells, strict=True):
-                line += own + [""] * (width - len(own))
+            for line, rank_cells in zip(lines, cells, strict=True):
+                line += rank_cells + [""] * (width - len(rank_cells))
     return "".join(",".join(line).rstrip(",") + "\n" for line in lines)
 
 
@@ -66,7 +66,7 @@ def _cells(slot: Slot, split: bool) -> list[str]:
 
 
 def _computations(slot: Slot, split: bool) -> list[str]:
-    """Their actions: one for the two halves of a backward that follow one another, one for a forward and a whole backward."""
+    """Return the actions: one for two consecutive halves of a backward, and one for a forward with a whole backward."""
     actions: list[str] = []
     names = ""
     behind = None
@@ -92,11 +92,11 @@ def _action(task: Task, split: bool) -> str:
 
 
 class Action(NamedTuple):
-    """One action, and where it stands.
+    """One action and its position in the text.
 
     Attributes:
         name: a key of ``KIND_OF`` or ``ON_PARAMETERS``.
-        batch: -1 where it has none.
+        batch: -1 if it has none.
         line, column: from 1.
     """
 
@@ -116,7 +116,7 @@ class Action(NamedTuple):
         return Task(kind, self.stage, self.batch, self.stage + PEER[kind] if kind in PEER else -1)
 
 
-Cell = tuple[Action, ...]  # none in a bubble, two where they overlap
+Cell = tuple[Action, ...]  # empty for a bubble, two actions if they overlap
 
 _CELL = re.compile(r'"((?:[^"]|"")*)"(?=,|\Z)|([^,]*)')
 _ACTION = re.compile(rf"([0-9]{{1,9}})(?:({'|'.join(KIND_OF)})([0-9]{{1,9}})|({'|'.join(ON_PARAMETERS)}))")
@@ -124,27 +124,27 @@ _OVERLAPPED = re.compile(rf"\(([^()]*)\){OVERLAP}")
 
 
 def from_csv(text: str, make: Callable[..., Schedule], *, batches: int | None = None, ranks: int | None = None, recompute: bool = False) -> Schedule:
-    """The schedule of a CSV, with messages or without.
+    """Return the schedule of a CSV, with messages or without.
 
-    The columns of computations are the rows of the schedule where every computation comes after what it reads; else, and with
-    messages, each action is in the first row that its rank's order allows. A CSV of computations that says what is done to
-    parameters, and sends nothing, is given messages.
+    If every computation comes after those that it reads, the columns of computations are the rows of the schedule. Otherwise, and
+    with messages, each action is in the first row that its rank's order allows. A CSV without messages, but with actions on
+    parameters, gets messages.
 
     Args:
         make: the class of the schedule.
         batches: the number of micro-batches; default: the largest number in the text, plus one.
         ranks: the number of lines that the text must have; default: any number.
-        recompute: a backward runs its forward again, which a CSV does not say.
+        recompute: whether a backward runs its forward again, which a CSV does not show.
 
     Raises:
-        ScheduleError: an action that cannot be read, with line and column; stages on two ranks, or not numbered from 0
-            without gaps; a backward that contradicts the gradients of weights; ranks that wait for each other for ever.
+        ScheduleError: an action cannot be read (with line and column); a stage is on two ranks, or stages are not numbered from 0
+            without gaps; a backward contradicts the weight gradients; ranks wait for each other for ever.
     """
     if not isinstance(text, str):
         raise TypeError(f"a CSV is a text, not {text!r:.80}; read a file with PipelineSchedule.load(path)")
     lines = [[_read(cell, number, column) for column, cell in _split(line)] for number, line in enumerate(_lines(text), 1)]
     if ranks is not None and len(lines) != whole(ranks, "ranks"):
-        raise ScheduleError(f"there are {len(lines)} lines, one for each rank, and there are to be {ranks} ranks")
+        raise ScheduleError(f"there are {len(lines)} lines, one for each rank, but there must be {ranks} ranks")
     actions = [action for line in lines for cell in line for action in cell]
     rank_of = _placement(lines)
     batches = _batches(actions) if batches is None else whole(batches, "batches")
@@ -177,7 +177,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _split(line: str) -> Iterator[tuple[int, str]]:
-    """The cells of a line, without quotes and blanks around them, and the column in which each begins."""
+    """Yield the cells of a line, without quotes and surrounding blanks, each with the column in which it begins."""
     at = 0
     while (match := _CELL.match(line, at)) is not None:
         text, begin = (match[2], match.start(2)) if match[1] is None else (match[1], match.start(1))
@@ -192,13 +192,13 @@ def _read(cell: str, line: int, column: int) -> Cell:
         return ()
     if (overlapped := _OVERLAPPED.fullmatch(cell)) is None:
         return (_read_action(cell, line, column),)
-    found, at = [], column + 1
+    actions, at = [], column + 1
     for part in overlapped[1].split(";"):
-        found.append(_read_action(part.strip(), line, at + len(part) - len(part.lstrip())))
+        actions.append(_read_action(part.strip(), line, at + len(part) - len(part.lstrip())))
         at += len(part) + 1
-    if sorted(action.name for action in found) != ["B", "F"]:
+    if sorted(action.name for action in actions) != ["B", "F"]:
         _refuse(line, column, cell, "what overlaps is a forward F and a full backward B; write others one after the other")
-    return tuple(found)
+    return tuple(actions)
 
 
 def _read_action(text: str, line: int, column: int) -> Action:
@@ -210,15 +210,15 @@ def _read_action(text: str, line: int, column: int) -> Action:
 
 
 def _placement(lines: Sequence[Sequence[Cell]]) -> tuple[int, ...]:
-    """The rank of each stage."""
+    """Return the rank of each stage."""
     first: dict[int, Action] = {}
     for rank, line in enumerate(lines):
         if not any(line):
-            raise ScheduleError(f"line {rank + 1}: rank {rank} does nothing, so that no stage lies on it; leave the line out")
+            raise ScheduleError(f"line {rank + 1}: rank {rank} does nothing, so it has no stage; leave the line out")
         for action in (action for cell in line for action in cell):
-            there = first.setdefault(action.stage, action)
-            if there.line != action.line:
-                action.refuse(f"stage {action.stage} is on line {there.line} already, with {there.text}; a stage lies on one rank")
+            first_action = first.setdefault(action.stage, action)
+            if first_action.line != action.line:
+                action.refuse(f"stage {action.stage} is on line {first_action.line} already, with {first_action.text}; a stage is on one rank")
     for number, stage in enumerate(sorted(first)):
         if number != stage:
             first[stage].refuse(f"there is a stage {stage} and no stage {number}; number stages from 0 without gaps")
@@ -227,28 +227,28 @@ def _placement(lines: Sequence[Sequence[Cell]]) -> tuple[int, ...]:
 
 def _batches(actions: Sequence[Action]) -> int:
     if (largest := max(action.batch for action in actions)) < 0:
-        raise ScheduleError("no action has a micro-batch; say batches=")
+        raise ScheduleError("no action has a micro-batch; give batches=")
     return largest + 1
 
 
 def _check(actions: Sequence[Action], batches: int, stages: int) -> None:
-    """Micro-batches and neighbours that exist, and backwards that agree with the gradients of weights."""
+    """Check that micro-batches and neighbours exist, and that backwards agree with the weight gradients."""
     weights = {(action.stage, action.batch): action for action in actions if action.name == "W"}
     for action in actions:
-        there = weights.get((action.stage, action.batch))
+        weight_action = weights.get((action.stage, action.batch))
         if action.batch >= batches:
             action.refuse(f"there is no micro-batch {action.batch}, only 0 to {batches - 1}")
-        if action.name == "I" and there is None:
-            action.refuse(f"the gradient of the input alone, and no {action.stage}W{action.batch} follows; add it, or write B")
-        if action.name == "B" and there is not None:
-            beside = f"on line {there.line}, column {there.column} there is {there.text}"
-            action.refuse(f"a full backward, and {beside}, which is part of it; write I, or leave that out")
+        if action.name == "I" and weight_action is None:
+            action.refuse(f"this is the gradient of the input alone, but no {action.stage}W{action.batch} follows; add it, or write B")
+        if action.name == "B" and weight_action is not None:
+            beside = f"on line {weight_action.line}, column {weight_action.column} there is {weight_action.text}"
+            action.refuse(f"this is a full backward, but {beside}, which is part of it; write I, or leave that out")
         if action.name in KIND_OF and action.task.kind in PEER and not 0 <= action.task.peer < stages:
             action.refuse(f"there is no stage {action.task.peer} at the other end, only 0 to {stages - 1}; leave it out")
 
 
 def _slot(cell: Cell, split: bool) -> Slot:
-    """The slot of computations or of a message; a full backward is both halves where the schedule has halves."""
+    """Return the slot of a cell; a full backward becomes both halves if the schedule has halves."""
     tasks: list[Task] = []
     for action in cell:
         tasks.append(action.task)
@@ -258,7 +258,7 @@ def _slot(cell: Cell, split: bool) -> Slot:
 
 
 def _order(line: Sequence[Cell], split: bool) -> list[Slot]:
-    """The slots of a rank. What is done to parameters belongs to the slot before it, and at the very first to one of its own."""
+    """Return the slots of a rank. Actions on parameters belong to the slot before them, or at the very first to a slot of their own."""
     slots: list[Slot] = []
     for cell in filter(None, line):
         if cell[0].name not in ON_PARAMETERS:
@@ -270,15 +270,15 @@ def _order(line: Sequence[Cell], split: bool) -> list[Slot]:
 
 
 def _in_time(table: Table, rank_of: Sequence[int]) -> bool:
-    """Whether every computation comes after what it reads."""
+    """Return whether every computation comes after those that it reads."""
     done: dict[Task, int] = {}
     for time, row in enumerate(table):
         for slot in row:
             for task in slot.tasks:
                 done.setdefault(task, time)
-    there = set(done)
+    present = set(done)
     return all(
         done[need] + later <= time
         for time, row in enumerate(table) for slot in row
-        for need, later in needs(slot, rank_of, there) if need not in slot.tasks
+        for need, later in needs(slot, rank_of, present) if need not in slot.tasks
     )  # fmt: skip

@@ -8,7 +8,7 @@ A row is a list of slots, one for each rank; a slot is a list of words:
     "free FS0@1>2"   the buffer of that send is released
     "REDUCE_GRAD@1"  what is done to the parameters of a stage
 
-Events are not written: they follow from the rows.
+Events are not written, because they follow from the rows.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ WORDS = "FW0@1, BW0@1 or WW0@1, FS0@1>2 or BS0@1>0, FR0@1<0 or BR0@1<2, free FS0
 _NUMBER = "(0|[1-9][0-9]{0,8})"
 _TASK = re.compile(f"(free )?(FW|BW|WW|FS|FR|BS|BR){_NUMBER}@{_NUMBER}(?:([<>]){_NUMBER})?")
 _PARAMETERS = re.compile(f"({'|'.join(ON_PARAMETERS)})@{_NUMBER}")
-_WAY = {"W": None, "S": ">", "R": "<"}
+_DIRECTION = {"W": None, "S": ">", "R": "<"}
 
 
 def to_json(schedule: ScheduleTable) -> str:
-    """The document, from which ``from_json`` makes the same schedule."""
+    """Return the document, from which ``from_json`` makes an equal schedule."""
     values = [FORMAT, VERSION, schedule.name, schedule.batches, schedule.rank_of, schedule.recompute]
     lines = [f"  {json.dumps(field)}: {json.dumps(value)},\n" for field, value in zip(FIELDS, values, strict=False)]
     rows = ",\n".join("    " + json.dumps([_words(slot) for slot in row]) for row in schedule.slots)
@@ -53,32 +53,32 @@ def _words(slot: Slot) -> list[str]:
 
 
 def _word(task: Task) -> str:
-    way = _WAY[task.kind[1]]
-    return f"{task.kind}{task.batch}@{task.stage}" + (f"{way}{task.peer}" if way else "")
+    direction = _DIRECTION[task.kind[1]]
+    return f"{task.kind}{task.batch}@{task.stage}" + (f"{direction}{task.peer}" if direction else "")
 
 
 def from_json(text: str, make: Callable[..., Schedule]) -> Schedule:
-    """The schedule of a document.
+    """Return the schedule of a document.
 
     Args:
         make: the class of the schedule.
 
     Raises:
-        ScheduleError: the text is not JSON, or not such a document; with line and column.
+        ScheduleError: the text is not JSON, or not such a document; the error gives line and column.
     """
     if not isinstance(text, str):
         raise TypeError(f"a document is a text, not {text!r:.80}; read a file with PipelineSchedule.load(path)")
     document = _Document(text.removeprefix("\ufeff"))
-    found = document.fields()
-    for field, right in (("format", found["format"] == FORMAT), ("version", found["version"] == VERSION and _whole(found["version"])),
-                         ("name", isinstance(found["name"], str) and found["name"].isprintable()), ("batches", _whole(found["batches"]) and found["batches"] > 0),
-                         ("rank_of", _ranks(found["rank_of"])), ("recompute", isinstance(found["recompute"], bool)),
-                         ("rows", type(found["rows"]) is list)):  # fmt: skip
+    members = document.fields()
+    for field, right in (("format", members["format"] == FORMAT), ("version", members["version"] == VERSION and _whole(members["version"])),
+                         ("name", isinstance(members["name"], str) and members["name"].isprintable()), ("batches", _whole(members["batches"]) and members["batches"] > 0),
+                         ("rank_of", _ranks(members["rank_of"])), ("recompute", isinstance(members["recompute"], bool)),
+                         ("rows", type(members["rows"]) is list)):  # fmt: skip
         if not right:
             document.refuse((document.number[field],), f"{field} is {FIELDS[field]}")
-    rank_of = tuple(found["rank_of"])
-    rows = tuple(document.row(time, row, found["batches"], rank_of) for time, row in enumerate(found["rows"]))
-    return make(rows, found["batches"], rank_of, found["name"], found["recompute"])
+    rank_of = tuple(members["rank_of"])
+    rows = tuple(document.row(time, row, members["batches"], rank_of) for time, row in enumerate(members["rows"]))
+    return make(rows, members["batches"], rank_of, members["name"], members["recompute"])
 
 
 def _whole(value: Any) -> bool:
@@ -92,7 +92,7 @@ def _ranks(value: Any) -> bool:
 
 
 class _Object(list):
-    """The members of an object, in their order and with all that are given twice."""
+    """The members of an object, in order, with those that are given twice."""
 
 
 def _integer(digits: str) -> int | float:
@@ -105,7 +105,7 @@ _NESTING = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 
 
 class _Document:
-    """A text and what it holds. Places in it are paths: the number of a member or an element, then the number in that."""
+    """A text and its parsed value. A path leads to a value: the number of a member or an element, then the number within that."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -118,23 +118,23 @@ class _Document:
             self._refuse_at(self._deep(), "lists nest deeper than rows, row, slot")
 
     def fields(self) -> dict[str, Any]:
-        """The members by name: all of ``FIELDS``, and no other."""
+        """Return the members by name: all of ``FIELDS``, and no other."""
         if not isinstance(self.value, _Object):
             self.refuse((), f"a schedule is an object with the fields {', '.join(FIELDS)}")
-        found: dict[str, Any] = {}
+        members: dict[str, Any] = {}
         for number, (field, value) in enumerate(self.value):
-            if field in found:
+            if field in members:
                 self.refuse((number,), "the field is given twice; leave one out", key=True)
-            found[field], self.number[field] = value, number
-        if _whole(version := found.get("version")) and version != VERSION:
+            members[field], self.number[field] = value, number
+        if _whole(version := members.get("version")) and version != VERSION:
             self.refuse((self.number["version"],), f"a document of version {version}; this autopar reads version {VERSION}")
         for field, number in self.number.items():
             if field not in FIELDS:
                 self.refuse((number,), f"there is no such field; the fields are {', '.join(FIELDS)}", key=True)
         for field, meaning in FIELDS.items():
-            if field not in found:
+            if field not in members:
                 self.refuse((), f"the field {field} is missing; it is {meaning}")
-        return found
+        return members
 
     def row(self, time: int, row: Any, batches: int, rank_of: tuple[int, ...]) -> tuple[Slot, ...]:
         ranks, path = max(rank_of) + 1, (self.number["rows"], time)
@@ -147,30 +147,30 @@ class _Document:
             self.refuse(path, f"a slot is a list of words: {WORDS}")
         free, tasks, parameters = [], [], []
         for number, word in enumerate(words):
-            here = (*path, number)
+            word_path = (*path, number)
             if isinstance(word, str) and (match := _TASK.fullmatch(word)):
-                freed, kind, batch, stage, way, peer = match.groups()
-                if way != _WAY[kind[1]] or (freed and kind[1] != "S"):
-                    self.refuse(here, f"there is no such word; there are {WORDS}")
+                freed, kind, batch, stage, direction, peer = match.groups()
+                if direction != _DIRECTION[kind[1]] or (freed and kind[1] != "S"):
+                    self.refuse(word_path, f"there is no such word; there are {WORDS}")
                 task = Task(kind, int(stage), int(batch), int(peer) if peer else -1)
-                self._check_stage(here, task.stage, path[-1], rank_of)
+                self._check_stage(word_path, task.stage, path[-1], rank_of)
                 if task.batch >= batches:
-                    self.refuse(here, f"there is no micro-batch {task.batch}, only 0 to {batches - 1}")
+                    self.refuse(word_path, f"there is no micro-batch {task.batch}, only 0 to {batches - 1}")
                 if peer and (task.peer >= len(rank_of) or task.peer == task.stage):
-                    self.refuse(here, f"there is no other stage {task.peer}; stages are 0 to {len(rank_of) - 1}")
+                    self.refuse(word_path, f"there is no other stage {task.peer}; stages are 0 to {len(rank_of) - 1}")
                 (free if freed else tasks).append(task)
             elif isinstance(word, str) and (match := _PARAMETERS.fullmatch(word)):
-                self._check_stage(here, int(match[2]), path[-1], rank_of)
+                self._check_stage(word_path, int(match[2]), path[-1], rank_of)
                 parameters.append((match[1], int(match[2])))
             else:
-                self.refuse(here, f"there is no such word; there are {WORDS}")
+                self.refuse(word_path, f"there is no such word; there are {WORDS}")
         return Slot(tuple(tasks), tuple(free), tuple(parameters))
 
     def _check_stage(self, path: tuple[int, ...], stage: int, rank: int, rank_of: tuple[int, ...]) -> None:
         if stage >= len(rank_of):
             self.refuse(path, f"there is no stage {stage}, only 0 to {len(rank_of) - 1}")
         if rank_of[stage] != rank:
-            self.refuse(path, f"stage {stage} lies on rank {rank_of[stage]}, and this is slot {rank} of the row")
+            self.refuse(path, f"stage {stage} is on rank {rank_of[stage]}, but this is slot {rank} of the row")
 
     # -- places ------------------------------------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class _Document:
         raise ScheduleError(f"line {line}, column {column}: {reason}")
 
     def _find(self, path: tuple[int, ...], key: bool) -> int:
-        """Where a value begins; the text is known to be valid, so what comes before needs only be skipped."""
+        """Return where a value begins. The text is valid, so that everything before it is skipped without checks."""
         at = member = self._skip(0)
         for number in path:
             in_object = self.text[at] == "{"
@@ -206,7 +206,7 @@ class _Document:
         return _DECODER.raw_decode(self.text, at)[1]
 
     def _deep(self) -> int:
-        """The first bracket in which nothing that belongs to a schedule can be."""
+        """Return the position of the first bracket that is too deep for a schedule."""
         depth = 0
         for match in _NESTING.finditer(self.text):
             depth += (match[0] in "[{") - (match[0] in "]}")

@@ -6,7 +6,7 @@ to two tasks, and nothing between slots.
     FW00    FS00    FW01            BR00    BW00
             FR00    FW00    BW00    BS00
 
-Where that is too narrow, every task is written with all digits of its micro-batch and with its chunk, ``FW003.1``.
+If that is too narrow, every task is written with all digits of its micro-batch and with its chunk, ``FW003.1``.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from __future__ import annotations
 from autopar.pipeline.schedule_table import ScheduleTable
 from autopar.pipeline.task import Slot, Table, Task
 
-TASKS, DIGITS = 2, 2  # of a slot; of a micro-batch
+TASKS, DIGITS = 2, 2  # tasks of a slot, digits of a micro-batch
 
 
 def table(schedule: ScheduleTable, rows: Table, *, events: bool = False, down: bool = False) -> str:
-    """The table, without a line end behind its last line.
+    """Return the table, without a line end after its last line.
 
     Args:
         rows: the ``compute_comm_table`` or the ``compute_table`` of the schedule.
-        events: print behind the tasks of a slot the events that it waits for and those that it records, ``-1>0``.
+        events: print after the tasks of a slot the events that it waits for and those that it records, ``-1>0``.
         down: print time downwards, with a column for each rank and numbered rows.
     """
     most = max([TASKS, *(len(slot.tasks) for row in rows for slot in row)])

@@ -54,7 +54,7 @@ class Optimised:
 
     @property
     def schedule(self) -> PipelineSchedule:
-        """With messages."""
+        """The schedule, with messages."""
         return self.simulation.schedule
 
     @property
@@ -73,7 +73,7 @@ class Optimised:
 
     @property
     def ratio(self) -> float:
-        """The length over the bound: 1 is a proof that nothing is shorter."""
+        """The length over the bound: a ratio of 1 proves that no schedule is shorter."""
         return self.length / self.bound if self.bound else 1.0
 
     def __str__(self) -> str:
@@ -100,39 +100,39 @@ class Optimised:
 
 def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: Sizes | None = None, limit: float | Iterable[float] | None = None,
              tries: int = 1000, seed: int = 0, objective: Objective = "makespan") -> Optimised:  # fmt: skip
-    """Search for the shortest schedule by the objective; of equals it is the shortest by the other one, then one with little memory.
+    """Search for the shortest schedule by the objective; among equals, for the shortest by the other objective, then for little memory.
 
-    The schedule has ``ranks * chunks`` stages, and ``times`` and ``sizes`` are those of the stages. The stages are placed in a loop
+    The schedule has ``ranks * chunks`` stages, for which ``times`` and ``sizes`` are given. The stages are placed in a loop
     (``0 1 2 0 1 2``), or with two on a rank also in a V (``0 1 2 2 1 0``), whichever is shorter. The schedule is compared with
-    the policies that place stages so. A backward is split where that helps.
+    the policies of the same placement. A backward is split if that helps.
 
     Args:
-        times: how long things take, measured or guessed.
+        times: the durations of passes and transfers, measured or guessed.
         ranks, batches: p and m.
-        chunks: stages on a rank.
+        chunks: the number of stages on a rank.
         sizes: default: an activation has size 1, and messages have size 0.
-        limit: the most memory of every rank, or a list with that of each, in the unit of ``sizes``; as ``memory`` counts it.
+        limit: the most memory of every rank, or a list with one number for each, in the unit of ``sizes``; counted as ``memory`` counts.
             ``None``: no limit.
-        tries: how long to search: the number of rules to try; a large schedule gets fewer. The result depends on it, and on no clock.
+        tries: how long to search: the number of rules to try; a large schedule gets fewer. The result depends on it, but not on time.
         seed: the seed of the search's random generator.
         objective: the length to make short: the ``makespan``, or the longest ``span`` of a single rank from its first begin to its
             last end. Where no rank waits for another between two steps, a step costs its span and not its makespan.
 
     Raises:
         TypeError: an argument is of another type.
-        ScheduleError: nothing within the limit was found; with the smallest limit for which something was.
+        ScheduleError: nothing within the limit was found; the error has the smallest limit for which a schedule was found.
     """
     sizes = Sizes() if sizes is None else sizes
-    for what, given, kind in (("times", times, Times), ("sizes", sizes, Sizes)):
-        if not isinstance(given, kind):
-            raise TypeError(f"optimise: {what} is a {kind.__name__}, not {shown(given)}")
+    for label, value, kind in (("times", times, Times), ("sizes", sizes, Sizes)):
+        if not isinstance(value, kind):
+            raise TypeError(f"optimise: {label} is a {kind.__name__}, not {shown(value)}")
     ranks, batches, chunks = _whole("ranks", ranks), _whole("batches", batches), _whole("chunks", chunks)
     tries, seed = _whole("tries", tries), _whole("seed", seed)
-    for what, number in (("ranks", ranks), ("batches", batches), ("chunks", chunks)):
+    for label, number in (("ranks", ranks), ("batches", batches), ("chunks", chunks)):
         if number < 1:
-            raise ScheduleError(f"optimise: {what}={number}; there is at least one")
+            raise ScheduleError(f"optimise: {label}={number}; there is at least one")
     if tries < 0:
-        raise ScheduleError(f"optimise: tries={tries}; a number of rules to try, from 0")
+        raise ScheduleError(f"optimise: tries={tries}; the number of rules to try must be at least 0")
     if objective not in OBJECTIVES:
         raise ScheduleError(f"optimise: objective is {' or '.join(map(repr, OBJECTIVES))}, not {shown(objective)}")
     limits = _limits(limit, ranks)
@@ -170,7 +170,7 @@ def _length(run: Simulation, objective: Objective) -> float:
 
 
 def _best_of(runs: Sequence[Simulation], objective: Objective) -> Simulation:
-    """The shortest; of equals the shortest by the other objective, then the one that needs least memory."""
+    """Return the shortest run; among equals the shortest by the other objective, then the one that needs least memory."""
     other: Objective = "makespan" if objective == "span" else "span"
     least = min(_length(run, objective) for run in runs)
     equal = [run for run in runs if _length(run, objective) <= least * (1 + EPSILON)]
@@ -180,39 +180,39 @@ def _best_of(runs: Sequence[Simulation], objective: Objective) -> Simulation:
 
 def _best(cost: Costs, batches: int, starts: Sequence[Orders], enough: float, tries: int, seed: int) -> PipelineSchedule | None:
     paper, peaks = Paper(cost, batches), Peaks(cost, batches)
-    found = search(paper, peaks, starts, enough, tries, seed)
-    if not found.orders:
+    result = search(paper, peaks, starts, enough, tries, seed)
+    if not result.orders:
         return None
-    orders = found.orders[-1][1]
+    orders = result.orders[-1][1]
     whole = joined(orders, paper)
     return schedule_of(whole if peaks.within(whole) else orders, cost.rank_of, batches, NAME)
 
 
-def _whole(what: str, number: int) -> int:
-    """The number as an int; NumPy's integers are accepted."""
+def _whole(name: str, number: int) -> int:
+    """Return the number as an int; NumPy's integers are accepted."""
     if not isinstance(number, bool):
         try:
             return index(number)
         except TypeError:
             pass
-    raise TypeError(f"optimise: {what} is a whole number, not {shown(number)}")
+    raise TypeError(f"optimise: {name} is a whole number, not {shown(number)}")
 
 
 def _limits(limit: float | Iterable[float] | None, ranks: int) -> list[float] | None:
     if limit is None:
         return None
     if isinstance(limit, Iterable) and not isinstance(limit, (str, bytes)) and getattr(limit, "ndim", 1):
-        given = list(limit)
-        if len(given) != ranks:
-            raise ScheduleError(f"limit has {len(given)} numbers, and there are {ranks} ranks")
+        numbers = list(limit)
+        if len(numbers) != ranks:
+            raise ScheduleError(f"limit has {len(numbers)} numbers, but there are {ranks} ranks")
     else:
-        given = [limit] * ranks
-    for one in given:
-        if isinstance(one, bool) or not isinstance(one, Real):
-            raise TypeError(f"optimise: limit is a number or one for each rank, and None where there is no limit, not {shown(limit)}")
-        if not one >= 0:
-            raise ScheduleError(f"limit is {float(one)}: a number from 0, or None where there is no limit")
-    return [float(one) for one in given]
+        numbers = [limit] * ranks
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, Real):
+            raise TypeError(f"optimise: limit must be a number, one number for each rank, or None for no limit, not {shown(limit)}")
+        if not number >= 0:
+            raise ScheduleError(f"limit is {float(number)}; it must be a number from 0, or None for no limit")
+    return [float(number) for number in numbers]
 
 
 def _within(peak: Sequence[float], limits: Sequence[float] | None) -> bool:
@@ -220,31 +220,31 @@ def _within(peak: Sequence[float], limits: Sequence[float] | None) -> bool:
 
 
 def _too_much(cost: Costs) -> str:
-    """Say why no schedule is within the limit, if one micro-batch is not; else an empty text.
+    """Return why no schedule is within the limit, if one micro-batch is not; else an empty text.
 
-    At the begin of its last forward on a rank, a micro-batch keeps an activation for each stage of the rank.
+    When its last forward on a rank begins, a micro-batch keeps an activation for each stage of the rank.
     """
-    for rank, own in enumerate(cost.stages_of):
-        kept, buffers, fixed = sum(cost.activation[stage] for stage in own), cost.buffers(own[-1]), cost.fixed[rank]
+    for rank, rank_stages in enumerate(cost.stages_of):
+        kept, buffers, fixed = sum(cost.activation[stage] for stage in rank_stages), cost.buffers(rank_stages[-1]), cost.fixed[rank]
         if not _within([kept + buffers + fixed], [cost.limit[rank]]):
             parts = [f"{kept:.6g} of activations", *([f"{buffers:.6g} of messages"] if buffers else []), *([f"{fixed:.6g} fixed"] if fixed else [])]
             return (
                 f"no schedule keeps within limit={cost.limit[rank]:.6g} on rank {rank}: one micro-batch alone needs {kept + buffers + fixed:.6g} "
-                f"there ({', '.join(parts)}); give it as much, or make micro-batches or stages smaller"
+                f"there ({', '.join(parts)}); raise the limit to that, or make micro-batches or stages smaller"
             )
     return ""
 
 
 def _nothing(fixed: Sequence[Simulation], costs_of: dict[tuple[int, ...], Costs], batches: int, sizes: Sizes, limits: Sequence[float] | None) -> str:
-    """The text of the error, with the schedule nearest to the limit: a policy, or one micro-batch after the other."""
+    """Return the text of the error, with the schedule nearest to the limit: a policy, or one micro-batch after the other."""
     assert limits is not None
     peaks = [(run.schedule.name, run.peak) for run in fixed]
     for rank_of, cost in costs_of.items():
         peaks.append((NAME, memory(schedule_of(one_by_one(cost, batches), rank_of, batches, NAME), sizes).peak))
     name, peak = min(peaks, key=lambda one: max(used - limit for used, limit in zip(one[1], limits, strict=True)))
     needs = f"{max(peak):.6g}" if len(set(limits)) == 1 else _numbers(peak)
-    said = _numbers(limits[:1] if len(set(limits)) == 1 else limits)
-    return f"nothing was found within limit={said}; the smallest found is {needs}, of {name}: raise the limit to that"
+    limit = _numbers(limits[:1] if len(set(limits)) == 1 else limits)
+    return f"nothing was found within limit={limit}; the smallest schedule found needs {needs}, {name}: raise the limit to that"
 
 
 def _numbers(values: Sequence[float]) -> str:

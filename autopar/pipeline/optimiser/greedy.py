@@ -1,7 +1,7 @@
-"""A list scheduler: whenever a rank is free, it takes the task that its rule prefers of those that can begin.
+"""Schedule greedily: whenever a rank is free, it takes the task that its rule prefers among those that can begin.
 
-After Zero Bubble's automatic scheduling (Qi et al. 2024): forwards ahead as memory allows, backwards as soon as they can, and
-weight gradients in the gaps. How many, how soon and in which gaps is a ``Rule``, which a search may turn.
+This follows Zero Bubble's automatic scheduling (Qi et al. 2024): forwards run ahead as far as memory allows, backwards as soon as
+possible, and weight gradients in the gaps. A ``PriorityRule`` says how far, how soon and in which gaps; a search varies it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from autopar.pipeline.optimiser.orders import FORWARD, INPUT, WEIGHT, Order, Ord
 
 @dataclass(frozen=True)
 class PriorityRule:
-    """What a rank prefers.
+    """The preferences of a rank.
 
     Attributes:
-        ahead: of each rank, below how many passes under way, begun and not gone back, a forward comes before a backward.
-        most: of each rank, how many may be under way; no fewer than it has stages.
-        left: of each rank, from how many weight gradients on the next of them comes first.
-        gap: a weight gradient is begun before a message that is on its way if it takes this part of itself to come.
-        patience: a forward waits for a backward that comes within this part of itself.
-        deep: of the forwards that can begin, prefer that of the rank's last stage; else of its first.
-        back: of the backwards, prefer that of the rank's first stage.
+        ahead: for each rank, a number of passes in flight (forward begun, backward not): below it a forward comes before a backward.
+        most: for each rank, the most passes in flight; at least as many as its stages.
+        left: for each rank, a number of weight gradients: if more are left, the next weight gradient comes first.
+        gap: a weight gradient begins before a message arrives if the wait is at least this part of the gradient's duration.
+        patience: a forward waits for a backward that arrives within this part of the forward's duration.
+        deep: among forwards that can begin, prefer that of the rank's last stage; else of its first.
+        back: among backwards, prefer that of the rank's first stage.
     """
 
     ahead: tuple[int, ...]
@@ -43,13 +43,13 @@ class PriorityRule:
 
 
 def follow(rule: PriorityRule, cost: Costs, batches: int, room: Sequence[float] | None = None) -> tuple[float, Orders] | None:
-    """The orders that a rule makes, and how long they take by the objective of ``cost``; ``None`` where memory does not suffice.
+    """Return the length by the objective of ``cost`` and the orders that a rule makes; ``None`` if memory does not suffice.
 
-    A forward leaves enough memory for one more of each later stage of its rank. Therefore none of these ever waits for memory
-    that is not given back, and nothing waits for ever.
+    A forward leaves enough memory for one more forward of each later stage of its rank. Therefore none of these waits for memory
+    that is never freed, and no rank waits for ever.
 
     Args:
-        room: what activations may take on each rank; ``None``: all there is.
+        room: the memory for activations on each rank; ``None``: all of it.
     """
     rank_of, stages_of = cost.rank_of, cost.stages_of
     stages, last = len(rank_of), len(rank_of) - 1
@@ -73,24 +73,24 @@ def follow(rule: PriorityRule, cost: Costs, batches: int, room: Sequence[float] 
             if soon < inf:
                 heappush(heap, (soon, rank))
             continue
-        stage, of = divmod(code, 4)
-        end = now + (cost.forward, cost.backward, cost.weight)[of][stage]
+        stage, kind = divmod(code, 4)
+        end = now + (cost.forward, cost.backward, cost.weight)[kind][stage]
         done[code] += 1
         missing -= 1
         orders[rank].append(code)
         free[rank] = end
         heappush(heap, (end, rank))
-        if of == FORWARD:
+        if kind == FORWARD:
             used[rank] += cost.activation[stage]
             if stage == last:
                 backward[last].append(end)
                 continue
-            to, there, c = stage + 1, forward, cost.transfer[stage]
-        elif of == INPUT:
+            to, arrivals, c = stage + 1, forward, cost.transfer[stage]
+        elif kind == INPUT:
             used[rank] += cost.later[stage] - cost.activation[stage]
             if not stage:
                 continue
-            to, there, c = stage - 1, backward, cost.transfer[stage - 1]
+            to, arrivals, c = stage - 1, backward, cost.transfer[stage - 1]
         else:
             used[rank] -= cost.later[stage]
             continue
@@ -98,36 +98,36 @@ def follow(rule: PriorityRule, cost: Costs, batches: int, room: Sequence[float] 
         if other != rank:
             end = link[rank, other] = max(link.get((rank, other), 0.0), end) + c
             heappush(heap, (max(end, free[other]), other))
-        there[to].append(end)
+        arrivals[to].append(end)
     return None if missing else (max(lengths(cost, orders, free, forward)), orders)
 
 
 def one_by_one(cost: Costs, batches: int) -> Orders:
-    """One micro-batch after the other through all stages: the least memory."""
-    ones = tuple(len(own) for own in cost.stages_of)
-    made = follow(PriorityRule((0,) * len(ones), ones, (0,) * len(ones)), replace(cost, limit=[inf] * len(ones)), batches)
-    assert made is not None
-    return made[1]
+    """Run one micro-batch after the other through all stages, which needs the least memory."""
+    ones = tuple(len(rank_stages) for rank_stages in cost.stages_of)
+    followed = follow(PriorityRule((0,) * len(ones), ones, (0,) * len(ones)), replace(cost, limit=[inf] * len(ones)), batches)
+    assert followed is not None
+    return followed[1]
 
 
 def _choose(rule: PriorityRule, cost: Costs, rank: int, now: float, batches: int, forward: list[list[float]], backward: list[list[float]],
             done: Order, room: float, need: list[float]) -> tuple[int, float]:  # fmt: skip
-    """The code of what a rank begins; or -1, and when it should look again."""
+    """Return the code of the task that a rank begins; or -1, and the time at which it should choose again."""
     best_forward = best_backward = weight = -1
     soon_forward = soon_backward = inf
     begun = pending = 0
-    own = cost.stages_of[rank]
-    for stage in own:
+    rank_stages = cost.stages_of[rank]
+    for stage in rank_stages:
         begun += done[4 * stage] - done[4 * stage + INPUT]
-    for number, stage in enumerate(own):
+    for number, stage in enumerate(rank_stages):
         code = 4 * stage
         f = done[code]
-        if f < batches and need[stage] <= room and f < len(forward[stage]) and begun + len(own) - number <= rule.most[rank]:
+        if f < batches and need[stage] <= room and f < len(forward[stage]) and begun + len(rank_stages) - number <= rule.most[rank]:
             if forward[stage][f] <= now:
                 best_forward = code if rule.deep or best_forward < 0 else best_forward
             elif forward[stage][f] < soon_forward:
                 soon_forward = forward[stage][f]
-    for stage in reversed(own) if rule.back else own:
+    for stage in reversed(rank_stages) if rule.back else rank_stages:
         code = 4 * stage
         b = done[code + INPUT]
         if done[code + WEIGHT] < b:

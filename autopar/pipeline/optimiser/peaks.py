@@ -1,7 +1,7 @@
-"""The memory of orders with the buffers of messages: what ``memory`` says of their schedule, some twenty times faster.
+"""Compute the memory of orders including the buffers of messages, some twenty times faster than ``memory`` on their schedule.
 
-As ``buffers`` has it, a receive buffer is taken in the row after that in which its message was made, and a send buffer is
-released before the first task that can only happen after the message was read.
+As in ``buffers``, a receive buffer is in use from the row after the one in which its message was made, and a send buffer until
+the first task that can only run after the message was read.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from autopar.pipeline.optimiser.orders import FORWARD, FULL, INPUT, Orders, Pape
 
 
 class Peaks:
-    """What orders need at most.
+    """The peak memory of orders.
 
     Attributes:
         cost: times and sizes.
-        buffers: whether messages take memory; else activations are all.
-        around: whether messages go to others than the neighbours of a rank.
+        buffers: whether messages use memory; otherwise only activations do.
+        around: whether messages go to ranks that are not neighbours.
     """
 
     def __init__(self, cost: Costs, batches: int) -> None:
         self.cost, stages = cost, len(cost.rank_of)
         self.buffers = any(cost.boundary)
-        # Between neighbours in a row nothing comes sooner by others; around a loop it may.
-        self.around = any(abs(one - other) > 1 for one, other in pairwise(cost.rank_of))
+        # Between neighbours in a row no message arrives earlier by way of other ranks; around a loop it may.
+        self.around = any(abs(rank - neighbour) > 1 for rank, neighbour in pairwise(cost.rank_of))
         ones = [1.0] * stages
-        # Each task takes one row, and can be in the row after that of what it reads.
+        # Each task takes one row, and can be in the row after that of its input.
         self.table = Paper(replace(cost, forward=ones, backward=ones, weight=ones, transfer=[0.0] * (stages - 1)), batches)
         self.table.durations = [1.0] * (4 * stages)
         before, behind = [0.0, *cost.boundary], [*cost.boundary, 0.0]
-        self.taken, self.given = [], []  # by a code: when it begins; when it ends
+        self.taken, self.given = [], []  # code → memory that is allocated when it begins, and freed when it ends
         for a, w, left, right in zip(cost.activation, cost.later, before, behind, strict=True):
             self.taken += [a + right, left, 0.0, left]
             self.given += [left, a - w, w + right, a + right]
 
     def within(self, orders: Orders) -> bool:
-        """Whether all ranks are within the limit."""
+        """Return whether all ranks are within the limit."""
         return not any(self.excess(orders))
 
     def excess(self, orders: Orders) -> list[float]:
-        """By how much each rank is above its limit."""
+        """Return by how much each rank exceeds its limit."""
         return [max(0.0, peak - limit * (1 + EPSILON)) for peak, limit in zip(self.of(orders), self.cost.limit, strict=True)]
 
     def of(self, orders: Orders) -> list[float]:
-        """The most memory of each rank; of orders that do not wait for each other for ever."""
+        """Return the most memory of each rank, for orders that do not wait for each other for ever."""
         before = self._messages(orders)
         peaks = []
         for order, messages, fixed in zip(orders, before, self.cost.fixed, strict=True):
@@ -64,42 +64,42 @@ class Peaks:
         return peaks
 
     def _messages(self, orders: Orders) -> list[list[list[float]]]:
-        """What each task finds received since the task before it, and what it releases."""
+        """Return for each task the buffers received since the task before it, and the buffers it releases."""
         changes = [[[0.0, 0.0] for _ in order] for order in orders]
         if not self.buffers:
             return changes
         self.table.length(orders)
         ends, rank_of, boundary, last = self.table.ends, self.cost.rank_of, self.cost.boundary, len(self.cost.rank_of) - 1
-        places: list[list[int]] = [[] for _ in range(2 * last + 2)]  # of the n-th forward and backward of a stage
+        places: list[list[int]] = [[] for _ in range(2 * last + 2)]  # positions of the n-th forward and backward of a stage
         for order in orders:
             for place, code in enumerate(order):
-                of = code & 3
-                if of in (FORWARD, INPUT, FULL):
-                    places[2 * (code >> 2) + (of != FORWARD)].append(place)
-        left = [len(own) for own in places]
+                kind = code & 3
+                if kind in (FORWARD, INPUT, FULL):
+                    places[2 * (code >> 2) + (kind != FORWARD)].append(place)
+        left = [len(rank_ends) for rank_ends in places]
         never = max(map(len, orders))
-        # Of each rank, the first task of every other that comes after what is sent from here or later; of readers, what it was there.
+        # For each rank, the first task of every other rank that comes after a message sent from here or later; for readers, its value then.
         soonest = [[never] * len(orders) for _ in orders]
         since: dict[tuple[int, int], list[int]] = {}
-        backwards = [(end, rank, place) for rank, own in enumerate(ends) for place, end in enumerate(own)][::-1]
+        backwards = [(end, rank, place) for rank, rank_ends in enumerate(ends) for place, end in enumerate(rank_ends)][::-1]
         for _, rank, place in sorted(backwards, reverse=True) if self.around else backwards:
             code = orders[rank][place]
-            stage, of = code >> 2, code & 3
-            if of not in (FORWARD, INPUT, FULL):
+            stage, kind = code >> 2, code & 3
+            if kind not in (FORWARD, INPUT, FULL):
                 continue
-            step, key = (1, 2 * stage) if of == FORWARD else (-1, 2 * stage + 1)
+            step, key = (1, 2 * stage) if kind == FORWARD else (-1, 2 * stage + 1)
             left[key] = n = left[key] - 1
-            to, origin, mine = stage + step, stage - step, soonest[rank]
+            to, origin, own_soonest = stage + step, stage - step, soonest[rank]
             if 0 <= to <= last and (other := rank_of[to]) != rank:
-                there = places[key + 2 * step][n]
+                reader_place = places[key + 2 * step][n]
                 if self.around:
-                    mine[:] = map(min, mine, since[other, there])
-                mine[other] = min(mine[other], there)
-                # Ends are rows and one: the receive is there before what ends more than one row later.
+                    own_soonest[:] = map(min, own_soonest, since[other, reader_place])
+                own_soonest[other] = min(own_soonest[other], reader_place)
+                # Ends are rows plus one: the receive is there before a task that ends more than one row later.
                 changes[other][bisect_left(ends[other], ends[rank][place] + 1.0)][0] += boundary[min(stage, to)]
             if 0 <= origin <= last and (other := rank_of[origin]) != rank:
                 if self.around:
-                    since[rank, place] = list(mine)
-                if mine[other] < never:
-                    changes[other][mine[other]][1] += boundary[min(stage, origin)]
+                    since[rank, place] = list(own_soonest)
+                if own_soonest[other] < never:
+                    changes[other][own_soonest[other]][1] += boundary[min(stage, origin)]
         return changes

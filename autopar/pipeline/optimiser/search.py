@@ -1,7 +1,7 @@
-"""The search for good orders: rules on a grid, then turned one by one; then single tasks of the critical path moved.
+"""Search for good orders: try rules on a grid, vary the best rule, then move single tasks of the critical path.
 
-What it finds is a function of its arguments alone: chance comes from a seeded generator and the budget counts runs on paper,
-no clock is read. All ranks that ask get the same.
+The result depends only on the arguments: random choices come from a seeded generator, and the budget counts runs, not
+time. So all ranks that search get the same result.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from autopar.pipeline.optimiser.greedy import PriorityRule, follow
 from autopar.pipeline.optimiser.orders import FORWARD, FULL, INPUT, WEIGHT, Order, Orders, Paper
 from autopar.pipeline.optimiser.peaks import Peaks
 
-DEPTHS = (0.75, 1.0, 1.25, 1.5, 2.0, 3.0)  # micro-batches under way, over what the rule of thumb says
-MOST = (1.0, 1.5, 2.0, inf)  # at most so many times that
-LEFT = (0, 2, 10**6)  # weight gradients that wait
+DEPTHS = (0.75, 1.0, 1.25, 1.5, 2.0, 3.0)  # micro-batches in flight, as multiples of the rule of thumb
+MOST = (1.0, 1.5, 2.0, inf)  # the most micro-batches in flight, as multiples of that
+LEFT = (0, 2, 10**6)  # weight gradients that may wait
 GAPS = (0.0, 0.5, 1.0)
 FILLING_GAPS = (0.0, 0.25)
-MEMORY = 64  # of late acceptance: a move is taken if it is no worse than what was so many moves ago
-KEPT = 4  # how many of the best orders found by rules are worked on
-MOVES = 10  # for each rule tried
-WORK = 400_000  # tasks: with so many or more, a schedule is tried once; half as many, twice
-FRACTIONS = (1.0, 1.5, 2.0)  # of the activations of as many micro-batches as there are ranks: memory that rules are also tried in
-ATTEMPTS = 4  # how often a rule is followed in less room, until messages have theirs
+MEMORY = 64  # of late acceptance: a move is accepted if the result is no longer than so many moves ago
+KEPT = 4  # how many of the best orders found by rules are improved by moves
+MOVES = 10  # moves for each rule tried
+WORK = 400_000  # a schedule of so many tasks or more is tried once; one of half as many, twice
+FRACTIONS = (1.0, 1.5, 2.0)  # rules are also tried with less memory: for the activations of so many micro-batches per rank
+ATTEMPTS = 4  # how often a rule is followed with less room, until its messages fit
 
 
 @dataclass
@@ -34,10 +34,10 @@ class Found:
     """The best orders so far.
 
     Attributes:
-        paper, peaks: what orders are run on, and what tells their memory.
+        paper, peaks: they run orders, and compute their memory.
         enough: a length that cannot be beaten.
         best: the shortest length: the makespan, or the longest span of a rank, by the objective.
-        orders: length and orders, each better than the one before it.
+        orders: lengths and orders, each better than the one before it.
     """
 
     paper: Paper
@@ -51,7 +51,7 @@ class Found:
         return self.best <= self.enough * (1 + EPSILON)
 
     def add(self, length: float, orders: Orders) -> None:
-        """Keep orders within the limit if none so far are as short."""
+        """Add orders within the limit, if they are shorter than all before."""
         if length < self.best:
             self.best = length
             self.orders.append((length, orders))
@@ -59,7 +59,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Try:
-    """A rule, the room for activations on each rank in which it is within the limit with its messages, and what it makes."""
+    """A rule, the room for activations on each rank with which it keeps within the limit including messages, its length and orders."""
 
     rule: PriorityRule
     room: Sequence[float]
@@ -68,10 +68,10 @@ class Try:
 
 
 def search(paper: Paper, peaks: Peaks, starts: Sequence[Orders], enough: float, tries: int, seed: int) -> Found:
-    """The best orders that ``tries`` rules and ``MOVES`` times as many moves find, fewer of a large schedule; maybe none.
+    """Return the best orders found by ``tries`` rules and ``MOVES`` times as many moves, or fewer for a large schedule; maybe none.
 
     Args:
-        starts: orders to be bettered too, where they are within the limit.
+        starts: orders to be improved too, if they are within the limit.
         enough: a lower bound.
     """
     choose = random.Random(seed)
@@ -80,9 +80,9 @@ def search(paper: Paper, peaks: Peaks, starts: Sequence[Orders], enough: float, 
     tries = min(tries, most)
     best = None
     for room, part in rooms(paper.cost):
-        one = on_grid(found, room, [*filling(paper.cost), *some_of(list(grid(paper)), max(1, most // part))])
-        if one is not None and (best is None or one.length < best.length):
-            best = one
+        attempt = on_grid(found, room, [*filling(paper.cost), *some_of(list(grid(paper)), max(1, most // part))])
+        if attempt is not None and (best is None or attempt.length < best.length):
+            best = attempt
     if best is not None:
         by_turns(found, best, tries, choose)
     for orders in starts:
@@ -95,53 +95,53 @@ def search(paper: Paper, peaks: Peaks, starts: Sequence[Orders], enough: float, 
 
 
 def rooms(cost: Costs) -> Iterator[tuple[list[float], int]]:
-    """Room for activations: all there is, and less, so that more memory is not worse; and what part of the rules is for each."""
+    """Yield rooms for activations, all memory and less, so that more memory never gives a worse result; and the share of rules for each."""
     yield cost.room, 1
     for fraction in FRACTIONS:
         batches = floor(fraction * len(cost.stages_of))
-        less = [min(room, batches * sum(cost.activation[s] for s in own)) for room, own in zip(cost.room, cost.stages_of, strict=True)]
+        less = [min(room, batches * sum(cost.activation[s] for s in rank_stages)) for room, rank_stages in zip(cost.room, cost.stages_of, strict=True)]
         if any(a < b * (1 - EPSILON) for a, b in zip(less, cost.room, strict=True)):
-            yield [min(room, one * (1 + EPSILON)) for room, one in zip(cost.room, less, strict=True)], 4
+            yield [min(room, smaller * (1 + EPSILON)) for room, smaller in zip(cost.room, less, strict=True)], 4
 
 
 def some_of(rules: list[PriorityRule], most: int) -> list[PriorityRule]:
-    """All, or as many as that: by chance, and the same at every call, since every other one of a grid may be on one side of it."""
+    """Return all rules, or a random sample of ``most``, the same at every call: every other rule of a grid might be one-sided."""
     if len(rules) <= most:
         return rules
     return [rules[i] for i in sorted(random.Random(0).sample(range(len(rules)), most))]
 
 
 def tried(found: Found, rule: PriorityRule, room: Sequence[float], length: float) -> Try | None:
-    """What a rule makes within the limit; ``None`` where that is longer than ``length``.
+    """Follow a rule and return its result within the limit; ``None`` if it is longer than ``length``.
 
-    By what is too much, the buffers of messages included, there is less room for activations the next time.
+    If memory with the buffers of messages exceeds the limit, the next attempt has less room for activations.
     """
     for _ in range(ATTEMPTS):
-        made = follow(rule, found.paper.cost, found.paper.batches, room)
-        if made is None or made[0] > length:
+        followed = follow(rule, found.paper.cost, found.paper.batches, room)
+        if followed is None or followed[0] > length:
             return None
-        excess = found.peaks.excess(made[1]) if found.peaks.buffers else ()
+        excess = found.peaks.excess(followed[1]) if found.peaks.buffers else ()
         if not any(excess):
-            return Try(rule, room, *made)
-        room = [one - more for one, more in zip(room, excess, strict=True)]
+            return Try(rule, room, *followed)
+        room = [available - more for available, more in zip(room, excess, strict=True)]
     return None
 
 
 def on_grid(found: Found, room: Sequence[float], rules: Sequence[PriorityRule]) -> Try | None:
-    """The first of the best of some rules."""
+    """Return the first of the best of some rules."""
     best = None
     for rule in rules:
         if found.done:
             break
-        one = tried(found, rule, room, inf if best is None else best.length)
-        if one is not None and (best is None or one.length < best.length):
-            best = one
-            found.add(one.length, one.orders)
+        attempt = tried(found, rule, room, inf if best is None else best.length)
+        if attempt is not None and (best is None or attempt.length < best.length):
+            best = attempt
+            found.add(attempt.length, attempt.orders)
     return best
 
 
 def by_turns(found: Found, best: Try, tries: int, choose: random.Random) -> None:
-    """A rule changed in one place at a time; where messages take memory, also what is left for them."""
+    """Change a rule in one place at a time; if messages use memory, also change the room that is left for them."""
     largest = max(found.paper.cost.boundary, default=0.0)
     for _ in range(tries):
         if found.done:
@@ -159,31 +159,31 @@ def by_turns(found: Found, best: Try, tries: int, choose: random.Random) -> None
 
 
 def filling(cost: Costs) -> Iterator[PriorityRule]:
-    """Few rules that are always tried: as many forwards under way as a rank has time for before its first backward can come, and
-    weight gradients where it would wait."""
-    way, ranks = ways(cost), len(cost.stages_of)
-    mean = [sum(cost.forward[s] for s in own) / len(own) for own in cost.stages_of]
-    until = [sum(cost.forward[s] + cost.transfer[s] for s in range(own[0], own[-1])) + cost.forward[own[-1]] + way.turn[own[-1]] for own in cost.stages_of]
-    passes = [ceil(time / each - EPSILON) if each else len(own) for time, each, own in zip(until, mean, cost.stages_of, strict=True)]
+    """Yield a few rules that are always tried: as many forwards in flight as a rank has time for before its first backward can arrive,
+    and weight gradients where it would wait."""
+    shortest, ranks = ways(cost), len(cost.stages_of)
+    mean = [sum(cost.forward[s] for s in rank_stages) / len(rank_stages) for rank_stages in cost.stages_of]
+    until = [sum(cost.forward[s] + cost.transfer[s] for s in range(rank_stages[0], rank_stages[-1])) + cost.forward[rank_stages[-1]] + shortest.turn[rank_stages[-1]] for rank_stages in cost.stages_of]
+    passes = [ceil(time / each - EPSILON) if each else len(rank_stages) for time, each, rank_stages in zip(until, mean, cost.stages_of, strict=True)]
     for more in (-1, 0, 1):
-        most = tuple(max(len(own), number + more) for number, own in zip(passes, cost.stages_of, strict=True))
+        most = tuple(max(len(rank_stages), number + more) for number, rank_stages in zip(passes, cost.stages_of, strict=True))
         for gap in FILLING_GAPS:
             yield PriorityRule(most, most, (10**6,) * ranks, gap)
 
 
 def grid(paper: Paper) -> Iterator[PriorityRule]:
-    """Rules in which all ranks go by the same numbers, times what each needs for its messages to come round."""
-    cost, way = paper.cost, ways(paper.cost)
+    """Yield rules in which all ranks use the same numbers, as multiples of what each rank needs until its messages come back."""
+    cost, shortest = paper.cost, ways(paper.cost)
     ranks = len(cost.stages_of)
-    period = max(sum(cost.forward[s] + cost.backward[s] + cost.weight[s] for s in own) for own in cost.stages_of) or 1.0
-    trips = [sum(cost.forward[s] + way.turn[s] + cost.backward[s] for s in own) / period for own in cost.stages_of]
-    places = [float(sum(len(cost.rank_of) - s for s in own)) / len(own) for own in cost.stages_of]
+    period = max(sum(cost.forward[s] + cost.backward[s] + cost.weight[s] for s in rank_stages) for rank_stages in cost.stages_of) or 1.0
+    trips = [sum(cost.forward[s] + shortest.turn[s] + cost.backward[s] for s in rank_stages) / period for rank_stages in cost.stages_of]
+    places = [float(sum(len(cost.rank_of) - s for s in rank_stages)) / len(rank_stages) for rank_stages in cost.stages_of]
     chunked = len(cost.rank_of) > ranks
     for base in (places, trips):
         for depth in DEPTHS:
-            ahead = tuple(max(1, ceil(depth * one - EPSILON)) for one in base)
+            ahead = tuple(max(1, ceil(depth * number - EPSILON)) for number in base)
             for most in MOST:
-                top = tuple(10**6 if most == inf else max(len(own), ceil(most * one)) for one, own in zip(ahead, cost.stages_of, strict=True))
+                top = tuple(10**6 if most == inf else max(len(rank_stages), ceil(most * number)) for number, rank_stages in zip(ahead, cost.stages_of, strict=True))
                 for left in LEFT:
                     for gap in GAPS if left else GAPS[:1]:
                         for deep in (True, False) if chunked else (True,):
@@ -206,7 +206,7 @@ def turned(rule: PriorityRule, choose: random.Random) -> PriorityRule:
 
 
 def by_moves(found: Found, start: Orders, tries: int, choose: random.Random) -> None:
-    """Late acceptance (Burke and Bykov 2017): a task of the critical path is moved to another place of its rank's order."""
+    """Improve orders by late acceptance (Burke and Bykov 2017): move a task of the critical path within its rank's order."""
     paper = found.paper
     now = [list(order) for order in start]
     length = paper.length(now)
@@ -231,7 +231,7 @@ def by_moves(found: Found, start: Orders, tries: int, choose: random.Random) -> 
 
 
 def moved(order: Order, place: int, choose: random.Random) -> Order | None:
-    """The order with one task elsewhere, mostly near; ``None`` where that is the same."""
+    """Return the order with one task moved, mostly to a near place; ``None`` if nothing changes."""
     far = 1
     while choose.random() < 0.6:
         far *= 2
@@ -244,21 +244,21 @@ def moved(order: Order, place: int, choose: random.Random) -> Order | None:
 
 
 def valid(order: Order, rank: int, paper: Paper) -> bool:
-    """Each backward has its forward before it, each weight gradient its backward, and all fits."""
+    """Return whether each backward comes after its forward, each weight gradient after its backward, and memory suffices."""
     count: dict[int, int] = {}
     for code in order:
         count[code] = n = count.get(code, 0) + 1
-        of = code & 3
-        if of in (INPUT, FULL):
-            if n + count.get(code + (FULL - INPUT if of == INPUT else INPUT - FULL), 0) > count.get(code - of, 0):
+        kind = code & 3
+        if kind in (INPUT, FULL):
+            if n + count.get(code + (FULL - INPUT if kind == INPUT else INPUT - FULL), 0) > count.get(code - kind, 0):
                 return False
-        elif of == WEIGHT and n > count.get(code - 1, 0):
+        elif kind == WEIGHT and n > count.get(code - 1, 0):
             return False
     return paper.fits(order, rank)
 
 
 def critical_path(orders: Orders, paper: Paper) -> list[tuple[int, int]]:
-    """Rank and place of the tasks of the run just made that end where the next begins, from the last that ends."""
+    """Return (rank, place) of the tasks of the last run that end when the next one begins, beginning with the last to end."""
     where: dict[tuple[int, int], tuple[int, int]] = {}
     for rank, order in enumerate(orders):
         count: dict[int, int] = {}
@@ -269,25 +269,25 @@ def critical_path(orders: Orders, paper: Paper) -> list[tuple[int, int]]:
                 where[key, n] = rank, place
     rank = max(range(len(orders)), key=paper.lengths.__getitem__)
     place = len(orders[rank]) - 1
-    last, found = len(paper.cost.rank_of) - 1, []
+    last, path = len(paper.cost.rank_of) - 1, []
     while place >= 0:
-        found.append((rank, place))
+        path.append((rank, place))
         if (cause := paper.causes[rank][place]) is None:
             place -= 1
             continue
         code, n = cause
         if code & 3 == FORWARD:
-            made = code - 4
+            source = code - 4
         elif code >> 2 == last:
-            made = 4 * last + FORWARD
+            source = 4 * last + FORWARD
         else:
-            made = 4 * (code >> 2) + 4 + INPUT
-        rank, place = where[made, n]
-    return found
+            source = 4 * (code >> 2) + 4 + INPUT
+        rank, place = where[source, n]
+    return path
 
 
 def joined(orders: Orders, paper: Paper) -> Orders:
-    """The orders with backwards that are not split, where that costs no time: the weight gradient follows at once, or takes none."""
+    """Return orders with unsplit backwards, if that costs no time: the weight gradient follows at once, or takes none."""
     length, weight = paper.length(orders), paper.cost.weight
     orders = [
         [code + FULL - INPUT if code & 3 == INPUT and not weight[code >> 2] else code for code in order if code & 3 != WEIGHT or weight[code >> 2]]
@@ -296,13 +296,13 @@ def joined(orders: Orders, paper: Paper) -> Orders:
     for rank in range(len(orders)):
         place, left = 0, dict.fromkeys(paper.cost.stages_of[rank], 0)
         while place + 1 < len(order := orders[rank]):
-            stage, of = divmod(order[place], 4)
-            if of == INPUT and not left[stage] and order[place + 1] == 4 * stage + WEIGHT:
+            stage, kind = divmod(order[place], 4)
+            if kind == INPUT and not left[stage] and order[place + 1] == 4 * stage + WEIGHT:
                 orders[rank] = [*order[:place], 4 * stage + FULL, *order[place + 2 :]]
                 if paper.length(orders) > length:
                     orders[rank] = order
                     left[stage] += 1
-            elif of in (INPUT, WEIGHT):
-                left[stage] += 1 if of == INPUT else -1
+            elif kind in (INPUT, WEIGHT):
+                left[stage] += 1 if kind == INPUT else -1
             place += 1
     return orders

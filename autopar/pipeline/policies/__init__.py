@@ -1,4 +1,4 @@
-"""Policies: rules that make schedules, by name."""
+"""Make schedules by policies, which are rules with names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Sequence
 
 from autopar.errors import ScheduleError, shown
-from autopar.gc_pause import collector_paused
+from autopar.gc_pause import gc_paused
 from autopar.pipeline.policies.phases import order
 from autopar.pipeline.policies.table import POLICIES, Policy, loop, vee
 from autopar.pipeline.rows import rows
@@ -17,19 +17,19 @@ from autopar.pipeline.task import Table
 __all__ = ["POLICIES", "Policy", "build", "loop", "named", "vee"]
 
 
-@collector_paused()
+@gc_paused()
 def build(policy: str, ranks: int, batches: int, chunks: int | None = None, *, rank_of: Sequence[int] | None = None, messages: bool = True,
           recompute: bool = False) -> PipelineSchedule:  # fmt: skip
-    """A schedule.
+    """Return the schedule of a policy.
 
     Args:
-        policy: a name in ``POLICIES``, or what torch.distributed.pipelining calls it, in any case.
+        policy: a name in ``POLICIES``, or the name in torch.distributed.pipelining; upper and lower case are equal.
         ranks, batches: p and m; any numbers from 1.
-        chunks: stages on a rank, where the policy leaves that open.
-        rank_of: the rank of each stage, where ranks are to be numbered otherwise than the policy does; which stages share a
-            rank is the policy's.
-        messages: with sends and receives; else the computations alone.
-        recompute: a backward runs its forward again.
+        chunks: the number of stages on a rank, if the policy leaves it open.
+        rank_of: the rank of each stage, to number ranks differently from the policy. The policy decides which stages share a
+            rank.
+        messages: whether to add sends and receives, or only computations.
+        recompute: whether a backward runs its forward again.
 
     Raises:
         ScheduleError: there is no such policy, or it has no schedule of these sizes.
@@ -38,9 +38,9 @@ def build(policy: str, ranks: int, batches: int, chunks: int | None = None, *, r
     row = POLICIES[name]
     ranks, batches = whole(ranks, f"{name}: ranks"), whole(batches, f"{name}: batches")
     chunks = row.default if chunks is None else whole(chunks, f"{name}: chunks")
-    for what, number in (("ranks", ranks), ("batches", batches), ("chunks", chunks)):
+    for label, number in (("ranks", ranks), ("batches", batches), ("chunks", chunks)):
         if number < 1:
-            raise ScheduleError(f"{name}: {what}={number}; there is at least one")
+            raise ScheduleError(f"{name}: {label}={number}; there is at least one")
     if row.chunks is not None and chunks not in row.chunks:
         raise ScheduleError(f"{name} has {' or '.join(map(str, row.chunks))} stages on a rank, not {chunks}; interleaved-1f1b and looped-bfs have any number")
     placed = row.placement(ranks, chunks)
@@ -58,15 +58,15 @@ def build(policy: str, ranks: int, batches: int, chunks: int | None = None, *, r
 
 
 def _renumbered(name: str, table: Table, placed: Sequence[int], wanted: tuple[int, ...]) -> tuple[Table, tuple[int, ...]]:
-    """The table with its ranks in another order, such that each stage lies where it is wanted."""
+    """Return the table with its ranks in another order, such that each stage is on the wanted rank."""
     old = dict(zip(wanted, placed, strict=False))
     if len(wanted) != len(placed) or sorted(old) != list(range(len(set(placed)))) or [old[rank] for rank in wanted] != list(placed):
-        raise ScheduleError(f"{name} cannot have its stages on ranks {wanted}: they lie as in {tuple(placed)}, with the ranks numbered in any order")
+        raise ScheduleError(f"{name} cannot have its stages on ranks {wanted}: they must be as in {tuple(placed)}, with the ranks numbered in any order")
     return tuple(tuple(row[old[rank]] for rank in range(len(row))) for row in table), wanted
 
 
 def named(policy: str) -> str:
-    """The policy that a name means."""
+    """Return the name of the policy that a name or alias means."""
     if not isinstance(policy, str):
         raise TypeError(f"a policy is a name, such as '1f1b', not {shown(policy)}")
     wanted = policy.lower().replace("_", "-").removeprefix("schedule")

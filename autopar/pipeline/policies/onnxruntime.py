@@ -1,4 +1,4 @@
-"""ONNX Runtime's schedule (pull request 4524): micro-batch after micro-batch, each pass in the first slot that is free."""
+"""Make ONNX Runtime's schedule (pull request 4524): micro-batch after micro-batch, each pass in the first free slot."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from autopar.pipeline.task import EMPTY, Slot, Table, Task
 
 
 def greedy(stages: int, batches: int) -> Table:
-    """2S + 2(B - 1) rows. At no time are more than S micro-batches between their first forward and their last backward."""
+    """Return 2S + 2(B - 1) rows. At no time are more than S micro-batches between their first forward and their last backward."""
     times = 2 * stages + 2 * (batches - 1)
     table = [[EMPTY] * stages for _ in range(times)]
     live = [0] * times

@@ -1,8 +1,8 @@
-"""Schedules as phases: for each rank, how often to repeat which passes.
+"""Make the order of a rank from phases, which say how often to repeat which passes.
 
-``(3, "F0 F1")`` is three times a forward of chunk 0 and a forward of chunk 1, each of the micro-batch that is next there. F is
-a forward, B a backward, I one that leaves the gradient of the weights to a later W, which takes the oldest one left, W1 that
-of chunk 1. What is in parentheses shares a slot. A phase may be longer than there are micro-batches: what is not there is left out.
+``(3, "F0 F1")`` is three times a forward of chunk 0 and a forward of chunk 1, each of the next micro-batch of its chunk. F is
+a forward, B a backward, I a backward that leaves its weight gradient to a later W. W takes the oldest one left, W1 the oldest
+of chunk 1. Passes in parentheses share a slot. A phase may be longer than there are micro-batches: passes of missing ones are dropped.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ Phases = Iterable[tuple[int, str]]
 
 
 def order(phases: Phases, stages: Sequence[int], batches: int, split: bool) -> list[Slot]:
-    """What one rank does, in its order; then the weight gradients that are left.
+    """Return the slots of one rank, in order, followed by the weight gradients that are left.
 
     Args:
-        stages: of the rank, one for each chunk.
-        batches: of the step; the phases may have been made for more.
-        split: whether the policy has an I anywhere; then a B is one with its W in the same slot.
+        stages: the stages of the rank, one for each chunk.
+        batches: the micro-batches of the step; the phases may have been made for more.
+        split: whether the policy has an I anywhere; then a B has its W in the same slot.
     """
     following: dict[tuple[str, int], int] = {}
     left: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""The policies: one row each."""
+"""List the policies, one row each."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Rank = Callable[[int, int, int, int], Phases]  # ranks, rank, micro-batches, chu
 
 
 def loop(ranks: int, chunks: int) -> tuple[int, ...]:
-    """Stage → rank: round after round. ``0 1 2 0 1 2``"""
+    """Return stage → rank, round after round: ``0 1 2 0 1 2``."""
     return tuple(stage % ranks for stage in range(ranks * chunks))
 
 
 def vee(ranks: int, chunks: int) -> tuple[int, ...]:
-    """Stage → rank: there and back. ``0 1 2 2 1 0``"""
+    """Return stage → rank, there and back: ``0 1 2 2 1 0``."""
     return tuple((stage % ranks, ranks - 1 - stage % ranks)[stage // ranks % 2] for stage in range(ranks * chunks))
 
 
@@ -29,16 +29,16 @@ class Policy:
     """A rule that makes schedules.
 
     Attributes:
-        about: in one sentence, with the source.
-        phases: those of a rank; or ``table``, which makes the whole table of computations.
+        about: a description in one sentence, with the source.
+        phases: the phases of a rank; or ``table``, which makes the whole table of computations.
         chunks: how many stages a rank may have; ``None``: any number.
-        default: how many it has where that is not said.
+        default: the number of stages if it is not given.
         placement: stage → rank.
-        made_for: the number of micro-batches that the phases are made for, given ranks and micro-batches; those that are not
-            there are left out, which leaves every order valid.
-        split: the gradients of inputs and weights are computed apart, if only at times.
-        latest: messages stand before their reader, and not after what makes them.
-        constant: memory does not grow with the micro-batches.
+        made_for: the number of micro-batches for which the phases are made, from ranks and micro-batches; tasks of missing ones
+            are dropped, which leaves every order valid.
+        split: whether gradients of inputs and weights are computed separately, if only at times.
+        latest: whether messages are just before their reader, instead of just after their computation.
+        constant: whether memory does not grow with the number of micro-batches.
         aliases: other names.
     """
 
@@ -93,7 +93,7 @@ def _zb_v(p: int, r: int, m: int, v: int) -> Phases:
 
 
 def _dualpipe_v(p: int, r: int, m: int, v: int) -> Phases:
-    half = (r + 1) // 2  # of the last r + 1 pairs of backwards; the others leave their weight gradients to the end
+    half = (r + 1) // 2  # of the last r + 1 pairs of backwards are whole; the others leave their weight gradients to the end
     return [
         (2 * (p - r - 1), "F0"),
         (r + 1, "F0 F1"),

@@ -1,4 +1,4 @@
-"""Mixed precision as data: in which dtype each op runs, policy by policy."""
+"""Decide by policies in which dtype each op runs with mixed precision."""
 
 from autopar.plan.precision.policy import POLICIES, Kind, PrecisionPolicy, policy_of
 

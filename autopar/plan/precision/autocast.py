@@ -1,15 +1,16 @@
-"""The op lists of ``torch.autocast``, as the ops that a captured program has.
+"""List the ops of ``torch.autocast`` by the names that they have in a captured program.
 
-torch's own lists (``ATen/autocast_mode.h`` and what its dispatcher has under ``AutocastCPU`` and ``AutocastCUDA``, torch 2.13; documented as
-"CPU Ops that autocast to …", "CUDA Ops that …") name ops as models call them. A captured program has what these are made of: ``linear``
-is ``addmm`` or ``mm``, ``conv2d`` is ``convolution``, ``cross_entropy_loss`` is ``_log_softmax`` and ``nll_loss_forward``. Overloads are not told apart.
+torch's own lists (``ATen/autocast_mode.h`` and the dispatcher's kernels for ``AutocastCPU`` and ``AutocastCUDA``, torch 2.13; documented as
+"CPU Ops that autocast to …", "CUDA Ops that …") name ops as models call them. A captured program has the ops that these consist of:
+``linear`` is ``addmm`` or ``mm``, ``conv2d`` is ``convolution``, ``cross_entropy_loss`` is ``_log_softmax`` and ``nll_loss_forward``.
+Overloads are not distinguished.
 """
 
 from __future__ import annotations
 
 
 def named(text: str) -> frozenset[str]:
-    """``"mm bmm"`` → the names of both ops."""
+    """Return the full names of ops: ``"mm bmm"`` → ``aten::mm``, ``aten::bmm``."""
     return frozenset(f"aten::{name}" for name in text.split())
 
 
@@ -23,7 +24,7 @@ _LOSSES = """
     multilabel_margin_loss_forward binary_cross_entropy_with_logits binary_cross_entropy
     _cdist_forward
 """
-_COMPLEX = "complex polar view_as_complex "  # which have no low precision
+_COMPLEX = "complex polar view_as_complex "  # complex dtypes have no low precision
 
 LOW: dict[str, frozenset[str]] = {  # in low precision
     "cpu": named(_PRODUCTS + "mkldnn_rnn_layer"),

@@ -1,8 +1,8 @@
-"""In which dtype every op of a traced program runs under a policy, and what it makes: three linear walks.
+"""Compute the dtype in which each op of a traced program runs under a policy, and the dtype of its result, in three linear walks.
 
-Forward in order; then the gradients that add up, backwards; then the backward in order. What an op of a backward is part of, the
-records tell (``Record.call``). It runs as autograd would run it: a gradient that comes in has the dtype of the value that it is of,
-what the forward kept has the dtype in which the forward used it, and what is computed of them has the dtype that torch promotes to.
+The walks are the forward in order, the sums of gradients in reverse order, and the backward in order. ``Record.call`` names the call that an
+op of the backward belongs to. The op runs as in autograd: an incoming gradient has the dtype of its value, a
+value that the forward kept has the dtype in which the forward used it, and a result has the dtype that torch promotes to.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from torch import fx
 from autopar.ir.nodes import is_getitem, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
+from autopar.ir.value_names import belongs_to_step
 from autopar.plan.precision.policy import Kind, PrecisionPolicy
 from autopar.plan.precision.summed import ADD, Summed, shape_of
 from autopar.rules.pointwise import CASTS
 from autopar.rules.registry import RULES, op_name
 
 F32 = torch.float32
-FLOATS = frozenset({torch.float16, torch.bfloat16, F32})  # what a policy changes
+FLOATS = frozenset({torch.float16, torch.bfloat16, F32})  # the dtypes that a policy changes
 
-STATISTICS: dict[str, tuple[int, ...]] = {  # results that are float32 whatever the operands are
+STATISTICS: dict[str, tuple[int, ...]] = {  # results that are float32 for operands of any dtype
     "_scaled_dot_product_flash_attention_for_cpu": (1,),
     "_scaled_dot_product_flash_attention": (1,),
     "_scaled_dot_product_efficient_attention": (1,),
@@ -32,7 +33,7 @@ STATISTICS: dict[str, tuple[int, ...]] = {  # results that are float32 whatever 
     "_scaled_dot_product_fused_attention_overrideable": (1,),
     "_weight_norm_interface": (1,),
 }
-FORWARD_OF = {  # ops of a backward, in programs that do not tell what they are part of → the op whose list they follow
+FORWARD_OF = {  # op of a backward, in a program without calls in its records → the op whose list it follows
     "_softmax_backward_data": "_softmax", "_log_softmax_backward_data": "_log_softmax", "nll_loss_backward": "nll_loss_forward",
     "nll_loss2d_backward": "nll_loss2d_forward", "logsumexp_backward": "logsumexp", "_prelu_kernel_backward": "_prelu_kernel",
 }  # fmt: skip
@@ -46,9 +47,9 @@ class Dtypes:
 
     Attributes:
         parameters: parameters that are in low precision from the start.
-        made: node → the dtype of its result, or of each.
-        seen: values that those who read them see in another dtype than they are made in.
-        uses: node → the dtype in which it takes each operand; ``None``: as it is.
+        made: node → the dtype of its result, or of each result.
+        seen: value → the dtype in which its readers see it, if that differs from the dtype in which it is computed.
+        uses: node → the dtype in which it takes each operand; ``None``: unchanged.
     """
 
     program: Program
@@ -61,17 +62,17 @@ class Dtypes:
 
     def __post_init__(self) -> None:
         self.apart = _taken_apart(self.program)
-        self.tables: set[fx.Node] = set()  # computed of buffers, indices and constants alone
-        self.weak: set[fx.Node] = set()  # parameters, buffers, and what is computed of them alone, where the policy starts low
-        self.moving: set[fx.Node] = set()  # computed of tangents
-        self.numbers: set[fx.Node] = set()  # inputs that are numbers of Python's: they have no dtype beside tensors
+        self.tables: set[fx.Node] = set()  # values computed from buffers, indices and constants alone
+        self.weak: set[fx.Node] = set()  # parameters, buffers, and values computed from them alone, if the policy starts in low precision
+        self.moving: set[fx.Node] = set()  # values computed from tangents
+        self.numbers: set[fx.Node] = set()  # inputs that are Python numbers: beside tensors their dtype does not count
         self.statistics: set[fx.Node] = set()
-        self.asked: dict[tuple[int, fx.Node], torch.dtype] = {}  # in which dtype a call used a value
-        self.incoming: dict[int, torch.dtype] = {}  # of the gradient that the backward of a call is given
-        self.result: dict[int, torch.dtype] = {}  # of what a call made, as it is seen
+        self.asked: dict[tuple[int, fx.Node], torch.dtype] = {}  # (call, value) → the dtype in which the call used the value
+        self.incoming: dict[int, torch.dtype] = {}  # call → the dtype of the incoming gradient of its backward
+        self.result: dict[int, torch.dtype] = {}  # call → the dtype in which readers see its result
         self.summed = Summed()
         self.demand: dict[fx.Node, torch.dtype] = {}
-        self.readers: dict[fx.Node, list[torch.dtype]] = {}  # of weak placeholders: what those who use them want
+        self.readers: dict[fx.Node, list[torch.dtype]] = {}  # weak placeholder → the dtypes that its users require
 
     def run(self) -> Dtypes:
         nodes = list(self.program.nodes)
@@ -79,7 +80,7 @@ class Dtypes:
         for node in nodes:
             record = record_of(node)
             if node.op in ("placeholder", "get_attr"):
-                self._given(node)
+                self._placeholder(node)
             elif node.op == "call_function" and record.phase == "forward":
                 self._forward(node)
         self._tangents(output)
@@ -100,14 +101,14 @@ class Dtypes:
                 self._element(node) if is_getitem(node) else self._backward(node) if node in self.moving else self._saved(node)
         return self
 
-    # -- what is given -------------------------------------------------------------------------------------------
+    # -- inputs --------------------------------------------------------------------------------------------------
 
-    def _given(self, node: fx.Node) -> None:
+    def _placeholder(self, node: fx.Node) -> None:
         record = record_of(node)
         assert isinstance(record.type, TensorType)
         dtype = record.type.dtype
         self.made[node] = self.policy.low if node in self.parameters else dtype
-        if record.role == "input" and record.name.startswith("."):
+        if record.role == "input" and belongs_to_step(record.name):
             self.numbers.add(node)
             return
         if record.role == "tangent":
@@ -121,7 +122,7 @@ class Dtypes:
                 self.weak.add(node)
 
     def _tangents(self, output: fx.Node) -> None:
-        """A tangent has the dtype of the value that it belongs to."""
+        """Give each tangent the dtype of its value."""
         returned = [value for value, result in zip(operands(output), record_of(output).results, strict=True) if result.kind == "return"]
         for node in self.moving:
             index = record_of(node).index
@@ -145,9 +146,9 @@ class Dtypes:
         dtype, wants = self._runs(node, values, kind, [self._seen(value) for value in values])
         self._set(node, dtype, wants)
         if call is not None:
-            own = {value for value in values if (about := record_of(value).call) is not None and about.number == call.number}
+            inner_values = {value for value in values if (about := record_of(value).call) is not None and about.number == call.number}
             for value, want in zip(values, wants, strict=True):
-                if value not in own:
+                if value not in inner_values:
                     self.asked[call.number, value] = want
             if dtype is not None:
                 self.incoming[call.number] = self.result[call.number] = dtype
@@ -163,42 +164,42 @@ class Dtypes:
 
     def _kind(self, node: fx.Node, values: Sequence[fx.Node]) -> Kind:
         call = record_of(node).call
-        own = self.policy.kind(node.target.name(), self.device)  # type: ignore[union-attr]
+        listed_by_op = self.policy.kind(node.target.name(), self.device)  # type: ignore[union-attr]
         if _names_dtype(node):
             return Kind.PROMOTED
-        listed = own if call is None else self.policy.kind(call.op, self.device)
+        listed = listed_by_op if call is None else self.policy.kind(call.op, self.device)
         if call is not None and call.number in self.apart:
             return Kind.F32 if listed is Kind.F32 else Kind.INSIDE
         if listed is Kind.LOW and all(value in self.tables for value in values if self._is_float(value)):
-            return own if own is not Kind.LOW else Kind.WIDEST
+            return listed_by_op if listed_by_op is not Kind.LOW else Kind.WIDEST
         return listed
 
     def _runs(self, node: fx.Node, values: Sequence[fx.Node], kind: Kind, have: Sequence[torch.dtype | None]) -> tuple[torch.dtype | None, list[torch.dtype]]:
-        """The dtype in which an op runs, ``None`` where it has no floating operand; and that in which it takes each operand.
+        """Return the dtype in which an op runs (``None`` if it has no floating operand), and the dtype in which it takes each operand.
 
         Args:
-            have: the dtype of each operand, as this op sees it.
+            have: the dtype in which this op sees each operand.
         """
         floats = [k for k, dtype in enumerate(have) if dtype in FLOATS]
         if not floats or any(dtype == torch.float64 or (dtype is not None and dtype.is_complex) for dtype in have):
             return None, list(have)  # type: ignore[arg-type]
         counted = [k for k in floats if values[k] not in self.weak]
-        if not counted and node not in self.weak and self.weak:  # as a look-up of a parameter's rows
+        if not counted and node not in self.weak and self.weak:  # such as a look-up of a parameter's rows
             dtype = self.policy.low
         else:
             dtype = _promoted([(have[k], _rank(values[k])) for k in counted or floats])  # type: ignore[misc]
         if kind in (Kind.LOW, Kind.F32, Kind.INSIDE):
             dtype = self.policy.low if kind is Kind.LOW else F32
         wants = [
-            one if k not in floats or value in self.statistics or (kind is Kind.PROMOTED and (value not in self.weak or one == dtype)) else dtype
-            for k, (value, one) in enumerate(zip(values, have, strict=True))
+            seen if k not in floats or value in self.statistics or (kind is Kind.PROMOTED and (value not in self.weak or seen == dtype)) else dtype
+            for k, (value, seen) in enumerate(zip(values, have, strict=True))
         ]
         return dtype, wants  # type: ignore[return-value]
 
     def _set(self, node: fx.Node, dtype: torch.dtype | None, wants: Sequence[torch.dtype | None]) -> None:
-        """Note what an op asks for, and what it makes: what is not floating, or asked for by name, stays as captured."""
+        """Note the dtypes of an op's operands and results. A result that is not floating, or whose dtype the call names, stays as captured."""
         values = operands(node)
-        if dtype is not None and not _rank(node) and not self.numbers.isdisjoint(values):  # there torch would promote it
+        if dtype is not None and not _rank(node) and not self.numbers.isdisjoint(values):  # torch would promote the number
             wants = [dtype if value in self.numbers else want for value, want in zip(values, wants, strict=True)]
         cast = node.target in CASTS and _names_dtype(node)
         self.uses[node] = tuple(None if cast or want == self.made[value] else want for value, want in zip(values, wants, strict=True))
@@ -206,18 +207,18 @@ class Dtypes:
         fixed = STATISTICS.get(_packet(node), ())
         types = captured if isinstance(captured, tuple) else (captured,)
         named = _names_dtype(node)
-        found = tuple(
-            None if one is None else one.dtype if dtype is None or named or one.dtype not in FLOATS or k in fixed else dtype
-            for k, one in enumerate(types)
+        dtypes = tuple(
+            None if result is None else result.dtype if dtype is None or named or result.dtype not in FLOATS or k in fixed else dtype
+            for k, result in enumerate(types)
         )  # fmt: skip
-        self.made[node] = found if isinstance(captured, tuple) else found[0]
+        self.made[node] = dtypes if isinstance(captured, tuple) else dtypes[0]
 
     def _element(self, node: fx.Node) -> None:
         source, index = node.args
         assert isinstance(source, fx.Node) and isinstance(index, int)
-        made = self.made[source]
-        assert isinstance(made, tuple)
-        self.made[node] = made[index]
+        dtypes = self.made[source]
+        assert isinstance(dtypes, tuple)
+        self.made[node] = dtypes[index]
         if index == 0 and source in self.seen:
             self.seen[node] = self.seen[source]
         if index in STATISTICS.get(_packet(source), ()):
@@ -226,18 +227,18 @@ class Dtypes:
             if source in group:
                 group.add(node)
 
-    def _tally(self, values: Iterable[fx.Node], kind: Kind, wants: Sequence[torch.dtype | None], dtype: torch.dtype) -> None:
-        for value, want in zip(values, wants, strict=True):
+    def _tally(self, values: Iterable[fx.Node], kind: Kind, required_dtypes: Sequence[torch.dtype | None], dtype: torch.dtype) -> None:
+        for value, required in zip(values, required_dtypes, strict=True):
             if value in self.weak:
                 while value.op == "call_function" and _is_view(value):
                     (value,) = operands(value)
                 if value.op == "placeholder":
-                    self.readers.setdefault(value, []).append(dtype if kind is Kind.PROMOTED else want)  # type: ignore[arg-type]
+                    self.readers.setdefault(value, []).append(dtype if kind is Kind.PROMOTED else required)  # type: ignore[arg-type]
 
     # -- backward ------------------------------------------------------------------------------------------------
 
     def _adds_up(self, node: fx.Node) -> bool:
-        """Whether an addition is autograd's own, of two gradients of one value: what comes of it is no part of the same call."""
+        """Whether an addition accumulates two gradients of one value, as autograd does; the sum belongs to no call."""
         values, call = operands(node), record_of(node).call
         if node.target is not ADD or node.kwargs or len(values) != 2 or not self.moving.issuperset(values) or call is None:
             return False
@@ -245,30 +246,30 @@ class Dtypes:
         return not inside and all(shape_of(value) == shape_of(node) for value in values)
 
     def _demand(self, node: fx.Node, output: fx.Node, homes: Mapping[fx.Node, Sequence[fx.Node]]) -> None:
-        """Gradients add up in the dtype of the value that they are of, as autograd's do.
+        """Accumulate gradients in the dtype of their value, as autograd does.
 
         Args:
-            homes: gradients that the program gives → the placeholders that they are of.
+            homes: gradient that the program returns → its placeholders.
         """
         floats = [dtype for value in self.summed.note(node, output, homes) if (dtype := self._dtype_of(value)) in FLOATS]
         if floats:
             self.demand[node] = _widest(floats)  # type: ignore[arg-type]
 
     def _dtype_of(self, value: fx.Node) -> Made:
-        """The dtype of a value, as its call made it."""
+        """Return the dtype in which a call returns a value."""
         call = record_of(value).call
         return self.made[value] if call is None else self.result.get(call.number, self.made[value])
 
     def _backward(self, node: fx.Node) -> None:
         values, call = operands(node), record_of(node).call
-        own = self.policy.kind(f"aten::{_packet(node)}", self.device)
+        listed_by_op = self.policy.kind(f"aten::{_packet(node)}", self.device)
         have = [self._seen(value) for value in values]
         incoming = None if call is None else self.incoming.get(call.number)
         if node in self.summed.of:
             dtype = self.demand.get(node)
             self._set(node, dtype or _widest(d for d in have if d in FLOATS), have if dtype is None else [dtype] * len(values))
             return
-        if call is None or incoming is None:  # it is not told what it is part of
+        if call is None or incoming is None:  # the program does not name the forward call
             name = FORWARD_OF.get(_packet(node), _packet(node).removesuffix("_backward"))
             listed = self.policy.kind(f"aten::{name}", self.device)
             kind = Kind.F32 if listed is Kind.INSIDE else listed
@@ -284,25 +285,25 @@ class Dtypes:
                 have[k] = incoming
             else:
                 have[k] = self.asked.get((call.number, value), have[k])
-        if _is_view(node) and have[0] != (made := self.made[values[0]]) and torch.promote_types(have[0], made) == have[0]:  # type: ignore[arg-type]
-            have[0] = made  # type: ignore[call-overload]  # it is widened by who reads it: half the bytes travel till then
-        if own is Kind.PROMOTED:
-            dtype, wants = self._runs(node, values, own, have)
+        if _is_view(node) and have[0] != (computed := self.made[values[0]]) and torch.promote_types(have[0], computed) == have[0]:  # type: ignore[arg-type]
+            have[0] = computed  # type: ignore[call-overload]  # its readers widen it, so that only half the bytes are moved before
+        if listed_by_op is Kind.PROMOTED:
+            dtype, wants = self._runs(node, values, listed_by_op, have)
             wants = have  # type: ignore[assignment]
-        else:  # a kernel of one dtype: that of the gradient
+        else:  # a kernel with one dtype, that of the gradient
             dtype = _widest([d for d, value in zip(have, values, strict=True) if value in self.moving and d in FLOATS] or [incoming])  # type: ignore[misc]
             wants = [d if d not in FLOATS or value in self.statistics else dtype for d, value in zip(have, values, strict=True)]  # type: ignore[misc]
         self._set(node, dtype, wants)
 
     def _saved(self, node: fx.Node) -> None:
-        """What a backward computes of what the forward kept, and what it recomputes."""
+        """Set the dtypes of an op in the backward that computes from values of the forward, such as a recomputed op."""
         values, call = operands(node), record_of(node).call
         have = [self._seen(value) for value in values]
         for k, value in enumerate(values):
             about = record_of(value).call
             if call is not None and have[k] in FLOATS:
-                own = about is not None and about.number == call.number
-                have[k] = self.made[value] if own else self.asked.get((call.number, value), have[k])  # type: ignore[assignment]
+                same_call = about is not None and about.number == call.number
+                have[k] = self.made[value] if same_call else self.asked.get((call.number, value), have[k])  # type: ignore[assignment]
         kind = Kind.PROMOTED if _names_dtype(node) else self.policy.kind(f"aten::{_packet(node)}", self.device)
         dtype, wants = self._runs(node, values, kind, have)
         self._set(node, dtype, wants)
@@ -310,15 +311,15 @@ class Dtypes:
     # -- values --------------------------------------------------------------------------------------------------
 
     def _seen(self, value: fx.Node) -> torch.dtype | None:
-        found = None if value in self.numbers else self.seen.get(value) or self.made[value]
-        return found if isinstance(found, torch.dtype) else None
+        dtype = None if value in self.numbers else self.seen.get(value) or self.made[value]
+        return dtype if isinstance(dtype, torch.dtype) else None
 
     def _is_float(self, value: fx.Node) -> bool:
         return self._seen(value) in FLOATS
 
 
 def low_parameters(program: Program, policy: PrecisionPolicy, device: str) -> frozenset[fx.Node]:
-    """Parameters most of whose uses are in low precision."""
+    """Return the parameters most of whose uses are in low precision."""
     if not policy.parameters:
         return frozenset()
     readers = Dtypes(program, policy, device).run().readers
@@ -329,7 +330,7 @@ def low_parameters(program: Program, policy: PrecisionPolicy, device: str) -> fr
 
 
 def _taken_apart(program: Program) -> dict[int, torch.dtype | None]:
-    """The calls of the forward that are several ops, not all of them views."""
+    """Return the calls of the forward that were decomposed into several ops, not all of them views."""
     counts: dict[int, list[bool]] = {}
     for node in program.nodes:
         record = record_of(node)
@@ -344,7 +345,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _names_dtype(node: fx.Node) -> bool:
-    """Whether a call says the dtype of its result."""
+    """Whether a call names the dtype of its result."""
     return any(isinstance(argument, torch.dtype) for argument in (*node.args, *node.kwargs.values()))
 
 
@@ -357,13 +358,13 @@ def _rank(node: fx.Node) -> int:
 
 
 def _widest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
-    found: torch.dtype | None = None
+    widest: torch.dtype | None = None
     for dtype in dtypes:
-        found = dtype if found is None else torch.promote_types(found, dtype)
-    assert found is not None
-    return found
+        widest = dtype if widest is None else torch.promote_types(widest, dtype)
+    assert widest is not None
+    return widest
 
 
 def _promoted(operands: Sequence[tuple[torch.dtype, int]]) -> torch.dtype:
-    """What torch promotes dtypes of operands to: those without dims do not count beside those that have some."""
+    """Return the dtype to which torch promotes operands: operands without dims do not count beside others."""
     return _widest([dtype for dtype, rank in operands if rank] or [dtype for dtype, _ in operands])

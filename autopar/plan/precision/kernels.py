@@ -1,7 +1,7 @@
-"""Ops that have no kernel for low precision on CPU: said with the user's line, before anything runs.
+"""Refuse ops that have no CPU kernel for low precision, with the user's line, before anything runs.
 
-Found by running every op of torch's own samples in either dtype, on torch 2.13. Of accelerators nothing is known here; there the op
-itself says so when it runs.
+The table comes from running every op of torch's own samples in both dtypes, on torch 2.13. There is no table for accelerators; there the
+op itself raises when it runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NO_KERNEL: dict[tuple[str, torch.dtype], frozenset[str]] = {
 
 
 def check_kernels(program: Program, dtypes: Dtypes) -> None:
-    """``PrecisionError`` for the first op that would run in a dtype that it has no kernel for. Linear in the graph."""
+    """Raise ``PrecisionError`` for the first op without a kernel for its dtype. Linear in the graph."""
     low = dtypes.policy.low
     missing = NO_KERNEL.get((dtypes.device, low), frozenset())
     for node in program.nodes:

@@ -1,4 +1,4 @@
-"""Policies: which op runs in which dtype."""
+"""Define the policies of mixed precision: which op runs in which dtype."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from autopar.rules.registry import overload
 
 
 class Kind(Enum):
-    """In which dtype an op runs, and what it makes.
+    """The dtype in which an op runs.
 
-    ``INSIDE`` is float32 for an op that takes low precision and computes inside in float32: who reads it sees the dtype that it takes.
-    ``PROMOTED`` leaves operands as they are: torch promotes their dtypes itself. All others ask for one dtype of all of their operands.
+    ``INSIDE`` is float32 for an op that takes low precision and computes internally in float32; its readers see the dtype that it takes.
+    ``PROMOTED`` leaves operands unchanged, because torch promotes their dtypes itself. All others require one dtype for all operands.
     """
 
     LOW = "low"
@@ -28,9 +28,9 @@ class Kind(Enum):
     PROMOTED = "promoted"
 
 
-INSIDE = named("_softmax _log_softmax native_layer_norm native_group_norm _fused_rms_norm logsumexp")  # where they are on no list
+INSIDE = named("_softmax _log_softmax native_layer_norm native_group_norm _fused_rms_norm logsumexp")  # if they are on no list
 
-NAMED = named("_softmax _log_softmax")  # their backward is told the dtype of the forward
+NAMED = named("_softmax _log_softmax")  # an argument of their backward names the dtype of the forward
 
 PROMOTED = named("""
     add sub rsub mul div where maximum minimum fmax fmin eq ne lt le gt ge _to_copy clone fill masked_fill
@@ -42,11 +42,11 @@ class PrecisionPolicy:
     """What ``amp="bf16-O1"`` says.
 
     Attributes:
-        name: as it is written.
+        name: its name.
         low: the dtype of low precision.
-        parameters: whether parameters and inputs are computed with in low precision from the start (O2), and not only by the ops that
-            are best in it (O1, as under ``torch.autocast``).
-        kept: op → kind, of ops that the user has decided.
+        parameters: whether parameters and inputs are in low precision from the start (O2), and not only for the ops that
+            benefit from it (O1, as under ``torch.autocast``).
+        kept: op → the kind that the user has chosen.
     """
 
     name: str
@@ -55,7 +55,7 @@ class PrecisionPolicy:
     kept: Mapping[str, Kind] = field(default_factory=dict)
 
     def kind(self, op: str, device: str) -> Kind:
-        """How a call of an op runs. ``op`` is its name with or without overload; other accelerators have CUDA's lists."""
+        """Return the kind of an op. ``op`` is its name with or without overload; other accelerators have CUDA's lists."""
         name = op.partition(".")[0]
         device = "cpu" if device == "cpu" else "cuda"
         if (kept := self.kept.get(op) or self.kept.get(name)) is not None:
@@ -82,7 +82,7 @@ ALIASES = {"bf16": "bf16-O1", "fp16": "fp16-O1"}
 
 
 def policy_of(amp: str, keep: Mapping[str, str] | None = None) -> PrecisionPolicy:
-    """The policy of a name, with what the user decides op by op: ``policy_of("fp16-O1", keep={"aten::tanh": "f32"})``.
+    """Return a policy by name, with the user's choices for single ops: ``policy_of("fp16-O1", keep={"aten::tanh": "f32"})``.
 
     Raises:
         ValueError: there is no such policy, or no such dtype.

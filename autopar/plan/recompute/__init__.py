@@ -1,7 +1,7 @@
-"""Which values of the forward are computed again in the backward, and not kept: policies.
+"""Decide by policies which values of the forward are recomputed in the backward, and not kept.
 
-A policy gives a function from nodes to *regions*. A value made in a region is not kept for the backward of that region; what has
-no region is kept. The pass ``recompute`` carries out what it says.
+A policy returns a function from nodes to *regions*. A value that is computed in a region is not kept for the backward of that region;
+a value without a region is kept. The pass ``recompute`` applies the policy.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ __all__ = ["Regions", "regions"]
 
 
 def regions(program: Program, what: str | Sequence[str]) -> Regions:
-    """The regions of a traced program.
+    """Return the regions of a traced program.
 
     Args:
         what: ``"blocks"``, ``"min-cut"``, or globs over module paths.
 
     Raises:
-        TypeError: what is no such thing.
-        ValueError: a glob that matches no module of the step, a model without blocks.
+        TypeError: ``what`` is neither a string nor a list of strings.
+        ValueError: a glob matches no module of the step, or the model has no blocks.
     """
-    if not isinstance(what, str) and not (isinstance(what, Sequence) and what and all(isinstance(one, str) for one in what)):
+    if not isinstance(what, str) and not (isinstance(what, Sequence) and what and all(isinstance(glob, str) for glob in what)):
         raise TypeError(f'recompute={shown(what)}: say "blocks", "min-cut", or a glob over module paths, as in "*.layers.*", or a list of globs')
     return min_cut(program) if what == "min-cut" else modules(program, what)

@@ -1,8 +1,8 @@
-"""One region, of all values that torch's partitioner would not keep.
+"""Make one region of all values that torch's partitioner would not keep.
 
-It keeps the values that are smallest in sum and from which the others come by ops that cost little, a minimum cut between
-forward and backward (torch's ``min_cut_rematerialization_partition``). It is asked, on a graph of its own, and not obeyed: it
-parts graphs into two, and knows nothing of records.
+The partitioner keeps the smallest set of values from which cheap ops compute the others: a minimum cut between
+forward and backward (torch's ``min_cut_rematerialization_partition``). Only its choice is used, on a copy of the graph: it splits
+graphs into two, and does not keep records.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from autopar.torch_private import saved_by_min_cut
 
 
 def min_cut(program: Program) -> Regions:
-    """Every value has the one region but those that are to be kept."""
+    """Return one region for all values but those that the partitioner keeps."""
     output = program.output
     early = sum(map(is_early, operands(output), record_of(output).results))
     saved = saved_by_min_cut(fake_graph(program), early)

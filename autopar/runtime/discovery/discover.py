@@ -1,11 +1,11 @@
-"""Discovery: the rule of one call of an op that has none, found by running the op on small pieces.
+"""Discover the rule of one call of an op without a rule, by running the op on small pieces.
 
-Guesses (``guesses``) are proven as registered rules are; what does not hold stays whole. Nothing is found for an op
-that writes, draws random numbers, gives another result the second time, or does not run on the CPU in double precision. All of
-it happens in a sandbox: an op that ends its process there has no rule, and what it keeps is not kept here.
+Guesses (``guesses``) are proven as registered rules are; a dim whose guess fails stays whole. No rule is discovered for an op
+that writes, draws random numbers, returns another result the second time, or does not run on the CPU in double precision. The ops run
+in a sandbox, so an op that ends its process only has no rule, and changes nothing in this process.
 
-What is found holds on the calls that were tried. An op that behaves in another way where sizes or values are beyond those is
-not seen through: a registered rule is sure, and ``strict=True`` takes nothing else. All processes find the same.
+A discovered rule holds on the calls that were tried. It may be wrong for an op that behaves differently for other sizes or values.
+A registered rule is certain, and ``strict=True`` accepts nothing else. All processes discover the same rules.
 """
 
 from __future__ import annotations
@@ -28,65 +28,67 @@ from autopar.runtime.discovery.sandbox import CrashError, SandboxError, isolated
 from autopar.runtime.discovery.scaled import scales
 from autopar.torch_private import OpOverload, is_seeded, mutates, without_modes
 
-Found = tuple[str, str, str]  # a pattern and what is linear; or why there is none
+Outcome = tuple[str, str, str]  # pattern, linear operands, "" — or "", "", the reason why there is no rule
 
-_FOUND: dict[Any, Found] = {}
+_OUTCOMES: dict[Any, Outcome] = {}
 
 
 @discover_with
 def discover(rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[TensorType | None]) -> Finding:
-    """The rule of one call, tensors given as their types. Calls that are alike when they are made small share it.
+    """Discover the rule of one call. Calls that become equal when they are scaled down share the result.
 
     Args:
-        rule: that of the op, which says nothing yet.
+        rule: the op's rule without a pattern.
+        args, kwargs: the arguments, with a type in the place of each tensor.
+        results: the types of the results.
     """
     why = _refused(op, slots(op, args, kwargs), results)
     if why:
         return Finding(None, why)
-    ways = scales(args, kwargs)
-    if not ways:
+    candidates = scales(args, kwargs)
+    if not candidates:
         return Finding(None, "its operands are too large to be tried")
-    sizes = ways[0].sizes
-    there = tuple(r and tuple(("as", sizes[n]) if n in sizes else n for n in r.shape) for r in results)
-    key = (op, there, repr([way(args, kwargs) for way in ways]))
-    if key not in _FOUND:
-        _FOUND[key] = _found(Search(rule, op, args, kwargs, results))
-    pattern, linear, why = _FOUND[key]
+    sizes = candidates[0].sizes
+    result_shapes = tuple(r and tuple(("as", sizes[n]) if n in sizes else n for n in r.shape) for r in results)
+    key = (op, result_shapes, repr([scale(args, kwargs) for scale in candidates]))
+    if key not in _OUTCOMES:
+        _OUTCOMES[key] = _search_in_sandbox(Search(rule, op, args, kwargs, results))
+    pattern, linear, why = _OUTCOMES[key]
     if why:
         return Finding(None, why)
-    found = replace(rule, pattern=pattern, linear=linear, empty=False)
+    discovered = replace(rule, pattern=pattern, linear=linear, empty=False)
     try:
-        bind(op, args, kwargs, results, found)
+        bind(op, args, kwargs, results, discovered)
     except RuleError as error:
         return Finding(None, str(error))
-    return Finding(found)
+    return Finding(discovered)
 
 
-def _refused(op: OpOverload, given: Sequence[Any], results: Sequence[TensorType | None]) -> str:
-    """Why an op is not run at all."""
-    shapes = [value.shape for value in (*given, *results) if isinstance(value, TensorType)]
+def _refused(op: OpOverload, arguments: Sequence[Any], results: Sequence[TensorType | None]) -> str:
+    """Return why an op must not be run; empty if it may."""
+    shapes = [value.shape for value in (*arguments, *results) if isinstance(value, TensorType)]
     if mutates(op):
         return "it writes to its arguments"
     if is_seeded(op):
         return "it draws random numbers"
-    if not any(isinstance(value, TensorType) and value.shape for value in given):
+    if not any(isinstance(value, TensorType) and value.shape for value in arguments):
         return "it has no operand with dims"
     return "a tensor is empty" if any(0 in shape for shape in shapes) else ""
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """What is run inside is seen by no trace: no warnings, no gradients."""
+    """Run the block outside of any trace, without warnings and without gradients."""
     with warnings.catch_warnings(), without_modes(), torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False):
         warnings.simplefilter("ignore")
         yield
 
 
-def _found(search: Search) -> Found:
-    """What a search finds, in a sandbox; where an op does not survive pieces that do not fit together, without such."""
+def _search_in_sandbox(search: Search) -> Outcome:
+    """Run a search in a sandbox. If the op crashes on pieces that do not fit together, search again without such pieces."""
     for search.together in (False, True):
         try:
-            return isolated(lambda: _searched(search))
+            return isolated(lambda: _outcome(search))
         except CrashError as error:
             why = str(error)
         except SandboxError as error:
@@ -94,12 +96,12 @@ def _found(search: Search) -> Found:
     return "", "", why
 
 
-def _searched(search: Search) -> Found:
+def _outcome(search: Search) -> Outcome:
     try:
         with _quiet():
             rule = search.run()
         return str(rule.pattern), str(rule.linear), ""
     except NothingError as reason:
         return "", "", str(reason)
-    except Exception as error:  # whatever an op raises on operands of other values
+    except Exception as error:  # an op may raise anything on other operands
         return "", "", raised(error)

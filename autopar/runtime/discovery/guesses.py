@@ -1,7 +1,7 @@
-"""Guesses: which factors an op may have, from what depends on what; and the rule that is proven of them.
+"""Guess the factors of an op from the dependence of its results on its operands, and prove a rule of them.
 
-One slice of an operand gets other values, and where results change in one slice alone the two dims are one factor. What is
-left may be summed over. Each guess is proven as registered rules are (``proof``), on calls of several sizes and values.
+The search changes one slice of an operand. If a result changes in one slice only, the two dims are one factor. The other dims of
+operands may be summed over. Each guess is proven as registered rules are (``proof``), on calls of several sizes and values.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from autopar.runtime.discovery.proof import TOLERANCE, difference, prove
 from autopar.runtime.discovery.scaled import FILLS, Arguments, Scale, drawn, scales
 from autopar.torch_private import OpOverload, pytree
 
-GUESSES = 48  # that are put to the test for one call
-SHARED = 16  # ways to sum over dims of one size
-WAYS = 4  # to complete a guess with dims of other operands
+GUESSES = 48  # the most guesses that are tested for one call
+SHARED = 16  # the most groups of dims of one size that are tried as sums
+COMPLETIONS = 4  # the most ways to complete a guess with dims of other operands
 KINDS = ("sum", "max", "min")
 
 Influence = Mapping[Dim, Sequence[Sequence[int] | None]]
@@ -31,11 +31,11 @@ Results = tuple[torch.Tensor | None, ...]
 
 
 class NothingError(Exception):
-    """Why no rule is found."""
+    """No rule can be discovered; the message is the reason."""
 
 
 def raised(error: Exception) -> str:
-    """Why no rule is found of an op that raises."""
+    """Return the reason why an op that raises has no rule."""
     return f"on small operands it raises {type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
@@ -43,7 +43,7 @@ class Search:
     """The search for one call's rule.
 
     Attributes:
-        together: dims of one size are split together, in all operands that have one; and sizes that may be related are so.
+        together: whether dims of the same size are split together in all operands, and sizes that may be related stay related.
     """
 
     together = False
@@ -51,17 +51,17 @@ class Search:
     def __init__(self, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any],
                  results: Sequence[TensorType | None]) -> None:  # fmt: skip
         self.rule, self.op, self.args, self.kwargs, self.types = rule, op, args, kwargs, results
-        given = slots(op, args, kwargs)
-        self.shapes = [value.shape if isinstance(value, TensorType) else None for value in given]
-        self.results = [None if one is None else one.shape for one in results]
-        self.floats = [k for k, value in enumerate(given) if isinstance(value, TensorType) and value.dtype.is_floating_point]
+        arguments = slots(op, args, kwargs)
+        self.shapes = [value.shape if isinstance(value, TensorType) else None for value in arguments]
+        self.results = [None if result is None else result.shape for result in results]
+        self.floats = [k for k, value in enumerate(arguments) if isinstance(value, TensorType) and value.dtype.is_floating_point]
         self.tried = 0
 
     def run(self) -> Rule:
-        """The rule; an error says why there is none."""
-        ways = scales(self.args, self.kwargs, related=self.together)
-        scale = self._scale(ways)
-        self.calls = self._calls(scale, ways[-1])
+        """Return the rule; ``NothingError`` if there is none."""
+        candidates = scales(self.args, self.kwargs, related=self.together)
+        scale = self._scale(candidates)
+        self.calls = self._calls(scale, candidates[-1])
         self._check_values()
         influence = {dim: self._influence(dim) for dim in self._dims()}
         guesses = (next((factor for factor in self._completed(factor) if self._holds([factor])), None) for factor in self._carried_over(influence))
@@ -72,17 +72,17 @@ class Search:
                 if not summed and (summed := list(self._summed(influence, kept, other))):
                     kind = other
         kept += summed
-        linear = ", ".join(one for one in self._sums() if kept and self._adds(one) and self._holds(kept, kind, linear=one))
+        linear = ", ".join(operands for operands in self._sums() if kept and self._adds(operands) and self._holds(kept, kind, linear=operands))
         rule = self._proven(kept, kind, linear)
         if rule is None:
             kept = [factor for factor in kept if self._holds([factor], kind, "", self.calls)]
             rule = self._proven(kept, kind, linear)
         if rule is None:
-            raise NothingError("it does not come apart along all of its dims at once" if kept else "it comes apart along no dim")
+            raise NothingError("it cannot be split along all of its dims at once" if kept else "it can be split along no dim")
         return rule
 
     def _proven(self, factors: Sequence[Factor], kind: str, linear: str) -> Rule | None:
-        """The rule that holds on all calls, with what is linear, or without; an op that comes apart nowhere needs none."""
+        """Return the rule that holds on all calls, with linear operands or without; ``None`` if there is no factor."""
         for more in dict.fromkeys((linear, "")) if factors else ():
             if self._holds(factors, kind, more, self.calls):
                 return self._rule(factors, kind, more)
@@ -90,14 +90,14 @@ class Search:
 
     # -- small calls -----------------------------------------------------------------------------------------------
 
-    def _scale(self, ways: Sequence[Scale]) -> Scale:
+    def _scale(self, candidates: Sequence[Scale]) -> Scale:
         why = ""
-        for scale in ways:
+        for scale in candidates:
             try:
                 self.first = self._steady(drawn(scale(self.args, self.kwargs), FILLS[0]))
             except NothingError:
                 raise
-            except Exception as error:  # whatever an op raises on operands of other sizes
+            except Exception as error:  # an op may raise anything on operands of other sizes
                 why = raised(error)
                 continue
             if scale.fits(self.types, self.first):
@@ -106,7 +106,7 @@ class Search:
         raise NothingError(why)
 
     def _steady(self, call: Arguments) -> Results:
-        """The results of a call, if it gives them every time and does nothing else."""
+        """Return the results of a call, if it is deterministic and has no side effects."""
         before, state = _copied(call), torch.random.get_rng_state()
         first = _copied(self._run(call))
         if not torch.equal(state, torch.random.get_rng_state()):
@@ -118,17 +118,17 @@ class Search:
         return first
 
     def _run(self, call: Arguments) -> Results:
-        found = self.op(*call[0], **call[1])
-        return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+        results = self.op(*call[0], **call[1])
+        return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
     def _calls(self, scale: Scale, last: Scale) -> list[Arguments]:
-        """All that a rule is tried on; guesses are made from the first."""
-        found = [drawn(scale(self.args, self.kwargs), fill) for fill in FILLS]
-        found += [drawn(other(self.args, self.kwargs), FILLS[1]) for other in (scale.odd(), last) if other != scale]
-        return [call for call in found if self._takes(call)]
+        """Return the calls on which a rule is tested; guesses are made from the first."""
+        calls = [drawn(scale(self.args, self.kwargs), fill) for fill in FILLS]
+        calls += [drawn(other(self.args, self.kwargs), FILLS[1]) for other in (scale.odd(), last) if other != scale]
+        return [call for call in calls if self._takes(call)]
 
     def _takes(self, call: Arguments) -> bool:
-        """Not every size and value is one that the op takes."""
+        """Whether the op accepts the sizes and values of a call."""
         try:
             self._run(call)
         except Exception:
@@ -136,11 +136,11 @@ class Search:
         return True
 
     def _check_values(self) -> None:
-        """A result that is all zeros, or not finite, is that of any pieces."""
-        made = [self._run(call) for call in self.calls]
-        for position, one in enumerate(self.results):
-            if one is not None and not any(bool((run[position].isfinite() & (run[position] != 0)).any()) for run in made):  # type: ignore[union-attr]
-                raise NothingError(f"its result {position} is zero, whatever it is given")
+        """Refuse an op with a result that is always zero or not finite: it would be right for any pieces."""
+        runs = [self._run(call) for call in self.calls]
+        for position, shape in enumerate(self.results):
+            if shape is not None and not any(bool((run[position].isfinite() & (run[position] != 0)).any()) for run in runs):  # type: ignore[union-attr]
+                raise NothingError(f"its result {position} is zero for all operands")
 
     # -- guesses ---------------------------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class Search:
         return self.shapes[dim[0]][dim[1]]  # type: ignore[index]
 
     def _influence(self, dim: Dim) -> list[list[int] | None]:
-        """For each result, the dims along which a slice of an operand changes that slice alone; ``None`` where it changes nothing."""
+        """Return, for each result, the dims in which a slice of an operand changes only the same slice; ``None`` if it changes nothing."""
         confined: list[set[int] | None] = [None] * len(self.results)
         for call, index in itertools.product(self.calls[: len(FILLS)], (1, -2)):
             operand = slots(self.op, *call)[dim[0]]
@@ -175,40 +175,40 @@ class Search:
         return [None if dims is None else sorted(dims) for dims in confined]
 
     def _carried_over(self, influence: Influence) -> list[Factor]:
-        """Dims of operands that lead to the same dims of results."""
+        """Return a factor for each group of operand dims that influence the same dims of results."""
         groups: dict[tuple[Dim, ...], list[Dim]] = {}
-        for (slot, d), found in influence.items():
+        for (slot, d), influenced in influence.items():
             from_right = d - len(self.shapes[slot] or ())
-            there = []
-            for position, dims in enumerate(found):
+            result_dims = []
+            for position, dims in enumerate(influenced):
                 if dims:
                     aligned = from_right + len(self.results[position] or ())
-                    there.append((position, d if d in dims else aligned if aligned in dims else dims[0]))
-            if there:
-                group = groups.setdefault(tuple(there), [])
+                    result_dims.append((position, d if d in dims else aligned if aligned in dims else dims[0]))
+            if result_dims:
+                group = groups.setdefault(tuple(result_dims), [])
                 if slot not in {other for other, _ in group}:
                     group.append((slot, d))
-        return [Factor(tuple(dims), there) for there, dims in groups.items()]
+        return [Factor(tuple(dims), result_dims) for result_dims, dims in groups.items()]
 
     def _completed(self, factor: Factor) -> Iterator[Factor]:
-        """A guess, and with dims of the other operands, as what a gradient of a weight is summed over."""
-        size, slots_there = self._size(factor.operands[0]), {slot for slot, _ in factor.operands}
+        """Yield a guess, alone and with dims of other operands; the gradient of a weight is summed over such dims."""
+        size, used_slots = self._size(factor.operands[0]), {slot for slot, _ in factor.operands}
         others = [[dim for dim in self._dims() if dim[0] == slot and self._size(dim) == size]
-                  for slot in range(len(self.shapes)) if slot not in slots_there]  # fmt: skip
-        for more in [(), *itertools.islice(itertools.product(*filter(None, others)), WAYS)]:
+                  for slot in range(len(self.shapes)) if slot not in used_slots]  # fmt: skip
+        for more in [(), *itertools.islice(itertools.product(*filter(None, others)), COMPLETIONS)]:
             if self._fits(group := (*factor.operands, *more)) and (more or not self.together):
                 yield Factor(group, factor.results)
 
     def _fits(self, group: Sequence[Dim]) -> bool:
-        """Whether pieces along these dims may be tried."""
+        """Whether the op may be run on pieces along these dims."""
         return not self.together or {dim for dim in self._dims() if self._size(dim) == self._size(group[0])} == set(group)
 
     def _summed(self, influence: Influence, kept: Sequence[Factor], kind: str) -> Iterator[Factor]:
-        """Dims of operands that no result has: those that hold, no dim twice. What nothing depends on is no maximum of pieces."""
+        """Yield factors of operand dims that no result has, and that can be proven; no dim twice. For max and min, all results must depend on them."""
         taken = {dim for factor in kept for dim in factor.operands}
-        there = [position for position, shape in enumerate(self.results) if shape is not None]
+        positions = [position for position, shape in enumerate(self.results) if shape is not None]
         enough = any if kind == "sum" else all
-        free = [dim for dim, found in influence.items() if enough(found[position] is not None for position in there)]
+        free = [dim for dim, influenced in influence.items() if enough(influenced[position] is not None for position in positions)]
         for size in dict.fromkeys(map(self._size, free)):
             choices = [[None, *(dim for dim in free if dim[0] == slot and self._size(dim) == size)] for slot in range(len(self.shapes))]
             groups = [tuple(dim for dim in group if dim is not None) for group in itertools.product(*choices)]
@@ -217,11 +217,11 @@ class Search:
                     taken |= set(group)
                     yield factor
 
-    def _adds(self, one: str) -> bool:
-        """Whether what an op makes of two addends sums up to what it makes of their sum, also where they are no whole numbers."""
+    def _adds(self, operands: str) -> bool:
+        """Whether the op is linear in these operands, ``0`` or ``0+1``: its results for two addends sum up to the result for their sum."""
         call, random = self.calls[0], torch.Generator().manual_seed(1)
-        given = slots(self.op, *call)
-        shares = {id(given[int(slot)]): torch.randn(given[int(slot)].shape, generator=random, dtype=torch.float64) for slot in one.split("+")}
+        arguments = slots(self.op, *call)
+        shares = {id(arguments[int(slot)]): torch.randn(arguments[int(slot)].shape, generator=random, dtype=torch.float64) for slot in operands.split("+")}
         first, second = (
             self._run(pytree.tree_map(lambda leaf: part(leaf, shares[id(leaf)]) if id(leaf) in shares else leaf, call))  # noqa: B023
             for part in (lambda x, share: share, torch.sub)
@@ -230,14 +230,14 @@ class Search:
         return all(whole is None or difference(a + b, whole) < TOLERANCE for whole, a, b in rows)  # type: ignore[operator]
 
     def _sums(self) -> list[str]:
-        """The operands through which a pending sum may pass: each, and all of them."""
+        """Return the groups of operands through which a pending sum may pass: each operand, and all together."""
         singles = [str(slot) for slot in self.floats]
         return singles + (["+".join(singles)] if len(singles) > 1 else [])
 
     # -- the rule --------------------------------------------------------------------------------------------------
 
     def _holds(self, factors: Sequence[Factor], kind: str = "sum", linear: str = "", calls: Sequence[Arguments] = ()) -> bool:
-        """Whether a rule with these factors can be proven, on ``calls``, or as a guess."""
+        """Whether a rule with these factors can be proven on ``calls``; without ``calls``, on the first small call."""
         self.tried += not calls
         if not calls and self.tried > GUESSES:
             return False
@@ -245,7 +245,7 @@ class Search:
         try:
             for args, kwargs in calls or self.calls[:1]:
                 prove(self.op, args, kwargs, rule)
-        except Exception:  # a proof that fails, or whatever the op raises
+        except Exception:  # the proof fails, or the op raises
             return False
         return True
 
@@ -260,19 +260,19 @@ def _copied(values: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, torch.clone, values)
 
 
-def _same(one: Any, other: Any) -> bool:
-    pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=True)
+def _same(left: Any, right: Any) -> bool:
+    pairs = zip(pytree.tree_leaves(left), pytree.tree_leaves(right), strict=True)
     return all(not isinstance(a, torch.Tensor) or (a.dtype == b.dtype and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)) for a, b in pairs)
 
 
 def _with_other_slice(operand: torch.Tensor, dim: int, index: int) -> torch.Tensor:
-    """The operand, with other values in one slice, which stay in range."""
-    found = operand.clone()
-    place = found.select(dim, index)
+    """Return the operand with other values in one slice, in the same range."""
+    changed = operand.clone()
+    place = changed.select(dim, index)
     if operand.dtype == torch.bool:
         place.logical_not_()
     elif operand.is_floating_point() or operand.is_complex():
         place.copy_(1 - 0.9 * (place.flip(0) if place.dim() else place))
     else:
         place.copy_(torch.where(place > 0, place - 1, place + 1))
-    return found
+    return changed

@@ -1,13 +1,13 @@
-"""Proof: a rule is shown to be right by running its op on pieces.
+"""Prove a rule by running its op on pieces.
 
-A rule claims that an op comes apart along its factors, that a pending sum passes through it, and that some factors
-must stay whole. Each claim is about one call, and each is put to the test on that call's own tensors:
+A rule claims that an op can be split along its factors, that a pending sum passes through it, and that some factors
+must stay whole. Each claim is tested on the tensors of one call:
 
 ==============  ===================================================================================================
-``m``           split along ``m`` over 2 and over 3 ranks, in pieces that are even or not, contiguous or strided, and
-                joined (or reduced where results are pending), the op gives what it gives on one device
-``0+1``         those operands taken apart into random addends, one a rank, the results sum up to the one device's
-``k!``          split along ``k`` all the same, the op gives something else, or refuses
+``m``           split along ``m`` over 2 and over 3 ranks, in even or uneven, contiguous or strided pieces, and then
+                joined (or reduced where results are pending), the op gives the results of one device
+``0+1``         with these operands replaced by random addends, one per rank, the results sum up to those of one device
+``k!``          split along ``k`` nevertheless, the op gives other results, or raises
 ==============  ===================================================================================================
 
 Layouts come from ``Bound.place`` and pieces from ``runtime.simulation.pieces``, as they do in a program.
@@ -35,18 +35,18 @@ from autopar.torch_private import OpOverload, pytree
 AXIS = "p"
 MESHES = (Mesh({AXIS: 2}), Mesh({AXIS: 3}))
 SPLIT: Dim = ((None, (AXIS,)),)
-TOLERANCE = 1e-11  # of the largest value; integers and booleans must be equal
+TOLERANCE = 1e-11  # relative to the largest value; integers and booleans must be equal
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What one call has shown of its op's rule.
+    """The claims of an op's rule that one call has proven.
 
     Attributes:
-        op, rule: as they print.
-        claims: in words, in the order they were shown.
-        needed: factors with a ``!`` without which the call goes wrong.
-        idle: factors with a ``!`` that this call would have come apart along; another call must need them.
+        op, rule: their texts.
+        claims: the proven claims in words, in order.
+        needed: factors with a ``!`` along which splitting this call gives wrong results.
+        idle: factors with a ``!`` along which this call could be split; another call must need them.
     """
 
     op: str
@@ -57,19 +57,19 @@ class Proof:
 
 
 def prove(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, rule: Rule | None = None) -> Proof:
-    """Show every claim that ``op``'s rule makes about one call.
+    """Prove every claim that ``op``'s rule makes about one call.
 
-    A ``!`` is put to the test where an operand has the factor, in a size above one: what only a result has stands for
-    no loop over an operand, and along one element there is nothing to split. Pieces may be empty, unless the rule says
-    that the op does not take such.
+    A ``!`` is tested if an operand has the factor, with a size above one: a factor of results alone is no loop over an
+    operand, and a single element cannot be split. Pieces may be empty, unless the rule states that the op does not
+    accept empty operands.
 
     Args:
         op: the overload.
-        args, kwargs: of one call, with real tensors, on which rounding must not matter: float64, or whole numbers.
-        rule: instead of the registered one.
+        args, kwargs: the arguments of one call, with real tensors for which rounding does not matter: float64, or whole numbers.
+        rule: a rule to prove instead of the registered one.
 
     Raises:
-        ProofError: a claim fails; it quotes the op, the rule, the claim and the largest difference.
+        ProofError: a claim fails; quotes the op, the rule, the claim and the largest difference.
         RuleError: there is no rule, or it does not fit the call.
     """
     call = _Call(op, tuple(args), dict(kwargs or {}), rule or find_rule(op))
@@ -87,7 +87,7 @@ def prove(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any] | None 
 
 
 class _Call:
-    """One call of an op, its rule bound to it, and what it gives on one device."""
+    """One call of an op, with its bound rule and its results on one device."""
 
     def __init__(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], rule: Rule) -> None:
         self.op, self.args, self.kwargs = op, args, kwargs
@@ -100,24 +100,24 @@ class _Call:
         self.random = torch.Generator().manual_seed(0)
 
     def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[torch.Tensor | None, ...]:
-        found = self.op(*args, **kwargs)
-        return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+        results = self.op(*args, **kwargs)
+        return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
-    # -- which claims there are ----------------------------------------------------------------------------------
+    # -- choosing the claims --------------------------------------------------------------------------------------
 
     def splits(self, factor: str, mesh: Mesh) -> list[Dim]:
-        """The ways to split a factor: contiguous pieces, and strided ones where its size has a divisor."""
+        """Return the splits of a factor to test: contiguous pieces, and strided pieces if its size has a divisor."""
         size = self.bound.sizes[factor]
         major = next((n for n in range(2, size) if size % n == 0), None)
-        found = [SPLIT] if major is None else [SPLIT, ((major, ()), (size // major, (AXIS,)))]
-        return [dim for dim in found if self.bound.takes(factor, dim, mesh)]
+        splits = [SPLIT] if major is None else [SPLIT, ((major, ()), (size // major, (AXIS,)))]
+        return [dim for dim in splits if self.bound.takes(factor, dim, mesh)]
 
     def adds(self, choice: int) -> bool:
-        """Booleans are no sums."""
+        """Whether the linear operands can be sums; booleans cannot."""
         return all(self.operands[position].dtype != torch.bool for position in self.bound.linear[choice])
 
     def tests_whole(self, factor: str) -> bool:
-        """Whether there is something of an operand to split."""
+        """Whether an operand has the factor, with more than one element."""
         return self.bound.sizes[factor] > 1 and any(_has(dims, factor) for dims in self.bound.operands)
 
     # -- the claims ----------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class _Call:
         return claim
 
     def needs_whole(self, factor: str) -> bool:
-        """Whether the op goes wrong, or raises, when it is split along the factor all the same."""
+        """Whether the op gives wrong results, or raises, when it is split along the factor nevertheless."""
         for mesh in MESHES:
             if not self.bound.takes(factor, SPLIT, mesh):
                 continue
@@ -149,7 +149,7 @@ class _Call:
         needs, gives = self.bound.place(strategy, mesh)
         try:
             ranks = self._run_ranks(needs, gives, dict(strategy.split), mesh)
-        except Exception as error:  # whatever the op raises on pieces, the claim is wrong
+        except Exception as error:  # if the op raises on pieces, the claim is wrong
             raise self._wrong(claim, f"on pieces it raises {type(error).__name__}: {error}") from error
         for position, (want, attr) in enumerate(zip(self.results, gives, strict=True)):
             if want is None or attr is None:
@@ -164,37 +164,37 @@ class _Call:
 
     def _run_ranks(self, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], split: Mapping[str, Dim], mesh: Mesh) -> dict[int, tuple[Any, ...]]:
         cuts = [self._pieces(tensor, attr, mesh) for tensor, attr in zip(self.operands, needs, strict=True)]
-        found = {}
+        by_rank = {}
         for rank in mesh.ranks:
-            mine = iter([pieces[rank] for pieces in cuts])
-            args, kwargs = pytree.tree_map_only(torch.Tensor, lambda _: next(mine), (self.args, self.kwargs))  # noqa: B023
+            rank_pieces = iter([pieces[rank] for pieces in cuts])
+            args, kwargs = pytree.tree_map_only(torch.Tensor, lambda _: next(rank_pieces), (self.args, self.kwargs))  # noqa: B023
             at = mesh.coordinates(rank)
             shapes = (attr.local_shape(result.shape, mesh, at) for result, attr in zip(self.results, gives, strict=True)
                       if result is not None and attr is not None)  # fmt: skip
             args = self.bound.rule.resized(args, next(shapes), self.bound.local_sizes(split, mesh, at))
-            found[rank] = self._run(args, kwargs)
-        return found
+            by_rank[rank] = self._run(args, kwargs)
+        return by_rank
 
     def _pieces(self, tensor: torch.Tensor, attr: DistAttr, mesh: Mesh) -> dict[int, torch.Tensor]:
-        """What each rank holds of an operand; of a pending one, its piece of an addend of its own."""
+        """Return each rank's piece of an operand; of a pending operand, each rank's piece of a different addend."""
         type = replace(_type(tensor), layout=Layout(mesh, attr))
         addends = self._addends(tensor, mesh.size) if attr.pending else [tensor] * mesh.size
         return {rank: cut(addend, type, mesh.coordinates(rank)) for rank, addend in zip(mesh.ranks, addends, strict=True)}
 
     def _addends(self, tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
-        """Tensors that sum up to ``tensor``. Small whole numbers, or quarters where there are fractions, and the rest: exact in
-        every dtype that holds them."""
+        """Return tensors that sum up to ``tensor``: small whole numbers, or quarters for floats, and the rest. They are exact in every
+        dtype."""
         free = [torch.randint(-16, 17, tensor.shape, generator=self.random) for _ in range(count - 1)]
         whole = not (tensor.is_floating_point() or tensor.is_complex())
         free = [(f // 4 if whole else f / 4).to(tensor.dtype) for f in free]
         return [*free, tensor - sum(free)]
 
-    def _wrong(self, claim: str, what: str) -> ProofError:
+    def _wrong(self, claim: str, observed: str) -> ProofError:
         shapes = ", ".join(str(list(tensor.shape)) for tensor in self.operands)
         return ProofError(
             f"the rule of {self.bound.rule.op}, {self.bound.pattern.text!r}, does not hold on {shapes or 'no operands'}\n"
             f"  claim: {claim}\n"
-            f"  {what}"
+            f"  {observed}"
         )
 
 
@@ -207,7 +207,7 @@ def _has(dims: Sequence[Sequence[str]] | None, factor: str) -> bool:
 
 
 def _joined(pieces: Mapping[int, torch.Tensor], type: TensorType) -> torch.Tensor:
-    """The global value of what the ranks computed; each piece must have the shape and dtype that the rule says."""
+    """Return the global value of the ranks' results; each piece must have the shape and dtype that the rule claims."""
     assert type.layout is not None
     mesh = type.layout.mesh
     for rank, piece in pieces.items():
@@ -222,7 +222,7 @@ def _joined(pieces: Mapping[int, torch.Tensor], type: TensorType) -> torch.Tenso
 
 
 def difference(have: torch.Tensor, want: torch.Tensor) -> float:
-    """The largest difference, relative to the largest value (at least 1). Equal infinities and NaNs do not differ."""
+    """Return the largest difference, relative to the largest value (at least 1). Equal infinities and NaNs do not differ."""
     wide = torch.complex128 if want.is_complex() else torch.float64
     have, want = have.to(wide), want.to(wide)
     apart = ~((have == want) | (have.isnan() & want.isnan()))

@@ -1,6 +1,6 @@
-"""A sandbox: a function runs in a process of its own, and whatever happens there ends with it.
+"""Run a function in a sandbox process, so that nothing it does affects this process.
 
-An op that is run on operands which nobody has seen it run on may write past their ends, never return, or keep something.
+An op that runs on operands for which it was not tested may write past their ends, never return, or keep state.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ SECONDS = 60
 
 
 class SandboxError(Exception):
-    """A sandbox ended without a result; says how."""
+    """A sandbox ended without a result; the message is the reason."""
 
 
 class CrashError(SandboxError):
-    """It was ended by what ran in it."""
+    """The function ended the process of the sandbox."""
 
 
 def isolated(function: Callable[[], Any]) -> Any:
-    """What a function returns, which must be plain data. It sees all that is here and changes nothing of it.
+    """Return the result of a function, which must be plain data. The function sees this process's state, and cannot change it.
 
-    The process is a fork with one thread, as a worker of a ``DataLoader`` is; nothing in it may use an accelerator.
+    The process is a fork with one thread, like a worker of a ``DataLoader``; the function must not use an accelerator.
 
     Raises:
-        SandboxError: the process did not end, or cannot be made on this system; ``CrashError``, it ended by itself.
+        SandboxError: the process did not end in time, or cannot be forked on this system.
     """
     if sys.platform != "linux":
         raise SandboxError("ops are run in a sandbox on Linux alone")
     ours, theirs = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # about forks of a process with threads
         child = os.fork()
     if not child:
         _serve(function, theirs)
@@ -53,9 +53,9 @@ def isolated(function: Callable[[], Any]) -> Any:
     finally:
         os.close(ours)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)  # it has nothing left to do
+            os.kill(child, signal.SIGKILL)  # it has no work left
         status = 0
-        with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
+        with contextlib.suppress(ChildProcessError):  # other code has waited for it
             _, status = os.waitpid(child, 0)
     if data is None:
         raise SandboxError(f"running it on pieces did not end in {SECONDS} seconds")
@@ -66,14 +66,14 @@ def isolated(function: Callable[[], Any]) -> Any:
 
 
 def _serve(function: Callable[[], Any], out: int) -> None:
-    """In the child: it leaves here, and runs nothing that its parent would run when it ends."""
+    """Run the function in the child, and exit without the parent's exit handlers."""
     try:
         faulthandler.disable()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
-        sys.stdout = sys.stderr = os.fdopen(null, "w")  # those of the parent may be locked, by a thread that is not here
+        sys.stdout = sys.stderr = os.fdopen(null, "w")  # the parent's may be locked by a thread that the child does not have
         torch.set_num_threads(1)
         data = pickle.dumps(function())
         while data:
@@ -83,7 +83,7 @@ def _serve(function: Callable[[], Any], out: int) -> None:
 
 
 def _received(source: int) -> bytes | None:
-    """All that comes until the other end closes; ``None`` if that takes too long."""
+    """Return all bytes until the other end closes; ``None`` if that takes too long."""
     data, end = b"", time.monotonic() + SECONDS
     while True:
         if not select.select([source], [], [], max(end - time.monotonic(), 0))[0]:

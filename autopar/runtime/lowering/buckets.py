@@ -1,14 +1,14 @@
-"""Buckets: reductions and gathers over one axis that share a collective.
+"""Bucket reductions and gathers over one axis, so that they share a collective.
 
-A collective of a small tensor costs as much as one of a large one, nearly. So several go as one flat tensor:
+A collective of a small tensor costs nearly as much as one of a large tensor. So several tensors are sent as one flat tensor:
 
-* gradients, as they are made: a full bucket is reduced while the backward goes on. The sizes are DistributedDataParallel's
-  (Li et al., PyTorch Distributed, VLDB 2020): a small first bucket, which starts early, then large ones. Sums of gradients that
-  each micro-batch scatters, as with ZeRO 2, are added to a bucket later;
-* parameters that are gathered where they are used, as with ZeRO 3: those of a block, while the block before it is computed
+* gradients, in the order in which they are computed: a full bucket is reduced while the backward goes on. The sizes are those of
+  DistributedDataParallel (Li et al., PyTorch Distributed, VLDB 2020): a small first bucket, which starts early, then large ones. If
+  each micro-batch scatters its gradients, as with ZeRO 2, a bucket is added to the sums of gradients one bucket later;
+* parameters that are gathered where they are used, as with ZeRO 3: those of a block are gathered while the block before is computed
   (Zhao et al., PyTorch FSDP, VLDB 2023);
 * the parameters that an update gathers at its end;
-* small ones that stand side by side, as the sum and the count of a loss do.
+* small values that are reduced side by side, such as the sum and the count of a loss.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from autopar.runtime.lowering.reduction import is_gathered
 from autopar.torch_private import FUNCTIONAL, start_gather
 
 FIRST, OTHERS = 2**20, 25 * 2**20  # bytes
-SMALL = 2**16  # bytes, up to which an all-reduce joins its neighbours
+SMALL = 2**16  # bytes; a smaller all-reduce shares a bucket with its neighbours
 
 Key = tuple[Any, Any, str, torch.dtype]  # transfer, axis or axes, op, dtype
 
@@ -41,17 +41,17 @@ SHARED = (transfers.all_reduce, transfers.reduce_scatter, transfers.all_gather)
 
 
 def largest_pieces(explicit: Program) -> dict[str, int]:
-    """Each reduction and gather → the bytes of its operand's largest piece: what fills a bucket must be the same number on every rank."""
-    found = {}
+    """Map each reduction and gather to the bytes of its operand's largest piece. Buckets count these bytes, so that they are the same on every rank."""
+    sizes = {}
     for node in explicit.nodes:
         if node.target in SHARED:
             type = record_of(operands(node)[0]).type
             assert isinstance(type, TensorType) and type.layout is not None
             mesh = type.layout.mesh
             first = dict.fromkeys(mesh.sizes, 0)
-            held = math.prod(span(size, axes, mesh, first)[1] for size, axes in type.attr.parts(type.shape))
-            found[node.name] = held * type.dtype.itemsize
-    return found
+            elements = math.prod(span(size, axes, mesh, first)[1] for size, axes in type.attr.parts(type.shape))
+            sizes[node.name] = elements * type.dtype.itemsize
+    return sizes
 
 
 def _is_widened(node: fx.Node) -> bool:
@@ -63,14 +63,15 @@ Stage = dict[Key, list[fx.Node]]  # buckets that start together
 
 @dataclass
 class Buckets:
-    """What a phase reduces and gathers together.
+    """The reductions and gathers of a phase that share collectives.
 
     Attributes:
-        bytes: each reduction and gather → what it puts into a bucket.
-        due: value → the reductions of it that go into one, when it has been made.
-        late: reductions of which nothing but a sum in donated memory is made, which can wait → that sum.
-        runs: the first of some that stand side by side → all of them.
-        ahead: gathers of parameters, a block's together, in the order in which blocks are computed; ``stage``: in which of them one is.
+        bytes: each reduction and gather → the bytes that it adds to a bucket.
+        due: value → its reductions, which are added to a bucket as soon as the value is computed.
+        late: a reduction that is only added to a sum in donated memory, so that it can wait → that sum.
+        runs: the first of several reductions or gathers side by side → all of them.
+        ahead: gathers of parameters, grouped by block, in the order in which the blocks are computed.
+        stage: a gather of a parameter → its index in ``ahead``.
     """
 
     bytes: Mapping[str, int]
@@ -81,13 +82,13 @@ class Buckets:
     stage: dict[fx.Node, int] = field(default_factory=dict)
     _begun: int = 0
     _open: dict[Key, list[fx.Node]] = field(default_factory=dict)
-    _held: dict[Key, int] = field(default_factory=dict)
+    _filled: dict[Key, int] = field(default_factory=dict)
     _limit: dict[Key, int] = field(default_factory=dict)
 
     @staticmethod
     def of(program: Program, nodes: Sequence[fx.Node], bytes: Mapping[str, int], sums: Collection[fx.Node] = ()) -> Buckets:
-        """Of a phase's nodes. ``sums``: additions to donated memory."""
-        found, own, output = Buckets(bytes), set(nodes), program.output
+        """Assign the nodes of a phase to buckets. ``sums``: additions to donated memory."""
+        buckets, computed, output = Buckets(bytes), set(nodes), program.output
         runs: list[list[fx.Node]] = [[]]
         ahead = _Ahead(program, bytes)
         for node in nodes:
@@ -96,99 +97,99 @@ class Buckets:
                 runs.append([])
             elif node.target is transfers.all_gather and record_of(node).phase != "update":
                 ahead.add(node)
-            elif operand in own and len(node.users) == 1 and next(iter(node.users)) in sums:
-                found.late[node] = next(iter(node.users))
-                found.due.setdefault(operand, []).append(node)
-            elif operand in sums or (node.target is transfers.all_reduce and operand in own and set(node.users) == {output}):
-                found.due.setdefault(operand, []).append(node)
+            elif operand in computed and len(node.users) == 1 and next(iter(node.users)) in sums:
+                buckets.late[node] = next(iter(node.users))
+                buckets.due.setdefault(operand, []).append(node)
+            elif operand in sums or (node.target is transfers.all_reduce and operand in computed and set(node.users) == {output}):
+                buckets.due.setdefault(operand, []).append(node)
             else:
                 limit = OTHERS if node.target is transfers.all_gather else SMALL
                 if bytes[node.name] > limit or (runs[-1] and (_key(node) != _key(runs[-1][0]) or operand in runs[-1])):
                     runs.append([])
                 _put(runs, node, bytes, limit)
-        found.runs = {run[0]: run for run in runs if len(run) > 1}
-        found.ahead = ahead.stages
-        found.stage = {node: k for k, stage in enumerate(ahead.stages) for some in stage.values() for node in some}
-        return found
+        buckets.runs = {run[0]: run for run in runs if len(run) > 1}
+        buckets.ahead = ahead.stages
+        buckets.stage = {node: k for k, stage in enumerate(ahead.stages) for members in stage.values() for node in members}
+        return buckets
 
     def begin(self, stage: int) -> list[list[fx.Node]]:
-        """The gathers up to a stage that have not begun."""
-        found = [some for one in self.ahead[self._begun : stage + 1] for some in one.values()]
+        """Return the buckets of gathers up to a stage that have not started, and count them as started."""
+        buckets = [members for group in self.ahead[self._begun : stage + 1] for members in group.values()]
         self._begun = max(self._begun, stage + 1)
-        return found
+        return buckets
 
     @property
     def members(self) -> set[fx.Node]:
-        """All that are in one, or will be."""
-        return {node for some in (*self.due.values(), *self.runs.values(), self.stage) for node in some}
+        """All reductions and gathers that share a bucket."""
+        return {node for members in (*self.due.values(), *self.runs.values(), self.stage) for node in members}
 
     def add(self, node: fx.Node) -> list[fx.Node]:
-        """The members of the bucket that is full now, if one is."""
+        """Add a reduction to its bucket. Return the members of the bucket if it is full now, else nothing."""
         key = _key(node)
         self._open.setdefault(key, []).append(node)
-        self._held[key] = self._held.get(key, 0) + self.bytes[node.name]
-        if self._held[key] < self._limit.get(key, FIRST):
+        self._filled[key] = self._filled.get(key, 0) + self.bytes[node.name]
+        if self._filled[key] < self._limit.get(key, FIRST):
             return []
-        self._limit[key], self._held[key] = OTHERS, 0
+        self._limit[key], self._filled[key] = OTHERS, 0
         return self._open.pop(key)
 
     def rest(self) -> list[list[fx.Node]]:
-        """The buckets that never filled."""
+        """Return the buckets that are not full, and empty them."""
         left = list(self._open.values())
         self._open.clear()
         return left
 
 
 class _Ahead:
-    """Gathers of parameters, in the order in which they stand: those of a block together, or of several small ones."""
+    """Groups gathers of parameters, in program order: those of one block together, or of several small blocks."""
 
     def __init__(self, program: Program, bytes: Mapping[str, int]) -> None:
         self.bytes, self.block = bytes, block_of(program)
         self.stages: list[Stage] = []
-        self._held = 0
-        self._where: tuple[str, str] | None = None  # phase, block
+        self._filled = 0
+        self._current: tuple[str, str] | None = None  # phase, block
 
     def add(self, node: fx.Node) -> None:
-        where = record_of(node).phase, self.block(reader_of(node))
+        current = record_of(node).phase, self.block(reader_of(node))
         gathered = self.bytes[node.name] * len(transfers.arguments(node.target, node.args, node.kwargs)["sizes"])
-        same_phase = self._where is not None and self._where[0] == where[0]
-        if not same_phase or self._held + gathered > OTHERS or (self._where != where and self._held >= FIRST):
+        same_phase = self._current is not None and self._current[0] == current[0]
+        if not same_phase or self._filled + gathered > OTHERS or (self._current != current and self._filled >= FIRST):
             self.stages.append({})
-            self._held = 0
-        self._where = where
-        self._held += gathered
+            self._filled = 0
+        self._current = current
+        self._filled += gathered
         self.stages[-1].setdefault(_key(node), []).append(node)
 
 
 def _may_share(node: fx.Node) -> bool:
-    """Whether a transfer may be one of several: sums of one dtype, of pieces of one size; gathers of parameters."""
-    given = transfers.arguments(node.target, node.args, node.kwargs)
+    """Whether a transfer may share a bucket: reductions in their own dtype, pieces of one size; gathers of parameters."""
+    arguments = transfers.arguments(node.target, node.args, node.kwargs)
     if node.target is transfers.all_gather and not is_parameter(operands(node)[0]) and record_of(node).phase != "update":
         return False
-    kind = given.get("op", "sum")
-    is_own = kind != "avg" and not is_gathered(kind, record_of(node).type.dtype)  # type: ignore[union-attr]
-    return is_own and not _is_widened(node) and len(set(given.get("sizes") or ())) <= 1
+    kind = arguments.get("op", "sum")
+    is_plain = kind != "avg" and not is_gathered(kind, record_of(node).type.dtype)  # type: ignore[union-attr]
+    return is_plain and not _is_widened(node) and len(set(arguments.get("sizes") or ())) <= 1
 
 
 def _put(buckets: list[list[fx.Node]], node: fx.Node, bytes: Mapping[str, int], limit: int) -> None:
-    """Into the last bucket, unless that is full."""
-    if not buckets or (buckets[-1] and sum(bytes[one.name] for one in buckets[-1]) + bytes[node.name] > limit):
+    """Add a node to the last bucket, or to a new one if that is full."""
+    if not buckets or (buckets[-1] and sum(bytes[member.name] for member in buckets[-1]) + bytes[node.name] > limit):
         buckets.append([])
     buckets[-1].append(node)
 
 
 def _key(node: fx.Node) -> Key:
-    given, type = transfers.arguments(node.target, node.args, node.kwargs), record_of(node).type
+    arguments, type = transfers.arguments(node.target, node.args, node.kwargs), record_of(node).type
     assert isinstance(type, TensorType)
-    return node.target, given["axis"], given.get("op", "sum"), type.dtype
+    return node.target, arguments["axis"], arguments.get("op", "sum"), type.dtype
 
 
-# -- what a bucket does: all its pieces are one flat tensor ------------------------------------------------------------
+# -- running a bucket: all its pieces are one flat tensor --------------------------------------------------------------
 
 
 Place = tuple[tuple[int, ...], int, tuple[int, ...]]
-"""Of a piece of a bucket, its shape with merged dims taken apart, the dim that is scattered or gathered, and the shape of the result;
-a tuple of tuples, so that generated code can hold it."""
+"""A piece of a bucket: its shape with merged dims split into their parts, the dim that is scattered or gathered, and the shape of the
+result. It is a tuple of tuples, so that generated code can hold it."""
 
 
 def start_bucket(pieces: list[torch.Tensor], op: str, group: str) -> torch.Tensor:
@@ -196,13 +197,13 @@ def start_bucket(pieces: list[torch.Tensor], op: str, group: str) -> torch.Tenso
 
 
 def finish_bucket(started: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """The members, as views of the one tensor."""
+    """Wait for a bucket; return its members as views of the flat tensor."""
     flat = FUNCTIONAL.wait_tensor(started)
     return [piece.view(shape) for piece, shape in zip(flat.split([math.prod(shape) for shape in shapes]), shapes, strict=True)]
 
 
 def start_scatter_bucket(pieces: list[torch.Tensor], places: Sequence[Place], ranks: int, op: str, group: str) -> torch.Tensor:
-    """A row for each rank, of its parts of all members."""
+    """Start a bucket with one row per rank, which holds the rank's parts of all members."""
     rows = [
         torch.stack(piece.reshape(view).chunk(ranks, dim)).reshape(ranks, -1) if dim else piece.reshape(ranks, -1)
         for piece, (view, dim, _) in zip(pieces, places, strict=True)
@@ -211,7 +212,7 @@ def start_scatter_bucket(pieces: list[torch.Tensor], places: Sequence[Place], ra
 
 
 def finish_scatter_bucket(started: torch.Tensor, places: Sequence[Place], rank: int) -> list[torch.Tensor]:
-    """The members, as views of the one tensor. ``rank``: of the group."""
+    """Wait for a bucket; return the members as views of this rank's row. ``rank``: its index in the group."""
     row = own_row(started, rank)
     return [piece.view(shape) for piece, (_, _, shape) in zip(row.split([math.prod(shape) for _, _, shape in places]), places, strict=True)]
 

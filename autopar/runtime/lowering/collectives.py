@@ -1,11 +1,11 @@
-"""The transfers on real processes: functional collectives that are started, and waited for at the first use.
+"""Run transfers on real processes by functional collectives, which the first reader of a result waits for.
 
 Each transfer that exchanges data is a pair of functions on one rank's piece. ``start_…`` brings the piece into the form
-that the collective takes and begins it; ``finish_…`` waits and brings what came into the form of the result. In between
+that the collective takes and starts it; ``finish_…`` waits and brings the received data into the form of the result. In between
 the program goes on. The collectives are torch's own, native on gloo and NCCL: nothing is gathered in order to be reduced
-or exchanged. Pieces of unequal sizes are padded to the largest, but for an all-to-all, which takes them as they are.
+or exchanged. Pieces of unequal sizes are padded to the largest, except in an all-to-all, which takes unequal sizes.
 
-``view`` is the shape in which dims count: the piece's own, with merged dims taken apart.
+``view`` is the shape to which ``dim`` refers: the shape of the piece with merged dims split into their parts.
 """
 
 from __future__ import annotations
@@ -26,30 +26,34 @@ from autopar.torch_private import FUNCTIONAL, start_gather
 
 Shape = Sequence[int]
 
-CARRIERS = {  # dtypes that no backend moves → others of their width, for what is only copied
+CARRIERS = {  # dtypes that no backend moves → dtypes of the same width, for data that is only copied
     torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8, torch.int16: torch.float16,
     torch.uint16: torch.float16, torch.uint32: torch.int32, torch.uint64: torch.int64,
 }  # fmt: skip
-PADDING = 1.05  # how much more than the pieces an exchange of padded ones may send
+PADDING = 1.05  # the most bytes that an exchange of padded pieces may send, relative to the pieces
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """What a transfer comes to on one rank: two functions, with their arguments after the tensor.
+    """A transfer on one rank: a function that starts it and one that finishes it.
 
-    ``before`` is called on the tensor before it is sent, and ``after`` on what comes: the dtype of a reduction, or an average's division.
+    Attributes:
+        start, finish: the two functions.
+        start_args, finish_args: their arguments after the tensor.
+        before: functions to call on the tensor before it is sent: a reduction may need another dtype.
+        after: functions to call on the received tensor: the dtype of the result, or the division of an average.
     """
 
     start: Callable[..., torch.Tensor]
-    started: tuple[Any, ...]
+    start_args: tuple[Any, ...]
     finish: Callable[..., torch.Tensor]
-    finished: tuple[Any, ...] = ()
+    finish_args: tuple[Any, ...] = ()
     before: Calls = ()
     after: Calls = ()
 
 
 def wait(started: torch.Tensor) -> torch.Tensor:
-    """The result of a collective, usable on this rank."""
+    """Wait for a collective, and return its result."""
     return FUNCTIONAL.wait_tensor(started)
 
 
@@ -58,7 +62,7 @@ def start_all_reduce(x: torch.Tensor, op: str, group: str) -> torch.Tensor:
 
 
 def start_all_reduce_in_place(x: torch.Tensor, op: str, group: str) -> torch.Tensor:
-    """For an operand that nobody reads again: there is no second buffer."""
+    """All-reduce an operand that nothing reads again, without a second buffer."""
     return FUNCTIONAL.all_reduce_(x.contiguous(), op, group)
 
 
@@ -75,7 +79,7 @@ def finish_all_gather(started: torch.Tensor, shape: Shape, dim: int, sizes: Shap
 
 
 def start_uneven_all_gather(x: torch.Tensor, ranks: int, received: Shape, group: str) -> torch.Tensor:
-    """Pieces that padding would make much larger: each rank sends its own to each other."""
+    """Gather pieces that padding would make much larger: each rank sends its piece to each other rank."""
     flat = as_bytes(x)
     return FUNCTIONAL.all_to_all_single(flat.repeat(ranks), list(received), [flat.numel()] * ranks, group)
 
@@ -86,7 +90,7 @@ def finish_uneven_all_gather(started: torch.Tensor, shape: Shape, dim: int, rece
 
 
 def start_redistribute(x: torch.Tensor, sends: Sequence[Places | None], received: Shape, group: str) -> torch.Tensor:
-    """To each rank of the group the box that it lacks, and nothing to most."""
+    """Send to each rank of the group the box that it needs; most ranks need none."""
     boxes = [x.new_empty(0) if places is None else take(x, places).reshape(-1) for places in sends]
     flat = as_bytes(torch.cat(boxes))
     width = x.element_size()
@@ -98,15 +102,15 @@ def finish_redistribute(started: torch.Tensor, x: torch.Tensor, plan: Packing, r
     return new_piece(plan, x.dtype, x.device, x, boxes)
 
 
-def relaid_here(x: torch.Tensor, plan: Packing) -> torch.Tensor:
-    """A redistribute in which nothing travels."""
+def redistribute_locally(x: torch.Tensor, plan: Packing) -> torch.Tensor:
+    """Run a redistribute that needs no data from other ranks."""
     return new_piece(plan, x.dtype, x.device, x, [])
 
 
 def exchange_between_stages(x: torch.Tensor | None, plan: Packing, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Send and receive point to point; all is under way at once. The own piece where the rank only sends.
+    """Send and receive point to point, all at the same time. A rank that only sends returns its own piece.
 
-    Plain sends, which are waited for here: those of torch's functional collectives are never freed.
+    These are plain sends, and this function waits for them: torch never frees the sends of its functional collectives.
     """
     received = [torch.empty(size_of(places) * dtype.itemsize, dtype=torch.uint8, device=device) for _, places in plan.receives]
     operations = []
@@ -130,14 +134,14 @@ def start_reduce_scatter(x: torch.Tensor, view: Shape, dim: int, sizes: Shape, o
     return start_scatter(torch.stack([_padded(piece, dim, max(sizes)) for piece in pieces]), op, group)
 
 
-def finish_reduce_scatter(started: torch.Tensor, shape: Shape, dim: int, own: int, rank: int) -> torch.Tensor:
-    return own_row(started, rank).narrow(dim, 0, own).reshape(shape).contiguous()
+def finish_reduce_scatter(started: torch.Tensor, shape: Shape, dim: int, size: int, rank: int) -> torch.Tensor:
+    return own_row(started, rank).narrow(dim, 0, size).reshape(shape).contiguous()
 
 
 def start_scatter(rows: torch.Tensor, op: str, group: str) -> torch.Tensor:
-    """``[ranks, …]``: each rank gets the sum of one row. ``rows`` may be written to.
+    """Reduce ``rows``, ``[ranks, …]``, so that each rank gets the sum of one row. ``rows`` may be overwritten.
 
-    On CPU an all-reduce: gloo's reduce-scatter is one too, of a copy, and takes more than twice as long (8 MB on two ranks: 2.8 and 6.4 ms
+    On CPU this is an all-reduce: gloo's reduce-scatter is an all-reduce of a copy, and takes more than twice as long (8 MB on two ranks: 2.8 and 6.4 ms
     with torch 2.13).
     """
     if rows.is_cpu:
@@ -146,7 +150,7 @@ def start_scatter(rows: torch.Tensor, op: str, group: str) -> torch.Tensor:
 
 
 def own_row(started: torch.Tensor, rank: int) -> torch.Tensor:
-    """What ``start_scatter`` brings to one rank of the group, in memory of its own."""
+    """Return the row that ``start_scatter`` reduces for one rank of the group, in its own memory."""
     rows = wait(started)
     return rows[rank].clone() if len(rows) > 1 else rows[0]
 
@@ -157,19 +161,19 @@ def start_product(x: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
 
 
 def finish_product(started: torch.Tensor) -> torch.Tensor:
-    """In the order of the ranks, so that all have the same bits."""
+    """Multiply the factors in the order of the ranks, so that all ranks get the same bits."""
     return functools.reduce(torch.mul, wait(started).unbind())
 
 
-def finish_scattered_product(started: torch.Tensor, view: Shape, dim: int, sizes: Shape, own: int, shape: Shape) -> torch.Tensor:
-    return finish_product(started).reshape(view).narrow(dim, sum(sizes[:own]), sizes[own]).reshape(shape).contiguous()
+def finish_scattered_product(started: torch.Tensor, view: Shape, dim: int, sizes: Shape, index: int, shape: Shape) -> torch.Tensor:
+    return finish_product(started).reshape(view).narrow(dim, sum(sizes[:index]), sizes[index]).reshape(shape).contiguous()
 
 
 def start_all_to_all(x: torch.Tensor, view: Shape, target: int, new_sizes: Shape, received: Shape, group: str) -> torch.Tensor:
     pieces = [piece.reshape(-1) for piece in x.reshape(view).split(list(new_sizes), target)]
     sent = [piece.numel() for piece in pieces]
     flat = torch.cat(pieces)
-    if not x.is_complex():  # which no backend exchanges
+    if not x.is_complex():  # no backend exchanges complex numbers
         return FUNCTIONAL.all_to_all_single(carried(flat), list(received), sent, group)
     return FUNCTIONAL.all_to_all_single(torch.view_as_real(flat), list(received), sent, group)
 
@@ -182,12 +186,12 @@ def finish_all_to_all(started: torch.Tensor, shape: Shape, source: int, pieces: 
 
 
 def carried(x: torch.Tensor) -> torch.Tensor:
-    """The same bits, of the same shape, in a dtype that backends move."""
+    """Return the same bits, in the same shape, in a dtype that backends move."""
     return x.resolve_conj().view(CARRIERS.get(x.dtype, x.dtype))
 
 
 def _padded(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
-    """``x`` with zeros behind it, up to ``size``."""
+    """Pad ``x`` with zeros at the end of ``dim``, to ``size``."""
     if x.shape[dim] == size:
         return x
     return torch.cat([x, x.new_zeros([size - n if d == dim else n for d, n in enumerate(x.shape)])], dim)
@@ -196,28 +200,30 @@ def _padded(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
 # -- from a transfer of a local program -------------------------------------------------------------------------------
 
 
-def exchange(function: Callable[..., Any], given: Mapping[str, Any], piece: Shape, result: Shape, dtype: torch.dtype,
-             own: int, ranks: int, group: str) -> Exchange:  # fmt: skip
-    """The collective of a transfer.
+def exchange(function: Callable[..., Any], arguments: Mapping[str, Any], piece: Shape, result: Shape, dtype: torch.dtype,
+             index: int, ranks: int, group: str) -> Exchange:  # fmt: skip
+    """Return the collective of a transfer.
 
     Args:
-        function, given: the transfer and its arguments by name, with explicit sizes, as in a local program.
+        function: the transfer.
+        arguments: its arguments by name, with explicit sizes, as in a local program.
         piece, result: the shapes of operand and result on this rank.
-        own: this rank's index in the group of so many ``ranks``.
+        index: this rank's index in the group.
+        ranks: the number of ranks of the group.
         group: the name of the process group.
     """
-    view = tuple(n for dim in given["parts"] for n in dim) if given.get("parts") else tuple(piece)
-    dim, sizes = given.get("dim"), tuple(given.get("sizes") or ())
+    view = tuple(n for dim in arguments["parts"] for n in dim) if arguments.get("parts") else tuple(piece)
+    dim, sizes = arguments.get("dim"), tuple(arguments.get("sizes") or ())
     shape = tuple(result)
     if function in (transfers.all_reduce, transfers.reduce_scatter):
-        kind = given.get("op", "sum")
+        kind = arguments.get("op", "sum")
         if is_gathered(kind, dtype):
-            scattered = None if dim is None else (view, dim, sizes, own, shape)
+            scattered = None if dim is None else (view, dim, sizes, index, shape)
             return Exchange(start_product, (ranks, group), finish_scattered_product if scattered else finish_product, scattered or ())
-        by = Reduction.of(kind, dtype, ranks)
+        reduction = Reduction.of(kind, dtype, ranks)
         if dim is None:
-            return Exchange(start_all_reduce, (by.op, group), wait, (), by.before, by.after)
-        return Exchange(start_reduce_scatter, (view, dim, sizes, by.op, group), finish_reduce_scatter, (shape, dim, sizes[own], own), by.before, by.after)
+            return Exchange(start_all_reduce, (reduction.op, group), wait, (), reduction.before, reduction.after)
+        return Exchange(start_reduce_scatter, (view, dim, sizes, reduction.op, group), finish_reduce_scatter, (shape, dim, sizes[index], index), reduction.before, reduction.after)
     if function is transfers.all_gather:
         assert dim is not None
         if max(sizes) * len(sizes) > PADDING * sum(sizes):
@@ -227,19 +233,19 @@ def exchange(function: Callable[..., Any], given: Mapping[str, Any], piece: Shap
                             (shape, dim, received, pieces, dtype))  # fmt: skip
         return Exchange(start_all_gather, (view, dim, sizes, group), finish_all_gather, (shape, dim, sizes, dtype))
     assert function is transfers.all_to_all, function
-    source, target, new_sizes = given["source"], given["target"], tuple(given["new_sizes"])
-    mine = {target: new_sizes[own]}
-    pieces = tuple(tuple({**mine, source: size}.get(d, n) for d, n in enumerate(view)) for size in sizes)
+    source, target, new_sizes = arguments["source"], arguments["target"], tuple(arguments["new_sizes"])
+    own_size = {target: new_sizes[index]}
+    pieces = tuple(tuple({**own_size, source: size}.get(d, n) for d, n in enumerate(view)) for size in sizes)
     received = tuple(math.prod(piece) for piece in pieces)
     return Exchange(start_all_to_all, (view, target, new_sizes, received, group), finish_all_to_all,
                     (shape, source, pieces, dtype))  # fmt: skip
 
 
 def redistribution(plan: Packing, ranks: Sequence[int], dtype: torch.dtype, group: str) -> Exchange:
-    """A redistribute among ``ranks``, in the order of the process group. ``finish`` takes the old piece too."""
-    sends, gets = dict(plan.sends), dict(plan.receives)
-    received = tuple(size_of(gets[rank]) * dtype.itemsize if rank in gets else 0 for rank in ranks)
-    by_rank = sorted(plan.receives, key=lambda one: ranks.index(one[0]))
+    """Return a redistribute among ``ranks``, in the order of the process group. ``finish`` also takes the old piece."""
+    sends, receives = dict(plan.sends), dict(plan.receives)
+    received = tuple(size_of(receives[rank]) * dtype.itemsize if rank in receives else 0 for rank in ranks)
+    by_rank = sorted(plan.receives, key=lambda row: ranks.index(row[0]))
     plan = plan._replace(receives=tuple(by_rank))
     return Exchange(start_redistribute, (tuple(sends.get(rank) for rank in ranks), received, group), finish_redistribute,
                     (plan, received))  # fmt: skip

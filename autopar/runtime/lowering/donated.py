@@ -1,12 +1,12 @@
-"""Donated: what a program does to memory that is handed over to it, in place.
+"""Find the updates and sums that a program can compute in place, in memory that the caller donates to it.
 
     w_grad_sum : f32[8 4] = add.Tensor(w_grad, mm)      w_grad_sum = torch.ops.aten.add_.Tensor(w_grad, mm)
     adamw = autopar::adamw(w, g, m, v, step, …)    →    adamw_in_place = update([w, w_1], [g, g_1], [[m, m_1], …], …)
     adamw_1 = autopar::adamw(w_1, g_1, m_1, …)
 
-Sums of gradients are added to; where they begin as zeros, the first gradient takes their place. The updates of parameters
-whose optimizer has the same numbers are one fused kernel (``optimizers.IN_PLACE``). A value is only overwritten where nothing
-reads it afterwards.
+Gradients are added to their sums in place; if a sum starts as zeros, the first gradient takes its place. The updates of parameters
+whose optimizer has the same numbers are one fused kernel (``optimizers.IN_PLACE``). A value is overwritten only if nothing reads it
+afterwards.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ ADD = torch.ops.aten.add.Tensor
 
 @dataclass(frozen=True)
 class Donated:
-    """What a program may write to.
+    """The memory that a program may write to.
 
     Attributes:
-        placeholders: whose memory is the program's.
-        sums: additions to one of them, which nothing else reads → that placeholder.
-        zeros: those of them that are not given: they are zero.
-        buckets: the last of some updates → all of them, which are done at once, in place; ``updates`` are all of these.
-        offloaded: whether that is done on the host, where the optimizer's state is.
+        placeholders: the placeholders whose memory the program may reuse.
+        sums: an addition to one of them, which nothing else reads → that placeholder.
+        zeros: placeholders of sums that are not passed, because they are zero.
+        buckets: the last of several updates → all of them, which run as one op, in place.
+        offloaded: whether the updates run on the host, where the optimizer's state is.
     """
 
     placeholders: frozenset[fx.Node] = frozenset()
@@ -46,23 +46,24 @@ class Donated:
 
     @property
     def updates(self) -> set[fx.Node]:
-        return {node for some in self.buckets.values() for node in some}
+        """All updates that run in place."""
+        return {node for bucket in self.buckets.values() for node in bucket}
 
     @staticmethod
     def of(program: Program, names: Collection[str], zeros: Collection[str] = (), offloaded: bool = False) -> Donated:
-        """Of a local program and the names of the placeholders that are handed over; linear in the graph."""
-        own = frozenset(node for node in program.placeholders if node.name in names)
+        """Analyse a local program; ``names``: the placeholders that are donated. Linear in the graph."""
+        donated = frozenset(node for node in program.placeholders if node.name in names)
         sums = {}
-        for node in own:
+        for node in donated:
             value = next(iter(node.users), node)
             if len(node.users) == 1 and value.target is ADD and value.args[0] is node and isinstance(value.args[1], fx.Node) and not value.kwargs and value.args[1] is not node:
                 sums[value] = node
         empty = frozenset(node for node in sums.values() if node.name in zeros)
-        return Donated(own, sums, empty, {some[-1]: tuple(some) for some in _alike(program, own)}, offloaded)
+        return Donated(donated, sums, empty, {updates[-1]: tuple(updates) for updates in _alike(program, donated)}, offloaded)
 
 
-def _alike(program: Program, own: frozenset[fx.Node]) -> list[list[fx.Node]]:
-    """Updates with the same numbers, that can be done at once, where the last of them stands: nothing reads a result before."""
+def _alike(program: Program, donated: frozenset[fx.Node]) -> list[list[fx.Node]]:
+    """Group updates with the same numbers that can run as one op at the place of the last one, because nothing reads a result earlier."""
     open_: dict[object, list[fx.Node]] = {}
     done: list[list[fx.Node]] = []
     keys: dict[fx.Node, object] = {}
@@ -71,33 +72,33 @@ def _alike(program: Program, own: frozenset[fx.Node]) -> list[list[fx.Node]]:
             update = value.args[0] if is_getitem(value) else value
             if keys.get(update) in open_:  # type: ignore[call-overload]
                 done.append(open_.pop(keys[update]))  # type: ignore[index]
-        if node.target in IN_PLACE and all(_is_last(value, node, own) for value in _written(node)):
+        if node.target in IN_PLACE and all(_is_last(value, node, donated) for value in _written(node)):
             keys[node] = key = _numbers(node)
             open_.setdefault(key, []).append(node)
     return [*done, *open_.values()]
 
 
 def _written(update: fx.Node) -> Sequence[fx.Node]:
-    """The parameter, and the states that lie as it does: as many as the op has results."""
+    """Return the parameter and the states that have its layout: as many values as the op has results."""
     results = record_of(update).type
     count = len(results) if isinstance(results, tuple) else 1
     parameter, _, *states = operands(update)
     return parameter, *states[: count - 1]
 
 
-def _is_last(value: fx.Node, update: fx.Node, own: frozenset[fx.Node]) -> bool:
-    """Whether nothing reads a value, whose memory nobody else has, beside an update or after it."""
+def _is_last(value: fx.Node, update: fx.Node, donated: frozenset[fx.Node]) -> bool:
+    """Whether a value has its own memory and is not read beside an update or after it."""
     others = [user for user in value.users if user is not update]
     if any(user.op == "output" or record_of(user).phase == "update" for user in others) or operands(update).count(value) != 1:
         return False
     if value.op == "placeholder":
-        return value in own
+        return value in donated
     if is_getitem(value) or not isinstance(value.target, OpOverload):
         return not is_getitem(value)  # transfers make new memory
     return not returns_alias(value.target) and not rule_of(value.target).view
 
 
 def _numbers(update: fx.Node) -> object:
-    """What updates that are done at once have in common: the op, its numbers, and the operands that all of them share."""
+    """Return what updates that run as one op have in common: the op, its numbers, and the shared operands."""
     dtypes = tuple(record_of(value).type.dtype for value in _written(update))  # type: ignore[union-attr]
     return update.target, update.args[-SHARED[update.target] :], tuple(update.kwargs.items()), dtypes

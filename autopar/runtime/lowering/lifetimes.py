@@ -1,7 +1,7 @@
-"""Lifetimes of a lowered function: what ``liveness`` is for a program, in the order in which the function runs.
+"""Compute the lifetimes of the memory of a lowered function, as ``liveness`` does for a program.
 
-It sees what a program does not say: buckets, which hold a copy of what they send; gathers that begin ahead; the operands of collectives,
-which are held until these are waited for; gradients that become their sums.
+A lowered function has memory that a program does not show: buckets, which copy what they send; gathers that start early; the operands
+of collectives, which must be kept until the collective has ended; gradients that become their sums.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ aten = torch.ops.aten
 
 
 class LoweredMemory(NamedTuple):
-    """What one call does to memory.
+    """The memory of one call.
 
     Attributes:
-        new: bytes of its results; ``None``: they lie where its first operand does.
-        held: bytes that it needs until what it starts is waited for.
+        new: bytes of its results; ``None`` if they share the memory of its first operand.
+        in_flight: bytes that it needs until something waits for the collective that it starts.
     """
 
     new: int | None
-    held: int = 0
+    in_flight: int = 0
 
 
 Args = tuple[Any, ...]
 Sizes = Callable[[Any], int]  # an operand, or several → their bytes
 
 def _rows(places: Sequence[buckets.Place]) -> int:
-    """Of how many ranks a scattered bucket has a row."""
-    whole, own = (sum(math.prod(one[k]) for one in places) for k in (0, 2))
-    return whole // max(own, 1)
+    """Return the number of ranks for which a scattered bucket has a row."""
+    whole, piece = (sum(math.prod(place[k]) for place in places) for k in (0, 2))
+    return whole // max(piece, 1)
 
 
-MEMORY: dict[Callable[..., Any], Callable[[Args, Sizes, int], LoweredMemory]] = {  # function → of its arguments, and the bytes of the value it makes
+MEMORY: dict[Callable[..., Any], Callable[[Args, Sizes, int], LoweredMemory]] = {  # function → from its arguments, sizes and the bytes of its result
     buckets.start_bucket: lambda args, sizes, own: LoweredMemory(sizes(args[0])),
     buckets.finish_bucket: lambda args, sizes, own: LoweredMemory(None),
     buckets.start_scatter_bucket: lambda args, sizes, own: LoweredMemory(sizes(args[0])),
@@ -72,13 +72,13 @@ GATHERS = (collectives.start_all_gather, buckets.start_gather_bucket, collective
 
 
 def lifetimes(program: Program, lowered: Lowered, kept: Collection[str], kinds: Mapping[str, str], on_cpu: bool = True) -> Lifetimes:
-    """When each piece of a rank's memory is in use; linear in the function.
+    """Return when each storage of a rank is in use; linear in the function.
 
     Args:
-        program: that of the rank, of which the function was made.
-        kept: the placeholders that the caller holds to the end.
+        program: the rank's local program, from which the function was made.
+        kept: the placeholders that the caller keeps until the end.
         kinds: placeholder → one of ``KINDS``.
-        on_cpu: whether gloo gathers, into memory of its own, from which it copies.
+        on_cpu: whether gloo runs the gathers; it gathers into its own memory and copies from there.
     """
     return _Walk(program, lowered, kept, kinds, on_cpu).run()
 
@@ -88,89 +88,89 @@ class _Walk:
         self.program, self.lowered, self.kept, self.kinds, self.on_cpu = program, lowered, kept, kinds, on_cpu
         self.ops = [node for node in lowered.graph.nodes if node.op == "call_function"]
         self.storages: list[Storage] = []
-        self.parts: dict[fx.Node, tuple[tuple[Storage, ...], ...]] = {}  # value → what each of its parts lies in
-        self.held: dict[fx.Node, Storage] = {}  # by a collective, until it is waited for
+        self.parts: dict[fx.Node, tuple[tuple[Storage, ...], ...]] = {}  # value → for each of its parts the storages that it uses
+        self.in_flight: dict[fx.Node, Storage] = {}  # start of a collective → a storage that it needs until something waits for it
         self.bytes: dict[fx.Node, int] = {}
 
     def run(self) -> Lifetimes:
         end, graph = len(self.ops), self.lowered.graph
         homes = {node.name: node for node in self.program.nodes if node.op in ("placeholder", "get_attr")}
         for node in graph.find_nodes(op="placeholder"):
-            home = homes[str(node.target)]  # FX writes names of its own in small letters
+            home = homes[str(node.target)]  # FX may write node names in lower case
             self.bytes[node] = size(record_of(home).type)
-            lives = home.op == "get_attr" or home.name in self.kept
-            self.parts[node] = ((self.store(home, self.bytes[node], self.kinds.get(home.name, "buffers"), START, end if lives else START),),)
-        made = self.program.output
-        stands = []
+            stays = home.op == "get_attr" or home.name in self.kept
+            self.parts[node] = ((self.store(home, self.bytes[node], self.kinds.get(home.name, "buffers"), START, end if stays else START),),)
+        origin = self.program.output
+        origins = []
         for position, node in enumerate(self.ops):
-            made = self.lowered.made.get(node.name, made)
-            stands.append(made)
+            origin = self.lowered.origins.get(node.name, origin)
+            origins.append(origin)
             self.read(node, position)
-            self.call(node, made, position)
+            self.call(node, origin, position)
         self.read(graph.output_node(), end)
-        self.tell_gradients()
-        return Lifetimes(self.program, tuple(stands), tuple(self.storages))
+        self.mark_gradients()
+        return Lifetimes(self.program, tuple(origins), tuple(self.storages))
 
-    def tell_gradients(self) -> None:
-        """A sum that begins with zero is the gradient that is added to it."""
+    def mark_gradients(self) -> None:
+        """Count a gradient that becomes a sum as a gradient and not as an activation: a sum that starts as zero is its first addend."""
         values = {node.name: node for node in self.ops}
         for node in self.program.nodes:
             home = node.args[0] if node.target is aten.add.Tensor else None
             if not isinstance(home, fx.Node) or self.kinds.get(home.name) != "gradients" or home.name in self.lowered.takes:
                 continue
             for name in (node.name, *(value.name for value in operands(node)[1:])):
-                for one in (one for part in self.parts.get(values.get(name), ()) for one in part):  # type: ignore[arg-type]
-                    one.kind = "gradients" if one.born != START else one.kind
+                for storage in (storage for part in self.parts.get(values.get(name), ()) for storage in part):  # type: ignore[arg-type]
+                    storage.kind = "gradients" if storage.born != START else storage.kind
 
     def read(self, node: fx.Node, position: int) -> None:
         for value in node.all_input_nodes:
             parts = (self.part(node),) if node.target is operator.getitem else self.parts[value]
-            for one in (*(one for part in parts for one in part), *((self.held[value],) if value in self.held else ())):
-                one.dies = max(one.dies, position)
+            for storage in (*(storage for part in parts for storage in part), *((self.in_flight[value],) if value in self.in_flight else ())):
+                storage.dies = max(storage.dies, position)
 
     def part(self, element: fx.Node) -> tuple[Storage, ...]:
-        """What an element lies in; a tuple of views lies in one place."""
+        """Return the storages of an element; all elements of a tuple of views share the same storages."""
         value, k = element.args
         parts = self.parts[value]  # type: ignore[index]
         return parts[k] if len(parts) > 1 else parts[0]  # type: ignore[index]
 
-    def call(self, node: fx.Node, made: fx.Node, position: int) -> None:
+    def call(self, node: fx.Node, origin: fx.Node, position: int) -> None:
         values = node.all_input_nodes
         if node.target is operator.getitem and values[0].target is not buckets.finish_gather_bucket:
             self.parts[node] = (self.part(node),)
-            self.bytes[node] = sum(one.bytes for one in self.parts[node][0])
+            self.bytes[node] = sum(storage.bytes for storage in self.parts[node][0])
             return
-        type = record_of(made).type if node.name in self.lowered.made else None
-        sizes = [size(one) for one in (type if isinstance(type, tuple) else (type,))]
+        type = record_of(origin).type if node.name in self.lowered.origins else None
+        sizes = [size(part) for part in (type if isinstance(type, tuple) else (type,))]
         memory = self.memory(node, sum(sizes))
         if memory.new is None:
-            below = tuple(dict.fromkeys(one for part in self.parts[values[0]] for one in part)) if values else ()
-            self.parts[node] = (below,)
+            shared = tuple(dict.fromkeys(storage for part in self.parts[values[0]] for storage in part)) if values else ()
+            self.parts[node] = (shared,)
             self.bytes[node] = sum(sizes) or (self.bytes[values[0]] if values else 0)
             return
         kind = "activations" if isinstance(node.target, OpOverload) else "transfers"
         rows = sizes if memory.new == sum(sizes) else [memory.new]
-        self.parts[node] = tuple((self.store(made, one, kind, position, position),) for one in rows)
+        self.parts[node] = tuple((self.store(origin, bytes, kind, position, position),) for bytes in rows)
         self.bytes[node] = memory.new
-        if self.on_cpu and node.target in GATHERS:  # gloo's own, which goes as soon as all has come, and mostly before it is waited for
-            self.store(made, memory.new, "transfers", position, position)
-        if memory.held:
-            self.held[node] = self.store(made, memory.held, "transfers", position, position)
+        if self.on_cpu and node.target in GATHERS:  # gloo's own buffer; gloo frees it when all data has arrived, mostly before something waits
+            self.store(origin, memory.new, "transfers", position, position)
+        if memory.in_flight:
+            self.in_flight[node] = self.store(origin, memory.in_flight, "transfers", position, position)
 
-    def memory(self, node: fx.Node, own: int) -> LoweredMemory:
+    def memory(self, node: fx.Node, result_bytes: int) -> LoweredMemory:
         row = MEMORY.get(node.target)  # type: ignore[arg-type]
         if row is not None:
-            return row(node.args, self.size, own)
+            return row(node.args, self.size, result_bytes)
         if node.target is torch.Tensor.to:
-            return LoweredMemory(None if self.bytes[node.all_input_nodes[0]] == own else own)
+            return LoweredMemory(None if self.bytes[node.all_input_nodes[0]] == result_bytes else result_bytes)
         if isinstance(node.target, OpOverload):
-            return LoweredMemory(None if returns_alias(node.target) or node.target in HIDDEN_VIEWS else own)
-        return LoweredMemory(None) if node.target in (*IN_PLACE.values(), *OFFLOADED.values()) else LoweredMemory(own)
+            return LoweredMemory(None if returns_alias(node.target) or node.target in HIDDEN_VIEWS else result_bytes)
+        return LoweredMemory(None) if node.target in (*IN_PLACE.values(), *OFFLOADED.values()) else LoweredMemory(result_bytes)
 
     def size(self, values: Any) -> int:
         return self.bytes[values] if isinstance(values, fx.Node) else sum(map(self.size, values))
 
-    def store(self, made: fx.Node, bytes: int, kind: str, born: int, dies: int) -> Storage:
-        one = Storage(made, bytes, kind, born, dies)
-        self.storages.append(one)
-        return one
+    def store(self, origin: fx.Node, bytes: int, kind: str, born: int, dies: int) -> Storage:
+        storage = Storage(origin, bytes, kind, born, dies)
+        self.storages.append(storage)
+        return storage

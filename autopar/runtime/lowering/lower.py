@@ -1,4 +1,4 @@
-"""Lower: a local program becomes one Python function a phase, of ATen ops and functional collectives.
+"""Lower a local program to one Python function per phase, of ATen ops and functional collectives.
 
     local                                                  lowered, forward
     h : f32[16 128] = relu(mm)                      →      relu = torch.ops.aten.relu.default(mm);  mm = None
@@ -7,10 +7,9 @@
     u : f32[16 64] = mm(y, z)                              y = finish_all_gather(y_start, …);  y_start = None
                                                            u = torch.ops.aten.mm.default(y, z);  y = z = None
 
-The joint graph is split by phase: what the backward reads of the forward is what the forward hands over. A collective
-begins where its transfer stands and is waited for before its first reader. Arguments come in a list that the function
-empties, so that a tensor is freed after its last reader, as in eager. Gradients that are reduced over one axis share
-collectives (``buckets``).
+The joint graph is split by phase: the forward also returns the values that the backward reads. A collective starts at the line of
+its transfer, and its first reader waits for it. Arguments come in a list that the function empties, so that a tensor is freed after
+its last reader, as in eager. Gradients that are reduced over one axis share collectives (``buckets``).
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ from autopar.runtime.lowering.collectives import (
     Exchange,
     exchange,
     exchange_between_stages,
+    redistribute_locally,
     redistribution,
-    relaid_here,
     start_all_reduce,
     start_all_reduce_in_place,
 )
@@ -67,33 +66,34 @@ Ranks = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Lowered:
-    """One phase on one rank.
+    """The function of one phase on one rank.
 
     Attributes:
         run: takes a list of tensors, which it empties, and returns a list.
-        takes, gives: the names of their values.
-        graph: the FX graph it was made of, which other compilers take too.
-        made: a value of it → what of the program it is, or is a part of.
+        takes: the names of the values that it takes.
+        gives: the names of the values that it returns.
+        graph: the FX graph of the function, which other compilers accept too.
+        origins: name of a value of the function → the node of the program that it is, or is a part of.
     """
 
     run: Callable[[list[torch.Tensor]], list[torch.Tensor]]
     takes: tuple[str, ...]
     gives: tuple[str, ...]
     graph: fx.Graph
-    made: Mapping[str, fx.Node]
+    origins: Mapping[str, fx.Node]
 
 
 @doing("lower")
 def lower(program: Program, groups: Mapping[Ranks, str], gate: Callable[[], None] | None = None,
           bytes: Mapping[str, int] | None = None, device: torch.device | None = None, hunt: Hunt | None = None) -> dict[str, Lowered]:  # fmt: skip
-    """The phases of a rank's local program; linear in the graph.
+    """Lower the phases of a rank's local program; linear in the graph.
 
     Args:
         groups: ranks, in ascending order → the name of their process group.
         gate: called before the first collective of each phase.
-        bytes: all-reduce → what it puts into a bucket; others are alone.
-        device: where what comes from another stage is put; CPU when left out.
-        hunt: looks at each value behind the op that made it.
+        bytes: name of a reduction or gather → the bytes that it adds to a bucket; others have no bucket.
+        device: the device for values from another stage; the default is the CPU.
+        hunt: checks each value for NaN after the op that computes it.
     """
     values: dict[str, list[fx.Node]] = {"forward": []}
     for node in program.nodes:
@@ -104,21 +104,26 @@ def lower(program: Program, groups: Mapping[Ranks, str], gate: Callable[[], None
         "forward": [node for node, result in rows if result.kind != "grad"],
         "backward": [node for node, result in rows if result.kind == "grad"],
     }
-    handed = _read_from_outside(values.get("backward", []), results["backward"])
-    results["forward"] += [node for node in handed if record_of(node).phase == "forward" and node.op == "call_function"]
-    found = {}
+    saved = _read_from_outside(values.get("backward", []), results["backward"])
+    results["forward"] += [node for node in saved if record_of(node).phase == "forward" and node.op == "call_function"]
+    lowered = {}
     for phase, nodes in values.items():
         buckets = Buckets.of(program, nodes, bytes or {})
-        one = _Phase(program, groups, f"{phase} of rank {program.rank}", buckets, gate, device or torch.device("cpu"), hunt=hunt)
-        found[phase] = one.run(nodes, list(dict.fromkeys(results[phase])))
-    return found
+        builder = _Phase(program, groups, f"{phase} of rank {program.rank}", buckets, gate, device or torch.device("cpu"), hunt=hunt)
+        lowered[phase] = builder.run(nodes, list(dict.fromkeys(results[phase])))
+    return lowered
 
 
 def lower_whole(program: Program, groups: Mapping[Ranks, str], gate: Callable[[], None] | None = None,
                 bytes: Mapping[str, int] | None = None, device: torch.device | None = None, donated: Donated | None = None,
                 hunt: Hunt | None = None) -> Lowered:  # fmt: skip
-    """All phases of a rank's local program as one function, which gives the program's results. Arguments as of ``lower``;
-    ``donated`` is what it may write to: of these placeholders the next values are in the memory of the old ones."""
+    """Lower all phases of a rank's local program to one function, which returns the program's results.
+
+    Args:
+        donated: the memory that the function may write to; it puts the next values of these placeholders there.
+
+    The other arguments are those of ``lower``.
+    """
     nodes = [node for node in program.nodes if node.op in ("call_function", "get_attr")]
     title = f"{' and '.join(dict.fromkeys(record_of(node).phase for node in nodes))} of rank {program.rank}"
     donated = donated or Donated()
@@ -127,29 +132,31 @@ def lower_whole(program: Program, groups: Mapping[Ranks, str], gate: Callable[[]
 
 
 def _read_from_outside(nodes: list[fx.Node], results: list[fx.Node]) -> list[fx.Node]:
-    """What a phase reads and does not make."""
-    own = set(nodes)
+    """Return the values that a phase reads and does not compute."""
+    computed = set(nodes)
     read = dict.fromkeys(value for node in nodes for value in operands(node))
-    return [value for value in {**read, **dict.fromkeys(results)} if value not in own]
+    return [value for value in {**read, **dict.fromkeys(results)} if value not in computed]
 
 
 class _Phase:
+    """Builds the function of one phase, or of several."""
+
     def __init__(self, program: Program, groups: Mapping[Ranks, str], title: str, buckets: Buckets,
                  gate: Callable[[], None] | None, device: torch.device, donated: Donated | None = None, hunt: Hunt | None = None) -> None:  # fmt: skip
         self.program, self.groups, self.title, self.buckets, self.gate, self.device = program, groups, title, buckets, gate, device
         self.graph = fx.Graph()
         self.values: dict[fx.Node, fx.Node] = {}
-        self.started: dict[fx.Node, tuple[fx.Node, Exchange]] = {}  # collectives that nobody has waited for
+        self.started: dict[fx.Node, tuple[fx.Node, Exchange]] = {}  # collectives that nothing has waited for yet
         self.shared: dict[fx.Node, list[fx.Node]] = {}  # a member of a bucket → all of them
-        self.coming: list[fx.Node] = []  # sums to which what is under way is added
-        self.fresh: set[fx.Node] = set()  # values in memory of their own
+        self.unfinished_sums: list[fx.Node] = []  # sums whose addends are still being reduced
+        self.fresh: set[fx.Node] = set()  # values that have their own memory
         self.donated = donated or Donated()
         self.updates = self.donated.updates
         self.fresh |= self.donated.placeholders
-        self.lines: dict[str, fx.Node] = {}  # what a name of the generated code stands for
+        self.lines: dict[str, fx.Node] = {}  # name in the generated code → node of the program
         self.hunt = hunt
         if hunt is not None:
-            self.look, self.look_at_updates = hunt.look, hunt.look_at_updates  # one object each, as generated code names objects
+            self.look, self.look_at_updates = hunt.look, hunt.look_at_updates  # bound once, because generated code refers to an object by its identity
 
     def run(self, nodes: list[fx.Node], results: list[fx.Node]) -> Lowered:
         constants = [node for node in nodes if node.op == "get_attr"]
@@ -157,10 +164,10 @@ class _Phase:
         for node in takes:
             self.values[node] = self.graph.placeholder(node.name)
         for node in constants:
-            self.looked_at(node, self.values[node])
+            self.check_for_nan(node, self.values[node])
         members, sums = self.buckets.members, set(self.buckets.late.values())
-        for some in self.buckets.begin(0):
-            self.bucket(some)
+        for bucket in self.buckets.begin(0):
+            self.bucket(bucket)
         end = next((node for node in nodes if record_of(node).phase == "update"), None)
         for node in nodes:
             if node is end:
@@ -169,46 +176,46 @@ class _Phase:
                 self.bucket(self.buckets.runs[node])
             elif node.op == "call_function" and node not in members and node not in sums and node not in self.values:
                 self.node(node)
-                self.made(node)
+                self.start_due(node)
         self.settle()
         self.graph.output([self.read(node) for node in results])
         self.graph.set_codegen(BoxedCodeGen())
         return Lowered(self.compile(), tuple(n.name for n in takes), tuple(n.name for n in results), self.graph, self.lines)
 
-    def made(self, node: fx.Node) -> None:
-        """Reduce a value with others, if that is due."""
+    def start_due(self, node: fx.Node) -> None:
+        """Start the buckets that this value fills."""
         for reduced in self.buckets.due.get(node, ()):
             self.bucket(self.buckets.add(reduced))
 
     def settle(self) -> None:
-        """Start what waits for a bucket to fill, and add what comes to sums."""
-        while (left := self.buckets.rest()) or self.coming:
-            for some in left:
-                self.bucket(some)
+        """Start the buckets that are not full, and finish the sums."""
+        while (left := self.buckets.rest()) or self.unfinished_sums:
+            for bucket in left:
+                self.bucket(bucket)
             self.add_up()
 
     def add_up(self) -> None:
         """Add the latest bucket of gradients to their sums."""
-        coming, self.coming = self.coming, []
-        for sum in coming:
+        sums, self.unfinished_sums = self.unfinished_sums, []
+        for sum in sums:
             self.values[sum] = self.sum(sum)
-            self.made(sum)
+            self.start_due(sum)
 
     def read(self, node: fx.Node) -> fx.Node:
-        """A value, after its collective has been waited for."""
+        """Return a value; wait for its collective first."""
         if node in self.buckets.stage:
-            for some in self.buckets.begin(self.buckets.stage[node] + 1):
-                self.bucket(some)
+            for bucket in self.buckets.begin(self.buckets.stage[node] + 1):
+                self.bucket(bucket)
         if node in self.shared:
             self.open(self.shared[node])
         elif node in self.started:
-            started, found = self.started.pop(node)
-            came = self.call(node, node.name + "_came" * bool(found.after), found.finish, (started, *found.finished))
-            self.values[node] = self.calls(node, node.name, came, found.after)
+            started, collective = self.started.pop(node)
+            received = self.call(node, node.name + "_came" * bool(collective.after), collective.finish, (started, *collective.finish_args))
+            self.values[node] = self.calls(node, node.name, received, collective.after)
         return self.values[node]
 
     def calls(self, node: fx.Node, name: str, value: fx.Node, calls: Calls) -> fx.Node:
-        """Functions, one of the other; the last one has the name."""
+        """Apply functions one after the other; the last result gets the name."""
         for left, (function, args) in zip(range(len(calls))[::-1], calls, strict=True):
             value = self.call(node, f"{name}_{left}" if left else name, function, (value, *args))
         return value
@@ -217,11 +224,11 @@ class _Phase:
         new = self.graph.create_node("call_function", target, args, dict(kwargs or {}), name=name)
         self.lines[new.name] = node
         if name == node.name:
-            self.looked_at(node, new)
+            self.check_for_nan(node, new)
         return new
 
-    def looked_at(self, node: fx.Node, value: fx.Node) -> None:
-        """Behind a value, a line that looks for NaN."""
+    def check_for_nan(self, node: fx.Node, value: fx.Node) -> None:
+        """Insert a line after a value that looks for NaN."""
         if self.hunt is not None and is_looked_at(node):
             read = tuple(self.values.get(operand) for operand in operands(op_of(node)))
             self.graph.call_function(self.look, (node.name, value, read))
@@ -231,12 +238,12 @@ class _Phase:
             self.values[node] = self.sum(node)
             return
         if node in self.updates:
-            self.values[node] = self.updated(node, 0)
+            self.values[node] = self.result_of_update(node, 0)
             if node in self.donated.buckets:
                 self.update(self.donated.buckets[node])
             return
         if is_getitem(node) and node.args[0] in self.updates:
-            self.values[node] = self.updated(*node.args)  # type: ignore[arg-type]
+            self.values[node] = self.result_of_update(*node.args)  # type: ignore[arg-type]
             return
         row = transfers.BY_FUNCTION.get(node.target)
         if row is not None:
@@ -249,7 +256,7 @@ class _Phase:
             self.fresh.add(node)
 
     def sum(self, node: fx.Node) -> fx.Node:
-        """A sum of gradients, added to in place; the first one is the gradient itself, if nobody else has its memory."""
+        """Add a gradient to its sum in place. The first gradient becomes the sum itself, if no other value shares its memory."""
         sum, addend = self.donated.sums[node], operands(node)[1]
         value = self.read(addend)
         if sum not in self.donated.zeros:
@@ -260,7 +267,7 @@ class _Phase:
         return self.call(node, node.name, own_copy, (value, dtype))
 
     def update(self, nodes: Sequence[fx.Node]) -> None:
-        """The updates of several parameters at once; the new values are in the memory of the old ones."""
+        """Update several parameters with one op; the new values are in the memory of the old ones."""
         rows = [node.args for node in nodes]
         count = len(rows[0]) - SHARED[nodes[0].target]  # type: ignore[index]
         parameters, gradients, *states = [[self.read(row[k]) for row in rows] for k in range(count)]  # type: ignore[arg-type]
@@ -270,12 +277,12 @@ class _Phase:
         if self.hunt is not None:
             self.graph.call_function(self.look_at_updates, ([node.name for node in nodes], gradients, [parameters, *states]))
 
-    def updated(self, node: fx.Node, element: int) -> fx.Node:
-        """A result of an update: the old value, which is written to."""
+    def result_of_update(self, node: fx.Node, element: int) -> fx.Node:
+        """Return a result of an update: the old value, which the update overwrites."""
         return self.read(node.args[element and element + 1])  # type: ignore[arg-type]
 
     def is_fresh(self, node: fx.Node) -> bool:
-        """Whether nobody else reads the memory of a value: it is new, or it views what only it reads."""
+        """Whether no other value shares the memory of a value: it is new, or it is a view of a value that nothing else reads."""
         if not isinstance(node.target, OpOverload):
             return False
         if not returns_alias(node.target) and not rule_of(node.target).view:
@@ -284,101 +291,101 @@ class _Phase:
         return len(values) == 1 and values[0] in self.fresh and len(values[0].users) == 1
 
     def transfer(self, node: fx.Node, row: transfers.Transfer) -> None:
-        given = transfers.arguments(node.target, node.args, node.kwargs)
+        arguments = transfers.arguments(node.target, node.args, node.kwargs)
         if row.function in (transfers.send, transfers.recv):
-            self.values[node] = self.between_stages(node, given)
+            self.values[node] = self.between_stages(node, arguments)
             return
-        at = self.program.coordinates_on(given.get("stage"))
-        if not row.collective or not given["axis"]:
-            self.values[node] = self.local(node, given, at)
+        at = self.program.coordinates_on(arguments.get("stage"))
+        if not row.collective or not arguments["axis"]:
+            self.values[node] = self.local(node, arguments, at)
             return
         (operand,) = operands(node)
-        ranks, group = self.group(given)
+        ranks, group = self.group(arguments)
         x = self.read(operand)
-        found = self.exchange(node, given, ranks, group)
-        x = self.calls(node, f"{node.name}_operand", x, found.before)
-        start = found.start
-        if start is start_all_reduce and (found.before or (operand in self.fresh and len(operand.users) == 1 and self.hunt is None)):
+        collective = self.exchange(node, arguments, ranks, group)
+        x = self.calls(node, f"{node.name}_operand", x, collective.before)
+        start = collective.start
+        if start is start_all_reduce and (collective.before or (operand in self.fresh and len(operand.users) == 1 and self.hunt is None)):
             start = start_all_reduce_in_place
         if node.target is transfers.redistribute:
-            found = replace(found, finished=(x, *found.finished))
+            collective = replace(collective, finish_args=(x, *collective.finish_args))
         self.open_gate()
-        self.started[node] = (self.call(node, f"{node.name}_start", start, (x, *found.started)), found)
+        self.started[node] = (self.call(node, f"{node.name}_start", start, (x, *collective.start_args)), collective)
         self.fresh.add(node)
 
-    def group(self, given: Mapping[str, Any]) -> tuple[Ranks, str]:
-        """The ranks of a collective, in the order of its axes, and their process group, whose order is ascending."""
-        ranks = self.program.meshes[given.get("stage")].group(self.program.rank, given["axis"])
+    def group(self, arguments: Mapping[str, Any]) -> tuple[Ranks, str]:
+        """Return the ranks of a collective, in the order of its axes, and the name of their process group, whose order is ascending."""
+        ranks = self.program.meshes[arguments.get("stage")].group(self.program.rank, arguments["axis"])
         return ranks, self.groups[tuple(sorted(ranks))]
 
-    def exchange(self, node: fx.Node, given: Mapping[str, Any], ranks: Ranks, group: str) -> Exchange:
+    def exchange(self, node: fx.Node, arguments: Mapping[str, Any], ranks: Ranks, group: str) -> Exchange:
         source, result = record_of(operands(node)[0]).type, record_of(node).type
         assert isinstance(source, TensorType) and isinstance(result, TensorType)
         if node.target is transfers.redistribute:
-            plan = packing(transfers.Ends.of(given, self.program.meshes), self.program.rank, given.get("kept", ()))
+            plan = packing(transfers.Ends.of(arguments, self.program.meshes), self.program.rank, arguments.get("kept", ()))
             return redistribution(plan, sorted(ranks), source.dtype, group)
         if node.target is not transfers.all_reduce and list(ranks) != sorted(ranks):
-            raise SimulationError(f"the ranks {ranks} of a group are not in ascending order along {given['axis']}; number the mesh so")
-        own = ranks.index(self.program.rank)
-        return exchange(node.target, given, source.shape, result.shape, source.dtype, own, len(ranks), group)  # type: ignore[arg-type]
+            raise SimulationError(f"the ranks {ranks} of a group are not in ascending order along {arguments['axis']}; number the mesh so")
+        index = ranks.index(self.program.rank)
+        return exchange(node.target, arguments, source.shape, result.shape, source.dtype, index, len(ranks), group)  # type: ignore[arg-type]
 
-    def between_stages(self, node: fx.Node, given: Mapping[str, Any]) -> fx.Node:
-        """A send, or a recv: waited for where it stands."""
+    def between_stages(self, node: fx.Node, arguments: Mapping[str, Any]) -> fx.Node:
+        """Lower a send or a recv: one call that also waits."""
         type = record_of(node).type
         assert isinstance(type, TensorType)
-        plan = packing(transfers.Ends.of(given, self.program.meshes), self.program.rank)
+        plan = packing(transfers.Ends.of(arguments, self.program.meshes), self.program.rank)
         values = [self.read(value) for value in operands(node)]
         self.open_gate()
         return self.call(node, node.name, exchange_between_stages, (values[0] if values else None, plan, type.dtype, self.device))
 
     def open_gate(self) -> None:
-        """Before the first collective."""
+        """Insert the call of the gate before the first collective."""
         if self.gate is not None:
             self.graph.call_function(self.gate)
             self.gate = None
 
     def bucket(self, members: list[fx.Node]) -> None:
-        """Start the collectives of a bucket, as one."""
+        """Start a bucket, and add the one before it to the sums."""
         for operand in (operands(node)[0] for node in members if node in self.buckets.stage):
-            if operand not in self.values:  # the cast of a parameter, before its turn
+            if operand not in self.values:  # the cast of a parameter, earlier than in the program
                 self.node(operand)
         if len(members) == 1:
             self.node(members[0])
         elif members:
             self.start(members)
-        if coming := [self.buckets.late[node] for node in members if node in self.buckets.late]:
+        if sums := [self.buckets.late[node] for node in members if node in self.buckets.late]:
             self.add_up()
-            self.coming = coming
+            self.unfinished_sums = sums
 
     def start(self, members: list[fx.Node]) -> None:
-        """Start several collectives as one."""
-        by = self.reduction(members[0])
-        pieces = [self.calls(node, f"{node.name}_operand", self.read(operands(node)[0]), by.before) for node in members]
+        """Start several collectives as one collective."""
+        reduction = self.reduction(members[0])
+        pieces = [self.calls(node, f"{node.name}_operand", self.read(operands(node)[0]), reduction.before) for node in members]
         self.open_gate()
         first = members[0]
-        given = transfers.arguments(first.target, first.args, first.kwargs)
-        ranks, group = self.group(given)
+        arguments = transfers.arguments(first.target, first.args, first.kwargs)
+        ranks, group = self.group(arguments)
         start: Callable[..., torch.Tensor]
         args: tuple[Any, ...]
         if first.target is transfers.all_reduce:
-            start, args = start_bucket, (by.op, group)
+            start, args = start_bucket, (reduction.op, group)
         elif first.target is transfers.reduce_scatter:
-            start, args = start_scatter_bucket, (self.places(members), len(ranks), by.op, group)
+            start, args = start_scatter_bucket, (self.places(members), len(ranks), reduction.op, group)
         else:
             start, args = start_gather_bucket, (len(ranks), group)
         self.values[first] = self.call(first, f"{first.name}_bucket", start, (pieces, *args))
         self.shared |= dict.fromkeys(members, members)
 
     def places(self, members: Sequence[fx.Node]) -> tuple[Place, ...]:
-        found = []
+        rows = []
         for node in members:
-            given, source = transfers.arguments(node.target, node.args, node.kwargs), record_of(operands(node)[0]).type
-            view = tuple(n for dim in given["parts"] for n in dim) if given.get("parts") else tuple(source.shape)  # type: ignore[union-attr]
-            found.append((view, given["dim"], tuple(record_of(node).type.shape)))  # type: ignore[union-attr]
-        return tuple(found)
+            arguments, source = transfers.arguments(node.target, node.args, node.kwargs), record_of(operands(node)[0]).type
+            view = tuple(n for dim in arguments["parts"] for n in dim) if arguments.get("parts") else tuple(source.shape)  # type: ignore[union-attr]
+            rows.append((view, arguments["dim"], tuple(record_of(node).type.shape)))  # type: ignore[union-attr]
+        return tuple(rows)
 
     def open(self, members: list[fx.Node]) -> None:
-        """Wait for a bucket, and take out what is in it."""
+        """Wait for a bucket, and split it into its members."""
         first = members[0]
         finish: Callable[..., Any]
         args: tuple[Any, ...]
@@ -393,39 +400,39 @@ class _Phase:
         for k, node in enumerate(members):
             del self.shared[node]
             after = self.reduction(node).after
-            came = self.call(node, node.name + "_came" * bool(after), operator.getitem, (pieces, k))
-            self.values[node] = self.calls(node, node.name, came, after)
+            received = self.call(node, node.name + "_came" * bool(after), operator.getitem, (pieces, k))
+            self.values[node] = self.calls(node, node.name, received, after)
             self.fresh.add(node)
 
     def reduction(self, node: fx.Node) -> Reduction:
-        """How a bucket of a transfer's is reduced; a gather changes nothing."""
-        given = transfers.arguments(node.target, node.args, node.kwargs)
+        """Return how the bucket of a transfer is reduced; a gather reduces nothing."""
+        arguments = transfers.arguments(node.target, node.args, node.kwargs)
         if node.target is transfers.all_gather:
             return Reduction("")
-        return Reduction.of(given.get("op", "sum"), record_of(node).type.dtype, len(self.group(given)[0]))  # type: ignore[union-attr]
+        return Reduction.of(arguments.get("op", "sum"), record_of(node).type.dtype, len(self.group(arguments)[0]))  # type: ignore[union-attr]
 
-    def local(self, node: fx.Node, given: Mapping[str, Any], at: Mapping[str, int]) -> fx.Node:
-        """A transfer in which nothing is sent."""
+    def local(self, node: fx.Node, arguments: Mapping[str, Any], at: Mapping[str, int]) -> fx.Node:
+        """Lower a transfer that sends nothing."""
         x = self.read(operands(node)[0])
         shape = record_of(node).type.shape  # type: ignore[union-attr]
         if node.target is transfers.cast:
-            return self.call(node, node.name, torch.Tensor.to, (x, given["dtype"]))
+            return self.call(node, node.name, torch.Tensor.to, (x, arguments["dtype"]))
         if node.target is transfers.wait:
             return x
         if node.target is transfers.fold_in:
-            return self.call(node, node.name, folded, (x, place_along(given, at, self.program.meshes[given.get("stage")])))
+            return self.call(node, node.name, folded, (x, place_along(arguments, at, self.program.meshes[arguments.get("stage")])))
         if node.target is transfers.pend:
-            return self.call(node, node.name, pending_piece, (x, given, at))
+            return self.call(node, node.name, pending_piece, (x, arguments, at))
         if node.target is transfers.redistribute:
-            plan = packing(transfers.Ends.of(given, self.program.meshes), self.program.rank, given.get("kept", ()))
-            return self.call(node, node.name, relaid_here, (x, plan))
+            plan = packing(transfers.Ends.of(arguments, self.program.meshes), self.program.rank, arguments.get("kept", ()))
+            return self.call(node, node.name, redistribute_locally, (x, plan))
         source = record_of(operands(node)[0]).type
-        view = tuple(n for dim in given["parts"] for n in dim) if given.get("parts") else source.shape  # type: ignore[union-attr]
-        sizes, index = given["sizes"], at[given["axis"]]
-        return self.call(node, node.name, own_piece, (x, view, given["dim"], sum(sizes[:index]), sizes[index], shape))
+        view = tuple(n for dim in arguments["parts"] for n in dim) if arguments.get("parts") else source.shape  # type: ignore[union-attr]
+        sizes, index = arguments["sizes"], at[arguments["axis"]]
+        return self.call(node, node.name, own_piece, (x, view, arguments["dim"], sum(sizes[:index]), sizes[index], shape))
 
     def compile(self) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
-        """The function, with its source where tracebacks find it, and each line with what it stands for."""
+        """Compile the function; register its source for tracebacks, and the op of each line."""
         code = self.graph.python_code("self")
         file = f"<autopar {self.title} {next(_NUMBERS)}>"
         scope = dict(code.globals)
@@ -449,7 +456,7 @@ _NUMBERS = itertools.count()
 
 
 def own_copy(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The same values in memory that nobody else has."""
+    """Copy a tensor to memory of its own."""
     return x.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
@@ -458,7 +465,7 @@ def own_piece(x: torch.Tensor, view: tuple[int, ...], dim: int, start: int, size
 
 
 class _Lines(Mapping[int, str]):
-    """Line of generated code → the line of the program, the user's line and module; made when somebody asks."""
+    """Line of generated code → the line of the program, the user's line and module; texts are made on demand."""
 
     def __init__(self, program: Program, names: Mapping[str, fx.Node], lines: list[str]) -> None:
         self.program = program

@@ -1,7 +1,7 @@
-"""Packing: what a rank sends of its piece, and where what it receives belongs in the new one.
+"""Plan which parts of its piece a rank sends in an exchange, and where it puts the parts that it receives.
 
 An exchange between two Layouts (``redistribute``, ``send`` and ``recv``) is planned once for a rank, from the boxes of
-``autopar.ir.boxes``; what runs are slices, one concatenation, and bytes. Each dtype travels at its own width.
+``autopar.ir.boxes``. At run time there are only slices, one concatenation, and a view as bytes. Each dtype is sent at its own width.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ class Packing(NamedTuple):
     """One rank's part of an exchange; a tuple of tuples, so that generated code can hold it.
 
     Attributes:
-        sends, receives: (other rank, where in the old piece, or in the new one), in the order of all messages.
-        order: of both, as (is a send, index): the order in which a rank sends and receives them one by one.
-        keeps: where in the old piece, and where in the new one, lies what the rank has already.
-        shape: of the new piece; ``None`` where the rank gets none.
+        sends: (receiver, positions in the old piece), in the order of all messages.
+        receives: (sender, positions in the new piece), in the order of all messages.
+        order: (whether it is a send, index into ``sends`` or ``receives``), in the order in which the rank sends and receives.
+        keeps: the positions, in the old and in the new piece, of the elements that the rank keeps; ``None`` if it keeps none.
+        shape: the shape of the new piece; ``None`` if the rank gets none.
     """
 
     sends: tuple[tuple[int, Places], ...]
@@ -37,7 +38,7 @@ class Packing(NamedTuple):
 
 
 def packing(ends: Ends, rank: int, kept: tuple[str, ...] = ()) -> Packing:
-    """What ``rank`` does in an exchange."""
+    """Plan the part of ``rank`` in an exchange."""
     old = box_of(ends.source, ends.shape, rank) if rank in ends.source.mesh else None
     new = box_of(ends.target, ends.shape, rank) if rank in ends.target.mesh else None
     sends: list[tuple[int, Places]] = []
@@ -61,21 +62,21 @@ def packing(ends: Ends, rank: int, kept: tuple[str, ...] = ()) -> Packing:
 
 
 def messages_of(ends: Ends, kept: tuple[str, ...] = ()) -> tuple[Message, ...]:
-    """All messages of an exchange, of all ranks."""
+    """Return all messages of an exchange, of all ranks."""
     return messages(ends.source, ends.target, ends.shape, kept)
 
 
-def _places(box: Box, held: Box) -> Places:
-    return tuple(map(within, box, held))
+def _places(box: Box, piece: Box) -> Places:
+    return tuple(map(within, box, piece))
 
 
 def size_of(places: Places) -> int:
-    """How many elements lie there."""
+    """Return the number of elements at ``places``."""
     return math.prod(map(count, places))
 
 
 def take(x: torch.Tensor, places: Places) -> torch.Tensor:
-    """The elements at ``places``, as a box of their own."""
+    """Return the elements at ``places`` as one box."""
     for dim, runs in enumerate(places):
         if len(runs) == 1:
             x = x.narrow(dim, runs[0][0], runs[0][1] - runs[0][0])
@@ -101,7 +102,7 @@ def box_shape(places: Places) -> tuple[int, ...]:
 
 
 def as_bytes(x: torch.Tensor) -> torch.Tensor:
-    """A flat tensor as its bytes, whatever its dtype."""
+    """Return the bytes of a tensor of any dtype, flat."""
     x = x.contiguous().reshape(-1)
     return (torch.view_as_real(x).reshape(-1) if x.is_complex() else x).view(torch.uint8)
 
@@ -113,7 +114,7 @@ def from_bytes(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def new_piece(plan: Packing, dtype: torch.dtype, device: torch.device, old: torch.Tensor | None,
               received: Sequence[torch.Tensor]) -> torch.Tensor:  # fmt: skip
-    """The new piece, of what was kept and what came."""
+    """Assemble the new piece from the kept elements and the received boxes."""
     assert plan.shape is not None
     out = torch.empty(plan.shape, dtype=dtype, device=device)
     if plan.keeps is not None:

@@ -1,9 +1,9 @@
-"""Reduce partial values with torch's numbers, on backends that have other ones.
+"""Reduce partial values with the results that torch has on one device, on backends that compute others.
 
-* gloo adds bools as bytes: two of them make the byte 2, and 256 wrap to ``False``. Their sum is a maximum, their product a minimum.
-* A maximum or minimum of a backend may drop a NaN that only some ranks hold. Floats are compared as integers of the same order,
+* gloo adds bools as bytes: two of them make the byte 2, and 256 wrap to ``False``. So their sum is a maximum and their product a minimum.
+* The maximum or minimum of a backend may drop a NaN that only some ranks have. Floats are compared as integers of the same order,
   in which NaN comes after all numbers.
-* What a backend does not reduce in its own dtype is reduced in a wider one (``transfers.REDUCED_AS``); an average is a sum.
+* A dtype that a backend does not reduce is reduced in a wider one (``transfers.REDUCED_AS``); an average is a sum and a division.
 * No backend multiplies complex numbers. Each rank gathers the factors and multiplies them (``collectives.start_product``).
 """
 
@@ -18,7 +18,7 @@ import torch
 
 from autopar.ir import transfers
 
-REDUCE = {"sum": "sum", "avg": "sum", "max": "max", "min": "min", "prod": "product"}  # ours → of torch.distributed
+REDUCE = {"sum": "sum", "avg": "sum", "max": "max", "min": "min", "prod": "product"}  # autopar's name → the name of torch.distributed
 OF_BOOLS = {"sum": "max", "prod": "min"}
 ORDERED = {torch.float32: torch.int32, torch.float64: torch.int64}  # floats → integers of their width
 
@@ -30,9 +30,9 @@ class Reduction:
     """How one kind of partial value of one dtype is reduced.
 
     Attributes:
-        op: of the collective.
-        before: what is called on the operand, in order.
-        after: what is called on what comes.
+        op: the op of the collective.
+        before: functions to call on the operand, in order.
+        after: functions to call on the received value, in order.
     """
 
     op: str
@@ -52,18 +52,18 @@ class Reduction:
 
 
 def is_gathered(kind: str, dtype: torch.dtype) -> bool:
-    """Whether the partial values are gathered, and each rank reduces them."""
+    """Whether the partial values are gathered and each rank reduces them."""
     return kind == "prod" and dtype.is_complex
 
 
 def as_ordered(x: torch.Tensor, nan_is_largest: bool) -> torch.Tensor:
-    """Integers that are ordered as the floats are; NaN is the largest of them, or the smallest."""
+    """Convert floats to integers of the same order; NaN becomes the largest integer, or the smallest."""
     limits = torch.iinfo(ORDERED[x.dtype])
     bits = x.contiguous().view(ORDERED[x.dtype])
-    ordered = torch.where(bits < 0, bits ^ limits.max, bits)  # of two negative numbers the larger bits are the smaller number
+    ordered = torch.where(bits < 0, bits ^ limits.max, bits)  # the larger bits of two negative numbers are the smaller number
     return torch.where(x.isnan(), limits.max if nan_is_largest else limits.min, ordered)
 
 
 def from_ordered(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The floats again; both ends of the integers are NaN."""
+    """Convert the integers back to floats; the largest and the smallest integer are NaN."""
     return torch.where(x < 0, x ^ torch.iinfo(x.dtype).max, x).view(dtype)

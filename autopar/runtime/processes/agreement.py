@@ -78,6 +78,10 @@ class Agreement:
         assert work is not None
         self._pending = (work, every, call, {axes: [one.name for one in groups[axes]] for axes in kinds})
 
+    def close(self) -> None:
+        """Let the control group go: its threads end when nothing refers to it. No call follows."""
+        del self._control
+
     def differ(self, call: str, fact: str) -> bool:
         """Whether the ranks, which all make this call, differ in a fact.
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import datetime
 import itertools
 import os
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
 
-from autopar.ir.dtensor import device_mesh_of
 from autopar.ir.mesh import Mesh
+from autopar.runtime.processes.agreement import Agreement
+from autopar.runtime.processes.groups import CONTROL, DATA, Key, ProcessGroups, Ranks, groups_over, process_groups
+from autopar.torch_private import forget_groups
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Job:
     """This process on the mesh.
 
@@ -32,13 +35,19 @@ class Job:
         groups: ranks, in ascending order → the name of their group, for each axis, and several as one.
         device: where this rank's pieces lie.
         control: a gloo group of all ranks, for what is said beside the step.
+        taken: the keys of the shared groups that it uses.
+        made_mesh: whether the device mesh is autopar's, and not the user's.
+        models: how many models use it that are not closed.
     """
 
     rank: int
     device_mesh: DeviceMesh
-    groups: dict[tuple[int, ...], str]
+    groups: dict[Ranks, str]
     device: torch.device
     control: distributed.ProcessGroup
+    taken: tuple[Key, ...] = ()
+    made_mesh: bool = False
+    models: int = 0
 
 
 def job_of(mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | None, timeout: float) -> Job | None:
@@ -48,6 +57,7 @@ def job_of(mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | None, tim
 
     Raises:
         ValueError: the mesh does not have as many ranks as there are processes.
+        RuntimeError: another rank gives another mesh, or makes another call.
     """
     if not distributed.is_available():
         return None
@@ -59,20 +69,39 @@ def job_of(mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | None, tim
     _check_size(mesh, distributed.get_world_size())
     if not _worlds or _worlds[0].group is not distributed.group.WORLD:
         _worlds[:] = [_World(distributed.group.WORLD, _watched(timeout))]
-    key = (mesh, device.type, device_mesh)
-    if key not in _worlds[0].jobs:
-        _worlds[0].jobs[key] = _join(mesh, device, device_mesh)
-    return _worlds[0].jobs[key]
+    groups, taken = process_groups(), list[Key]()
+    control = groups.take(CONTROL, [tuple(sorted(mesh.ranks))], taken)
+    try:  # else ranks that give different meshes would wait for each other, each in another collective
+        _agree(Agreement(control, mesh), f"parallelize on {mesh!r} of {device.type}" + ", given as a DeviceMesh" * (device_mesh is not None))
+        jobs, key = _worlds[0].jobs, (mesh, device.type, device_mesh)
+        if key not in jobs:
+            jobs[key] = _join(mesh, device, device_mesh)
+        return jobs[key]
+    finally:
+        groups.release(taken)  # the job has taken it, too
 
 
 @dataclass
 class _World:
-    """What was made in one initialisation of the processes: models on one mesh share its groups, each of which has threads
-    and sockets, and one watch, with the time-out of the first."""
+    """What was made in one initialisation of the processes: a job for each mesh, and one watch, with the time-out of the first."""
 
     group: distributed.ProcessGroup | None
     watch: Watch | None
     jobs: dict[Any, Job] = field(default_factory=dict)
+
+    def holds(self, job: Job) -> bool:
+        """Whether the groups of a job are there, and not destroyed by the user."""
+        return self.group is distributed.group.WORLD and any(other is job for other in self.jobs.values())
+
+    def leave(self, job: Job) -> None:
+        """A model of a job is closed; with the last one the job ends."""
+        job.models -= 1
+        if job.models == 0:
+            self.jobs = {key: other for key, other in self.jobs.items() if other is not job}
+            process_groups().release(job.taken)
+            del job.control  # its threads end when nothing refers to it, and models keep the job
+            if job.made_mesh:
+                forget_groups(job.device_mesh)
 
 
 _worlds: list[_World] = []  # the present one
@@ -89,36 +118,74 @@ def _watched(timeout: float) -> Watch | None:
     return watch
 
 
-def _join(mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | None) -> Job:
-    device_mesh = device_mesh or device_mesh_of(mesh, device.type)
+def _join(mesh: Mesh, device: torch.device, theirs: DeviceMesh | None) -> Job:
+    """Make the groups of a mesh that no other mesh has made. ``theirs`` is the user's DeviceMesh, if there is one."""
+    groups, taken = process_groups(), list[Key]()
+    control = groups.take(CONTROL, [tuple(sorted(mesh.ranks))], taken)
+    device_mesh = theirs or groups.device_mesh(mesh, device.type, taken)
     if device_mesh.device_type != "cpu":
         device = torch.device(device_mesh.device_type, torch.get_device_module(device_mesh.device_type).current_device())
-    control = distributed.new_group(backend="gloo")
-    return Job(distributed.get_rank(), device_mesh, groups_of(mesh, device_mesh), device, control)
+    names = groups_of(mesh, device_mesh, groups, taken)
+    return Job(distributed.get_rank(), device_mesh, names, device, control, tuple(taken), theirs is None)
 
 
-def groups_of(mesh: Mesh, device_mesh: DeviceMesh) -> dict[tuple[int, ...], str]:
-    """The groups of this rank along each axis, and along several as one. All ranks make all groups, in one order.
+def groups_of(mesh: Mesh, device_mesh: DeviceMesh, groups: ProcessGroups, taken: list[Key]) -> dict[Ranks, str]:
+    """The names of the groups of this rank along each axis, and along several as one. All ranks make all groups, in one order.
 
-    Raises:
-        ValueError: ranks along an axis are not ascending, as they are in a process group.
+    Args:
+        device_mesh: torch's mesh of the same ranks, whose groups are those along one axis.
+        taken: receives the keys of the other groups.
     """
     rank = distributed.get_rank()
     axes = [axis for axis, size in mesh.axes if size > 1]
-    found = {}
-    for axis in axes:
-        ranks = mesh.group(rank, axis)
-        if list(ranks) != sorted(ranks):
-            raise ValueError(f"{mesh!r} has the ranks {list(ranks)} along {axis}; number them in ascending order along every axis")
-        found[ranks] = device_mesh.get_group(axis).group_name
-    joint = [some for n in range(2, len(axes)) for some in itertools.combinations(axes, n)]
-    for some in joint:
-        for ranks in sorted({tuple(sorted(mesh.group(one, some))) for one in mesh.ranks}):
-            group = distributed.new_group(list(ranks), use_local_synchronization=False)
-            if rank in ranks:
-                found[ranks] = group.group_name
-    found[tuple(sorted(mesh.ranks))] = distributed.group.WORLD.group_name  # type: ignore[union-attr]
-    return found
+    names = {mesh.group(rank, axis): device_mesh.get_group(axis).group_name for axis in axes}
+    for some in (some for n in range(2, len(axes)) for some in itertools.combinations(axes, n)):
+        names[tuple(sorted(mesh.group(rank, some)))] = groups.take(DATA, groups_over(mesh, some), taken).group_name
+    names[tuple(sorted(mesh.ranks))] = distributed.group.WORLD.group_name  # type: ignore[union-attr]
+    return names
+
+
+def _agree(agreement: Agreement, call: str) -> None:
+    """Wait until all ranks make this call; ``RuntimeError`` where one makes another."""
+    agreement.finish()
+    agreement.begin(call)
+    agreement.finish()
+
+
+class Membership:
+    """A model's use of a job, from ``parallelize`` to ``close``. The last model of all jobs that use a group closes it.
+
+    Args:
+        job: of the model; ``None`` in a process that is alone.
+        agreement: of the model; ``None`` where there is one rank.
+    """
+
+    def __init__(self, job: Job | None, agreement: Agreement | None) -> None:
+        self._job, self._agreement, self._closed = job, agreement, False
+        if job is not None:
+            job.models += 1
+
+    def check(self) -> None:
+        """``RuntimeError`` after ``close``."""
+        if self._closed:
+            raise RuntimeError("this model is closed, and its process groups may be, too; call parallelize again")
+
+    def close(self) -> None:
+        """Give the job back. All ranks call it; a second time does nothing.
+
+        It waits for the other ranks, but not while an exception is handled: another rank may be inside a collective that
+        this one never comes to. Then the groups end with the process.
+
+        Raises:
+            RuntimeError: a rank makes another call. The model is closed on no rank then.
+        """
+        present = self._job is not None and bool(_worlds) and _worlds[0].holds(self._job)
+        if not self._closed and present and sys.exc_info()[0] is None:
+            if self._agreement is not None:
+                _agree(self._agreement, "close the model")  # no rank has anything left to send or to receive
+                self._agreement.close()
+            _worlds[0].leave(self._job)  # type: ignore[arg-type]
+        self._closed = True
 
 
 def _initialize(device: torch.device, timeout: float) -> None:

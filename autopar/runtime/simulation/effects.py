@@ -1,4 +1,4 @@
-"""What each transfer does to the pieces of the ranks: the meaning that simulation runs, and processes must match."""
+"""Define what each transfer does to the pieces of the ranks: simulation runs these functions, and processes must match them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autopar.ir.ops.seeded_random import folded
 from autopar.ir.transfers import Meshes
 from autopar.runtime.lowering.packing import new_piece, packing, take
 
-Given = Mapping[str, Any]
+Arguments = Mapping[str, Any]  # of a transfer, by name
 
 _REDUCE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "sum": torch.add,
@@ -26,8 +26,8 @@ _REDUCE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
-def _in_parts(x: torch.Tensor, given: Given) -> torch.Tensor:
-    parts = given.get("parts")
+def _in_parts(x: torch.Tensor, arguments: Arguments) -> torch.Tensor:
+    parts = arguments.get("parts")
     return x if parts is None else x.reshape([n for dim in parts for n in dim])
 
 
@@ -35,30 +35,30 @@ def _result(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return x.reshape(list(shape)).contiguous()
 
 
-def _local_shape(function: Any, x: torch.Tensor, given: Given, at: Mapping[str, int]) -> tuple[int, ...]:
-    return transfers.local_shape(function, x.shape, given, at)
+def _local_shape(function: Any, x: torch.Tensor, arguments: Arguments, at: Mapping[str, int]) -> tuple[int, ...]:
+    return transfers.local_shape(function, x.shape, arguments, at)
 
 
 @dataclass(frozen=True)
-class Here:
-    """A rank, its meshes, and its coordinates on the one that is meant."""
+class RankPosition:
+    """A rank, the meshes, and its coordinates ``at`` on the mesh of a transfer."""
 
     meshes: Meshes
     rank: int
     at: Mapping[str, int]
 
 
-def _slice(x: torch.Tensor, given: Given, here: Here) -> torch.Tensor:
-    sizes, index = given["sizes"], here.at[given["axis"]]
-    piece = _in_parts(x, given).narrow(given["dim"], sum(sizes[:index]), sizes[index])
-    return _result(piece, _local_shape(transfers.slice, x, given, here.at))
+def _slice(x: torch.Tensor, arguments: Arguments, position: RankPosition) -> torch.Tensor:
+    sizes, index = arguments["sizes"], position.at[arguments["axis"]]
+    piece = _in_parts(x, arguments).narrow(arguments["dim"], sum(sizes[:index]), sizes[index])
+    return _result(piece, _local_shape(transfers.slice, x, arguments, position.at))
 
 
 def neutral(op: str, dtype: torch.dtype) -> Any:
-    """What changes nothing in a reduction."""
+    """Return the neutral element of a reduction."""
     if op in ("sum", "prod"):
         return op == "prod"
-    if dtype == torch.float8_e4m3fn:  # which has no infinity
+    if dtype == torch.float8_e4m3fn:  # this dtype has no infinity
         return torch.finfo(dtype).min if op == "max" else torch.finfo(dtype).max
     if dtype.is_floating_point:
         return -math.inf if op == "max" else math.inf
@@ -67,72 +67,72 @@ def neutral(op: str, dtype: torch.dtype) -> Any:
     return torch.iinfo(dtype).min if op == "max" else torch.iinfo(dtype).max
 
 
-def pending_piece(x: torch.Tensor, given: Given, at: Mapping[str, int]) -> torch.Tensor:
-    """What a rank holds of a value that becomes pending: the value, its piece among neutral elements, or these alone."""
-    op, index = given.get("op", "sum"), at[given["axis"]]
-    if given.get("dim") is None:
+def pending_piece(x: torch.Tensor, arguments: Arguments, at: Mapping[str, int]) -> torch.Tensor:
+    """Return a rank's piece of a value that becomes pending: the value, its part among neutral elements, or neutral elements alone."""
+    op, index = arguments.get("op", "sum"), at[arguments["axis"]]
+    if arguments.get("dim") is None:
         return x if index == 0 or op not in ("sum", "prod") else torch.full_like(x, neutral(op, x.dtype))
-    piece, sizes = _in_parts(x, given), given["sizes"]
+    piece, sizes = _in_parts(x, arguments), arguments["sizes"]
     shape = list(piece.shape)
-    shape[given["dim"]] = sum(sizes)
+    shape[arguments["dim"]] = sum(sizes)
     whole = piece.new_full(shape, neutral(op, x.dtype))
-    whole.narrow(given["dim"], sum(sizes[:index]), sizes[index]).copy_(piece)
-    return _result(whole, _local_shape(transfers.pend, x, given, at))
+    whole.narrow(arguments["dim"], sum(sizes[:index]), sizes[index]).copy_(piece)
+    return _result(whole, _local_shape(transfers.pend, x, arguments, at))
 
 
-def _pend(x: torch.Tensor, given: Given, here: Here) -> torch.Tensor:
-    return pending_piece(x, given, here.at)
+def _pend(x: torch.Tensor, arguments: Arguments, position: RankPosition) -> torch.Tensor:
+    return pending_piece(x, arguments, position.at)
 
 
-def _all_gather(xs: list[torch.Tensor], givens: list[Given], there: list[Here]) -> list[torch.Tensor]:
-    whole = torch.cat([_in_parts(x, g) for x, g in zip(xs, givens, strict=True)], dim=givens[0]["dim"])
-    return [_result(whole, _local_shape(transfers.all_gather, xs[0], givens[0], {}))] * len(xs)
+def _all_gather(xs: list[torch.Tensor], arguments_by_rank: list[Arguments], positions: list[RankPosition]) -> list[torch.Tensor]:
+    whole = torch.cat([_in_parts(x, arguments) for x, arguments in zip(xs, arguments_by_rank, strict=True)], dim=arguments_by_rank[0]["dim"])
+    return [_result(whole, _local_shape(transfers.all_gather, xs[0], arguments_by_rank[0], {}))] * len(xs)
 
 
-def _reduced(xs: list[torch.Tensor], givens: list[Given]) -> torch.Tensor:
-    op, dtype = givens[0].get("op", "sum"), xs[0].dtype
+def _reduced(xs: list[torch.Tensor], arguments_by_rank: list[Arguments]) -> torch.Tensor:
+    op, dtype = arguments_by_rank[0].get("op", "sum"), xs[0].dtype
     xs = [x.to(transfers.reduced_as(op, dtype)) for x in xs]
     if op == "avg":
         return (functools.reduce(torch.add, xs) / len(xs)).to(dtype)
     return functools.reduce(_REDUCE[op], xs).to(dtype)
 
 
-def _all_reduce(xs: list[torch.Tensor], givens: list[Given], there: list[Here]) -> list[torch.Tensor]:
-    return [_reduced(xs, givens)] * len(xs)
+def _all_reduce(xs: list[torch.Tensor], arguments_by_rank: list[Arguments], positions: list[RankPosition]) -> list[torch.Tensor]:
+    return [_reduced(xs, arguments_by_rank)] * len(xs)
 
 
-def _reduce_scatter(xs: list[torch.Tensor], givens: list[Given], there: list[Here]) -> list[torch.Tensor]:
-    given = givens[0]
-    pieces = _in_parts(_reduced(xs, givens), given).split(list(given["sizes"]), dim=given["dim"])
-    shapes = [_local_shape(transfers.reduce_scatter, xs[0], given, {given["axis"]: k}) for k in range(len(xs))]
+def _reduce_scatter(xs: list[torch.Tensor], arguments_by_rank: list[Arguments], positions: list[RankPosition]) -> list[torch.Tensor]:
+    arguments = arguments_by_rank[0]
+    pieces = _in_parts(_reduced(xs, arguments_by_rank), arguments).split(list(arguments["sizes"]), dim=arguments["dim"])
+    shapes = [_local_shape(transfers.reduce_scatter, xs[0], arguments, {arguments["axis"]: k}) for k in range(len(xs))]
     return [_result(piece, shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
-def _all_to_all(xs: list[torch.Tensor], givens: list[Given], there: list[Here]) -> list[torch.Tensor]:
-    given = givens[0]
-    rows = [_in_parts(x, g).split(list(given["new_sizes"]), dim=given["target"]) for x, g in zip(xs, givens, strict=True)]
-    columns = [torch.cat(column, dim=given["source"]) for column in zip(*rows, strict=True)]
-    shapes = [_local_shape(transfers.all_to_all, xs[0], given, {given["axis"]: k}) for k in range(len(xs))]
+def _all_to_all(xs: list[torch.Tensor], arguments_by_rank: list[Arguments], positions: list[RankPosition]) -> list[torch.Tensor]:
+    arguments = arguments_by_rank[0]
+    rows = [_in_parts(x, arguments).split(list(arguments["new_sizes"]), dim=arguments["target"]) for x, arguments in zip(xs, arguments_by_rank, strict=True)]
+    columns = [torch.cat(column, dim=arguments["source"]) for column in zip(*rows, strict=True)]
+    shapes = [_local_shape(transfers.all_to_all, xs[0], arguments, {arguments["axis"]: k}) for k in range(len(xs))]
     return [_result(column, shape) for column, shape in zip(columns, shapes, strict=True)]
 
 
-def _redistribute(xs: list[torch.Tensor], givens: list[Given], there: list[Here]) -> list[torch.Tensor]:
-    plans = [packing(transfers.Ends.of(g, here.meshes), here.rank, g.get("kept", ())) for g, here in zip(givens, there, strict=True)]
+def _redistribute(xs: list[torch.Tensor], arguments_by_rank: list[Arguments], positions: list[RankPosition]) -> list[torch.Tensor]:
+    plans = [packing(transfers.Ends.of(arguments, position.meshes), position.rank, arguments.get("kept", ())) for arguments, position in zip(arguments_by_rank, positions, strict=True)]
     sent = {
-        (here.rank, receiver): take(x, places)
-        for here, x, plan in zip(there, xs, plans, strict=True)
+        (position.rank, receiver): take(x, places)
+        for position, x, plan in zip(positions, xs, plans, strict=True)
         for receiver, places in plan.sends
     }
     return [
-        new_piece(plan, x.dtype, x.device, x, [sent[sender, here.rank] for sender, _ in plan.receives])
-        for here, x, plan in zip(there, xs, plans, strict=True)
+        new_piece(plan, x.dtype, x.device, x, [sent[sender, position.rank] for sender, _ in plan.receives])
+        for position, x, plan in zip(positions, xs, plans, strict=True)
     ]
 
 
-def place_along(given: Given, at: Mapping[str, int], mesh: Mesh) -> int:
-    """The number of a rank's piece along the axes of a transfer; ranks that differ only along others have one."""
+def place_along(arguments: Arguments, at: Mapping[str, int], mesh: Mesh) -> int:
+    """Return the index of a rank's piece along the axes of a transfer; ranks that differ only along other axes have the same index."""
     place = 0
-    for axis in transfers.axes_of(given["axis"]):
+    for axis in transfers.axes_of(arguments["axis"]):
         place = place * mesh.sizes[axis] + at[axis]
     return place
 
@@ -140,10 +140,10 @@ def place_along(given: Given, at: Mapping[str, int], mesh: Mesh) -> int:
 LOCAL: dict[Any, Callable[..., torch.Tensor]] = {
     transfers.slice: _slice,
     transfers.pend: _pend,
-    transfers.cast: lambda x, given, here: x.to(given["dtype"]),
-    transfers.fold_in: lambda x, given, here: folded(x, place_along(given, here.at, here.meshes[given.get("stage")])),
-    transfers.wait: lambda x, given, here: x,
-    transfers.redistribute: lambda x, given, here: _redistribute([x], [given], [here])[0],  # where nothing travels
+    transfers.cast: lambda x, arguments, position: x.to(arguments["dtype"]),
+    transfers.fold_in: lambda x, arguments, position: folded(x, place_along(arguments, position.at, position.meshes[arguments.get("stage")])),
+    transfers.wait: lambda x, arguments, position: x,
+    transfers.redistribute: lambda x, arguments, position: _redistribute([x], [arguments], [position])[0],  # only if nothing is sent
 }
 
 COLLECTIVE: dict[Any, Callable[..., list[torch.Tensor]]] = {

@@ -1,4 +1,4 @@
-"""Cutting a tensor into the pieces of a Layout, and joining them."""
+"""Cut a tensor into the pieces of a Layout, and join pieces to a tensor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autopar.ir.record import TensorType
 
 
 def cut(tensor: torch.Tensor, type: TensorType, at: Mapping[str, int]) -> torch.Tensor:
-    """The contiguous piece of a global tensor that lies at coordinates ``at``."""
+    """Return the contiguous piece of a global tensor for the rank at coordinates ``at``."""
     assert type.layout is not None
     mesh = type.layout.mesh
     spans = type.attr.local_parts(type.shape, mesh, at)
@@ -27,7 +27,7 @@ def _window(tensor: torch.Tensor, type: TensorType, spans: list[tuple[int, int]]
 
 
 def join(pieces: Mapping[int, torch.Tensor], type: TensorType, name: str) -> torch.Tensor:
-    """The global tensor of the pieces, by rank. Ranks that hold the same piece must agree.
+    """Join pieces, by rank, to the global tensor. Ranks that hold the same piece must agree.
 
     Raises:
         SimulationError: a value is still pending, or two ranks disagree by more than rounding.

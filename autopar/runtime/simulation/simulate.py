@@ -1,8 +1,8 @@
-"""Simulation: all ranks in one process, without a process group.
+"""Simulate all ranks in one process, without a process group.
 
-Each rank is a generator that runs its local program and stops at every collective; the scheduler carries out a
-collective when all members of its group have arrived. Ranks may run different programs, and ranks that wait for each
-other for ever are reported with what each waits for.
+Each rank is a generator that runs its local program and stops at every collective. The scheduler runs a
+collective when all members of its group have arrived. Ranks may run different programs. Ranks that wait for each
+other for ever are reported, with the collective in which each waits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from autopar.ir.text.printer import print_node
 from autopar.ir.transfers import Meshes
 from autopar.runtime import current_op
 from autopar.runtime.lowering.packing import Packing, new_piece, packing, take
-from autopar.runtime.simulation.effects import COLLECTIVE, LOCAL, Here
+from autopar.runtime.simulation.effects import COLLECTIVE, LOCAL, RankPosition
 
 Values = dict[str, Any]
 
@@ -38,9 +38,9 @@ class Instruction:
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    axis: Any = None  # of a collective, a name or several; of an exchange between stages, ``BETWEEN``
-    stage: str | None = None  # on whose mesh the axes lie
-    program: Program | None = None  # whose node it is, where an error is to quote its line
+    axis: Any = None  # the axis or axes of a collective; ``BETWEEN`` for an exchange between stages
+    stage: str | None = None  # the stage whose mesh has the axes
+    program: Program | None = None  # the program of the node, for errors that quote its line
 
 
 BETWEEN = "between stages"
@@ -56,7 +56,7 @@ class _Name(str):
 
 @dataclass(frozen=True)
 class Arrival:
-    """A rank waits in a collective with its operand."""
+    """A rank that waits in a collective, with its operand."""
 
     instruction: Instruction
     operand: torch.Tensor
@@ -82,21 +82,21 @@ def _instruction(program: Program, node: fx.Node) -> Instruction:
     row = transfers.BY_FUNCTION.get(node.target)
     if row is None:
         return Instruction(node.name, node, ANY_STRIDES.get(node.target, node.target), args, kwargs, program=program)  # type: ignore[arg-type]
-    given = transfers.arguments(node.target, args, kwargs)
+    arguments = transfers.arguments(node.target, args, kwargs)
     if node.target in (transfers.send, transfers.recv):
         type = record_of(node).type
-        return Instruction(node.name, node, node.target, (args[0],), {"given": given, "dtype": type.dtype}, BETWEEN)  # type: ignore[union-attr]
-    if row.collective and given["axis"]:
-        return Instruction(node.name, node, COLLECTIVE[node.target], (args[0],), {"given": given}, given["axis"], given.get("stage"))
-    return Instruction(node.name, node, LOCAL[node.target], (args[0],), {"given": given}, None, given.get("stage"))
+        return Instruction(node.name, node, node.target, (args[0],), {"arguments": arguments, "dtype": type.dtype}, BETWEEN)  # type: ignore[union-attr]
+    if row.collective and arguments["axis"]:
+        return Instruction(node.name, node, COLLECTIVE[node.target], (args[0],), {"arguments": arguments}, arguments["axis"], arguments.get("stage"))
+    return Instruction(node.name, node, LOCAL[node.target], (args[0],), {"arguments": arguments}, None, arguments.get("stage"))
 
 
 def line_of(program: Program, node: fx.Node) -> str:
-    """What an op of a program is, as an error quotes it: its line, the user's, and the arguments of the call that its indices are made of."""
+    """Describe an op for an error: its line, the user's line, and the call's arguments from which its indices are computed."""
     record = record_of(node)
-    named = {name_of(one) for value in operands(node) if _is_index(value) and value.op != "placeholder" for one in behind([value]) if _is_given(one)}
-    made = f"   of {', '.join(sorted(named))}" if named else ""
-    return f"{print_node(program, node).strip()}   {at_line(record.source, record.module).strip()}{made}"
+    sources = {name_of(source) for value in operands(node) if _is_index(value) and value.op != "placeholder" for source in behind([value]) if _is_input(source)}
+    suffix = f"   of {', '.join(sorted(sources))}" if sources else ""
+    return f"{print_node(program, node).strip()}   {at_line(record.source, record.module).strip()}{suffix}"
 
 
 def _is_index(node: fx.Node) -> bool:
@@ -104,7 +104,7 @@ def _is_index(node: fx.Node) -> bool:
     return isinstance(type, TensorType) and not type.dtype.is_floating_point
 
 
-def _is_given(node: fx.Node) -> bool:
+def _is_input(node: fx.Node) -> bool:
     return node.op == "placeholder" and record_of(node).role == "input"
 
 
@@ -117,13 +117,13 @@ def _load(value: Any, values: Values) -> Any:
 
 
 def run_rank(code: Sequence[Instruction], values: Values, meshes: Meshes, rank: int) -> Generator[Arrival, Any, None]:
-    """Run instructions on one rank's values; stops at each exchange and is resumed with its result."""
+    """Run instructions on one rank's values; stop at each exchange, and go on with its result."""
     for step in code:
         if step.axis is not None:
             values[step.name] = yield Arrival(step, _load(step.args[0], values))
-        elif "given" in step.kwargs:
-            here = Here(meshes, rank, meshes[step.stage].coordinates(rank))
-            values[step.name] = step.function(_load(step.args[0], values), step.kwargs["given"], here)
+        elif "arguments" in step.kwargs:
+            position = RankPosition(meshes, rank, meshes[step.stage].coordinates(rank))
+            values[step.name] = step.function(_load(step.args[0], values), step.kwargs["arguments"], position)
         else:
             args = [_load(a, values) for a in step.args]
             kwargs = {key: _load(v, values) for key, v in step.kwargs.items()} if step.kwargs else {}
@@ -135,10 +135,10 @@ def run_rank(code: Sequence[Instruction], values: Values, meshes: Meshes, rank: 
 
 
 def run_ranks(meshes: Meshes, code: Mapping[int, Sequence[Instruction]], values: Mapping[int, Values]) -> None:
-    """Run all ranks to the end; ``values`` receives what each computed.
+    """Run all ranks to the end; ``values`` receives the values of each.
 
     Args:
-        meshes: the whole mesh, whose name is ``None``, and the stages.
+        meshes: the whole mesh, under the name ``None``, and the stages.
 
     Raises:
         SimulationError: ranks of one group meet in different collectives, or wait for ever.
@@ -166,7 +166,7 @@ def run_ranks(meshes: Meshes, code: Mapping[int, Sequence[Instruction]], values:
 
 
 def _meet(meshes: Meshes, waiting: dict[int, Arrival]) -> dict[int, Any]:
-    """Carry out every collective whose group is complete."""
+    """Run every collective whose group is complete."""
     ready: dict[int, Any] = {}
     for rank in list(waiting):
         if rank not in waiting or waiting[rank].instruction.axis is BETWEEN:
@@ -185,25 +185,25 @@ def _meet(meshes: Meshes, waiting: dict[int, Arrival]) -> dict[int, Any]:
                     f"    rank {group[0]}: {first.name} = {first.node.format_node()}\n"
                     f"    rank {member}: {other.name} = {other.node.format_node()}"
                 )
-        there = [Here(meshes, member, mesh.coordinates(member)) for member in group]
-        results = first.function([a.operand for a in arrivals], [a.instruction.kwargs["given"] for a in arrivals], there)
+        positions = [RankPosition(meshes, member, mesh.coordinates(member)) for member in group]
+        results = first.function([a.operand for a in arrivals], [a.instruction.kwargs["arguments"] for a in arrivals], positions)
         ready.update(zip(group, results, strict=True))
     return ready
 
 
 def _packing(meshes: Meshes, rank: int, step: Instruction) -> Packing:
-    return packing(transfers.Ends.of(step.kwargs["given"], meshes), rank)
+    return packing(transfers.Ends.of(step.kwargs["arguments"], meshes), rank)
 
 
 def _post(meshes: Meshes, rank: int, arrival: Arrival, mail: dict[tuple[int, int], deque[tuple[str, torch.Tensor]]]) -> None:
-    """Send what a rank has to send in an exchange between stages."""
+    """Send the boxes of a rank in an exchange between stages."""
     step = arrival.instruction
     for receiver, places in _packing(meshes, rank, step).sends:
         mail.setdefault((rank, receiver), deque()).append((step.name, take(arrival.operand, places)))
 
 
 def _deliver(meshes: Meshes, waiting: dict[int, Arrival], mail: dict[tuple[int, int], deque[tuple[str, torch.Tensor]]]) -> dict[int, Any]:
-    """End the exchanges between stages for which all has come."""
+    """Finish the exchanges between stages whose boxes have all arrived."""
     ready: dict[int, Any] = {}
     for rank, arrival in list(waiting.items()):
         step = arrival.instruction

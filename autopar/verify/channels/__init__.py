@@ -1,12 +1,12 @@
-"""Deadlock freedom, checked: whether the communication of all ranks fits together and comes to an end.
+"""Check that the communication of all ranks fits together and finishes without a deadlock.
 
-Each rank has a sequence of tasks. ``check`` looks at all of them together:
+Each rank has a sequence of tasks. ``check`` compares all of them:
 
-* the members of a group run the same collectives in the same order, and put the same on the wire (``payloads``);
+* the members of a group run the same collectives in the same order, with the same payload (``payloads``);
 * between two ranks the i-th message sent is the i-th received: messages have no tags, and none overtakes another;
-* all ranks finish, on channels that buffer all, some or no messages. An error names the cycle of ranks that wait.
+* all ranks finish on channels that buffer all, some or no messages. An error names the cycle of ranks that wait.
 
-What finishes without any buffer is what the MPI standard calls *safe* (MPI 4.0, section 3.5).
+Programs that finish without any buffer are what the MPI standard calls *safe* (MPI 4.0, section 3.5).
 """
 
 from autopar.verify.channels.check import check

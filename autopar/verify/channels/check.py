@@ -1,4 +1,4 @@
-"""The check: order, then progress; and the errors that tell what is wrong."""
+"""Check the order of tasks, then that all ranks finish, and explain what is wrong."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ONE_ORDER = "put the collectives of all groups into one order"
 
 
 def check(tasks: Mapping[int, Sequence[Task]], channels: Iterable[Channels] = ALL) -> None:
-    """Check the tasks of all ranks, given by rank; linear.
+    """Check the tasks of all ranks, given by rank. Linear in their number.
 
     Args:
-        channels: on which the ranks must finish; without any, only the order of collectives and messages is checked.
+        channels: the channels on which the ranks must finish; without any, only the order of collectives and messages is checked.
 
     Raises:
         ChannelError: collectives or messages do not fit together, or ranks wait for each other for ever.
@@ -25,17 +25,17 @@ def check(tasks: Mapping[int, Sequence[Task]], channels: Iterable[Channels] = AL
     check_tasks(tasks, channels, lambda rank, value: "")
 
 
-Lines = Callable[[int, str], str]  # the line of a value in a rank's program, to be quoted
-Own = tuple[int, Sequence[Collective | Send | Receive]]  # a rank and what it does
+Lines = Callable[[int, str], str]  # (rank, value) → the value's line in the rank's program, to be quoted
+RankTasks = tuple[int, Sequence[Collective | Send | Receive]]  # a rank and its tasks
 
 
 def check_tasks(tasks: Mapping[int, Sequence[Task]], channels: Iterable[Channels], lines: Lines) -> None:
     collectives: dict[Ranks, dict[int, list[Collective]]] = defaultdict(lambda: defaultdict(list))
     sends: dict[tuple[int, int], list[Send]] = defaultdict(list)
     receives: dict[tuple[int, int], list[Receive]] = defaultdict(list)
-    steps = functools.cache(lambda together: {rank: _steps(own, together) for rank, own in tasks.items()})
-    for rank, own in steps(False).items():
-        for (task,) in own:
+    steps = functools.cache(lambda together: {rank: _steps(tasks_of_rank, together) for rank, tasks_of_rank in tasks.items()})
+    for rank, tasks_of_rank in steps(False).items():
+        for (task,) in tasks_of_rank:
             if isinstance(task, Collective):
                 collectives[task.ranks][rank].append(task)
             elif isinstance(task, Send):
@@ -63,7 +63,7 @@ def _steps(tasks: Sequence[Task], together: bool) -> list[Step]:
         if not isinstance(task, Group):
             steps.append((task,))
         elif not together:
-            steps += ((one,) for one in task.tasks)
+            steps += ((message,) for message in task.tasks)
         elif task.tasks:
             steps.append(task.tasks)
     return steps
@@ -76,17 +76,17 @@ def _check_collectives(collectives: Mapping[Ranks, Mapping[int, list[Collective]
     for ranks, runs in collectives.items():
         if len(set(ranks)) < len(ranks):
             raise ChannelError(f"{some_ranks(ranks)} are no group: a rank is given twice")
-        for rank, own in runs.items():
+        for rank, tasks in runs.items():
             if rank not in ranks:
-                raise ChannelError(f"rank {rank} runs a collective of a group it is not in:\n{_line(rank, own[0], lines)}leave it out there")
+                raise ChannelError(f"rank {rank} runs a collective of a group it is not in:\n{_line(rank, tasks[0], lines)}remove it from this rank")
         first, *others = ranks
         expected = runs.get(first, [])
         for other in others:
-            if (found := runs.get(other, [])) != expected:
-                raise _different(f"collective {{}} of {some_ranks(ranks)}", (first, expected), (other, found), lines)
-            for number, (mine, theirs) in enumerate(zip(expected, found, strict=True), 1):
-                if mine is not theirs:
-                    _check_payloads(f"collective {number} of {some_ranks(ranks)}", (first, mine), (other, theirs), lines)
+            if (actual := runs.get(other, [])) != expected:
+                raise _different(f"collective {{}} of {some_ranks(ranks)}", (first, expected), (other, actual), lines)
+            for number, (left, right) in enumerate(zip(expected, actual, strict=True), 1):
+                if left is not right:
+                    _check_payloads(f"collective {number} of {some_ranks(ranks)}", (first, left), (other, right), lines)
 
 
 def _check_messages(sends: Mapping[tuple[int, int], list[Send]], receives: Mapping[tuple[int, int], list[Receive]],
@@ -107,36 +107,36 @@ def _check_messages(sends: Mapping[tuple[int, int], list[Send]], receives: Mappi
             _check_payloads(f"message {number} from rank {sender} to rank {receiver}", (sender, s), (receiver, r), lines)
 
 
-def _check_payloads(where: str, one: tuple[int, Collective | Send | Receive], other: tuple[int, Collective | Send | Receive], lines: Lines) -> None:
-    """What goes on the wire is the same for both, where both say it."""
-    (first, mine), (second, theirs) = one, other
-    if not mine.payload or not theirs.payload or mine.payload == theirs.payload:
+def _check_payloads(where: str, first_task: tuple[int, Collective | Send | Receive], second_task: tuple[int, Collective | Send | Receive], lines: Lines) -> None:
+    """Check that both tasks have the same payload, if both have one."""
+    (first, left_task), (second, right_task) = first_task, second_task
+    if not left_task.payload or not right_task.payload or left_task.payload == right_task.payload:
         return
-    left, right = dict(mine.payload), dict(theirs.payload)
-    what = next(what for what in {**left, **right} if left.get(what) != right.get(what))
+    left, right = dict(left_task.payload), dict(right_task.payload)
+    key = next(key for key in {**left, **right} if left.get(key) != right.get(key))
     raise ChannelError(
-        f"{where} has another {what} on rank {second} than on rank {first}:\n{_line(first, mine, lines)}{_line(second, theirs, lines)}"
-        f"the {what} is {left.get(what, 'not there')} on rank {first} and {right.get(what, 'not there')} on rank {second}; give both ranks the same {what}"
+        f"{where} has another {key} on rank {second} than on rank {first}:\n{_line(first, left_task, lines)}{_line(second, right_task, lines)}"
+        f"the {key} is {left.get(key, 'not there')} on rank {first} and {right.get(key, 'not there')} on rank {second}; give both ranks the same {key}"
     )
 
 
-def _different(where: str, one: Own, other: Own, lines: Lines) -> ChannelError:
-    """The first place in which two sequences that must be equal are not, and whether a task is missing there."""
-    keys = [[_key(task) for task in tasks] for _, tasks in (one, other)]
+def _different(where: str, left: RankTasks, right: RankTasks, lines: Lines) -> ChannelError:
+    """Return an error about the first difference of two sequences that must be equal, and whether a task is missing there."""
+    keys = [[_key(task) for task in tasks] for _, tasks in (left, right)]
     place = next((i for i, (a, b) in enumerate(zip(*keys, strict=False)) if a != b), min(map(len, keys)))
     quoted, uneven = "", {}
-    for rank, tasks in (one, other):
+    for rank, tasks in (left, right):
         quoted += _line(rank, tasks[place], lines) if place < len(tasks) else f"  rank {rank}: {'no more' if tasks else 'none at all'}\n"
         for key in map(_key, tasks[place : place + 1]):
-            here, there = (own.count(key) for own in keys)
-            if here != there:
-                uneven[key] = f"rank {one[0]} does {key} {_times(here)}, rank {other[0]} {_times(there)}; "
+            left_count, right_count = (rank_keys.count(key) for rank_keys in keys)
+            if left_count != right_count:
+                uneven[key] = f"rank {left[0]} does {key} {_times(left_count)}, rank {right[0]} {_times(right_count)}; "
     remedy = f"{''.join(uneven.values())}let both do it as often" if uneven else "give both ranks the same order"
     return ChannelError(f"{where.format(place + 1)} is not the same on both:\n{quoted}{remedy}")
 
 
 def _key(task: Collective | Send | Receive) -> str:
-    """What must be equal at the same place of both sequences."""
+    """Return what must be equal at the same position of both sequences."""
     return f"{task.value} = {task.op}" if isinstance(task, Collective) else task.value
 
 
@@ -157,7 +157,7 @@ def _deadlock(run: Run, finished: Sequence[Channels], lines: Lines) -> ChannelEr
 
 
 def _line(rank: int, task: Collective | Send | Receive, lines: Lines) -> str:
-    """``rank 0: send x_s1 to 2``, and the line of the program that asks for it."""
+    """Return a task for an error, ``rank 0: send x_s1 to 2``, with the line of the program that contains it."""
     quoted = lines(rank, task.value)
     return f"  rank {rank}: {task}\n" + (f"      {quoted}\n" if quoted else "")
 

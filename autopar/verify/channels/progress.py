@@ -1,4 +1,4 @@
-"""Progress: whether ranks that run their tasks one after the other all come to an end, and who waits for whom if not."""
+"""Run the tasks of all ranks until each rank has finished or waits for ever, and find who waits for whom."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autopar.verify.channels.tasks import Channels, Collective, Ranks, Receive, 
 
 @dataclass(slots=True)
 class _Pair:
-    """How many messages of an ordered pair of ranks have been posted, and how many are done."""
+    """How many messages of an ordered pair of ranks are posted, and how many are done."""
 
     sends: int = 0
     receives: int = 0
@@ -20,10 +20,10 @@ class _Pair:
 
 
 class Run:
-    """All ranks, run until each has finished or waits for ever; ``blocked`` lists those that wait.
+    """A run of all ranks until each has finished or waits for ever; ``blocked`` lists those that wait.
 
-    No rank chooses between tasks, so what can happen stays possible until it does, and one run decides for all orders
-    of events (the ranks are a marked graph: Commoner, Holt, Even, Pnueli, "Marked directed graphs", 1971).
+    No rank chooses between tasks, so an event that is possible stays possible until it happens. One run therefore decides for all
+    orders of events (the ranks are a marked graph: Commoner, Holt, Even, Pnueli, "Marked directed graphs", 1971).
     """
 
     def __init__(self, steps: Mapping[int, Sequence[Step]], channels: Channels) -> None:
@@ -31,7 +31,7 @@ class Run:
         self.at = dict.fromkeys(steps, -1)
         self.pairs: dict[tuple[int, int], _Pair] = {}
         arrived: dict[Ranks, int] = {}
-        left = dict.fromkeys(steps, 0)  # messages of the rank's step that are not done
+        left = dict.fromkeys(steps, 0)  # rank → messages of its step that are not done
         ready = list(steps)
         while ready:
             rank = ready.pop()
@@ -42,19 +42,19 @@ class Run:
             left[rank] = len(step)
             for task in step:
                 if isinstance(task, Collective):
-                    here = arrived[task.ranks] = arrived.get(task.ranks, 0) + 1
-                    if here == len(task.ranks):
+                    arrivals = arrived[task.ranks] = arrived.get(task.ranks, 0) + 1
+                    if arrivals == len(task.ranks):
                         arrived[task.ranks] = 0
                         ready += task.ranks
                     continue
-                for one, done in self._post(rank, task):
-                    left[one] -= done
-                    if done and not left[one]:
-                        ready.append(one)
+                for end, done in self._post(rank, task):
+                    left[end] -= done
+                    if done and not left[end]:
+                        ready.append(end)
         self.blocked = [rank for rank in steps if self.at[rank] < len(steps[rank])]
 
     def _post(self, rank: int, task: Send | Receive) -> tuple[tuple[int, int], tuple[int, int]]:
-        """How many messages of the sender and of the receiver are done by that."""
+        """Post a message, and return (rank, newly done messages) for the sender and for the receiver."""
         sender, receiver = ends = _ends(rank, task)
         pair = self.pairs.setdefault(ends, _Pair())
         if isinstance(task, Send):
@@ -68,7 +68,7 @@ class Run:
         return (sender, pair.sent - sent), (receiver, pair.received - received)
 
     def cycle(self) -> list[tuple[int, Collective | Send | Receive]]:
-        """Ranks that wait for one another, each for the next and the last for the first, and the tasks they wait in."""
+        """Return ranks that wait for each other in a cycle, each for the next and the last for the first, with the tasks they wait in."""
         waits: dict[int, Collective | Send | Receive] = {}
         rank = self.blocked[0]
         while rank not in waits:
@@ -78,17 +78,17 @@ class Run:
         return [(rank, waits[rank]) for rank in ring[start:] + ring[:start]]
 
     def _wait(self, rank: int) -> tuple[Collective | Send | Receive, int]:
-        """The first task that holds a blocked rank up, and the rank that has yet to do its part; that one is blocked too."""
+        """Return the first unfinished task of a blocked rank, and the rank that it waits for, which is blocked too."""
         step = self.steps[rank][self.at[rank]]
         (task, *_) = step
         if isinstance(task, Collective):
             return task, next(m for m in task.ranks if self.steps[m][self.at[m]] != (task,))
         posted: Counter[tuple[int, int]] = Counter()
-        for one in reversed(step):  # what is not done are the last of each pair
-            pair = self.pairs[_ends(rank, one)]
-            posted[_ends(rank, one)] += 1
-            if posted[_ends(rank, one)] <= (pair.sends - pair.sent if isinstance(one, Send) else pair.receives - pair.received):
-                task = one
+        for message in reversed(step):  # the last messages of each pair are the unfinished ones
+            pair = self.pairs[_ends(rank, message)]
+            posted[_ends(rank, message)] += 1
+            if posted[_ends(rank, message)] <= (pair.sends - pair.sent if isinstance(message, Send) else pair.receives - pair.received):
+                task = message
         return task, task.to if isinstance(task, Send) else task.source
 
 

@@ -1,4 +1,4 @@
-"""What ranks communicate, and the channels on which they do it."""
+"""Define the tasks that ranks communicate by, and the channels that they use."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ Ranks = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """An op that all ``ranks``, in the order of their group, run together. ``payload`` is what is compared beside the order, where it is
-    given: (what it is, its value)."""
+    """An op that all ``ranks``, in the order of their group, run together. ``payload`` has facts (name, value) that must agree on all
+    ranks; it is compared where it is given."""
 
     value: str
     op: str
@@ -24,7 +24,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A message; ``bytes`` and ``payload`` are compared where both ends give them."""
+    """A message. ``bytes`` and ``payload`` are compared if both ends have them."""
 
     value: str
     to: int
@@ -50,24 +50,24 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Messages that are posted together and have finished when all have: ``batch_isend_irecv``."""
+    """Messages that are posted together, as by ``batch_isend_irecv``. The group has finished when all its messages have."""
 
     tasks: tuple[Send | Receive, ...]
 
 
 Task = Collective | Send | Receive | Group
-Step = tuple[Collective | Send | Receive, ...]  # what a rank posts at once
+Step = tuple[Collective | Send | Receive, ...]  # tasks that a rank posts at once
 
 
 @dataclass(frozen=True)
 class Channels:
-    """When a message is done.
+    """The rule that decides when a message is done.
 
     Attributes:
-        capacity: a send to a rank waits while so many are unreceived there; 0: until it is received, ``None``: never.
-        together: the messages of a group are posted together, and not one after the other.
+        capacity: a send to a rank waits while so many messages are unreceived there; 0: until it is received, ``None``: never.
+        together: whether the messages of a group are posted together, and not one after the other.
         about: what a send waits for, in words.
-        remedy: what to do where ranks wait for ever.
+        remedy: what to do if ranks wait for ever.
     """
 
     name: str
@@ -81,12 +81,12 @@ class Channels:
         return -math.inf if self.capacity is None else -self.capacity, not self.together
 
     def looser(self, other: Channels) -> bool:
-        """Whether all that finishes on ``other`` finishes here: more room and earlier posts hold nobody up."""
+        """Return whether all programs that finish on ``other`` finish on these channels: more room and earlier posts block nobody."""
         return all(a <= b for a, b in zip(self.strictness, other.strictness, strict=True))
 
 
 def buffered(k: int) -> Channels:
-    """Channels that hold ``k`` messages of each ordered pair of ranks."""
+    """Return channels that hold ``k`` messages of each ordered pair of ranks."""
     if k < 1:
         raise ValueError(f"buffered({k}) holds no message; without buffers channels are GROUPED or BLOCKING")
     return Channels(f"{k}-buffered", k, True, f"a send waits while {k} before it are unreceived",

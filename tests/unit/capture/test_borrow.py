@@ -1,4 +1,4 @@
-"""A model is borrowed for a capture: what forward does to it becomes state, is noted, or is undone."""
+"""A capture swaps a model's tensors: what forward does to the model becomes state, is noted, or is undone."""
 
 from __future__ import annotations
 

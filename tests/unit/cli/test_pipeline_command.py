@@ -62,17 +62,17 @@ def test_it_optimises_the_longest_span() -> None:
 
 @pytest.mark.parametrize(("arguments", "text"), [
     (["optimised", "--objective", "time"], "optimise: objective is 'makespan' or 'span', not 'time'"),
-    (["1f1b", "--objective", "span"], "--objective is for autopar schedule optimised: 1f1b is made by a rule, whatever shall be short"),
+    (["1f1b", "--objective", "span"], "--objective is for autopar schedule optimised: 1f1b has a fixed order"),
     (["1f1b", "--for-weights", "2"], "for_weights is 2 on stage 0: a part of activation, which is 1 there"),
     (["1f1b", "--for-weights", "x"], "--for-weights x: write a number, or one for each stage"),
     (["optimised", "--chunks", "0"], "optimise: chunks=0; there is at least one"),
     (["v-min", "--chunks", "3"], "v-min has 2 stages on a rank, not 3"),
     (["1f1b", "--forward", "nan"], "Times(forward=…) is nan: a finite number from 0"),
-    (["optimised", "--limit", "nan"], "limit is nan: a number from 0"),
-    (["optimised", "--limit", "-1"], "limit is -1.0: a number from 0"),
+    (["optimised", "--limit", "nan"], "limit is nan; it must be a number from 0"),
+    (["optimised", "--limit", "-1"], "limit is -1.0; it must be a number from 0"),
     (["1f1b", "--ranks", "0"], "1f1b: ranks=0; there is at least one"),
     (["optimised", "--limit", "0.5"], "no schedule keeps within limit=0.5 on rank 0"),
-    (["1f1b", "--limit", "2"], "--limit is for autopar schedule optimised: 1f1b needs what it needs"),
+    (["1f1b", "--limit", "2"], "--limit is for autopar schedule optimised: 1f1b has a fixed memory need"),
     (["zb-h3"], "there is no policy 'zb-h3'; did you mean"),
     (["1f1b", "--batches", "0"], "1f1b: batches=0; there is at least one"),
     (["--forward", "fast"], "--forward fast: write a number, or one for each stage: 18.5,18.5,22"),
@@ -80,8 +80,8 @@ def test_it_optimises_the_longest_span() -> None:
     (["none.json"], "none.json"),
     (["--save", "schedule.txt"], "schedule.txt: its name ends in .json, .csv"),
     (["--draw", "schedule.txt"], "schedule.txt: its name ends in .svg"),
-    (["a.json", "--ranks", "9"], "--ranks is what a.json says itself; leave it out"),
-    (["a.JSON", "--recompute"], "--recompute is what a.JSON says itself"),
+    (["a.json", "--ranks", "9"], "--ranks is not for a file: a.json has its own; leave it out"),
+    (["a.JSON", "--recompute"], "--recompute is not for a file: a.JSON has its own"),
     (["optimised", "--recompute"], "--recompute is not for optimised"),
 ])  # fmt: skip
 def test_what_it_refuses(arguments: list[str], text: str) -> None:

@@ -220,8 +220,8 @@ def test_only_what_was_measured_is() -> None:
         ("send", float("nan"), 2, None, "send: bytes are ≥ 0, not nan"),
         ("send", 1, 0, None, "send: ranks are ≥ 1, not 0"),
         ("send", [1, 2], [2, 0], None, "send: ranks are ≥ 1, not [2, 0]"),
-        ("all_reduce", 1, 5, (2, 2), "all_reduce: 5 ranks do not stand on nodes as the shape (2, 2) says, (ranks on a node, nodes)"),
-        ("all_reduce", 1, 2, (4, 1), "all_reduce: 2 ranks do not stand on nodes as the shape (4, 1) says, (ranks on a node, nodes)"),
+        ("all_reduce", 1, 5, (2, 2), "all_reduce: 5 ranks do not fit on nodes of the shape (2, 2), (ranks on a node, nodes)"),
+        ("all_reduce", 1, 2, (4, 1), "all_reduce: 2 ranks do not fit on nodes of the shape (4, 1), (ranks on a node, nodes)"),
     ],
 )
 def test_what_has_no_price(name: str, bytes: int, ranks: int, shape: tuple[int, int] | None, text: str) -> None:
@@ -328,5 +328,5 @@ def test_a_message_is_paid_once() -> None:
 def test_a_value_without_a_layout_is_only_cast() -> None:
     bare = TensorType((4, 4), torch.float32)
     assert step_price(transfers.cast, bare, {"dtype": torch.float64}, replace(bare, dtype=torch.float64), PLAIN) == price("cast", 64 + 128, 1, PLAIN)
-    with pytest.raises(ValueError, match=re.escape("all_reduce exchanges what lies on a mesh; TensorType(shape=(4, 4)")):
+    with pytest.raises(ValueError, match=re.escape("all_reduce exchanges values on a mesh; TensorType(shape=(4, 4)")):
         step_price(transfers.all_reduce, bare, {"axis": "tp"}, bare, PLAIN)

@@ -132,7 +132,7 @@ BAD: list[tuple[tuple[str | int, ...], Any, str]] = [
     (("version",), True, "version: an integer ≥ 1 is wanted, not True"),
     (("machines",), None, "machines: missing"),
     (("machines",), {}, "machines: a list is wanted, not {}"),
-    (("machines",), [], "machines: one machine is wanted, there are 0"),
+    (("machines",), [], "machines: the file must have one machine, but has 0"),
     (("machines", 0), "cpu", "machines[0]: an object is wanted, not 'cpu'"),
     (("machines", 0, "name"), None, "machines[0].name: missing"),
     (("machines", 0, "name"), 3, "machines[0].name: a string is wanted, not 3"),
@@ -183,7 +183,7 @@ def test_a_malformed_file_is_refused(field: tuple[str | int, ...], value: Any, t
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("{", "this is no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        ("{", "the file is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
         ("[]", "version: missing; this is no machine description"),
     ],
 )
@@ -205,7 +205,7 @@ def test_two_machines_are_not_one(tmp_path: Path) -> None:
         Machine.load(path)
     content["machines"][1] = {**content["machines"][1], "name": "hers", "aliases": []}
     path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=re.escape(f"{path}: machines: one machine is wanted, there are 2")):
+    with pytest.raises(ValueError, match=re.escape(f"{path}: machines: the file must have one machine, but has 2")):
         Machine.load(path)
 
 

@@ -175,7 +175,7 @@ REFUSED: dict[str, tuple[Operation, str]] = {
     ),
     "an argument of another kind": (
         lambda e, n: e.slice(n("x"), "1", "tp", before=n("add")),
-        "slice(x, 1, tp): the arguments are of another kind than it takes ('<=' not supported between instances of 'int' and 'str')",
+        "slice(x, 1, tp): it does not take arguments of this kind ('<=' not supported between instances of 'int' and 'str')",
     ),
     "parts of another number of dims": (
         lambda e, n: e.slice(n("x"), 1, "tp", parts=((8,),), before=n("add")),
@@ -183,12 +183,12 @@ REFUSED: dict[str, tuple[Operation, str]] = {
     ),
     "a reduction over nothing": (
         lambda e, n: e.all_reduce(n("g"), [], before=n("add")),
-        "all_reduce(g, []): a reduction is over one axis or several, and none is given; g is f32[8 4] +tp",
+        "all_reduce(g, []): a reduction needs at least one axis; g is f32[8 4] +tp",
     ),
     "no dtype": (lambda e, n: e.cast(n("x"), "f32", before=n("add")), "cast(x, f32): 'f32' is no torch.dtype; x is f32[8/dp 4]"),
-    "no arguments": (lambda e, n: e.insert(transfers.slice, (), before=n("add")), "slice is given nothing, and needs a value of the program"),
+    "no arguments": (lambda e, n: e.insert(transfers.slice, (), before=n("add")), "slice got no operand, but needs a value of the program first"),
     "nothing to read": (lambda e, n: e.replace_use(n("add"), n("x"), None), "add cannot read None, which is no value of the program"),
-    "no value": (lambda e, n: e.slice(None, 0, "tp", before=n("add")), "slice is given None, and needs a value of the program"),
+    "no value": (lambda e, n: e.slice(None, 0, "tp", before=n("add")), "slice got None, but needs a value of the program first"),
     "several tensors": (
         lambda e, n: e.slice(n("ln"), 0, "tp", before=n("mm")),
         "slice(ln, 0, tp): ln is several tensors; transfer its elements",
@@ -231,7 +231,7 @@ def test_what_is_refused_says_why(what: str, sync: bool) -> None:
     with pytest.raises(EditError) as caught, program.edit(sync=sync) as edit:
         operation(edit, program.node)
     if message is None:
-        assert str(caught.value).startswith("annotate takes a node of the program; insert was told all that is known of ")
+        assert str(caught.value).startswith("annotate takes a node of the program; give insert all facts about ")
     else:
         assert str(caught.value) == message
     assert snapshot(program) == before

@@ -230,7 +230,7 @@ def test_programs_that_share_a_graph_have_one_open_edit() -> None:
 def test_an_edit_begins_with_its_block_and_ends_with_it() -> None:
     program = base()
     edit = program.edit()
-    with pytest.raises(EditError, match=r"^this edit has not begun; its operations stand in its block: with program.edit\(\) as edit:$"):
+    with pytest.raises(EditError, match=r"^this edit has not begun; call its operations inside its block: with program.edit\(\) as edit:$"):
         edit.pend(program.node("x"), "tp", before=program.node("relu"))
     with edit, pytest.raises(EditError, match=OPEN), edit:
         pass

@@ -62,7 +62,7 @@ def test_what_is_sent_must_be_received_by_that_stage() -> None:
     with pytest.raises(VerifyError, match=r"relu_s1 is on its way to s1: read a recv\(relu_s1, s1\)"):
         read.verify()
     across = Program.parse(text.replace("mm(relu_s1_s1, t_1)", "mm(relu, t_1)"))
-    with pytest.raises(VerifyError, match="operands and results lie on different meshes; an op runs on one: insert a send and a recv"):
+    with pytest.raises(VerifyError, match="operands and results are on different meshes; an op runs on one: insert a send and a recv"):
         across.verify()
 
 
@@ -84,7 +84,7 @@ def test_the_update_is_an_update() -> None:
 
 def test_a_state_must_keep_its_layout() -> None:
     _, text = load("zero1_update.txt")
-    with pytest.raises(VerifyError, match=r"gradient and what replaces it lie alike: require zeros as f32\[8 4\] \+dp"):
+    with pytest.raises(VerifyError, match=r"gradient and its next value must have the same Layout: require zeros as f32\[8 4\] \+dp"):
         Program.parse(text.replace("state(zeros_dp, 'grad.up.weight')", "state(zeros, 'grad.up.weight')")).verify()
 
 

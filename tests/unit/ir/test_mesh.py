@@ -96,8 +96,8 @@ def test_a_mesh_without_axes_is_one_rank() -> None:
         (lambda: Mesh(dp=2).group(0, "tp"), "the mesh (dp=2) has no axis 'tp'; its axes are dp"),
         (lambda: Mesh(dp=2).coordinates(2), "rank 2 is not on the mesh (dp=2), whose ranks are 0 1"),
         (lambda: Mesh(dp=6, ranks=[0, 1, 2, 3, 8, 9]).group(4, "dp"), "rank 4 is not on the mesh (dp=6), whose ranks are 0-3 8 9"),
-        (lambda: Mesh(dp=2).rank({"dp": 2}), "coordinate dp=2 lies outside the mesh (dp=2)"),
-        (lambda: Mesh(dp=2).rank({"dp": -1}), "coordinate dp=-1 lies outside the mesh (dp=2)"),
+        (lambda: Mesh(dp=2).rank({"dp": 2}), "coordinate dp=2 is outside the mesh (dp=2)"),
+        (lambda: Mesh(dp=2).rank({"dp": -1}), "coordinate dp=-1 is outside the mesh (dp=2)"),
         (lambda: Mesh(dp=2, tp=2).rank({"dp": 1}), "coordinates {'dp': 1} lack the axis 'tp' of the mesh (dp=2 tp=2)"),
     ],
 )

@@ -136,7 +136,7 @@ def test_an_op_without_a_rule_is_computed_whole_and_reported(monkeypatch: pytest
     parallel = check_equal(model, Mesh(dp=2, tp=2), {"inner.weight": ("tp", None), "inner.bias": ("tp",)}, (given,))
     (note,) = parallel.reports["place"].notes
     assert re.fullmatch(
-        rf"linalg_inv_ex has no sharding rule, and none was found: its result 1 is zero, whatever it is given; each rank computes all of "
+        rf"linalg_inv_ex has no sharding rule, and none was found: its result 1 is zero for all operands; each rank computes all of "
         rf"it, on whole operands \(1 times, \d+ bytes gathered, 132 bytes of results\); register_rule one, or refuse it with strict=True\n    {HERE}:\d+  return torch\.linalg\.inv\(self\.inner\(x\)\)   in module the root",
         note,
     )

@@ -222,12 +222,12 @@ def test_a_class_that_inherits_its_step_is_known() -> None:
     (lambda: Own(parameters()), TypeError, "Own cannot be part of a step's graph: it does not change the parameters of its groups; train it in the plain loop, "),
     (lambda: torch.optim.LBFGS(parameters()), TypeError, "LBFGS cannot be part of a step's graph: it calls the model several times in a step, through a closure; "),
     (lambda: torch.optim.SparseAdam(parameters()), TypeError, "it takes sparse gradients, and those of a step are dense; train it in the plain loop, "),
-    (lambda: nn.Linear(2, 2), TypeError, "is a Linear and no torch.optim.Optimizer; make one of parallel.parameters()"),
+    (lambda: nn.Linear(2, 2), TypeError, "is a Linear and no torch.optim.Optimizer; make one from parallel.parameters()"),
     (lambda: Adam(parameters(), differentiable=True), ValueError, "group 0 of Adam has differentiable=True: gradients do not flow"),
     (lambda: SGD([{"params": parameters()}, {"params": [nn.Parameter(torch.ones(2, dtype=torch.complex64))]}]), ValueError,
      "parameter 0 in group 1 of SGD is complex64; parameters of a step in the graph are dense and of a floating dtype"),
     (lambda: SGD([("table", nn.Parameter(torch.eye(3).to_sparse()))]), ValueError, "parameter table in group 0 of SGD is sparse"),
-    (lambda: AdamW(parameters(), betas=(torch.tensor(0.9), torch.tensor(0.99))), ValueError, "beta1 of AdamW is a tensor, whose value a graph would keep; give a number"),
+    (lambda: AdamW(parameters(), betas=(torch.tensor(0.9), torch.tensor(0.99))), ValueError, "beta1 of AdamW is a tensor, but the graph would keep its value; give a number"),
 ])  # fmt: skip
 def test_what_is_refused(make: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=re.escape(message)):
@@ -239,7 +239,7 @@ def test_hooks_of_a_step_are_refused() -> None:
     torch.optim.lr_scheduler.ConstantLR(optimizer)
     definition_of(optimizer)
     optimizer.register_step_post_hook(lambda *_: None)
-    with pytest.raises(ValueError, match=r"AdamW has hooks of its step, which is not called .*: remove them"):
+    with pytest.raises(ValueError, match=r"AdamW has step hooks, but a step in the graph does not call them: remove them"):
         definition_of(optimizer)
 
 

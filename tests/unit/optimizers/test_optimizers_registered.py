@@ -160,26 +160,26 @@ def test_what_is_scheduled_is_a_number_or_some() -> None:
     assert (update.scheduled, update.constants) == ({"betas.0": 0.9, "betas.1": 0.99, "weight_decay": 0.1}, {})
     assert definition_of(optimizer).update({**group, "betas": (0.8, 0.99)}) == update
     group["weight_decay"] = True
-    with pytest.raises(ValueError, match="weight_decay of Lion is True, and what is scheduled is a number, or a tuple of numbers: leave it out of scheduled"):
+    with pytest.raises(ValueError, match="weight_decay of Lion is True, but a scheduled option is a number, or a tuple of numbers: remove it from scheduled"):
         definition_of(optimizer)
 
 
 def test_options_are_entries_of_groups() -> None:
     register_optimizer(Lion, update=lion, state="exp_avg", options="betas decay")
     optimizer = Lion([nn.Parameter(torch.ones(2))], lr=0.1, betas=(0.9, 0.99))
-    with pytest.raises(ValueError, match="'decay' is to be an option of Lion, but its groups have betas, lr: give one of these"):
+    with pytest.raises(ValueError, match="'decay' is an option of Lion, but its groups have betas, lr: name one of these"):
         definition_of(optimizer)
     register_optimizer(Lion, update=lion, state="exp_avg", options="betas")
     optimizer.param_groups[0]["betas"] = (0.9, torch.tensor(0.99))
-    with pytest.raises(ValueError, match="betas of Lion is a tensor, whose value a graph would keep; give a number"):
+    with pytest.raises(ValueError, match="betas of Lion is a tensor, but the graph would keep its value; give a number"):
         definition_of(optimizer)
 
 
 WRONG: list[tuple[Callable[..., Any], str]] = [
     (lambda p, g, s, lr: p - g, "the update of Lion returns a tensor, not the new parameter and a dict of its new states: return param, {…}"),
     (lambda p, g, s, lr: (p - g, {}), "the update of Lion returns the states none, and was registered with exp_avg: return each of these"),
-    (lambda p, g, s, lr: (p.sum(), s), "the update of Lion makes the parameter of shape [4, 3] a []: its shape stays"),
-    (lambda p, g, s, lr: (p, {"exp_avg": 0}), "the update of Lion makes exp_avg of shape [4, 3] a 0: its shape stays"),
+    (lambda p, g, s, lr: (p.sum(), s), "the update of Lion changes the shape of the parameter from [4, 3] to []: keep the shape"),
+    (lambda p, g, s, lr: (p, {"exp_avg": 0}), "the update of Lion changes the shape of exp_avg from [4, 3] to 0: keep the shape"),
     (lambda p, g, s, lr: (p - g, {"exp_avg": s["exp_avg"].add_(g)}), "the update of Lion writes to exp_avg: return a new tensor instead"),
     (lambda p, g, s, lr: (p.sub_(g), s), "the update of Lion writes to the parameter: return a new tensor instead"),
 ]

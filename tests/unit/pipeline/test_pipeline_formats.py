@@ -137,8 +137,8 @@ WORDS = (
 DOCUMENT_ERRORS = {
     ('"FW0@0"', '"FW0@7"'): 'line 9, column 7: "FW0@7": there is no stage 7, only 0 to 1',
     ('"FW0@0"', '"FW1@0"'): 'line 9, column 7: "FW1@0": there is no micro-batch 1, only 0 to 0',
-    ('"FW0@0"', '"FW0@1"'): 'line 9, column 7: "FW0@1": stage 1 lies on rank 1, and this is slot 0 of the row',
-    ('"REDUCE_GRAD@1"', '"REDUCE_GRAD@0"'): 'line 12, column 20: "REDUCE_GRAD@0": stage 0 lies on rank 0, and this is slot 1 of the row',
+    ('"FW0@0"', '"FW0@1"'): 'line 9, column 7: "FW0@1": stage 1 is on rank 1, but this is slot 0 of the row',
+    ('"REDUCE_GRAD@1"', '"REDUCE_GRAD@0"'): 'line 12, column 20: "REDUCE_GRAD@0": stage 0 is on rank 0, but this is slot 1 of the row',
     ('"FR0@1<0"', '"FR0@1<1"'): 'line 10, column 20: "FR0@1<1": there is no other stage 1; stages are 0 to 1',
     ('"FR0@1<0"', '"FR0@1<2"'): 'line 10, column 20: "FR0@1<2": there is no other stage 2; stages are 0 to 1',
     ('"FR0@1<0"', '"FR0@1>0"'): f'line 10, column 20: "FR0@1>0": {WORDS}',
@@ -338,13 +338,13 @@ CSV_ERRORS = {
     "0F١": f"line 1, column 1: 0F١: {NO_ACTION}",
     "0F0,( 0F1; 0Q0)OVERLAP_F_B": f"line 1, column 12: 0Q0: {NO_ACTION}",
     "0F0,(0F1;0I0)OVERLAP_F_B": "line 1, column 5: (0F1;0I0)OVERLAP_F_B: what overlaps is a forward F and a full backward B; write others one after the other",
-    "0F0\n1F0,0F1": "line 2, column 5: 0F1: stage 0 is on line 1 already, with 0F0; a stage lies on one rank",
+    "0F0\n1F0,0F1": "line 2, column 5: 0F1: stage 0 is on line 1 already, with 0F0; a stage is on one rank",
     "0F0\n2F0": "line 2, column 1: 2F0: there is a stage 2 and no stage 1; number stages from 0 without gaps",
     "0F0\n999999999F0": "line 2, column 1: 999999999F0: there is a stage 999999999 and no stage 1; number stages from 0 without gaps",
-    "0F0\n,,\n1F0": "line 2: rank 1 does nothing, so that no stage lies on it; leave the line out",
-    "0UNSHARD": "no action has a micro-batch; say batches=",
-    "0F0,0I0": "line 1, column 5: 0I0: the gradient of the input alone, and no 0W0 follows; add it, or write B",
-    "0F0,0B0,0W0": "line 1, column 5: 0B0: a full backward, and on line 1, column 9 there is 0W0, which is part of it; write I, or leave that out",
+    "0F0\n,,\n1F0": "line 2: rank 1 does nothing, so it has no stage; leave the line out",
+    "0UNSHARD": "no action has a micro-batch; give batches=",
+    "0F0,0I0": "line 1, column 5: 0I0: this is the gradient of the input alone, but no 0W0 follows; add it, or write B",
+    "0F0,0B0,0W0": "line 1, column 5: 0B0: this is a full backward, but on line 1, column 9 there is 0W0, which is part of it; write I, or leave that out",
     "0F0,0SEND_F0": "line 1, column 5: 0SEND_F0: there is no stage 1 at the other end, only 0 to 0; leave it out",
     "0RECV_F0": "line 1, column 1: 0RECV_F0: there is no stage -1 at the other end, only 0 to 0; leave it out",
     "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1SEND_B0,1F0,1B0\n": None,
@@ -360,7 +360,7 @@ def test_csv_errors(text: str, message: str | None) -> None:
 
 
 def test_csv_sizes() -> None:
-    with pytest.raises(ScheduleError, match=r"^there are 2 lines, one for each rank, and there are to be 3 ranks$"):
+    with pytest.raises(ScheduleError, match=r"^there are 2 lines, one for each rank, but there must be 3 ranks$"):
         from_csv("0F0\n1F0", ranks=3)
     with pytest.raises(ScheduleError, match=r"^line 2, column 5: 1F2: there is no micro-batch 2, only 0 to 1$"):
         from_csv("0F0\n1F1,1F2", batches=2)

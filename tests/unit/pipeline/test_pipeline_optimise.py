@@ -364,14 +364,14 @@ optimised: 2 ranks, 2 micro-batches, 2 stages a rank: 0 1 1 0
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"limit": 0.5}, "no schedule keeps within limit=0.5 on rank 0: one micro-batch alone needs 1 there (1 of activations); give it as much, "
+        ({"limit": 0.5}, "no schedule keeps within limit=0.5 on rank 0: one micro-batch alone needs 1 there (1 of activations); raise the limit to that, "
                          "or make micro-batches or stages smaller"),
         ({"limit": [9, 3, 9], "sizes": Sizes(1, None, 0.25, 2), "chunks": 2}, "limit=3 on rank 1: one micro-batch alone needs 6.5 there "
                                                                               "(2 of activations, 0.5 of messages, 4 fixed)"),
-        ({"limit": [1, 2]}, "limit has 2 numbers, and there are 3 ranks"),
-        ({"limit": -1}, "limit is -1.0: a number from 0, or None where there is no limit"),
+        ({"limit": [1, 2]}, "limit has 2 numbers, but there are 3 ranks"),
+        ({"limit": -1}, "limit is -1.0; it must be a number from 0, or None for no limit"),
         ({"ranks": 0}, "optimise: ranks=0; there is at least one"),
-        ({"tries": -1}, "optimise: tries=-1; a number of rules to try, from 0"),
+        ({"tries": -1}, "optimise: tries=-1; the number of rules to try must be at least 0"),
         ({"times": Times([1.0, 2.0])}, "forward has 2 numbers, and there are 3"),
     ],
 )  # fmt: skip
@@ -390,9 +390,9 @@ def test_errors(arguments: dict, text: str) -> None:
         ({"seed": None}, "optimise: seed is a whole number, not None"),
         ({"times": 3}, "optimise: times is a Times, not 3"),
         ({"sizes": 3}, "optimise: sizes is a Sizes, not 3"),
-        ({"limit": "333"}, "optimise: limit is a number or one for each rank, and None where there is no limit, not '333'"),
-        ({"limit": True}, "optimise: limit is a number or one for each rank, and None where there is no limit, not True"),
-        ({"limit": [None, 3, 3]}, "optimise: limit is a number or one for each rank, and None where there is no limit, not [None, 3, 3]"),
+        ({"limit": "333"}, "optimise: limit must be a number, one number for each rank, or None for no limit, not '333'"),
+        ({"limit": True}, "optimise: limit must be a number, one number for each rank, or None for no limit, not True"),
+        ({"limit": [None, 3, 3]}, "optimise: limit must be a number, one number for each rank, or None for no limit, not [None, 3, 3]"),
     ],
 )
 def test_other_types(arguments: dict, text: str) -> None:
@@ -402,6 +402,6 @@ def test_other_types(arguments: dict, text: str) -> None:
 
 def test_a_limit_within_which_nothing_is_found_is_told_with_one_that_will_do() -> None:
     sizes = Sizes(1, 0.5, [2.0, 0.0, 0.0])
-    with pytest.raises(ScheduleError, match="nothing was found within limit=2; the smallest found is 4, of optimised: raise the limit to that"):
+    with pytest.raises(ScheduleError, match="nothing was found within limit=2; the smallest schedule found needs 4, optimised: raise the limit to that"):
         optimise(Times(), 2, 3, chunks=2, sizes=sizes, limit=2)
     assert max(optimise(Times(), 2, 3, chunks=2, sizes=sizes, limit=4).simulation.peak) <= 4

@@ -163,7 +163,7 @@ def test_ranks_may_be_numbered_otherwise(policy: str, order: list[int], m: int) 
 
 def test_stages_share_ranks_as_the_policy_says() -> None:
     for rank_of in ((0, 1), (0, 1, 1), (0, 2, 1, 0), (0, 1, 2, 2, 1, 0, 0), (0, 1, 0, 2, 1, 2)):
-        with pytest.raises(ScheduleError, match=r"zb-v cannot have its stages on ranks .*: they lie as in \(0, 1, 2, 2, 1, 0\)"):
+        with pytest.raises(ScheduleError, match=r"zb-v cannot have its stages on ranks .*: they must be as in \(0, 1, 2, 2, 1, 0\)"):
             build("zb-v", 3, 4, rank_of=rank_of)
 
 

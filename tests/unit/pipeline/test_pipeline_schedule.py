@@ -22,17 +22,17 @@ FORWARD, BACKWARD = Slot((Task("FW", 0, 0),)), Slot((Task("BW", 0, 0),))
 
 @pytest.mark.parametrize(("slots", "batches", "rank_of", "text"), [
     ([[FORWARD], [BACKWARD]], 1, (), "a schedule has at least one stage"),
-    ([[FORWARD], [BACKWARD]], 1, (1,), r"stages lie on ranks \[1\]: number the ranks from 0 without gaps"),
+    ([[FORWARD], [BACKWARD]], 1, (1,), r"the stages are on ranks \[1\]: number the ranks from 0 without gaps"),
     ([[FORWARD], [BACKWARD]], 0, (0,), "at least one micro-batch, not 0"),
-    ([[FORWARD, BACKWARD]], 1, (0,), "row 0 has 2 slots, and there are 1 ranks"),
+    ([[FORWARD, BACKWARD]], 1, (0,), "row 0 has 2 slots, but there are 1 ranks"),
     ([[Slot((Task("FW", 1, 0),))]], 1, (0,), "row 0, rank 0: FW00 of stage 1: there is no stage 1, only 0 to 0"),
     ([[Slot((Task("FW", 0, 1),))]], 1, (0,), "there is no micro-batch 1, only 0 to 0"),
-    ([[Slot(), FORWARD]], 1, (0, 1), "row 0, rank 1: FW00 of stage 0, which lies on rank 0"),
+    ([[Slot(), FORWARD]], 1, (0, 1), "row 0, rank 1: FW00 of stage 0, but that stage is on rank 0"),
     ([[Slot((Task("QW", 0, 0),))]], 1, (0,), r"row 0, rank 0: Task\(kind='QW', .* is no task; a Task has one of the kinds BR, BS, BW, FR, FS, FW, WW"),
     ([[Slot((Task("", 0, 0),))]], 1, (0,), "is no task"),
     ([[Slot(("FW0",))]], 1, (0,), "'FW0' is no task"),
-    ([[Slot(free=("x",))]], 1, (0,), "the buffer of 'x' is released, which is no send"),
-    ([[Slot(parameters=("REDUCE_GRAD",))]], 1, (0,), "'REDUCE_GRAD' among the parameters; a name and a stage"),
+    ([[Slot(free=("x",))]], 1, (0,), "the buffer of 'x' is released, but that is no send"),
+    ([[Slot(parameters=("REDUCE_GRAD",))]], 1, (0,), "'REDUCE_GRAD' among the parameters must be a name and a stage"),
 ])  # fmt: skip
 def test_what_no_table_has(slots: object, batches: int, rank_of: tuple[int, ...], text: str) -> None:
     with pytest.raises(ScheduleError, match=text):
@@ -43,11 +43,11 @@ def test_wrong_types() -> None:
     for rank_of in (None, 0, "01", [0.0], [True]):
         with pytest.raises(TypeError, match="rank_of"):
             PipelineSchedule([[FORWARD], [BACKWARD]], 1, rank_of)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="row 0, rank 0: a Slot with tuples of tasks stands there, not 3"):
+    with pytest.raises(TypeError, match="row 0, rank 0: this must be a Slot with tuples of tasks, not 3"):
         PipelineSchedule([[3]], 1, (0,))  # type: ignore[list-item]
     with pytest.raises(TypeError, match="a Slot with tuples of tasks"):
         PipelineSchedule([[Slot([Task("FW", 0, 0)])]], 1, (0,))  # type: ignore[arg-type]
-    with pytest.raises(ScheduleError, match="the name of a schedule can be printed"):
+    with pytest.raises(ScheduleError, match="the name of a schedule must be printable"):
         PipelineSchedule([[FORWARD], [BACKWARD]], 1, (0,), "a\0")
     with pytest.raises(TypeError, match="recompute is True or False, not 3"):
         build("1f1b", 2, 2, recompute=3)  # type: ignore[arg-type]
@@ -88,12 +88,12 @@ def test_files(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text("\ufeff" + (tmp_path / "a.json").read_text(), encoding="utf-8")
     assert PipelineSchedule.load(tmp_path / "b.json") == schedule
     assert PipelineSchedule.from_csv("\ufeff0F0,0B0").batches == 1
-    with pytest.raises(TypeError, match="JSON says recompute itself"):
+    with pytest.raises(TypeError, match="JSON contains recompute itself"):
         PipelineSchedule.load(tmp_path / "a.json", recompute=True)
-    with pytest.raises(ValueError, match=r"kept as \.json, or as \.csv"):
+    with pytest.raises(ValueError, match=r"stored as \.json, or as \.csv"):
         schedule.save(tmp_path / "a.txt")
     (tmp_path / "c.csv").write_bytes(b"\xff\xfe0")
-    with pytest.raises(ScheduleError, match=r"c\.csv: this is no text in UTF-8"):
+    with pytest.raises(ScheduleError, match=r"c\.csv: the file is not text in UTF-8"):
         PipelineSchedule.load(tmp_path / "c.csv")
     for options, error, text in (({"batches": 0}, ScheduleError, "batches=0; there is at least one"), ({"ranks": "x"}, TypeError, "ranks is a whole number")):
         with pytest.raises(error, match=text):

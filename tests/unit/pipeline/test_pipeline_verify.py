@@ -72,7 +72,7 @@ def test_the_order_in_a_slot_counts() -> None:
     PipelineSchedule(((Slot(own),),), 1, (0,)).verify()
     for wrong in ((own[1], own[0], own[2]), (own[0], own[2], own[1])):
         text = reason(PipelineSchedule(((Slot(wrong),),), 1, (0,)))
-        assert text.startswith(f"{own[2] if wrong[0] == own[0] else own[1]} of stage 0 comes before what it reads:\n  row 0, rank 0: "), text
+        assert text.startswith(f"{own[2] if wrong[0] == own[0] else own[1]} of stage 0 comes before the task that it reads:\n  row 0, rank 0: "), text
 
 
 def drawn(text: str, batches: int) -> PipelineSchedule:
@@ -186,12 +186,12 @@ def test_releases_that_make_no_sense() -> None:
     schedule = with_frees(build("1f1b", 2, 3))
     last = len(schedule.slots) - 1
     own, other = Task("FS", 0, 0, 1), Task("BS", 1, 0, 0)
-    for send, where in ((Task("FS", 0, 7, 1), "which that rank does not send"), (other, "which that rank does not send"),
-                        (Task("FR", 1, 0, 0), "which that rank does not send"), (own, "a second time; leave one out")):  # fmt: skip
+    for send, where in ((Task("FS", 0, 7, 1), "but that rank does not send it"), (other, "but that rank does not send it"),
+                        (Task("FR", 1, 0, 0), "but that rank does not send it"), (own, "a second time; leave one out")):  # fmt: skip
         broken = changed(schedule, {(last, 0): Slot(schedule.slots[last][0].tasks, (send,), schedule.slots[last][0].parameters)})
-        assert reason(broken) == f"row {last}, rank 0: the buffer of {send.where} is released{',' * ('which' in where)} {where}"
+        assert reason(broken) == f"row {last}, rank 0: the buffer of {send.where} is released{',' * ('but' in where)} {where}"
     alone = build("1f1b", 2, 3, messages=False)
-    assert "which that rank does not send" in reason(changed(alone, {(2, 0): Slot(alone.slots[2][0].tasks, (own,))}))
+    assert "but that rank does not send it" in reason(changed(alone, {(2, 0): Slot(alone.slots[2][0].tasks, (own,))}))
 
 
 def test_a_wrong_schedule_stays_wrong() -> None:

@@ -150,8 +150,8 @@ def test_requirements_of_traced_programs_print_and_parse() -> None:
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        ("relu(x as bf16[8 4])", "line 5: a use in a traced program requires a dtype alone, as in 'x as bf16': place says how it lies"),
-        ("relu(x as [8 4])", "line 5: only ops and results of placed and explicit programs require a Layout with 'as'; transfers take what they are given"),
+        ("relu(x as bf16[8 4])", "line 5: a use in a traced program requires a dtype alone, as in 'x as bf16': place decides its Layout"),
+        ("relu(x as [8 4])", "line 5: only ops and results of placed and explicit programs require a Layout with 'as'; transfers accept any Layout"),
         ("relu(x as bf17)", "line 5: no dtype 'bf17'; dtypes are f64, f32"),
     ],
 )
@@ -165,7 +165,7 @@ def test_requirements_fit_their_level() -> None:
     layout = Layout(Mesh(dp=2), DistAttr.replicated(2))
     with program.edit() as edit:
         edit.annotate(program.node("y"), uses=(Requirement(layout, torch.float32),))
-    with pytest.raises(VerifyError, match="a use in a traced program requires a dtype alone; place says how it lies"):
+    with pytest.raises(VerifyError, match="a use in a traced program requires a dtype alone; place decides its Layout"):
         verify(program)
     with program.edit() as edit:
         edit.annotate(program.node("y"), uses=(None, None))

@@ -145,7 +145,7 @@ def test_presets_are_data() -> None:
         ({"up.weight": ("(3 5/tp)",)}, MESH, "the plan's 'up.weight': ('(3 5/tp)',): the parts do not make up a dim of 12, as up.weight has it"),
         ({"up.weight": ("(-1 -1/tp)",)}, MESH, "the plan's 'up.weight': ('(-1 -1/tp)',): the parts do not make up a dim of 12, as up.weight has it; leave one size open"),
         ({"up.weight": ("(3 4/tq)",)}, MESH, "the plan's 'up.weight': ('(3 4/tq)',): the mesh (dp=2 tp=2) has no axis 'tq'; its axes are dp, tp; did you mean 'tp'?"),
-        ({"up.weight": ("(3/tp 4/tp)",)}, MESH, "the plan's 'up.weight': ('(3/tp 4/tp)',) uses the axis 'tp' twice on up.weight; parts of one size are written once, as in \"(3 -1/tp)\"; of parts of different sizes split the dim as one, \"tp\": they are moved where they come apart"),
+        ({"up.weight": ("(3/tp 4/tp)",)}, MESH, "the plan's 'up.weight': ('(3/tp 4/tp)',) uses the axis 'tp' twice on up.weight; write parts of one size once, as in \"(3 -1/tp)\"; if the parts have different sizes, split the dim as one, \"tp\": the parts are moved where an op separates them"),
         ({"up()": ("tp", "tp")}, MESH, "the plan's 'up()': ('tp', 'tp') uses the axis 'tp' twice on up(); an axis splits one dim of a value once"),
         ({"up.weight": (None, "tp", None)}, MESH, "the plan's 'up.weight': (None, 'tp', None) has 3 entries, but up.weight has the shape [12, 8] and only 2 dims"),
         ({"up.weight": (None, None, "tp", None)}, MESH, "the plan's 'up.weight': (None, None, 'tp', None) splits dim 2, but up.weight has the shape [12, 8] and only 2 dims"),
@@ -214,5 +214,5 @@ def test_a_module_that_returns_two_ways() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.act(x).sum(1) + self.act(x.sum(1))
 
-    with pytest.raises(PlanError, match=r"what the plan says of act\(\) does not fit all that it returns, or another module .*: relu_1 : f64\[4 8\]"):
+    with pytest.raises(PlanError, match=r"the plan's layout of act\(\) does not fit all values that it returns, or contradicts another module .*: relu_1 : f64\[4 8\]"):
         autopar.parallelize(Twice(), MESH, {"act()": ("tp",)}, example=(X,))

@@ -56,7 +56,7 @@ def test_tables_are_short_and_cover_much() -> None:
 
 
 def test_the_page_is_what_the_tables_say() -> None:
-    assert (FOLDER / "README.md").read_text() == page(), f"renew it: {COMMAND}"
+    assert (FOLDER / "TABLE.md").read_text() == page(), f"renew it: {COMMAND}"
 
 
 def test_making_the_page_leaves_the_tables_alone() -> None:

@@ -27,7 +27,8 @@ from autopar.runtime.lowering import collectives
 from autopar.runtime.lowering.collectives import exchange_between_stages
 from autopar.runtime.lowering.lower import lower
 from autopar.runtime.processes import job
-from autopar.runtime.redistribute import Relay
+from autopar.runtime.processes.groups import ProcessGroups
+from autopar.runtime.redistribute import Redistribution
 from autopar.runtime.simulation.simulate import compile_phases, run_ranks
 from autopar.transitions import cost, transitions
 from autopar.verify.channels import Group, Send
@@ -153,7 +154,7 @@ def test_a_replicated_value_becomes_pending_on_a_mesh_of_several_axes(pending: s
 def test_the_gradient_of_a_reshard_is_not_left_pending() -> None:
     """Where the backward leads to the source's own Layout, the gradient of P → R is left pending; each addend has the whole one."""
     pending, split, whole = (read(text, "dp=2") for text in ("f32[4] +dp", "f32[4/dp]", "f32[4]"))
-    scattered, reduced = Relay(pending, split), Relay(pending, whole)
+    scattered, reduced = Redistribution(pending, split), Redistribution(pending, whole)
     assert names(scattered.backward.source, scattered.backward.target) == ["all_gather"]
     assert names(reduced.backward.source, reduced.backward.target) == []
     gradient = torch.tensor([1.0, 2, 3, 4])
@@ -230,7 +231,8 @@ def test_all_ranks_create_groups_in_one_order(ranks: Sequence[int], monkeypatch:
         monkeypatch.setattr(distributed, "new_group", new_group)
         monkeypatch.setattr(distributed, "get_rank", lambda rank=rank: rank)
         monkeypatch.setattr(distributed, "group", SimpleNamespace(WORLD=SimpleNamespace(group_name="world")))
-        found[rank] = job.groups_of(mesh, SimpleNamespace(get_group=lambda axis: SimpleNamespace(group_name=axis)))  # type: ignore[arg-type]
+        along = SimpleNamespace(get_group=lambda axis: SimpleNamespace(group_name=axis))
+        found[rank] = job.groups_of(mesh, along, ProcessGroups(), [])  # type: ignore[arg-type]
     assert len(calls[0]) == len(set(calls[0])) == 6
     assert all(made == calls[0] for made in calls.values())
     for left in axes:

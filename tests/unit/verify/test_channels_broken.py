@@ -41,7 +41,7 @@ MISFITS: dict[str, tuple[Tasks, str]] = {
     ),
     "not a member": (
         {0: AB, 1: AB, 2: AB, 3: AB},
-        "rank 3 runs a collective of a group it is not in:\n  rank 3: a = all_reduce of ranks 0 1 2\nleave it out there",
+        "rank 3 runs a collective of a group it is not in:\n  rank 3: a = all_reduce of ranks 0 1 2\nremove it from this rank",
     ),
     "a member twice": ({0: [Collective("a", "all_reduce", (0, 0))]}, "ranks 0 0 are no group: a rank is given twice"),
     "received in another order": (

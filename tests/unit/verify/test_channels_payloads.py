@@ -102,8 +102,8 @@ def test_a_piece_is_as_long_as_all_members_say() -> None:
     with pytest.raises(ChannelError) as caught:
         check_programs({rank: Program.parse(text.format(rank, 3)) for rank in (0, 1)})
     assert str(caught.value) == (
-        "the piece of rank 1 is 3 long, and the collective says that it is 2 long:\n"
-        "  rank 1: y : f32[5] = all_gather(x, 0, dp, sizes=[3, 2])\ngive it the size of the piece that each member has"
+        "the piece of rank 1 is 3 long, but the collective says that it is 2 long:\n"
+        "  rank 1: y : f32[5] = all_gather(x, 0, dp, sizes=[3, 2])\nlist the actual size of each member's piece"
     )
 
 

@@ -84,7 +84,7 @@ def test_programs_of_another_rank_or_level() -> None:
     with pytest.raises(ChannelError, match=r"the program given as that of rank 0 is at {'dp': 0, 'tp': 1}, which is rank 1"):
         check_programs({**programs, 0: programs[1]})
     explicit = Program.parse((GOLDEN / "column_row_pair.txt").read_text().partition("---\n")[0])
-    with pytest.raises(ChannelError, match="in the local programs of all ranks; this one is explicit"):
+    with pytest.raises(ChannelError, match="in the local programs of all ranks; this program is explicit"):
         check_programs({0: explicit})
 
 

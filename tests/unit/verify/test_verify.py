@@ -40,7 +40,7 @@ def edited(old: str, new: str, text: str = MLP) -> str:
 BROKEN: dict[str, tuple[str, str]] = {
     "no mesh": (
         "program explicit\n",
-        "this explicit program is inconsistent\n  a explicit program lies on a mesh; the header names none",
+        "this explicit program is inconsistent\n  a explicit program needs a mesh; the header names none",
     ),
     "local without coordinates": (
         "program local on dp=2\n",
@@ -52,7 +52,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     ),
     "coordinates outside the mesh": (
         "program local on dp=2 at dp=2\n",
-        "this local program is inconsistent\n  coordinate dp=2 lies outside the mesh (dp=2)",
+        "this local program is inconsistent\n  coordinate dp=2 is outside the mesh (dp=2)",
     ),
     "coordinates of other axes": (
         "program local on dp=2 tp=2 at dp=0\n",
@@ -128,7 +128,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     ),
     "two meshes": (
         PLACED + "  y : f32[4 6] @s = relu(x)\n",
-        "this placed program is inconsistent at y\n    x : f32[4 6] = input\n    y : f32[4 6] @s = relu(x)\n  operands and results lie on different meshes; an op runs on one: insert a send and a recv",
+        "this placed program is inconsistent at y\n    x : f32[4 6] = input\n    y : f32[4 6] @s = relu(x)\n  operands and results are on different meshes; an op runs on one: insert a send and a recv",
     ),
     "streams before they are scheduled": (
         "program local on dp=2 at dp=0\n  x : f32[2] = input\nforward:\n  x_dp : f32[2] = start all_reduce(x, dp)\n",
@@ -156,37 +156,37 @@ BROKEN: dict[str, tuple[str, str]] = {
     ),
     "no pieces": (
         LOCAL + "  z : f32[2 2] = slice(x, 1, tp)\n",
-        "this local program is inconsistent at z\n    x : f32[2 4] = input\n    z : f32[2 2] = slice(x, 1, tp)\n  at the level local an argument sizes lists the pieces",
+        "this local program is inconsistent at z\n    x : f32[2 4] = input\n    z : f32[2 2] = slice(x, 1, tp)\n  at the level local it needs an argument sizes with the sizes of the pieces",
     ),
     "no new pieces": (
         LOCAL + "  z : f32[4 2] = all_to_all(x, 0, 1, dp, sizes=[2, 2])\n",
-        "this local program is inconsistent at z\n    x : f32[2 4] = input\n    z : f32[4 2] = all_to_all(x, 0, 1, dp, sizes=[2, 2])\n  at the level local an argument new_sizes lists the pieces",
+        "this local program is inconsistent at z\n    x : f32[2 4] = input\n    z : f32[4 2] = all_to_all(x, 0, 1, dp, sizes=[2, 2])\n  at the level local it needs an argument new_sizes with the sizes of the pieces",
     ),
     "pieces of another result": (
         LOCAL + "  z : f32[2 3] = slice(x, 1, tp, sizes=[2, 2])\n",
-        "this local program is inconsistent at z\n    x : f32[2 4] = input\n    z : f32[2 3] = slice(x, 1, tp, sizes=[2, 2])\n  its pieces make it [2, 2]",
+        "this local program is inconsistent at z\n    x : f32[2 4] = input\n    z : f32[2 3] = slice(x, 1, tp, sizes=[2, 2])\n  its result is [2, 2]",
     ),
     "another shape without pieces": (
         LOCAL + "  z : f32[2 3] = all_reduce(x, tp)\n",
-        "this local program is inconsistent at z\n    x : f32[2 4] = input\n    z : f32[2 3] = all_reduce(x, tp)\n  its pieces make it [2, 4]",
+        "this local program is inconsistent at z\n    x : f32[2 4] = input\n    z : f32[2 3] = all_reduce(x, tp)\n  its result is [2, 4]",
     ),
     "pieces of another operand: slice": (
         LOCAL + "  z : f32[2 3] = slice(x, 1, tp, sizes=[3, 2])\n",
-        "this local program is inconsistent at z\n    x : f32[2 4] = input\n    z : f32[2 3] = slice(x, 1, tp, sizes=[3, 2])\n  its pieces fit an operand with 5 in dim 1, x has 4",
+        "this local program is inconsistent at z\n    x : f32[2 4] = input\n    z : f32[2 3] = slice(x, 1, tp, sizes=[3, 2])\n  its piece sizes need an operand with 5 in dim 1, but x has 4",
     ),
     "pieces of another operand: gather": (
         LOCAL + "  z : f32[5 4] = all_gather(x, 0, dp, sizes=[2, 3])\n",
-        "this local program is inconsistent at z\n    x : f32[2 4] = input\n    z : f32[5 4] = all_gather(x, 0, dp, sizes=[2, 3])\n  its pieces fit an operand with 3 in dim 0, x has 2",
+        "this local program is inconsistent at z\n    x : f32[2 4] = input\n    z : f32[5 4] = all_gather(x, 0, dp, sizes=[2, 3])\n  its piece sizes need an operand with 3 in dim 0, but x has 2",
     ),
     "pieces of another operand: all-to-all, the dim that is joined": (
         LOCAL + "  z : f32[5 2] = all_to_all(x, 0, 1, dp, sizes=[2, 3], new_sizes=[2, 2])\n",
         "this local program is inconsistent at z\n    x : f32[2 4] = input\n    z : f32[5 2] = all_to_all(x, 0, 1, dp, sizes=[2, 3], new_sizes=[2, 2])\n"
-        "  its pieces fit an operand with 3 in dim 0, x has 2",
+        "  its piece sizes need an operand with 3 in dim 0, but x has 2",
     ),
     "pieces of another operand: all-to-all, the dim that is split": (
         LOCAL + "  z : f32[4 2] = all_to_all(x, 0, 1, dp, sizes=[2, 2], new_sizes=[3, 2])\n",
         "this local program is inconsistent at z\n    x : f32[2 4] = input\n    z : f32[4 2] = all_to_all(x, 0, 1, dp, sizes=[2, 2], new_sizes=[3, 2])\n"
-        "  its pieces fit an operand with 5 in dim 1, x has 4",
+        "  its piece sizes need an operand with 5 in dim 1, but x has 4",
     ),
     "pieces of no dim": (
         LOCAL + "  z : f32[2 4] = slice(x, 2, tp, sizes=[1, 1])\n",
@@ -234,7 +234,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     ),
     "a state that lies elsewhere afterwards": (
         edited("a : f32[4/dp] = state(c)", "a : f32[4/dp] = state(d)", STATES),
-        "this explicit program is inconsistent at output\n    a : f32[4/dp] = state(d)\n    d : f32[4] = relu(b)\n  a and what replaces it lie alike: require d as f32[4/dp]",
+        "this explicit program is inconsistent at output\n    a : f32[4/dp] = state(d)\n    d : f32[4] = relu(b)\n  a and its next value must have the same Layout: require d as f32[4/dp]",
     ),
 }  # fmt: skip
 

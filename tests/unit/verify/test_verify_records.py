@@ -52,7 +52,7 @@ def test_phases_and_roles() -> None:
 
 def test_results_that_are_not_told() -> None:
     program = change(mlp(), "output", results=())
-    assert complaint(program) == "this explicit program is inconsistent at output\n  1 results, but the record tells what 0 of them are"
+    assert complaint(program) == "this explicit program is inconsistent at output\n  1 results, but the record describes 0 of them"
     program = mlp()
     program.tree = ("", ", ", "")
     assert complaint(program).endswith("  1 values are returned, but the tree has places for 2")
@@ -73,7 +73,7 @@ def test_results_have_one_order() -> None:
     assert complaint(change(program, "output", results=(*results[:2], results[3], results[2]))).endswith(told)
     assert complaint(change(program, "output", results=(*results[:2], results[2], results[2]))).endswith(told)
     assert complaint(change(program, "output", results=(results[1], results[0], *results[2:]))).endswith(
-        "  results are what is returned, then gradients, then states"
+        "  results are in the order: returned values, gradients, states"
     )
     program = Program.parse(STATES.replace("state(c)", "input"))
     change(program, "output", results=(*record_of(program.output).results[:2], Result("state", "x")))

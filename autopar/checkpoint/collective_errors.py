@@ -1,4 +1,4 @@
-"""What all ranks do together: a failure of one is an error on all, and none waits for it."""
+"""Make the failure of one rank an error on all ranks, so that no rank waits for it."""
 
 from __future__ import annotations
 
@@ -14,63 +14,63 @@ from torch import distributed
 from autopar.errors import CheckpointError
 
 T = TypeVar("T")
-Group = distributed.ProcessGroup | None  # None: that of all processes, and none where there is one process alone
+Group = distributed.ProcessGroup | None  # None: the group of all processes, or no group if there is only one process
 
 SHOWN = 5  # differences that an error lists
 
 
-def alone() -> bool:
-    """Whether this process has no others."""
+def is_single_process() -> bool:
+    """Whether this is the only process."""
     return not (distributed.is_available() and distributed.is_initialized())
 
 
 def rank_in(group: Group) -> int:
-    """The number of this process among those of the group."""
-    return 0 if alone() else distributed.get_rank(group)
+    """Return the rank of this process in the group."""
+    return 0 if is_single_process() else distributed.get_rank(group)
 
 
 def ranks_of(group: Group) -> list[int]:
-    """The ranks of the group, in its order."""
-    return [0] if alone() else distributed.get_process_group_ranks(group)
+    """Return the global ranks of the group, in its order."""
+    return [0] if is_single_process() else distributed.get_process_group_ranks(group)
 
 
-def everywhere(group: Group, function: Callable[[], T]) -> list[T]:
-    """What a function returns on each rank of the group. All of them call this.
+def on_all_ranks(group: Group, function: Callable[[], T]) -> list[T]:
+    """Call a function on each rank of the group, and return the results of all ranks. All of them call this.
 
     Raises:
-        Exception: what it raised on this rank.
-        CheckpointError: it raised on another, or a rank was lost.
+        Exception: the function raised it on this rank.
+        CheckpointError: the function raised on another rank, or a rank was lost.
     """
     value, failure = _tried(function)
-    told: list[tuple[T | None, str]] = [(value, _text(failure))] * len(ranks_of(group))
-    if not alone():
+    outcomes: list[tuple[T | None, str]] = [(value, _text(failure))] * len(ranks_of(group))
+    if not is_single_process():
         with _lost():
-            distributed.all_gather_object(told, told[0], group)
+            distributed.all_gather_object(outcomes, outcomes[0], group)
     if failure is not None:
         raise failure
-    for rank, (_, text) in zip(ranks_of(group), told, strict=True):
+    for rank, (_, text) in zip(ranks_of(group), outcomes, strict=True):
         if text:
             raise CheckpointError(f"rank {rank} failed, so no rank goes on: {text}")
-    return [value for value, _ in told]  # type: ignore[misc]
+    return [value for value, _ in outcomes]  # type: ignore[misc]
 
 
-def from_first(group: Group, function: Callable[[], T]) -> T:
-    """What a function returns on the first rank of the group; the others do not call it. All of them call this.
+def on_first_rank(group: Group, function: Callable[[], T]) -> T:
+    """Call a function on the first rank of the group, and return its result on all ranks. All of them call this.
 
     Raises:
-        Exception: what it raised; where nothing was found, all ranks say so.
-        CheckpointError: it raised something else on another rank, or a rank was lost.
+        Exception: the function raised it on this rank; a ``FileNotFoundError`` is raised on all ranks.
+        CheckpointError: the function raised another error on the first rank, or a rank was lost.
     """
     value, failure = _tried(function) if rank_in(group) == 0 else (None, None)
-    told: list[Any] = [value, _text(failure), isinstance(failure, FileNotFoundError)]
-    if not alone():
+    outcome: list[Any] = [value, _text(failure), isinstance(failure, FileNotFoundError)]
+    if not is_single_process():
         with _lost():
-            distributed.broadcast_object_list(told, group=group, group_src=0)
-    value, text, nothing = told
+            distributed.broadcast_object_list(outcome, group=group, group_src=0)
+    value, text, is_not_found = outcome
     if failure is not None:
         raise failure
     if text:
-        raise FileNotFoundError(text) if nothing else CheckpointError(text)
+        raise FileNotFoundError(text) if is_not_found else CheckpointError(text)
     return value  # type: ignore[return-value]
 
 
@@ -95,14 +95,14 @@ def _lost() -> Iterator[None]:
         raise lost(error) from error
 
 
-def lost(error: Exception, what: str = "no checkpoint was written or loaded") -> CheckpointError:
+def lost(error: Exception, outcome: str = "no checkpoint was written or loaded") -> CheckpointError:
     """The error of a collective that failed: a rank has died, or left."""
-    return CheckpointError(f"{what}: a rank was lost, or does not answer: {error}")
+    return CheckpointError(f"{outcome}: a rank was lost, or does not answer: {error}")
 
 
 @contextmanager
-def torch_failures(what: str, group: Group) -> Iterator[None]:
-    """What fails inside of ``torch.distributed.checkpoint`` is an error of ours: its own is none that ``except Exception`` sees.
+def torch_failures(outcome: str, group: Group) -> Iterator[None]:
+    """Turn failures inside of ``torch.distributed.checkpoint`` into errors of autopar: ``except Exception`` does not catch torch's own.
 
     Raises:
         CheckpointError: names the first rank that failed.
@@ -111,35 +111,35 @@ def torch_failures(what: str, group: Group) -> Iterator[None]:
 
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # a process may be alone
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # there may be only one process
             yield
     except CheckpointException as failure:
         rank, (error, _) = min(failure.failures.items(), key=lambda item: item[0])
         if isinstance(failure.failures.get(rank_in(group), (None,))[0], KeyboardInterrupt):
             raise KeyboardInterrupt from None
-        raise CheckpointError(f"{what}: rank {ranks_of(group)[rank]}: {error}") from error
+        raise CheckpointError(f"{outcome}: rank {ranks_of(group)[rank]}: {error}") from error
     except RuntimeError as error:
-        raise lost(error, what) from error
+        raise lost(error, outcome) from error
 
 
 def agree(group: Group, outline: Callable[[], Mapping[str, str]]) -> None:
-    """Make sure that all ranks bring the same, before they meet in anything else.
+    """Make sure that all ranks pass the same arguments, before their first other collective.
 
     Args:
-        outline: of what this rank brings, name → what it is, in words.
+        outline: returns the arguments of this rank, name → description.
 
     Raises:
-        CheckpointError: they do not; tells names and ranks. Or ``outline`` raised on another rank.
+        CheckpointError: they differ; lists names and ranks. Or ``outline`` raised on another rank.
     """
-    own: dict[str, str] = {}
+    outlined: dict[str, str] = {}
 
     def digest() -> str:
-        own.update(outline())
-        return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+        outlined.update(outline())
+        return hashlib.sha256(json.dumps(outlined, sort_keys=True).encode()).hexdigest()
 
-    if len(set(everywhere(group, digest))) == 1:
+    if len(set(on_all_ranks(group, digest))) == 1:
         return
-    every = everywhere(group, lambda: own)
+    every = on_all_ranks(group, lambda: outlined)
     raise CheckpointError(_differences(dict(zip(ranks_of(group), every, strict=True))))
 
 
@@ -151,8 +151,8 @@ def _differences(outlines: Mapping[int, Mapping[str, str]]) -> str:
         ranks: dict[str | None, list[int]] = {}
         for rank, outline in outlines.items():
             ranks.setdefault(outline.get(name), []).append(rank)
-        said = (f"{_ranks(some)}: {'nothing of that name' if what is None else _short(what)}" for what, some in ranks.items())
-        lines.append(f"\n    {name}   {'   '.join(said)}")
+        values = (f"{_ranks(having)}: {'nothing of that name' if value is None else _short(value)}" for value, having in ranks.items())
+        lines.append(f"\n    {name}   {'   '.join(values)}")
     more = f"\n    and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
     return (
         f"the ranks bring different states{''.join(lines)}{more}\n  let all ranks pass the same folder and the same keys; what differs from rank to rank "

@@ -1,0 +1,122 @@
+"""Map the role of a value in a training step to its name, and the name back to its role.
+
+The programs of a step hand values to each other by name. A value that the step makes for a parameter has the parameter's name and a suffix;
+a value of the step as a whole has a name that begins with a dot.
+
+| name | role | value |
+| --- | --- | --- |
+| ``up.weight.grad`` | ``GRADIENT`` | the state in which the gradients of a parameter add up |
+| ``up.weight.copy`` | ``COPY`` | the low-precision copy of a parameter |
+| ``up.weight.ema`` | ``AVERAGE`` | the moving average of a parameter |
+| ``up.weight.exp_avg`` | ``STATE`` | the optimizer's state of a parameter |
+| ``.loss`` | ``LOSS`` | the state in which the losses of micro-batches add up |
+| ``.scale`` | ``SCALE`` | the factor of the loss in mixed precision |
+| ``.growth`` | ``GROWTH`` | the number of steps since the scale was changed |
+| ``.averages`` | ``AVERAGES`` | the number of steps that the averages were updated in |
+| ``.step.0`` | ``STEPS`` | the number of optimizer steps, for all parameters that took equally many |
+| ``.count.0`` | ``COUNT`` | the mean count that the loss of a micro-batch is divided by |
+| ``.lr.0`` | ``SCHEDULED`` | a number of a parameter group that schedulers change |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import Enum
+
+from autopar.ir.nodes import name_of, record_of
+from autopar.ir.program import Program
+
+ValueRole = Enum("ValueRole", "GRADIENT COPY AVERAGE STATE LOSS SCALE GROWTH AVERAGES STEPS COUNT SCHEDULED")
+
+SUFFIXES = {ValueRole.GRADIENT: "grad", ValueRole.COPY: "copy", ValueRole.AVERAGE: "ema"}
+LOSS, SCALE, GROWTH, AVERAGES = ".loss", ".scale", ".growth", ".averages"
+
+_OF_SUFFIX = {suffix: role for role, suffix in SUFFIXES.items()}
+_OF_STEP = {LOSS: ValueRole.LOSS, SCALE: ValueRole.SCALE, GROWTH: ValueRole.GROWTH, AVERAGES: ValueRole.AVERAGES}
+_NUMBERED = {".step": ValueRole.STEPS, ".count": ValueRole.COUNT}
+
+
+def gradient_name(parameter: str) -> str:
+    """The name of the sum of a parameter's gradients: ``up.weight.grad``."""
+    return f"{parameter}.{SUFFIXES[ValueRole.GRADIENT]}"
+
+
+def copy_name(parameter: str) -> str:
+    """The name of a parameter's low-precision copy: ``up.weight.copy``."""
+    return f"{parameter}.{SUFFIXES[ValueRole.COPY]}"
+
+
+def average_name(parameter: str) -> str:
+    """The name of a parameter's moving average: ``up.weight.ema``."""
+    return f"{parameter}.{SUFFIXES[ValueRole.AVERAGE]}"
+
+
+def state_name(parameter: str, state: str) -> str:
+    """The name of one of the optimizer's states of a parameter: ``up.weight.exp_avg``."""
+    return f"{parameter}.{state}"
+
+
+def steps_name(number: int) -> str:
+    """The name of a counter of optimizer steps: ``.step.0``."""
+    return f".step.{number}"
+
+
+def count_name(number: int) -> str:
+    """The name of a mean count, which the loss of each micro-batch is divided by: ``.count.0``."""
+    return f".count.{number}"
+
+
+def scheduled_name(option: str, group: int) -> str:
+    """The name of a number that schedulers change in a parameter group, as the learning rate: ``.lr.0``."""
+    return f".{option}.{group}"
+
+
+def batch_input_name(input: str, microbatch: int) -> str:
+    """The name of an input of one micro-batch, in the program that takes the inputs of all of them: ``labels.0``."""
+    return f"{input}.{microbatch}"
+
+
+def input_of_batch(name: str) -> str:
+    """The input of a micro-batch that has such a name in the program of all micro-batches: ``labels`` for ``labels.0``."""
+    return name.rpartition(".")[0]
+
+
+def belongs_to_step(name: str) -> bool:
+    """Whether a value belongs to the step as a whole: its name begins with a dot, which no name of the model's does."""
+    return name.startswith(".")
+
+
+def gradient_parameter(name: str) -> str | None:
+    """The parameter whose gradients a value of this name would add up; ``None`` where the name does not end in ``.grad``.
+
+    A parameter or buffer of the model may be called ``grad``, too: ``role_and_parameter`` tells them apart.
+    """
+    parameter, _, suffix = name.rpartition(".")
+    return parameter if parameter and _OF_SUFFIX.get(suffix) is ValueRole.GRADIENT else None
+
+
+def role_and_parameter(name: str, names: Collection[str]) -> tuple[ValueRole, str] | None:
+    """The role of a value of a step, and its parameter; ``""`` for a value of the step as a whole. ``None`` for values of the model.
+
+    Args:
+        name: of a placeholder, as the user sees it.
+        names: those of the parameters, buffers and states that the program takes. They tell the gradients of the parameter ``up``, which are
+            called ``up.grad``, from the parameter ``grad`` of a module ``up``.
+    """
+    if belongs_to_step(name):
+        return _OF_STEP.get(name) or _NUMBERED.get(name.rpartition(".")[0], ValueRole.SCHEDULED), ""
+    parameter, _, suffix = name.rpartition(".")
+    return (_OF_SUFFIX.get(suffix, ValueRole.STATE), parameter) if parameter in names else None
+
+
+def roles_in(program: Program) -> dict[str, tuple[ValueRole, str]]:
+    """The values of a step that a program takes: name → role and parameter, as by ``role_and_parameter``. Linear in the placeholders."""
+    taken = {name_of(node): record_of(node).role for node in program.placeholders}
+    names = {name for name, role in taken.items() if role in ("param", "buffer", "state")}
+    values = {name: role_and_parameter(name, names) for name in taken if name in names or belongs_to_step(name)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def sums_in(program: Program) -> frozenset[str]:
+    """The names of the values that a program adds to: the sums of gradients and of losses."""
+    return frozenset(name for name, (role, _) in roles_in(program).items() if role in (ValueRole.GRADIENT, ValueRole.LOSS))

@@ -1,0 +1,100 @@
+"""Share process groups: one for each set of ranks and purpose in a process, however many meshes use it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from torch import distributed
+
+from autopar.ir.dtensor import device_mesh_of
+from autopar.ir.mesh import Mesh
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+Ranks = tuple[int, ...]  # in ascending order
+Key = tuple[str, Ranks]  # the purpose, and the ranks
+
+# Purposes. Collectives of two purposes may run at the same time, so they never share a group.
+DATA = "data"  # the collectives of programs and of DTensors
+CONTROL = "control"  # what ranks compare beside a step
+CHECKPOINT = "checkpoint"  # saves that are written in a thread
+ON_THE_HOST = frozenset({CONTROL, CHECKPOINT})  # these use gloo; data uses the backend of the default group
+
+
+class ProcessGroups:
+    """The process groups that autopar has made since ``init_process_group``, and how many users each of them has.
+
+    Every rank makes and closes all groups in one order, also groups that it is no member of. So all ranks know which
+    groups exist, and agree on which ones to make and to close. The default group and the groups of a ``DeviceMesh`` that
+    the user has made belong to the user: they are used, and never closed.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[Key, distributed.ProcessGroup] = {}
+        self._users: Counter[Key] = Counter()
+        self._whole: dict[str, distributed.ProcessGroup] = {}  # by the type of device
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def take(self, purpose: str, sets: Iterable[Ranks], taken: list[Key]) -> distributed.ProcessGroup:
+        """Make the groups of disjoint sets of ranks, unless they exist. All ranks call it alike.
+
+        Args:
+            sets: of ranks; this rank is in one of them.
+            taken: receives the keys of the groups, for ``release``.
+
+        Returns:
+            The group that this rank is a member of.
+        """
+        keys, rank = sorted({(purpose, ranks) for ranks in sets}), distributed.get_rank()
+        for key in keys:
+            if key not in self._groups:
+                backend = "gloo" if purpose in ON_THE_HOST else None
+                self._groups[key] = distributed.new_group(list(key[1]), backend=backend, use_local_synchronization=False)
+        self._users.update(keys)
+        taken += keys
+        return next(self._groups[key] for key in keys if rank in key[1])
+
+    def release(self, taken: Sequence[Key]) -> None:
+        """Close the groups that have no other user. All ranks call it alike, when nothing runs in these groups."""
+        self._users.subtract(taken)
+        unused = [key for key in self._groups if self._users[key] <= 0]
+        for key in reversed(unused):  # the newest first, as destroy_process_group() does
+            distributed.destroy_process_group(self._groups.pop(key))  # does nothing where this rank is no member
+
+    def device_mesh(self, mesh: Mesh, device_type: str, taken: list[Key]) -> DeviceMesh:
+        """torch's mesh of the same ranks, with shared groups. All ranks call it alike. ``taken`` is as in ``take``."""
+        whole = self._whole_world(device_type)
+        ranks = distributed.get_world_size()
+        groups = [whole if size == ranks else self.take(DATA, groups_over(mesh, (axis,)), taken) for axis, size in mesh.axes]
+        return device_mesh_of(mesh, device_type, groups)
+
+    def _whole_world(self, device_type: str) -> distributed.ProcessGroup:
+        """The group of all ranks that torch uses for such devices: the default group, where that has a backend for them.
+
+        It chooses this process's device, too, where neither the user nor the launcher has.
+        """
+        if device_type not in self._whole:
+            every = Mesh({"rank": distributed.get_world_size()})
+            self._whole[device_type] = device_mesh_of(every, device_type).get_group(0)
+        return self._whole[device_type]
+
+
+def groups_over(mesh: Mesh, axes: Sequence[str]) -> list[Ranks]:
+    """The sets of ranks that differ only along some axes."""
+    return sorted({tuple(sorted(mesh.group(rank, axes))) for rank in mesh.ranks})
+
+
+_present: list[tuple[distributed.ProcessGroup | None, ProcessGroups]] = []  # of the present default group
+
+
+def process_groups() -> ProcessGroups:
+    """Those of the present default group; after another ``init_process_group`` there are none at first."""
+    world = distributed.group.WORLD
+    if not _present or _present[0][0] is not world:
+        _present[:] = [(world, ProcessGroups())]
+    return _present[0][1]
