@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.errors import OverflowingError
-from autopar.ir.text.parser import parse_program
+from autopar.ir.program import Program
 from autopar.plan.loss_scaling import LossScaling, updated_scale
 from autopar.runtime.discovery.proof import prove
 from autopar.verify.levels import verify
@@ -104,10 +104,10 @@ def test_states_that_lack_an_entry_are_refused() -> None:
 def test_the_op_is_a_node_with_a_rule() -> None:
     """Numbers without dims: nothing is split, and nothing is pending."""
     prove(updated_scale, (torch.tensor(4.0), torch.tensor(1, dtype=torch.int32), torch.tensor(0.0)), LossScaling().constants)
-    program = parse_program(
+    program = Program.parse(
         "program placed on dp=2\n  scale : f32[] = state(next_scale)\n  tracker : i32[] = state(next_tracker)\n  found_inf : f32[] = input\nupdate:\n"
         "  updated : (f32[], i32[]) = autopar::updated_scale(scale, tracker, found_inf, growth=2.0, backoff=0.5, interval=2000)\n"
         "  next_scale : f32[] = updated[0]\n  next_tracker : i32[] = updated[1]\n"
     )
     verify(program)
-    assert parse_program(str(program)) == program
+    assert Program.parse(str(program)) == program

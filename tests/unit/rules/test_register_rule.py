@@ -104,7 +104,7 @@ def test_a_function_that_gives_no_rule(function: Any, text: str) -> None:
 
 
 def test_a_result_of_unknown_size() -> None:
-    text = r"rule 'a -> b': the factor 'b' of its result is in no operand, so no rank knows its piece; write 'b!' where it stays whole, or"
+    text = r"rule 'a -> b': the factor 'b' of its result is in no operand, so no rank knows its piece; write 'b!' if it stays whole, or"
     with pytest.raises(RuleError, match=text):
         register_rule("a -> b", halved)
     register_rule("a -> b!", halved)

@@ -83,7 +83,7 @@ def test_stop_ends_a_wait(alarm: Alarm) -> None:
 
 ENDED = """
 import os, signal, time
-from autopar.runtime.watch import alarm
+from autopar.runtime.processes.watch import alarm
 {before}
 alarm.PATIENCE = 0.2
 alarm.Alarm().start()
@@ -100,7 +100,7 @@ def test_sigterm_ends_a_process_whose_watch_hangs(before: str) -> None:
 
 FORKED = """
 import os, signal, time
-from autopar.runtime.watch.alarm import Alarm
+from autopar.runtime.processes.watch.alarm import Alarm
 Alarm().start()
 pid = os.fork()
 if pid == 0:
