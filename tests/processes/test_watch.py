@@ -151,7 +151,7 @@ def test_an_op_is_found_on_the_stack_of_another_thread() -> None:
     outside = current_op.where()
     assert not outside.inside
     assert outside.text.startswith("test_watch.py:")
-    assert outside.text.endswith("outside = where.where()")
+    assert outside.text.endswith("outside = current_op.where()")
 
 
 def test_the_op_of_an_exception_is_found_in_its_traceback() -> None:
