@@ -30,16 +30,7 @@ from autopar.pipeline.verify import checked
 
 @dataclass(frozen=True)
 class Simulation(SimulationData[Schedule]):
-    """The result of ``simulate``: spans of computations and messages, and memory.
-
-    Attributes:
-        schedule: the schedule, with messages.
-        times, memory: its times and its memory.
-        computed: the spans of the computations, rank by rank: the stream is the rank.
-        sent: the spans of the messages: the op is the send, the stream the pair of ranks.
-        work: the time that each rank computes, in the unit of ``times``.
-        exposed: the time that each rank waits for messages in transit, which it would not wait if transfers took no time.
-    """
+    """The result of ``simulate``: spans of computations and messages, and memory. The attributes are those of ``SimulationData``."""
 
     def __str__(self) -> str:
         return summary(self)
