@@ -327,7 +327,7 @@ def readme_loop(code: str) -> None:
     torch.manual_seed(0)
     model = llama(layers=2)
     eager = copy.deepcopy(model)
-    scope: dict[str, Any] = {"autopar": autopar, "torch": torch, "model": model, "batches": [text(0), text(1), text(2)]}
+    scope: dict[str, Any] = {"autopar": autopar, "torch": torch, "MyModel": lambda: model, "batches": [text(0), text(1), text(2)]}
     exec(code, scope)
     optimizer = torch.optim.AdamW(eager.parameters(), lr=1e-3)
     for batch in scope["batches"]:
