@@ -38,36 +38,40 @@ def parallelize(
     strict: bool = False,
     timeout: float = 60.0,
 ) -> Parallel:
-    """Put ``model`` on ``mesh``: capture its forward and backward once, give every value a layout, and insert the transfers.
+    """Put ``model`` on ``mesh``: capture its forward and backward once, give every value a layout, and insert the
+    transfers.
 
     Args:
         model: any ``torch.nn.Module`` on one device; it does not change.
         mesh: ``autopar.Mesh(dp=2, tp=2)``, or a ``DeviceMesh`` whose dims have names.
-        plan: a glob over names of parameters and inputs → an axis (or a tuple of axes, or ``None``) for each dim, or DTensor's placements;
-            ``"*.module()"`` is for what a module returns. Or the name of a preset (``"ddp"``, ``"megatron"``, ``"megatron+sp"``), or a list of
-            such plans, of which later ones override earlier ones. Tensors that the plan does not name are replicated, except the inputs: the
-            first axis that is not ``tp`` splits their dim 0. Without a plan, an axis ``tp`` uses the preset ``megatron`` for the names that
-            the model has.
-        example: the arguments of one call: a tuple, a dict of keywords, or both as a pair. With it, the call is captured now, and
-            ``parallel.program`` can be printed; without it, the first call captures.
-        inputs: what each process passes. ``"global"``: the same batch, of which it keeps its piece. ``"local"``: a piece of its own, as from a
-            ``DistributedSampler``. DTensors may be passed in both.
-        outputs: ``"sharded"``: tensors come back as DTensors, numbers as plain tensors. ``"global"``: all come back as plain tensors,
-            replicated on every rank.
+        plan: a glob over names of parameters and inputs → an axis (or a tuple of axes, or ``None``) for each dim, or
+            DTensor's placements; ``"*.module()"`` is for what a module returns. Or the name of a preset (``"ddp"``,
+            ``"megatron"``, ``"megatron+sp"``), or a list of such plans, of which later ones override earlier ones.
+            Tensors that the plan does not name are replicated, except the inputs: the first axis that is not ``tp``
+            splits their dim 0. Without a plan, an axis ``tp`` uses the preset ``megatron`` for the names that the model
+            has.
+        example: the arguments of one call: a tuple, a dict of keywords, or both as a pair. With it, the call is
+            captured now, and ``parallel.program`` can be printed; without it, the first call captures.
+        inputs: what each process passes. ``"global"``: the same batch, of which it keeps its piece. ``"local"``: a
+            piece of its own, as from a ``DistributedSampler``. DTensors may be passed in both.
+        outputs: ``"sharded"``: tensors come back as DTensors, numbers as plain tensors. ``"global"``: all come back as
+            plain tensors, replicated on every rank.
         recapture: whether a call with other shapes or dtypes than before is captured; else it is refused.
-        random: how dropout and other random ops draw. ``"parallel"``: ranks with different pieces draw different numbers, and ranks with the
-            same piece draw the same; ``torch.manual_seed`` before a call repeats them on this mesh. ``"single"``: the numbers that a single
-            device draws; each rank draws all of them, so it is for comparisons.
-        strict: whether ops without a sharding rule are refused. Else autopar looks for a rule by running the op on small pieces. If it finds
-            none, each rank computes the whole op, and the report says so.
+        random: how dropout and other random ops draw. ``"parallel"``: ranks with different pieces draw different
+            numbers, and ranks with the same piece draw the same; ``torch.manual_seed`` before a call repeats them on
+            this mesh. ``"single"``: the numbers that a single device draws; each rank draws all of them, so it is for
+            comparisons.
+        strict: whether ops without a sharding rule are refused. Else autopar looks for a rule by running the op on
+            small pieces. If it finds none, each rank computes the whole op, and the report says so.
         timeout: seconds without progress after which all processes end, with a message that names the rank and the op.
 
-    On the processes of a job (``torchrun``, or an initialised process group) all ranks call ``parallelize``, and then call the result. Its
-    parameters are DTensors with the values of the first rank's model. In a process that is alone, ``simulate`` runs all ranks on the model's
-    own parameters; a model on a mesh of one rank can be called there, too.
+    On the processes of a job (``torchrun``, or an initialised process group) all ranks call ``parallelize``, and then
+    call the result. Its parameters are DTensors with the values of the first rank's model. In a process that is alone,
+    ``simulate`` runs all ranks on the model's own parameters; a model on a mesh of one rank can be called there, too.
 
     Raises:
-        PlanError, CaptureError, RuleError: each names the line or the name at fault, and the remedy; nothing has been changed.
+        PlanError, CaptureError, RuleError: each names the line or the name at fault, and the remedy; nothing has been
+            changed.
         ValueError: the mesh does not have as many ranks as the job has processes, or has an axis ``pp``.
     """
     _check_model(model)
@@ -85,10 +89,14 @@ def parallelize(
     _check_switch("recapture", recapture)
     _check_switch("strict", strict)
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
-        raise ValueError(f"timeout={shown(timeout)} is not a number of seconds above 0, after which processes without progress end")
+        raise ValueError(
+            f"timeout={shown(timeout)} is not a number of seconds above 0, after which processes without progress end"
+        )
     layouts_of(plan, model, mesh)  # refused before anything is sent
     job = job_of(mesh, _device(model, device_mesh), device_mesh, timeout)
-    parallel = Parallel(model, mesh, plan, job=job, strict=strict, inputs=inputs, outputs=outputs, recapture=recapture, random=random)
+    parallel = Parallel(
+        model, mesh, plan, job=job, strict=strict, inputs=inputs, outputs=outputs, recapture=recapture, random=random
+    )
     if example is not None:
         args, kwargs = _example(example)
         parallel.capture(*args, **kwargs)
@@ -102,8 +110,9 @@ def check_pipeline(mesh: Mesh) -> None:
         rest = {axis: size for axis, size in mesh.axes if axis != PIPELINE}
         instead = ", ".join(f"{axis}={size}" for axis, size in {"dp": stages * rest.pop("dp", 1), **rest}.items())
         raise ValueError(
-            f"the mesh ({mesh}) has an axis pp, for the stages of a pipeline, and parallelize does not run pipelines yet: each stage would compute "
-            f"the whole model; give these ranks to another axis, as in Mesh({instead}); schedules by themselves are in autopar.pipeline"
+            f"the mesh ({mesh}) has an axis pp, for the stages of a pipeline, and parallelize does not run pipelines "
+            f"yet: each stage would compute the whole model; give these ranks to another axis, as in Mesh({instead}); "
+            f"schedules by themselves are in autopar.pipeline"
         )
 
 
@@ -129,7 +138,9 @@ def _check_model(model: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"parallelize takes a torch.nn.Module, not {type(model).__name__}")
     if isinstance(model, Parallel):
-        raise TypeError("parallelize takes the model itself, and this one is on a mesh already; pass what was given to parallelize")
+        raise TypeError(
+            "parallelize takes the model itself, and this one is on a mesh already; pass what was given to parallelize"
+        )
     _check_wrappers(model)
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError("parallelize takes an eager model, not one of torch.jit; pass what was scripted or traced")
@@ -137,7 +148,10 @@ def _check_model(model: Any) -> None:
         raise TypeError("parallelize takes the model before torch.compile; pass model._orig_mod")
     for name, parameter in model.named_parameters():
         if is_dtensor(parameter):
-            raise TypeError(f"the parameter {name} is a DTensor already, as after fully_shard or parallelize_module; parallelize takes the model before that, and splits it itself")
+            raise TypeError(
+                f"the parameter {name} is a DTensor already, as after fully_shard or parallelize_module; parallelize "
+                f"takes the model before that, and splits it itself"
+            )
         if isinstance(parameter, torch.nn.UninitializedParameter):
             raise TypeError(f"the parameter {name} has no shape yet; run the model once before parallelize")
     for kind, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
@@ -154,10 +168,21 @@ DATA_PARALLEL = {  # class → the remedy
 def _check_wrappers(model: torch.nn.Module) -> None:
     """Refuse wrappers that communicate on their own."""
     for name, module in model.named_modules():
-        kind = next((base.__name__ for base in type(module).__mro__ if base.__name__ in DATA_PARALLEL and base.__module__.startswith("torch.")), None)
+        kind = next(
+            (
+                base.__name__
+                for base in type(module).__mro__
+                if base.__name__ in DATA_PARALLEL and base.__module__.startswith("torch.")
+            ),
+            None,
+        )
         if kind is not None:
             path = f"model.{name}".rstrip(".")
-            raise TypeError(f"parallelize takes the model itself, not {kind}" + f" ({path})" * bool(name) + f"; {DATA_PARALLEL[kind].format(path=path)}")
+            raise TypeError(
+                f"parallelize takes the model itself, not {kind}"
+                + f" ({path})" * bool(name)
+                + f"; {DATA_PARALLEL[kind].format(path=path)}"
+            )
 
 
 def _example(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 def gc_paused() -> Iterator[None]:
     """Disable full garbage collections in a block that makes many long-lived nodes.
 
-    In a process that has torch loaded, each collection takes a fifth of a second or more at a random time, and finds nothing.
+    In a process that has torch loaded, each collection takes a fifth of a second or more at a random time, and finds
+    nothing.
     """
     was = gc.isenabled()
     gc.disable()

@@ -37,9 +37,10 @@ OUTPUTS = ("sharded", "global")
 class Parallel(ModelProxy):
     """A model on a mesh. Made by ``parallelize``.
 
-    It is a module with the model's own children, attributes and names: ``named_parameters``, ``state_dict``, ``train``, ``requires_grad_``
-    and the like are the model's, and ``parallel.beta = 2.0`` sets the attribute that forward reads. On processes its parameters are
-    DTensors, copies of the model's. In a process that is alone they are the model's own parameters, and ``simulate`` runs the model.
+    It is a module with the model's own children, attributes and names: ``named_parameters``, ``state_dict``, ``train``,
+    ``requires_grad_`` and the like are the model's, and ``parallel.beta = 2.0`` sets the attribute that forward reads.
+    On processes its parameters are DTensors, copies of the model's. In a process that is alone they are the model's own
+    parameters, and ``simulate`` runs the model.
 
     Attributes:
         module: the model; on processes, the copy of it whose parameters are DTensors.
@@ -60,7 +61,10 @@ class Parallel(ModelProxy):
         attrs = layouts_of(plan, model, mesh)
         module = model if job is None else sharded(model, attrs, mesh, job)
         original = None if job is None else Original(model, module)
-        layouts = {name: edge_of(attrs.get(name, DistAttr.replicated(p.dim())), mesh, p.shape, strided=True) for name, p in model.named_parameters()}
+        layouts = {
+            name: edge_of(attrs.get(name, DistAttr.replicated(p.dim())), mesh, p.shape, strided=True)
+            for name, p in model.named_parameters()
+        }
         compiler = Compiler(module, mesh, plan, context, strict, outputs == "global", random)
         super().__init__(Calls(compiler, job, inputs, recapture, layouts, original))
 
@@ -82,13 +86,14 @@ class Parallel(ModelProxy):
 
     @property
     def transfers(self) -> Transfers:
-        """The transfers: where each was inserted, and the bytes that it moves. Prints as a table; ``.lines`` has a line for each transfer.
-        ``RuntimeError`` before a capture."""
+        """The transfers: where each was inserted, and the bytes that it moves. Prints as a table; ``.lines`` has a line
+        for each transfer. ``RuntimeError`` before a capture."""
         return transfers_of(self.program, "cpu" if self.job is None else self.job.device)
 
     @property
     def captures(self) -> int:
-        """The number of captured calls: one for each structure, shapes and dtypes of arguments, mode, and values that forward reads."""
+        """The number of captured calls: one for each structure, shapes and dtypes of arguments, mode, and values that
+        forward reads."""
         return len(self._calls.captures)
 
     def local(self, rank: int) -> Program:
@@ -116,8 +121,8 @@ class Parallel(ModelProxy):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model with its own signature. Returns its own output structure; the outputs have autograd graphs.
 
-        Numbers come back as plain tensors with their global value, other tensors as DTensors. With ``outputs="global"`` all come back as
-        plain tensors, replicated on every rank. All ranks call it in the same way.
+        Numbers come back as plain tensors with their global value, other tensors as DTensors. With ``outputs="global"``
+        all come back as plain tensors, replicated on every rank. All ranks call it in the same way.
         """
         refuse_compile()
         calls = self._calls
@@ -135,13 +140,23 @@ class Parallel(ModelProxy):
         pieces += calls.computed(compiled.captured).values()
         agreement.announce(words, [inputs], call.numbers_now)
         types = step.interface.types
-        owners = () if self.job is None else [tensor for _, tensor in state.parameters]  # a write to a DTensor does not change the version of its piece
-        made = step(pieces, leaves, lambda name, piece: piece if name in brought else tensors.gradient(leaves[name], types[name], piece), owners)
-        outputs = [tensors.returned(tensor, type) for tensor, (_, type) in zip(made, step.interface.returned, strict=True)]
+        owners = (
+            () if self.job is None else [tensor for _, tensor in state.parameters]
+        )  # a write to a DTensor does not change the version of its piece
+        made = step(
+            pieces,
+            leaves,
+            lambda name, piece: piece if name in brought else tensors.gradient(leaves[name], types[name], piece),
+            owners,
+        )
+        outputs = [
+            tensors.returned(tensor, type) for tensor, (_, type) in zip(made, step.interface.returned, strict=True)
+        ]
         return _returned_like_the_model(compiled, outputs, args, kwargs)
 
     def simulate(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model with all ranks in this process, on full tensors. Signature and output structure are the model's own.
+        """Call the model with all ranks in this process, on full tensors. Signature and output structure are the
+        model's own.
 
         The outputs have autograd graphs: ``backward()`` fills full-size ``.grad`` of the model's parameters.
         """
@@ -152,50 +167,62 @@ class Parallel(ModelProxy):
             compiled = calls.compiled(inputs, calls.call(inputs, state))
         calls.refuse_without_values(inputs, state)
         tensors = [tensor for _, tensor in (*state.parameters, *state.buffers, *inputs.named)]
-        return _returned_like_the_model(compiled, compiled.simulated([*tensors, *calls.computed(compiled.captured).values()]), args, kwargs)
+        return _returned_like_the_model(
+            compiled, compiled.simulated([*tensors, *calls.computed(compiled.captured).values()]), args, kwargs
+        )
 
     def train_step(self, optimizer: torch.optim.Optimizer, **options: Any) -> TrainStep:
         """Make the whole training step one static program: ``loss = step(batch)`` runs forward, backward and optimizer.
 
-            step = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=1e-3), microbatches=16, zero=1, clip_norm=1.0)
-            for batch in batches:
+            step = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=1e-3), microbatches=16, zero=1,
+            clip_norm=1.0) for batch in batches:
                 loss = step(batch)                # a dict, a tuple, or the model's own arguments
                 scheduler.step()                  # learning rates, betas, momentum and weight decay are read from the optimizer's groups
 
-        The model returns its loss: the first of its outputs that is one number. Parameters and ``optimizer.state`` are updated in
-        place, so that state dicts, schedulers and evaluation with ``parallel(...)`` work beside it.
+        The model returns its loss: the first of its outputs that is one number. Parameters and ``optimizer.state`` are
+        updated in place, so that state dicts, schedulers and evaluation with ``parallel(...)`` work beside it.
 
         Args:
-            optimizer: one of ``torch.optim`` or your own, over parameters of this model. ``AdamW``, ``Adam``, ``SGD`` and ``Adagrad`` run as fused
-                kernels. The ``step()`` of another class runs on the pieces of parameters, or on full parameters if pieces give other numbers.
-            microbatches: the number of pieces that a batch is cut into (gradient accumulation). Gradients are reduced once. The loss and the
-                gradients are those of the whole batch, also if its pieces have different numbers of tokens. A tensor is cut if its dim 0 is as
-                long as that of the first tensor. A tensor that the plan names is cut if the plan splits its dim 0 over an axis of the batch,
-                so ``{"mask": (None, None)}`` stays whole.
-            amp: mixed precision. ``"bf16-O1"`` and ``"fp16-O1"``: as under ``torch.autocast``. ``"bf16-O2"`` and ``"fp16-O2"``: all ops except
-                norms, losses and similar ones; parameters stay in float32, and forward and backward take low-precision copies of them.
+            optimizer: one of ``torch.optim`` or your own, over parameters of this model. ``AdamW``, ``Adam``, ``SGD``
+                and ``Adagrad`` run as fused kernels. The ``step()`` of another class runs on the pieces of parameters,
+                or on full parameters if pieces give other numbers.
+            microbatches: the number of pieces that a batch is cut into (gradient accumulation). Gradients are reduced
+                once. The loss and the gradients are those of the whole batch, also if its pieces have different numbers
+                of tokens. A tensor is cut if its dim 0 is as long as that of the first tensor. A tensor that the plan
+                names is cut if the plan splits its dim 0 over an axis of the batch, so ``{"mask": (None, None)}`` stays
+                whole.
+            amp: mixed precision. ``"bf16-O1"`` and ``"fp16-O1"``: as under ``torch.autocast``. ``"bf16-O2"`` and
+                ``"fp16-O2"``: all ops except norms, losses and similar ones; parameters stay in float32, and forward
+                and backward take low-precision copies of them.
             keep: ops that run in another dtype than ``amp`` chooses, ``{"aten::silu": "f32"}``.
             reduce_dtype: ``torch.float32``: sums of low-precision values over ranks are computed in float32.
-            loss_scale: with fp16, the first scale of the loss, or a ``LossScaling``. If gradients overflow, the step changes nothing on any
-                rank and lowers the scale. ``step.scaler`` has the scale, and ``step.skipped`` tells whether the last step overflowed.
-            recompute: which values are computed again in the backward instead of kept: ``"blocks"``, the model's layers; one or several globs
-                over module paths, as ``"*.layers.*"``; or ``"min-cut"``, all but those that torch's partitioner would keep.
-            zero: the stage of ZeRO: 1 shards the optimizer's state over the data axis, 2 the sums of gradients too, 3 parameters too.
-            clip_norm: the largest norm of all gradients; larger ones are clipped to it. ``step.grad_norm`` has the norm before clipping.
+            loss_scale: with fp16, the first scale of the loss, or a ``LossScaling``. If gradients overflow, the step
+                changes nothing on any rank and lowers the scale. ``step.scaler`` has the scale, and ``step.skipped``
+                tells whether the last step overflowed.
+            recompute: which values are computed again in the backward instead of kept: ``"blocks"``, the model's
+                layers; one or several globs over module paths, as ``"*.layers.*"``; or ``"min-cut"``, all but those
+                that torch's partitioner would keep.
+            zero: the stage of ZeRO: 1 shards the optimizer's state over the data axis, 2 the sums of gradients too, 3
+                parameters too.
+            clip_norm: the largest norm of all gradients; larger ones are clipped to it. ``step.grad_norm`` has the norm
+                before clipping.
             clip_parameters: ``"all"``: the norm is that of all parameters that require a gradient, as in
                 ``clip_grad_norm_(model.parameters(), …)``; ``"optimizer"``: that of the optimizer's parameters.
             grad_norm: measure the norm at each step, also without ``clip_norm``.
-            returns: ``"loss"``, or ``"outputs"``: the model's outputs, with the loss of the step, without a graph. A dict chooses how outputs of
-                micro-batches are joined if that does not follow from the forward: ``{"logits": "cat", "aux": "mean"}``.
-            ema: the decay of a moving average of each parameter, as in torch's ``get_ema_multi_avg_fn``. ``step.ema`` has the averages, and inside
-                of ``with step.averaged():`` the model has them.
-            detect_anomaly: look for NaN after each op, as ``torch.autograd.detect_anomaly()`` around a step does, too. The first op that makes a
-                NaN raises an ``AnomalyError`` with your line and the ranges of the operands. inf is no anomaly; with fp16, neither is a NaN
-                that follows from an overflow of scaled gradients. Tensors that were updated before the error keep their new values.
-            offload: keep the optimizer's state and averages in host memory, and update each rank's pieces there with torch's CPU kernels, as in
-                ZeRO-Offload: gradients go to the host, and the pieces of parameters go there and back. ``optimizer.state`` has DTensors whose
-                pieces are on the CPU; torch's own ``optimizer.step()`` would need them on the device. It is for accelerators, and was tested
-                on CPU only, where it just copies. ``simulate`` has one memory, so it offloads nothing.
+            returns: ``"loss"``, or ``"outputs"``: the model's outputs, with the loss of the step, without a graph. A
+                dict chooses how outputs of micro-batches are joined if that does not follow from the forward:
+                ``{"logits": "cat", "aux": "mean"}``.
+            ema: the decay of a moving average of each parameter, as in torch's ``get_ema_multi_avg_fn``. ``step.ema``
+                has the averages, and inside of ``with step.averaged():`` the model has them.
+            detect_anomaly: look for NaN after each op, as ``torch.autograd.detect_anomaly()`` around a step does, too.
+                The first op that makes a NaN raises an ``AnomalyError`` with your line and the ranges of the operands.
+                inf is no anomaly; with fp16, neither is a NaN that follows from an overflow of scaled gradients.
+                Tensors that were updated before the error keep their new values.
+            offload: keep the optimizer's state and averages in host memory, and update each rank's pieces there with
+                torch's CPU kernels, as in ZeRO-Offload: gradients go to the host, and the pieces of parameters go there
+                and back. ``optimizer.state`` has DTensors whose pieces are on the CPU; torch's own ``optimizer.step()``
+                would need them on the device. It is for accelerators, and was tested on CPU only, where it just copies.
+                ``simulate`` has one memory, so it offloads nothing.
 
         Raises:
             TypeError: an option is unknown, or the optimizer's step cannot be part of a graph.
@@ -207,8 +234,11 @@ class Parallel(ModelProxy):
         return TrainStep(self, self._calls, optimizer, options_of(options))
 
 
-def _returned_like_the_model(compiled: Compiled, tensors: list[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The model's own output structure with these tensors. Caches among the arguments that forward extends get the returned tensors, too."""
+def _returned_like_the_model(
+    compiled: Compiled, tensors: list[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """The model's own output structure with these tensors. Caches among the arguments that forward extends get the
+    returned tensors, too."""
     returned = compiled.captured.with_tensors(tensors)
     for position, way in compiled.captured.extended:
         take_over((*args, *kwargs.values())[position], part_at(returned, way))

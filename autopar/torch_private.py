@@ -36,7 +36,9 @@ DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, Gua
 
 BoxedCodeGen = torch.fx.graph._BoxedCodeGen  # tried on 2.13: functions that take arguments in a list and empty it
 IncompatibleKeys = torch.nn.modules.module._IncompatibleKeys  # tried on 2.13: the result of load_state_dict
-set_onednn = torch._C._set_mkldnn_enabled  # tried on 2.13: turns oneDNN's ops on or off; the public flag may be locked in the process
+set_onednn = (
+    torch._C._set_mkldnn_enabled
+)  # tried on 2.13: turns oneDNN's ops on or off; the public flag may be locked in the process
 FUNCTIONAL = torch.ops._c10d_functional  # tried on 2.13: collectives that return a tensor to wait for
 NO_DIMS = torch.Size()
 
@@ -44,9 +46,14 @@ FLASH_FOR_CPU = (  # tried on 2.13: attention on CPU, and its backward
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
 )
-GLOBAL_HOOKS = tuple(hooks for name, hooks in vars(torch.nn.modules.module).items() if name.startswith("_global_") and isinstance(hooks, dict))  # tried on 2.13
+GLOBAL_HOOKS = tuple(
+    hooks
+    for name, hooks in vars(torch.nn.modules.module).items()
+    if name.startswith("_global_") and isinstance(hooks, dict)
+)  # tried on 2.13
 
-ASKED_BY_DDP = "_ddp_params_and_buffers_to_ignore"  # the attribute that DistributedDataParallel looks up in a module; tried on 2.13
+# the attribute that DistributedDataParallel looks up in a module; tried on 2.13
+ASKED_BY_DDP = "_ddp_params_and_buffers_to_ignore"
 NOTED_BY_COMPOSABLE = "__composable_api"  # the prefix of the keys that fully_shard adds to __dict__; tried on 2.13
 
 
@@ -63,22 +70,25 @@ def running_backward_of() -> int | None:
 
 @contextlib.contextmanager
 def single_threaded_backward() -> Iterator[None]:
-    """Run backward on the calling thread, where the tracing modes are active. Public; it is here because of its reason."""
+    """Run backward on the calling thread, where the tracing modes are active. Public; it is here because of its
+    reason."""
     with torch.autograd.set_multithreading_enabled(False):
         yield
 
 
 @contextlib.contextmanager
 def value_checks_replaced(by: Callable[[], None]) -> Iterator[None]:
-    """Call ``by`` instead of each check that reads a tensor's values only to raise an error: ``torch._check_tensor_all``, and the
-    checks of distributions, which also check nothing later. ``nn.Transformer`` does not look whether an unspecified mask is
-    causal, which it does only for speed, and ``gaussian_nll_loss`` does not look for variances below 0.
-    Tried on 2.13."""
+    """Call ``by`` instead of each check that reads a tensor's values only to raise an error:
+    ``torch._check_tensor_all``, and the checks of distributions, which also check nothing later. ``nn.Transformer``
+    does not look whether an unspecified mask is causal, which it does only for speed, and ``gaussian_nll_loss`` does
+    not look for variances below 0. Tried on 2.13."""
     kind, transformer, functional = torch.distributions.Distribution, torch.nn.modules.transformer, torch.nn.functional
     kept = torch._check_tensor_all, torch._check_tensor_all_with, kind.__init__, transformer._detect_is_causal_mask
     gaussian, look = functional.gaussian_nll_loss, torch.any
 
-    def make(self: Any, batch_shape: Any = NO_DIMS, event_shape: Any = NO_DIMS, validate_args: bool | None = None) -> None:
+    def make(
+        self: Any, batch_shape: Any = NO_DIMS, event_shape: Any = NO_DIMS, validate_args: bool | None = None
+    ) -> None:
         if self._validate_args if validate_args is None else validate_args:
             by()
         kept[2](self, batch_shape, event_shape, validate_args=False)
@@ -104,11 +114,13 @@ def value_checks_replaced(by: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def zero_tensors_viewed() -> Iterator[None]:
-    """Keep views of the zero tensors that forward mode makes, as ``vmap(hessian(f))`` does, on their device under fake tensors. torch's
-    own kernels return the inner tensor of the fake tensor, which is on meta. Tried on 2.13."""
+    """Keep views of the zero tensors that forward mode makes, as ``vmap(hessian(f))`` does, on their device under fake
+    tensors. torch's own kernels return the inner tensor of the fake tensor, which is on meta. Tried on 2.13."""
 
     def view(tensor: torch.Tensor, size: Sequence[int], *_: Any) -> torch.Tensor:
-        return torch._efficientzerotensor(infer_size(tuple(size), tensor.numel()), dtype=tensor.dtype, device=tensor.device)
+        return torch._efficientzerotensor(
+            infer_size(tuple(size), tensor.numel()), dtype=tensor.dtype, device=tensor.device
+        )
 
     with torch.library._scoped_library("aten", "IMPL") as library:
         with warnings.catch_warnings():
@@ -131,7 +143,8 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 
 class StorageReference:
-    """A reference to a storage that does not keep it alive; while it exists, no other storage has the address. Tried on 2.13."""
+    """A reference to a storage that does not keep it alive; while it exists, no other storage has the address. Tried on
+    2.13."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._address = storage._weak_ref()
@@ -156,7 +169,8 @@ def store_of_processes() -> torch.distributed.Store:
 
 
 def dtensor_like(piece: torch.Tensor, other: Any) -> torch.Tensor:
-    """Make a DTensor of this rank's piece with the layout of another DTensor: ``from_local`` without its 0.1 ms. Tried on 2.13.
+    """Make a DTensor of this rank's piece with the layout of another DTensor: ``from_local`` without its 0.1 ms. Tried
+    on 2.13.
 
     The piece gets the other's strides too: fused optimizers read both in memory order.
     """
@@ -172,7 +186,8 @@ def are_saved_tensors_hooked() -> bool:
 
 
 def as_functional(tensor: torch.Tensor) -> torch.Tensor:
-    """Wrap a tensor like the arguments of ``torch.func.functionalize``, so that copies of it may be written. Tried on 2.13."""
+    """Wrap a tensor like the arguments of ``torch.func.functionalize``, so that copies of it may be written. Tried on
+    2.13."""
     level = torch._C._functorch.current_level()
     return torch._C._functorch._wrap_functional_tensor(tensor, level)
 
@@ -188,13 +203,21 @@ def draws_random(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | Non
         return False
     if is_composite(op):
         return False  # the ops that it consists of decide: dropout in evaluation draws nothing
-    call_arguments = {a.name: args[k] if k < len(args) else a.default_value for k, a in enumerate(op._schema.arguments)} | dict(kwargs or {})
-    return call_arguments.get("dropout_p") != 0.0 and call_arguments.get("training") is not False and call_arguments.get("train") is not False
+    call_arguments = {
+        a.name: args[k] if k < len(args) else a.default_value for k, a in enumerate(op._schema.arguments)
+    } | dict(kwargs or {})
+    return (
+        call_arguments.get("dropout_p") != 0.0
+        and call_arguments.get("training") is not False
+        and call_arguments.get("train") is not False
+    )
 
 
 def is_composite(op: Any) -> bool:
     """Return whether an overload consists of other ops, which autograd sees. Tried on 2.13."""
-    return isinstance(op, OpOverload) and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+    return isinstance(op, OpOverload) and torch._C._dispatch_has_kernel_for_dispatch_key(
+        op.name(), "CompositeImplicitAutograd"
+    )
 
 
 def is_random_composite(op: Any) -> bool:
@@ -203,7 +226,8 @@ def is_random_composite(op: Any) -> bool:
 
 
 def operator_schema(op: OpOverload) -> str:
-    """Return the schema of a random op's twin: ``(Tensor self, float p=0.5, *, Tensor seed, int stream, int[]? order=None) -> Tensor``. Tried on 2.13."""
+    """Return the schema of a random op's twin: ``(Tensor self, float p=0.5, *, Tensor seed, int stream, int[]?
+    order=None) -> Tensor``. Tried on 2.13."""
     parameters, _, returned = str(op._schema).partition("(")[2].rpartition(") -> ")
     kept = [parameter.strip() for parameter in parameters.split(", ") if "Generator" not in parameter]
     star = [] if "*" in kept else ["*"]
@@ -216,7 +240,8 @@ def overload_of(op: torch.library.CustomOpDef) -> OpOverload:
 
 
 def with_defaults(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Return a call's arguments, all that can be positional by position, with defaults for missing ones. Tried on 2.13."""
+    """Return a call's arguments, all that can be positional by position, with defaults for missing ones. Tried on
+    2.13."""
     positional, rest = list(args), dict(kwargs)
     for argument in op._schema.arguments[len(args) :]:
         if not argument.kwarg_only:
@@ -256,7 +281,8 @@ def without_function_modes() -> contextlib.AbstractContextManager[Any]:
 
 
 def functional_name(op: OpOverload) -> tuple[str, str]:
-    """Return the packet and the overload of an in-place op's functional form: ``("add", "Tensor")`` for ``add_.Tensor``. Tried on 2.13."""
+    """Return the packet and the overload of an in-place op's functional form: ``("add", "Tensor")`` for
+    ``add_.Tensor``. Tried on 2.13."""
     return op._opname.removesuffix("_"), op._overloadname
 
 
@@ -274,8 +300,14 @@ def writes_outside(op: Any, args: tuple[Any, ...]) -> bool:
     """Return whether a call under fake tensors writes into a real tensor, which existed before. Tried on 2.13."""
     if not mutates(op):
         return False
-    written = [k for k, argument in enumerate(op._schema.arguments) if argument.alias_info is not None and argument.alias_info.is_write]
-    return any(isinstance(args[k], torch.Tensor) and not isinstance(args[k], FakeTensor) for k in written if k < len(args))
+    written = [
+        k
+        for k, argument in enumerate(op._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return any(
+        isinstance(args[k], torch.Tensor) and not isinstance(args[k], FakeTensor) for k in written if k < len(args)
+    )
 
 
 def is_transformed(tensor: torch.Tensor) -> bool:
@@ -308,7 +340,8 @@ def returns_alias(op: Any) -> bool:
 def strided_shard(dim: int, parts: int) -> Any:
     """Return the placement of a dim of ``parts`` equal parts, each of which is split: ``(3 4096/tp)``. Tried on 2.13.
 
-    DTensor uses it for FSDP over tensor parallelism. Optimizers, norms and ``full_tensor`` support it, checkpoints do not.
+    DTensor uses it for FSDP over tensor parallelism. Optimizers, norms and ``full_tensor`` support it, checkpoints do
+    not.
     """
     from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -326,8 +359,8 @@ def saved_by_min_cut(joint: fx.GraphModule, outputs: int) -> frozenset[str]:
     """Return the names of the values that torch's min-cut partitioner keeps for the backward. Tried on 2.13.
 
     Args:
-        joint: forward and backward, with placeholders ``primals_…`` and ``tangents_…``; ``meta`` has fake tensors (``val``)
-            and, for ops of the backward, the ``partitioner_tag``. The graph is changed.
+        joint: forward and backward, with placeholders ``primals_…`` and ``tangents_…``; ``meta`` has fake tensors
+            (``val``) and, for ops of the backward, the ``partitioner_tag``. The graph is changed.
         outputs: how many of its results are those of the forward; these come first.
     """
     from torch._functorch import config, partitioners  # imported late, because they load half of Inductor
@@ -338,17 +371,22 @@ def saved_by_min_cut(joint: fx.GraphModule, outputs: int) -> frozenset[str]:
     return frozenset(value.name for value in flat[outputs:])
 
 
-# tried on 2.13, on CPU: the step of many parameters in one kernel. It reads the tensors of a parameter in memory order, one element
-# after the other, whatever their strides are; it divides the gradients in place; it reads lr as a float32 on CUDA
+# tried on 2.13, on CPU: the step of many parameters in one kernel. It reads the tensors of a parameter in memory order,
+# one element after the other, whatever their strides are; it divides the gradients in place; it reads lr as a float32
+# on CUDA
 FUSED_ADAM = torch.ops.aten._fused_adam_.tensor_lr
 FUSED_ADAMW = torch.ops.aten._fused_adamw_.tensor_lr
 FUSED_SGD = torch.ops.aten._fused_sgd_.tensor_lr
 FUSED_ADAGRAD = torch.ops.aten._fused_adagrad_.tensor_lr
 
-assert_without_sync = torch._assert_async  # tried on 2.13: an error where a tensor is false, without waiting for the device
+assert_without_sync = (
+    torch._assert_async
+)  # tried on 2.13: an error where a tensor is false, without waiting for the device
 add_to_each = torch._foreach_add_  # tried on 2.13: adds a tensor without dims to each of a list in place
 copy_each = torch._foreach_copy_  # tried on 2.13: copies to each of a list the tensor of another list
-interpolate_each = torch._foreach_lerp_  # tried on 2.13: moves each of a list in place towards that of another by a share
+interpolate_each = (
+    torch._foreach_lerp_
+)  # tried on 2.13: moves each of a list in place towards that of another by a share
 
 
 @functools.cache
@@ -358,16 +396,20 @@ def has_kernel(op: OpOverload, device: str) -> bool:
 
 
 def steps_as(kind: type[torch.optim.Optimizer], base: type[torch.optim.Optimizer]) -> bool:
-    """Return whether a class of optimizers has the step and the state of a base. torch wraps ``step`` in each class. Tried on 2.13."""
-    return all(inspect.unwrap(getattr(kind, name, base)) is inspect.unwrap(getattr(base, name, base)) for name in ("step", "_init_group"))
+    """Return whether a class of optimizers has the step and the state of a base. torch wraps ``step`` in each class.
+    Tried on 2.13."""
+    return all(
+        inspect.unwrap(getattr(kind, name, base)) is inspect.unwrap(getattr(base, name, base))
+        for name in ("step", "_init_group")
+    )
 
 
 def start_gather(piece: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
     """Start ``[n …] → [ranks · n …]``; wait for the result as for those of ``FUNCTIONAL``.
 
-    On gloo this does not use ``all_gather_into_tensor``: that is a coalesced gather, which crashes ("malloc(): unaligned tcache chunk
-    detected") or hangs if several small ones run at once: some 30 of 16 to 128 bytes, within minutes. The gather of
-    ``torch.distributed`` does not. Tried on 2.13.
+    On gloo this does not use ``all_gather_into_tensor``: that is a coalesced gather, which crashes ("malloc():
+    unaligned tcache chunk detected") or hangs if several small ones run at once: some 30 of 16 to 128 bytes, within
+    minutes. The gather of ``torch.distributed`` does not. Tried on 2.13.
     """
     if piece.device.type != "cpu":
         return FUNCTIONAL.all_gather_into_tensor(piece, ranks, group)
@@ -375,7 +417,9 @@ def start_gather(piece: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
     from torch._C._distributed_c10d import _register_work  # tried on 2.13
     from torch.distributed.distributed_c10d import _resolve_process_group  # tried on 2.13
 
-    gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor  # the name is new in 2.13
+    gather = (
+        getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+    )  # the name is new in 2.13
     gathered = piece.new_empty((ranks * piece.shape[0], *piece.shape[1:]))
     _register_work(gathered, gather(gathered, piece, group=_resolve_process_group(group), async_op=True))
     return gathered
@@ -387,9 +431,12 @@ def note_a_step(optimizer: torch.optim.Optimizer) -> None:
 
 
 def refer_weakly(model: torch.nn.Module, whether: bool) -> None:
-    """Set or drop weak references of recurrent layers to their parameters: ``swap_tensors`` refuses them, a forward needs them. Tried on 2.13."""
+    """Set or drop weak references of recurrent layers to their parameters: ``swap_tensors`` refuses them, a forward
+    needs them. Tried on 2.13."""
     for layer in (module for module in model.modules() if isinstance(module, torch.nn.RNNBase)):
-        layer._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in layer._flat_weights] if whether else []
+        layer._flat_weight_refs = (
+            [None if weight is None else weakref.ref(weight) for weight in layer._flat_weights] if whether else []
+        )
 
 
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
@@ -399,48 +446,64 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
 
 def have_gradient_hooks(tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether hooks run on the gradient of one of these leaves. Tried on 2.13."""
-    return any(any(map(operator.attrgetter(hooks), tensors)) for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"))
+    return any(
+        any(map(operator.attrgetter(hooks), tensors)) for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks")
+    )
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Return how often a tensor's memory was written to; 0 for an inference tensor, which has no count. Tried on 2.13."""
+    """Return how often a tensor's memory was written to; 0 for an inference tensor, which has no count. Tried on
+    2.13."""
     return 0 if tensor.is_inference() else tensor._version
 
 
-def dtensor_around(piece: torch.Tensor, device_mesh: Any, placements: Sequence[Any], shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
-    """Make a DTensor whose local tensor is ``piece``, on its device; ``from_local`` would move it to the mesh's device. Tried on 2.13."""
+def dtensor_around(
+    piece: torch.Tensor, device_mesh: Any, placements: Sequence[Any], shape: Sequence[int], stride: Sequence[int]
+) -> torch.Tensor:
+    """Make a DTensor whose local tensor is ``piece``, on its device; ``from_local`` would move it to the mesh's device.
+    Tried on 2.13."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta  # tried on 2.13
 
-    spec = DTensorSpec(device_mesh, tuple(placements), tensor_meta=TensorMeta(torch.Size(shape), tuple(stride), piece.dtype))
+    spec = DTensorSpec(
+        device_mesh, tuple(placements), tensor_meta=TensorMeta(torch.Size(shape), tuple(stride), piece.dtype)
+    )
     return DTensor(piece, spec, requires_grad=False)
 
 
 def forget_groups(device_mesh: Any) -> None:
-    """Drop the closed groups of a device mesh: their threads end, also while DTensors keep the mesh. DTensor's rules for ops forget it,
-    too: else an op on an equal mesh would return a DTensor on this one. Tried on 2.13."""
+    """Drop the closed groups of a device mesh: their threads end, also while DTensors keep the mesh. DTensor's rules
+    for ops forget it, too: else an op on an equal mesh would return a DTensor on this one. Tried on 2.13."""
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache  # tried on 2.13
 
     device_mesh._pg_registry.clear()
     _clear_sharding_prop_cache()
 
 
-# -- graphs and nodes of torch.fx ---------------------------------------------------------------------------------------
+# -- graphs and nodes of torch.fx
+# ---------------------------------------------------------------------------------------
 
-inputs_of = operator.attrgetter("_input_nodes")  # tried on 2.13: the operands of a node, without the list of all_input_nodes
+inputs_of = operator.attrgetter(
+    "_input_nodes"
+)  # tried on 2.13: the operands of a node, without the list of all_input_nodes
 is_erased = operator.attrgetter("_erased")  # tried on 2.13
 
 
-def call_inserter(graph: fx.Graph, made: dict[fx.Node, Any]) -> Callable[[fx.Node, str, Any, tuple[Any, ...], Mapping[str, Any], Any], fx.Node]:
-    """Return ``Graph.call_function`` in front of a node, with this name or, if it has been used before, with a number appended.
+def call_inserter(
+    graph: fx.Graph, made: dict[fx.Node, Any]
+) -> Callable[[fx.Node, str, Any, tuple[Any, ...], Mapping[str, Any], Any], fx.Node]:
+    """Return ``Graph.call_function`` in front of a node, with this name or, if it has been used before, with a number
+    appended.
 
-    It omits what takes half of the time: an insertion point, checks of the arguments for symbolic numbers, hooks. ``about`` is
-    written to ``made`` before the node becomes part of the graph. Tried on 2.13.
+    It omits what takes half of the time: an insertion point, checks of the arguments for symbolic numbers, hooks.
+    ``about`` is written to ``made`` before the node becomes part of the graph. Tried on 2.13.
     """
     names = graph._graph_namespace
     used, named, tabled = names._used_names, names._obj_to_name, graph._find_nodes_lookup_table.insert
 
-    def insert(before: fx.Node, name: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], about: Any) -> fx.Node:
+    def insert(
+        before: fx.Node, name: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], about: Any
+    ) -> fx.Node:
         if name in used:
             name = names.create_name(name, None)
         made[node := fx.Node(graph, name, "call_function", target, args, kwargs)] = about  # type: ignore[arg-type]
@@ -455,7 +518,8 @@ def call_inserter(graph: fx.Graph, made: dict[fx.Node, Any]) -> Callable[[fx.Nod
 
 
 def set_arguments(node: fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Set ``node.args = args; node.kwargs = kwargs`` and update users, without a table update for each. Tried on 2.13."""
+    """Set ``node.args = args; node.kwargs = kwargs`` and update users, without a table update for each. Tried on
+    2.13."""
     node._update_args_kwargs(args, kwargs)
 
 
@@ -470,9 +534,11 @@ def tables_of(graph: fx.Graph, nodes: Iterable[fx.Node]) -> dict[Any, list[fx.No
     return {key: list(lookup.table[key]) for key in {lookup._key(node) for node in nodes}}
 
 
-def relink(graph: fx.Graph, order: Sequence[fx.Node], gone: Collection[fx.Node], tables: Mapping[Any, Sequence[fx.Node]]) -> None:
-    """Make ``order`` the nodes of a graph, without those in ``gone``; ``tables`` come from ``tables_of``. After an interrupt it may be
-    called again. Tried on 2.13."""
+def relink(
+    graph: fx.Graph, order: Sequence[fx.Node], gone: Collection[fx.Node], tables: Mapping[Any, Sequence[fx.Node]]
+) -> None:
+    """Make ``order`` the nodes of a graph, without those in ``gone``; ``tables`` come from ``tables_of``. After an
+    interrupt it may be called again. Tried on 2.13."""
     lookup, names = graph._find_nodes_lookup_table, graph._graph_namespace
     write = object.__setattr__  # Node's own method would first remove the node from a table
     for key, row in tables.items():
@@ -493,7 +559,10 @@ def relink(graph: fx.Graph, order: Sequence[fx.Node], gone: Collection[fx.Node],
 
 @contextlib.contextmanager
 def compiled_parts_in_eager() -> Iterator[None]:
-    """Run functions of torch.compile that are traced in this block as plain Python; elsewhere torch refuses to trace them. Tried on 2.13."""
+    """Run functions of torch.compile that are traced in this block as plain Python; elsewhere torch refuses to trace
+    them. Tried on 2.13."""
     with torch._dynamo.config.patch(error_on_nested_fx_trace=False), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")  # capture installs them
+        warnings.filterwarnings(
+            "ignore", r"Using `torch\.compile\(module\)` when there are global hooks"
+        )  # capture installs them
         yield

@@ -24,21 +24,23 @@ GRADIENTS = ("f32", "compute")
 
 @dataclass(frozen=True)
 class Amp(Pass):
-    """Decide for each op of a program captured in float32 in which dtype it takes its operands; the dtype of its result follows.
+    """Decide for each op of a program captured in float32 in which dtype it takes its operands; the dtype of its result
+    follows.
 
         x : f32[8 4] = input                                       x : f32[8 4] = input
         w : f32[4 4] = param                                       w : f32[4 4] = param
         mm : f32[8 4] = mm(x, w)                            →      mm : bf16[8 4] = mm(x as bf16, w as bf16)
         y : f32[8 4] = exp(mm)                                     y : f32[8 4] = exp(mm as f32)
 
-    This pass inserts no casts: ``place`` passes the dtypes on, and ``reshard`` puts the casts where fewer bytes move. With O2,
-    parameters that are mostly used in low precision become placeholders of low precision. ``low_precision(program)`` lists them, and
-    the caller keeps float32 copies.
+    This pass inserts no casts: ``place`` passes the dtypes on, and ``reshard`` puts the casts where fewer bytes move.
+    With O2, parameters that are mostly used in low precision become placeholders of low precision.
+    ``low_precision(program)`` lists them, and the caller keeps float32 copies.
 
     Attributes:
         amp: the policy, ``bf16-O1``, ``fp16-O1``, ``bf16-O2`` or ``fp16-O2``; ``None``: do nothing.
         keep: op by name → ``f32`` or the low precision, instead of the dtype of the policy.
-        gradients: the dtype of the gradients of parameters: ``f32``, or ``compute``, the dtype in which they are computed.
+        gradients: the dtype of the gradients of parameters: ``f32``, or ``compute``, the dtype in which they are
+            computed.
         device: the device whose op lists and kernels are used.
     """
 
@@ -68,11 +70,19 @@ class Amp(Pass):
                 edit.annotate(node, type=_typed(record_of(node).type, result), uses=uses if any(uses) else ())
             edit.annotate(program.output, uses=self.results(program, dtypes))
         low = Counter(DTYPE_NAMES[dtype] for dtype in low_precision(program).values())
-        ran = sum(any(dtype == policy.low for dtype in (result if isinstance(result, tuple) else (result,))) for node, result in dtypes.made.items() if node.op == "call_function")
-        return [f"{policy.name}: {ran} ops run in {DTYPE_NAMES[policy.low]}" + "".join(f"; {n} parameters are {dtype}" for dtype, n in low.items())]
+        ran = sum(
+            any(dtype == policy.low for dtype in (result if isinstance(result, tuple) else (result,)))
+            for node, result in dtypes.made.items()
+            if node.op == "call_function"
+        )
+        return [
+            f"{policy.name}: {ran} ops run in {DTYPE_NAMES[policy.low]}"
+            + "".join(f"; {n} parameters are {dtype}" for dtype, n in low.items())
+        ]
 
     def results(self, program: Program, found: Dtypes) -> tuple[Requirement | None, ...]:
-        """Return the required dtypes of the results: gradients as in ``gradients``, states in their own dtype, other values unchanged."""
+        """Return the required dtypes of the results: gradients as in ``gradients``, states in their own dtype, other
+        values unchanged."""
         homes = {node.name: node for node in program.placeholders}
         uses: list[Requirement | None] = []
         for value, result in zip(operands(program.output), record_of(program.output).results, strict=True):
@@ -82,7 +92,9 @@ class Amp(Pass):
                 required = found.made[homes[result.of]]
             elif result.kind == "grad" and self.gradients == "f32":
                 required = torch.float32
-            uses.append(Requirement(None, required) if isinstance(required, torch.dtype) and required != dtype else None)
+            uses.append(
+                Requirement(None, required) if isinstance(required, torch.dtype) and required != dtype else None
+            )
         return tuple(uses) if any(uses) else ()
 
 
@@ -91,7 +103,11 @@ def low_precision(program: Program) -> dict[str, torch.dtype]:
     parameters = {}
     for node in program.placeholders:
         record = record_of(node)
-        if record.role == "param" and isinstance(record.type, TensorType) and record.type.dtype in (torch.bfloat16, torch.float16):
+        if (
+            record.role == "param"
+            and isinstance(record.type, TensorType)
+            and record.type.dtype in (torch.bfloat16, torch.float16)
+        ):
             parameters[record.name or node.name] = record.type.dtype
     return parameters
 
@@ -102,10 +118,15 @@ def check_placeholder(node: fx.Node, amp: str) -> None:
     type = record.type
     assert isinstance(type, TensorType)
     is_checked = record.role in ("param", "input", "buffer", "state")
-    if is_checked and (type.dtype.is_complex or type.dtype == torch.float64 or (record.role == "param" and type.dtype.is_floating_point and type.dtype != torch.float32)):
+    if is_checked and (
+        type.dtype.is_complex
+        or type.dtype == torch.float64
+        or (record.role == "param" and type.dtype.is_floating_point and type.dtype != torch.float32)
+    ):
         kind = {"param": "parameter", "input": "input"}.get(record.role, "buffer")
         raise ValueError(
-            f"amp={shown(amp)} is for a model and data in float32; the {kind} {record.name or node.name} is {DTYPE_NAMES[type.dtype]}\n"
+            f"amp={shown(amp)} is for a model and data in float32; the {kind} {record.name or node.name} is "
+            f"{DTYPE_NAMES[type.dtype]}\n"
             f"  make it float32: model.float(); or leave amp=None, and the step runs in the model's own dtypes"
         )
 

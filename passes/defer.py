@@ -25,8 +25,9 @@ class Defer(Pass):
         a : f32[8 4] = add.Tensor(r, p as [8 4])                    add : f32[8 4] +tp = add.Tensor(p, q)
         b : f32[8 4] = add.Tensor(a, q as [8 4])            →       b : f32[8 4] = add.Tensor(r, add as [8 4])
 
-    Here ``p`` and ``q`` are pending over tp and ``r`` is not, so two reductions become one. The gradients of a value that
-    several products and a residual read are such a chain. Only sums that nothing else reads are reordered, within a phase.
+    Here ``p`` and ``q`` are pending over tp and ``r`` is not, so two reductions become one. The gradients of a value
+    that several products and a residual read are such a chain. Only sums that nothing else reads are reordered, within
+    a phase.
     """
 
     name: ClassVar[str] = "defer"
@@ -57,7 +58,11 @@ def _continues(node: fx.Node) -> bool:
     if user is None or len(node.users) > 1 or not _is_sum(user) or operands(user).count(node) > 1:
         return False
     record, next_record = record_of(node), record_of(user)
-    return record.phase == next_record.phase and record.type == next_record.type and _needs(user)[node] == record.type.layout  # type: ignore[union-attr]
+    return (
+        record.phase == next_record.phase
+        and record.type == next_record.type
+        and _needs(user)[node] == record.type.layout
+    )  # type: ignore[union-attr]
 
 
 def _needs(node: fx.Node) -> dict[fx.Node, Layout | None]:
@@ -83,7 +88,9 @@ def _reorder(edit: Edit, last: fx.Node) -> None:
     for value in addends:
         value_type = record_of(value).type
         assert isinstance(value_type, TensorType) and value_type.layout is not None
-        waits = value_type.attr.pending and all(kind == "sum" for _, kind in value_type.attr.pending)  # a sum of maxima is not a maximum
+        waits = value_type.attr.pending and all(
+            kind == "sum" for _, kind in value_type.attr.pending
+        )  # a sum of maxima is not a maximum
         groups.setdefault(value_type.layout if waits else type.layout, []).append(value)  # type: ignore[arg-type]
     if len(groups) < 2 or not any(layout != type.layout and len(group) > 1 for layout, group in groups.items()):
         return
@@ -93,7 +100,9 @@ def _reorder(edit: Edit, last: fx.Node) -> None:
         first, *rest = values
         for value in rest:
             need = Requirement(layout, type.dtype)
-            first = edit.insert(ADD, (first, value), before=last, type=TensorType(type.shape, type.dtype, layout), uses=(need, need))
+            first = edit.insert(
+                ADD, (first, value), before=last, type=TensorType(type.shape, type.dtype, layout), uses=(need, need)
+            )
         return first
 
     sums = [total(group, layout) for layout, group in groups.items()]

@@ -58,7 +58,9 @@ class Expand(Pass):
         program.mesh = mesh
         if not any(node.target in EXPANSIONS for node in program.nodes):
             return []
-        trial = LayoutPropagation(program, PropagationOptions(mesh, self.constraints, self.strict, self.whole), expanding=True)
+        trial = LayoutPropagation(
+            program, PropagationOptions(mesh, self.constraints, self.strict, self.whole), expanding=True
+        )
         trial.run()
         if trial.split:
             new: dict[fx.Node, Value] = {}
@@ -71,11 +73,15 @@ class Expand(Pass):
         """Put an op's expansion in its place.
 
         Args:
-            split: the Layout of the tensor that numbers the indices along the dim. The ops that read it know which indices a rank has.
+            split: the Layout of the tensor that numbers the indices along the dim. The ops that read it know which
+                indices a rank has.
             new: old value → its replacement, which keeps the constraint of the old value.
         """
         required = iter(record_of(node).uses or [None] * len(operands(node)))  # dtypes of mixed precision
-        args, kwargs = (map_operands(values, lambda operand: _required(typed(operand), next(required))) for values in (node.args, dict(node.kwargs)))
+        args, kwargs = (
+            map_operands(values, lambda operand: _required(typed(operand), next(required)))
+            for values in (node.args, dict(node.kwargs))
+        )
         args, kwargs = [typed(a) for a in args], {key: typed(value) for key, value in kwargs.items()}
         expansion = subgraph(EXPANSIONS[node.target].function, args, kwargs, self.device or torch.device("cpu"))
         inputs = [new.get(operand, operand) for operand in operands(node)]
@@ -89,7 +95,9 @@ class Expand(Pass):
                 return results[ref.step]
             types = expansion.steps[ref.step].type
             assert isinstance(types, tuple)
-            return edit.insert(operator.getitem, (results[ref.step], ref.part), before=node, type=types[ref.part], about=node)
+            return edit.insert(
+                operator.getitem, (results[ref.step], ref.part), before=node, type=types[ref.part], about=node
+            )
 
         for k, step in enumerate(expansion.steps):
             type = step.type
@@ -103,7 +111,11 @@ class Expand(Pass):
             uses = [needs[-ref.step - 1] if ref.step < 0 else None for ref in read]
             results.append(edit.insert(step.target, _filled(step.args, value), _filled(dict(step.kwargs), value), before=node, type=type, about=node,
                                        uses=uses if any(uses) else ()))  # fmt: skip
-        parts = {0: node} if len(expansion.results) == 1 and not is_tuple(node) else {int(user.args[1]): user for user in node.users}  # type: ignore[call-overload]
+        parts = (
+            {0: node}
+            if len(expansion.results) == 1 and not is_tuple(node)
+            else {int(user.args[1]): user for user in node.users}
+        )  # type: ignore[call-overload]
         for part, old in parts.items():
             ref = expansion.results[part]
             assert ref is not None

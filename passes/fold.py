@@ -27,9 +27,9 @@ class Fold(Pass):
         x_dp_dp : f32[8 4/dp] = slice(x_dp, 1, dp)            →      x_dp_1 : f32[8 4/dp] = all_to_all(x, 0, 1, dp)
         y : f32[8 4/dp] = relu(x_dp_dp)                              y : f32[8 4/dp] = relu(x_dp_1)
 
-    Such chains are a gather and a slice over the same axis, a transfer and its inverse, or two transitions in a row. They come
-    from edits and from programs of other tools, because a single transition has none. Only the bytes of transfers that nothing
-    else reads are counted. Chains do not cross phases, and contain no casts, which round.
+    Such chains are a gather and a slice over the same axis, a transfer and its inverse, or two transitions in a row.
+    They come from edits and from programs of other tools, because a single transition has none. Only the bytes of
+    transfers that nothing else reads are counted. Chains do not cross phases, and contain no casts, which round.
     """
 
     name: ClassVar[str] = "fold"

@@ -18,7 +18,8 @@ from autopar.transitions import cost
 
 @dataclass(frozen=True)
 class Follow(Pass):
-    """If all uses of a view or a cast need another Layout than it has, give it that Layout, and require it of its operand.
+    """If all uses of a view or a cast need another Layout than it has, give it that Layout, and require it of its
+    operand.
 
         y : f32[8/tp 4] = …                                        y : f32[8/tp 4] = …
         t : f32[4 8/tp] = t(y)                              →      t : f32[4 8] = t(y as [8 4])
@@ -26,9 +27,9 @@ class Follow(Pass):
         c : f32[8 2] = mm(y as [8 4], d)                           c : f32[8 2] = mm(y as [8 4], d)
 
     So two transfers of two views of one value become one transfer of the value, and the gradient of a cast parameter is
-    reduced to the parameter's pieces before it is cast back. The pass never moves more bytes, never crosses phases (a value that
-    the forward keeps for the backward stays split), and never changes a pending value, whose sum passes through views. It walks
-    backwards, in linear time, so that whole chains change.
+    reduced to the parameter's pieces before it is cast back. The pass never moves more bytes, never crosses phases (a
+    value that the forward keeps for the backward stays split), and never changes a pending value, whose sum passes
+    through views. It walks backwards, in linear time, so that whole chains change.
     """
 
     name: ClassVar[str] = "follow"
@@ -52,7 +53,12 @@ def _followed(node: fx.Node, changed: dict[fx.Node, Record]) -> Record | None:
     record = record_of(node)
     have = record.type
     casts = node.target in CASTS
-    if len(record.uses) != 1 or not isinstance(have, TensorType) or have.attr.pending or not (casts or bind_node(node).rule.view):
+    if (
+        len(record.uses) != 1
+        or not isinstance(have, TensorType)
+        or have.attr.pending
+        or not (casts or bind_node(node).rule.view)
+    ):
         return None
     if any(user.op == "output" and not (casts and _is_gradient(node, user)) for user in node.users):
         return None
@@ -62,7 +68,13 @@ def _followed(node: fx.Node, changed: dict[fx.Node, Record]) -> Record | None:
     if len(needs) != 1:
         return None
     need, same_phase = needs.pop()
-    if need is None or not same_phase or need.dtype != have.dtype or have.layout in (None, need.layout) or need.layout.attr.pending:
+    if (
+        need is None
+        or not same_phase
+        or need.dtype != have.dtype
+        or have.layout in (None, need.layout)
+        or need.layout.attr.pending
+    ):
         return None
     bound = bind_node(node)
     (value,) = operands(node)

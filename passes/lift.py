@@ -24,9 +24,9 @@ class Lift(Pass):
         a : f32[8 2] = mm(v as [8 4], b)                           a : f32[8 2] = mm(v as [8 4], b)
         c : f32[4 2] = mm(t as [4 8], d)                           c : f32[4 2] = mm(t, d)
 
-    Two reductions of the same numbers become one. A view that a sum of pending values reads stays pending. Any other op with one
-    operand and one result through which a sum passes, such as the sum over a dim, counts as a view. The pass works within a phase,
-    and is linear in the graph.
+    Two reductions of the same numbers become one. A view that a sum of pending values reads stays pending. Any other op
+    with one operand and one result through which a sum passes, such as the sum over a dim, counts as a view. The pass
+    works within a phase, and is linear in the graph.
     """
 
     name: ClassVar[str] = "lift"

@@ -30,19 +30,20 @@ class Place(Pass):
         t : f32[64 256] = t(up)                                t : f32[64 256/tp] = t(up)
         mm : f32[32 256] = mm(x, t)                            mm : f32[32/dp 256/tp] = mm(x, t)
 
-    Each op takes one of the splits that its operands already have. Over an axis that splits the inputs, data stays in place
-    and parameters are moved; over the other axes parameters stay and data is moved; then the fewest bytes
-    decide. A pending sum passes through views and through additions whose operands are all pending, and is reduced
-    before any other use: to a split, if one of its users needs it split. A tangent has the Layout of its value. A gradient
-    is returned in its parameter's Layout, and computed in it over the axes on which parameters stay. Returned values are
+    Each op takes one of the splits that its operands already have. Over an axis that splits the inputs, data stays in
+    place and parameters are moved; over the other axes parameters stay and data is moved; then the fewest bytes decide.
+    A pending sum passes through views and through additions whose operands are all pending, and is reduced before any
+    other use: to a split, if one of its users needs it split. A tangent has the Layout of its value. A gradient is
+    returned in its parameter's Layout, and computed in it over the axes on which parameters stay. Returned values are
     reduced. Values without operands are replicated.
 
     Attributes:
         mesh: the mesh; by default the program's own.
         constraints: node → DistAttr; a Layout that a node of the traced program already has is a constraint too. Other
-            placeholders are replicated. All readers of a constrained result read it in this layout; dims with ``?`` are free.
-        strict: refuse ops without a rule. Otherwise a rule is discovered by running the op; if none is found, the op runs on whole
-            operands on every rank. The report notes both.
+            placeholders are replicated. All readers of a constrained result read it in this layout; dims with ``?`` are
+            free.
+        strict: refuse ops without a rule. Otherwise a rule is discovered by running the op; if none is found, the op
+            runs on whole operands on every rank. The report notes both.
         whole: whether returned values are gathered.
     """
 
@@ -69,7 +70,8 @@ class Place(Pass):
 
 
 def notes(program: Program) -> list[str]:
-    """Note for each op without a rule, with the user's line, the rule that was discovered, or that every rank computes all of it."""
+    """Note for each op without a rule, with the user's line, the rule that was discovered, or that every rank computes
+    all of it."""
     discovered: dict[tuple[str, str], list[fx.Node]] = {}
     whole: dict[tuple[str, str, str], list[fx.Node]] = {}
     for node in program.nodes:
@@ -82,14 +84,15 @@ def notes(program: Program) -> list[str]:
     texts = []
     for (line, place), nodes in discovered.items():
         texts.append(
-            f"{rule_of(nodes[0].target).op} has no sharding rule: one was found by running it on pieces ({len(nodes)} times); "
-            f"register it to be certain, and to silence this note\n    {line}{place}"
+            f"{rule_of(nodes[0].target).op} has no sharding rule: one was found by running it on pieces ({len(nodes)} "
+            f"times); register it to be certain, and to silence this note\n    {line}{place}"
         )
     for (op, why, place), nodes in whole.items():
         gathered, computed = (sum(map(bytes_of, nodes)) for bytes_of in (_gathered, _made))
         texts.append(
-            f"{op} has no sharding rule, and none was found: {why}; each rank computes all of it, on whole operands ({len(nodes)} times, "
-            f"{gathered:,} bytes gathered, {computed:,} bytes of results); register_rule one, or refuse it with strict=True{place}"
+            f"{op} has no sharding rule, and none was found: {why}; each rank computes all of it, on whole operands "
+            f"({len(nodes)} times, {gathered:,} bytes gathered, {computed:,} bytes of results); register_rule one, or "
+            f"refuse it with strict=True{place}"
         )
     return texts
 
@@ -103,7 +106,11 @@ def _registered(node: fx.Node, bound: Bound) -> str:
 def _gathered(node: fx.Node) -> int:
     """Return the bytes that the worst rank receives so that an op's operands have the required layouts."""
     pairs = [(record_of(value).type, use) for value, use in zip(operands(node), record_of(node).uses, strict=True)]
-    return sum(cost(type, replace(type, layout=use.layout)) for type, use in pairs if isinstance(type, TensorType) and use is not None)
+    return sum(
+        cost(type, replace(type, layout=use.layout))
+        for type, use in pairs
+        if isinstance(type, TensorType) and use is not None
+    )
 
 
 def _made(node: fx.Node) -> int:

@@ -23,7 +23,8 @@ from autopar.torch_private import OpOverload, returns_alias
 
 @dataclass(frozen=True)
 class Recompute(Pass):
-    """Activation checkpointing (Chen et al., arXiv:1604.06174): copy forward ops to the backward, before the first op that needs them.
+    """Activation checkpointing (Chen et al., arXiv:1604.06174): copy forward ops to the backward, before the first op
+    that needs them.
 
         forward:                                              forward:
           a : f32[8 64] = mm(x, v)                              a : f32[8 64] = mm(x, v)
@@ -36,14 +37,14 @@ class Recompute(Pass):
                                                                 t : f32[64 8] = t(h_again)
 
     The inputs of a region are kept. Values computed in it are not kept, except returned values and values that are
-    read outside of it both in the forward and in the backward, such as the input of the next layer: recomputing those would
-    recompute the regions before it, one by one, back to the first. Random ops draw the same numbers again, because their seed and
-    stream are the same. An op that reads a state is kept, because the state already has its next value in the backward. A forward op
-    whose result only the backward reads is moved there.
+    read outside of it both in the forward and in the backward, such as the input of the next layer: recomputing those
+    would recompute the regions before it, one by one, back to the first. Random ops draw the same numbers again,
+    because their seed and stream are the same. An op that reads a state is kept, because the state already has its next
+    value in the backward. A forward op whose result only the backward reads is moved there.
 
     Attributes:
-        what: ``"blocks"``: the layers of the model, which are numbered modules that contain modules; one or several globs over module paths;
-            or ``"min-cut"``: all values but those that torch's partitioner would keep.
+        what: ``"blocks"``: the layers of the model, which are numbered modules that contain modules; one or several
+            globs over module paths; or ``"min-cut"``: all values but those that torch's partitioner would keep.
         mesh, constraints: as for ``place``; the constraint of a value also holds for its copy.
     """
 
@@ -62,7 +63,9 @@ class Recompute(Pass):
         moved = unread(program, first)
         with program.edit() as edit:
             for node, before in reversed(first.items()):
-                args, kwargs = (map_operands(values, lambda n: new.get(n, n)) for values in (node.args, dict(node.kwargs)))
+                args, kwargs = (
+                    map_operands(values, lambda n: new.get(n, n)) for values in (node.args, dict(node.kwargs))
+                )
                 new[node] = edit.insert(node.target, args, kwargs, before=before, type=self.type(node), phase=record_of(before).phase,
                                         name=f"{node.name}_again", about=node, uses=record_of(node).uses)  # fmt: skip
             for node, copy in new.items():
@@ -72,7 +75,8 @@ class Recompute(Pass):
             for node in moved:
                 edit.erase(node)
         kept = [n for n in program.nodes if n.op == "call_function" and record_of(n).phase == "forward" and _is_kept(n)]
-        return [f"{len(new) - len(moved)} ops of the forward run again in the backward, {len(moved)} have moved there; {_bytes(first):,} bytes of "
+        return [f"{len(new) - len(moved)} ops of the forward run again in the backward, {len(moved)} have moved "
+                f"there; {_bytes(first):,} bytes of "
                 f"values are computed again, {_bytes(kept):,} are kept (whole values, views counted too)"]  # fmt: skip
 
     def type(self, node: fx.Node) -> ValueType:
@@ -84,7 +88,8 @@ class Recompute(Pass):
 
 
 def needed(program: Program, region: Regions) -> dict[fx.Node, fx.Node]:
-    """Map each recomputed value to the backward op before which it is computed, in reverse order of the forward. One backward walk."""
+    """Map each recomputed value to the backward op before which it is computed, in reverse order of the forward. One
+    backward walk."""
     place = {node: k for k, node in enumerate(program.nodes)}
     pinned = reading_states(program)
     first_readers: dict[fx.Node, fx.Node] = {}
@@ -93,7 +98,11 @@ def needed(program: Program, region: Regions) -> dict[fx.Node, fx.Node]:
             continue
         op = node.args[0] if is_getitem(node) else node  # some of several results may be kept, but a copy reads a copy
         own_region = region(op) if region(node) is not None else None  # type: ignore[arg-type]
-        readers = {user: first_readers.get(user, user) for user in node.users if record_of(user).phase != "forward" or user in first_readers}
+        readers = {
+            user: first_readers.get(user, user)
+            for user in node.users
+            if record_of(user).phase != "forward" or user in first_readers
+        }
         if own_region is None or not readers or op in pinned or any(user.op == "output" for user in node.users):
             continue
         others = {user for user in node.users if region(user) != own_region}
@@ -109,7 +118,11 @@ def reading_states(program: Program) -> set[fx.Node]:
     for node in program.nodes if views else ():
         if node.op == "call_function" and not views.isdisjoint(operands(node)):
             readers.add(node)
-            if is_getitem(node) or returns_alias(node.target) or (isinstance(node.target, OpOverload) and rule_of(node.target).view):
+            if (
+                is_getitem(node)
+                or returns_alias(node.target)
+                or (isinstance(node.target, OpOverload) and rule_of(node.target).view)
+            ):
                 views.add(node)
     return readers
 

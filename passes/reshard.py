@@ -59,9 +59,11 @@ _NONE: list[Call] = []
 
 
 def disagreements(program: Program) -> Iterator[tuple[fx.Node, int, fx.Node, list[Call], fx.Node, str]]:
-    """Yield every use that disagrees with its value: user, operand index, value, the transfers, the node that they precede, their phase.
+    """Yield every use that disagrees with its value: user, operand index, value, the transfers, the node that they
+    precede, their phase.
 
-    The transfers of results of the forward are at the end of the forward, those of other results at the end of the program.
+    The transfers of results of the forward are at the end of the forward, those of other results at the end of the
+    program.
     """
     output = program.output
     about = record_of(output)
@@ -104,8 +106,8 @@ def disagreements(program: Program) -> Iterator[tuple[fx.Node, int, fx.Node, lis
 class _Known:
     """Caches the transfers of disagreements.
 
-    The layers of a model have the same disagreements, mostly with the same Layout objects. So a disagreement is looked up by the
-    identity of its objects first, and only then compared by value.
+    The layers of a model have the same disagreements, mostly with the same Layout objects. So a disagreement is looked
+    up by the identity of its objects first, and only then compared by value.
     """
 
     def __init__(self) -> None:

@@ -27,10 +27,10 @@ class Share(Pass):
         x_tp_1 : f32[32 64] = all_gather(x, 0, tp)              b : f32[32 8] = mm(x_tp, w)
         b : f32[32 8] = mm(x_tp_1, w)
 
-    Transfers are not shared across phases: the backward gathers again what the forward gathered, so that it need not be kept.
-    There are three exceptions. A value that the forward reduced is kept, because it is no larger than the partial sums that would be
-    kept instead. So is a value that the forward cast to fewer bytes, except parameters, which are kept anyway. And so are the gathered
-    parameters of the block with which the forward ends and the backward begins.
+    Transfers are not shared across phases: the backward gathers again what the forward gathered, so that it need not be
+    kept. There are three exceptions. A value that the forward reduced is kept, because it is no larger than the partial
+    sums that would be kept instead. So is a value that the forward cast to fewer bytes, except parameters, which are
+    kept anyway. And so are the gathered parameters of the block with which the forward ends and the backward begins.
     """
 
     name: ClassVar[str] = "share"
@@ -46,7 +46,13 @@ class Share(Pass):
                 if node.target not in transfers.BY_FUNCTION:
                     continue
                 args = map_operands(node.args, lambda n: kept.get(n, n))
-                phase = "" if node.target in REDUCTIONS or _narrows(node) else "forward" if node in turning else record_of(node).phase
+                phase = (
+                    ""
+                    if node.target in REDUCTIONS or _narrows(node)
+                    else "forward"
+                    if node in turning
+                    else record_of(node).phase
+                )
                 key = (node.target, _hashable(args), _hashable(node.kwargs), phase)
                 kept[node] = twin = first.setdefault(key, node)
                 if twin is not node:
@@ -60,13 +66,16 @@ def _narrows(node: fx.Node) -> bool:
     source, result = record_of(value).type, record_of(node).type
     if node.target is not transfers.cast or not isinstance(source, TensorType) or not isinstance(result, TensorType):
         return False
-    while value.op == "call_function" and (value.target in transfers.BY_FUNCTION or ((rule := RULES.get(value.target)) and rule.view)):  # type: ignore[arg-type]
+    while value.op == "call_function" and (
+        value.target in transfers.BY_FUNCTION or ((rule := RULES.get(value.target)) and rule.view)
+    ):  # type: ignore[arg-type]
         (value,) = operands(value)
     return value.op == "call_function" and result.dtype.itemsize < source.dtype.itemsize
 
 
 def _turning(program: Program) -> set[fx.Node]:
-    """Return the gathers of parameters in the backward that belong to the last block of the forward, with which the backward begins."""
+    """Return the gathers of parameters in the backward that belong to the last block of the forward, with which the
+    backward begins."""
     block = block_of(program)
     last: str | None = None
     gathers = set()

@@ -22,7 +22,8 @@ LOW = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Widen(Pass):
-    """Cast a pending value of low precision to float32 before the uses that need it reduced; the dtypes of the uses stay.
+    """Cast a pending value of low precision to float32 before the uses that need it reduced; the dtypes of the uses
+    stay.
 
         mm : bf16[8 4] +tp = mm(x, w)                               mm : bf16[8 4] +tp = mm(x, w)
         y : bf16[8 4] = relu(mm as [8 4])                   →       wide : f32[8 4] +tp = _to_copy(mm, dtype=f32)
@@ -30,11 +31,13 @@ class Widen(Pass):
 
         t : bf16[8 4] +dp = t(mm_1)                                 t : bf16[8 4] +dp = t(mm_1)
         sum : f32[8/dp 4] = add.Tensor(g, t as [8/dp 4])    →       wide : f32[8 4] +dp = _to_copy(t, dtype=f32)
-                                                                    sum : f32[8/dp 4] = add.Tensor(g, wide as f32[8/dp 4])
+                                                                    sum : f32[8/dp 4] = add.Tensor(g, wide as f32[8/dp
+                                                                    4])
 
-    A pending value is never narrowed, so ``reshard`` inserts a reduction in float32 and then a cast. An addition in float32 reads the
-    float32 value, so that a gradient is not rounded once more before it is added to its sum. The pass runs before ``reshard``. It is for
-    groups so large that addends with 8 or 11 bits of precision round too much; the reductions then have twice the bytes.
+    A pending value is never narrowed, so ``reshard`` inserts a reduction in float32 and then a cast. An addition in
+    float32 reads the float32 value, so that a gradient is not rounded once more before it is added to its sum. The pass
+    runs before ``reshard``. It is for groups so large that addends with 8 or 11 bits of precision round too much; the
+    reductions then have twice the bytes.
     """
 
     name: ClassVar[str] = "widen"
@@ -62,7 +65,8 @@ class Widen(Pass):
 
 
 def _reduces(value: fx.Node, need: Requirement) -> bool:
-    """Whether a use needs a pending sum of low precision reduced. A maximum is one of the values: reducing it rounds nothing."""
+    """Whether a use needs a pending sum of low precision reduced. A maximum is one of the values: reducing it rounds
+    nothing."""
     type = record_of(value).type
     if not isinstance(type, TensorType) or type.dtype not in LOW or need.layout is None:
         return False

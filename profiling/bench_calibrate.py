@@ -1,4 +1,5 @@
-"""Measure how long collectives take on this machine; with --write, write a machine description that prices are made of."""
+"""Measure how long collectives take on this machine; with --write, write a machine description that prices are made
+of."""
 
 from autopar.costs.calibrate import arguments, run
 

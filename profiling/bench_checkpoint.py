@@ -67,7 +67,11 @@ def run(options: argparse.Namespace) -> str:
     def ratio(what: str, one: str, other: str) -> str:
         return f"{statistics.median(a / b for a, b in zip(times[f'{what} {one}'], times[f'{what} {other}'], strict=True)):.2f}"
 
-    lines = [f"{options.megabytes} MB in 16 tensors, one process, {options.rounds} rounds; CRC-32 of zlib at {rate:.2f} GB/s\n", f"{'median':28}{'seconds':>10}"]
+    lines = [
+        f"{options.megabytes} MB in 16 tensors, one process, {options.rounds} rounds; CRC-32 of zlib at {rate:.2f} "
+        f"GB/s\n",
+        f"{'median':28}{'seconds':>10}",
+    ]
     lines += [f"{name:28}{statistics.median(values):10.3f}" for name, values in times.items()]
     lines += [
         f"\nsave, with CRC-32 / without                        {ratio('save', 'with CRC-32', 'without')}",

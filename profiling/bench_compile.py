@@ -1,7 +1,8 @@
 """Llama-2-7B, forward and backward, to the local programs: seconds, memory, and how each part grows with the layers.
 
-The model is on meta, dims full, sequence 2048, Megatron over tp on dp=2 tp=2. Of several runs each part's fastest counts.
-The exponent is that of seconds over nodes; 1 is linear. Memory is the peak (VmHWM) of a process of its own that compiles once, and what it was before that.
+The model is on meta, dims full, sequence 2048, Megatron over tp on dp=2 tp=2. Of several runs each part's fastest
+counts. The exponent is that of seconds over nodes; 1 is linear. Memory is the peak (VmHWM) of a process of its own that
+compiles once, and what it was before that.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ def high_water() -> int:
 
 def run(options: argparse.Namespace) -> str:
     measure(2, options.preset)  # first imports, caches of rules
-    rows = {layers: fastest([measure(layers, options.preset) for _ in range(options.repeat)]) for layers in options.layers}
+    rows = {
+        layers: fastest([measure(layers, options.preset) for _ in range(options.repeat)]) for layers in options.layers
+    }
     lines = [f"{'':20}" + "".join(f"{layers:>10}" for layers in rows) + f"{'exponent':>10}"]
     nodes = np.log([row["nodes"] for row in rows.values()])
     for name in next(iter(rows.values())):
@@ -98,6 +101,15 @@ def run(options: argparse.Namespace) -> str:
         lines.append(f"{name:20}" + "".join(f"{v:10.0f}" if counted else f"{v:10.3f}" for v in values) + exponent)
     said = [PEAK, sys.path[0], str(max(options.layers)), options.preset], [PEAK, sys.path[0], "32", options.preset]
     for command in said:
-        out = subprocess.run([sys.executable, "-c", *command], check=True, capture_output=True, text=True).stdout.split()
-        lines.append(f"peak memory with {command[2]} layers, cold process: {out[-2]} MB, of which {out[-1]} MB before (torch, transformers)")
-    return f"{options.preset} on {MESH}, {torch.get_num_threads()} threads; seconds, counts by layers\n" + "\n".join(lines) + "\n"
+        out = subprocess.run(
+            [sys.executable, "-c", *command], check=True, capture_output=True, text=True
+        ).stdout.split()
+        lines.append(
+            f"peak memory with {command[2]} layers, cold process: {out[-2]} MB, of which {out[-1]} MB before (torch, "
+            f"transformers)"
+        )
+    return (
+        f"{options.preset} on {MESH}, {torch.get_num_threads()} threads; seconds, counts by layers\n"
+        + "\n".join(lines)
+        + "\n"
+    )

@@ -1,8 +1,9 @@
 """Looking whether the Python values that forward reads are as they were, at each call: a Llama of 32 layers, on meta.
 
-``look`` is what a call does where nothing has changed; ``equal`` where a float is another object of the same value, ``changed`` what finding out
-costs where one has changed. ``inventory`` is the walk over the modules that a call makes anyway, whose list of modules the look compares. Each is
-the fastest of ``--times``, so that what else the machine does is not part of it.
+``look`` is what a call does where nothing has changed; ``equal`` where a float is another object of the same value,
+``changed`` what finding out costs where one has changed. ``inventory`` is the walk over the modules that a call makes
+anyway, whose list of modules the look compares. Each is the fastest of ``--times``, so that what else the machine does
+is not part of it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def run(options: argparse.Namespace) -> str:
     walk = fastest(lambda: model_state(model), max(1, options.times // 10))
     verdict = "within" if look <= LIMIT else "above"
     return (
-        f"{len(modules)} modules, {len(guards.found)} values of {len(guards._reads)} objects; captured in {seconds:.1f} s\n\n"
+        f"{len(modules)} modules, {len(guards.found)} values of {len(guards._reads)} objects; captured in "
+        f"{seconds:.1f} s\n\n"
         f"look      {look:8.1f} us   {verdict} the {LIMIT:.0f} us that were asked for\n"
         f"equal     {equally:8.1f} us\nchanged   {changed:8.1f} us\ninventory {walk:8.1f} us\n"
     )

@@ -78,5 +78,7 @@ def run(options: argparse.Namespace) -> str:
         values = [row[name] for row in rows.values()]
         counted = name in ("nodes", "inserted") or name.startswith("commits")
         exponent = "" if counted or len(rows) < 2 else f"{np.polyfit(nodes, np.log(values), 1)[0]:10.2f}"
-        lines.append(f"{name:20}" + "".join(f"{value:10.0f}" if counted else f"{value:10.1f}" for value in values) + exponent)
+        lines.append(
+            f"{name:20}" + "".join(f"{value:10.0f}" if counted else f"{value:10.1f}" for value in values) + exponent
+        )
     return "layers; milliseconds, counts\n" + "\n".join(lines) + "\n"

@@ -1,6 +1,8 @@
-"""Planning of random new transitions on meshes of three and four axes: functions called and milliseconds of the processor.
+"""Planning of random new transitions on meshes of three and four axes: functions called and milliseconds of the
+processor.
 
-A *new* pair was never planned before, in a process that has planned others; a *first* one has all caches cleared before it.
+A *new* pair was never planned before, in a process that has planned others; a *first* one has all caches cleared before
+it.
 """
 
 from __future__ import annotations

@@ -33,7 +33,10 @@ def run(options: argparse.Namespace) -> str:
             made = _parallel(kind, steps)
             seconds = time.process_time() - start
             calls = _calls(lambda kind=kind, steps=steps: _parallel(kind, steps)) if steps <= MOST else 0
-            lines, shown = len(list(made.program.nodes)), f"{calls:12,} {calls / steps:11,.0f}" if calls else f"{'–':>12} {'–':>11}"
+            lines, shown = (
+                len(list(made.program.nodes)),
+                f"{calls:12,} {calls / steps:11,.0f}" if calls else f"{'–':>12} {'–':>11}",
+            )
             rows.append(f"{kind:6} {steps:6} {lines:7,} {shown} {seconds:8.2f} {seconds / steps * 1e3:8.1f}")
     return "\n".join([*rows, ""])
 

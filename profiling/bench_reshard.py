@@ -4,7 +4,8 @@ The setting of PaddlePaddle #60022, as far as it exists here: 12 layers, dims fu
 on dp=2 tp=2, Megatron over tp, parameters and gradients split over dp as well. The pass alone is timed, with what it
 asks for (the transitions), and not the capture. Seconds are those of the CPU, on which the pass is one thread, so that
 other processes do not count; of several runs the fastest. With ``--step`` those of a training step, too: ``micro``,
-forward and backward of one micro-batch, ``update``, and the low-precision ``copy`` of parameters; and what all passes take.
+forward and backward of one micro-batch, ``update``, and the low-precision ``copy`` of parameters; and what all passes
+take.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", type=positive, nargs="+", default=[12])
     parser.add_argument("--mode", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--step", action="store_true", help="the programs of a training step, too")
-    parser.add_argument("--outside", action="store_true", help="the same edits, metadata kept by Inductor's FakeTensorUpdater")
+    parser.add_argument(
+        "--outside", action="store_true", help="the same edits, metadata kept by Inductor's FakeTensorUpdater"
+    )
     parser.add_argument("--whole", action="store_true", help="reshard's share of a call of parallelize")
 
 
@@ -116,7 +119,8 @@ def table(title: str, placed: Program, kinds: Counter[str], runs: dict[str, Run]
     every = list(runs.values())
     fastest = min(run.seconds for run in every)
     return "\n".join([
-        f"{title}: {len(placed.graph.nodes)} nodes, {kinds.total()} inserted ({', '.join(f'{n} {kind}' for kind, n in kinds.most_common())})",
+        f"{title}: {len(placed.graph.nodes)} nodes, {kinds.total()} inserted "
+        f"({', '.join(f'{n} {kind}' for kind, n in kinds.most_common())})",
         f"{'':24}" + "".join(f"{mode:>14}" for mode in runs),
         row("milliseconds", [run.seconds * 1e3 for run in every], ".1f"),
         row("times the fastest", [run.seconds / fastest for run in every], ".1f"),
@@ -180,14 +184,19 @@ def whole(layers: int) -> str:
     spent = {(Path(file).name, name): row[3] for (file, _, name), row in stats.stats.items()}  # type: ignore[attr-defined]
     part = spent["reshard.py", "run"]
     return (
-        f"parallelize with an example, {layers} layers: {seconds:.2f} s, of which reshard {ms:.1f} ms, {ms / seconds / 10:.2f} %\n"
-        f"  under cProfile {stats.total_tt:.2f} s, of which reshard {part * 1e3:.0f} ms, {part / stats.total_tt * 100:.2f} %\n"  # type: ignore[attr-defined]
+        f"parallelize with an example, {layers} layers: {seconds:.2f} s, of which reshard {ms:.1f} ms, "
+        f"{ms / seconds / 10:.2f} %\n"
+        f"  under cProfile {stats.total_tt:.2f} s, of which reshard {part * 1e3:.0f} ms, "
+        f"{part / stats.total_tt * 100:.2f} %\n"  # type: ignore[attr-defined]
     )
 
 
 def step(layers: int, options: argparse.Namespace) -> str:
     """The programs of a training step: reshard in each mode, and then all passes."""
-    said = [f"a training step on {MESH}, {STEP_PLAN}; AdamW, {', '.join(f'{name}={value!r}' for name, value in STEP.items())}\n"]
+    said = [
+        f"a training step on {MESH}, {STEP_PLAN}; AdamW, "
+        f"{', '.join(f'{name}={value!r}' for name, value in STEP.items())}\n"
+    ]
     steps = [placed_step(layers) for _ in range(COMPILED)]
     programs = steps[0].programs
     measured = {mode: measure(programs, mode) for mode in options.mode}
@@ -207,7 +216,9 @@ def all_passes(steps: list[PlacedStep]) -> str:
     for name in steps[0].reports:
         for same in zip(*(step.reports[name] for step in steps), strict=True):
             ms, first = min(report.ms for report in same), same[0]
-            said.append(f"{f'{name}: {first.name}':24}{ms:14.1f}{first.inserted:14d}{first.removed:14d}{first.commits:14d}")
+            said.append(
+                f"{f'{name}: {first.name}':24}{ms:14.1f}{first.inserted:14d}{first.removed:14d}{first.commits:14d}"
+            )
     return "\n".join(said) + "\n"
 
 
@@ -249,5 +260,7 @@ def run(options: argparse.Namespace) -> str:
     points = {mode: [(row[mode].counts.inserted, row[mode].seconds) for row in rows.values()] for mode in options.mode}
     plot(points, list(rows), folder / "reshard.png")
     said.append(f"{shown}/reshard.png: seconds over inserted ops\n")
-    said.append(f"{shown}/reshard.speedscope.json: where the time goes, sampled, {least} layers; drop it on speedscope.app\n")
+    said.append(
+        f"{shown}/reshard.speedscope.json: where the time goes, sampled, {least} layers; drop it on speedscope.app\n"
+    )
     return HEAD + "\n".join(said)

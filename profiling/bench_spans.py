@@ -1,8 +1,10 @@
-"""Zero Bubble's published bubble rates of the longest span of a rank (ZB-2p), and what ``optimise(objective="span")`` finds.
+"""Zero Bubble's published bubble rates of the longest span of a rank (ZB-2p), and what ``optimise(objective="span")``
+finds.
 
 Times are the published ones in ms. Memory is as published: each rank has room for 2p activations; an activation takes
-34 h + 5 a s bytes of a token (hidden size h, heads a, sequence 1024), and what is kept of it for the weight gradient 32 h.
-Bound: the rate below which no schedule within this memory is; where found is equal to it, that is proven to be the best.
+34 h + 5 a s bytes of a token (hidden size h, heads a, sequence 1024), and what is kept of it for the weight gradient 32
+h. Bound: the rate below which no schedule within this memory is; where found is equal to it, that is proven to be the
+best.
 """
 
 from __future__ import annotations
@@ -38,16 +40,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> str:
-    lines = [f"{'model':6}{'p':>4}{'m':>5}{'published':>11}{'found':>9}{'bound':>9}{'best fixed':>12}{'peak':>7}{'seconds':>9}"]
+    lines = [
+        f"{'model':6}{'p':>4}{'m':>5}{'published':>11}{'found':>9}{'bound':>9}{'best fixed':>12}{'peak':>7}{'seconds':>9}"
+    ]
     for model, ranks, batches, times, hidden, heads, rate in PUBLISHED:
         print(f"{model}, m = {batches}", file=sys.stderr, flush=True)
         sizes = Sizes(for_weights=32 * hidden / (34 * hidden + 5 * heads * SEQUENCE))
         start = time.process_time()
-        found = optimise(Times(*times), ranks, batches, sizes=sizes, limit=2 * ranks, tries=options.tries, objective="span")
+        found = optimise(
+            Times(*times), ranks, batches, sizes=sizes, limit=2 * ranks, tries=options.tries, objective="span"
+        )
         seconds, ideal = time.process_time() - start, batches * sum(times[:3])
         assert found.best_fixed is not None
         lines.append(
-            f"{model:6}{ranks:4}{batches:5}{rate:11.4f}{found.simulation.span_bubble_rate:9.4f}{1 - ideal / found.bound:9.4f}"
-            f"{1 - ideal / found.best_fixed[1]:12.4f}{max(found.simulation.peak):7.2f}{seconds:9.1f}"
+            f"{model:6}{ranks:4}{batches:5}{rate:11.4f}{found.simulation.span_bubble_rate:9.4f}{1 - ideal / found.bound:9.4f}{1 - ideal / found.best_fixed[1]:12.4f}{max(found.simulation.peak):7.2f}{seconds:9.1f}"
         )
     return "\n".join(lines)

@@ -1,12 +1,13 @@
-"""One training step on 1, 2 and 4 processes, beside eager, DistributedDataParallel, FSDP2, DTensor and a Megatron by hand.
+"""One training step on 1, 2 and 4 processes, beside eager, DistributedDataParallel, FSDP2, DTensor and a Megatron by
+hand.
 
-A step is forward, backward, AdamW and zero_grad of a Llama with two layers of 256 and two sequences of 128 tokens a rank,
-or four micro-batches of as many; gloo processes with one thread each. Before anything is timed, all systems give the loss
-and, after a step, the parameters of the plain model on the whole batch. Rivals take the fastest of AdamW's kernels, found
-by a race. Systems are timed in turn, in rounds: a barrier, one step that does not count, a barrier, some steps. A round's
-time is that of its slowest rank. Times and ratios are medians over the rounds, with quartiles; ratios are taken within a
-round. Floors are what no system does without: a rank's own work, and the all-reduce of the gradients; without overlap a
-step takes their sum. Under a tool, only autopar's steps run, and rank 0's are shown.
+A step is forward, backward, AdamW and zero_grad of a Llama with two layers of 256 and two sequences of 128 tokens a
+rank, or four micro-batches of as many; gloo processes with one thread each. Before anything is timed, all systems give
+the loss and, after a step, the parameters of the plain model on the whole batch. Rivals take the fastest of AdamW's
+kernels, found by a race. Systems are timed in turn, in rounds: a barrier, one step that does not count, a barrier, some
+steps. A round's time is that of its slowest rank. Times and ratios are medians over the rounds, with quartiles; ratios
+are taken within a round. Floors are what no system does without: a rank's own work, and the all-reduce of the
+gradients; without overlap a step takes their sum. Under a tool, only autopar's steps run, and rank 0's are shown.
 """
 
 from __future__ import annotations
@@ -41,7 +42,14 @@ from autopar.step.optimizer_state import OptimizerState
 from autopar.step.runs import OnProcess
 from autopar.step.train_step import TrainStep
 
-LINES = [TrainStep.__call__, StepCaptures.compiled, OnProcess.__call__, OptimizerState.trained, OptimizerState.finish, ProcessRun.__call__]
+LINES = [
+    TrainStep.__call__,
+    StepCaptures.compiled,
+    OnProcess.__call__,
+    OptimizerState.trained,
+    OptimizerState.finish,
+    ProcessRun.__call__,
+]
 SAME = 1e-5  # the loss, and all gradients, relatively
 CHANGED = 1e-3  # of all parameters, relatively: the first is the sign of a gradient, also of one that is all rounding
 RACE = 5  # rounds in which the kernels of AdamW are compared
@@ -54,7 +62,9 @@ PROFILES_ITSELF = True
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=positive, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--family", nargs="+", choices=list(FAMILIES), default=list(FAMILIES), help="on more than one process")
+    parser.add_argument(
+        "--family", nargs="+", choices=list(FAMILIES), default=list(FAMILIES), help="on more than one process"
+    )
     parser.add_argument("--rounds", type=positive, default=20)
     parser.add_argument("--steps", type=positive, default=3, help="timed, of each system in each round")
 
@@ -144,7 +154,11 @@ def fastest(systems: list[System]) -> dict[str, System]:
         kernels.setdefault(system.name, {})[system.kernel] = system
     found = {}
     for name, some in kernels.items():
-        times = in_rounds({kernel: system.step for kernel, system in some.items()}, RACE, 1) if len(some) > 1 else {kernel: [0.0] for kernel in some}
+        times = (
+            in_rounds({kernel: system.step for kernel, system in some.items()}, RACE, 1)
+            if len(some) > 1
+            else {kernel: [0.0] for kernel in some}
+        )
         found[name] = some[min(times, key=lambda kernel: statistics.median(times[kernel]))]
     return found
 
@@ -167,13 +181,18 @@ def profiled(tool: str, call: Callable[[], Any], steps: int) -> str:
     for entry in profile.getstats():  # not by pstats: to it all ATen ops are one function, and it keeps the last
         name = label(entry.code)
         row = rows.setdefault(name, [0, 0, 0])
-        for k, value in enumerate((entry.callcount / steps, entry.inlinetime / steps * 1e3, entry.totaltime / steps * 1e3)):
+        for k, value in enumerate(
+            (entry.callcount / steps, entry.inlinetime / steps * 1e3, entry.totaltime / steps * 1e3)
+        ):
             row[k] += value
-        if not isinstance(entry.code, str) and ("autopar" in Path(entry.code.co_filename).parts or entry.code.co_filename.startswith("<")):
+        if not isinstance(entry.code, str) and (
+            "autopar" in Path(entry.code.co_filename).parts or entry.code.co_filename.startswith("<")
+        ):
             own.add(name)
     return (
         listed("of a step, by own time", sorted(rows.items(), key=lambda row: -row[1][1])[:25]) + "\n"
-        + listed("of a step, of autopar's functions by time", sorted(((n, row) for n, row in rows.items() if n in own), key=lambda row: -row[1][2])[:40])
+        + listed("of a step, of autopar's functions by "
+                 "time", sorted(((n, row) for n, row in rows.items() if n in own), key=lambda row: -row[1][2])[:40])
     )  # fmt: skip
 
 
@@ -229,7 +248,9 @@ def work(rank: int, ranks: int, folder: str, options: argparse.Namespace) -> Non
         found[title] = {"rows": [asdict(row) for row in rows]}
         if family == ONE:
             held = {name: [float(peak_bytes(system.step))] for name, system in chosen.items()}
-            found[title]["bytes"] = [asdict(Row(chosen[name].title, count, aim=chosen[name].aim)) for name, count in held.items()]
+            found[title]["bytes"] = [
+                asdict(Row(chosen[name].title, count, aim=chosen[name].aim)) for name, count in held.items()
+            ]
             times, found[title]["nodes"] = tiny(options)
             found[title]["tiny"] = [asdict(Row(name, some)) for name, some in times.items()]
     if rank == 0:
@@ -293,9 +314,20 @@ def run(options: argparse.Namespace) -> str:
                 shown += f"\nautopar, {what}, {ranks} ranks, rank 0, {options.rounds} steps\n{found['shown']}"
                 continue
             nodes = found.get("nodes", 0)
-            for key, title, unit, digits in (("rows", "ms", 1e-3, 1), ("bytes", "peak memory, MB", 1e6, 1), ("tiny", f"us a node of {nodes}, tiny", nodes * 1e-6, 2)):
+            for key, title, unit, digits in (
+                ("rows", "ms", 1e-3, 1),
+                ("bytes", "peak memory, MB", 1e6, 1),
+                ("tiny", f"us a node of {nodes}, tiny", nodes * 1e-6, 2),
+            ):
                 if key in found:
-                    add_rows(table, f"{what}, ms" if key == "rows" else title, ranks, [Row(**row) for row in found[key]], unit, digits)
+                    add_rows(
+                        table,
+                        f"{what}, ms" if key == "rows" else title,
+                        ranks,
+                        [Row(**row) for row in found[key]],
+                        unit,
+                        digits,
+                    )
     if shown:
         return shown
     out = io.StringIO()

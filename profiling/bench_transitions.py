@@ -47,19 +47,27 @@ MIB = 2**20
 AIM, NEW, AGAIN = 1.05, 2e-3, 5e-6  # of bytes over the bound; seconds to plan a new pair, and one planned before
 
 # by axis of the mesh, as DTensor does: split of a dim, replicated, partial; S0.2 S0.1: tp is the major split of dim 0
-PLANE = Mesh(dp=8, tp=8), (8192, 8192), """
+PLANE = (
+    Mesh(dp=8, tp=8),
+    (8192, 8192),
+    """
     S0 S1 > S1 S0 | S0 R > R S0 | S0 S0 > S0.2 S0.1 | S0 S1 > R R | R R > S0 S1 | S0 R > S1 R | S0 R > R S1 | S0 R > S1 S0 | S0 S1 > S0 S0
     S0 S1 > S0.2 S0.1 | S0 S1 > R S0 | S0 S1 > S1 R | S0 S0 > S0 S1 | S0 S0 > S1 S0 | S0 S0 > S1 S1 | S0 S0 > S1.2 S1.1 | S0 S0 > R S0
     S0 S0 > S0 R | R S0 > S0 S0 | R R > P R | S0 R > P R | S0 S1 > P R | S0 S1 > P S0 | R R > P P | S0 S1 > P P | S0 S0 > P P | P S0 > P S1
     P S0 > P R | P R > R R | P R > S0 R | P R > R S0 | P R > S0 S1 | P R > R P | P S0 > R R | P S0 > R S0 | P S0 > S0 R | P S0 > S0 S0
     P S0 > S0.2 S0.1 | P S0 > S0 S1 | P S0 > S1 S0 | P S1 > S0 R | P P > R R | P P > P R | P P > S0 P | P P > S0 R | P P > R S0
-    P P > S0 S1 | P P > S0 S0"""
-SPACE = Mesh(a=4, b=4, c=4), (512, 512, 512), """
+    P P > S0 S1 | P P > S0 S0""",
+)
+SPACE = (
+    Mesh(a=4, b=4, c=4),
+    (512, 512, 512),
+    """
     S0 S1 S2 > S1 S2 S0 | S0 S1 S2 > S2 S0 S1 | S0 S1 S2 > S1 S0 S2 | S0 S1 S2 > S2 S1 S0 | S0 S1 R > S1 S0 R | S0 S1 R > R S0 S1
     S0 R R > R R S0 | S0 S0 R > R S0 S0 | S0 S0 R > S1 R S1 | S0 S0 S1 > S1 S0 S0 | S0 S0 S0 > S1 S1 S1 | S0 S0 S0 > S0.3 S0.2 S0.1
     S0 S0 S0 > S0 S1 S2 | S0 S1 S2 > S0 S0 S0 | S0 S1 S2 > R S0 S1 | S0 S1 S2 > R R R | S0 S1 S2 > P R R | S0 S0 S1 > P P R
     P S0 S1 > P S1 S0 | P R R > R R R | P S0 R > R R S0 | P S0 S1 > S0 S1 R | P S0 S1 > S0 S1 S2 | P S0 S1 > R S1 S0 | P P R > S0 S1 R
-    P P S0 > R R S0 | P P S0 > S0 R R | P P P > R R R | P P P > S0 R R | P P P > S0 S1 S2"""
+    P P S0 > R R S0 | P P S0 > S0 R R | P P P > R R R | P P P > S0 R R | P P P > S0 S1 S2""",
+)
 LETTERS = {"all_gather": "G", "all_to_all": "A", "slice": "c", "all_reduce": "R", "reduce_scatter": "S", "pend": "p"}
 DEFAULT, LEAST = "DTensor", "DTensor, min-cost"
 
@@ -95,12 +103,18 @@ class Pair:
         """MiB that the worst rank receives at least; what stays pending is not reduced."""
         before, after = ({axis for axis, _ in end.attr.pending} for end in self.ends)
         kept = before & after
-        held, wanted = (masks(self.mesh, end.attr, (64,) * len(self.shape)) for end in self.ends)  # small, and split alike
+        held, wanted = (
+            masks(self.mesh, end.attr, (64,) * len(self.shape)) for end in self.ends
+        )  # small, and split alike
         return least(self.mesh, held, wanted, before - kept, after - kept, kept) * math.prod(self.shape) * 4 / MIB
 
 
 def pairs(given: tuple[Mesh, tuple[int, ...], str]) -> list[Pair]:
-    return [Pair(*given[:2], tuple(side.split() for side in one.split(">"))) for one in given[2].replace("\n", "|").split("|") if one.strip()]
+    return [
+        Pair(*given[:2], tuple(side.split() for side in one.split(">")))
+        for one in given[2].replace("\n", "|").split("|")
+        if one.strip()
+    ]
 
 
 def masks(grid: Mesh, attr: DistAttr, shape: tuple[int, ...]) -> dict[int, np.ndarray]:
@@ -111,11 +125,20 @@ def masks(grid: Mesh, attr: DistAttr, shape: tuple[int, ...]) -> dict[int, np.nd
     return found
 
 
-def least(grid: Mesh, held: dict[int, np.ndarray], wanted: dict[int, np.ndarray], reduced: set[str], new: set[str], kept: set[str]) -> float:
+def least(
+    grid: Mesh,
+    held: dict[int, np.ndarray],
+    wanted: dict[int, np.ndarray],
+    reduced: set[str],
+    new: set[str],
+    kept: set[str],
+) -> float:
     """The bound, as a part of the value, when these axes are reduced, made pending, and left pending."""
     value, ranks = held[grid.ranks[0]].size, grid.count(tuple(set(grid.names) - kept))
     share = value / ranks if reduced else math.inf  # of the sums, which a rank holds before it receives any
-    groups: dict[tuple[int, ...], list[int]] = {}  # of ranks whose results are addends: together they need an element once
+    groups: dict[
+        tuple[int, ...], list[int]
+    ] = {}  # of ranks whose results are addends: together they need an element once
     for rank in grid.ranks:
         at = grid.coordinates(rank)
         groups.setdefault(tuple(at[axis] for axis in grid.names if axis not in new), []).append(rank)
@@ -137,7 +160,9 @@ class Plan:
 
     @staticmethod
     def of(pair: Pair, moves: list[tuple[Callable[..., Any], dict[str, Any]]], on: machine.Machine) -> Plan:
-        here, goal = (replace(end, layout=Layout(pair.mesh, end.attr.normalize(pair.shape, pair.mesh))) for end in pair.ends)
+        here, goal = (
+            replace(end, layout=Layout(pair.mesh, end.attr.normalize(pair.shape, pair.mesh))) for end in pair.ends
+        )
         paid = seconds = 0.0
         for function, given in moves:
             after = transfers.BY_FUNCTION[function].infer(here, given, {})
@@ -162,15 +187,23 @@ class Peer:
         meta = TensorMeta(torch.Size(pair.shape), torch.empty(pair.shape, device="meta").stride(), torch.float32)
         found: list[DTensorSpec] = []
         for side, end in zip(pair.sides, pair.ends, strict=True):
-            placements = tuple(Shard(int(p[1])) if p[0] == "S" else Partial() if p == "P" else Replicate() for p in side)
+            placements = tuple(
+                Shard(int(p[1])) if p[0] == "S" else Partial() if p == "P" else Replicate() for p in side
+            )
             split = {d: tuple(map(pair.mesh.names.index, axes)) for d, ((_, axes),) in enumerate(end.attr.dims) if axes}
-            found.append(DTensorSpec(self.mesh, placements, meta, shard_order=tuple(ShardOrderEntry(*one) for one in split.items())))
+            found.append(
+                DTensorSpec(
+                    self.mesh, placements, meta, shard_order=tuple(ShardOrderEntry(*one) for one in split.items())
+                )
+            )
         return tuple(found)
 
     def infos(self, specs: tuple[DTensorSpec, ...], graph: bool, *, cached: bool = False) -> list[Any]:
         """As ``redistribute_local_tensor`` asks for them."""
         generate = _redistribute._gen_transform_infos if cached else _redistribute._gen_transform_infos_non_cached
-        return _redistribute._optimize_transform_infos(generate(*specs, graph or None), self.mesh, *(spec.placements for spec in specs))
+        return _redistribute._optimize_transform_infos(
+            generate(*specs, graph or None), self.mesh, *(spec.placements for spec in specs)
+        )
 
     def plan(self, pair: Pair, graph: bool, on: machine.Machine, *, cpu: bool = False) -> Plan | None:
         """``None`` where it refuses. On CPU it gathers and slices for an all-to-all (``shard_dim_alltoall``)."""
@@ -194,7 +227,11 @@ class Peer:
 
 def forget() -> None:
     """Clears the caches of both planners."""
-    for one in (one for module in (planning, draft, relayouts, way, boxes, messages, layout, transfers, mesh) for one in vars(module).values()):
+    for one in (
+        one
+        for module in (planning, draft, relayouts, way, boxes, messages, layout, transfers, mesh)
+        for one in vars(module).values()
+    ):
         getattr(one, "cache_clear", int)()
     _redistribute.clear_redistribute_planner_cache()
     _redistribute._gen_transform_infos.cache_clear()
@@ -210,7 +247,11 @@ def timed(pair: Pair, peer: Peer, repeat: int) -> Iterator[tuple[str, float]]:
     }
     for name, plan in plans.items():
         yield f"{name}, new", min(timeit.repeat(lambda plan=plan: plan(False), forget, number=1, repeat=repeat))
-        yield f"{name}, again", min(timeit.repeat(lambda plan=plan: plan(True), lambda plan=plan: plan(True), number=50, repeat=repeat)) / 50
+        yield (
+            f"{name}, again",
+            min(timeit.repeat(lambda plan=plan: plan(True), lambda plan=plan: plan(True), number=50, repeat=repeat))
+            / 50,
+        )
 
 
 # -- what is printed ---------------------------------------------------------------------------------------------------
@@ -225,7 +266,11 @@ flattened meshes. On CPUs it gathers and slices for every A (shard_dim_alltoall)
 (8192/tp/dp), and a new pending axis, its planners know, but DTensor.redistribute has no word for the one and refuses the
 other. Refused: its plan goes from Shard to Partial, which is "not supported yet".
 """
-COLUMNS = "from → to", "bound", *(one for name in ("ours", "DTensor", "min-cost") for one in (name, "MiB", "ratio", "µs"))
+COLUMNS = (
+    "from → to",
+    "bound",
+    *(one for name in ("ours", "DTensor", "min-cost") for one in (name, "MiB", "ratio", "µs")),
+)
 Row = tuple[Pair, dict[str, Plan | None]]
 
 
@@ -250,9 +295,14 @@ def run(options: argparse.Namespace) -> str:
         rows: list[Row] = []
         for pair in pairs(given):
             steps = transitions.transitions(*pair.ends)
-            plans: dict[str, Plan | None] = {"ours": Plan.of(pair, [(step.function, dict(step.arguments)) for step in steps], on)}
+            plans: dict[str, Plan | None] = {
+                "ours": Plan.of(pair, [(step.function, dict(step.arguments)) for step in steps], on)
+            }
             for name in (DEFAULT, LEAST):
-                plans |= {name: peer.plan(pair, name == LEAST, on), f"{name} on CPUs": peer.plan(pair, name == LEAST, on, cpu=True)}
+                plans |= {
+                    name: peer.plan(pair, name == LEAST, on),
+                    f"{name} on CPUs": peer.plan(pair, name == LEAST, on, cpu=True),
+                }
             if (one := plans[DEFAULT]) and (other := flat.plan(pair, False, on)) and other.mib < one.mib:
                 joint.append(f"{pair}: {other.mib:.1f}")
             rows.append((pair, plans))
@@ -266,7 +316,13 @@ def run(options: argparse.Namespace) -> str:
 
 
 def table_of(given: tuple[Mesh, tuple[int, ...], str], rows: list[Row]) -> Table:
-    table = Table(box=None, pad_edge=False, title=f"f32[{' '.join(map(str, given[1]))}] on {given[0]}", title_justify="left", title_style="")
+    table = Table(
+        box=None,
+        pad_edge=False,
+        title=f"f32[{' '.join(map(str, given[1]))}] on {given[0]}",
+        title_justify="left",
+        title_style="",
+    )
     for k, column in enumerate(COLUMNS):
         table.add_column(column, justify="left" if k in (0, 2, 6, 10) else "right", no_wrap=column != "ours")
     for row in rows:
@@ -288,13 +344,23 @@ def of_bytes(rows: list[Row]) -> list[str]:
     lines = []
     for what, pending in (("of whole values", False), ("of pending values", True)):
         some = [(ratio(row, "ours"), str(row[0])) for row in rows if bool(row[0].ends[0].attr.pending) == pending]
-        lines.append(f"{what}, {len(some)} pairs: the worst ratio is {max(some)[0]:.2f} ({max(some)[1]}); the aim is {AIM}: {sum(one > AIM for one, _ in some)} above")
-    lines.append(f"\n{'ratio to the bound, where it is not 0':47} median     worst   refused   fewer MiB  lower price than ours, pairs")
+        lines.append(
+            f"{what}, {len(some)} pairs: the worst ratio is {max(some)[0]:.2f} ({max(some)[1]}); the aim is {AIM}: "
+            f"{sum(one > AIM for one, _ in some)} above"
+        )
+    lines.append(
+        f"\n{'ratio to the bound, where it is not 0':47} median     worst   refused   fewer MiB  lower price than "
+        f"ours, pairs"
+    )
     for name in rows[0][1]:
         ratios = [ratio(row, name) for row in rows if row[0].bound and row[1][name]]
         both = [(plan, plans["ours"]) for _, plans in rows if (plan := plans[name])]
-        fewer, lower = (sum(getattr(plan, what) < 0.999 * getattr(mine, what) for plan, mine in both) for what in ("mib", "seconds"))
-        lines.append(f"{name:44}{statistics.median(ratios):10.2f}{max(ratios):10.2f}{len(rows) - len(both):10}{fewer:12}{lower:13}")
+        fewer, lower = (
+            sum(getattr(plan, what) < 0.999 * getattr(mine, what) for plan, mine in both) for what in ("mib", "seconds")
+        )
+        lines.append(
+            f"{name:44}{statistics.median(ratios):10.2f}{max(ratios):10.2f}{len(rows) - len(both):10}{fewer:12}{lower:13}"
+        )
     return lines
 
 
@@ -304,5 +370,7 @@ def of_times(times: dict[str, list[tuple[float, str]]]) -> list[str]:
         worst, where = max(found)
         aim = {"ours, new": NEW, "ours, again": AGAIN}.get(name)
         said = "" if aim is None else f"; the aim is {aim * 1e6:.0f}: {sum(one > aim for one, _ in found)} above"
-        lines.append(f"{name:44}{statistics.median(one for one, _ in found) * 1e6:10.1f}{worst * 1e6:10.1f}   {where}{said}")
+        lines.append(
+            f"{name:44}{statistics.median(one for one, _ in found) * 1e6:10.1f}{worst * 1e6:10.1f}   {where}{said}"
+        )
     return lines

@@ -2,8 +2,8 @@
 
 The same number of nodes at the same places of the same graph, and the same uses replaced. What is inserted is
 ``aten.clone``, because transfers are the identity on global values; what is kept up to date is ``meta["val"]``, a fake
-tensor a node. It knows no Layouts and gives no names, and it runs ops that were changed; autopar's commit knows no strides
-and runs none. The edits are decided beforehand, and their time (FX's own) counts, as that of the updates does.
+tensor a node. It knows no Layouts and gives no names, and it runs ops that were changed; autopar's commit knows no
+strides and runs none. The edits are decided beforehand, and their time (FX's own) counts, as that of the updates does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def edited(placed: Program, how: str) -> tuple[float, int]:
         root.register_buffer(name, constant.tensor)
     module = fx.GraphModule(root, program.graph)
     with mode:
-        given = [torch.empty(record_of(node).type.shape, dtype=record_of(node).type.dtype) for node in program.placeholders]  # type: ignore[union-attr]
+        given = [
+            torch.empty(record_of(node).type.shape, dtype=record_of(node).type.dtype) for node in program.placeholders
+        ]  # type: ignore[union-attr]
     FakeTensorProp(module, mode).propagate_dont_convert_inputs(*given)
     moves = list(disagreements(program))
     count = 0

@@ -30,7 +30,9 @@ def plot(points: dict[str, list[tuple[int, float]]], layers: list[int], path: Pa
         slope = f": exponent {np.polyfit(np.log(inserted), np.log(seconds), 1)[0]:.2f}" if len(inserted) > 1 else ""
         axes.plot(inserted, seconds, color=color, marker=marker, label=what + slope)
         for x, y in {(inserted[0], seconds[0]), (inserted[-1], seconds[-1])}:
-            axes.annotate(_time(y), (x, y), textcoords="offset points", xytext=(0, above), ha="center", fontsize=8, color=color)
+            axes.annotate(
+                _time(y), (x, y), textcoords="offset points", xytext=(0, above), ha="center", fontsize=8, color=color
+            )
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.margins(x=0.08, y=0.12)

@@ -1,4 +1,5 @@
-"""What benchmarks share: the profilers' tables, cProfile and line_profiler on given functions, and the counts they take."""
+"""What benchmarks share: the profilers' tables, cProfile and line_profiler on given functions, and the counts they
+take."""
 
 from __future__ import annotations
 

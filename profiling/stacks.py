@@ -1,7 +1,7 @@
 """A sampling profiler, and its samples as a speedscope file (https://www.speedscope.app).
 
-A timer interrupts the main thread and notes its stack. Nothing else is slowed down, so that short functions are not made
-to look expensive, as they are by profilers that are called at every call.
+A timer interrupts the main thread and notes its stack. Nothing else is slowed down, so that short functions are not
+made to look expensive, as they are by profilers that are called at every call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The systems that ``bench_step`` compares: one Llama of Hugging Face, trained by AdamW, on processes in the ways people do it."""
+"""The systems that ``bench_step`` compares: one Llama of Hugging Face, trained by AdamW, on processes in the ways
+people do it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ import autopar
 
 Batch = dict[str, torch.Tensor]
 Step = Callable[[], torch.Tensor]  # a whole training step; the loss
-Last = Callable[[Any, bool], contextlib.AbstractContextManager[Any]]  # what a micro-batch runs in, which is the last one or not
+Last = Callable[
+    [Any, bool], contextlib.AbstractContextManager[Any]
+]  # what a micro-batch runs in, which is the last one or not
 
 ROWS, LENGTH, VOCABULARY = 2, 128, 1000  # rows of a micro-batch of a rank
 MICROBATCHES = 4  # where there are several
@@ -45,13 +48,15 @@ def batch(pieces: int = 1) -> Batch:
 
 def own_rows(whole: Batch) -> Batch:
     """This rank's, contiguous as from a loader."""
-    return {name: value.chunk(distributed.get_world_size())[distributed.get_rank()].clone() for name, value in whole.items()}
+    return {
+        name: value.chunk(distributed.get_world_size())[distributed.get_rank()].clone() for name, value in whole.items()
+    }
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a first step leaves: the global loss, and by name the whole parameters and the means of their gradients, which AdamW's
-    first change of parameters, a sign, does not tell the size of."""
+    """What a first step leaves: the global loss, and by name the whole parameters and the means of their gradients,
+    which AdamW's first change of parameters, a sign, does not tell the size of."""
 
     loss: torch.Tensor
     parameters: dict[str, torch.Tensor]
@@ -94,7 +99,9 @@ class System:
             loss /= distributed.get_world_size()
         named = {n.removeprefix("module."): p for n, p in self.model.named_parameters()}
         parameters = {n: self._whole(n, p.detach()) for n, p in named.items()}
-        return Numbers(loss, parameters, {n: self._whole(n, self.optimizer.state[p]["exp_avg"]) for n, p in named.items()})
+        return Numbers(
+            loss, parameters, {n: self._whole(n, self.optimizer.state[p]["exp_avg"]) for n, p in named.items()}
+        )
 
     def _whole(self, name: str, piece: torch.Tensor) -> torch.Tensor:
         found = whole(piece)
@@ -113,7 +120,15 @@ def whole(tensor: Any) -> torch.Tensor:
 # -- ways to train -----------------------------------------------------------------------------------------------------
 
 
-def ours(model: nn.Module, given: Batch, mesh: autopar.Mesh, plan: str, name: str = "autopar", inputs: str = "global", **options: Any) -> System:
+def ours(
+    model: nn.Module,
+    given: Batch,
+    mesh: autopar.Mesh,
+    plan: str,
+    name: str = "autopar",
+    inputs: str = "global",
+    **options: Any,
+) -> System:
     parallel = autopar.parallelize(copy.deepcopy(model), mesh, plan, inputs=inputs)
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=RATE)
     step = parallel.train_step(optimizer, **options)
@@ -132,7 +147,10 @@ def loops(name: str, make: Callable[[], nn.Module], given: Batch, microbatches: 
 
 
 def loop(model: nn.Module, optimizer: torch.optim.Optimizer, given: Batch, microbatches: int, last: Last) -> Step:
-    pieces = [dict(zip(given, tensors, strict=True)) for tensors in zip(*(tensor.chunk(microbatches) for tensor in given.values()), strict=True)]
+    pieces = [
+        dict(zip(given, tensors, strict=True))
+        for tensors in zip(*(tensor.chunk(microbatches) for tensor in given.values()), strict=True)
+    ]
 
     def step() -> torch.Tensor:
         total = torch.zeros(())

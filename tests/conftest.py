@@ -1,4 +1,5 @@
-"""Mark each test with its tier, rewrite golden files on request, and check that every verified program prints and parses back."""
+"""Mark each test with its tier, rewrite golden files on request, and check that every verified program prints and
+parses back."""
 
 from __future__ import annotations
 
@@ -23,7 +24,14 @@ if os.environ.get("CI"):
 
 
 # folder → the tier of its tests; a test with the marker of another tier belongs to that one
-FOLDERS = {"unit": "fast", "structure": "fast", "golden": "fast", "simulated": "simulated", "processes": "processes", "models": "models"}
+FOLDERS = {
+    "unit": "fast",
+    "structure": "fast",
+    "golden": "fast",
+    "simulated": "simulated",
+    "processes": "processes",
+    "models": "models",
+}
 TIERS = {
     "fast": "a unit, the structure of the sources, or a golden file; a few seconds at most",
     "simulated": "a whole model or step on simulated ranks, in one process; or a unit that takes more than 3 s",

@@ -1,8 +1,8 @@
 """Capture the model's step, forward and backward, as one static graph of functional ATen ops.
 
-Capture is one ``make_fx`` trace under fake tensors. Every argument gets a fake tensor of its own, so a tensor that is passed
-twice becomes two inputs; tied parameters are the only aliases that are kept. If the trace contains an op that writes in place,
-a second trace makes the graph functional. The joint graph holds both phases.
+Capture is one ``make_fx`` trace under fake tensors. Every argument gets a fake tensor of its own, so a tensor that is
+passed twice becomes two inputs; tied parameters are the only aliases that are kept. If the trace contains an op that
+writes in place, a second trace makes the graph functional. The joint graph holds both phases.
 """
 
 from __future__ import annotations
@@ -35,21 +35,25 @@ def capture(
 ) -> Captured:
     """Trace ``model(*args, **kwargs)`` and its backward.
 
-    Each output that requires gradients gets one tangent. Under ``torch.no_grad()`` there is no backward. Capture leaves the model and
-    the arguments as they were: it undoes whatever forward does to the model. Only one capture runs at a time.
+    Each output that requires gradients gets one tangent. Under ``torch.no_grad()`` there is no backward. Capture leaves
+    the model and the arguments as they were: it undoes whatever forward does to the model. Only one capture runs at a
+    time.
 
     Args:
         random: as in ``parallelize``.
         numbers: places that hold floats. Those that can be inputs of the program become inputs.
 
     Raises:
-        CaptureError: the step has control flow on the values of tensors, or a random op whose numbers cannot come from a stream; an argument
-            cannot be flattened; or forward writes or keeps a tensor in a place that capture cannot follow.
+        CaptureError: the step has control flow on the values of tensors, or a random op whose numbers cannot come from
+            a stream; an argument cannot be flattened; or forward writes or keeps a tensor in a place that capture
+            cannot follow.
     """
     return capture_call(model, bind_arguments(model, args, kwargs or {}), random, numbers)
 
 
-def capture_call(model: torch.nn.Module, arguments: Arguments, random: str = "parallel", numbers: Sequence[GuardedPlace] = ()) -> Captured:
+def capture_call(
+    model: torch.nn.Module, arguments: Arguments, random: str = "parallel", numbers: Sequence[GuardedPlace] = ()
+) -> Captured:
     """``capture`` of a call whose arguments are bound already."""
     with ONE_AT_A_TIME, gc_paused():
 
@@ -74,4 +78,6 @@ def capture_call(model: torch.nn.Module, arguments: Arguments, random: str = "pa
         taken_numbers = taken(places) if places else None
         if taken_numbers is None:
             return captured
-        return replace(captured, numbers=put_in(captured.program, taken_numbers), guards=captured.guards.without(places))
+        return replace(
+            captured, numbers=put_in(captured.program, taken_numbers), guards=captured.guards.without(places)
+        )

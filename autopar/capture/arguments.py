@@ -51,10 +51,15 @@ class Arguments:
         place, k = self._place_of(name), self._position_of(name)
         assert place is not None
         positional, keywords = self.spec.parts
-        spec = replace(self.spec, parts=(positional, replace(keywords, parts=(*keywords.parts[:k], Structure(), *keywords.parts[k + 1 :]))))
+        spec = replace(
+            self.spec,
+            parts=(positional, replace(keywords, parts=(*keywords.parts[:k], Structure(), *keywords.parts[k + 1 :]))),
+        )
         before, after = _tensors(self.flat[: place.start]), _tensors(self.flat[: place.stop])
         names = [*self.names[:before], name, *self.names[after:]]
-        return replace(self, spec=spec, names=names).with_leaves([*self.flat[: place.start], tensor, *self.flat[place.stop :]])
+        return replace(self, spec=spec, names=names).with_leaves(
+            [*self.flat[: place.start], tensor, *self.flat[place.stop :]]
+        )
 
     def _position_of(self, keyword: str) -> int:
         return self.spec.parts[1].keys.index(keyword)
@@ -92,15 +97,16 @@ def bind_arguments(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[
             arguments.tensors.append(value)
         elif not isinstance(value, (bool, int, float, str, type(None), torch.dtype, torch.device)):
             raise CaptureError(
-                f"argument {_argument_name(path, signature)} is a {type(value).__name__}, which capture cannot look into; "
-                f"pass tensors, numbers, strings, or containers and dataclasses of them"
+                f"argument {_argument_name(path, signature)} is a {type(value).__name__}, which capture cannot look "
+                f"into; pass tensors, numbers, strings, or containers and dataclasses of them"
             )
     return arguments
 
 
 @functools.lru_cache(maxsize=256)
 def _parameters_of(forward: Callable[..., Any], bound: bool) -> tuple[str, ...]:
-    """Return the names of a forward's parameters, without the first if ``bound``. Cached, because reading a signature takes 0.1 ms."""
+    """Return the names of a forward's parameters, without the first if ``bound``. Cached, because reading a signature
+    takes 0.1 ms."""
     try:
         return tuple(inspect.signature(types.MethodType(forward, ()) if bound else forward).parameters)
     except (TypeError, ValueError):
@@ -151,7 +157,11 @@ def signature_of(state: ModelState, arguments: Arguments) -> Signature:
         tuple((type(v), repr(v)) for v in arguments.flat if not isinstance(v, torch.Tensor)),
         tuple((name, _facts(tensor), first[id(tensor)]) for name, tensor in named),
         tuple(state.training),
-        (torch.is_grad_enabled(), torch.get_deterministic_debug_mode(), *((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))),
+        (
+            torch.is_grad_enabled(),
+            torch.get_deterministic_debug_mode(),
+            *((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")),
+        ),
         tuple(arguments.names),
     )
 
@@ -164,10 +174,22 @@ def difference(before: Signature, now: Signature) -> str:
     """Describe what has changed between two signatures: ``x is float32[6, 8], it was float32[4, 8]``."""
     if before.spec != now.spec or len(before.tensors) != len(now.tensors):
         return "the arguments have another structure"
-    changes = [f"{name} is {_facts_text(b)}, it was {_facts_text(a)}" for name, a, b in zip(now.names, before.tensors, now.tensors, strict=True) if a != b]
-    changes += [f"a constant is {b}, it was {a}" for (_, a), (_, b) in zip(before.constants, now.constants, strict=True) if a != b]
+    changes = [
+        f"{name} is {_facts_text(b)}, it was {_facts_text(a)}"
+        for name, a, b in zip(now.names, before.tensors, now.tensors, strict=True)
+        if a != b
+    ]
+    changes += [
+        f"a constant is {b}, it was {a}"
+        for (_, a), (_, b) in zip(before.constants, now.constants, strict=True)
+        if a != b
+    ]
     old = {name: facts for name, facts, _ in before.state}
-    changes += [f"{name} is {_facts_text(facts)}, it was {_facts_text(old[name])}" for name, facts, _ in now.state if old.get(name, facts) != facts]
+    changes += [
+        f"{name} is {_facts_text(facts)}, it was {_facts_text(old[name])}"
+        for name, facts, _ in now.state
+        if old.get(name, facts) != facts
+    ]
     return ", ".join(changes) or "the parameters or buffers are others"
 
 

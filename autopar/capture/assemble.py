@@ -41,7 +41,8 @@ class Captured:
         device: the device of the call's first tensor that is not on meta.
         notes: what a person should know about this capture.
         draws: the random draws of a single device, by stream; if there are any, the program has a placeholder ``seed``.
-        extended: arguments that forward extends and returns, such as a cache: the position of each, and its path in the outputs.
+        extended: arguments that forward extends and returns, such as a cache: the position of each, and its path in the
+            outputs.
         modules: module path → the names of the values that its calls returned, for modules that return one tensor.
         guards: the Python values that forward read.
         numbers: the inputs that a call computes; they follow the inputs that the caller passes.
@@ -71,7 +72,8 @@ def assemble(traced: Tracer, random: str = "parallel") -> Captured:
     """Make the program of a trace; with ``random="single"`` its seed is a table of a single device's generator states.
 
     Raises:
-        CaptureError: the step writes where the caller would see it, or reads a tensor that is neither an argument nor part of the model.
+        CaptureError: the step writes where the caller would see it, or reads a tensor that is neither an argument nor
+            part of the model.
     """
     return _GraphBuilder(traced).run(random)
 
@@ -89,7 +91,11 @@ class _GraphBuilder:
         replaced = simplify(graph) | merge_views(graph, self.origins)
         *placeholders, seed = graph.find_nodes(op="placeholder")
         names = [*traced.parameters, *traced.buffers, *traced.arguments.names]
-        roles = ["param"] * len(traced.parameters) + ["buffer"] * len(traced.buffers) + ["input"] * len(traced.arguments.names)
+        roles = (
+            ["param"] * len(traced.parameters)
+            + ["buffer"] * len(traced.buffers)
+            + ["input"] * len(traced.arguments.names)
+        )
         output = next(iter(reversed(graph.nodes)))
         flat = list(output.args[0])  # type: ignore[arg-type]
         first = traced.returned + len(traced.differentiated)
@@ -147,7 +153,8 @@ class _GraphBuilder:
     def _states(
         self, graph: fx.Graph, placeholders: Sequence[fx.Node], reassigned: Mapping[fx.Node, fx.Node]
     ) -> list[tuple[fx.Node, fx.Node]]:
-        """Return the buffers that the step writes, with their next values; they become state. Refuse all other writes."""
+        """Return the buffers that the step writes, with their next values; they become state. Refuse all other
+        writes."""
         next_values: dict[fx.Node, fx.Node] = {}
         for node in list(graph.nodes):
             if node.target is not torch.ops.aten.copy_.default:
@@ -182,7 +189,8 @@ class _GraphBuilder:
             "input": "write out of place (x = x + 1 instead of x += 1)",
         }.get(record.role if record else "", "make it a buffer of the module")
         return CaptureError(
-            f"the step writes into {kind} {record.name if record and record.name else target}, which the caller would see changed\n"
+            f"the step writes into {kind} {record.name if record and record.name else target}, which the caller would "
+            f"see changed\n"
             f"{at_line(origin.source, origin.module)}\n"
             f"  {remedy}"
         )
@@ -192,7 +200,10 @@ class _GraphBuilder:
         identifier = "".join(c if c.isalnum() or c == "_" else "_" for c in identifier) or role
         rename(node, identifier + "_" * (identifier in RESERVED))
         node.target = node.name
-        set_record(node, Record(_type(node), role=role, index=index, name="" if role == "tangent" or name == node.name else name))
+        set_record(
+            node,
+            Record(_type(node), role=role, index=index, name="" if role == "tangent" or name == node.name else name),
+        )
 
     def _introduce_seed(self, node: fx.Node, random: str) -> None:
         self._introduce(node, "seed", "seed")
@@ -216,7 +227,9 @@ class _GraphBuilder:
                 )
             program.constants[node.name] = Constant.of(tensor)
             node.target = node.name
-        set_record(node, Record(_type(node), phase=origin.phase, module=origin.module, source=origin.source, call=origin.call))
+        set_record(
+            node, Record(_type(node), phase=origin.phase, module=origin.module, source=origin.source, call=origin.call)
+        )
 
 
 def _type(node: fx.Node) -> ValueType:
@@ -231,5 +244,7 @@ def _type(node: fx.Node) -> ValueType:
 
 
 def _output_names(spec: Structure, leaves: Sequence[int]) -> list[str]:
-    names = ["_".join("".join(c if c.isalnum() else "_" for c in key) for key in path) or "out" for path in spec.paths()]
+    names = [
+        "_".join("".join(c if c.isalnum() else "_" for c in key) for key in path) or "out" for path in spec.paths()
+    ]
     return [names[k] for k in leaves]

@@ -16,13 +16,17 @@ from autopar.ir.program import Program
 
 
 def module_paths(program: Program) -> list[str]:
-    """Return the paths of the modules that run ops in the forward, and of the modules around them; the root is ``""``."""
-    running = dict.fromkeys(record_of(n).module for n in program.nodes if n.op == "call_function" and record_of(n).phase == "forward")
+    """Return the paths of the modules that run ops in the forward, and of the modules around them; the root is
+    ``""``."""
+    running = dict.fromkeys(
+        record_of(n).module for n in program.nodes if n.op == "call_function" and record_of(n).phase == "forward"
+    )
     return list(dict.fromkeys(outer for path in running for outer in ancestors(path)))
 
 
 def blocks(paths: Iterable[str]) -> frozenset[str]:
-    """Return the numbered modules that contain modules and are in no other such module: ``h.0``, ``encoder.block.3``. A model may have several lists of them."""
+    """Return the numbered modules that contain modules and are in no other such module: ``h.0``, ``encoder.block.3``. A
+    model may have several lists of them."""
     paths = list(paths)
     composite = {path.rpartition(".")[0] for path in paths if path}
     numbered = {path for path in paths if path.rpartition(".")[2].isdecimal() and path in composite}
@@ -50,7 +54,10 @@ def is_parameter(node: fx.Node) -> bool:
     """Whether a value is a parameter, or a cast of one."""
     if node.target is transfers.cast:
         (node,) = operands(node)
-    return node.op == "placeholder" and record_of(node).role in ("param", "state")  # "state" where the step updates it too
+    return node.op == "placeholder" and record_of(node).role in (
+        "param",
+        "state",
+    )  # "state" where the step updates it too
 
 
 def reader_of(transfer: fx.Node) -> fx.Node:

@@ -1,4 +1,5 @@
-"""Detect what Python does in a forward beside tensor ops, which a captured step does not repeat, and note or refuse it."""
+"""Detect what Python does in a forward beside tensor ops, which a captured step does not repeat, and note or refuse
+it."""
 
 from __future__ import annotations
 
@@ -38,12 +39,18 @@ class Beside:
         self.drawn = [name for name, state in _generators().items() if state != before[name]]
 
     def notes(self) -> list[str]:
-        checks = [f"the captured step does not check values, as it is done here\n    {line}" for line in dict.fromkeys(self.unchecked)]
-        return checks + [f"forward draws numbers from {name}; the captured step keeps those of the first call" for name in self.drawn]
+        checks = [
+            f"the captured step does not check values, as it is done here\n    {line}"
+            for line in dict.fromkeys(self.unchecked)
+        ]
+        return checks + [
+            f"forward draws numbers from {name}; the captured step keeps those of the first call" for name in self.drawn
+        ]
 
 
 class ClassesChecked(TorchFunctionMode):
-    """Puts an op that checks the classes into the graph: ``one_hot`` checks its operand's values, but not those of a fake tensor."""
+    """Puts an op that checks the classes into the graph: ``one_hot`` checks its operand's values, but not those of a
+    fake tensor."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -62,7 +69,8 @@ def assignments_refused() -> Iterator[None]:
     def refuse(self: torch.Tensor, value: torch.Tensor) -> None:
         raise CaptureError(
             f"forward assigns to .data, which a captured step does not do again\n    {user_line()}\n"
-            f"  give the value another name; a buffer's next value is assigned to the buffer itself, or copied into it with copy_()"
+            f"  give the value another name; a buffer's next value is assigned to the buffer itself, or copied into "
+            f"it with copy_()"
         )
 
     torch.Tensor.data = property(kept.__get__, refuse)  # type: ignore[assignment,method-assign]
@@ -76,15 +84,25 @@ def assignments_refused() -> Iterator[None]:
 
 
 COMPUTED_BEFORE: dict[str, tuple[str, str]] = {  # module of a hook's class → what registers it, and what to use instead
-    "torch.nn.utils.weight_norm": ("torch.nn.utils.weight_norm", "use torch.nn.utils.parametrizations.weight_norm, which computes the same"),
-    "torch.nn.utils.spectral_norm": ("torch.nn.utils.spectral_norm", "use torch.nn.utils.parametrizations.spectral_norm, which computes the same"),
-    "torch.nn.utils.prune": ("torch.nn.utils.prune", "end it with torch.nn.utils.prune.remove(module, {name!r}), or multiply by the mask in a parametrization"),
+    "torch.nn.utils.weight_norm": (
+        "torch.nn.utils.weight_norm",
+        "use torch.nn.utils.parametrizations.weight_norm, which computes the same",
+    ),
+    "torch.nn.utils.spectral_norm": (
+        "torch.nn.utils.spectral_norm",
+        "use torch.nn.utils.parametrizations.spectral_norm, which computes the same",
+    ),
+    "torch.nn.utils.prune": (
+        "torch.nn.utils.prune",
+        "end it with torch.nn.utils.prune.remove(module, {name!r}), or multiply by the mask in a parametrization",
+    ),
 }
 
 
 @contextlib.contextmanager
 def hooked_weights_refused(paths: Mapping[int, str]) -> Iterator[None]:
-    """Refuse torch's hooks that put a computed tensor into a module before each forward. ``paths``: id of a module → its path."""
+    """Refuse torch's hooks that put a computed tensor into a module before each forward. ``paths``: id of a module →
+    its path."""
 
     def check(module: torch.nn.Module, args: Any) -> None:
         for hook in module._forward_pre_hooks.values():
@@ -94,7 +112,8 @@ def hooked_weights_refused(paths: Mapping[int, str]) -> Iterator[None]:
                 name = getattr(hook, "name", None) or getattr(hook, "_tensor_name", "weight")
                 where = f"{paths.get(id(module), '')}.{name}".lstrip(".")
                 raise CaptureError(
-                    f"a hook of {registered} puts a computed tensor into {where} before each forward, which a captured step cannot do\n"
+                    f"a hook of {registered} puts a computed tensor into {where} before each forward, which a "
+                    f"captured step cannot do\n"
                     f"    {user_line()}\n"
                     f"  {remedy.format(name=name)}"
                 )

@@ -29,7 +29,8 @@ from autopar.torch_private import rename
 
 
 def simplify(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Drop identities, give synonyms one name, replace a transpose of a transpose by the value, and read each constant once.
+    """Drop identities, give synonyms one name, replace a transpose of a transpose by the value, and read each constant
+    once.
 
     A random op that only needs a shape reads the original tensor and not a tensor of zeros that was made for its shape.
 
@@ -60,8 +61,8 @@ def simplify(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 def drop_unread(graph: fx.Graph, origins: dict[fx.Node, Origin]) -> None:
     """Replace a number that an op takes but does not read by zero, so that the ops that compute it can go.
 
-        nll_loss_forward[1] : f32[] +dp = …                      full : f32[] = full([], 0)
-        a = nll_loss_backward(…, sum, -100, getitem_1)    →      a = nll_loss_backward(…, sum, -100, full)
+    nll_loss_forward[1] : f32[] +dp = …                      full : f32[] = full([], 0)
+    a = nll_loss_backward(…, sum, -100, getitem_1)    →      a = nll_loss_backward(…, sum, -100, full)
     """
     for node in graph.nodes:
         if node.target in UNREAD and (value := node.args[UNREAD[node.target]]).op == "call_function":  # type: ignore[union-attr]
@@ -88,7 +89,11 @@ def index_own_rows(graph: fx.Graph, origins: dict[fx.Node, Origin]) -> None:
         table, (rows, *others) = node.args[:2]  # type: ignore[misc]
         shapes = [index.meta["val"].shape for index in (rows, *others)]
         length = max(map(len, shapes))
-        apart = len(shapes[0]) == length > 1 and all(n == 1 for n in shapes[0][1:]) and all(len(s) < length or s[0] == 1 for s in shapes[1:])
+        apart = (
+            len(shapes[0]) == length > 1
+            and all(n == 1 for n in shapes[0][1:])
+            and all(len(s) < length or s[0] == 1 for s in shapes[1:])
+        )
         if not apart or not _counts_up(rows, table.meta["val"].shape[0]):  # type: ignore[union-attr,arg-type]
             continue
         kept_indices: list[fx.Node | None] = [None]
@@ -142,14 +147,17 @@ def sweep(graph: fx.Graph) -> None:
 
 
 def forward_first(graph: fx.Graph, results: Sequence[Result], values: Sequence[fx.Node]) -> None:
-    """Move all that returned values and states depend on before the backward; functionalizing may put views of theirs later."""
+    """Move all that returned values and states depend on before the backward; functionalizing may put views of theirs
+    later."""
     of_tangents: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op == "call_function" and any(v in of_tangents or is_tangent(v) for v in node.all_input_nodes):
             of_tangents.add(node)
     needed: set[fx.Node] = set()
     open_ = [value for value, result in zip(values, results, strict=True) if result.kind != "grad"]
-    open_ += [n for n in graph.nodes if n.op == "call_function" and n not in of_tangents and record_of(n).phase == "forward"]
+    open_ += [
+        n for n in graph.nodes if n.op == "call_function" and n not in of_tangents and record_of(n).phase == "forward"
+    ]
     while open_:
         node = open_.pop()
         if node.op in ("call_function", "get_attr") and node not in needed:

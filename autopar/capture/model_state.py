@@ -14,8 +14,10 @@ class ModelState:
     """The state of a model at one moment.
 
     Attributes:
-        all_parameters: names and parameters, in the order of ``named_parameters``; a tied parameter appears with each of its names.
-        all_buffers: names and buffers, in the order of ``named_buffers``; a shared buffer appears with each of its names.
+        all_parameters: names and parameters, in the order of ``named_parameters``; a tied parameter appears with each
+            of its names.
+        all_buffers: names and buffers, in the order of ``named_buffers``; a shared buffer appears with each of its
+            names.
         training: the training flag of each module in ``modules``.
         modules: the modules, once for each of their names.
     """
@@ -47,8 +49,12 @@ def _collect(module: torch.nn.Module, prefix: str, state: ModelState) -> None:
     state.training.append(module.training)
     state.modules.append(module)
     attributes = vars(module)
-    state.all_parameters += [(prefix + name, tensor) for name, tensor in attributes["_parameters"].items() if tensor is not None]
-    state.all_buffers += [(prefix + name, tensor) for name, tensor in attributes["_buffers"].items() if tensor is not None]
+    state.all_parameters += [
+        (prefix + name, tensor) for name, tensor in attributes["_parameters"].items() if tensor is not None
+    ]
+    state.all_buffers += [
+        (prefix + name, tensor) for name, tensor in attributes["_buffers"].items() if tensor is not None
+    ]
     for name, child in attributes["_modules"].items():
         if child is not None:
             _collect(child, f"{prefix}{name}.", state)

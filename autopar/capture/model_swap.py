@@ -1,9 +1,10 @@
 """Swap a model's tensors for stand-ins during a trace, and restore everything afterwards.
 
-``torch.func.functional_call`` does this only for parameters and buffers, and it leaves its stand-ins in a module that has
-two names. ``ModelSwap`` restores every attribute of every module, whatever forward did to it, and detects what forward *would* have
-changed. A buffer that forward assigns a new tensor becomes state. A tensor that forward keeps anywhere else is refused. (Only
-the attributes of modules and the containers in them are checked, not the insides of other objects.)
+``torch.func.functional_call`` does this only for parameters and buffers, and it leaves its stand-ins in a module that
+has two names. ``ModelSwap`` restores every attribute of every module, whatever forward did to it, and detects what
+forward *would* have changed. A buffer that forward assigns a new tensor becomes state. A tensor that forward keeps
+anywhere else is refused. (Only the attributes of modules and the containers in them are checked, not the insides of
+other objects.)
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class ModelSwap:
         swaps = {id(tensor): stand_in for tensor, stand_in in stand_ins.items()}
         owners = {id(stand_in): tensor for tensor, stand_in in stand_ins.items()}
         attributes = {module: dict(vars(module)) for module in self._names}
-        containers = {}  # every list, dict, … that an attribute leads to, at any depth: id → (container, name of the attribute, content)
+        # every list, dict, … that an attribute leads to, at any depth: id → (container, name of the attribute, content)
+        containers = {}
         for module, name in self._names.items():
             for key, value in vars(module).items():
                 for container in _containers(value):
@@ -72,7 +74,9 @@ class ModelSwap:
             for key, (container, name, _) in containers.items():
                 if not name.endswith("_buffers") and not _same(container, content[key]):
                     old = {id(member) for member in _members(content[key])}
-                    self._note_changed(name, [member for member in _members(container) if id(member) not in old], owners)
+                    self._note_changed(
+                        name, [member for member in _members(container) if id(member) not in old], owners
+                    )
         finally:
             for module in self._names:
                 vars(module).clear()
@@ -83,7 +87,8 @@ class ModelSwap:
     def _note_changed(self, name: str, new: list[Any], owners: Mapping[int, torch.Tensor]) -> None:
         """Refuse a new tensor that forward has put into an attribute, and note any other new value.
 
-        A list of the module's own parameters, or of references to them, is allowed: a recurrent layer makes one when its parameters have been swapped.
+        A list of the module's own parameters, or of references to them, is allowed: a recurrent layer makes one when
+        its parameters have been swapped.
         """
         tensors = [v for value in new for v in _tensors([value])]
         if tensors and all(id(tensor) in owners for tensor in tensors):
@@ -91,18 +96,27 @@ class ModelSwap:
         if tensors:
             raise CaptureError(
                 f"forward keeps a tensor in {name}, which a captured step cannot do\n"
-                f"  return it, or register a buffer of its shape and assign to that; what is made only once, make before"
+                f"  return it, or register a buffer of its shape and assign to that; what is made only once, make "
+                f"before"
             )
         self.changed.append(name)
 
-    def _take_buffers(self, module: torch.nn.Module, before: Mapping[str, Any], owners: Mapping[int, torch.Tensor]) -> None:
+    def _take_buffers(
+        self, module: torch.nn.Module, before: Mapping[str, Any], owners: Mapping[int, torch.Tensor]
+    ) -> None:
         for key, value in module._buffers.items():
             old = before.get(key)
             if value is old:
                 continue
             name = f"{self._names[module]}.{key}".lstrip(".")
-            if not isinstance(value, torch.Tensor) or old is None or (value.shape, value.dtype) != (old.shape, old.dtype):
-                raise CaptureError(f"forward gives the buffer {name} another shape or dtype\n  keep both, from the start")
+            if (
+                not isinstance(value, torch.Tensor)
+                or old is None
+                or (value.shape, value.dtype) != (old.shape, old.dtype)
+            ):
+                raise CaptureError(
+                    f"forward gives the buffer {name} another shape or dtype\n  keep both, from the start"
+                )
             owner = owners[id(old)]
             if self._homes[id(owner)] > 1:
                 raise CaptureError(

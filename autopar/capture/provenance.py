@@ -1,7 +1,8 @@
 """Record where each captured node comes from: module path, the user's source line, phase.
 
 make_fx records none of these. A dispatch mode sees every op before it becomes a node. In forward it notes the module
-that is running and the user's innermost line. In backward it takes what it noted for the forward op with the same autograd sequence number.
+that is running and the user's innermost line. In backward it takes what it noted for the forward op with the same
+autograd sequence number.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ LINE = 100  # characters of a user's line that are quoted
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Module path ("" is the root), the user's line, phase, and the call; a backward op has the call of its forward op."""
+    """Module path ("" is the root), the user's line, phase, and the call; a backward op has the call of its forward
+    op."""
 
     module: str = ""
     source: str = ""
@@ -140,8 +142,8 @@ class Recorder(TorchDispatchMode):
     def origin_of(self, error: BaseException) -> Origin:
         """Return where an error comes from.
 
-        In forward, that is the user's innermost line in the traceback, because torch refuses shapes before it calls an op.
-        In backward, which has no line of the user, it is the op that was running.
+        In forward, that is the user's innermost line in the traceback, because torch refuses shapes before it calls an
+        op. In backward, which has no line of the user, it is the op that was running.
         """
         if self.phase == "backward":
             return self.current
@@ -160,7 +162,8 @@ class Recorder(TorchDispatchMode):
         self._check_dense(func, args)
         if writes_outside(func, args):
             self.refused = self.refused or CaptureError(
-                f"forward writes into a tensor that is neither a parameter, nor a buffer, nor an argument, nor made in it\n"
+                f"forward writes into a tensor that is neither a parameter, nor a buffer, nor an argument, nor made "
+                f"in it\n"
                 f"{at_line(self.current.source, self.current.module)}\n"
                 f"  make it a buffer of the module, with register_buffer"
             )
@@ -188,7 +191,9 @@ class Recorder(TorchDispatchMode):
         """Refuse tensors that cannot be split into pieces, among the operands and the results."""
         if (refusal := met_in(op.__name__, args, results)) is not None:
             problem, remedy = refusal
-            self.refused = self.refused or CaptureError(f"{problem}\n{at_line(self.current.source, self.current.module)}\n  {remedy}")
+            self.refused = self.refused or CaptureError(
+                f"{problem}\n{at_line(self.current.source, self.current.module)}\n  {remedy}"
+            )
             raise self.refused
 
     def _draw(self, op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -199,19 +204,30 @@ class Recorder(TorchDispatchMode):
         """Refuse random ops whose numbers cannot come from a stream."""
         name = op.name().removeprefix("aten::")
         if kwargs.get("generator") is not None:
-            why, remedy = "draws from a generator of the model's own", "draw without generator=, after torch.manual_seed; or pass the random tensor in"
+            why, remedy = (
+                "draws from a generator of the model's own",
+                "draw without generator=, after torch.manual_seed; or pass the random tensor in",
+            )
         elif "attention" in name or "rnn" in name:
-            why, remedy = "draws its dropout inside one kernel", "set its dropout to 0, or choose torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
+            why, remedy = (
+                "draws its dropout inside one kernel",
+                "set its dropout to 0, or choose torch.nn.attention.sdpa_kernel(SDPBackend.MATH)",
+            )
         elif mutates(op) and name not in FUNCTIONAL and name != RRELU:
             why, remedy = "draws random numbers into its argument", "use the op that returns a new tensor"
         elif self.streams is not None and self.streams.seeded_by_the_model():
-            why, remedy = "draws after forward has seeded the generator, which a captured step does not do again", "call torch.manual_seed before forward"
+            why, remedy = (
+                "draws after forward has seeded the generator, which a captured step does not do again",
+                "call torch.manual_seed before forward",
+            )
         elif self.random == "single" and name.partition(".")[0] in REJECTING:
             why = "takes a number of random numbers that depends on its values, so the later draws of a single device cannot be known"
             remedy = 'leave random="parallel"'
         else:
             return
-        self.refused = self.refused or CaptureError(f"{op.__name__} {why}\n{at_line(self.current.source, self.current.module)}\n  {remedy}")
+        self.refused = self.refused or CaptureError(
+            f"{op.__name__} {why}\n{at_line(self.current.source, self.current.module)}\n  {remedy}"
+        )
         raise self.refused
 
     def observe(self, func: Any) -> None:
@@ -219,7 +235,9 @@ class Recorder(TorchDispatchMode):
         if self.phase == "forward":
             call = Call(next(self._calls), func.name())
             self.current = Origin(self.running(), user_line(), call=call)
-            self._forward.setdefault(autograd_sequence_number(), self.current)  # later ops without a gradient share the number
+            self._forward.setdefault(
+                autograd_sequence_number(), self.current
+            )  # later ops without a gradient share the number
         else:
             number = running_backward_of()
             forward = Origin() if number is None else self._forward.get(number, Origin())
@@ -236,7 +254,8 @@ class Recorder(TorchDispatchMode):
 
 
 class Replay(Recorder):
-    """Runs a captured graph again, node by node; each new node has the origin of the captured node that it is made for."""
+    """Runs a captured graph again, node by node; each new node has the origin of the captured node that it is made
+    for."""
 
     def __init__(self, model: torch.nn.Module, graph: fx.GraphModule, origins: dict[fx.Node, Origin]) -> None:
         super().__init__(model)
@@ -253,15 +272,23 @@ class Replay(Recorder):
 
     def follow(self, returned: dict[str, list[fx.Node]]) -> None:
         """Translate the values that modules returned in the captured graph into the nodes that were made for them."""
-        self.returned = {path: [new for node in nodes if (new := self.new_nodes.get(node))] for path, nodes in returned.items()}
+        self.returned = {
+            path: [new for node in nodes if (new := self.new_nodes.get(node))] for path, nodes in returned.items()
+        }
 
 
 def _written(graph: fx.Graph, origins: Mapping[fx.Node, Origin]) -> dict[int, Origin]:
-    """Map the position of each placeholder that is written, directly or through a view, to the origin of its last write."""
+    """Map the position of each placeholder that is written, directly or through a view, to the origin of its last
+    write."""
     position_of: dict[fx.Node, int] = {node: k for k, node in enumerate(graph.find_nodes(op="placeholder"))}
     last_writes: dict[int, Origin] = {}
     for node in graph.nodes:
-        if node.op == "call_function" and node.args and node.args[0] in position_of and (mutates(node.target) or returns_alias(node.target)):
+        if (
+            node.op == "call_function"
+            and node.args
+            and node.args[0] in position_of
+            and (mutates(node.target) or returns_alias(node.target))
+        ):
             position_of[node] = position_of[node.args[0]]
             if mutates(node.target):
                 last_writes[position_of[node]] = origins.get(node, Origin())
@@ -277,11 +304,19 @@ class _Interpreter(fx.Interpreter):
         self.replay.current = self.origins.get(n, self.replay.current)
         before = self.replay.newest
         value = super().run_node(n)
-        if n.op == "get_attr" and isinstance(value, torch.Tensor) and any(user.target is not LIFTED for user in n.users):
+        if (
+            n.op == "get_attr"
+            and isinstance(value, torch.Tensor)
+            and any(user.target is not LIFTED for user in n.users)
+        ):
             value = as_functional(value)  # a constant of the model; the graph may write into copies of it
         if self.replay.newest is not before:
             self.replay.new_nodes[n] = self.replay.newest
-        elif n.target is operator.getitem and (last := self.replay.new_nodes.get(n.args[0])) is not None:  # was made together with its op
+        elif (
+            n.target is operator.getitem and (last := self.replay.new_nodes.get(n.args[0])) is not None
+        ):  # was made together with its op
             op = last.args[0] if last.target is operator.getitem else last
-            self.replay.new_nodes[n] = next((user for user in op.users if user.target is operator.getitem and user.args[1] == n.args[1]), None)
+            self.replay.new_nodes[n] = next(
+                (user for user in op.users if user.target is operator.getitem and user.args[1] == n.args[1]), None
+            )
         return value

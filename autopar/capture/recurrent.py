@@ -1,7 +1,7 @@
 """Unroll recurrent layers and cells into plain functional ops, step by step, as torch's own kernels compute them.
 
-torch's CPU kernels write into the gates, so their graph would need a second trace to be functional. On accelerators they are one
-opaque op.
+torch's CPU kernels write into the gates, so their graph would need a second trace to be functional. On accelerators
+they are one opaque op.
 """
 
 from __future__ import annotations
@@ -37,10 +37,13 @@ class Weights:
         return F.linear(h, self.hidden, self.hidden_bias)
 
 
-# -- steps: (contribution of the input, state before) → state after; the first tensor of the state is the output -------------------------
+# -- steps: (contribution of the input, state before) → state after; the first tensor of the state is the output
+# -------------------------
 
 
-def _plain_step(activation: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, state: State, weights: Weights) -> State:
+def _plain_step(
+    activation: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, state: State, weights: Weights
+) -> State:
     return (activation(weights.of_hidden(state[0]) + x),)
 
 
@@ -63,10 +66,13 @@ def _gru_step(x: torch.Tensor, state: State, weights: Weights) -> State:
 _tanh_step, _relu_step = (functools.partial(_plain_step, activation) for activation in (torch.tanh, torch.relu))
 
 
-# -- layers ------------------------------------------------------------------------------------------------------------------------------
+# -- layers
+# ------------------------------------------------------------------------------------------------------------------------------
 
 
-def _layer(step: Step, inputs: Iterable[torch.Tensor], state: State, weights: Weights) -> tuple[list[torch.Tensor], State]:
+def _layer(
+    step: Step, inputs: Iterable[torch.Tensor], state: State, weights: Weights
+) -> tuple[list[torch.Tensor], State]:
     outputs = []
     for x in inputs:
         state = step(x, state, weights)
@@ -110,8 +116,18 @@ def _cell(step: Step, x: torch.Tensor, state: State, *params: torch.Tensor) -> A
     return after if len(state) > 1 else after[0]
 
 
-LAYERS: dict[Any, Step] = {torch.lstm: _lstm_step, torch.gru: _gru_step, torch.rnn_tanh: _tanh_step, torch.rnn_relu: _relu_step}
-CELLS: dict[Any, Step] = {torch.lstm_cell: _lstm_step, torch.gru_cell: _gru_step, torch.rnn_tanh_cell: _tanh_step, torch.rnn_relu_cell: _relu_step}
+LAYERS: dict[Any, Step] = {
+    torch.lstm: _lstm_step,
+    torch.gru: _gru_step,
+    torch.rnn_tanh: _tanh_step,
+    torch.rnn_relu: _relu_step,
+}
+CELLS: dict[Any, Step] = {
+    torch.lstm_cell: _lstm_step,
+    torch.gru_cell: _gru_step,
+    torch.rnn_tanh_cell: _tanh_step,
+    torch.rnn_relu_cell: _relu_step,
+}
 
 
 class Unroller(TorchFunctionMode):

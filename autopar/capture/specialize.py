@@ -6,11 +6,11 @@
     grad w = mm(…, b)
     grad only_of_logits = mm(…, d_logits)
 
-Every op of a backward is linear in the tangents. A value that depends only on absent tangents is absent, and a sum with an absent
-operand is its other operand. So a gradient that no tangent reaches is ``None``, as in eager, and not zero: an optimizer with weight
-decay would change a parameter whose gradient is zero. Some gradients depend on no tangent (that of ``copysign`` is always zero).
-Such a gradient is kept if the forward leads from its parameter or input to a value whose tangent is present. The time is linear in
-the size of the graph.
+Every op of a backward is linear in the tangents. A value that depends only on absent tangents is absent, and a sum with
+an absent operand is its other operand. So a gradient that no tangent reaches is ``None``, as in eager, and not zero: an
+optimizer with weight decay would change a parameter whose gradient is zero. Some gradients depend on no tangent (that
+of ``copysign`` is always zero). Such a gradient is kept if the forward leads from its parameter or input to a value
+whose tangent is present. The time is linear in the size of the graph.
 """
 
 from __future__ import annotations
@@ -75,7 +75,12 @@ class _Specialized:
 
     def _is_other(self, node: fx.Node, present: list[fx.Node]) -> bool:
         """Whether a sum with an absent operand equals the other operand, without scaling or broadcasting."""
-        return not node.kwargs and len(present) == 1 and record_of(present[0]).type == record_of(node).type and not is_getitem(node)
+        return (
+            not node.kwargs
+            and len(present) == 1
+            and record_of(present[0]).type == record_of(node).type
+            and not is_getitem(node)
+        )
 
     def _operand(self, value: fx.Node, user: Record) -> fx.Node:
         """Return the new operand; an absent operand beside a present one becomes zero."""
@@ -94,12 +99,15 @@ class _Specialized:
 
     def output(self, node: fx.Node) -> None:
         record = record_of(node)
-        returned = [value for value, result in zip(operands(node), record.results, strict=True) if result.kind == "return"]
+        returned = [
+            value for value, result in zip(operands(node), record.results, strict=True) if result.kind == "return"
+        ]
         leading = {node.name for node in behind(returned[index] for index in self.given)}
         kept: list[tuple[fx.Node, Result]] = [
             (self.nodes[value], result)
             for value, result in zip(operands(node), record.results, strict=True)
-            if value not in self.absent and (result.kind != "grad" or value in self.from_tangents or result.of in leading)
+            if value not in self.absent
+            and (result.kind != "grad" or value in self.from_tangents or result.of in leading)
         ]
         new = self.graph.output(tuple(value for value, _ in kept))
         set_record(new, Record(None, results=tuple(result for _, result in kept)))

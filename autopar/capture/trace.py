@@ -42,8 +42,9 @@ class Tracer:
     Attributes:
         parameters, buffers: those of the model, by name.
         arguments: the arguments of the call.
-        module: the graph. Its placeholders are parameters, buffers, arguments, tangents and the seed. Its result is one flat list: the
-            values that the model returns, the gradients of the ``differentiated`` placeholders, the next values of the ``reassigned`` buffers.
+        module: the graph. Its placeholders are parameters, buffers, arguments, tangents and the seed. Its result is one
+            flat list: the values that the model returns, the gradients of the ``differentiated`` placeholders, the next
+            values of the ``reassigned`` buffers.
         compiled: whether torch.compile has wrapped a part of the model.
         recorder: where the nodes come from.
         draws: the random draws of a single device, by stream; the last placeholder is the seed.
@@ -56,7 +57,13 @@ class Tracer:
         guards: the Python values that forward read.
     """
 
-    def __init__(self, model: torch.nn.Module, arguments: Arguments, random: str = "parallel", inputs: Collection[tuple[int, str]] = ()) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        arguments: Arguments,
+        random: str = "parallel",
+        inputs: Collection[tuple[int, str]] = (),
+    ) -> None:
         self.model = model
         self.arguments = arguments
         self.parameters = dict(model.named_parameters())
@@ -65,7 +72,10 @@ class Tracer:
         self.model_swap = ModelSwap(model)
         self.beside = Beside()
         self.unroller = Unroller(self.recorder.running)
-        self.compiled = any(hasattr(module, "_orig_mod") or vars(module).get("_compiled_call_impl") is not None for module in model.modules())
+        self.compiled = any(
+            hasattr(module, "_orig_mod") or vars(module).get("_compiled_call_impl") is not None
+            for module in model.modules()
+        )
         self.reads = Reads(model, inputs)
         self.grad = torch.is_grad_enabled()
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -97,12 +107,17 @@ class Tracer:
         return (*[changed] * bool(names), *self.beside.notes())
 
     def _warn_of_changes(self) -> None:
-        """Warn of values that forward changes and reads in its next call: the captured step keeps their first values."""
+        """Warn of values that forward changes and reads in its next call: the captured step keeps their first
+        values."""
         read = {guard.place.words for guard in self.guards.found}
-        changed = [*(name for name in self.model_swap.changed if name in read and self.reads.uses(name.rpartition(".")[2])), *self.reads.changed]
+        changed = [
+            *(name for name in self.model_swap.changed if name in read and self.reads.uses(name.rpartition(".")[2])),
+            *self.reads.changed,
+        ]
         if changed:
             warnings.warn(
-                f"forward reads and changes {', '.join(changed)}, and a captured step keeps the values of the first call\n"
+                f"forward reads and changes {', '.join(changed)}, and a captured step keeps the values of the first "
+                f"call\n"
                 f"  change them outside of forward, before the call: then they are captured anew; or make them buffers",
                 stacklevel=2,
             )
@@ -120,7 +135,14 @@ class Tracer:
         self.recorder.streams = streams = Streams(seed)
         swapped = self.model_swap.swapped(dict(zip(model_tensors, tensors, strict=False)))
         eager = compiled_parts_in_eager() if self.compiled else contextlib.nullcontext()
-        isolation = streams.numbering(), caches_forgotten(self.model), self.beside.watched(), _outer_autograd_ignored(), _plain_recurrences(), assignments_refused()
+        isolation = (
+            streams.numbering(),
+            caches_forgotten(self.model),
+            self.beside.watched(),
+            _outer_autograd_ignored(),
+            _plain_recurrences(),
+            assignments_refused(),
+        )
         # hooks run in this order: an error about a hook needs to know the module that runs
         hooks = self.recorder.modules(), hooked_weights_refused(self.recorder.paths)
         with contextlib.ExitStack() as stack:
@@ -142,14 +164,21 @@ class Tracer:
         before = [(value, flatten(value)) for value in (*args, *kwargs.values())]
         outputs = self.model(*args, **kwargs)
         self._refuse_changed(before, outputs)
-        if self.recorder.streams is not None and self.recorder.streams.draws and self.recorder.streams.seeded_by_the_model():
-            raise CaptureError("forward seeds the generator, which a captured step does not do again\n  call torch.manual_seed before or after it")
+        if (
+            self.recorder.streams is not None
+            and self.recorder.streams.draws
+            and self.recorder.streams.seeded_by_the_model()
+        ):
+            raise CaptureError(
+                "forward seeds the generator, which a captured step does not do again\n  call torch.manual_seed "
+                "before or after it"
+            )
         leaves, self.spec = flatten(outputs)
         for leaf in leaves:
             if not isinstance(leaf, (torch.Tensor, bool, int, float, str, type(None))):
                 raise CaptureError(
-                    f"the model returns a {type(leaf).__name__}, which capture cannot look into; return tensors, numbers or "
-                    f"containers and dataclasses of them"
+                    f"the model returns a {type(leaf).__name__}, which capture cannot look into; return tensors, "
+                    f"numbers or containers and dataclasses of them"
                 )
         self.leaves = {k: leaf for k, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -165,10 +194,16 @@ class Tracer:
                 continue
             described = f"{name}, a {type(value).__name__}"
             if not is_cache(value):
-                raise CaptureError(f"forward changes its argument {described}, which the caller would see changed\n  change a copy of it")
+                raise CaptureError(
+                    f"forward changes its argument {described}, which the caller would see changed\n  change a copy "
+                    f"of it"
+                )
             path = path_to(outputs, value)
             if path is None:
-                raise CaptureError(f"forward changes its argument {described}, and does not return it\n  return it, so that its new contents are outputs")
+                raise CaptureError(
+                    f"forward changes its argument {described}, and does not return it\n  return it, so that its new "
+                    f"contents are outputs"
+                )
             self.extended.append((k, path))
 
     @contextlib.contextmanager
@@ -202,7 +237,9 @@ class Tracer:
         with self.mode:  # contiguous, as are the pieces that the runtime cuts
             return [torch.empty(o.shape, dtype=o.dtype, device=o.device) for o in like]
 
-    def _trace(self, fakes: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], seed: torch.Tensor) -> fx.GraphModule:
+    def _trace(
+        self, fakes: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], seed: torch.Tensor
+    ) -> fx.GraphModule:
         self.differentiated = [k for k, t in enumerate(fakes) if t.requires_grad] if tangents else []
 
         def joint(fakes: list[torch.Tensor], tangents: list[torch.Tensor], seed: torch.Tensor) -> Any:
@@ -216,7 +253,9 @@ class Tracer:
                     differentiable = [outputs[k] for k in self.differentiable]
                     with single_threaded_backward():
                         gradients = torch.autograd.grad(differentiable, sources, tangents, allow_unused=True)
-                    gradients = [_with_accumulated(leaf, gradient) for leaf, gradient in zip(sources, gradients, strict=True)]
+                    gradients = [
+                        _with_accumulated(leaf, gradient) for leaf, gradient in zip(sources, gradients, strict=True)
+                    ]
             return [*outputs, *gradients, *self._next_buffers()]
 
         # as_strided stays a view in this trace, because ops may still write into views
@@ -251,7 +290,11 @@ def _add_line(error: Exception, origin: Origin) -> None:
 @contextlib.contextmanager
 def _outer_autograd_ignored() -> Iterator[None]:
     """Ignore a checkpoint around the call, and anomaly detection: they concern the run and not its capture."""
-    identity_hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x) if are_saved_tensors_hooked() else contextlib.nullcontext()
+    identity_hooks = (
+        torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
+        if are_saved_tensors_hooked()
+        else contextlib.nullcontext()
+    )
     with identity_hooks, torch.autograd.set_detect_anomaly(False):
         yield
 
@@ -265,15 +308,16 @@ def _with_accumulated(leaf: torch.Tensor, gradient: torch.Tensor | None) -> torc
 
 
 def _device(tensors: Sequence[torch.Tensor]) -> torch.device:
-    """Return the device of the first tensor that is not on meta. If all are, return the accelerator or the CPU, so that the ops are those of a run."""
+    """Return the device of the first tensor that is not on meta. If all are, return the accelerator or the CPU, so that
+    the ops are those of a run."""
     real = next((tensor.device for tensor in tensors if not tensor.is_meta), None)
     return real or torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 @contextlib.contextmanager
 def _plain_recurrences() -> Iterator[None]:
-    """Trace recurrent layers as plain ops and not as one op of oneDNN, whose backward takes a tensor that may be undefined. This does not
-    change which kernels the ops use in a run."""
+    """Trace recurrent layers as plain ops and not as one op of oneDNN, whose backward takes a tensor that may be
+    undefined. This does not change which kernels the ops use in a run."""
     before = torch.backends.mkldnn.enabled
     set_onednn(False)
     try:

@@ -3,8 +3,9 @@
     autopar.checkpoint.save(folder, {"model": parallel.state_dict(), "optimizer": ..., "step": 7})
     state = autopar.checkpoint.load(folder, {"model": parallel.state_dict(), "optimizer": ..., "step": 0})
 
-A checkpoint on disk is always complete. It does not depend on the mesh that wrote it. A load fills tensors in place, only the
-pieces of each rank, a few MiB at a time, and checks all files first. Loading runs no code: a checkpoint holds numbers and JSON.
+A checkpoint on disk is always complete. It does not depend on the mesh that wrote it. A load fills tensors in place,
+only the pieces of each rank, a few MiB at a time, and checks all files first. Loading runs no code: a checkpoint holds
+numbers and JSON.
 """
 
 from __future__ import annotations

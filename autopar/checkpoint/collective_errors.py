@@ -84,7 +84,11 @@ def _tried(function: Callable[[], T]) -> tuple[T | None, Exception | None]:
 def _text(failure: Exception | None) -> str:
     if failure is None:
         return ""
-    return str(failure) if isinstance(failure, (CheckpointError, FileNotFoundError)) else f"{type(failure).__name__}: {failure}"
+    return (
+        str(failure)
+        if isinstance(failure, (CheckpointError, FileNotFoundError))
+        else f"{type(failure).__name__}: {failure}"
+    )
 
 
 @contextmanager
@@ -102,7 +106,8 @@ def lost(error: Exception, outcome: str = "no checkpoint was written or loaded")
 
 @contextmanager
 def torch_failures(outcome: str, group: Group) -> Iterator[None]:
-    """Turn failures inside of ``torch.distributed.checkpoint`` into errors of autopar: ``except Exception`` does not catch torch's own.
+    """Turn failures inside of ``torch.distributed.checkpoint`` into errors of autopar: ``except Exception`` does not
+    catch torch's own.
 
     Raises:
         CheckpointError: names the first rank that failed.
@@ -151,12 +156,16 @@ def _differences(outlines: Mapping[int, Mapping[str, str]]) -> str:
         ranks: dict[str | None, list[int]] = {}
         for rank, outline in outlines.items():
             ranks.setdefault(outline.get(name), []).append(rank)
-        values = (f"{_ranks(having)}: {'nothing of that name' if value is None else _short(value)}" for value, having in ranks.items())
+        values = (
+            f"{_ranks(having)}: {'nothing of that name' if value is None else _short(value)}"
+            for value, having in ranks.items()
+        )
         lines.append(f"\n    {name}   {'   '.join(values)}")
     more = f"\n    and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
     return (
-        f"the ranks bring different states{''.join(lines)}{more}\n  let all ranks pass the same folder and the same keys; what differs from rank to rank "
-        f"goes in as a DTensor that is split over them, or in a list that all ranks have"
+        f"the ranks bring different states{''.join(lines)}{more}\n  let all ranks pass the same folder and the same "
+        f"keys; what differs from rank to rank goes in as a DTensor that is split over them, or in a list that all "
+        f"ranks have"
     )
 
 

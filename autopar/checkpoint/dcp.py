@@ -3,10 +3,10 @@
     autopar.checkpoint.import_dcp("dcp/step-100", "checkpoints", allow_pickle=True)
     autopar.checkpoint.export_dcp("checkpoints", "dcp/step-101")
 
-One process converts a folder, a tensor at a time. A DCP folder describes its contents in ``.metadata``, which is a pickle: a file
-that can run code when it is read. It is read only with ``allow_pickle=True``, and then by an unpickler that accepts only the classes
-of DCP's own descriptions; everything else is read as torch reads weights. A folder of safetensors, as ``HuggingFaceStorageWriter``
-writes, has no pickle.
+One process converts a folder, a tensor at a time. A DCP folder describes its contents in ``.metadata``, which is a
+pickle: a file that can run code when it is read. It is read only with ``allow_pickle=True``, and then by an unpickler
+that accepts only the classes of DCP's own descriptions; everything else is read as torch reads weights. A folder of
+safetensors, as ``HuggingFaceStorageWriter`` writes, has no pickle.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ def import_dcp(source: str | os.PathLike[str], folder: str | os.PathLike[str], *
                keep: int | None = 2) -> Path:  # fmt: skip
     """Read a DCP folder, and write its contents as a checkpoint into a folder of checkpoints.
 
-    The checkpoint has the form of ``step.state_dict()``: ``model``; ``optimizer`` with ``state`` and ``param_groups`` by the
-    names of parameters, even if DCP flattened it; ``step``, from ``train_state`` or the optimizer; and ``rng``, the state
-    of a fresh generator, because DCP keeps none. All other entries keep their names.
+    The checkpoint has the form of ``step.state_dict()``: ``model``; ``optimizer`` with ``state`` and ``param_groups``
+    by the names of parameters, even if DCP flattened it; ``step``, from ``train_state`` or the optimizer; and ``rng``,
+    the state of a fresh generator, because DCP keeps none. All other entries keep their names.
 
     Args:
         source: a folder that ``torch.distributed.checkpoint.save`` has written.
         folder: as for ``save``.
-        allow_pickle: read ``.metadata``, which is a pickle; anything in it that is not a description of DCP is still refused.
+        allow_pickle: read ``.metadata``, which is a pickle; anything in it that is not a description of DCP is still
+            refused.
         skip: globs over DCP's names, such as ``dataloader*``, of entries to leave out.
         keep: as for ``save``.
 
@@ -50,7 +51,8 @@ def import_dcp(source: str | os.PathLike[str], folder: str | os.PathLike[str], *
 
     Raises:
         FileNotFoundError: there is no such folder.
-        CheckpointError: it is no DCP folder; it needs ``allow_pickle``; or it has a value that a checkpoint cannot keep.
+        CheckpointError: it is no DCP folder; it needs ``allow_pickle``; or it has a value that a checkpoint cannot
+            keep.
         RuntimeError: there are several processes.
     """
     _refuse_several("import_dcp")
@@ -64,7 +66,9 @@ def import_dcp(source: str | os.PathLike[str], folder: str | os.PathLike[str], *
         for name, tensor in tensors.items():
             check_dtype(name, tensor)
     except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{source} has what a checkpoint cannot keep: {error}; or leave it out with skip") from error
+        raise CheckpointError(
+            f"{source} has what a checkpoint cannot keep: {error}; or leave it out with skip"
+        ) from error
     pieces = {name: [Piece((0,) * tensor.dim(), tensor)] for name, tensor in tensors.items()}
     return write_checkpoint(folder_of(folder), tree, tensors, pieces, keep, stored.values)
 
@@ -98,7 +102,9 @@ def export_dcp(source: str | os.PathLike[str], folder: str | os.PathLike[str], *
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(f"{folder} is there already, and not empty; name a new folder")
     path, manifest, _ = newest_whole(folder_of(source), lambda *_: None, None)
-    stored = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in manifest.tensors.items()}
+    stored = {
+        name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in manifest.tensors.items()
+    }
     names = {id(tensor): name for name, tensor in stored.items()}
     state = decode_state(manifest.tree, stored)
 
@@ -111,7 +117,12 @@ def export_dcp(source: str | os.PathLike[str], folder: str | os.PathLike[str], *
 
     try:
         with torch_failures(f"{folder} was not written", None):
-            checkpoint.save(as_torchtitan(state) if torchtitan else state, storage_writer=FileSystemWriter(folder), planner=Planner(), no_dist=True)
+            checkpoint.save(
+                as_torchtitan(state) if torchtitan else state,
+                storage_writer=FileSystemWriter(folder),
+                planner=Planner(),
+                no_dist=True,
+            )
     except (TypeError, ValueError, OSError) as error:
         raise CheckpointError(f"{folder} was not written: {error}") from error
     return folder
@@ -119,6 +130,7 @@ def export_dcp(source: str | os.PathLike[str], folder: str | os.PathLike[str], *
 
 def _refuse_several(function: str) -> None:
     if not is_single_process():
-        raise RuntimeError(f"autopar.checkpoint.{function} is for one process, and there are several; call it in a script of its own, or as autopar checkpoint")
-
-
+        raise RuntimeError(
+            f"autopar.checkpoint.{function} is for one process, and there are several; call it in a script of its "
+            f"own, or as autopar checkpoint"
+        )

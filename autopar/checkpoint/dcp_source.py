@@ -54,13 +54,24 @@ class Source:
         self._metadata = _metadata(folder, allow_pickle)
         self._names: dict[int, str] = {}  # id of a placeholder → its name
         paths = self._metadata.planner_data or {}
-        self.paths: dict[str, ObjectPath] = {name: tuple(paths.get(name, (name,))) for name in self._metadata.state_dict_metadata}
+        self.paths: dict[str, ObjectPath] = {
+            name: tuple(paths.get(name, (name,))) for name in self._metadata.state_dict_metadata
+        }
 
     def nested(self, names: Iterable[str]) -> dict[str, Any]:
         """Return the saved state with these names; a tensor of more than one element is a placeholder on meta."""
         described = self._metadata.state_dict_metadata
-        small = [name for name in names if isinstance(described[name], BytesStorageMetadata) or described[name].size.numel() <= 1]
-        values = self._read({name: None if isinstance(described[name], BytesStorageMetadata) else _empty(described[name], "cpu") for name in small})
+        small = [
+            name
+            for name in names
+            if isinstance(described[name], BytesStorageMetadata) or described[name].size.numel() <= 1
+        ]
+        values = self._read(
+            {
+                name: None if isinstance(described[name], BytesStorageMetadata) else _empty(described[name], "cpu")
+                for name in small
+            }
+        )
         state: dict[str, Any] = {}
         for name in names:
             if name not in values:
@@ -79,7 +90,9 @@ class Source:
     def _read(self, targets: dict[str, Any]) -> dict[str, Any]:
         planner = _Planner()
         with torch_failures(f"{self._folder} could not be read", None):
-            checkpoint.load(dict(targets), storage_reader=_reader(self._folder, self._metadata), planner=planner, no_dist=True)
+            checkpoint.load(
+                dict(targets), storage_reader=_reader(self._folder, self._metadata), planner=planner, no_dist=True
+            )
         return targets | planner.values
 
 
@@ -105,7 +118,10 @@ class _Planner(DefaultLoadPlanner):
 def _reason(error: Exception) -> str:
     """Return the line of torch's long message that states the cause."""
     lines = [line.strip() for line in str(error).splitlines()]
-    return next((line.split(". Please")[0] for line in lines if line.startswith(("WeightsUnpickler error", "Unsupported"))), lines[0] if lines else type(error).__name__)
+    return next(
+        (line.split(". Please")[0] for line in lines if line.startswith(("WeightsUnpickler error", "Unsupported"))),
+        lines[0] if lines else type(error).__name__,
+    )
 
 
 # -- metadata -----------------------------------------------------------------------------------------------------
@@ -125,19 +141,25 @@ def _reader(folder: Path, metadata: Metadata) -> StorageReader:
 
 def _metadata(folder: Path, allow_pickle: bool) -> Metadata:
     if not folder.is_dir():
-        raise FileNotFoundError(f"there is no folder {folder}; name the one that torch.distributed.checkpoint.save has written")
+        raise FileNotFoundError(
+            f"there is no folder {folder}; name the one that torch.distributed.checkpoint.save has written"
+        )
     path = folder / METADATA
     if not path.is_file():
         if not any(folder.glob("*.safetensors")):
-            raise CheckpointError(f"{folder} has no {METADATA} and no safetensors, so it is no DCP folder; name the one that torch.distributed.checkpoint.save has written")
+            raise CheckpointError(
+                f"{folder} has no {METADATA} and no safetensors, so it is no DCP folder; name the one that "
+                f"torch.distributed.checkpoint.save has written"
+            )
         try:
             return HuggingFaceStorageReader(str(folder)).read_metadata()
         except Exception as error:
             raise CheckpointError(f"{folder} could not be read: {error}") from error
     if not allow_pickle:
         raise CheckpointError(
-            f"{path} is a pickle, and a pickle can run code when it is read; if you trust who wrote it, pass allow_pickle=True, or --allow-pickle: "
-            f"then it is read by an unpickler that makes DCP's own descriptions and nothing else"
+            f"{path} is a pickle, and a pickle can run code when it is read; if you trust who wrote it, pass "
+            f"allow_pickle=True, or --allow-pickle: then it is read by an unpickler that makes DCP's own descriptions "
+            f"and nothing else"
         )
     try:
         with open(path, "rb") as file:
@@ -145,7 +167,10 @@ def _metadata(folder: Path, allow_pickle: bool) -> Metadata:
     except CheckpointError as error:
         raise CheckpointError(f"{path} {error}") from None
     except Exception as error:  # whatever bytes make an unpickler raise
-        raise CheckpointError(f"{path} is no description of a DCP folder: {error}; name the folder that torch.distributed.checkpoint.save has written") from error
+        raise CheckpointError(
+            f"{path} is no description of a DCP folder: {error}; name the folder that "
+            f"torch.distributed.checkpoint.save has written"
+        ) from error
     _check(path, metadata)
     return metadata
 
@@ -154,9 +179,13 @@ class _Descriptions(pickle.Unpickler):
     """Unpickles only DCP's descriptions."""
 
     def find_class(self, module: str, name: str) -> Any:
-        admitted = name in ADMITTED.get(module, ()) or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype))
+        admitted = name in ADMITTED.get(module, ()) or (
+            module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        )
         if not admitted:
-            raise CheckpointError(f"names {module}.{name}, which is no part of DCP's descriptions and could run code; it was not read")
+            raise CheckpointError(
+                f"names {module}.{name}, which is no part of DCP's descriptions and could run code; it was not read"
+            )
         return super().find_class(module, name)
 
 
@@ -167,8 +196,15 @@ def _check(path: Path, metadata: Any) -> None:
         sound = (
             isinstance(metadata, Metadata)
             and all(isinstance(name, str) for name in described)
-            and all(isinstance(entry, BytesStorageMetadata) or (all(size >= 0 for size in entry.size) and isinstance(entry.properties.dtype, torch.dtype)) for entry in described.values())
-            and all(isinstance(keys, tuple) and keys and all(isinstance(key, (str, int)) for key in keys) for keys in paths.values())
+            and all(
+                isinstance(entry, BytesStorageMetadata)
+                or (all(size >= 0 for size in entry.size) and isinstance(entry.properties.dtype, torch.dtype))
+                for entry in described.values()
+            )
+            and all(
+                isinstance(keys, tuple) and keys and all(isinstance(key, (str, int)) for key in keys)
+                for keys in paths.values()
+            )
         )
         files = {entry.relative_path for entry in stored.values()}
     except (AttributeError, TypeError) as error:

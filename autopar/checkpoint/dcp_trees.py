@@ -1,7 +1,7 @@
 """Convert the state of a training between the forms of ``TrainStep``, of torch's ``get_state_dict``, and of torchtitan.
 
-    step.state_dict(), get_state_dict()     {"model": {"up.weight": w}, "optimizer": {"state": {"up.weight": {"exp_avg": m}}, "param_groups": […]}, "step": 7}
-    torchtitan                              {"up.weight": w, "optimizer": {"state.up.weight.exp_avg": m, "param_groups.up.weight.lr": 1e-3, …}, "train_state": {"step": 7}}
+step.state_dict(), get_state_dict()     {"model": {"up.weight": w}, "optimizer": {"state": {"up.weight": {"exp_avg": m}}, "param_groups": […]}, "step": 7}
+torchtitan                              {"up.weight": w, "optimizer": {"state.up.weight.exp_avg": m, "param_groups.up.weight.lr": 1e-3, …}, "train_state": {"step": 7}}
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ State = dict[str, Any]
 
 
 def as_saved(state: State) -> State:
-    """Convert any of these to the form of ``TrainStep.state_dict``. A state inside of an application's object, ``{"app": {…}}``, is unwrapped."""
+    """Convert any of these to the form of ``TrainStep.state_dict``. A state inside of an application's object,
+    ``{"app": {…}}``, is unwrapped."""
     inner = next(iter(state.values()), None)
     if len(state) == 1 and isinstance(inner, dict) and {"model", "optim", "optimizer"} & set(inner):
         state = inner
@@ -26,7 +27,11 @@ def as_saved(state: State) -> State:
         model = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
         state = {"model": model, **{name: value for name, value in state.items() if name not in model}}
     optimizer = state.get("optimizer")
-    if isinstance(optimizer, dict) and optimizer and all(name.startswith(("state.", "param_groups.")) for name in optimizer):
+    if (
+        isinstance(optimizer, dict)
+        and optimizer
+        and all(name.startswith(("state.", "param_groups.")) for name in optimizer)
+    ):
         state["optimizer"] = _nested(optimizer, list(state["model"]))
     state = {name: value if name in ("model", "optimizer") else _plain(value) for name, value in state.items()}
     if "optimizer" in state:
@@ -43,26 +48,39 @@ def as_torchtitan(state: State) -> State:
     """
     if not isinstance(state.get("model"), Mapping):
         raise ValueError("the checkpoint has no 'model'; export it without torchtitan")
-    model, rest = dict(state["model"]), {name: value for name, value in state.items() if name not in ("model", "optimizer", "step")}
+    model, rest = (
+        dict(state["model"]),
+        {name: value for name, value in state.items() if name not in ("model", "optimizer", "step")},
+    )
     flat: State = {**model, **rest}
     if "optimizer" in state:
         flat["optimizer"] = _flattened(state["optimizer"])
     if "step" in state:
         flat["train_state"] = {"step": torch.tensor(state["step"], dtype=torch.int32)}
     if doubled := set(model) & {*rest, "optimizer", "train_state"}:
-        raise ValueError(f"the model has {min(doubled)}, which torchtitan has for another part; export it without torchtitan")
+        raise ValueError(
+            f"the model has {min(doubled)}, which torchtitan has for another part; export it without torchtitan"
+        )
     return flat
 
 
 def _flattened(optimizer: Mapping[str, Any]) -> State:
-    flat = {f"state.{name}.{key}": value for name, values in optimizer["state"].items() for key, value in values.items()}
+    flat = {
+        f"state.{name}.{key}": value for name, values in optimizer["state"].items() for key, value in values.items()
+    }
     for group in optimizer["param_groups"]:
-        flat |= {f"param_groups.{name}.{key}": value for name in group["params"] for key, value in group.items() if key != "params"}
+        flat |= {
+            f"param_groups.{name}.{key}": value
+            for name in group["params"]
+            for key, value in group.items()
+            if key != "params"
+        }
     return flat
 
 
 def _nested(flat: Mapping[str, Any], order: list[str]) -> State:
-    """Nest a flattened optimizer by names of parameters, in the order of the model; parameters with the same options are one group."""
+    """Nest a flattened optimizer by names of parameters, in the order of the model; parameters with the same options
+    are one group."""
     parts: dict[str, dict[str, State]] = {"state": {}, "param_groups": {}}
     parameters = set(order)
     for full, value in flat.items():
@@ -73,7 +91,10 @@ def _nested(flat: Mapping[str, Any], order: list[str]) -> State:
     groups: list[State] = []
     for name in sorted(parts["param_groups"], key=lambda name: place.get(name, len(place))):
         options = parts["param_groups"][name]
-        group = next((known for known in groups if {key: value for key, value in known.items() if key != "params"} == options), None)
+        group = next(
+            (known for known in groups if {key: value for key, value in known.items() if key != "params"} == options),
+            None,
+        )
         if group is None:
             groups.append(group := {**options, "params": []})
         group["params"].append(name)
@@ -104,4 +125,6 @@ def _steps(state: State) -> int:
     if isinstance(train_state, dict) and isinstance(train_state.get("step"), (int, float)):
         return int(train_state["step"])
     states = state["optimizer"].get("state", {}) if isinstance(state["optimizer"], dict) else {}
-    return max((int(values["step"]) for values in states.values() if isinstance(values, dict) and "step" in values), default=0)
+    return max(
+        (int(values["step"]) for values in states.values() if isinstance(values, dict) and "step" in values), default=0
+    )

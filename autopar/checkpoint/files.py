@@ -1,6 +1,7 @@
 """Write the files of a save by a few operations, and read and verify stored files.
 
-A save touches the disk only through ``OPERATIONS``, so that tests can interrupt it before, within and after each of them.
+A save touches the disk only through ``OPERATIONS``, so that tests can interrupt it before, within and after each of
+them.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def remove(folder: Path) -> None:
 def remedy(error: OSError) -> str:
     """Return the remedy for an error of writing."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return f"{'make room, or ' * full}name another folder{', where this process may write' * (not full)}, and save again"
+    return (
+        f"{'make room, or ' * full}name another folder{', where this process may write' * (not full)}, and save again"
+    )
 
 
 def write(path: Path, text: str) -> None:

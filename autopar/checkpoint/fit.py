@@ -1,4 +1,5 @@
-"""Check whether a checkpoint fits a state, with the same tensors of the same shapes and dtypes, and explain it if not."""
+"""Check whether a checkpoint fits a state, with the same tensors of the same shapes and dtypes, and explain it if
+not."""
 
 from __future__ import annotations
 
@@ -13,10 +14,14 @@ from autopar.checkpoint.values import Tree, leaves, names
 from autopar.errors import CheckpointError
 
 SHOWN = 5  # lines of each kind
-OPTIMIZER = re.compile(r"(^|/)optimizer/state/")  # an optimizer's state of a parameter: a training that goes on without it goes wrong
+OPTIMIZER = re.compile(
+    r"(^|/)optimizer/state/"
+)  # an optimizer's state of a parameter: a training that goes on without it goes wrong
 
 
-def check_fit(checkpoint: str, manifest: Manifest, tensors: Mapping[str, torch.Tensor], tree: Tree, strict: bool) -> None:
+def check_fit(
+    checkpoint: str, manifest: Manifest, tensors: Mapping[str, torch.Tensor], tree: Tree, strict: bool
+) -> None:
     """Compare a checkpoint with a state.
 
     Args:
@@ -25,13 +30,15 @@ def check_fit(checkpoint: str, manifest: Manifest, tensors: Mapping[str, torch.T
         strict: whether an entry that only one of them has is an error.
 
     Raises:
-        CheckpointError: they do not fit; names the tensors, and for a name that only one of them has the nearest name of the other.
+        CheckpointError: they do not fit; names the tensors, and for a name that only one of them has the nearest name
+            of the other.
     """
     stored = manifest.tensors
     both = [name for name in tensors if name in stored]
     lost: list[str] = []
     lines = _listed(
-        f"{name} is {stored[name]} in the checkpoint, and {described(tensors[name].dtype, tuple(tensors[name].shape))} in the state"
+        f"{name} is {stored[name]} in the checkpoint, and "
+        f"{described(tensors[name].dtype, tuple(tensors[name].shape))} in the state"
         for name in both
         if (stored[name].dtype, stored[name].shape) != (tensors[name].dtype, tuple(tensors[name].shape))
     )
@@ -40,16 +47,26 @@ def check_fit(checkpoint: str, manifest: Manifest, tensors: Mapping[str, torch.T
         missing = [name for name in tensors if name not in stored]
         unexpected = [name for name in stored if name not in tensors]
         lost = [name for name in unexpected if OPTIMIZER.search(name)]
-        lines += _listed(_only_in("the state", "the checkpoint", name, name in checkpoint_names, unexpected) for name in missing)
-        lines += _listed(_only_in("the checkpoint", "the state", name, name in state_names, missing) for name in unexpected)
-        lines += _listed(f"{name} is in the state, and not in the checkpoint" for name, _ in leaves(tree) if name not in checkpoint_names)
+        lines += _listed(
+            _only_in("the state", "the checkpoint", name, name in checkpoint_names, unexpected) for name in missing
+        )
+        lines += _listed(
+            _only_in("the checkpoint", "the state", name, name in state_names, missing) for name in unexpected
+        )
+        lines += _listed(
+            f"{name} is in the state, and not in the checkpoint"
+            for name, _ in leaves(tree)
+            if name not in checkpoint_names
+        )
     if not lines:
         return
     other = ""
     if 2 * len(both) < max(len(tensors), len(stored)):
         other = f"; only {len(both)} of {len(stored)} tensors have a name that the state has, so the checkpoint may be of another model"
     listed = "".join(f"\n    {line}" for line in lines)
-    remedy = "pass a state of the same keys and shapes" + (", or strict=False to load what both have" if strict and not lost else "")
+    remedy = "pass a state of the same keys and shapes" + (
+        ", or strict=False to load what both have" if strict and not lost else ""
+    )
     if lost and not any(map(OPTIMIZER.search, tensors)):
         remedy = f"an optimizer has no state before its first step: call step.capture(batch), which gives it one, and then step.state_dict(); {remedy}"
     raise CheckpointError(f"{checkpoint} does not fit the state{other}{listed}\n  {remedy}")

@@ -5,9 +5,10 @@
     latest                 checkpoint-000012
     .writing-000013-9f2c/  an unfinished save: never read, removed by the next save
 
-A checkpoint is written under a temporary name. Its files and then its folder are forced to disk, and only then is the folder
-renamed, which a file system does atomically. So a folder ``checkpoint-…`` is complete. Old checkpoints are renamed before they are
-removed, for the same reason. ``latest`` is for people and scripts; a load searches for the newest checkpoint itself.
+A checkpoint is written under a temporary name. Its files and then its folder are forced to disk, and only then is the
+folder renamed, which a file system does atomically. So a folder ``checkpoint-…`` is complete. Old checkpoints are
+renamed before they are removed, for the same reason. ``latest`` is for people and scripts; a load searches for the
+newest checkpoint itself.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def folder_of(path: str | os.PathLike[str]) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise CheckpointError(f"{path} begins with the folder of a user who does not exist on this machine; write the path in full") from error
+        raise CheckpointError(
+            f"{path} begins with the folder of a user who does not exist on this machine; write the path in full"
+        ) from error
 
 
 def checkpoints_at(path: Path) -> list[Path]:
@@ -55,14 +58,21 @@ def checkpoints_at(path: Path) -> list[Path]:
     try:
         is_folder = path.is_dir()
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}; name the folder that you passed to autopar.checkpoint.save") from error
+        raise CheckpointError(
+            f"{path} cannot be read: {error.strerror}; name the folder that you passed to autopar.checkpoint.save"
+        ) from error
     if not is_folder:
-        raise FileNotFoundError(f"there is no folder {path}; name the folder that you passed to autopar.checkpoint.save, or a checkpoint in it")
+        raise FileNotFoundError(
+            f"there is no folder {path}; name the folder that you passed to autopar.checkpoint.save, or a checkpoint "
+            f"in it"
+        )
     if (path / NAME).is_file() or NUMBERED.fullmatch(path.name):
         return [path]
     if checkpoints := checkpoints_in(path):
         return checkpoints
-    raise FileNotFoundError(f"{path} has no whole checkpoint\n  name the folder that you passed to autopar.checkpoint.save")
+    raise FileNotFoundError(
+        f"{path} has no whole checkpoint\n  name the folder that you passed to autopar.checkpoint.save"
+    )
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
@@ -74,7 +84,10 @@ def read_manifest(checkpoint: Path) -> Manifest:
     try:
         path = checkpoint / NAME
         if not path.is_file():
-            raise CheckpointError(f"{checkpoint} has no {NAME}, so it is no checkpoint; load a folder that autopar.checkpoint.save has written")
+            raise CheckpointError(
+                f"{checkpoint} has no {NAME}, so it is no checkpoint; load a folder that autopar.checkpoint.save has "
+                f"written"
+            )
         manifest = parse(path.read_bytes(), path)
         for file in manifest.files:
             path = checkpoint / file.name
@@ -119,7 +132,9 @@ def begin(folder: Path) -> Path:
         if kind != WHOLE:
             files.remove(path)
     number = 1 + max((number for number, _, _ in entries), default=0)
-    place = folder / f"{WRITING}{number:06}-{secrets.token_hex(4)}"  # differs from the name of an interrupted save, which may still be writing
+    place = (
+        folder / f"{WRITING}{number:06}-{secrets.token_hex(4)}"
+    )  # differs from the name of an interrupted save, which may still be writing
     files.make(place)
     return place
 
@@ -139,12 +154,17 @@ def finish(place: Path, manifest: Manifest) -> Path:
     for file in manifest.files:
         path = place / file.name
         if not path.is_file() or path.stat().st_size != file.bytes:
-            raise CheckpointError(f"{path} is not what a rank has written there; let all ranks have the same folder, on a file system that they share")
+            raise CheckpointError(
+                f"{path} is not what a rank has written there; let all ranks have the same folder, on a file system "
+                f"that they share"
+            )
     files.write(place / NAME, manifest.text())
     files.force_names(place)
     path = finished_name(place)
     if path.exists():
-        raise CheckpointError(f"{path} is there already, so two jobs save into {place.parent}; give each a folder of its own")
+        raise CheckpointError(
+            f"{path} is there already, so two jobs save into {place.parent}; give each a folder of its own"
+        )
     files.rename(place, path)
     try:
         files.force_names(path.parent)
@@ -157,7 +177,10 @@ def finish(place: Path, manifest: Manifest) -> Path:
 def check_place(place: Path) -> None:
     """Raise ``CheckpointError`` if the temporary folder of a save has been removed."""
     if not place.is_dir():
-        raise CheckpointError(f"{place} was removed while it was written, as a save of another job does; give each job a folder of its own")
+        raise CheckpointError(
+            f"{place} was removed while it was written, as a save of another job does; give each job a folder of its "
+            f"own"
+        )
 
 
 def tidy(checkpoint: Path, keep: int | None) -> None:

@@ -21,7 +21,8 @@ from autopar.checkpoint.values import Tree, decode_state, encode_state
 
 
 def load(folder: str | os.PathLike[str], state: Mapping[str, Any], *, strict: bool = True, group: Group = None) -> Any:
-    """Fill a state from the newest complete checkpoint of a folder, or from a checkpoint that is named. All ranks call this.
+    """Fill a state from the newest complete checkpoint of a folder, or from a checkpoint that is named. All ranks call
+    this.
 
     A damaged checkpoint in a folder, even by a single bit, is skipped with a warning.
 
@@ -32,13 +33,14 @@ def load(folder: str | os.PathLike[str], state: Mapping[str, Any], *, strict: bo
         group: the ranks that load; ``None``: all.
 
     Returns:
-        The state as it was saved: its plain values, and the tensors of ``state`` in their places; ``None`` for tensors that
-        ``state`` lacks.
+        The state as it was saved: its plain values, and the tensors of ``state`` in their places; ``None`` for tensors
+        that ``state`` lacks.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
-        CheckpointError: the checkpoint does not fit the state, is damaged (in a folder: all are), or has a newer version; or ranks
-            pass different states. In these cases no tensor has been touched. Or a rank cannot read a file to its end.
+        CheckpointError: the checkpoint does not fit the state, is damaged (in a folder: all are), or has a newer
+            version; or ranks pass different states. In these cases no tensor has been touched. Or a rank cannot read a
+            file to its end.
     """
     tensors: dict[str, torch.Tensor] = {}
     pieces: dict[str, list[Piece]] = {}
@@ -47,7 +49,11 @@ def load(folder: str | os.PathLike[str], state: Mapping[str, Any], *, strict: bo
     def outline() -> dict[str, str]:
         nonlocal tensors, tree
         tensors, tree = encode_state(state)
-        return {"folder": str(folder), "strict": str(strict), **{name: describe_tensor(tensor) for name, tensor in tensors.items()}}
+        return {
+            "folder": str(folder),
+            "strict": str(strict),
+            **{name: describe_tensor(tensor) for name, tensor in tensors.items()},
+        }
 
     def check(path: Path, manifest: Manifest) -> None:
         check_fit(str(path), manifest, tensors, tree, strict)
@@ -63,7 +69,13 @@ def load(folder: str | os.PathLike[str], state: Mapping[str, Any], *, strict: bo
     from autopar.checkpoint.reading import Reader, ReadPlanner
 
     with torch_failures(f"{path} could not be loaded", group):
-        checkpoint.load(dict(tensors), storage_reader=Reader(path, manifest), planner=ReadPlanner(pieces), process_group=group, no_dist=is_single_process())
+        checkpoint.load(
+            dict(tensors),
+            storage_reader=Reader(path, manifest),
+            planner=ReadPlanner(pieces),
+            process_group=group,
+            no_dist=is_single_process(),
+        )
     if damages and rank_in(group) == 0:  # last, because where warnings are errors no other rank may wait for this one
         warnings.warn(f"{'; '.join(damages)}; {path.name} is taken, which is the newest whole one", stacklevel=2)
     return decode_state(manifest.tree, tensors)

@@ -95,7 +95,14 @@ class Manifest:
             {
                 "torch": self.torch,
                 "state": self.tree,
-                "tensors": {name: {"dtype": DTYPES[tensor.dtype], "shape": tensor.shape, "chunks": [list(asdict(c).values()) for c in tensor.chunks]} for name, tensor in self.tensors.items()},
+                "tensors": {
+                    name: {
+                        "dtype": DTYPES[tensor.dtype],
+                        "shape": tensor.shape,
+                        "chunks": [list(asdict(c).values()) for c in tensor.chunks],
+                    }
+                    for name, tensor in self.tensors.items()
+                },
                 "files": [asdict(file) for file in self.files],
             },
             allow_nan=False,

@@ -15,7 +15,8 @@ from autopar.errors import CheckpointError
 def newest_whole(path: Path, check: Callable[[Path, Manifest], None], group: Group) -> tuple[Path, Manifest, list[str]]:
     """Return the checkpoint at a path: the path itself, or the newest undamaged checkpoint in it. All ranks call this.
 
-    Each rank reads a share of the files. If one rank finds damage, no rank loads that checkpoint, and all take the one before.
+    Each rank reads a share of the files. If one rank finds damage, no rank loads that checkpoint, and all take the one
+    before.
 
     Args:
         check: raises if a checkpoint does not fit the state. That is no damage, so no other checkpoint is tried.
@@ -38,10 +39,15 @@ def newest_whole(path: Path, check: Callable[[Path, Manifest], None], group: Gro
             raise error
         damages.append(problem_of(error))
     lines = "".join(f"\n    {damage}" for damage in damages)
-    raise CheckpointError(f"{path} has no whole checkpoint{lines}\n  restore the files from a copy, or name a folder with another checkpoint")
+    raise CheckpointError(
+        f"{path} has no whole checkpoint{lines}\n  restore the files from a copy, or name a folder with another "
+        f"checkpoint"
+    )
 
 
-def _examined(checkpoint: Path, check: Callable[[Path, Manifest], None], group: Group) -> tuple[Manifest | None, CheckpointError | None]:
+def _examined(
+    checkpoint: Path, check: Callable[[Path, Manifest], None], group: Group
+) -> tuple[Manifest | None, CheckpointError | None]:
     """Return the manifest of a checkpoint if it is complete for all ranks, or else the error."""
     manifest, error = on_first_rank(group, lambda: _read(checkpoint))
     if manifest is None:

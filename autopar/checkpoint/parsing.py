@@ -1,7 +1,7 @@
 """Parse a manifest from any source: the result is consistent, and anything else is an error with its position.
 
-The first line has a SHA-256 of the second, which detects flipped bits. The further checks are for manifests that were made to do
-harm: that nest without end, name files elsewhere, or have chunks that overlap.
+The first line has a SHA-256 of the second, which detects flipped bits. The further checks are for manifests that were
+made to do harm: that nest without end, name files elsewhere, or have chunks that overlap.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def parse(data: bytes, path: Path) -> Manifest:
         raise _none(path, f'line 1: it has no "format": "{FORMAT}"')
     if type(version := head.get("version")) is not int or not 1 <= version <= VERSION:
         raise CheckpointError(
-            f"{path} has version {_shown(version)} of the format, and this autopar reads up to {VERSION}; load it with the autopar that wrote it, or a newer one"
+            f"{path} has version {_shown(version)} of the format, and this autopar reads up to {VERSION}; load it "
+            f"with the autopar that wrote it, or a newer one"
         )
     body = body.removesuffix(b"\n")
     if hashlib.sha256(body).hexdigest() != head.get("sha256"):
@@ -69,6 +70,7 @@ def _json(line: bytes, path: Path, number: int) -> Any:
     Raises:
         DamageError: the line is malformed; names the line and, if the parser knows it, the column.
     """
+
     def refused(how: str, column: int | None = None) -> DamageError:
         return DamageError(f"{path}, line {number}{f', column {column}' if column else ''}: {how}")
 
@@ -131,18 +133,27 @@ def _file(value: Any) -> StoredFile:
     name = _kind(str, stored["name"], "the name of a file")
     if not FILE.fullmatch(name):
         raise ValueError(f"{_shown(name)} is no name of a file in the folder")
-    return StoredFile(name, _count(stored["bytes"], f"the size of {name}"), _count(stored["crc32"], f"the CRC-32 of {name}"))
+    return StoredFile(
+        name, _count(stored["bytes"], f"the size of {name}"), _count(stored["crc32"], f"the CRC-32 of {name}")
+    )
 
 
 def _tensor(name: str, value: Any, files: dict[str, StoredFile]) -> StoredTensor:
     stored = _kind(dict, value, f"the tensor {_shown(name)}")
-    dtype, shape = NAMED[_kind(str, stored["dtype"], f"the dtype of {_shown(name)}")], _counts(stored["shape"], f"the shape of {_shown(name)}")
+    dtype, shape = (
+        NAMED[_kind(str, stored["dtype"], f"the dtype of {_shown(name)}")],
+        _counts(stored["shape"], f"the shape of {_shown(name)}"),
+    )
     chunks = []
     for fields in _kind(list, stored["chunks"], f"the chunks of {_shown(name)}"):
         start, sizes, file, begin = _kind(list, fields, f"a chunk of {_shown(name)}")
         subject = f"a chunk of {_shown(name)}"
-        chunk = Chunk(_counts(start, subject), _counts(sizes, subject), _kind(str, file, subject), _count(begin, subject))
-        inside = len(start) == len(sizes) == len(shape) and all(a + n <= size for a, n, size in zip(chunk.start, chunk.sizes, shape, strict=True))
+        chunk = Chunk(
+            _counts(start, subject), _counts(sizes, subject), _kind(str, file, subject), _count(begin, subject)
+        )
+        inside = len(start) == len(sizes) == len(shape) and all(
+            a + n <= size for a, n, size in zip(chunk.start, chunk.sizes, shape, strict=True)
+        )
         if not (inside and chunk.begin <= files[chunk.file].bytes - math.prod(chunk.sizes) * dtype.itemsize):
             raise ValueError(f"a chunk of {_shown(name)} is outside of it, or of {chunk.file}")
         chunks.append(chunk)
@@ -154,7 +165,8 @@ def _tensor(name: str, value: Any, files: dict[str, StoredFile]) -> StoredTensor
 
 
 def _overlap(chunks: Iterable[Chunk]) -> bool:
-    """Whether two chunks share an element. Chunks are sorted by the dim with the most distinct starts; only those that meet in it are compared."""
+    """Whether two chunks share an element. Chunks are sorted by the dim with the most distinct starts; only those that
+    meet in it are compared."""
     filled = [chunk for chunk in chunks if 0 not in chunk.sizes]
     dims = range(len(filled[0].start)) if filled else ()
     dim = max(dims, key=lambda d: len({chunk.start[d] for chunk in filled}), default=None)
@@ -163,7 +175,13 @@ def _overlap(chunks: Iterable[Chunk]) -> bool:
     met: list[Chunk] = []
     for chunk in sorted(filled, key=lambda chunk: chunk.start[dim]):
         met = [other for other in met if other.start[dim] + other.sizes[dim] > chunk.start[dim]]
-        if any(all(a < b + m and b < a + n for a, n, b, m in zip(chunk.start, chunk.sizes, other.start, other.sizes, strict=True)) for other in met):
+        if any(
+            all(
+                a < b + m and b < a + n
+                for a, n, b, m in zip(chunk.start, chunk.sizes, other.start, other.sizes, strict=True)
+            )
+            for other in met
+        ):
             return True
         met.append(chunk)
     return False

@@ -1,7 +1,7 @@
 """Split this rank's part of a tensor into boxes of the whole tensor, which a save writes and a load fills.
 
-A DTensor with torch's public placements is one box. A DTensor with a merged dim, such as ``(3 4096/tp)`` of a fused qkv weight, has
-several: one for each run of indices. A box is read and written in stretches of a few MiB.
+A DTensor with torch's public placements is one box. A DTensor with a merged dim, such as ``(3 4096/tp)`` of a fused qkv
+weight, has several: one for each run of indices. A box is read and written in stretches of a few MiB.
 """
 
 from __future__ import annotations
@@ -42,18 +42,24 @@ def pieces_of(name: str, tensor: torch.Tensor) -> list[Piece]:
     """Return the pieces of a tensor on this rank; none is empty, unless the tensor is.
 
     Raises:
-        ValueError: the tensor is a partial sum, or has placements that autopar does not know; or its piece has another size.
+        ValueError: the tensor is a partial sum, or has placements that autopar does not know; or its piece has another
+            size.
     """
     if not is_dtensor(tensor):
         return [Piece((0,) * tensor.dim(), tensor.detach())]
     device_mesh, shape = tensor.device_mesh, tuple(tensor.shape)  # type: ignore[attr-defined]
-    mesh = Mesh(dict(zip(_names(device_mesh), device_mesh.shape, strict=True)), ranks=device_mesh.mesh.flatten().tolist())
+    mesh = Mesh(
+        dict(zip(_names(device_mesh), device_mesh.shape, strict=True)), ranks=device_mesh.mesh.flatten().tolist()
+    )
     try:
         attr = attr_of(tensor.placements, mesh, shape)  # type: ignore[attr-defined]
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     if attr.pending:
-        raise ValueError(f"{name} is pending over {', '.join(axis for axis, _ in attr.pending)}, and has no values yet; reduce it first")
+        raise ValueError(
+            f"{name} is pending over {', '.join(axis for axis, _ in attr.pending)}, and has no values yet; reduce it "
+            f"first"
+        )
     rank = distributed.get_rank()
     if rank not in mesh.ranks:
         return []
@@ -63,7 +69,10 @@ def pieces_of(name: str, tensor: torch.Tensor) -> list[Piece]:
     box = box_of(Layout(mesh, attr), shape, rank)
     box_shape = tuple(sum(stop - start for start, stop in runs) for runs in box)
     if box_shape != tuple(local.shape):
-        raise ValueError(f"{name} of {list(shape)} has a piece of {list(local.shape)} on rank {rank}, where its placements say {list(box_shape)}; cut it with distribute_tensor")
+        raise ValueError(
+            f"{name} of {list(shape)} has a piece of {list(local.shape)} on rank {rank}, where its placements say "
+            f"{list(box_shape)}; cut it with distribute_tensor"
+        )
     pieces = []
     for runs in itertools.product(*(zip(runs, _begins(runs), strict=True) for runs in box)):
         data = local[tuple(slice(begin, begin + stop - start) for (start, stop), begin in runs)] if runs else local
@@ -100,8 +109,8 @@ class Stretch(NamedTuple):
 def stretches(sizes: Place, start: Place, lengths: Place, width: int) -> Iterator[Stretch]:
     """Yield the stretches of a stored box of ``sizes`` that cover the part of it at ``start``, of ``lengths``.
 
-    Each is at most ``STRETCH`` bytes, or one element; ``width``: bytes of an element. A short row is read whole even if only
-    a part of it is needed.
+    Each is at most ``STRETCH`` bytes, or one element; ``width``: bytes of an element. A short row is read whole even if
+    only a part of it is needed.
     """
     if 0 in lengths:
         return
@@ -114,9 +123,19 @@ def stretches(sizes: Place, start: Place, lengths: Place, width: int) -> Iterato
         inner = tuple(slice(s, s + n) for s, n in zip(start[1:], lengths[1:], strict=True))
         for k in range(0, lengths[0], rows):
             count = min(rows, lengths[0] - k)
-            yield Stretch((start[0] + k) * row, (count, *sizes[1:]), (slice(0, count), *inner), (slice(k, k + count), *(slice(0, n) for n in lengths[1:])))
+            yield Stretch(
+                (start[0] + k) * row,
+                (count, *sizes[1:]),
+                (slice(0, count), *inner),
+                (slice(k, k + count), *(slice(0, n) for n in lengths[1:])),
+            )
         return
     for k in range(lengths[0]):
         for inner_stretch in stretches(sizes[1:], start[1:], lengths[1:], width):
             first = (start[0] + k) * row + inner_stretch.first
-            yield Stretch(first, (1, *inner_stretch.sizes), (slice(0, 1), *inner_stretch.wanted), (slice(k, k + 1), *inner_stretch.target))
+            yield Stretch(
+                first,
+                (1, *inner_stretch.sizes),
+                (slice(0, 1), *inner_stretch.wanted),
+                (slice(k, k + 1), *inner_stretch.target),
+            )

@@ -1,7 +1,7 @@
 """Implement the load planner and the storage reader of ``torch.distributed.checkpoint``.
 
-Its planning finds the part of each stored chunk that each piece of a rank needs. Nothing is unpickled: a file holds numbers,
-and the manifest has their positions.
+Its planning finds the part of each stored chunk that each piece of a rank needs. Nothing is unpickled: a file holds
+numbers, and the manifest has their positions.
 """
 
 from __future__ import annotations
@@ -116,7 +116,14 @@ class Reader(StorageReader):
                 with open(path, "rb", buffering=0) as file:
                     for item in sorted(items, key=lambda item: self._chunks[item.storage_index].begin):
                         target = planner.resolve_tensor(item)
-                        _read(file, self._chunks[item.storage_index], tuple(item.storage_offsets), tuple(item.lengths), target, buffer)
+                        _read(
+                            file,
+                            self._chunks[item.storage_index],
+                            tuple(item.storage_offsets),
+                            tuple(item.lengths),
+                            target,
+                            buffer,
+                        )
                         planner.commit_tensor(item, target)
             except Exception as error:  # is sent to other ranks, which may not know its class
                 raise CheckpointError(f"{path} could not be read: {error}") from error

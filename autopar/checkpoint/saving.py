@@ -21,13 +21,16 @@ from autopar.errors import shown
 from autopar.runtime.processes.groups import CHECKPOINT, process_groups
 
 
-def save(folder: str | os.PathLike[str], state: Mapping[str, Any], *, keep: int | None = 2, group: Group = None) -> Path:
-    """Write a checkpoint into a folder of checkpoints. All ranks call this. When it returns, the checkpoint is complete and forced to disk.
+def save(
+    folder: str | os.PathLike[str], state: Mapping[str, Any], *, keep: int | None = 2, group: Group = None
+) -> Path:
+    """Write a checkpoint into a folder of checkpoints. All ranks call this. When it returns, the checkpoint is complete
+    and forced to disk.
 
     Args:
         folder: a folder on a file system that all ranks share; it is made if it does not exist.
-        state: nested dicts and lists of tensors, DTensors, numbers, texts, bytes, NumPy arrays, ``None``. Every value but a
-            DTensor must be the same on all ranks, and is stored once.
+        state: nested dicts and lists of tensors, DTensors, numbers, texts, bytes, NumPy arrays, ``None``. Every value
+            but a DTensor must be the same on all ranks, and is stored once.
         keep: how many complete checkpoints stay in the folder, with the new one; ``None``: all.
         group: the ranks that save; ``None``: all.
 
@@ -45,16 +48,20 @@ def save(folder: str | os.PathLike[str], state: Mapping[str, Any], *, keep: int 
 def async_save(folder: str | os.PathLike[str], state: Mapping[str, Any], *, keep: int | None = 2) -> Future[Path]:
     """``save`` a copy, which a thread writes: the state may change when this returns. All ranks call this.
 
-    The copy has this rank's pieces, in host memory. The next save waits for this one, and so does the end of the process.
+    The copy has this rank's pieces, in host memory. The next save waits for this one, and so does the end of the
+    process.
 
     Returns:
-        A future; its ``result()`` waits and returns the path of the new checkpoint. It raises the errors of ``save`` about ranks that
-        cannot write; errors about the state are raised by this call.
+        A future; its ``result()`` waits and returns the path of the new checkpoint. It raises the errors of ``save``
+        about ranks that cannot write; errors about the state are raised by this call.
     """
     _wait()
     group = _group_of_its_own()
     prepared = _prepared(folder, state, keep, group)
-    pieces = {name: [Piece(piece.start, piece.data.to("cpu", copy=True)) for piece in own_pieces] for name, own_pieces in prepared.pieces.items()}
+    pieces = {
+        name: [Piece(piece.start, piece.data.to("cpu", copy=True)) for piece in own_pieces]
+        for name, own_pieces in prepared.pieces.items()
+    }
     folder = prepared.folder.absolute()  # the working directory may have changed when the thread writes
     _last[:] = [_thread.submit(_written, replace(prepared, folder=folder, pieces=pieces), group)]
     return _last[0]
@@ -80,16 +87,31 @@ def _prepared(folder: str | os.PathLike[str], state: Mapping[str, Any], keep: in
         tensors, tree = encode_state(state)
         for name, tensor in tensors.items():
             check_tensor(name, tensor)
-        prepared.append(_Prepared(folder_of(folder), keep, tree, tensors, {name: pieces_of(name, tensor) for name, tensor in tensors.items()}))
+        prepared.append(
+            _Prepared(
+                folder_of(folder),
+                keep,
+                tree,
+                tensors,
+                {name: pieces_of(name, tensor) for name, tensor in tensors.items()},
+            )
+        )
         words = {name: describe_tensor(tensor) + describe_values(tensor) for name, tensor in tensors.items()}
-        return {"folder": str(folder), "keep": str(keep), **words, **{name: repr(value) for name, value in leaves(tree)}}
+        return {
+            "folder": str(folder),
+            "keep": str(keep),
+            **words,
+            **{name: repr(value) for name, value in leaves(tree)},
+        }
 
     agree(group, outline)
     return prepared[0]
 
 
 def _written(prepared: _Prepared, group: Group) -> Path:
-    return write_checkpoint(prepared.folder, prepared.tree, prepared.tensors, prepared.pieces, prepared.keep, group=group)
+    return write_checkpoint(
+        prepared.folder, prepared.tree, prepared.tensors, prepared.pieces, prepared.keep, group=group
+    )
 
 
 def write_checkpoint(folder: Path, tree: Tree, tensors: Mapping[str, torch.Tensor], pieces: Mapping[str, list[Piece]], keep: int | None,
@@ -103,7 +125,9 @@ def write_checkpoint(folder: Path, tree: Tree, tensors: Mapping[str, torch.Tenso
     planner = WritePlanner(tensors, pieces, values)
     try:
         with torch_failures(f"no checkpoint was written to {folder}", group):
-            checkpoint.save(dict(tensors), storage_writer=writer, planner=planner, process_group=group, no_dist=is_single_process())
+            checkpoint.save(
+                dict(tensors), storage_writer=writer, planner=planner, process_group=group, no_dist=is_single_process()
+            )
     except BaseException:
         writer.abandon()
         raise

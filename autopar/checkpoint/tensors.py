@@ -24,8 +24,15 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
 def check_dtype(name: str, tensor: torch.Tensor) -> None:
     """Raise ``TypeError`` if a checkpoint has no name for a tensor's dtype, or the tensor is not dense."""
     if tensor.dtype not in DTYPES or tensor.layout is not torch.strided:
-        kind = described(tensor.dtype, tuple(tensor.shape)) if tensor.layout is torch.strided else str(tensor.layout).removeprefix("torch.")
-        raise TypeError(f"{name} is {kind}, which a checkpoint cannot keep; it keeps dense tensors of {', '.join(str(dtype).removeprefix('torch.') for dtype in DTYPES)}")
+        kind = (
+            described(tensor.dtype, tuple(tensor.shape))
+            if tensor.layout is torch.strided
+            else str(tensor.layout).removeprefix("torch.")
+        )
+        raise TypeError(
+            f"{name} is {kind}, which a checkpoint cannot keep; it keeps dense tensors of "
+            f"{', '.join(str(dtype).removeprefix('torch.') for dtype in DTYPES)}"
+        )
 
 
 def describe_tensor(tensor: torch.Tensor) -> str:
@@ -35,7 +42,10 @@ def describe_tensor(tensor: torch.Tensor) -> str:
 
 
 def describe_values(tensor: torch.Tensor) -> str:
-    """Describe the values of a replicated integer tensor, such as the state of a generator. It may differ between ranks, and only one rank's would be saved."""
+    """Describe the values of a replicated integer tensor, such as the state of a generator. It may differ between
+    ranks, and only one rank's would be saved."""
     if is_dtensor(tensor) or tensor.is_floating_point() or tensor.is_complex() or tensor.nbytes > SMALL:
         return ""
-    return f" with the CRC-32 {zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()):08x}"
+    return (
+        f" with the CRC-32 {zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()):08x}"
+    )

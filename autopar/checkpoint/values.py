@@ -6,8 +6,8 @@ is the tensor ``model/up.weight``, and
 
     {"model": {"up.weight": {"$tensor": "model/up.weight"}}, "step": 7, "betas": {"$tuple": [0.9, 0.99]}}
 
-Names are JSON pointers (RFC 6901) without the first slash: the keys of the path, with ``~1`` for a ``/`` in a key. A value that JSON
-does not have is an object with one key: ``$`` and its kind. Decoding runs no code.
+Names are JSON pointers (RFC 6901) without the first slash: the keys of the path, with ``~1`` for a ``/`` in a key. A
+value that JSON does not have is an object with one key: ``$`` and its kind. Decoding runs no code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def encode_state(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], Tre
         ValueError: two tensors have the same name; or the state nests too deep.
     """
     if not isinstance(state, Mapping):
-        raise TypeError(f'the state is a {type(state).__name__}; pass a dict, such as {{"model": model.state_dict(), "step": 7}}')
+        raise TypeError(
+            f'the state is a {type(state).__name__}; pass a dict, such as {{"model": model.state_dict(), "step": 7}}'
+        )
     tensors: dict[str, torch.Tensor] = {}
     try:
         tree = _encode(state, "", tensors)
@@ -53,7 +55,11 @@ def decode_state(tree: Tree, tensors: Mapping[str, torch.Tensor]) -> Any:
     if not isinstance(tree, dict):
         return tree
     if (kind := next(iter(tree), "")).startswith("$"):
-        return tensors.get(tree[kind]) if kind == "$tensor" else DECODED[kind](tree[kind], lambda inner: decode_state(inner, tensors))
+        return (
+            tensors.get(tree[kind])
+            if kind == "$tensor"
+            else DECODED[kind](tree[kind], lambda inner: decode_state(inner, tensors))
+        )
     return {key: decode_state(value, tensors) for key, value in tree.items()}
 
 
@@ -64,7 +70,8 @@ def child(name: str, key: str | int) -> str:
 
 
 def leaves(tree: Tree, name: str = "") -> Iterator[tuple[str, Tree]]:
-    """Yield name and value of every leaf that is no tensor: numbers and texts; a list without tensors or an empty dict is one leaf."""
+    """Yield name and value of every leaf that is no tensor: numbers and texts; a list without tensors or an empty dict
+    is one leaf."""
     for inner, value in _inner(tree, name):
         if _inner(value, inner):
             yield from leaves(value, inner)
@@ -83,7 +90,10 @@ def depth_of(tree: Tree) -> int:
     """Return how deep dicts and lists nest."""
     depth, level = 0, [tree]
     while level := [node for node in level if isinstance(node, (dict, list))]:
-        depth, level = depth + 1, [inner for node in level for inner in (node.values() if isinstance(node, dict) else node)]
+        depth, level = (
+            depth + 1,
+            [inner for node in level for inner in (node.values() if isinstance(node, dict) else node)],
+        )
     return depth
 
 
@@ -116,7 +126,9 @@ def _inner(tree: Tree, name: str) -> list[tuple[str, Tree]]:
 
 
 def _holds_tensors(tree: Tree) -> bool:
-    return is_tensor(tree) or any(map(_holds_tensors, tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()))
+    return is_tensor(tree) or any(
+        map(_holds_tensors, tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ())
+    )
 
 
 def _encode(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Tree:
@@ -141,14 +153,21 @@ def _encode(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Tree:
         return _encode(value.item(), name, tensors)
     if kind is np.ndarray and value.dtype.kind in NUMBERS:
         return {"$array": [value.dtype.str, list(value.shape), base64.b64encode(value.tobytes()).decode()]}
-    remedy = "pass its state_dict()" if hasattr(value, "state_dict") else "save tensors, numbers, texts, bytes, lists, tuples, dicts and None"
+    remedy = (
+        "pass its state_dict()"
+        if hasattr(value, "state_dict")
+        else "save tensors, numbers, texts, bytes, lists, tuples, dicts and None"
+    )
     raise TypeError(f"{name or 'the state'} is a {kind.__name__}, which a checkpoint cannot keep as data; {remedy}")
 
 
 def _encoded_keys(value: Mapping[Any, Any], name: str, tensors: dict[str, torch.Tensor]) -> Tree:
     for key in value:
         if type(key) not in (str, int):
-            raise TypeError(f"{name or 'the state'} has the key {shown(key)}; a checkpoint keeps keys that are texts or whole numbers")
+            raise TypeError(
+                f"{name or 'the state'} has the key {shown(key)}; a checkpoint keeps keys that are texts or whole "
+                f"numbers"
+            )
     inner = [(key, _encode(member, child(name, key), tensors)) for key, member in value.items()]
     if all(type(key) is str and not key.startswith("$") for key in value):
         return dict(inner)

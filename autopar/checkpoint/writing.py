@@ -1,7 +1,7 @@
 """Implement the save planner and the storage writer of ``torch.distributed.checkpoint``.
 
-torch decides which rank writes a piece that several ranks hold, and it sends results and failures between ranks. A rank writes its
-chunks to one file of safetensors, a few MiB at a time.
+torch decides which rank writes a piece that several ranks hold, and it sends results and failures between ranks. A rank
+writes its chunks to one file of safetensors, a few MiB at a time.
 """
 
 from __future__ import annotations
@@ -103,7 +103,10 @@ class Writer(StorageWriter):
         """Make the temporary folder, and name a file in it for each rank."""
         with _remedy():
             self._place = begin(self._folder)
-        return [replace(plan, storage_data=str(self._place / f"rank-{rank:05}.safetensors")) for rank, plan in enumerate(plans)]
+        return [
+            replace(plan, storage_data=str(self._place / f"rank-{rank:05}.safetensors"))
+            for rank, plan in enumerate(plans)
+        ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         path = Path(plan.storage_data)
@@ -113,7 +116,10 @@ class Writer(StorageWriter):
             future.set_result(_write(path, plan.items, planner) if plan.items else [])
         except FileNotFoundError as error:
             check_place(path.parent)
-            raise CheckpointError(f"{path} could not be written: {error}; let all ranks have the same folder, on a file system that they share") from error
+            raise CheckpointError(
+                f"{path} could not be written: {error}; let all ranks have the same folder, on a file system that "
+                f"they share"
+            ) from error
         except Exception as error:  # is sent to other ranks, which may not know its class
             advice = f"; {files.remedy(error)}" if isinstance(error, OSError) else ""
             raise CheckpointError(f"{path} could not be written: {error}{advice}") from error
@@ -156,7 +162,9 @@ def _manifest(tree: Tree, metadata: Metadata, results: list[WriteResult]) -> Man
 
 def _write(path: Path, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
     """Write chunks to a file of safetensors, and force it to disk; return the file and the first byte of each chunk."""
-    items = sorted(items, key=lambda item: -_data(item).properties.dtype.itemsize)  # so that each chunk begins at a multiple of its dtype's width
+    items = sorted(
+        items, key=lambda item: -_data(item).properties.dtype.itemsize
+    )  # so that each chunk begins at a multiple of its dtype's width
     header, begins = _header(items)
     checksum = size = 0
     with files.create(path) as file:
@@ -171,7 +179,8 @@ def _write(path: Path, items: list[WriteItem], planner: SavePlanner) -> list[Wri
 def _header(items: list[WriteItem]) -> tuple[bytes, list[int]]:
     """Return the header of a file of safetensors, and the position of the first byte of each chunk.
 
-    The header is the length of the rest in eight bytes, and names, dtypes, shapes and positions as JSON, padded to a multiple of eight.
+    The header is the length of the rest in eight bytes, and names, dtypes, shapes and positions as JSON, padded to a
+    multiple of eight.
     """
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     ends = [0]
@@ -180,7 +189,11 @@ def _header(items: list[WriteItem]) -> tuple[bytes, list[int]]:
         box = ",".join(f"{a}:{a + n}" for a, n in zip(data.chunk.offsets, data.chunk.sizes, strict=True))
         name = item.index.fqn if data.chunk.sizes == data.size else f"{item.index.fqn}[{box}]"
         end = ends[-1] + _bytes(item)
-        entries[name] = {"dtype": DTYPES[data.properties.dtype], "shape": list(data.chunk.sizes), "data_offsets": [ends[-1], end]}
+        entries[name] = {
+            "dtype": DTYPES[data.properties.dtype],
+            "shape": list(data.chunk.sizes),
+            "data_offsets": [ends[-1], end],
+        }
         ends.append(end)
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)

@@ -56,11 +56,19 @@ def _printed(lines: Callable[[], Iterable[str]]) -> int:
 
 def _lines(path: Path, check: bool) -> Iterator[str]:
     if not path.is_dir():
-        raise CheckpointError(f"there is no folder {path}; name the folder that you passed to autopar.checkpoint.save, or a checkpoint in it")
+        raise CheckpointError(
+            f"there is no folder {path}; name the folder that you passed to autopar.checkpoint.save, or a checkpoint "
+            f"in it"
+        )
     checkpoints = checkpoints_in(path)
     if checkpoints:
         newest = latest(path)
-        yield from _columns([(checkpoint.name, incompleteness_of(checkpoint) or _summary(read_manifest(checkpoint))) for checkpoint in checkpoints])
+        yield from _columns(
+            [
+                (checkpoint.name, incompleteness_of(checkpoint) or _summary(read_manifest(checkpoint)))
+                for checkpoint in checkpoints
+            ]
+        )
         if newest is None:
             raise CheckpointError(f"{path} has no whole checkpoint")
         yield ""
@@ -71,7 +79,12 @@ def _lines(path: Path, check: bool) -> Iterator[str]:
     if check:
         verify(newest, manifest.files)
         yield "all files are unchanged since they were written"
-    yield from _columns([(name, str(tensor), f"{_bytes(tensor.shape, tensor.dtype.itemsize):,} bytes") for name, tensor in manifest.tensors.items()])
+    yield from _columns(
+        [
+            (name, str(tensor), f"{_bytes(tensor.shape, tensor.dtype.itemsize):,} bytes")
+            for name, tensor in manifest.tensors.items()
+        ]
+    )
     yield from _columns([(name, _short(json.dumps(value))) for name, value in leaves(manifest.tree)])
 
 

@@ -23,7 +23,8 @@ RANKS, BATCHES = 4, 8  # defaults for the schedule of a policy
 
 @dataclass(frozen=True)
 class Request:
-    """The options of ``autopar schedule`` and their defaults. A text of numbers has one number for all stages, or one for each: ``18.5,18.5,22``."""
+    """The options of ``autopar schedule`` and their defaults. A text of numbers has one number for all stages, or one
+    for each: ``18.5,18.5,22``."""
 
     source: str = "1f1b"
     ranks: int | None = None
@@ -73,7 +74,11 @@ def _follow(request: Request) -> None:
                 raise ScheduleError(f"--{name} is not for a file: {request.source} has its own; leave it out")
     times = Times(*(numbers(getattr(request, name), name) for name in ("forward", "backward", "weight", "transfer")))
     later = None if request.for_weights is None else numbers(request.for_weights, "for-weights")
-    sizes = Sizes(activation=numbers(request.activation, "activation"), for_weights=later, boundary=numbers(request.boundary, "boundary"))
+    sizes = Sizes(
+        activation=numbers(request.activation, "activation"),
+        for_weights=later,
+        boundary=numbers(request.boundary, "boundary"),
+    )
     optimised = None
     if request.source in (OPTIMISED, "optimized"):
         if request.recompute:
@@ -86,7 +91,9 @@ def _follow(request: Request) -> None:
     elif request.objective != OBJECTIVES[0]:
         raise ScheduleError(f"--objective is for autopar schedule {OPTIMISED}: {request.source} has a fixed order")
     elif from_file:
-        schedule = PipelineSchedule.load(request.source, **({"recompute": True} if request.recompute else {})).with_messages()
+        schedule = PipelineSchedule.load(
+            request.source, **({"recompute": True} if request.recompute else {})
+        ).with_messages()
     else:
         schedule = build(request.source, ranks, batches, request.chunks, recompute=request.recompute)
     report = schedule.verify()

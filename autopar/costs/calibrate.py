@@ -1,9 +1,10 @@
-"""Measure how long collectives take on this machine, fit what they cost, and write a machine description that prices are made of.
+"""Measure how long collectives take on this machine, fit what they cost, and write a machine description that prices
+are made of.
 
 Gloo processes with one thread each. Each operation runs at each size, operations in turn, in rounds; one call's time is
 that of its slowest rank (of a message, half a round trip), and a size's time the lower decile over all calls, because
-what else runs on the machine only adds to them. Bytes are those that ``autopar.costs.prices`` means: the whole operand or result
-on one rank. The smallest size is one number a rank.
+what else runs on the machine only adds to them. Bytes are those that ``autopar.costs.prices`` means: the whole operand
+or result on one rank. The smallest size is one number a rank.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="a machine description, for autopar.costs.machine.Machine.load")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="a machine description, for autopar.costs.machine.Machine.load"
+    )
     parser.add_argument("--device", default="cpu", help="what the written machine is called")
 
 
@@ -51,7 +54,9 @@ def calls(size: int, rank: int, ranks: int) -> dict[str, tuple[int, Callable[[],
     numbers = -(-size // (4 * ranks)) * ranks
     whole, piece, other = torch.ones(numbers), torch.ones(numbers // ranks), torch.empty(numbers)
     message = torch.ones(max(size // 4, 1))
-    scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor  # older torch has no other
+    scatter = (
+        getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
+    )  # older torch has no other
     gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 
     def ping() -> None:
@@ -97,7 +102,9 @@ def work(rank: int, ranks: int, folder: str, rounds: int, sizes: Sequence[int]) 
                 taken = torch.tensor(seconds(call, repeats), dtype=torch.float64)
                 distributed.all_reduce(taken, distributed.ReduceOp.MAX)
                 if round:  # the first one warms up
-                    found.setdefault(name, {}).setdefault(bytes, []).extend((taken / (2 if name == "send" else 1)).tolist())
+                    found.setdefault(name, {}).setdefault(bytes, []).extend(
+                        (taken / (2 if name == "send" else 1)).tolist()
+                    )
     own = []
     for one in map(torch.ones, (bytes // 4 for bytes in OWN_MEMORY)):
         copy = torch.zeros_like(one)
@@ -144,7 +151,8 @@ def described(name: str, ranks: int, fits: list[Measured], own: list[float], pro
     rate = 2 * OWN_MEMORY[1] / own[1]  # read and written
     return Machine(
         name, like.kind, like.ranks_per_node, Link(max(message.floor, message.latency), message.bandwidth), like.outside, Link(own[0], rate),
-        peak=(("f32", 2 * MATRIX**3 / product),), measured=tuple(fits), source=f"profiling/run.py calibrate --ranks {ranks}, torch {torch.__version__}",
+        peak=(("f32", 2 * MATRIX**3 / product),), measured=tuple(fits), source=f"profiling/run.py calibrate --ranks "
+                                                                               f"{ranks}, torch {torch.__version__}",
         note="outside is not measured",
     )  # fmt: skip
 
@@ -185,7 +193,8 @@ def run(options: argparse.Namespace) -> str:
     out = io.StringIO()
     Console(file=out, width=140).print(table)
     return (
-        f"{options.ranks} gloo processes, {options.rounds} rounds; fit: max(floor, latency + (n + half) / bandwidth)\n{out.getvalue()}"
-        f"a local op {found['own'][0] * 1e6:.0f} us, memory {this.memory.bandwidth / 1e9:.1f} GB/s, "
-        f"f32 {this.peak[0][1] / 1e9:.0f} GFLOP/s, one thread; {time.perf_counter() - start:.0f} s\n"
+        f"{options.ranks} gloo processes, {options.rounds} rounds; fit: max(floor, latency + (n + half) / "
+        f"bandwidth)\n{out.getvalue()}a local op {found['own'][0] * 1e6:.0f} us, memory "
+        f"{this.memory.bandwidth / 1e9:.1f} GB/s, f32 {this.peak[0][1] / 1e9:.0f} GFLOP/s, one thread; "
+        f"{time.perf_counter() - start:.0f} s\n"
     )

@@ -1,7 +1,8 @@
 """Describe machines by the figures from which prices are computed: from data sheets (``machines.json``) or measured.
 
-``python profiling/run.py calibrate --write FILE`` measures a machine. A device that is in no file gets the ``generic`` machine,
-whose note says so; no device gets the figures of another one. Times are in seconds, sizes in bytes, rates in bytes a second.
+``python profiling/run.py calibrate --write FILE`` measures a machine. A device that is in no file gets the ``generic``
+machine, whose note says so; no device gets the figures of another one. Times are in seconds, sizes in bytes, rates in
+bytes a second.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Link:
 
 @dataclass(frozen=True)
 class Measured:
-    """A fit to measured times of one operation: ``t(n) = max(floor, latency + n/B(n))`` with ``B(n) = bandwidth · n / (n + half)``.
+    """A fit to measured times of one operation: ``t(n) = max(floor, latency + n/B(n))`` with ``B(n) = bandwidth · n /
+    (n + half)``.
 
     At ``n = half`` half the bandwidth is reached. ``n/B(n)`` is ``(n + half) / bandwidth``, so ``t`` never falls. Times
     determine only ``latency + half/bandwidth``; of this, ``latency`` is the part up to the floor.
@@ -96,7 +98,9 @@ class Machine:
     def save(self, path: str | Path) -> None:
         """Write a machine description that ``load`` reads."""
         description = {**asdict(self), "peak": dict(self.peak)}
-        Path(path).write_text(json.dumps({"version": VERSION, "machines": [description]}, indent=2, allow_nan=False) + "\n")
+        Path(path).write_text(
+            json.dumps({"version": VERSION, "machines": [description]}, indent=2, allow_nan=False) + "\n"
+        )
 
     @staticmethod
     def load(path: str | Path) -> Machine:
@@ -130,14 +134,20 @@ def machine(name: str) -> Machine:
     if name in known():
         return known()[name]
     near = difflib.get_close_matches(str(name), known(), n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known_machine.name for known_machine in dict.fromkeys(known().values()))}"
+    hint = (
+        f"; did you mean {near[0]!r}?"
+        if near
+        else f"; there are {', '.join(known_machine.name for known_machine in dict.fromkeys(known().values()))}"
+    )
     raise ValueError(f"there is no machine {name!r}{hint}")
 
 
 def machine_of(device: torch.device | str, also: Iterable[Machine] = ()) -> Machine:
-    """Return the machine of a device: one of ``also`` (measured ones), a known one, or else the generic one with a note.
+    """Return the machine of a device: one of ``also`` (measured ones), a known one, or else the generic one with a
+    note.
 
-    ``device`` is a device of torch, or the name of a device, which need not be present. There is no error for unknown devices.
+    ``device`` is a device of torch, or the name of a device, which need not be present. There is no error for unknown
+    devices.
     """
     names = {**known(), **_by_name(also)}
     name = device if isinstance(device, str) and device in names else _name_of(device)
@@ -200,7 +210,8 @@ Reader = Callable[[Any, str], Any]  # (value, the field's name) → the field's 
 
 
 def _fields(value: Any, at: str, optional: Mapping[str, Any] | None = None, **readers: Reader) -> dict[str, Any]:
-    """Read the fields of an object, each by its reader. Fields without a default are required; others raise ``_Malformed``."""
+    """Read the fields of an object, each by its reader. Fields without a default are required; others raise
+    ``_Malformed``."""
     if not isinstance(value, dict):
         raise _Malformed(at, f"an object is wanted, not {value!r}")
     for name in value:

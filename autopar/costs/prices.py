@@ -1,15 +1,17 @@
 """Price every transfer in seconds, as the minimum over the closed forms of all algorithms for it.
 
 ``n`` is the bytes on the rank that has most: of the operand of an all-reduce or reduce-scatter, of the result of an
-all-gather, of either side of an all-to-all (each ``p`` times a piece, so that ``(p-1)/p · n`` travels); of what one rank
-sends or receives, whichever is more, in a redistribute, send or recv; of all that is read and written by a local op.
-``p`` ranks are on ``m`` nodes, ``k`` on each; where nodes have different numbers of ranks, all count as the fullest.
+all-gather, of either side of an all-to-all (each ``p`` times a piece, so that ``(p-1)/p · n`` travels); of what one
+rank sends or receives, whichever is more, in a redistribute, send or recv; of all that is read and written by a local
+op. ``p`` ranks are on ``m`` nodes, ``k`` on each; where nodes have different numbers of ranks, all count as the
+fullest.
 
 Prices grow with ``n``, with ``p`` on nodes of a given size, and with ``m``: every form does, so their minimum does. For
-this, rounds are ``⌈log₂ p⌉``: some algorithms need only so many rounds for any ``p``, whereas the textbook's algorithms fold
-a remainder and make three ranks dearer than four. Data that leaves a node costs no less than data that stays, since it crosses the
-node too. And every form over several nodes costs at least as much as some form on one node. With ``k`` alone a price may fall:
-more ranks on a node are more links to the outside. The arithmetic of a reduction is not counted.
+this, rounds are ``⌈log₂ p⌉``: some algorithms need only so many rounds for any ``p``, whereas the textbook's algorithms
+fold a remainder and make three ranks dearer than four. Data that leaves a node costs no less than data that stays,
+since it crosses the node too. And every form over several nodes costs at least as much as some form on one node. With
+``k`` alone a price may fall: more ranks on a node are more links to the outside. The arithmetic of a reduction is not
+counted.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ from autopar.ir.record import TensorType
 n, p, k, m = sympy.symbols("n p k m", positive=True)
 a, b = sympy.symbols("a b", nonnegative=True)  # latency, seconds a byte: of the slowest link between the ranks
 a_i, b_i = sympy.symbols("a_i b_i", nonnegative=True)  # the same of links inside a node
-a_e, b_e = sympy.symbols("a_e b_e", nonnegative=True)  # of links between nodes, for one rank while all ranks of its node send
+a_e, b_e = sympy.symbols(
+    "a_e b_e", nonnegative=True
+)  # of links between nodes, for one rank while all ranks of its node send
 a_l, b_l = sympy.symbols("a_l b_l", nonnegative=True)  # of an op on the rank's own memory
 SYMBOLS = (n, p, k, m, a, b, a_i, b_i, a_e, b_e, a_l, b_l)
 
@@ -44,7 +48,8 @@ part = (p - 1) / p  # of n
 
 @dataclass(frozen=True)
 class Form:
-    """One algorithm: its name, its seconds, and the source of the form. ``two_level``: it applies only to several nodes."""
+    """One algorithm: its name, its seconds, and the source of the form. ``two_level``: it applies only to several
+    nodes."""
 
     algorithm: str
     seconds: sympy.Expr
@@ -118,8 +123,16 @@ def price(function: Callable[..., Any] | str, bytes: Any, ranks: Any, machine: M
     return float(seconds) if seconds.ndim == 0 else seconds
 
 
-def algorithm(function: Callable[..., Any] | str, bytes: int, ranks: int, machine: Machine, *, shape: tuple[int, int] | None = None) -> str:
-    """Return the name of the cheapest form, the first one among equals; ``measured`` for a fit, or ``none`` if nothing is done."""
+def algorithm(
+    function: Callable[..., Any] | str,
+    bytes: int,
+    ranks: int,
+    machine: Machine,
+    *,
+    shape: tuple[int, int] | None = None,
+) -> str:
+    """Return the name of the cheapest form, the first one among equals; ``measured`` for a fit, or ``none`` if nothing
+    is done."""
     name = _name(function)
     seconds = _candidates(name, bytes, ranks, machine, shape)
     if not seconds.min():
@@ -138,24 +151,40 @@ def _name(function: Callable[..., Any] | str) -> str:
 def _candidates(name: str, bytes: Any, ranks: Any, machine: Machine, shape: Any) -> np.ndarray:
     """Return the seconds of every form, infinite if it does not apply: ``[forms, ...]``."""
     size, count = np.asarray(bytes, dtype=float), np.asarray(ranks, dtype=float)
-    per_node, nodes = _default_shape(count, machine) if shape is None else (np.asarray(entry, dtype=float) for entry in shape)
+    per_node, nodes = (
+        _default_shape(count, machine) if shape is None else (np.asarray(entry, dtype=float) for entry in shape)
+    )
     size, count, per_node, nodes = np.broadcast_arrays(size, count, per_node, nodes)
     if not np.all(size >= 0):
         raise ValueError(f"{name}: bytes are ≥ 0, not {bytes}")
     if not np.all(count >= 1):
         raise ValueError(f"{name}: ranks are ≥ 1, not {ranks}")
-    if not np.all((per_node >= 1) & (nodes >= 1) & (np.maximum(per_node, nodes) <= count) & (count <= per_node * nodes)):
+    if not np.all(
+        (per_node >= 1) & (nodes >= 1) & (np.maximum(per_node, nodes) <= count) & (count <= per_node * nodes)
+    ):
         raise ValueError(f"{name}: {ranks} ranks do not fit on nodes of the shape {shape}, (ranks on a node, nodes)")
     inside = machine.inside.latency, 1 / machine.inside.bandwidth
     outside = max(inside[0], machine.outside.latency), max(inside[1], 1 / machine.outside.bandwidth)
     slowest = (np.where(nodes > 1, far, near) for near, far in zip(inside, outside, strict=True))
-    values = (size, count, per_node, nodes, *slowest, *inside, *outside, machine.memory.latency, 1 / machine.memory.bandwidth)
+    values = (
+        size,
+        count,
+        per_node,
+        nodes,
+        *slowest,
+        *inside,
+        *outside,
+        machine.memory.latency,
+        1 / machine.memory.bandwidth,
+    )
     prices = np.stack([
         np.where((nodes > 1) | (not form.two_level), seconds(*values), np.inf)
         for form, seconds in zip(FORMS[name], _compiled(name), strict=True)
     ])  # fmt: skip
     fit = _fit(name, machine)
-    if fit is not None:  # over several nodes it is a lower bound, so that a group never gets cheaper by outgrowing a node
+    if (
+        fit is not None
+    ):  # over several nodes it is a lower bound, so that a group never gets cheaper by outgrowing a node
         within = _scaled(fit, name, size, np.where(nodes > 1, per_node, count))
         prices = np.where(nodes > 1, np.maximum(prices, within), within)
     return prices if name in WITHOUT_GROUP else np.where(count > 1, prices, 0.0)
@@ -197,7 +226,9 @@ def shape_of_group(ranks: Any, ranks_per_node: int) -> tuple[int, int]:
     return int(counts.max()), len(nodes)
 
 
-def step_price(function: Callable[..., Any], source: TensorType, arguments: Mapping[str, Any], result: TensorType, machine: Machine) -> float:
+def step_price(
+    function: Callable[..., Any], source: TensorType, arguments: Mapping[str, Any], result: TensorType, machine: Machine
+) -> float:
     """Return the seconds of one transfer on its mesh, for the group that takes longest.
 
     A message is priced where it is received; its send is free, so that the prices of a program may be added up.
@@ -215,18 +246,27 @@ def step_price(function: Callable[..., Any], source: TensorType, arguments: Mapp
     if name == "cast":
         return _cached_price(name, before + after, 1, machine)
     if source.layout is None or result.layout is None:
-        raise ValueError(f"{name} exchanges values on a mesh; {source if source.layout is None else result} has no Layout")
+        raise ValueError(
+            f"{name} exchanges values on a mesh; {source if source.layout is None else result} has no Layout"
+        )
     if name in ("redistribute", "recv"):
         elements, count, far = _busiest(source, result, machine.ranks_per_node)
         name = name if count <= 2 else "redistribute"  # several messages from several ranks
-        return _cached_price(name, elements * source.dtype.itemsize, count, machine, shape=(1, count) if far else (count, 1))
+        return _cached_price(
+            name, elements * source.dtype.itemsize, count, machine, shape=(1, count) if far else (count, 1)
+        )
     if name in ("all_reduce", "reduce_scatter"):
         wider = transfers.reduced_as(arguments.get("op", "sum"), source.dtype).itemsize // source.dtype.itemsize
         before, after = before * wider, after * wider
     mesh, axes = source.layout.mesh, transfers.axes_of(arguments["axis"])
     count = mesh.count(axes)
-    size = {"all_gather": count * before, "reduce_scatter": count * after, "slice": 2 * after, "pend": after}.get(name, max(before, after))
-    return max(_cached_price(name, size, count, machine, shape=shape) for shape in group_shapes(mesh, axes, machine.ranks_per_node))
+    size = {"all_gather": count * before, "reduce_scatter": count * after, "slice": 2 * after, "pend": after}.get(
+        name, max(before, after)
+    )
+    return max(
+        _cached_price(name, size, count, machine, shape=shape)
+        for shape in group_shapes(mesh, axes, machine.ranks_per_node)
+    )
 
 
 _cached_price = lru_cache(maxsize=65536)(price)  # a program has few different sizes
@@ -251,8 +291,8 @@ def _held(type: TensorType) -> int:
 
 @lru_cache(maxsize=65536)
 def _busiest(source: TensorType, result: TensorType, ranks_per_node: int) -> tuple[int, int, bool]:
-    """Return for an exchange the most elements that a rank sends or receives, the most ranks it does so with, counting itself,
-    and whether a message leaves its node."""
+    """Return for an exchange the most elements that a rank sends or receives, the most ranks it does so with, counting
+    itself, and whether a message leaves its node."""
     assert source.layout is not None and result.layout is not None
     kept = tuple(axis for axis, _ in source.attr.pending)
     elements: dict[tuple[str, int], int] = {}

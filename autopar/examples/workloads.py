@@ -108,7 +108,9 @@ class Keeping(Compiler):
 
     placed: list[Program] = field(default_factory=list)
 
-    def place(self, program: Program, attrs: Mapping[str, DistAttr], device: torch.device, **options: Any) -> tuple[LocalPrograms, list[PassReport]]:
+    def place(
+        self, program: Program, attrs: Mapping[str, DistAttr], device: torch.device, **options: Any
+    ) -> tuple[LocalPrograms, list[PassReport]]:
         self.placed.append(program.copy())
         run_passes(self.placed[-1], before_reshard(pipeline(self.mesh, attrs, device=device)))
         return super().place(program, attrs, device, **options)
@@ -116,26 +118,45 @@ class Keeping(Compiler):
 
 @dataclass(frozen=True)
 class PlacedStep:
-    """A training step's ``micro``, ``update`` and ``copy``, as reshard is given them, and what all passes did to the first two."""
+    """A training step's ``micro``, ``update`` and ``copy``, as reshard is given them, and what all passes did to the
+    first two."""
 
     programs: dict[str, Program]
     reports: dict[str, Reports]
 
 
 def placed_step(layers: int) -> PlacedStep:
-    """The training step of ``llama`` with AdamW and the options ``STEP``, on ``MESH``; the batch is that of one micro-batch."""
+    """The training step of ``llama`` with AdamW and the options ``STEP``, on ``MESH``; the batch is that of one
+    micro-batch."""
     model, given = llama(layers)
     parallel = autopar.parallelize(model, MESH, STEP_PLAN)
     compiler = Keeping(**{one.name: getattr(parallel.compiler, one.name) for one in fields(Compiler)})
     options = options_of(STEP)
-    micro = compile_micro(compiler, call_inputs(bind_arguments(model, (), given), "global", MESH, lambda shapes: {}), options, [name for name, _ in model.named_parameters()], tuple(given))
+    micro = compile_micro(
+        compiler,
+        call_inputs(bind_arguments(model, (), given), "global", MESH, lambda shapes: {}),
+        options,
+        [name for name, _ in model.named_parameters()],
+        tuple(given),
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
     update = definition_of(optimizer).update(optimizer.param_groups[0])
     states = [name for name in update.states if name not in update.counted]
     trained = [
-        Trained(name, type, micro.gradients[name], micro.states[name], update, dict.fromkeys(states, TensorType(type.shape, torch.float32)), 0)
+        Trained(
+            name,
+            type,
+            micro.gradients[name],
+            micro.states[name],
+            update,
+            dict.fromkeys(states, TensorType(type.shape, torch.float32)),
+            0,
+        )
         for name, type in micro.parameters.items()
     ]
     end = compile_update(compiler, trained, micro, options)
     _, first, copies, last = compiler.placed  # before them, what the micro-batches divide by
-    return PlacedStep({"micro": first, "update": last, "copy": copies}, {"micro": Reports(micro.reports), "update": Reports(end.reports)})
+    return PlacedStep(
+        {"micro": first, "update": last, "copy": copies},
+        {"micro": Reports(micro.reports), "update": Reports(end.reports)},
+    )

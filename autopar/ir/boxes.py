@@ -1,8 +1,9 @@
 """Count which elements of a value each rank holds, and how many it lacks of another Layout.
 
-A box is a product of index sets, one set per dim. Each set is a few *runs* of indices, ``(start, stop)``. A plain dim has
-one run; a merged dim has more where one of its later parts is split. The elements that a rank lacks are the difference of two
-such products, so they are counted dim by dim, for all ranks at once. The two Layouts may be on one mesh or on two.
+A box is a product of index sets, one set per dim. Each set is a few *runs* of indices, ``(start, stop)``. A plain dim
+has one run; a merged dim has more where one of its later parts is split. The elements that a rank lacks are the
+difference of two such products, so they are counted dim by dim, for all ranks at once. The two Layouts may be on one
+mesh or on two.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ def within(part: Runs, whole: Runs) -> Runs:
             before += b - a
             a, b = next(rest)
         first, last = before + start - a, before + stop - a
-        positions[-1:] = [(positions[-1][0], last)] if positions and positions[-1][1] == first else [*positions[-1:], (first, last)]
+        positions[-1:] = (
+            [(positions[-1][0], last)] if positions and positions[-1][1] == first else [*positions[-1:], (first, last)]
+        )
     return tuple(positions)
 
 
@@ -113,11 +116,13 @@ def volume(box: Box) -> int:
 def most_lacked(source: Layout, target: Layout, shape: tuple[int, ...]) -> int:
     """Return the elements that the worst rank needs and does not hold. No transfers can bring it fewer.
 
-    Both Layouts have the same pending axes. On one mesh these are not looked at, because all coordinates along them are alike.
+    Both Layouts have the same pending axes. On one mesh these are not looked at, because all coordinates along them are
+    alike.
     """
     if source.mesh != target.mesh:
         return max(
-            volume(need) - (0 if have is None else math.prod(count(overlap(a, b)) for a, b in zip(have, need, strict=True)))
+            volume(need)
+            - (0 if have is None else math.prod(count(overlap(a, b)) for a, b in zip(have, need, strict=True)))
             for rank in target.mesh.ranks
             for need in (box_of(target, shape, rank),)
             for have in (box_of(source, shape, rank) if rank in source.mesh.ranks else None,)
@@ -138,7 +143,8 @@ def lacked_between(source: Sequence[Dim], target: Sequence[Dim], shape: Sequence
 
 @lru_cache(maxsize=65536)
 def _sizes(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.ndarray | int, np.ndarray | int]:
-    """Return two arrays for one dim, with an entry per point of the mesh: the indices the target has, and those that both have."""
+    """Return two arrays for one dim, with an entry per point of the mesh: the indices the target has, and those that
+    both have."""
     common = ((size, have[0][1], want[0][1]),) if len(have) == len(want) == 1 else in_common(have, want, size, mesh)
     if common is None:
         return _counted(have, want, size, mesh)
@@ -154,7 +160,8 @@ def _sizes(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.ndarray | in
 
 
 def _alike(size: int, have: Axes, want: Axes, mesh: Mesh) -> tuple[int, int] | None:
-    """Return how many indices of a part every rank needs, and how many of these it holds; ``None`` if that differs between ranks."""
+    """Return how many indices of a part every rank needs, and how many of these it holds; ``None`` if that differs
+    between ranks."""
     longer = have if len(have) > len(want) else want
     shorter = want if longer is have else have
     if longer[: len(shorter)] != shorter or size % mesh.count(longer):
@@ -166,13 +173,23 @@ INDICES = 1 << 16  # count dims with up to so many indices index by index
 
 
 def _counted(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
-    """Return ``_sizes`` of dims that have no common parts: count the indices that two pieces share, for all pairs of pieces."""
+    """Return ``_sizes`` of dims that have no common parts: count the indices that two pieces share, for all pairs of
+    pieces."""
     (have_lengths, have_unit), (want_lengths, want_unit) = _pieces(have, size, mesh), _pieces(want, size, mesh)
     step = math.gcd(have_unit, want_unit)
     if not step or size // step > INDICES:
         return _counted_by_point(have, want, size, mesh)
-    count, have_holders, want_holders = math.prod(map(len, want_lengths)), _holders(have_lengths, have_unit // step), _holders(want_lengths, want_unit // step)
-    shared = np.bincount(have_holders * count + want_holders, minlength=math.prod(map(len, have_lengths)) * count).reshape(-1, count) * step
+    count, have_holders, want_holders = (
+        math.prod(map(len, want_lengths)),
+        _holders(have_lengths, have_unit // step),
+        _holders(want_lengths, want_unit // step),
+    )
+    shared = (
+        np.bincount(have_holders * count + want_holders, minlength=math.prod(map(len, have_lengths)) * count).reshape(
+            -1, count
+        )
+        * step
+    )
     have_numbers, want_numbers = _numbers(have, mesh), _numbers(want, mesh)
     return shared.sum(0)[want_numbers], shared[have_numbers, want_numbers]
 
@@ -205,7 +222,8 @@ def _holders(lengths: list[list[int]], repeat: int) -> np.ndarray:
 
 
 def _numbers(dim: Dim, mesh: Mesh) -> np.ndarray:
-    """Return the number of the piece that each point of the mesh holds, with one dimension for each axis of the mesh."""
+    """Return the number of the piece that each point of the mesh holds, with one dimension for each axis of the
+    mesh."""
     numbers = np.zeros((1,) * len(mesh.axes), dtype=np.int64)
     for axis in (axis for _, axes in dim for axis in axes):
         p = mesh.sizes[axis]
@@ -229,7 +247,10 @@ def _counted_by_point(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.n
 @lru_cache(maxsize=4096)
 def _spans(size: int, axes: Axes, mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
     """Return ``layout.span`` for all coordinates: start and length, with one dimension for each axis of the mesh."""
-    start, length = np.zeros((1,) * len(mesh.axes), dtype=np.int64), np.full((1,) * len(mesh.axes), size, dtype=np.int64)
+    start, length = (
+        np.zeros((1,) * len(mesh.axes), dtype=np.int64),
+        np.full((1,) * len(mesh.axes), size, dtype=np.int64),
+    )
     for axis in axes:
         p = mesh.sizes[axis]
         index = np.arange(p).reshape([p if name == axis else 1 for name in mesh.names])

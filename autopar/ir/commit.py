@@ -1,8 +1,9 @@
 """Carry out on the graph what an edit has staged, and update the metadata.
 
-Operations are replayed in the order in which they were staged, in time O(inserted). Each check that an operand is made before
-it is read looks only at nodes that are new or read something new. Then one linear walk (``settle``) updates the types that
-depend on changed types, and names the new nodes. The walk costs the same however much was staged, so large batches are cheaper.
+Operations are replayed in the order in which they were staged, in time O(inserted). Each check that an operand is made
+before it is read looks only at nodes that are new or read something new. Then one linear walk (``settle``) updates the
+types that depend on changed types, and names the new nodes. The walk costs the same however much was staged, so large
+batches are cheaper.
 """
 
 from __future__ import annotations
@@ -62,10 +63,14 @@ class Changes:
         self._stale: set[fx.Node] = set()  # the next walk computes the types of these nodes
         self._changed: set[fx.Node] = set()  # the next walk computes the types of the readers of these nodes
         self._narrow: fx.Node | None = None  # the last user in the batch, if it has few operands
-        self._tails: dict[fx.Node, tuple[str, bool]] = self._before.inserted  # the end of each name, and whether the operand's name precedes it
+        self._tails: dict[fx.Node, tuple[str, bool]] = (
+            self._before.inserted
+        )  # the end of each name, and whether the operand's name precedes it
         self._named: list[fx.Node] = []  # the inserted nodes with final names, in graph order
         self._repeats: dict[str, int] = {}  # base name → how often it has been used for them
-        self._guessed: dict[str, int] = {}  # base name → how often it was given on insertion; final if edits come in graph order
+        self._guessed: dict[
+            str, int
+        ] = {}  # base name → how often it was given on insertion; final if edits come in graph order
         self._order: list[fx.Node] = []  # all nodes, in the order of the last walk
         self._erase, self._call = program.graph.erase_node, call_inserter(program.graph, self._tails)
 
@@ -95,14 +100,18 @@ class Changes:
             phase = phase or neighbour.phase
             if about is None or not about.source:
                 about = neighbour
-        set_record(node, Record(staged.type, staged.uses, phase, module=about.module, source=about.source, call=about.call))
+        set_record(
+            node, Record(staged.type, staged.uses, phase, module=about.module, source=about.source, call=about.call)
+        )
         if staged.type is None:
             self._stale.add(node)
         self._counted.inserted += 1
 
     def replace_use(self, user: Value, old: Value, new: Value, index: int | None) -> None:
         node, before, after = _node(user), _node(old), _node(new)
-        if self._narrow is not None and self._narrow is not node:  # its operands are still in the cache, and the batch stays small
+        if (
+            self._narrow is not None and self._narrow is not node
+        ):  # its operands are still in the cache, and the batch stays small
             self._set_arguments(self._narrow, *self._uses.take(self._narrow))
             self._narrow = None
         if self._uses.depends_on(node, before, index):
@@ -154,10 +163,13 @@ class Changes:
             self._forget_names()
 
     def _check_order(self, node: fx.Node) -> None:
-        """Check that all operands come first. Nodes never move, so only a new node, or one that reads a new operand, can fail."""
+        """Check that all operands come first. Nodes never move, so only a new node, or one that reads a new operand,
+        can fail."""
         for operand in inputs_of(node):
             if not operand < node:
-                raise EditError(f"{self._called(node)} would read {self._called(operand)} before it is made; insert it earlier")
+                raise EditError(
+                    f"{self._called(node)} would read {self._called(operand)} before it is made; insert it earlier"
+                )
 
     def _set(self, node: fx.Node, record: Record) -> None:
         old = record_of(node)
@@ -212,8 +224,8 @@ class Changes:
     def _name(self, order: list[fx.Node]) -> None:
         """Name the new nodes in graph order, whatever order the edit was made in: value + axis, then ``_1``, ``_2``, ….
 
-        FX gives no name twice, so only names given here can clash. The names of other nodes are collected only if some new node
-        does not have the name that it should have.
+        FX gives no name twice, so only names given here can clash. The names of other nodes are collected only if some
+        new node does not have the name that it should have.
         """
         mine = list(filter(self._tails.__contains__, order))
         if mine[: len(self._named)] != self._named:
@@ -237,7 +249,9 @@ class Changes:
 
     def _called(self, node: fx.Node) -> str:
         """Return a node's name for errors, or the name of its op if it has only a temporary name."""
-        return node.name if node not in self._tails or node in self._named else getattr(node.target, "__name__", node.name)
+        return (
+            node.name if node not in self._tails or node in self._named else getattr(node.target, "__name__", node.name)
+        )
 
     def _forget_names(self) -> None:
         self._named, self._repeats = [], {}
@@ -245,10 +259,13 @@ class Changes:
 
 def transferred(program: ProgramData, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
                 type_of: Callable[[Any], ValueType]) -> ValueType:  # fmt: skip
-    """Return the type of a transfer's result; ``EditError`` if the transfer does not apply, or the target is no transfer."""
+    """Return the type of a transfer's result; ``EditError`` if the transfer does not apply, or the target is no
+    transfer."""
     row = transfers.BY_FUNCTION.get(target)
     if row is None:
-        raise EditError(f"insert({getattr(target, '__name__', target)}) needs type=…: only transfers know their own type")
+        raise EditError(
+            f"insert({getattr(target, '__name__', target)}) needs type=…: only transfers know their own type"
+        )
     if not args or not isinstance(args[0], Value):
         raise EditError(f"{row.name} got {args[0] if args else 'no operand'}, but needs a value of the program first")
     call_arguments, operand = transfers.arguments(target, args, kwargs), type_of(args[0])

@@ -35,7 +35,8 @@ def remedy_of(kind: str) -> str:
 
 
 def require_dense(named: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Raise ``CaptureError`` for the first tensor that is not dense. Each comes with its name for a reader, as in ``argument x``."""
+    """Raise ``CaptureError`` for the first tensor that is not dense. Each comes with its name for a reader, as in
+    ``argument x``."""
     for label, tensor in named:
         if (kind := kind_of(tensor)) is not None:
             raise CaptureError(f"{label} is a {kind} tensor, which has no pieces\n  {remedy_of(kind)}")
@@ -43,7 +44,9 @@ def require_dense(named: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 def met_in(op: str, args: Iterable[Any], results: Iterable[Any] = ()) -> tuple[str, str] | None:
     """Return what an op does with a tensor that is not dense, and the remedy; ``None`` if all tensors are dense."""
-    if any(isinstance(value, torch.dtype) and value in QUANTIZED for value in args):  # a fake of its result is an ordinary tensor
+    if any(
+        isinstance(value, torch.dtype) and value in QUANTIZED for value in args
+    ):  # a fake of its result is an ordinary tensor
         return f"{op} makes a quantized tensor, which has no pieces", REMEDIES["quantized"]
     for verb, values in (("reads", args), ("makes", results)):
         for value in values:

@@ -20,14 +20,21 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Placement
 
-KINDS = {"sum": "sum", "max": "max", "min": "min", "product": "prod", "avg": "avg"}  # reduction of Partial → kind of pending value
+KINDS = {
+    "sum": "sum",
+    "max": "max",
+    "min": "min",
+    "product": "prod",
+    "avg": "avg",
+}  # reduction of Partial → kind of pending value
 
 
 def attr_of(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int]) -> DistAttr:
     """Return the DistAttr of some placements: ``(Shard(0), Replicate())`` on dp=2 tp=2 is ``[32/dp 64]``.
 
     Raises:
-        ValueError: the number of placements is not that of the axes, a dim does not exist, or a placement is not public.
+        ValueError: the number of placements is not that of the axes, a dim does not exist, or a placement is not
+            public.
     """
     from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -39,7 +46,10 @@ def attr_of(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int]) -
         kind = type(placement)  # exact classes only: subclasses have another meaning
         if kind is Shard:
             if not -len(shape) <= placement.dim < len(shape):
-                raise ValueError(f"{shown(placement)} over {axis} splits dim {placement.dim} of a value of {len(shape)}; use Replicate() or an existing dim")
+                raise ValueError(
+                    f"{shown(placement)} over {axis} splits dim {placement.dim} of a value of {len(shape)}; use "
+                    f"Replicate() or an existing dim"
+                )
             dims[placement.dim].append(axis)
         elif is_strided_shard(placement):
             d, parts = placement.dim, placement.split_factor
@@ -48,12 +58,20 @@ def attr_of(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int]) -
             merged[d] = ((parts, ()), (shape[d] // parts, (axis,)))
         elif kind is Partial:
             if placement.reduce_op not in KINDS:
-                raise ValueError(f"{shown(placement)} over {axis} has a reduction that autopar does not have; reduce by one of {', '.join(KINDS)}")
+                raise ValueError(
+                    f"{shown(placement)} over {axis} has a reduction that autopar does not have; reduce by one of "
+                    f"{', '.join(KINDS)}"
+                )
             pending[axis] = KINDS[placement.reduce_op]
         elif kind is not Replicate:
-            raise ValueError(f"{shown(placement)} over {axis} is neither Shard, Replicate nor Partial; give the axes of each dim instead")
+            raise ValueError(
+                f"{shown(placement)} over {axis} is neither Shard, Replicate nor Partial; give the axes of each dim "
+                f"instead"
+            )
     if len(set(pending.values())) > 1:
-        raise ValueError(f"{shown(tuple(placements))} is partial in two ways at once; the order of the reductions would matter")
+        raise ValueError(
+            f"{shown(tuple(placements))} is partial in two ways at once; the order of the reductions would matter"
+        )
     if both := [d for d in merged if dims[d]]:
         raise ValueError(f"{shown(tuple(placements))} splits dim {both[0]} and parts of it; use Shard for both")
     attr = DistAttr.split(*dims, pending=pending)
@@ -63,17 +81,22 @@ def attr_of(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int]) -
 def check_count(placements: Sequence[Placement], mesh: Mesh) -> None:
     """Check that there is one placement for each axis; ``ValueError`` otherwise."""
     if not isinstance(placements, Sequence):
-        raise ValueError(f"{shown(placements)} is no tuple; give one placement for each axis of the mesh: {', '.join(mesh.names)}")
+        raise ValueError(
+            f"{shown(placements)} is no tuple; give one placement for each axis of the mesh: {', '.join(mesh.names)}"
+        )
     if len(placements) != len(mesh.names):
-        raise ValueError(f"{len(placements)} placements for the axes {', '.join(mesh.names)}; give one for each axis of the mesh, in order")
+        raise ValueError(
+            f"{len(placements)} placements for the axes {', '.join(mesh.names)}; give one for each axis of the mesh, "
+            f"in order"
+        )
 
 
 def placements_of(attr: DistAttr, mesh: Mesh, shape: Sequence[int]) -> tuple[Placement, ...]:
     """Return the placements of a value of this shape with the attribute ``attr``; axes of size one replicate.
 
     Raises:
-        ValueError: a dim is merged, or has its axes in another order than the mesh. Such values are converted to another
-            Layout at the edge of a program.
+        ValueError: a dim is merged, or has its axes in another order than the mesh. Such values are converted to
+            another Layout at the edge of a program.
     """
     from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -83,10 +106,15 @@ def placements_of(attr: DistAttr, mesh: Mesh, shape: Sequence[int]) -> tuple[Pla
             placements[strided[0]] = strided_shard(d, strided[1])
             continue
         if len(dim) > 1:
-            raise ValueError(f"dim {d} is split in parts, which placements cannot express; gather it, or split the whole dim")
+            raise ValueError(
+                f"dim {d} is split in parts, which placements cannot express; gather it, or split the whole dim"
+            )
         axes = dim[0][1]
         if list(axes) != sorted(axes, key=mesh.names.index):
-            raise ValueError(f"dim {d} is split over {'/'.join(axes)}; placements have axes in the order of the mesh, {'/'.join(mesh.names)}")
+            raise ValueError(
+                f"dim {d} is split over {'/'.join(axes)}; placements have axes in the order of the mesh, "
+                f"{'/'.join(mesh.names)}"
+            )
         placements |= {axis: Shard(d) for axis in axes}
     reduce = {ours: theirs for theirs, ours in KINDS.items()}
     placements |= {axis: Partial(reduce[kind]) for axis, kind in attr.pending if mesh.sizes[axis] > 1}
@@ -101,7 +129,8 @@ def edge_of(attr: DistAttr, mesh: Mesh, shape: Sequence[int], *, strided: bool =
     order = {axis: k for k, axis in enumerate(mesh.names)}
     dims = tuple(
         dim
-        if (len(dim) == 1 and list(dim[0][1]) == sorted(dim[0][1], key=order.__getitem__)) or (strided and _strided(dim, mesh))
+        if (len(dim) == 1 and list(dim[0][1]) == sorted(dim[0][1], key=order.__getitem__))
+        or (strided and _strided(dim, mesh))
         else WHOLE
         for dim in attr.normalize(shape, mesh).dims
     )
@@ -118,7 +147,10 @@ def _strided(dim: Dim, mesh: Mesh) -> tuple[str, int] | None:
 
 def is_device_mesh(value: Any) -> bool:
     """Return whether a value is torch's DeviceMesh, without importing that class."""
-    return any(base.__name__ == "DeviceMesh" and base.__module__.startswith("torch.distributed") for base in type(value).__mro__)
+    return any(
+        base.__name__ == "DeviceMesh" and base.__module__.startswith("torch.distributed")
+        for base in type(value).__mro__
+    )
 
 
 def mesh_of(device_mesh: DeviceMesh) -> Mesh:
@@ -131,7 +163,10 @@ def mesh_of(device_mesh: DeviceMesh) -> Mesh:
     if not names:
         raise ValueError('the device mesh has no names for its dims; make it with mesh_dim_names=("dp", "tp")')
     if wrong := [name for name in names if not name.isidentifier()]:
-            raise ValueError(f"the device mesh has a dim called {wrong[0]!r}, which is no identifier; choose another name in mesh_dim_names")
+        raise ValueError(
+            f"the device mesh has a dim called {wrong[0]!r}, which is no identifier; choose another name in "
+            f"mesh_dim_names"
+        )
     sizes = dict(zip(names, device_mesh.mesh.shape, strict=True))
     return Mesh(sizes, ranks=device_mesh.mesh.flatten().tolist())
 
@@ -149,7 +184,10 @@ def device_mesh_of(mesh: Mesh, device_type: str = "cpu", groups: Sequence[Proces
     from torch import distributed
 
     if not (distributed.is_available() and distributed.is_initialized()):
-        raise RuntimeError("a device mesh needs processes: start them with torchrun and call torch.distributed.init_process_group() first")
+        raise RuntimeError(
+            "a device mesh needs processes: start them with torchrun and call torch.distributed.init_process_group() "
+            "first"
+        )
     from torch.distributed.device_mesh import DeviceMesh
 
     ranks = torch.tensor(list(mesh.ranks)).reshape(list(mesh.sizes.values()))

@@ -7,8 +7,8 @@
 Nothing above touches the graph: operations are *staged*, and the end of the block carries them out and commits once. A
 commit updates all metadata in O(inserted) plus one linear walk: it checks that every new operand is made before it is
 read, gives inserted nodes records and names, and updates the types of transfers that read changed types. It does not
-recompile, and runs no fake tensors. An exception leaves the program exactly as it was, with the same node objects, and so does
-an interrupt at any line of a commit. A program has one open edit at a time.
+recompile, and runs no fake tensors. An exception leaves the program exactly as it was, with the same node objects, and
+so does an interrupt at any line of a commit. A program has one open edit at a time.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ class Edit:
         try:
             self._changes = changes = Changes(self.program)
             self._insert, self._replace = changes.insert, changes.replace_use
-            self._this = weakref.ref(self, lambda _: _abandoned(changes))  # an interrupt may come before the first line of __exit__
+            self._this = weakref.ref(
+                self, lambda _: _abandoned(changes)
+            )  # an interrupt may come before the first line of __exit__
             holder = _OPEN.setdefault(self._graph, self._this)
             if holder == HALF_DONE or (holder is not self._this and holder() is not None):  # type: ignore[operator]
                 raise EditError(HALF_DONE if holder == HALF_DONE else OPEN)
@@ -126,8 +128,9 @@ class Edit:
                 type: the type of the result; only transfers infer theirs.
                 phase: by default that of ``before``.
                 uses: the requirements of the operands, for ops that are not transfers.
-                name: the base of the new name; by default, a transfer is named after its operand and axis, another op after itself.
-                about: the node from which the module path and source line are taken; by default the first operand.
+                name: the base of the new name; by default, a transfer is named after its operand and axis, another op
+                after itself. about: the node from which the module path and source line are taken; by default the first
+                operand.
 
         Raises:
                 EditError: the transfer does not apply, a node is not the program's, or the grammar reserves the name.
@@ -146,13 +149,19 @@ class Edit:
         self._stage(self._insert, staged)
         return staged
 
-    def slice(self, x: Value, dim: int, axis: str, *, before: Value, parts: Any = None, phase: str | None = None) -> Staged:
+    def slice(
+        self, x: Value, dim: int, axis: str, *, before: Value, parts: Any = None, phase: str | None = None
+    ) -> Staged:
         return self._transfer(transfers.slice, (x, dim, axis), before, phase, parts=parts)
 
-    def all_gather(self, x: Value, dim: int, axis: str, *, before: Value, parts: Any = None, phase: str | None = None) -> Staged:
+    def all_gather(
+        self, x: Value, dim: int, axis: str, *, before: Value, parts: Any = None, phase: str | None = None
+    ) -> Staged:
         return self._transfer(transfers.all_gather, (x, dim, axis), before, phase, parts=parts)
 
-    def all_reduce(self, x: Value, axis: str, *, before: Value, op: str | None = None, phase: str | None = None) -> Staged:
+    def all_reduce(
+        self, x: Value, axis: str, *, before: Value, op: str | None = None, phase: str | None = None
+    ) -> Staged:
         return self._transfer(transfers.all_reduce, (x, axis), before, phase, op=op)
 
     def reduce_scatter(self, x: Value, dim: int, axis: str, *, before: Value, op: str | None = None,
@@ -187,9 +196,13 @@ class Edit:
             raise EditError(f"concat joins along dim {dim}, which is split; gather it first")
         joined = replace(first, shape=(*first.shape[:dim], sum(t.shape[dim] for t in types), *first.shape[dim + 1 :]))
         if any(replace(t, shape=(*t.shape[:dim], joined.shape[dim], *t.shape[dim + 1 :])) != joined for t in types):
-            raise EditError(f"concat needs pieces that differ only in dim {dim}, got {', '.join(map(print_type, types))}")
+            raise EditError(
+                f"concat needs pieces that differ only in dim {dim}, got {', '.join(map(print_type, types))}"
+            )
         needs = tuple(Requirement(t.layout, t.dtype) for t in types if t.layout is not None)
-        return self.insert(torch.ops.aten.cat.default, (list(xs), dim), before=before, type=joined, phase=phase, uses=needs)
+        return self.insert(
+            torch.ops.aten.cat.default, (list(xs), dim), before=before, type=joined, phase=phase, uses=needs
+        )
 
     def replace_use(self, user: Value, old: Value, new: Value, *, index: int | None = None) -> None:
         """Make ``user`` read ``new`` where it read ``old``: at every occurrence, or at operand ``index`` alone."""
@@ -243,7 +256,9 @@ class Edit:
         if self.sync:
             self.commit()
 
-    def _transfer(self, function: Any, args: tuple[Any, ...], before: Value, phase: str | None, **kwargs: Any) -> Staged:
+    def _transfer(
+        self, function: Any, args: tuple[Any, ...], before: Value, phase: str | None, **kwargs: Any
+    ) -> Staged:
         arguments = {key: value for key, value in kwargs.items() if value is not None}
         return self.insert(function, args, arguments, before=before, phase=phase)
 
@@ -259,7 +274,10 @@ class Edit:
             node = value.node if kind is Staged else value
             if node.__class__ is fx.Node:
                 if node.graph is not graph:
-                    raise EditError(f"{node.name} belongs to another program; take the node from this one, as in program.node({node.name!r})")
+                    raise EditError(
+                        f"{node.name} belongs to another program; take the node from this one, as in "
+                        f"program.node({node.name!r})"
+                    )
                 if is_erased(node):
                     raise EditError(f"{node.name} has been erased from the program")
             elif kind is Staged:

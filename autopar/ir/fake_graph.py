@@ -21,8 +21,9 @@ def is_early(value: fx.Node, result: Result) -> bool:
 def fake_graph(program: ProgramData) -> fx.GraphModule:
     """Return a traced program's graph in the form that torch's own passes take.
 
-    Inputs are called ``primals_…`` and ``tangents_…``, and results of the forward come first. ``meta`` has a fake tensor for each
-    value, and marks the ops of the backward. Ops keep their names. The fakes are made from types; no op runs.
+    Inputs are called ``primals_…`` and ``tangents_…``, and results of the forward come first. ``meta`` has a fake
+    tensor for each value, and marks the ops of the backward. Ops keep their names. The fakes are made from types; no op
+    runs.
     """
     graph = fx.Graph()
     nodes: dict[fx.Node, fx.Node] = {}
@@ -40,10 +41,15 @@ def fake_graph(program: ProgramData) -> fx.GraphModule:
             graph.output(tuple(nodes[value] for value, result in sorted(rows, key=lambda row: not is_early(*row))))
             break
         if node.op == "call_function":
-            args, kwargs = map_operands(node.args, nodes.__getitem__), map_operands(dict(node.kwargs), nodes.__getitem__)
+            args, kwargs = (
+                map_operands(node.args, nodes.__getitem__),
+                map_operands(dict(node.kwargs), nodes.__getitem__),
+            )
             nodes[node] = new = make_node(graph, node.name, node.op, node.target, args, kwargs)
         else:  # a constant is an input too
-            nodes[node] = new = graph.placeholder(f"{'tangents' if record.role == 'tangent' else 'primals'}_{len(nodes)}")
+            nodes[node] = new = graph.placeholder(
+                f"{'tangents' if record.role == 'tangent' else 'primals'}_{len(nodes)}"
+            )
         with mode:
             new.meta["val"] = fake(record.type)
         if node.op == "call_function" and record.phase != "forward":

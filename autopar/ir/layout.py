@@ -1,8 +1,8 @@
 """Describe how a value is sharded on a mesh (distributed attributes, layouts), and compute its pieces.
 
 A dim is a sequence of *parts*, major first. A plain dim has one part; a merged dim (a flattened batch × sequence,
-a fused qkv weight) has several, and each part is split by itself: ``(4/dp 128/tp)``. Pieces follow ``torch.chunk``, axis
-by axis, major first: with uneven sizes the first pieces are the larger ones and the last may be empty.
+a fused qkv weight) has several, and each part is split by itself: ``(4/dp 128/tp)``. Pieces follow ``torch.chunk``,
+axis by axis, major first: with uneven sizes the first pieces are the larger ones and the last may be empty.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from functools import cache, lru_cache
 from autopar.ir.mesh import Mesh
 
 Axes = tuple[str, ...]
-Part = tuple[int | None, Axes]  # (size, axes that split it); ``None`` stands for the size of a plain dim, which the shape gives
+Part = tuple[
+    int | None, Axes
+]  # (size, axes that split it); ``None`` stands for the size of a plain dim, which the shape gives
 Dim = tuple[Part, ...]
 
 WHOLE: Dim = ((None, ()),)
@@ -69,13 +71,16 @@ class DistAttr:
 
     def parts(self, shape: Sequence[int]) -> list[tuple[int, Axes]]:
         """Return all parts of all dims with their sizes, in order."""
-        return [(n if size is None else size, axes) for n, dim in zip(shape, self.dims, strict=True) for size, axes in dim]
+        return [
+            (n if size is None else size, axes) for n, dim in zip(shape, self.dims, strict=True) for size, axes in dim
+        ]
 
     def normalize(self, shape: Sequence[int], mesh: Mesh) -> DistAttr:
         """Return the normal form, which equal attributes share: ``(4/dp 128)`` is ``512/dp`` when dp divides 4.
 
-        Parts of size one without axes and axes of size one are dropped, and neighbouring parts that together are sharded like one
-        are merged. Two things stay as written: the splits of dims without elements, and the position of a split part of size one.
+        Parts of size one without axes and axes of size one are dropped, and neighbouring parts that together are
+        sharded like one are merged. Two things stay as written: the splits of dims without elements, and the position
+        of a split part of size one.
 
         Raises:
             ValueError: a part of a merged dim has a negative size.
@@ -148,7 +153,10 @@ def span(size: int, axes: Axes, mesh: Mesh, at: Mapping[str, int]) -> tuple[int,
 @lru_cache(maxsize=65536)
 def _normalize(attr: DistAttr, shape: tuple[int, ...], mesh: Mesh) -> DistAttr:
     if negative := [(d, size) for d, dim in enumerate(attr.dims) for size, _ in dim if size is not None and size < 0]:
-        raise ValueError(f"dim {negative[0][0]} has a part of size {negative[0][1]}; sizes of parts are at least 0, and multiply to the dim's {shape[negative[0][0]]}")
+        raise ValueError(
+            f"dim {negative[0][0]} has a part of size {negative[0][1]}; sizes of parts are at least 0, and multiply "
+            f"to the dim's {shape[negative[0][0]]}"
+        )
     dims = tuple(normal_dim(dim, size, mesh) for dim, size in zip(attr.dims, shape, strict=True))
     pending = tuple(sorted((axis, kind) for axis, kind in attr.pending if mesh.sizes.get(axis) != 1))
     return attr if dims == attr.dims and pending == attr.pending else DistAttr(dims, pending)
@@ -156,8 +164,12 @@ def _normalize(attr: DistAttr, shape: tuple[int, ...], mesh: Mesh) -> DistAttr:
 
 @lru_cache(maxsize=65536)
 def normal_dim(dim: Dim, dim_size: int, mesh: Mesh) -> Dim:
-    """Return the normal form of one dim: divide it into its finest parts, then merge neighbours, major first, while possible."""
-    parts = [(dim_size if size is None else size, tuple([axis for axis in axes if mesh.sizes.get(axis) != 1])) for size, axes in dim]
+    """Return the normal form of one dim: divide it into its finest parts, then merge neighbours, major first, while
+    possible."""
+    parts = [
+        (dim_size if size is None else size, tuple([axis for axis in axes if mesh.sizes.get(axis) != 1]))
+        for size, axes in dim
+    ]
     used = [axis for _, axes in parts for axis in axes]
     if not used:
         return WHOLE
@@ -187,8 +199,9 @@ def piece_sizes(size: int, axes: Axes, mesh: Mesh) -> set[int]:
 def finest(parts: Sequence[tuple[int, Axes]], mesh: Mesh) -> list[tuple[int, Axes]]:
     """Return the smallest parts that are sharded like ``parts``: ``(512/dp/tp)`` is ``2/dp 4/tp 64`` on dp=2 tp=4.
 
-    Two attributes shard a value alike exactly if their finest parts are equal. There are two exceptions: split parts of size one
-    stay where they are written (their axes only leave ranks other than the first empty), and so do dims without elements.
+    Two attributes shard a value alike exactly if their finest parts are equal. There are two exceptions: split parts of
+    size one stay where they are written (their axes only leave ranks other than the first empty), and so do dims
+    without elements.
     """
     return list(_finest(tuple(parts), mesh))
 
@@ -220,9 +233,13 @@ def merge(left: tuple[int, Axes], right: tuple[int, Axes], mesh: Mesh) -> tuple[
     (a, axes), (b, more) = left, right
     if more and max(piece_sizes(a, axes, mesh), default=1) > 1:
         return None
-    for end, axis in enumerate(axes):  # every piece of the merged part must be a multiple of b: the right part stays whole
+    for end, axis in enumerate(
+        axes
+    ):  # every piece of the merged part must be a multiple of b: the right part stays whole
         count = mesh.sizes[axis]
-        if a % mesh.count(axes[: end + 1]) and any(-(-n * b // count) != -(-n // count) * b for n in piece_sizes(a, axes[:end], mesh)):
+        if a % mesh.count(axes[: end + 1]) and any(
+            -(-n * b // count) != -(-n // count) * b for n in piece_sizes(a, axes[:end], mesh)
+        ):
             return None
     return a * b, axes + more
 
@@ -288,12 +305,17 @@ def sized(dim: Dim, size: int) -> list[tuple[int, Axes]]:
 
 @lru_cache(maxsize=65536)
 def in_common(dim: Dim, other: Dim, size: int, mesh: Mesh) -> tuple[tuple[int, Axes, Axes], ...] | None:
-    """Return the finest parts that both dims consist of: size, axes in ``dim``, axes in ``other``; ``None`` if there are none.
+    """Return the finest parts that both dims consist of: size, axes in ``dim``, axes in ``other``; ``None`` if there
+    are none.
 
     ``(2/dp 6)`` and ``(4/tp 3)`` both consist of ``2 2 3`` when tp=2: ``(2, dp, tp), (2, (), ()), (3, (), ())``.
     """
     have, want = sized(dim, size), sized(other, size)
-    ends = {end for parts in (have, want) for end in itertools.accumulate([n for n, _ in _finest(tuple(parts), mesh)], operator.mul)}
+    ends = {
+        end
+        for parts in (have, want)
+        for end in itertools.accumulate([n for n, _ in _finest(tuple(parts), mesh)], operator.mul)
+    }
     steps = [divmod(b, a) for a, b in itertools.pairwise((1, *sorted(ends - {0, 1})))]
     if not steps or any(rest for _, rest in steps):
         return None

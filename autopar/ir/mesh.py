@@ -80,15 +80,17 @@ class Mesh:
         self._check_order()
 
     def _check_order(self) -> None:
-        """Check that the ranks ascend along each axis, because collectives number a group's members in the order of their ranks."""
+        """Check that the ranks ascend along each axis, because collectives number a group's members in the order of
+        their ranks."""
         stride = self.size
         for axis, size in self.axes:
             stride //= size
             for k, rank in enumerate(self.ranks):
                 if k // stride % size and self.ranks[k - stride] > rank:
                     raise ValueError(
-                        f"the ranks of {self._grid(self.axes)} do not ascend along {axis}: {rank} comes after {self.ranks[k - stride]} in {list(self.ranks)}; "
-                        f"give them in ascending order along each axis, as in ranks={sorted(self.ranks)}"
+                        f"the ranks of {self._grid(self.axes)} do not ascend along {axis}: {rank} comes after "
+                        f"{self.ranks[k - stride]} in {list(self.ranks)}; give them in ascending order along each "
+                        f"axis, as in ranks={sorted(self.ranks)}"
                     )
 
     @staticmethod
@@ -138,7 +140,9 @@ class Mesh:
             return axis
         near = difflib.get_close_matches(str(axis), self.names, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"the mesh ({self}) has no axis {shown(axis)}; its axes are {', '.join(self.names) or 'none'}{hint}")
+        raise ValueError(
+            f"the mesh ({self}) has no axis {shown(axis)}; its axes are {', '.join(self.names) or 'none'}{hint}"
+        )
 
     @cached_property
     def _coordinates(self) -> dict[int, dict[str, int]]:
@@ -153,7 +157,9 @@ class Mesh:
         try:
             return self._coordinates[rank]
         except KeyError:
-            raise ValueError(f"rank {rank} is not on the mesh ({self}), whose ranks are {_ranges(self.ranks)}") from None
+            raise ValueError(
+                f"rank {rank} is not on the mesh ({self}), whose ranks are {_ranges(self.ranks)}"
+            ) from None
 
     def rank(self, coordinates: Mapping[str, int]) -> int:
         """Return the rank at ``coordinates``, which have one index for every axis."""
@@ -168,7 +174,8 @@ class Mesh:
         return self.ranks[position]
 
     def group(self, rank: int, axis: str | Sequence[str]) -> tuple[int, ...]:
-        """Return the ranks that differ from ``rank`` only along ``axis``, or along several axes, in row-major order of those axes."""
+        """Return the ranks that differ from ``rank`` only along ``axis``, or along several axes, in row-major order of
+        those axes."""
         coordinates = self.coordinates(rank)
         axes = (axis,) if isinstance(axis, str) else tuple(axis)
         points = itertools.product(*(range(self.sizes[self.check_axis(name)]) for name in axes))
@@ -196,12 +203,17 @@ def _axis_size(axis: str, size: object) -> int:
 
 def _checked_ranks(ranks: object) -> tuple[int, ...]:
     if isinstance(ranks, (str, bytes, Mapping, Set)) or not isinstance(ranks, Iterable):
-        raise TypeError(f"ranks={shown(ranks)} is not a list of ranks; leave it out, as in Mesh(dp=2, tp=2), or give ranks=[0, 1]")
+        raise TypeError(
+            f"ranks={shown(ranks)} is not a list of ranks; leave it out, as in Mesh(dp=2, tp=2), or give ranks=[0, 1]"
+        )
     numbers = []
     for rank in ranks:
         number = _integer(rank)
         if number is None or number < 0:
-            raise ValueError(f"rank {shown(rank)} is not an integer ≥ 0; leave the ranks out, as in Mesh(dp=2, tp=2), or give ranks=[0, 1]")
+            raise ValueError(
+                f"rank {shown(rank)} is not an integer ≥ 0; leave the ranks out, as in Mesh(dp=2, tp=2), or give "
+                f"ranks=[0, 1]"
+            )
         numbers.append(number)
     return tuple(numbers)
 

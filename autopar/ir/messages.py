@@ -28,20 +28,23 @@ class Message:
         return volume(self.box)
 
 
-LEAST = 1 << 18  # smallest part of a divided box, in elements: a MiB or so, which a link moves while one more message starts
+LEAST = (
+    1 << 18
+)  # smallest part of a divided box, in elements: a MiB or so, which a link moves while one more message starts
 
 
 @lru_cache(maxsize=4096)
 def messages(
     source: Layout, target: Layout, shape: tuple[int, ...], kept: tuple[str, ...] = (), *, least: int = LEAST
 ) -> tuple[Message, ...]:
-    """Return the messages that bring each rank the elements that it needs and lacks, each once, from one rank that holds it.
+    """Return the messages that bring each rank the elements that it needs and lacks, each once, from one rank that
+    holds it.
 
-    Replicas share the work. Of the ranks that hold a box, the one with the fewest elements to send so far sends it; among equals
-    the nearest (``_whole``). Between meshes, where a few ranks may need what many hold, large boxes are divided if the busiest
-    sender then sends less (``_in_shares``); on one mesh, where all ranks need something, they stay whole. The messages have one
-    order on all ranks, (receiver, sender), with at most one message for each pair. Ranks that send and receive in this order,
-    one message after the other, finish even if a send waits for its receive.
+    Replicas share the work. Of the ranks that hold a box, the one with the fewest elements to send so far sends it;
+    among equals the nearest (``_whole``). Between meshes, where a few ranks may need what many hold, large boxes are
+    divided if the busiest sender then sends less (``_in_shares``); on one mesh, where all ranks need something, they
+    stay whole. The messages have one order on all ranks, (receiver, sender), with at most one message for each pair.
+    Ranks that send and receive in this order, one message after the other, finish even if a send waits for its receive.
 
     Args:
         kept: axes over which the value is pending; messages stay within one coordinate of each.
@@ -66,7 +69,11 @@ def messages(
             if held_box.get(rank) != box and (where, box) in holders:
                 wanted.setdefault((where, box), []).append((rank, tuple(both for _, both in pieces)))
     sent: list[Message] = []
-    points = {rank: _point(source.mesh, rank, source.mesh.names) for rank in source.mesh.ranks} if source.mesh == target.mesh else {}
+    points = (
+        {rank: _point(source.mesh, rank, source.mesh.names) for rank in source.mesh.ranks}
+        if source.mesh == target.mesh
+        else {}
+    )
     for key, needs in wanted.items():
         chosen = list(_whole(holders[key], needs, points))
         if source.mesh != target.mesh and any(volume(box) >= 2 * least for _, box in needs):
@@ -87,7 +94,8 @@ def _most_sent(sent: Sequence[Message]) -> int:
 
 
 def _whole(holders: Sequence[int], needs: Sequence[Need], points: Mapping[int, tuple[int, ...]]) -> Iterator[Message]:
-    """Yield one message for each need, largest first, each from the holder with the least to send so far, the nearest among equals.
+    """Yield one message for each need, largest first, each from the holder with the least to send so far, the nearest
+    among equals.
 
     On one mesh, whose ``points`` are given, nearest means the same coordinates on the outer axes: links along them are
     slower, and an axis along which no message travels need not be part of the exchange.
@@ -95,18 +103,22 @@ def _whole(holders: Sequence[int], needs: Sequence[Need], points: Mapping[int, t
     load = dict.fromkeys(holders, 0)
     for rank, box in sorted(needs, key=lambda need: -volume(need[1])):
         point = points.get(rank, ())
-        nearest = ((load[holder], tuple(map(operator.ne, point, points.get(holder, ()))), abs(holder - rank), holder) for holder in holders)
+        nearest = (
+            (load[holder], tuple(map(operator.ne, point, points.get(holder, ()))), abs(holder - rank), holder)
+            for holder in holders
+        )
         *_, sender = min(nearest)
         load[sender] += volume(box)
         yield Message(sender, rank, box)
 
 
 def _in_shares(holders: Sequence[int], needs: Sequence[Need], least: int) -> Iterator[Message]:
-    """Put the needs in a row and cut it into one stretch per holder: equal shares in the fewest parts, sent to near ranks.
+    """Put the needs in a row and cut it into one stretch per holder: equal shares in the fewest parts, sent to near
+    ranks.
 
     This is McNaughton's wrap-around rule (Scheduling with deadlines and loss functions, 1959). Parts smaller than
-    ``least`` are avoided up to a row: there are no more stretches than that allows, and a part that is left whole goes to the
-    holder whose stretch has its middle. So a share is exceeded by two ``least`` at most.
+    ``least`` are avoided up to a row: there are no more stretches than that allows, and a part that is left whole goes
+    to the holder whose stretch has its middle. So a share is exceeded by two ``least`` at most.
     """
     total = sum(volume(box) for _, box in needs)
     near = sorted(holders, key=lambda holder: min(abs(holder - rank) for rank, _ in needs))
@@ -118,7 +130,11 @@ def _in_shares(holders: Sequence[int], needs: Sequence[Need], least: int) -> Ite
         for k in range(int(begin / share) + 1, math.ceil(end / share)):
             if k * share - cuts[-1] >= least and end - k * share >= least:
                 cuts.append(k * share)
-        for (a, b), part in zip(itertools.pairwise([*cuts, end]), _cut(box, [Fraction(cut - begin, end - begin) for cut in cuts]), strict=True):
+        for (a, b), part in zip(
+            itertools.pairwise([*cuts, end]),
+            _cut(box, [Fraction(cut - begin, end - begin) for cut in cuts]),
+            strict=True,
+        ):
             if volume(part):
                 yield Message(holders[int((a + b) / 2 / share)], rank, part)
         begin = end
@@ -154,5 +170,7 @@ def axes_between(sent: Sequence[Message], mesh: Mesh) -> tuple[str, ...]:
     """Return the axes of one mesh along which messages travel, in mesh order."""
     points = {rank: mesh.coordinates(rank) for rank in mesh.ranks}
     return tuple(
-        axis for axis in mesh.names if any(points[message.sender][axis] != points[message.receiver][axis] for message in sent)
+        axis
+        for axis in mesh.names
+        if any(points[message.sender][axis] != points[message.receiver][axis] for message in sent)
     )

@@ -31,11 +31,13 @@ def set_record(node: fx.Node, record: Record) -> None:
     node.meta[KEY] = record
 
 
-def make_node(graph: fx.Graph, name: str, op: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> fx.Node:
+def make_node(
+    graph: fx.Graph, name: str, op: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> fx.Node:
     """Make a node of exactly this name, which the caller has made sure is unique.
 
-    FX gives another name if this one was used in the graph before. FX then knows the name, so that setting it afterwards
-    cannot collide with names that FX gives later.
+    FX gives another name if this one was used in the graph before. FX then knows the name, so that setting it
+    afterwards cannot collide with names that FX gives later.
     """
     node = graph.create_node(op, target, args, dict(kwargs), name=name)
     if node.name != name:

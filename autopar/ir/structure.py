@@ -1,8 +1,8 @@
 """Flatten what users pass and return into leaves, and rebuild it around other leaves.
 
-torch's pytree knows containers, named tuples and registered classes (the outputs of Hugging Face among them). This module also
-opens dataclasses and the caches of ``OPENED``, without registering the user's classes. Rebuilt objects are made without
-``__init__`` and ``__post_init__``, which have run already.
+torch's pytree knows containers, named tuples and registered classes (the outputs of Hugging Face among them). This
+module also opens dataclasses and the caches of ``OPENED``, without registering the user's classes. Rebuilt objects are
+made without ``__init__`` and ``__post_init__``, which have run already.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Structure:
         kind: the class of this node; ``None`` for a leaf.
         keys: the names of the parts: fields, keys, positions.
         parts: the structures of the parts.
-        fixed: everything that is not a part: pytree's own spec of this node alone, or attributes of a cache with their values.
+        fixed: everything that is not a part: pytree's own spec of this node alone, or attributes of a cache with their
+            values.
     """
 
     kind: type | None = None
@@ -73,7 +74,8 @@ def path_to(value: Any, wanted: Any) -> tuple[int, ...] | None:
 
 
 def part_at(value: Any, positions: Sequence[int]) -> Any:
-    """Return the part of a value at the positions ``positions``, which ``path_to`` found in a value of the same structure."""
+    """Return the part of a value at the positions ``positions``, which ``path_to`` found in a value of the same
+    structure."""
     for k in positions:
         opened = _open(value)
         assert opened is not None
@@ -93,7 +95,9 @@ def is_cache(value: Any) -> bool:
 
 
 def _flatten(value: Any, leaves: list[Any], around: tuple[int, ...]) -> Structure:
-    opened = None if id(value) in around else _open(value)  # an object that contains itself is a leaf, which the caller refuses
+    opened = (
+        None if id(value) in around else _open(value)
+    )  # an object that contains itself is a leaf, which the caller refuses
     if opened is None:
         leaves.append(value)
         return Structure()
@@ -154,7 +158,8 @@ def _is_plain(kind: type) -> bool:
 
 
 def _attributes(value: Any) -> tuple[str, ...]:
-    """Return the names of the instance's attributes: first its fields, then others, such as those set by ``__post_init__``."""
+    """Return the names of the instance's attributes: first its fields, then others, such as those set by
+    ``__post_init__``."""
     attributes = set(getattr(value, "__dict__", ()))
     for base in type(value).__mro__:
         slots = base.__dict__.get("__slots__", ())
@@ -180,21 +185,31 @@ def _window(layer: Any) -> torch.Tensor:
 
 OPENED: dict[str, ByName] = {  # tried on transformers 5.23
     "transformers.cache_utils.DynamicCache": ByName(("layers",)),
-    "transformers.cache_utils.EncoderDecoderCache": ByName(("self_attention_cache", "cross_attention_cache", "is_updated")),
-    "transformers.cache_utils.DynamicSlidingWindowLayer": ByName(("keys", "values"), {"_sliding_window_tensor": _window}),
+    "transformers.cache_utils.EncoderDecoderCache": ByName(
+        ("self_attention_cache", "cross_attention_cache", "is_updated")
+    ),
+    "transformers.cache_utils.DynamicSlidingWindowLayer": ByName(
+        ("keys", "values"), {"_sliding_window_tensor": _window}
+    ),
     "transformers.cache_utils.DynamicLayer": ByName(("keys", "values")),
 }
 FIXED = (bool, int, float, str, type(None), type, torch.dtype, torch.device)
 
 
 def _by_name(kind: type) -> ByName | None:
-    return next((OPENED[name] for base in kind.__mro__ if (name := f"{base.__module__}.{base.__qualname__}") in OPENED), None)
+    return next(
+        (OPENED[name] for base in kind.__mro__ if (name := f"{base.__module__}.{base.__qualname__}") in OPENED), None
+    )
 
 
 def _open_by_name(value: Any, by_name: ByName) -> Opened | None:
     """Open a cache, unless another of its attributes may be anything (a stream, a tensor of a subclass)."""
     attributes = vars(value)
-    fixed = {name: attributes[name] for name in sorted(attributes) if name not in by_name.parts and name not in by_name.derived}
+    fixed = {
+        name: attributes[name]
+        for name in sorted(attributes)
+        if name not in by_name.parts and name not in by_name.derived
+    }
     if not attributes.keys() >= set(by_name.parts) or not all(isinstance(v, FIXED) for v in fixed.values()):
         return None
     return by_name.parts, [attributes[name] for name in by_name.parts], tuple(fixed.items())

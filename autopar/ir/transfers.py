@@ -1,12 +1,14 @@
-"""Define the transfers: inserted ops that change a value's Layout, stage or dtype, and are the identity on the *global* value.
+"""Define the transfers: inserted ops that change a value's Layout, stage or dtype, and are the identity on the *global*
+value.
 
 Each is a plain function, the target of an FX node, whose docstring shows Layouts *before → after*. Called on global
-tensors it returns them unchanged (``cast`` changes the dtype), so an explicit program still runs on one device. ``TRANSFERS``
-says how each changes the Layout; the runtime says how it moves the pieces.
+tensors it returns them unchanged (``cast`` changes the dtype), so an explicit program still runs on one device.
+``TRANSFERS`` says how each changes the Layout; the runtime says how it moves the pieces.
 
 ``dim`` counts parts: it is the dim where no dim is merged; ``parts`` gives the part sizes, dim by dim, where one is.
-At the levels ``local`` and ``scheduled`` further arguments tell a rank about the others: piece sizes (``sizes``), because pieces
-may be uneven, or the Layouts at both ends (``Ends``); and the ``stage`` whose axes are meant, where it is not the mesh.
+At the levels ``local`` and ``scheduled`` further arguments tell a rank about the others: piece sizes (``sizes``),
+because pieces may be uneven, or the Layouts at both ends (``Ends``); and the ``stage`` whose axes are meant, where it
+is not the mesh.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ Parts = Sequence[Sequence[int]] | None
 Meshes = Mapping[str | None, Mesh]  # stages by name; the program's own mesh is ``None``
 
 
-def all_gather(x, dim: int, axis: str, parts: Parts = None, sizes: Sequence[int] | None = None, stage: str | None = None):
+def all_gather(
+    x, dim: int, axis: str, parts: Parts = None, sizes: Sequence[int] | None = None, stage: str | None = None
+):
     """Concatenate the pieces along ``axis``, which is the minor-most split of ``dim``: ``[32/dp 64] → [32 64]``."""
     return x
 
@@ -57,20 +61,23 @@ def all_to_all(x, source: int, target: int, axis: str, parts: Parts = None,
 
 def redistribute(x, splits: Sequence[Axes], parts: Parts = None, kept: Axes = (), axis: Axes | None = None, shape: Sequence[int] | None = None,
                  source: Sequence[Axes] | None = None, source_parts: Parts = None, stage: str | None = None):  # fmt: skip
-    """Change any splits to any others in one exchange, in which a rank receives only what it lacks: ``[32/dp 64/tp] → [32/tp 64/dp]``.
+    """Change any splits to any others in one exchange, in which a rank receives only what it lacks: ``[32/dp 64/tp] →
+    [32/tp 64/dp]``.
 
-    ``splits`` are the axes of every part afterwards, ``source`` those before. Pending axes stay pending (``kept``). ``axis`` are
-    the axes along which ranks exchange.
+    ``splits`` are the axes of every part afterwards, ``source`` those before. Pending axes stay pending (``kept``).
+    ``axis`` are the axes along which ranks exchange.
     """
     return x
 
 
 def pend(x, axis: str, op: str = "sum", dim: int | None = None, parts: Parts = None, sizes: Sequence[int] | None = None,
          stage: str | None = None):  # fmt: skip
-    """Make a pending value of a whole one: ``[32 64] → [32 64] +tp``. The first rank along ``axis`` keeps it; others have zeros.
+    """Make a pending value of a whole one: ``[32 64] → [32 64] +tp``. The first rank along ``axis`` keeps it; others
+    have zeros.
 
-    With ``dim``, make it of pieces: ``[32/tp 64] → [32 64] +tp``. Each rank has its own piece among zeros. For another ``op``, the
-    neutral elements replace the zeros: ones, infinities. A value that may be reduced with itself (max, min, avg) is kept by all ranks.
+    With ``dim``, make it of pieces: ``[32/tp 64] → [32 64] +tp``. Each rank has its own piece among zeros. For another
+    ``op``, the neutral elements replace the zeros: ones, infinities. A value that may be reduced with itself (max, min,
+    avg) is kept by all ranks.
     """
     return x
 
@@ -82,7 +89,8 @@ def cast(x, dtype: torch.dtype):
 
 def send(x, stage: str | None, splits: Sequence[Axes] | None = None, parts: Parts = None, shape: Sequence[int] | None = None,
          source: Sequence[Axes] | None = None, source_parts: Parts = None, home: str | None = None):  # fmt: skip
-    """Send the pieces to ``stage`` (``None``: the whole mesh); only ``recv`` may use the result: ``[32 64] @s0 → [32 64] @s0``.
+    """Send the pieces to ``stage`` (``None``: the whole mesh); only ``recv`` may use the result: ``[32 64] @s0 → [32
+    64] @s0``.
 
     In a local program this ends an exchange on a rank that is only on ``home``.
     """
@@ -93,7 +101,8 @@ def recv(x, stage: str | None, splits: Sequence[Axes] | None = None, parts: Part
          source: Sequence[Axes] | None = None, source_parts: Parts = None, home: str | None = None):  # fmt: skip
     """Receive what was sent to ``stage``, with ``splits`` or else those it had: ``[32 64] @s0 → [32 64] @s1``.
 
-    In a local program this is the whole exchange on a rank of ``stage``; ``x`` is ``None`` if the rank is not on ``home``.
+    In a local program this is the whole exchange on a rank of ``stage``; ``x`` is ``None`` if the rank is not on
+    ``home``.
     """
     return x
 
@@ -170,7 +179,8 @@ def axes_of(axis: str | Axes) -> Axes:
 
 def _move(t: TensorType, parts: Parts, take: tuple[int, str] | None, give: tuple[int, str] | None,
           reduced: tuple[str | Axes, str] | None = None) -> TensorType:  # fmt: skip
-    """Infer a type: remove the minor-most axis of one part (``take``), add it to another (``give``), drop pending axes."""
+    """Infer a type: remove the minor-most axis of one part (``take``), add it to another (``give``), drop pending
+    axes."""
     assert t.layout is not None
     mesh, attr = t.layout.mesh, t.layout.attr
     axes = split_parts(attr, t.shape, mesh, parts)
@@ -232,10 +242,12 @@ REDUCED_AS = {  # dtypes that torch or a backend does not reduce → the dtype t
 def reduced_as(kind: str, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which values are reduced.
 
-    It is wider than ``dtype`` for an average in float16, whose sum may leave the range, and for a maximum of 16-bit floats,
-    which is computed on integers of their width: backends have these from 32 bits on.
+    It is wider than ``dtype`` for an average in float16, whose sum may leave the range, and for a maximum of 16-bit
+    floats, which is computed on integers of their width: backends have these from 32 bits on.
     """
-    if (kind == "avg" and dtype is torch.float16) or (kind in ("max", "min") and dtype in (torch.float16, torch.bfloat16)):
+    if (kind == "avg" and dtype is torch.float16) or (
+        kind in ("max", "min") and dtype in (torch.float16, torch.bfloat16)
+    ):
         return torch.float32
     return REDUCED_AS.get(dtype, dtype)
 
@@ -252,13 +264,17 @@ def check_kind(kind: str, dtype: torch.dtype) -> None:
         raise LayoutMismatch(f"torch finds no {kind} of {dtype}; cast the value first")
 
 
-def _splits(shape: Sequence[int], splits: Sequence[Axes], parts: Parts, pending: tuple[tuple[str, str], ...], mesh: Mesh) -> Layout:
+def _splits(
+    shape: Sequence[int], splits: Sequence[Axes], parts: Parts, pending: tuple[tuple[str, str], ...], mesh: Mesh
+) -> Layout:
     """Return the Layout with these ``splits`` of these ``parts``."""
     counts = [1] * len(shape) if parts is None else list(map(len, parts))
     if len(splits) != sum(counts) or len(counts) != len(shape):
         raise LayoutMismatch(f"{len(splits)} splits are given for {sum(counts)} parts")
     if negative := [size for sizes in parts or () for size in sizes if size < 0]:
-        raise LayoutMismatch(f"the parts {parts} have the size {negative[0]}; a size is at least 0, and those of a dim multiply to it")
+        raise LayoutMismatch(
+            f"the parts {parts} have the size {negative[0]}; a size is at least 0, and those of a dim multiply to it"
+        )
     if parts is not None and any(math.prod(sizes) != n for sizes, n in zip(parts, shape, strict=True)):
         raise LayoutMismatch(f"the parts {parts} do not make the shape {list(shape)}")
     used = [mesh.check_axis(axis) for axes in splits for axis in axes] + [axis for axis, _ in pending]
@@ -289,7 +305,9 @@ def _send(t: TensorType, stage: str | None, meshes: Meshes) -> TensorType:
 
 def _check_stage(stage: str | None, meshes: Meshes) -> str | None:
     if stage not in meshes:
-        raise LayoutMismatch(f"there is no stage {shown(stage)}; stages are {', '.join(filter(None, meshes)) or 'none'}")
+        raise LayoutMismatch(
+            f"there is no stage {shown(stage)}; stages are {', '.join(filter(None, meshes)) or 'none'}"
+        )
     return stage
 
 
@@ -310,7 +328,8 @@ def flat_splits(attr: DistAttr, shape: Sequence[int]) -> tuple[tuple[Axes, ...],
 
 @dataclass(frozen=True)
 class Ends:
-    """Both ends of an exchange: the global shape and the two Layouts of a redistribute, a send or a recv in a local program."""
+    """Both ends of an exchange: the global shape and the two Layouts of a redistribute, a send or a recv in a local
+    program."""
 
     shape: tuple[int, ...]
     source: Layout
@@ -353,7 +372,8 @@ _PARAMETERS = {
     row.function: row.function.__code__.co_varnames[1 : row.function.__code__.co_argcount] for row in TRANSFERS.values()
 }
 _REQUIRED = {
-    row.function: row.function.__code__.co_argcount - 1 - len(row.function.__defaults__ or ()) for row in TRANSFERS.values()
+    row.function: row.function.__code__.co_argcount - 1 - len(row.function.__defaults__ or ())
+    for row in TRANSFERS.values()
 }
 
 
@@ -365,7 +385,9 @@ def arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
 def call(function: Callable[..., Any], x: Any, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a transfer node: those that a person would write by position, then the rest by name."""
     names = _PARAMETERS[function][: _REQUIRED[function]]
-    return (x, *(arguments[name] for name in names if name in arguments)), {name: v for name, v in arguments.items() if name not in names}
+    return (x, *(arguments[name] for name in names if name in arguments)), {
+        name: v for name, v in arguments.items() if name not in names
+    }
 
 
 def suffix(arguments: Mapping[str, Any]) -> str:
@@ -379,8 +401,11 @@ def suffix(arguments: Mapping[str, Any]) -> str:
     return str(arguments["dtype"]).removeprefix("torch.") if "dtype" in arguments else "wait"
 
 
-def axes_along(function: Callable[..., Any], source: TensorType, arguments: Mapping[str, Any], result: TensorType) -> Axes:
-    """Return the axes of a transfer: for a redistribute those that split another place afterwards; none between stages."""
+def axes_along(
+    function: Callable[..., Any], source: TensorType, arguments: Mapping[str, Any], result: TensorType
+) -> Axes:
+    """Return the axes of a transfer: for a redistribute those that split another place afterwards; none between
+    stages."""
     if "axis" in arguments:
         return axes_of(arguments["axis"])
     if function is not redistribute:
@@ -394,8 +419,9 @@ def axes_along(function: Callable[..., Any], source: TensorType, arguments: Mapp
 def received(function: Callable[..., Any], source: TensorType, arguments: Mapping[str, Any], result: TensorType) -> int:
     """Return the bytes that the worst rank receives.
 
-    A reduction counts as a ring: ``(p-1)/p`` of the operand for a reduce-scatter (of padded pieces if they are uneven), and twice
-    that for an all-reduce, in the dtype of the reduction. Other transfers count the elements that the worst rank lacks.
+    A reduction counts as a ring: ``(p-1)/p`` of the operand for a reduce-scatter (of padded pieces if they are uneven),
+    and twice that for an all-reduce, in the dtype of the reduction. Other transfers count the elements that the worst
+    rank lacks.
     """
     if function not in BY_FUNCTION or not BY_FUNCTION[function].collective or function is send or source.layout is None:
         return 0

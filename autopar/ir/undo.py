@@ -1,9 +1,9 @@
 """Remember what an edit changes in a graph, and put it back.
 
 No operation is inverted. Before a node is changed for the first time, its arguments, its record and the readers of its
-operands are noted; ``restore`` writes all of that back, whatever has happened since. So an exception at any line of a commit,
-also an interrupt or a lack of memory, leaves the graph as it was. If ``restore`` itself is interrupted, it is called again.
-The notes grow with the edit. Only ``restore`` is linear in the graph.
+operands are noted; ``restore`` writes all of that back, whatever has happened since. So an exception at any line of a
+commit, also an interrupt or a lack of memory, leaves the graph as it was. If ``restore`` itself is interrupted, it is
+called again. The notes grow with the edit. Only ``restore`` is linear in the graph.
 """
 
 from __future__ import annotations

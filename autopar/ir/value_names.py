@@ -1,7 +1,7 @@
 """Map the role of a value in a training step to its name, and the name back to its role.
 
-The programs of a step hand values to each other by name. A value that the step makes for a parameter has the parameter's name and a suffix;
-a value of the step as a whole has a name that begins with a dot.
+The programs of a step hand values to each other by name. A value that the step makes for a parameter has the
+parameter's name and a suffix; a value of the step as a whole has a name that begins with a dot.
 
 | name | role | value |
 | --- | --- | --- |
@@ -77,7 +77,8 @@ def batch_input_name(input: str, microbatch: int) -> str:
 
 
 def input_of_batch(name: str) -> str:
-    """The input of a micro-batch that has such a name in the program of all micro-batches: ``labels`` for ``labels.0``."""
+    """The input of a micro-batch that has such a name in the program of all micro-batches: ``labels`` for
+    ``labels.0``."""
     return name.rpartition(".")[0]
 
 
@@ -87,7 +88,8 @@ def belongs_to_step(name: str) -> bool:
 
 
 def gradient_parameter(name: str) -> str | None:
-    """The parameter whose gradients a value of this name would add up; ``None`` where the name does not end in ``.grad``.
+    """The parameter whose gradients a value of this name would add up; ``None`` where the name does not end in
+    ``.grad``.
 
     A parameter or buffer of the model may be called ``grad``, too: ``role_and_parameter`` tells them apart.
     """
@@ -96,12 +98,13 @@ def gradient_parameter(name: str) -> str | None:
 
 
 def role_and_parameter(name: str, names: Collection[str]) -> tuple[ValueRole, str] | None:
-    """The role of a value of a step, and its parameter; ``""`` for a value of the step as a whole. ``None`` for values of the model.
+    """The role of a value of a step, and its parameter; ``""`` for a value of the step as a whole. ``None`` for values
+    of the model.
 
     Args:
         name: of a placeholder, as the user sees it.
-        names: those of the parameters, buffers and states that the program takes. They tell the gradients of the parameter ``up``, which are
-            called ``up.grad``, from the parameter ``grad`` of a module ``up``.
+        names: those of the parameters, buffers and states that the program takes. They tell the gradients of the
+            parameter ``up``, which are called ``up.grad``, from the parameter ``grad`` of a module ``up``.
     """
     if belongs_to_step(name):
         return _OF_STEP.get(name) or _NUMBERED.get(name.rpartition(".")[0], ValueRole.SCHEDULED), ""
@@ -110,7 +113,8 @@ def role_and_parameter(name: str, names: Collection[str]) -> tuple[ValueRole, st
 
 
 def roles_in(program: Program) -> dict[str, tuple[ValueRole, str]]:
-    """The values of a step that a program takes: name → role and parameter, as by ``role_and_parameter``. Linear in the placeholders."""
+    """The values of a step that a program takes: name → role and parameter, as by ``role_and_parameter``. Linear in the
+    placeholders."""
     taken = {name_of(node): record_of(node).role for node in program.placeholders}
     names = {name for name, role in taken.items() if role in ("param", "buffer", "state")}
     values = {name: role_and_parameter(name, names) for name in taken if name in names or belongs_to_step(name)}
@@ -119,4 +123,6 @@ def roles_in(program: Program) -> dict[str, tuple[ValueRole, str]]:
 
 def sums_in(program: Program) -> frozenset[str]:
     """The names of the values that a program adds to: the sums of gradients and of losses."""
-    return frozenset(name for name, (role, _) in roles_in(program).items() if role in (ValueRole.GRADIENT, ValueRole.LOSS))
+    return frozenset(
+        name for name, (role, _) in roles_in(program).items() if role in (ValueRole.GRADIENT, ValueRole.LOSS)
+    )

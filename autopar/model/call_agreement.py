@@ -21,7 +21,8 @@ class CallAgreement:
         self.ranks = ranks
 
     def announce(self, call: str, inputs: Sequence[CallInputs] = (), numbers: str = "") -> None:
-        """Send the other ranks a digest of the call that this rank makes. Before the first collective of the call they compare it with theirs.
+        """Send the other ranks a digest of the call that this rank makes. Before the first collective of the call they
+        compare it with theirs.
 
         Args:
             call: a description that is the same on all ranks that make the same call.
@@ -29,7 +30,9 @@ class CallAgreement:
             numbers: a description of the numbers that change from call to call.
         """
         if self.ranks is not None:
-            self.ranks.begin(call + numbers, [brought for call_inputs in inputs for brought in call_inputs.brought()], call)
+            self.ranks.begin(
+                call + numbers, [brought for call_inputs in inputs for brought in call_inputs.brought()], call
+            )
 
     def wait(self) -> None:
         """Wait for the calls of the other ranks. ``RuntimeError`` if one of them makes another call."""
@@ -37,7 +40,8 @@ class CallAgreement:
             self.ranks.finish()
 
     def compare_programs(self, text: str, guards: Guards) -> None:
-        """``RuntimeError`` if another rank has captured another program, or its forward has read other values. All ranks call it."""
+        """``RuntimeError`` if another rank has captured another program, or its forward has read other values. All
+        ranks call it."""
         if self.ranks is not None:
             digest = hashlib.sha256(text.encode()).hexdigest()[:16]
             self.ranks.compare(digest, {guard.place.words: guard.text for guard in guards.found})

@@ -1,4 +1,5 @@
-"""Bind and key the calls of a model on a mesh, and provide what each call needs: layouts, pieces, seeds, agreement of the ranks."""
+"""Bind and key the calls of a model on a mesh, and provide what each call needs: layouts, pieces, seeds, agreement of
+the ranks."""
 
 from __future__ import annotations
 
@@ -68,7 +69,9 @@ class Calls:
         if context is not None and context.agreement is not None:
             assert self.job is not None
             context = replace(context, agreement=Agreement(self.job.control, self.mesh))
-        return Calls(replace(self.compiler, model=module, context=context), self.job, self._inputs, self.recapture, self._layouts)
+        return Calls(
+            replace(self.compiler, model=module, context=context), self.job, self._inputs, self.recapture, self._layouts
+        )
 
     @property
     def device(self) -> torch.device:
@@ -78,18 +81,23 @@ class Calls:
         return next((p.device for p in self.module.parameters() if not p.is_meta), torch.device("cpu"))
 
     def context(self, advice: str = "") -> RankContext:
-        """This process as a rank. ``RuntimeError`` if it only simulates; the error has ``advice`` after the command that starts processes."""
+        """This process as a rank. ``RuntimeError`` if it only simulates; the error has ``advice`` after the command
+        that starts processes."""
         if self.compiler.context is None:
             raise RuntimeError(
                 f"the mesh ({self.mesh}) needs {self.mesh.size} processes, and this one is alone; start them with "
-                f"torchrun --nproc-per-node {self.mesh.size}{advice}, or call .simulate(...) to run all ranks in this process"
+                f"torchrun --nproc-per-node {self.mesh.size}{advice}, or call .simulate(...) to run all ranks in this "
+                f"process"
             )
         return self.compiler.context
 
     def refuse_to_simulate(self) -> None:
         """``RuntimeError`` on processes, each of which has only its pieces of parameters."""
         if self.job is not None:
-            raise RuntimeError("the parameters of this model are sharded over processes; to simulate, call parallelize in a process that is alone")
+            raise RuntimeError(
+                "the parameters of this model are sharded over processes; to simulate, call parallelize in a process "
+                "that is alone"
+            )
 
     # -- the inputs of a call ----------------------------------------------------------------------------------------
 
@@ -123,8 +131,12 @@ class Calls:
         key = tuple(inputs.items())
         if key not in self._of_the_batch:
             state = model_state(self.module)
-            others = {name for name, _ in (*state.parameters, *state.buffers)}  # a glob of the plan means these tensors if an input has the same name
-            self._of_the_batch[key] = of_the_batch(self.compiler.plan, self.mesh, {name: dims for name, dims in inputs.items() if name not in others})
+            others = {
+                name for name, _ in (*state.parameters, *state.buffers)
+            }  # a glob of the plan means these tensors if an input has the same name
+            self._of_the_batch[key] = of_the_batch(
+                self.compiler.plan, self.mesh, {name: dims for name, dims in inputs.items() if name not in others}
+            )
         return self._of_the_batch[key]
 
     def refuse_without_values(self, inputs: CallInputs, state: ModelState) -> None:
@@ -132,10 +144,14 @@ class Calls:
         refuse_without_values([*state.parameters, *state.buffers, *inputs.named])
 
     def computed(self, captured: Captured) -> dict[str, torch.Tensor]:
-        """The tensors that a captured program takes beside the call's, in order: the numbers that forward reads, and a seed if it draws random numbers."""
+        """The tensors that a captured program takes beside the call's, in order: the numbers that forward reads, and a
+        seed if it draws random numbers."""
         control = None if self.job is None else self.job.control
         seed = step_seed(captured.draws, self.compiler.random, captured.device, control)
-        return {**{number.name: number.tensor(captured.device) for number in captured.numbers}, **({"seed": seed[0]} if seed else {})}
+        return {
+            **{number.name: number.tensor(captured.device) for number in captured.numbers},
+            **({"seed": seed[0]} if seed else {}),
+        }
 
     # -- captures ----------------------------------------------------------------------------------------------------
 
@@ -154,7 +170,9 @@ class Calls:
         if not call.known:
             notes = about_recapture(call.key, self.captures.keys, call.changes, self.recapture)
             compiled = replace(self.compiler, numbers=call.numbers).compile(inputs, notes)
-            self.agreement.compare_programs(str(compiled.program), compiled.captured.guards)  # one order of collectives on all ranks
+            self.agreement.compare_programs(
+                str(compiled.program), compiled.captured.guards
+            )  # one order of collectives on all ranks
             self.captures.add(call, compiled.captured.guards, compiled)
         self.latest = self.captures[call]
         return self.latest
@@ -170,4 +188,3 @@ class Calls:
         self.latest = None
         if self.job is not None:
             move_parameters(self.module, moved, self.mesh, self.job)
-

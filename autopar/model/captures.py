@@ -50,8 +50,11 @@ class Captures(Generic[T]):
         self.variants, self._captured = Variants(), {}
 
 
-def about_recapture(key: CallKey, keys: Sequence[CallKey], changes: Sequence[GuardedChange], allowed: bool) -> list[str]:
-    """A note for the report that says how a call differs from the last captured call with the same modes; no note for the first call.
+def about_recapture(
+    key: CallKey, keys: Sequence[CallKey], changes: Sequence[GuardedChange], allowed: bool
+) -> list[str]:
+    """A note for the report that says how a call differs from the last captured call with the same modes; no note for
+    the first call.
 
     Args:
         keys: the keys of the captures so far.
@@ -61,12 +64,20 @@ def about_recapture(key: CallKey, keys: Sequence[CallKey], changes: Sequence[Gua
     Raises:
         RuntimeError: it is not allowed.
     """
-    alike = [signature for signature, _ in keys if (signature.training, signature.modes) == (key[0].training, key[0].modes)]
+    alike = [
+        signature for signature, _ in keys if (signature.training, signature.modes) == (key[0].training, key[0].modes)
+    ]
     if not alike or (key in keys and not changes):  # the second: in a step whose optimizer trains other parameters
         return []
     changed = ", ".join(map(str, changes)) or difference(alike[-1], key[0])
     if not allowed and changes:
-        raise RuntimeError(f"forward was captured with other values, and recapture=False: {changed}; set back what was changed, or allow recapture=True")
+        raise RuntimeError(
+            f"forward was captured with other values, and recapture=False: {changed}; set back what was changed, or "
+            f"allow recapture=True"
+        )
     if not allowed:
-        raise RuntimeError(f"the step was captured for other arguments, and recapture=False: {changed}; pad to one shape, or allow recapture=True")
+        raise RuntimeError(
+            f"the step was captured for other arguments, and recapture=False: {changed}; pad to one shape, or allow "
+            f"recapture=True"
+        )
     return [f"capture {len(keys) + 1} of this model: {changed}"]

@@ -45,8 +45,8 @@ class RankContext:
 
 
 RUNS = (
-    "this program is what runs: the local programs, and the functions that run, were made from it and would not follow an edit; "
-    "change the model or the plan instead, or edit a copy of it, program.copy()"
+    "this program is what runs: the local programs, and the functions that run, were made from it and would not "
+    "follow an edit; change the model or the plan instead, or edit a copy of it, program.copy()"
 )
 
 
@@ -87,7 +87,8 @@ class Compiler:
     """How the calls of a model are captured and placed.
 
     Attributes:
-        context: this process as a rank, for which alone a local program is made; ``None`` if this process only simulates.
+        context: this process as a rank, for which alone a local program is made; ``None`` if this process only
+            simulates.
         strict: whether ops without a sharding rule are refused.
         whole: whether returned values are gathered.
         random: the option of ``parallelize``.
@@ -111,21 +112,33 @@ class Compiler:
             captured, attrs, report = self.capture(inputs, notes)
             return self._placed(captured, captured.program, attrs, [report])
 
-    def capture(self, inputs: CallInputs, notes: Sequence[str] = ()) -> tuple[Captured, dict[str, DistAttr], PassReport]:
+    def capture(
+        self, inputs: CallInputs, notes: Sequence[str] = ()
+    ) -> tuple[Captured, dict[str, DistAttr], PassReport]:
         """Capture a call. Returns it with the layouts that the plan gives to its values, and the report."""
         start = time.perf_counter()
         captured = capture_call(self.model, inputs.whole(), self.random, self.numbers)
         captured_ms = (time.perf_counter() - start) * 1e3
         attrs, decided = constraints(self.plan, self.model, self.mesh, captured, {**self.homes, **inputs.layouts})
         verify(captured.program, "capture")
-        return captured, attrs, PassReport("capture", captured_ms, notes=(*notes, *captured.notes, *decided.notes), unmatched=decided.unmatched)
+        return (
+            captured,
+            attrs,
+            PassReport(
+                "capture", captured_ms, notes=(*notes, *captured.notes, *decided.notes), unmatched=decided.unmatched
+            ),
+        )
 
-    def place(self, program: Program, attrs: Mapping[str, DistAttr], device: torch.device, *, widen: bool = False) -> tuple[LocalPrograms, list[PassReport]]:
+    def place(
+        self, program: Program, attrs: Mapping[str, DistAttr], device: torch.device, *, widen: bool = False
+    ) -> tuple[LocalPrograms, list[PassReport]]:
         """Run all passes after capture: the program gets its layouts and transfers, and each rank its local program.
 
         ``attrs``: node → its layout, of the nodes that the plan decides.
         """
-        reports = run_passes(program, pipeline(self.mesh, attrs, strict=self.strict, whole=self.whole, device=device, widen=widen))
+        reports = run_passes(
+            program, pipeline(self.mesh, attrs, strict=self.strict, whole=self.whole, device=device, widen=widen)
+        )
         local, report = self.localize(program)
         return local, [*reports, report]
 
@@ -143,7 +156,9 @@ class Compiler:
         program.fixed = RUNS
         return local, PassReport("localize", ms, bytes=bytes_per_axis(program))
 
-    def _placed(self, captured: Captured, program: Program, attrs: Mapping[str, DistAttr], reports: list[PassReport]) -> Compiled:
+    def _placed(
+        self, captured: Captured, program: Program, attrs: Mapping[str, DistAttr], reports: list[PassReport]
+    ) -> Compiled:
         traced = program.copy() if len(captured.differentiable) > 1 else program
         local, more = self.place(program, attrs, captured.device)
         reports += more

@@ -20,8 +20,9 @@ from autopar.torch_private import have_gradient_hooks, is_strided_shard, refer_w
 def sharded(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh: Mesh, job: Job) -> torch.nn.Module:
     """Copy the model with DTensor parameters; the model itself does not change.
 
-    The values are those of the first rank, as in DistributedDataParallel, so that ranks with other seeds agree. Buffers that the plan does not
-    shard stay plain tensors, replicated on every rank. For a model on meta nothing is sent, and the copy is on meta.
+    The values are those of the first rank, as in DistributedDataParallel, so that ranks with other seeds agree. Buffers
+    that the plan does not shard stay plain tensors, replicated on every rank. For a model on meta nothing is sent, and
+    the copy is on meta.
 
     Args:
         attrs: parameter or buffer → its layout; others are replicated.
@@ -55,19 +56,24 @@ def _placed(tensor: torch.Tensor, attr: DistAttr, mesh: Mesh, job: Job) -> Any:
     placements = placements_of(attr, mesh, tensor.shape)
     value = tensor.detach()
     if not value.is_meta:
-        value = value.to(job.device).contiguous().clone()  # a replicated tensor is not sent to its own rank, and would share the model's memory
+        value = (
+            value.to(job.device).contiguous().clone()
+        )  # a replicated tensor is not sent to its own rank, and would share the model's memory
     return distribute_tensor(value, job.device_mesh, placements)
 
 
 def move_parameters(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh: Mesh, job: Job) -> None:
-    """Redistribute parameters to the layouts ``attrs``. They stay the same objects, so that an optimizer keeps them; their gradients are dropped."""
+    """Redistribute parameters to the layouts ``attrs``. They stay the same objects, so that an optimizer keeps them;
+    their gradients are dropped."""
     refer_weakly(model, False)
     try:
         for name, parameter in model_state(model).parameters:
             placements = placements_of(attrs[name], mesh, tuple(parameter.shape)) if name in attrs else None
             if placements is not None and parameter.placements != placements:  # type: ignore[attr-defined]
                 parameter.grad = None
-                moved = torch.nn.Parameter(redistribute(parameter.detach(), placements), requires_grad=parameter.requires_grad)
+                moved = torch.nn.Parameter(
+                    redistribute(parameter.detach(), placements), requires_grad=parameter.requires_grad
+                )
                 vars(moved).update(vars(parameter))
                 torch.utils.swap_tensors(parameter, moved)
     finally:
@@ -86,7 +92,8 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def with_public_placements(state: dict[str, Any]) -> dict[str, Any]:
-    """A state dict whose DTensors have public placements only, which checkpoints can save; others are redistributed, in place of the entry."""
+    """A state dict whose DTensors have public placements only, which checkpoints can save; others are redistributed, in
+    place of the entry."""
     from torch.distributed.tensor import Replicate
 
     for name, value in state.items():
@@ -99,8 +106,8 @@ def with_public_placements(state: dict[str, Any]) -> dict[str, Any]:
 def fitted_to(state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], job: Job | None) -> dict[str, Any]:
     """A state dict whose values have the placements of the model's tensors. All ranks call it.
 
-    Each rank gets its piece of the first rank's full tensor, as in ``sharded``; a DTensor is redistributed. A value that does not fit stays as it
-    is, so that ``load_state_dict`` reports it.
+    Each rank gets its piece of the first rank's full tensor, as in ``sharded``; a DTensor is redistributed. A value
+    that does not fit stays as it is, so that ``load_state_dict`` reports it.
     """
     from torch.distributed.tensor import Replicate, distribute_tensor
 

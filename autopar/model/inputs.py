@@ -28,7 +28,8 @@ class CallInputs:
 
     Attributes:
         arguments: the arguments of the call.
-        layouts: input → its layout, where the plan does not decide it: for DTensors, and for inputs of which each rank brings its own piece.
+        layouts: input → its layout, where the plan does not decide it: for DTensors, and for inputs of which each rank
+            brings its own piece.
         shapes: input → its global shape, for inputs of which each rank brings its own piece.
     """
 
@@ -37,12 +38,17 @@ class CallInputs:
     shapes: Mapping[str, tuple[int, ...]]
 
     def whole(self) -> Arguments:
-        """The arguments with tensors of global shapes. A tensor of which each rank has only a piece is on the meta device."""
+        """The arguments with tensors of global shapes. A tensor of which each rank has only a piece is on the meta
+        device."""
         names = iter(self.arguments.names)
         flat = []
         for value in self.arguments.flat:
             shape = self.shapes.get(next(names)) if isinstance(value, torch.Tensor) else None
-            flat.append(value if shape is None else torch.empty(shape, dtype=value.dtype, device="meta").requires_grad_(value.requires_grad))
+            flat.append(
+                value
+                if shape is None
+                else torch.empty(shape, dtype=value.dtype, device="meta").requires_grad_(value.requires_grad)
+            )
         return self.arguments.with_leaves(flat)
 
     @property
@@ -52,7 +58,10 @@ class CallInputs:
 
     def brought(self) -> list[Brought]:
         """The tensors that this rank brings: the full tensor if all ranks have the same, else its piece."""
-        return [Brought(name, local_of(tensor), tuple(self.layouts[name].axes) if name in self.layouts else ()) for name, tensor in self.named]
+        return [
+            Brought(name, local_of(tensor), tuple(self.layouts[name].axes) if name in self.layouts else ())
+            for name, tensor in self.named
+        ]
 
     @property
     def facts(self) -> tuple[Any, ...]:
@@ -60,21 +69,27 @@ class CallInputs:
         return tuple(self.layouts.items()), tuple(self.shapes.items())
 
 
-CallKey = tuple[Signature, tuple[Any, ...]]  # a capture's key, without the values that forward reads: the signature, and ``CallInputs.facts``
+CallKey = tuple[
+    Signature, tuple[Any, ...]
+]  # a capture's key, without the values that forward reads: the signature, and ``CallInputs.facts``
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def call_inputs(arguments: Arguments, inputs: str, mesh: Mesh, layouts_of: Callable[[Shapes], Mapping[str, DistAttr]]) -> CallInputs:
+def call_inputs(
+    arguments: Arguments, inputs: str, mesh: Mesh, layouts_of: Callable[[Shapes], Mapping[str, DistAttr]]
+) -> CallInputs:
     """The inputs of a call, with their layouts.
 
-    With ``inputs="local"`` each rank brings its own piece, and all pieces have one size (``uneven_batches`` has joined others). The plan is
-    applied to the pieces. The global length of a dim that it shards is the length of the piece times the number of pieces.
+    With ``inputs="local"`` each rank brings its own piece, and all pieces have one size (``uneven_batches`` has joined
+    others). The plan is applied to the pieces. The global length of a dim that it shards is the length of the piece
+    times the number of pieces.
 
     Args:
         layouts_of: returns the plan's layouts of inputs of such shapes.
 
     Raises:
-        ValueError: a DTensor is on another mesh or is a partial sum; the plan shards part of a merged dim, which ranks cannot bring.
+        ValueError: a DTensor is on another mesh or is a partial sum; the plan shards part of a merged dim, which ranks
+            cannot bring.
     """
     layouts: dict[str, DistAttr] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -89,7 +104,9 @@ def call_inputs(arguments: Arguments, inputs: str, mesh: Mesh, layouts_of: Calla
         for name, shape in plain.items():
             attr = layouts[name] = attrs.get(name, DistAttr.replicated(len(shape)))
             if any(len(dim) > 1 for dim in attr.dims):
-                raise ValueError(f"the plan splits the parts of a merged dim of {name}, which ranks cannot bring as pieces; use inputs=\"global\"")
+                raise ValueError(
+                    f'the plan splits the parts of a merged dim of {name}, which ranks cannot bring as pieces; use inputs="global"'
+                )
             shapes[name] = tuple(n * mesh.count(dim[0][1]) for n, dim in zip(shape, attr.dims, strict=True))
     return CallInputs(arguments, layouts, shapes)
 
@@ -102,20 +119,30 @@ def describe(inputs: CallInputs, key: CallKey) -> str:
     flags = signature.training
     mode = "train" if all(flags) else "train in part" if any(flags) else "eval"
     grad, deterministic = signature.modes[:2]
-    return f"({', '.join(values)}) in {mode}" + " without gradients" * (not grad) + " deterministically" * (deterministic > 0)
+    return (
+        f"({', '.join(values)}) in {mode}"
+        + " without gradients" * (not grad)
+        + " deterministically" * (deterministic > 0)
+    )
 
 
 def _attr_of_dtensor(name: str, tensor: Any, mesh: Mesh) -> DistAttr:
     if mesh_of(tensor.device_mesh) != mesh:
-        raise ValueError(f"the argument {name} is a DTensor on another mesh ({mesh_of(tensor.device_mesh)}); redistribute it to ({mesh})")
+        raise ValueError(
+            f"the argument {name} is a DTensor on another mesh ({mesh_of(tensor.device_mesh)}); redistribute it to "
+            f"({mesh})"
+        )
     attr = attr_of(tensor.placements, mesh, tensor.shape)
     if attr.pending:
-        raise ValueError(f"the argument {name} is a DTensor that is {tensor.placements}; redistribute it, so that it is not Partial")
+        raise ValueError(
+            f"the argument {name} is a DTensor that is {tensor.placements}; redistribute it, so that it is not Partial"
+        )
     return attr
 
 
 def piece_of(tensor: torch.Tensor, name: str, type: TensorType, rank: int, inputs: CallInputs) -> torch.Tensor:
-    """This rank's piece of a parameter, a buffer or an input, as a plain tensor without a graph. ``type``: its global type."""
+    """This rank's piece of a parameter, a buffer or an input, as a plain tensor without a graph. ``type``: its global
+    type."""
     assert type.layout is not None
     mesh = type.layout.mesh
     if is_dtensor(tensor):
@@ -125,4 +152,3 @@ def piece_of(tensor: torch.Tensor, name: str, type: TensorType, rank: int, input
     if name in inputs.shapes or type.attr.is_replicated:
         return tensor.detach()
     return cut(tensor.detach(), type, mesh.coordinates(rank))
-

@@ -65,28 +65,40 @@ class LocalTensors:
         return Pieces(pieces, leaves, brought)
 
     def _check_parameters(self, named: Named) -> None:
-        """``ValueError`` if a parameter was added or replaced. A DTensor may be replaced by one with the same placements."""
+        """``ValueError`` if a parameter was added or replaced. A DTensor may be replaced by one with the same
+        placements."""
         for name, tensor in named:
             known = self._parameters.get(name)
             if tensor is known:
                 continue
             if known is None or (is_dtensor(known) and getattr(tensor, "placements", None) != known.placements):  # type: ignore[attr-defined]
-                raise ValueError(f"the parameter {name} was {'added' if known is None else 'replaced'} after parallelize; change the model first, then parallelize it")
+                raise ValueError(
+                    f"the parameter {name} was {'added' if known is None else 'replaced'} after parallelize; change "
+                    f"the model first, then parallelize it"
+                )
             self._parameters[name] = tensor  # type: ignore[assignment]
 
     def returned(self, piece: torch.Tensor, type: TensorType) -> torch.Tensor:
-        """The tensor that the user gets for a returned piece: a DTensor; a plain tensor for a number, and with ``outputs="global"``, where the piece is
-        the full tensor. ``type``: its global type."""
+        """The tensor that the user gets for a returned piece: a DTensor; a plain tensor for a number, and with
+        ``outputs="global"``, where the piece is the full tensor. ``type``: its global type."""
         if self.job is None or not type.shape or self._whole:
             return piece
         from torch.distributed.tensor import DTensor
 
         stride = torch.empty(type.shape, device="meta").stride()
         placements = placements_of(type.attr, self.mesh, type.shape)
-        return DTensor.from_local(piece.contiguous(), self.job.device_mesh, placements, run_check=False, shape=torch.Size(type.shape), stride=stride)
+        return DTensor.from_local(
+            piece.contiguous(),
+            self.job.device_mesh,
+            placements,
+            run_check=False,
+            shape=torch.Size(type.shape),
+            stride=stride,
+        )
 
     def gradient(self, leaf: torch.Tensor, type: TensorType, piece: torch.Tensor) -> torch.Tensor:
-        """The gradient for a tensor of the user: for a DTensor a DTensor with its placements, for a plain tensor a full tensor."""
+        """The gradient for a tensor of the user: for a DTensor a DTensor with its placements, for a plain tensor a full
+        tensor."""
         if self.job is None:
             return piece
         if is_dtensor(leaf):
@@ -94,7 +106,11 @@ class LocalTensors:
         from torch.distributed.tensor import DTensor
 
         placements = placements_of(type.attr, self.mesh, type.shape)
-        return full_tensor(DTensor.from_local(piece, self.job.device_mesh, placements, run_check=False, shape=leaf.shape, stride=leaf.stride()))
+        return full_tensor(
+            DTensor.from_local(
+                piece, self.job.device_mesh, placements, run_check=False, shape=leaf.shape, stride=leaf.stride()
+            )
+        )
 
 
 def refuse_without_values(named: Named) -> None:

@@ -19,14 +19,20 @@ from autopar.model.weights import load_weights
 from autopar.model.wrappers import refuse_composable, refuse_ddp
 from autopar.runtime.processes.job import Job
 
-ROOT = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")  # a module keeps its children and tensors in these
+ROOT = (
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_non_persistent_buffers_set",
+)  # a module keeps its children and tensors in these
 
 
 class ModelProxy(AttributesOfModule):
     """A module in front of a model whose parameters are on a mesh.
 
-    It has the children, attributes and names of the model: ``named_parameters``, ``state_dict``, ``train``, ``requires_grad_`` and
-    the like are the model's, and ``proxy.beta = 2.0`` sets the attribute that the model's forward reads.
+    It has the children, attributes and names of the model: ``named_parameters``, ``state_dict``, ``train``,
+    ``requires_grad_`` and the like are the model's, and ``proxy.beta = 2.0`` sets the attribute that the model's
+    forward reads.
 
     Attributes:
         module: the model; on processes, the copy of it whose parameters are DTensors.
@@ -45,9 +51,16 @@ class ModelProxy(AttributesOfModule):
         self._stand_for(calls)
 
     def _stand_for(self, calls: Calls) -> None:
-        """Become the proxy of the model of these calls. The model is not a child, because that would change the names of all tensors."""
+        """Become the proxy of the model of these calls. The model is not a child, because that would change the names
+        of all tensors."""
         module = calls.module
-        self.__dict__ |= {"_calls": calls, "mesh": calls.mesh, "job": calls.job, "module": module, **{key: vars(module)[key] for key in ROOT}}
+        self.__dict__ |= {
+            "_calls": calls,
+            "mesh": calls.mesh,
+            "job": calls.job,
+            "module": module,
+            **{key: vars(module)[key] for key in ROOT},
+        }
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Copy the model and its proxy, as averages of weights need it. All ranks make the copy."""
@@ -96,12 +109,13 @@ class ModelProxy(AttributesOfModule):
     def close(self) -> None:
         """Give back the process groups.
 
-        All models on the same ranks share their process groups, and the last model closes them. All ranks call it, when the
-        model's last call has returned; a second time does nothing. Afterwards calls raise ``RuntimeError``, and DTensors of
-        the model can no longer be gathered: save them before. ``contextlib.closing(parallel)`` closes at the end of a block.
+        All models on the same ranks share their process groups, and the last model closes them. All ranks call it, when
+        the model's last call has returned; a second time does nothing. Afterwards calls raise ``RuntimeError``, and
+        DTensors of the model can no longer be gathered: save them before. ``contextlib.closing(parallel)`` closes at
+        the end of a block.
 
-        While an exception is handled it does not wait for the other ranks. Then the groups end with the process, as they
-        do without ``close``.
+        While an exception is handled it does not wait for the other ranks. Then the groups end with the process, as
+        they do without ``close``.
 
         Raises:
             RuntimeError: another rank makes another call. The model is not closed then.
@@ -111,11 +125,13 @@ class ModelProxy(AttributesOfModule):
     # -- values ----------------------------------------------------------------------------------------------------
 
     def initialize(self, init: Init | None = None, *, device: torch.device | str | None = None) -> None:
-        """Give a model on meta the initial values that a single device has after ``to_empty`` and ``init``, with the first rank's generator of
-        random numbers. Parameters are new objects: make the optimizer afterwards. All ranks call it.
+        """Give a model on meta the initial values that a single device has after ``to_empty`` and ``init``, with the
+        first rank's generator of random numbers. Parameters are new objects: make the optimizer afterwards. All ranks
+        call it.
 
         Args:
-            init: a function of a module, as for ``apply``; ``None``: the model's ``init_weights()``, else each module's ``reset_parameters()``.
+            init: a function of a module, as for ``apply``; ``None``: the model's ``init_weights()``, else each module's
+                ``reset_parameters()``.
             device: the device of the values; ``None``: that of the mesh.
         """
         self._calls.membership.check()
@@ -124,7 +140,8 @@ class ModelProxy(AttributesOfModule):
     def load_weights(self, path: str | os.PathLike[str], *, strict: bool = True) -> Any:
         """Read safetensors: a file, or a folder of ``save_pretrained``. Each rank reads its pieces. All ranks call it.
 
-        A model on meta gets storage, and tensors that are in no file get their own initialisation. Returns and raises as ``load_state_dict``.
+        A model on meta gets storage, and tensors that are in no file get their own initialisation. Returns and raises
+        as ``load_state_dict``.
         """
         self._calls.membership.check()
         return load_weights(self.module, path, strict, self.mesh, self.job, self._calls.agreement.ranks)
@@ -136,7 +153,10 @@ class ModelProxy(AttributesOfModule):
         return with_public_placements(self.module.state_dict(*args, **kwargs))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load a state dict of the model. Full tensors, as from a model on one device, are sharded; DTensors are redistributed."""
+        """Load a state dict of the model. Full tensors, as from a model on one device, are sharded; DTensors are
+        redistributed."""
         self._calls.membership.check()
         state = model_state(self.module)
-        return self.module.load_state_dict(fitted_to(state_dict, dict([*state.all_parameters, *state.all_buffers]), self.job), *args, **kwargs)
+        return self.module.load_state_dict(
+            fitted_to(state_dict, dict([*state.all_parameters, *state.all_buffers]), self.job), *args, **kwargs
+        )

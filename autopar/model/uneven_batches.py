@@ -1,7 +1,8 @@
-"""Join the pieces of a batch that ranks bring with ``inputs="local"``, if their sizes differ, as in the last batch of a sampler.
+"""Join the pieces of a batch that ranks bring with ``inputs="local"``, if their sizes differ, as in the last batch of a
+sampler.
 
-Before a call the ranks compare the shapes of their pieces. If they are equal, nothing else happens. Else all ranks gather the pieces and join
-them in the order of the mesh, and the call takes the whole batch.
+Before a call the ranks compare the shapes of their pieces. If they are equal, nothing else happens. Else all ranks
+gather the pieces and join them in the order of the mesh, and the call takes the whole batch.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class _Facts(NamedTuple):
 
 
 def with_like_pieces(arguments: Arguments, mesh: Mesh, agreement: Agreement, layouts: Layouts) -> Arguments:
-    """The arguments of a call, or those of the whole batch if the pieces of the ranks differ in size. All ranks call it.
+    """The arguments of a call, or those of the whole batch if the pieces of the ranks differ in size. All ranks call
+    it.
 
     The gradient of the whole batch goes back to each rank's own piece.
 
@@ -48,31 +50,48 @@ def with_like_pieces(arguments: Arguments, mesh: Mesh, agreement: Agreement, lay
         layouts: returns the plan's layouts of inputs of such shapes.
 
     Raises:
-        RuntimeError: the ranks make different calls; their pieces do not fit together; ranks that have the same piece bring different values.
+        RuntimeError: the ranks make different calls; their pieces do not fit together; ranks that have the same piece
+            bring different values.
     """
-    plain = {name: tensor for name, tensor in zip(arguments.names, arguments.tensors, strict=True) if not is_dtensor(tensor)}
+    plain = {
+        name: tensor for name, tensor in zip(arguments.names, arguments.tensors, strict=True) if not is_dtensor(tensor)
+    }
     if not plain:
         return arguments
     shapes = {name: tuple(tensor.shape) for name, tensor in plain.items()}
     if not agreement.differ(f"a call with pieces of {', '.join(plain)}", repr(shapes)):
         return arguments
-    facts: list[dict[str, _Facts]] = agreement.gathered({name: _Facts(tensor.dtype, shapes[name], tensor.requires_grad) for name, tensor in plain.items()})
+    facts: list[dict[str, _Facts]] = agreement.gathered(
+        {name: _Facts(tensor.dtype, shapes[name], tensor.requires_grad) for name, tensor in plain.items()}
+    )
     splits = _splits(facts, layouts)
     for name, split in splits.items():
         _refuse_misfits(name, [of_rank[name] for of_rank in facts], split, mesh)
-    pieces = agreement.gathered({name: plain[name].detach().cpu().clone() for name, split in splits.items() if split})  # a view would be sent with its whole storage
+    pieces = agreement.gathered(
+        {name: plain[name].detach().cpu().clone() for name, split in splits.items() if split}
+    )  # a view would be sent with its whole storage
     whole = {}
     for name, split in splits.items():
         if split:
-            whole[name] = _joined(name, [of_rank[name].to(plain[name].device) for of_rank in pieces], split, mesh, agreement.rank, plain[name])
+            whole[name] = _joined(
+                name,
+                [of_rank[name].to(plain[name].device) for of_rank in pieces],
+                split,
+                mesh,
+                agreement.rank,
+                plain[name],
+            )
     names = iter(arguments.names)
     flat = [whole.get(next(names), value) if isinstance(value, torch.Tensor) else value for value in arguments.flat]
     return replace(arguments.with_leaves(flat), whole=True)
 
 
 def _splits(facts: Sequence[Mapping[str, _Facts]], layouts: Layouts) -> dict[str, Split]:
-    """For each input, the dims that the plan shards on all ranks. On one rank alone a dim may by chance be as long as the batch; it does not count."""
-    of_ranks = {tuple(of_rank.items()): layouts({name: fact.shape for name, fact in of_rank.items()}) for of_rank in facts}
+    """For each input, the dims that the plan shards on all ranks. On one rank alone a dim may by chance be as long as
+    the batch; it does not count."""
+    of_ranks = {
+        tuple(of_rank.items()): layouts({name: fact.shape for name, fact in of_rank.items()}) for of_rank in facts
+    }
     return {
         name: [
             (d, axes)
@@ -90,12 +109,15 @@ def _axes(attrs: Mapping[str, DistAttr], name: str, dim: int) -> tuple[str, ...]
         return ()
     parts = attrs[name].dims[dim]
     if len(parts) > 1:
-        raise ValueError(f'the plan splits the parts of a merged dim of {name}, which ranks cannot bring as pieces; use inputs="global"')
+        raise ValueError(
+            f'the plan splits the parts of a merged dim of {name}, which ranks cannot bring as pieces; use inputs="global"'
+        )
     return parts[0][1]
 
 
 def _refuse_misfits(name: str, facts: Sequence[_Facts], split: Split, mesh: Mesh) -> None:
-    """``RuntimeError`` unless the pieces have one dtype and number of dims, and equal lengths, except along the axes that shard a dim."""
+    """``RuntimeError`` unless the pieces have one dtype and number of dims, and equal lengths, except along the axes
+    that shard a dim."""
     first: dict[tuple[int, tuple[int, ...]], int] = {}
     over = dict(split)
     for rank, fact in enumerate(facts):
@@ -110,11 +132,17 @@ def _refuse_misfits(name: str, facts: Sequence[_Facts], split: Split, mesh: Mesh
 
 def _misfit(name: str, a: int, b: int, facts: Sequence[_Facts], over: Mapping[int, tuple[str, ...]]) -> str:
     free = ", and ".join(f"dim {d}, along {' and '.join(axes)}" for d, axes in over.items())
-    remedy = f"they may differ in the length of {free}" if free else "it must be the same on all ranks, because the plan does not split it"
+    remedy = (
+        f"they may differ in the length of {free}"
+        if free
+        else "it must be the same on all ranks, because the plan does not split it"
+    )
     return f"the pieces of {name} do not fit together: {facts[a]} on rank {a}, {facts[b]} on rank {b}\n  {remedy}"
 
 
-def _joined(name: str, pieces: Sequence[torch.Tensor], split: Split, mesh: Mesh, rank: int, own: torch.Tensor) -> torch.Tensor:
+def _joined(
+    name: str, pieces: Sequence[torch.Tensor], split: Split, mesh: Mesh, rank: int, own: torch.Tensor
+) -> torch.Tensor:
     """The full tensor of the pieces of all ranks. This rank's piece is ``own``, so that it receives its gradient."""
     axes = tuple(axis for _, dim_axes in split for axis in dim_axes)
     places = [tuple(mesh.coordinates(other)[axis] for axis in axes) for other in range(len(pieces))]
@@ -129,9 +157,17 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.allclose(a, b, equal_nan=True) if a.is_floating_point() or a.is_complex() else torch.equal(a, b)
 
 
-def _concatenated(pieces: Mapping[tuple[int, ...], torch.Tensor], at: tuple[int, ...], split: Split, mesh: Mesh) -> torch.Tensor:
+def _concatenated(
+    pieces: Mapping[tuple[int, ...], torch.Tensor], at: tuple[int, ...], split: Split, mesh: Mesh
+) -> torch.Tensor:
     """Concatenate the pieces whose coordinates begin with ``at``."""
     if not split:
         return pieces[at]
     (dim, axes), *rest = split
-    return torch.cat([_concatenated(pieces, (*at, *index), rest, mesh) for index in itertools.product(*(range(mesh.sizes[axis]) for axis in axes))], dim)
+    return torch.cat(
+        [
+            _concatenated(pieces, (*at, *index), rest, mesh)
+            for index in itertools.product(*(range(mesh.sizes[axis]) for axis in axes))
+        ],
+        dim,
+    )

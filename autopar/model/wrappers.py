@@ -1,7 +1,9 @@
-"""Refuse wrappers around a model that is on a mesh: they would shard its tensors and reduce its gradients a second time.
+"""Refuse wrappers around a model that is on a mesh: they would shard its tensors and reduce its gradients a second
+time.
 
-A module does not learn that it is wrapped. It notices the first thing that a wrapper does: ``DistributedDataParallel``, which Accelerate
-puts around a model too, reads an attribute; ``fully_shard`` writes an entry to ``__dict__`` and reads the parameters.
+A module does not learn that it is wrapped. It notices the first thing that a wrapper does: ``DistributedDataParallel``,
+which Accelerate puts around a model too, reads an attribute; ``fully_shard`` writes an entry to ``__dict__`` and reads
+the parameters.
 """
 
 from __future__ import annotations
@@ -12,21 +14,22 @@ from autopar.capture.provenance import user_line
 from autopar.torch_private import ASKED_BY_DDP, NOTED_BY_COMPOSABLE
 
 DDP = (
-    "DistributedDataParallel cannot wrap a model that is on a mesh: autopar averages its gradients over the processes already; call the model as it is\n"
+    "DistributedDataParallel cannot wrap a model that is on a mesh: autopar averages its gradients over the processes "
+    "already; call the model as it is\n"
     "    {line}\n  with Accelerate, leave the model and its optimizer out of accelerator.prepare(…)"
 )
 FULLY_SHARD = (
-    "{name} cannot be put on a model that is on a mesh: its parameters are DTensors that autopar has cut already; for parameters, gradients and the "
-    "optimizer's state that are split over the data axis, use parallel.train_step(optimizer, zero=3)\n    {line}"
+    "{name} cannot be put on a model that is on a mesh: its parameters are DTensors that autopar has cut already; for "
+    "parameters, gradients and the optimizer's state that are split over the data axis, use "
+    "parallel.train_step(optimizer, zero=3)\n    {line}"
 )
 
-COMPILE = (
-    "torch.compile and torch.export cannot take a model that is on a mesh: its step is a captured program already, which runs as it is; call the model as it is"
-)
+COMPILE = "torch.compile and torch.export cannot take a model that is on a mesh: its step is a captured program already, which runs as it is; call the model as it is"
 
 
 def refuse_compile() -> None:
-    """``TypeError`` if torch.export traces a call. torch.compile drops the error, and runs the call without compiling it, or fails inside."""
+    """``TypeError`` if torch.export traces a call. torch.compile drops the error, and runs the call without compiling
+    it, or fails inside."""
     if torch.compiler.is_compiling():
         raise TypeError(COMPILE)
 
@@ -38,7 +41,8 @@ def refuse_ddp(attribute: str) -> None:
 
 
 def refuse_composable(module: torch.nn.Module) -> None:
-    """``TypeError`` if ``fully_shard`` or a similar function has written its entry to a module. The entry is removed, so that the module is as before."""
+    """``TypeError`` if ``fully_shard`` or a similar function has written its entry to a module. The entry is removed,
+    so that the module is as before."""
     notes = [key for key in vars(module) if key.startswith(NOTED_BY_COMPOSABLE)]
     if not notes:
         return

@@ -1,10 +1,11 @@
-"""Run optimizers in the graph: one functional op updates a parameter, and one fused kernel updates a list of them in place.
+"""Run optimizers in the graph: one functional op updates a parameter, and one fused kernel updates a list of them in
+place.
 
-    definition = definition_of(torch.optim.AdamW(model.parameters()))
-    state = definition.initial(param, group)                          # {"exp_avg": …, "exp_avg_sq": …, "step": …}
-    update = definition.update(group)                                 # autopar::adamw, its states, and the group's numbers
-    param, state = update(param, grad, state, lr)                     # new tensors; traced, a ``counted`` and an ``adamw``
-    count(steps, None); IN_PLACE[update.op](params, grads, states, lr, None, None, **update.operands(), **update.constants)
+definition = definition_of(torch.optim.AdamW(model.parameters()))
+state = definition.initial(param, group)                          # {"exp_avg": …, "exp_avg_sq": …, "step": …}
+update = definition.update(group)                                 # autopar::adamw, its states, and the group's numbers
+param, state = update(param, grad, state, lr)                     # new tensors; traced, a ``counted`` and an ``adamw``
+count(steps, None); IN_PLACE[update.op](params, grads, states, lr, None, None, **update.operands(), **update.constants)
 """
 
 from autopar.optimizers import known  # noqa: F401  # fills the table of definitions
@@ -17,4 +18,16 @@ from autopar.optimizers.ops import COUNTED
 from autopar.optimizers.register import register_optimizer
 from autopar.optimizers.update import Update
 
-__all__ = ["AVERAGED", "COUNTED", "HOST", "IN_PLACE", "OFFLOADED", "SHARED", "Definition", "Update", "count", "definition_of", "register_optimizer"]
+__all__ = [
+    "AVERAGED",
+    "COUNTED",
+    "HOST",
+    "IN_PLACE",
+    "OFFLOADED",
+    "SHARED",
+    "Definition",
+    "Update",
+    "count",
+    "definition_of",
+    "register_optimizer",
+]

@@ -5,8 +5,8 @@
 
     decay * average + (1 - decay) * param; the first average is the parameter itself
 
-This is ``torch.optim.swa_utils.AveragedModel`` with ``get_ema_multi_avg_fn(decay)``, using ``lerp``. ``param`` is the parameter after
-the optimizer's step, ``count`` includes this average; ``count`` and ``found_inf`` have no dims.
+This is ``torch.optim.swa_utils.AveragedModel`` with ``get_ema_multi_avg_fn(decay)``, using ``lerp``. ``param`` is the
+parameter after the optimizer's step, ``count`` includes this average; ``count`` and ``found_inf`` have no dims.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from autopar.torch_private import interpolate_each
 LIBRARY.define("averaged(Tensor average, Tensor param, Tensor count, Tensor? found_inf, *, float decay) -> Tensor")
 
 
-def _averaged(average: torch.Tensor, param: torch.Tensor, count: torch.Tensor, found_inf: torch.Tensor | None, *, decay: float) -> torch.Tensor:
+def _averaged(
+    average: torch.Tensor, param: torch.Tensor, count: torch.Tensor, found_inf: torch.Tensor | None, *, decay: float
+) -> torch.Tensor:
     return unless(found_inf, torch.where(count == 1, param, average.lerp(param, 1 - decay)), average)
 
 

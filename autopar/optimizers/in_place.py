@@ -9,22 +9,14 @@ import torch
 
 from autopar.optimizers.average import AVERAGED, average
 from autopar.optimizers.ops import SIGNATURES, UPDATES, on_host, unscaled
-from autopar.torch_private import (
-    FUSED_ADAGRAD,
-    FUSED_ADAM,
-    FUSED_ADAMW,
-    FUSED_SGD,
-    OpOverload,
-    add_to_each,
-    has_kernel,
-)
+from autopar.torch_private import FUSED_ADAGRAD, FUSED_ADAM, FUSED_ADAMW, FUSED_SGD, OpOverload, add_to_each, has_kernel
 
 Tensors = Sequence[torch.Tensor]
 
 DESCENT = {"dampening": 0.0, "is_first_step": False}  # a buffer of zeros gives the same first step
 
-# op → the kernel, its operands after parameters and gradients, and the arguments that the op does not have. Dampening has no
-# kernel: a kernel takes the first step of all its parameters, or of none
+# op → the kernel, its operands after parameters and gradients, and the arguments that the op does not have. Dampening
+# has no kernel: a kernel takes the first step of all its parameters, or of none
 FUSED: dict[str, tuple[OpOverload, Callable[..., tuple[Any, ...]], dict[str, Any]]] = {
     "adam": (FUSED_ADAM, lambda mean, square, step: (mean, square, [], step), {"amsgrad": False}),
     "adam.amsgrad": (FUSED_ADAM, lambda *states: states, {"amsgrad": True}),
@@ -34,7 +26,10 @@ FUSED: dict[str, tuple[OpOverload, Callable[..., tuple[Any, ...]], dict[str, Any
     "sgd.momentum": (FUSED_SGD, lambda buffer: (buffer,), DESCENT),
     "adagrad": (FUSED_ADAGRAD, lambda total, step: (total, step), {}),
 }
-UNWRITTEN = ("sgd", "sgd.momentum")  # in torch 2.13, these kernels on CPU leave most elements in half precision unchanged
+UNWRITTEN = (
+    "sgd",
+    "sgd.momentum",
+)  # in torch 2.13, these kernels on CPU leave most elements in half precision unchanged
 
 
 def count(steps: Tensors, found_inf: torch.Tensor | None) -> None:
@@ -56,7 +51,9 @@ def _in_place(name: str) -> Callable[..., None]:
             _one_by_one(UPDATES[name], params, grads, states, lr, grad_scale, found_inf, options)
             return
         kernel, arranged, defaults = FUSED[name]
-        if grad_scale is not None and grad_scale.dtype == params[0].dtype == torch.float64:  # kernels take a float32 only
+        if (
+            grad_scale is not None and grad_scale.dtype == params[0].dtype == torch.float64
+        ):  # kernels take a float32 only
             grads, grad_scale = [unscaled(grad, grad_scale.dtype, grad_scale) for grad in grads], None
         grads = [grad.to(param.dtype).contiguous() for grad, param in zip(grads, params, strict=True)]
         written = [params, *states[:sharded]]
@@ -77,7 +74,8 @@ def _float32(number: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _has_kernel(name: str, params: Tensors, grads: Tensors) -> bool:
-    """Return whether a kernel applies. Kernels take gradients in the parameter's dtype; scaled gradients may overflow in half precision."""
+    """Return whether a kernel applies. Kernels take gradients in the parameter's dtype; scaled gradients may overflow
+    in half precision."""
     dtype = params[0].dtype
     rounded = dtype in (torch.float16, torch.bfloat16) and any(grad.dtype != dtype for grad in grads)
     lossy = rounded or (name in UNWRITTEN and dtype in (torch.float16, torch.bfloat16) and params[0].is_cpu)
@@ -92,10 +90,13 @@ def _one_by_one(op: OpOverload, params: Tensors, grads: Tensors, states: Sequenc
             tensor.copy_(new)
 
 
-#: op → a function of (params, grads, states, lr, grad_scale, found_inf, **options) that overwrites parameters and states with
-#: the op's results. ``states`` has a list for each of the op's states, in its order; steps are counted already.
-#: All parameters have one dtype and device. Gradients may be overwritten: kernels divide them in place.
-#: ``averaged`` is here too, as a function of (averages, params, states, count, found_inf, decay=…).
-IN_PLACE: dict[OpOverload, Callable[..., None]] = {**{op: _in_place(name) for name, op in UPDATES.items()}, AVERAGED: average}
+# : op → a function of (params, grads, states, lr, grad_scale, found_inf, **options) that overwrites parameters and
+# states with : the op's results. ``states`` has a list for each of the op's states, in its order; steps are counted
+# already. : All parameters have one dtype and device. Gradients may be overwritten: kernels divide them in place. :
+# ``averaged`` is here too, as a function of (averages, params, states, count, found_inf, decay=…).
+IN_PLACE: dict[OpOverload, Callable[..., None]] = {
+    **{op: _in_place(name) for name, op in UPDATES.items()},
+    AVERAGED: average,
+}
 #: op → how many of its last operands all parameters of a call share: lr, grad_scale, found_inf.
 SHARED: dict[OpOverload, int] = {**dict.fromkeys(UPDATES.values(), 3), AVERAGED: 2}

@@ -42,7 +42,9 @@ def _update_by(kind: str, choose: Callable[[Group], str]) -> Callable[[Group], U
         numbers = {option: constant(kind, option, options_by_name[option]) for option in options.split()}
         numbers = {option: bool(value) if option in TRUTHS else float(value) for option, value in numbers.items()}
         scheduled = {option: numbers.pop(option) for option in scheduled_of(name)}
-        return Update(UPDATES[name], states_of(name), numbers, tuple(counted.split()), elementwise=True, scheduled=scheduled)
+        return Update(
+            UPDATES[name], states_of(name), numbers, tuple(counted.split()), elementwise=True, scheduled=scheduled
+        )
 
     return update
 

@@ -18,20 +18,27 @@ REFUSED: dict[type[torch.optim.Optimizer], str] = {  # classes of torch whose st
 
 
 def definition_of(optimizer: torch.optim.Optimizer) -> Definition:
-    """Return the definition of an optimizer's class, or of the class whose step it inherits; else make one by trials of its own step.
+    """Return the definition of an optimizer's class, or of the class whose step it inherits; else make one by trials of
+    its own step.
 
     Raises:
         TypeError: it is no optimizer, or its step cannot be part of a graph; the error names the remedy.
         ValueError: it has an option, a hook or a parameter that a step in the graph does not support.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"{shown(optimizer)} is a {type(optimizer).__name__} and no torch.optim.Optimizer; make one from parallel.parameters()")
+        raise TypeError(
+            f"{shown(optimizer)} is a {type(optimizer).__name__} and no torch.optim.Optimizer; make one from "
+            f"parallel.parameters()"
+        )
     kind = type(optimizer)
     known = next((base for base in kind.__mro__ if base in DEFINITIONS or base in REFUSED), None)
     if known in REFUSED:
         raise TypeError(f"{kind.__name__} cannot be part of a step's graph: {REFUSED[known]}")
     if has_step_hooks(optimizer):
-        raise ValueError(f"{kind.__name__} has step hooks, but a step in the graph does not call them: remove them, and call them around the step")
+        raise ValueError(
+            f"{kind.__name__} has step hooks, but a step in the graph does not call them: remove them, and call them "
+            f"around the step"
+        )
     for number, group in enumerate(optimizer.param_groups):
         _check_group(f"group {number} of {kind.__name__}", group)
     if known is None or not steps_as(kind, known):
@@ -54,9 +61,14 @@ def _by_trials(optimizer: torch.optim.Optimizer) -> Definition:
 
 def _check_group(label: str, group: Group) -> None:
     if group.get("differentiable"):
-        raise ValueError(f"{label} has differentiable=True: gradients do not flow through a step in the graph; leave it out")
+        raise ValueError(
+            f"{label} has differentiable=True: gradients do not flow through a step in the graph; leave it out"
+        )
     names = group.get("param_names") or range(len(group["params"]))
     for name, param in zip(names, group["params"], strict=True):
         if param.layout != torch.strided or not param.is_floating_point():
             kind = "sparse" if param.layout != torch.strided else str(param.dtype).removeprefix("torch.")
-            raise ValueError(f"parameter {name} in {label} is {kind}; parameters of a step in the graph are dense and of a floating dtype: step it outside")
+            raise ValueError(
+                f"parameter {name} in {label} is {kind}; parameters of a step in the graph are dense and of a "
+                f"floating dtype: step it outside"
+            )

@@ -1,11 +1,12 @@
-"""Define the updates of torch's optimizers as ops: functions of a parameter, its gradient and its state that write nothing.
+"""Define the updates of torch's optimizers as ops: functions of a parameter, its gradient and its state that write
+nothing.
 
     new_step                        = counted(step, found_inf)
     new_param, new_avg, new_avg_sq  = adamw(param, grad, exp_avg, exp_avg_sq, new_step, lr, grad_scale, found_inf, beta1=beta1, …, eps=1e-8)
 
-Each is torch's own formula, operation by operation in its order (``torch.optim``, one tensor after the other). Half precision is
-computed in float32 and rounded once, as in the fused kernels. ``step`` is counted already. The numbers that change from
-step to step are tensors without dims:
+Each is torch's own formula, operation by operation in its order (``torch.optim``, one tensor after the other). Half
+precision is computed in float32 and rounded once, as in the fused kernels. ``step`` is counted already. The numbers
+that change from step to step are tensors without dims:
 
     lr          the learning rate; float64, so that 1e-3 is as exact as in Python
     grad_scale  the divisor of gradients: averaging, unscaling and clipping in one number
@@ -60,7 +61,8 @@ def make_op(name: str, schema: str, function: Callable[..., Any], fake: Callable
 
 
 def _update(name: str) -> Callable[[Callable[..., tuple[Tensor, ...]]], Callable[..., tuple[Tensor, ...]]]:
-    """Register a formula as an op. The op divides the gradient by its scale, and keeps the old values of a skipped step."""
+    """Register a formula as an op. The op divides the gradient by its scale, and keeps the old values of a skipped
+    step."""
     results = 1 + len(SIGNATURES[name][0].split())
 
     def register(formula: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
@@ -68,7 +70,9 @@ def _update(name: str) -> Callable[[Callable[..., tuple[Tensor, ...]]], Callable
             *states, lr, grad_scale, found_inf = rest
             wide, *others = (widened(x) for x in (param, *states[: results - 1]))
             grad = unscaled(grad, wide.dtype, grad_scale)
-            new = formula(wide, -grad if maximize else grad, *others, *states[results - 1 :], lr=lr.double(), **on_host(options))
+            new = formula(
+                wide, -grad if maximize else grad, *others, *states[results - 1 :], lr=lr.double(), **on_host(options)
+            )
             kept = tuple(unless(found_inf, x.to(old.dtype), old) for x, old in zip(new, (param, *states), strict=False))
             return kept if len(kept) > 1 else kept[0]
 
@@ -83,10 +87,14 @@ def _update(name: str) -> Callable[[Callable[..., tuple[Tensor, ...]]], Callable
 
 
 def _schema(name: str) -> str:
-    """Return ``(Tensor param, Tensor grad, …, Tensor lr, Tensor? grad_scale, Tensor? found_inf, *, Tensor beta1, …, float eps, …) -> (Tensor, …)``."""
+    """Return ``(Tensor param, Tensor grad, …, Tensor lr, Tensor? grad_scale, Tensor? found_inf, *, Tensor beta1, …,
+    float eps, …) -> (Tensor, …)``."""
     sharded, _, options = SIGNATURES[name]
     operands = [f"Tensor {operand}" for operand in ("param", "grad", *states_of(name), "lr")]
-    numbers = [f"{'Tensor' if option in SCHEDULED else 'bool' if option in TRUTHS else 'float'} {option}" for option in options.split()]
+    numbers = [
+        f"{'Tensor' if option in SCHEDULED else 'bool' if option in TRUTHS else 'float'} {option}"
+        for option in options.split()
+    ]
     results = ", ".join(["Tensor"] * (1 + len(sharded.split())))
     return f"({', '.join([*operands, 'Tensor? grad_scale', 'Tensor? found_inf', '*', *numbers])}) -> ({results})"
 
@@ -128,7 +136,8 @@ def decayed(grad: Tensor, param: Tensor, weight_decay: float) -> Tensor:
     return grad.add(param, alpha=weight_decay) if weight_decay else grad
 
 
-# -- Adam (Kingma, Ba 2015), AdamW (Loshchilov, Hutter 2019), AMSGrad (Reddi, Kale, Kumar 2018) ----------------------------
+# -- Adam (Kingma, Ba 2015), AdamW (Loshchilov, Hutter 2019), AMSGrad (Reddi, Kale, Kumar 2018)
+# ----------------------------
 
 
 def _moments(grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, beta1: float, beta2: float) -> tuple[Tensor, Tensor]:
@@ -136,7 +145,9 @@ def _moments(grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, beta1: float, be
     return exp_avg.lerp(grad, 1 - beta1), (exp_avg_sq * beta2).addcmul(grad, grad, value=1 - beta2)
 
 
-def _along(param: Tensor, exp_avg: Tensor, second: Tensor, step: Tensor, lr: Tensor, beta1: float, beta2: float, eps: float) -> Tensor:
+def _along(
+    param: Tensor, exp_avg: Tensor, second: Tensor, step: Tensor, lr: Tensor, beta1: float, beta2: float, eps: float
+) -> Tensor:
     """Move the parameter along the mean gradient; both means are corrected for their start at zero."""
     size, root = lr / (1 - beta1 ** step.double()), (1 - beta2 ** step.double()).sqrt()
     return param + -size.to(param.dtype) * exp_avg / (second.sqrt() / root.to(param.dtype) + eps)
@@ -158,16 +169,23 @@ def adam_amsgrad(param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tenso
 
 
 @_update("adamw")
-def adamw(param: Tensor, grad: Tensor, *states: Tensor, lr: Tensor, weight_decay: float, **options: float) -> tuple[Tensor, ...]:
+def adamw(
+    param: Tensor, grad: Tensor, *states: Tensor, lr: Tensor, weight_decay: float, **options: float
+) -> tuple[Tensor, ...]:
     return adam(param * (1 - lr * weight_decay).to(param.dtype), grad, *states, lr=lr, weight_decay=0.0, **options)
 
 
 @_update("adamw.amsgrad")
-def adamw_amsgrad(param: Tensor, grad: Tensor, *states: Tensor, lr: Tensor, weight_decay: float, **options: float) -> tuple[Tensor, ...]:
-    return adam_amsgrad(param * (1 - lr * weight_decay).to(param.dtype), grad, *states, lr=lr, weight_decay=0.0, **options)
+def adamw_amsgrad(
+    param: Tensor, grad: Tensor, *states: Tensor, lr: Tensor, weight_decay: float, **options: float
+) -> tuple[Tensor, ...]:
+    return adam_amsgrad(
+        param * (1 - lr * weight_decay).to(param.dtype), grad, *states, lr=lr, weight_decay=0.0, **options
+    )
 
 
-# -- gradient descent, with momentum (Polyak 1964; Nesterov, as in Sutskever et al. 2013) ---------------------------------
+# -- gradient descent, with momentum (Polyak 1964; Nesterov, as in Sutskever et al. 2013)
+# ---------------------------------
 
 
 @_update("sgd")
@@ -178,7 +196,8 @@ def sgd(param: Tensor, grad: Tensor, *, lr: Tensor, weight_decay: float) -> tupl
 @_update("sgd.momentum")
 def sgd_momentum(param: Tensor, grad: Tensor, momentum_buffer: Tensor, *, lr: Tensor, momentum: float, weight_decay: float,
                  nesterov: bool) -> tuple[Tensor, ...]:  # fmt: skip
-    """Step with momentum. A buffer of zeros acts like torch's missing buffer: after the first step it is the first gradient."""
+    """Step with momentum. A buffer of zeros acts like torch's missing buffer: after the first step it is the first
+    gradient."""
     grad = decayed(grad, param, weight_decay)
     buffer = momentum_buffer * momentum + grad
     return _descended(param, grad.add(buffer, alpha=momentum) if nesterov else buffer, lr), buffer
@@ -187,7 +206,8 @@ def sgd_momentum(param: Tensor, grad: Tensor, momentum_buffer: Tensor, *, lr: Te
 @_update("sgd.dampened")
 def sgd_dampened(param: Tensor, grad: Tensor, momentum_buffer: Tensor, step: Tensor, *, lr: Tensor, momentum: float, dampening: float,
                  weight_decay: float, nesterov: bool) -> tuple[Tensor, ...]:  # fmt: skip
-    """Step with dampened momentum. The first gradient is not dampened, so this op needs a step count, which torch does not keep."""
+    """Step with dampened momentum. The first gradient is not dampened, so this op needs a step count, which torch does
+    not keep."""
     grad = decayed(grad, param, weight_decay)
     share = 1 - dampening * (step != 1).double()
     buffer = momentum_buffer * momentum + share.to(param.dtype) * grad
@@ -198,7 +218,8 @@ def _descended(param: Tensor, direction: Tensor, lr: Tensor) -> Tensor:
     return param + direction * -lr.to(param.dtype)
 
 
-# -- Adagrad (Duchi, Hazan, Singer 2011) ----------------------------------------------------------------------------------
+# -- Adagrad (Duchi, Hazan, Singer 2011)
+# ----------------------------------------------------------------------------------
 
 
 @_update("adagrad")

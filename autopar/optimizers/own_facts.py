@@ -1,9 +1,10 @@
-"""Find out by trials what the step of an optimizer's class does: which state it keeps, and whether it works element by element.
+"""Find out by trials what the step of an optimizer's class does: which state it keeps, and whether it works element by
+element.
 
-A trial runs the class's own step on small float64 parameters. A parameter is cut along each dim, and the step of the pieces is compared
-with the step of the whole. If both agree, each element depends only on its own gradient and state, and ranks may step their own
-pieces. If not, as with the norms of LAMB or the matrices of Muon, parameters are gathered for their steps. A step that trials cannot
-show to be right is refused.
+A trial runs the class's own step on small float64 parameters. A parameter is cut along each dim, and the step of the
+pieces is compared with the step of the whole. If both agree, each element depends only on its own gradient and state,
+and ranks may step their own pieces. If not, as with the norms of LAMB or the matrices of Muon, parameters are gathered
+for their steps. A step that trials cannot show to be right is refused.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Facts:
 
     Attributes:
         same_shape: states of the parameter's shape.
-        moved: states that are one number and change freely, but equally for all parameters that have taken the same number of steps.
+        moved: states that are one number and change freely, but equally for all parameters that have taken the same
+            number of steps.
         counted: states that count steps.
         elementwise: whether the step works element by element.
         kinds: name of a number → its type: a dtype of torch, or Python's type.
@@ -55,13 +57,28 @@ def facts_of(step: OwnStep, numbers: Mapping[str, float], dims: Sequence[int]) -
         Unfit: the step cannot be run on pieces; the message says why.
     """
     numbers = {**numbers, "lr": numbers["lr"] or 0.1} if "lr" in numbers else dict(numbers)
-    trials = [_Trial(step, numbers, (LONG, *[SHORT] * (count - 1))) for count in sorted({max(1, count) for count in dims})]
+    trials = [
+        _Trial(step, numbers, (LONG, *[SHORT] * (count - 1))) for count in sorted({max(1, count) for count in dims})
+    ]
     known: Facts | None = None
     for trial in trials:
         facts = trial.facts()
-        if known is not None and (facts.same_shape, facts.moved, facts.counted) != (known.same_shape, known.moved, known.counted):
-            raise Unfit("it keeps different states for parameters with different numbers of dims: give each kind a parameter group of its own")
-        known = facts if known is None else Facts(facts.same_shape, facts.moved, facts.counted, known.elementwise and facts.elementwise, facts.kinds)
+        if known is not None and (facts.same_shape, facts.moved, facts.counted) != (
+            known.same_shape,
+            known.moved,
+            known.counted,
+        ):
+            raise Unfit(
+                "it keeps different states for parameters with different numbers of dims: give each kind a parameter "
+                "group of its own"
+            )
+        known = (
+            facts
+            if known is None
+            else Facts(
+                facts.same_shape, facts.moved, facts.counted, known.elementwise and facts.elementwise, facts.kinds
+            )
+        )
     assert known is not None
     return known
 
@@ -78,7 +95,9 @@ class _Trial:
 
     def facts(self) -> Facts:
         first = self._first()
-        same_shape = tuple(n for n, value in first.items() if isinstance(value, torch.Tensor) and value.shape == self.shape)
+        same_shape = tuple(
+            n for n, value in first.items() if isinstance(value, torch.Tensor) and value.shape == self.shape
+        )
         single = [n for n in first if n not in same_shape]
         for name in single:
             value = first[name]
@@ -88,10 +107,16 @@ class _Trial:
         self._check_begin(first)
         whole, history = self._run(self.begin, self.grads, first)
         self._check_alone(whole, first)
-        counted = tuple(n for n in single if [float(state[n]) for state in history] == [float(first[n]) + k for k in range(1, len(STEPS) + 1)])
+        counted = tuple(
+            n
+            for n in single
+            if [float(state[n]) for state in history] == [float(first[n]) + k for k in range(1, len(STEPS) + 1)]
+        )
         moved = tuple(n for n in single if n not in counted)
         kinds = {n: value.dtype if isinstance(value := first[n], torch.Tensor) else type(value) for n in single}
-        return Facts(same_shape, moved, counted, self._is_elementwise(whole, history[-1], first, same_shape, single), kinds)
+        return Facts(
+            same_shape, moved, counted, self._is_elementwise(whole, history[-1], first, same_shape, single), kinds
+        )
 
     def _first(self) -> State:
         """Return the state with which a parameter begins, after checking that a step changes nothing else."""
@@ -116,7 +141,8 @@ class _Trial:
         return dict(states[0].first)
 
     def _check_begin(self, first: State) -> None:
-        """Check that a first step with the initial state equals a first step without state, also for another gradient."""
+        """Check that a first step with the initial state equals a first step without state, also for another
+        gradient."""
         for grad in (self.grads[0], self.others[0]):
             fresh, begun = [self.begin.clone()], [self.begin.clone()]
             states: list[State] = [{}, copy.deepcopy(first)]
@@ -133,13 +159,18 @@ class _Trial:
         if not _alike(params[0], whole):
             raise Unfit("the step of a parameter depends on the other parameters")
 
-    def _is_elementwise(self, whole: torch.Tensor, last: State, first: State, same_shape: Sequence[str], single: Sequence[str]) -> bool:
+    def _is_elementwise(
+        self, whole: torch.Tensor, last: State, first: State, same_shape: Sequence[str], single: Sequence[str]
+    ) -> bool:
         for dim, at in itertools.product(range(len(self.shape)), (0, 2)):
             sizes = (at, self.shape[dim] - at)
             cut = [value.split(sizes, dim) for value in (self.begin, *self.grads)]
             ends: list[tuple[torch.Tensor, State]] = []
             for k in range(2):
-                begin = {n: first[n].split(sizes, dim)[k].clone() if n in same_shape else copy.deepcopy(first[n]) for n in first}
+                begin = {
+                    n: first[n].split(sizes, dim)[k].clone() if n in same_shape else copy.deepcopy(first[n])
+                    for n in first
+                }
                 try:
                     param, history = self._run(cut[0][k], [pieces[k] for pieces in cut[1:]], begin)
                 except Unfit:
@@ -152,7 +183,9 @@ class _Trial:
                 return False
         return True
 
-    def _run(self, begin: torch.Tensor, grads: Sequence[torch.Tensor], first: State) -> tuple[torch.Tensor, list[State]]:
+    def _run(
+        self, begin: torch.Tensor, grads: Sequence[torch.Tensor], first: State
+    ) -> tuple[torch.Tensor, list[State]]:
         """Return a parameter after all steps, and its state after each."""
         params, states, history = [begin.clone()], [copy.deepcopy(first)], []
         for grad in grads:
@@ -160,12 +193,17 @@ class _Trial:
             history.append(copy.deepcopy(states[0]))
         return params[0], history
 
-    def _stepped(self, params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], states: Sequence[State]) -> torch.optim.Optimizer:
+    def _stepped(
+        self, params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], states: Sequence[State]
+    ) -> torch.optim.Optimizer:
         try:
             return self.step(params, [grad.clone() for grad in grads], states, self.numbers)
         except Exception as error:
             text = str(error).partition("\n")[0]
-            raise Unfit(f"a trial of it with a parameter of shape {list(params[0].shape)} ended with {type(error).__name__}: {text}") from error
+            raise Unfit(
+                f"a trial of it with a parameter of shape {list(params[0].shape)} ended with {type(error).__name__}: "
+                f"{text}"
+            ) from error
 
 
 def _alike(a: Any, b: Any) -> bool:
@@ -176,7 +214,8 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def _value(value: Any) -> Any:
-    """Return a value that shows whether an attribute changes: a copy of numbers and containers of numbers, else the object's id."""
+    """Return a value that shows whether an attribute changes: a copy of numbers and containers of numbers, else the
+    object's id."""
     plain: Callable[[Any], bool] = lambda item: isinstance(item, (bool, int, float, str, type(None)))  # noqa: E731
     if isinstance(value, (list, tuple)) and all(map(plain, value)):
         return list(value)

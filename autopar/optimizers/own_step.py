@@ -1,4 +1,5 @@
-"""Run the step of an optimizer's class on tensors that are not its own: on pieces of parameters, with their gradients and state.
+"""Run the step of an optimizer's class on tensors that are not its own: on pieces of parameters, with their gradients
+and state.
 
 The class runs unchanged: a stand-in has the optimizer's attributes, one parameter group with the pieces, and their
 state. So the step is the user's own, or torch's, with its own kernels; the optimizer itself is not changed.
@@ -14,7 +15,14 @@ import torch
 
 Group = Mapping[str, Any]
 
-SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}  # entries of groups that only schedulers use
+SCHEDULERS = {
+    "initial_lr",
+    "max_lr",
+    "min_lr",
+    "base_momentum",
+    "max_momentum",
+    "swa_lr",
+}  # entries of groups that only schedulers use
 HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
@@ -58,7 +66,8 @@ class OwnStep:
     @torch.no_grad()
     def __call__(self, params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], states: Sequence[dict[str, Any]],
                  numbers: Mapping[str, float]) -> torch.optim.Optimizer:  # fmt: skip
-        """Overwrite the parameters, and put the new states into ``states``, in the memory of the old ones or not. Returns the stand-in."""
+        """Overwrite the parameters, and put the new states into ``states``, in the memory of the old ones or not.
+        Returns the stand-in."""
         pieces = [param.detach() for param in params]
         for piece, grad in zip(pieces, grads, strict=True):
             piece.grad = grad
@@ -75,7 +84,8 @@ class OwnStep:
 
 
 def options_of(group: Group, defaults: Iterable[str]) -> tuple[dict[str, Any], dict[str, float]]:
-    """Split a group's options into constants and numbers that may change from step to step; ``betas.0`` is the first of a tuple."""
+    """Split a group's options into constants and numbers that may change from step to step; ``betas.0`` is the first of
+    a tuple."""
     constants: dict[str, Any] = {}
     numbers: dict[str, float] = {}
     names = set(defaults)

@@ -39,20 +39,21 @@ def register_optimizer(
 
         register_optimizer(Lion, update=lion, state="exp_avg", options="betas weight_decay")
 
-    The function is trusted: it must compute what ``cls.step`` computes. A second definition of a class replaces the first.
+    The function is trusted: it must compute what ``cls.step`` computes. A second definition of a class replaces the
+    first.
 
     Args:
         cls: the class; subclasses that inherit its step are included.
-        update: a function of the parameter, its gradient, its state by name, and the learning rate (a tensor without dims), with the
-            group's options as keywords. Half precision arrives as float32. It returns the new parameter and its new state, writes nothing,
-            and does not look at values (``.item()``, ``if``): use ``torch.where``. It need not work element by element: norms of a
-            parameter that is split become sums over its ranks.
+        update: a function of the parameter, its gradient, its state by name, and the learning rate (a tensor without
+            dims), with the group's options as keywords. Half precision arrives as float32. It returns the new parameter
+            and its new state, writes nothing, and does not look at values (``.item()``, ``if``): use ``torch.where``.
+            It need not work element by element: norms of a parameter that is split become sums over its ranks.
         state: the names of its states, as in ``optimizer.state[param]``.
         shared: the states without dims, such as ``step``.
         options: the entries of a group that ``update`` takes: numbers, truths, texts and tuples of them.
-        scheduled: the options that change from step to step, as ``OneCycleLR`` changes ``betas`` or ``momentum``: numbers, and tuples of
-            them. ``update`` gets them as tensors without dims, like ``lr``. The other options are part of the program: another value
-            makes another program.
+        scheduled: the options that change from step to step, as ``OneCycleLR`` changes ``betas`` or ``momentum``:
+            numbers, and tuples of them. ``update`` gets them as tensors without dims, like ``lr``. The other options
+            are part of the program: another value makes another program.
         initial: a function of a parameter and its group that returns the states that do not begin as zeros.
 
     Raises:
@@ -66,16 +67,27 @@ def register_optimizer(
     states = words(state)
     for name in words(shared):
         if name not in states:
-            raise ValueError(f"{name!r} is shared, but no state of {cls.__name__}; its states are {', '.join(states) or 'none'}: name it in state too")
+            raise ValueError(
+                f"{name!r} is shared, but no state of {cls.__name__}; its states are {', '.join(states) or 'none'}: "
+                f"name it in state too"
+            )
     for name in words(scheduled):
         if name not in words(options) or name in (RATE, "step"):
-            why = "a step has one of its own" if name in (RATE, "step") else f"its options are {' '.join(words(options)) or 'none'}: name it in options too"
+            why = (
+                "a step has one of its own"
+                if name in (RATE, "step")
+                else f"its options are {' '.join(words(options)) or 'none'}: name it in options too"
+            )
             raise ValueError(f"{name!r} is scheduled, but no option of {cls.__name__}; {why}")
     function = _Plain(cls.__name__, update, states)
 
     def update_of(group: Group) -> Update:
         constants = {option: _option(cls.__name__, option, group) for option in words(options)}
-        changing = {key: number for option in words(scheduled) for key, number in _numbers(cls.__name__, option, constants.pop(option)).items()}
+        changing = {
+            key: number
+            for option in words(scheduled)
+            for key, number in _numbers(cls.__name__, option, constants.pop(option)).items()
+        }
         return Update(function, states, constants, scheduled=changing)
 
     def begin(param: torch.Tensor, group: Group, known: Mapping[str, Any]) -> State:
@@ -86,16 +98,24 @@ def register_optimizer(
 
 def _option(kind: str, name: str, group: Group) -> Any:
     if name not in group:
-        raise ValueError(f"{name!r} is an option of {kind}, but its groups have {', '.join(sorted(set(group) - {'params'}))}: name one of these")
+        raise ValueError(
+            f"{name!r} is an option of {kind}, but its groups have {', '.join(sorted(set(group) - {'params'}))}: name "
+            f"one of these"
+        )
     return constant(kind, name, group[name])
 
 
 def _numbers(kind: str, name: str, value: Any) -> dict[str, float]:
     """Return the scheduled numbers of an option: itself, or each number of a tuple, as ``betas.0``."""
-    numbers = {f"{name}.{k}": number for k, number in enumerate(value)} if isinstance(value, (tuple, list)) else {name: value}
+    numbers = (
+        {f"{name}.{k}": number for k, number in enumerate(value)} if isinstance(value, (tuple, list)) else {name: value}
+    )
     for number in numbers.values():
         if isinstance(number, bool) or not isinstance(number, (int, float)):
-            raise ValueError(f"{name} of {kind} is {shown(value)}, but a scheduled option is a number, or a tuple of numbers: remove it from scheduled")
+            raise ValueError(
+                f"{name} of {kind} is {shown(value)}, but a scheduled option is a number, or a tuple of numbers: "
+                f"remove it from scheduled"
+            )
     return {key: float(number) for key, number in numbers.items()}
 
 
@@ -126,30 +146,51 @@ class _Plain:
         try:
             new, new_states = self._returned(self.update(wide, grad, others.copy(), lr, **_regrouped(options)))
         except DATA_DEPENDENT as error:
-            raise ValueError(f"the update of {self.name} looks at a value, which a graph does not have: choose with torch.where{self._line(error)}") from error
+            raise ValueError(
+                f"the update of {self.name} looks at a value, which a graph does not have: choose with "
+                f"torch.where{self._line(error)}"
+            ) from error
         for (name, tensor), version in zip(operands.items(), versions, strict=True):
             if version_of(tensor) != version:
-                raise ValueError(f"the update of {self.name} writes to {name}: return a new tensor instead ({name}.mul(…), not {name}.mul_(…))")
+                raise ValueError(
+                    f"the update of {self.name} writes to {name}: return a new tensor instead ({name}.mul(…), not "
+                    f"{name}.mul_(…))"
+                )
         results = {"the parameter": new, **new_states}
-        return tuple(self._kept(name, results[name], old, found_inf) for name, old in {"the parameter": param, **state}.items())
+        return tuple(
+            self._kept(name, results[name], old, found_inf) for name, old in {"the parameter": param, **state}.items()
+        )
 
     def _returned(self, returned_value: Any) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-        if not (isinstance(returned_value, tuple) and len(returned_value) == 2 and isinstance(returned_value[1], Mapping)):
+        if not (
+            isinstance(returned_value, tuple) and len(returned_value) == 2 and isinstance(returned_value[1], Mapping)
+        ):
             kind = "a tensor" if isinstance(returned_value, torch.Tensor) else f"a {type(returned_value).__name__}"
-            raise ValueError(f"the update of {self.name} returns {kind}, not the new parameter and a dict of its new states: return param, {{…}}")
+            raise ValueError(
+                f"the update of {self.name} returns {kind}, not the new parameter and a dict of its new states: "
+                f"return param, {{…}}"
+            )
         if set(returned_value[1]) != set(self.states):
             returned, wanted = (", ".join(sorted(names)) or "none" for names in (returned_value[1], self.states))
-            raise ValueError(f"the update of {self.name} returns the states {returned}, and was registered with {wanted}: return each of these")
+            raise ValueError(
+                f"the update of {self.name} returns the states {returned}, and was registered with {wanted}: return "
+                f"each of these"
+            )
         return returned_value
 
     def _kept(self, name: str, new: torch.Tensor, old: torch.Tensor, found_inf: torch.Tensor | None) -> torch.Tensor:
         if not isinstance(new, torch.Tensor) or new.shape != old.shape:
             new_shape = list(new.shape) if isinstance(new, torch.Tensor) else repr(new)
-            raise ValueError(f"the update of {self.name} changes the shape of {name} from {list(old.shape)} to {new_shape}: keep the shape")
+            raise ValueError(
+                f"the update of {self.name} changes the shape of {name} from {list(old.shape)} to {new_shape}: keep "
+                f"the shape"
+            )
         return unless(found_inf, new.to(old.dtype), old)
 
     def _line(self, error: BaseException) -> str:
         """Return the line of the user's file that an error comes from."""
         code = getattr(inspect.unwrap(self.update), "__code__", None)
-        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if code and frame.filename == code.co_filename]
+        lines = [
+            frame for frame in traceback.extract_tb(error.__traceback__) if code and frame.filename == code.co_filename
+        ]
         return f"\n    {Path(lines[-1].filename).name}:{lines[-1].lineno}: {lines[-1].line}" if lines else ""

@@ -1,10 +1,10 @@
 """Compute lower bounds: no order of a pipeline's tasks is shorter, for given times, placement and memory limits.
 
-The same bounds hold for both objectives. For the makespan one clock starts with the first task of all. For the longest span of a
-rank each rank has its own clock, which starts with the first task of that rank (see ``Ways``).
+The same bounds hold for both objectives. For the makespan one clock starts with the first task of all. For the longest
+span of a rank each rank has its own clock, which starts with the first task of that rank (see ``Ways``).
 
-All bounds hold for every schedule, whether its backwards are split or not. To see that an unsplit backward is never better, replace
-it by its two halves, one after the other: nothing ends later, and no more memory is in use.
+All bounds hold for every schedule, whether its backwards are split or not. To see that an unsplit backward is never
+better, replace it by its two halves, one after the other: nothing ends later, and no more memory is in use.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Costs:
         boundary: the buffer of a message between a stage and the next; 0 where both are on one rank.
         fixed, limit: the memory that each rank always uses, and the most that it may use (``inf``: no limit).
         rank_of, stages_of: the placement.
-        objective: the length to bound: the makespan, or the longest span of a rank from its first begin to its last end.
+        objective: the length to bound: the makespan, or the longest span of a rank from its first begin to its last
+            end.
     """
 
     forward: list[float]
@@ -53,11 +54,16 @@ class Costs:
     @property
     def room(self) -> list[float]:
         """The memory that each rank has for activations and buffers."""
-        return [(limit - fixed) + EPSILON * limit if limit < inf else inf for limit, fixed in zip(self.limit, self.fixed, strict=True)]
+        return [
+            (limit - fixed) + EPSILON * limit if limit < inf else inf
+            for limit, fixed in zip(self.limit, self.fixed, strict=True)
+        ]
 
     def buffers(self, stage: int) -> float:
         """The memory of the buffers in use while a stage runs its forward: those of its receive and of its send."""
-        return (self.boundary[stage - 1] if stage else 0.0) + (self.boundary[stage] if stage + 1 < len(self.rank_of) else 0.0)
+        return (self.boundary[stage - 1] if stage else 0.0) + (
+            self.boundary[stage] if stage + 1 < len(self.rank_of) else 0.0
+        )
 
 
 def costs(times: Times, rank_of: Sequence[int], sizes: Sizes | None = None, limit: Sequence[float] | None = None,
@@ -93,12 +99,14 @@ class Ways:
     """The shortest times around a stage.
 
     Attributes:
-        head: from the begin of the step to the begin of the stage's first forward: through all stages before it. For the span:
-            from the begin of the stage's rank.
-        turn: from the end of a micro-batch's forward to the begin of its backward: through all stages after it and back.
+        head: from the begin of the step to the begin of the stage's first forward: through all stages before it. For
+            the span: from the begin of the stage's rank.
+        turn: from the end of a micro-batch's forward to the begin of its backward: through all stages after it and
+            back.
         tail: from the end of a micro-batch's backward to the end of the step: back to some stage before it, and the
-            weight gradient there. For the span: the rank of that earlier stage ends so much later. It also began earlier, by the
-            forwards from it to this stage, and these are counted here. So its span contains ``head``, the time in between and ``tail``.
+            weight gradient there. For the span: the rank of that earlier stage ends so much later. It also began
+            earlier, by the forwards from it to this stage, and these are counted here. So its span contains ``head``,
+            the time in between and ``tail``.
     """
 
     head: list[float]
@@ -123,11 +131,12 @@ def ways(cost: Costs) -> Ways:
 
 
 def work(cost: Costs, batches: int) -> float:
-    """Bound by the busiest rank: it begins nothing before its head, and after its last backward comes at most x of its work.
+    """Bound by the busiest rank: it begins nothing before its head, and after its last backward comes at most x of its
+    work.
 
-    The last backward of a rank is of its first stage s. Let it end at e. Of the rank's work only weight gradients come after
-    e, together x; so e >= head + work - x, and the step ends at e + tail(s) or later, and at e + x or later: no earlier than
-    head + work + max(0, tail(s) - x). See ``left_over`` for the most that x can be.
+    The last backward of a rank is of its first stage s. Let it end at e. Of the rank's work only weight gradients come
+    after e, together x; so e >= head + work - x, and the step ends at e + tail(s) or later, and at e + x or later: no
+    earlier than head + work + max(0, tail(s) - x). See ``left_over`` for the most that x can be.
     """
     way = ways(cost)
     return max(
@@ -139,9 +148,9 @@ def work(cost: Costs, batches: int) -> float:
 def first_backward(cost: Costs, batches: int) -> float:
     """Bound by the first backward: before it a rank runs forwards alone, and no more than its memory holds.
 
-    That backward is of the rank's last stage s, and begins at b >= head(s) + F(s) + turn(s). Before b the rank has computed
-    forwards alone, and none of them has freed its activation. Let y be the most work of such forwards (``ahead``). Then
-    work - y is left after b, and the end follows as in ``work``.
+    That backward is of the rank's last stage s, and begins at b >= head(s) + F(s) + turn(s). Before b the rank has
+    computed forwards alone, and none of them has freed its activation. Let y be the most work of such forwards
+    (``ahead``). Then work - y is left after b, and the end follows as in ``work``.
     """
     way = ways(cost)
     found = []
@@ -154,14 +163,16 @@ def first_backward(cost: Costs, batches: int) -> float:
 
 
 def round_trips(cost: Costs, batches: int) -> float:
-    """Bound by round trips: a stage that holds k micro-batches at most begins the n-th forward when that k before it is freed.
+    """Bound by round trips: a stage that holds k micro-batches at most begins the n-th forward when that k before it is
+    freed.
 
-    Let f(n) be the begin of the n-th forward of stage s in the order of time. At that time the stage holds at most k - 1 other
-    micro-batches, so n - k are freed. Each of them was held for at least L = F + turn + B, so the (n-k)-th of them was freed at
-    f(n-k) + L or later. So f(n) >= f(n-k) + L, also f(n) >= f(n-1) + F, and f(1) >= head. The micro-batch of the m-th forward
-    takes L and then the tail. While a stage keeps an activation up to B, all earlier stages of its rank keep theirs, so k counts
-    them too. The same holds with L + W, where only the memory for the weight gradients of the other micro-batches counts.
-    With one micro-batch, or memory for one, this is the critical path.
+    Let f(n) be the begin of the n-th forward of stage s in the order of time. At that time the stage holds at most k -
+    1 other micro-batches, so n - k are freed. Each of them was held for at least L = F + turn + B, so the (n-k)-th of
+    them was freed at f(n-k) + L or later. So f(n) >= f(n-k) + L, also f(n) >= f(n-1) + F, and f(1) >= head. The
+    micro-batch of the m-th forward takes L and then the tail. While a stage keeps an activation up to B, all earlier
+    stages of its rank keep theirs, so k counts them too. The same holds with L + W, where only the memory for the
+    weight gradients of the other micro-batches counts. With one micro-batch, or memory for one, this is the critical
+    path.
     """
     way, room = ways(cost), cost.room
     best = 0.0
@@ -180,15 +191,17 @@ def round_trips(cost: Costs, batches: int) -> float:
 def area(cost: Costs, batches: int) -> float:
     """Bound by memory times time: Little's law.
 
-    A micro-batch keeps its activation for F + turn + B at least, and the part for the weight gradient for W more. The sum of size
-    times time, over the stages of a rank and all micro-batches, is at most the memory of the rank times the time from its head to the end.
+    A micro-batch keeps its activation for F + turn + B at least, and the part for the weight gradient for W more. The
+    sum of size times time, over the stages of a rank and all micro-batches, is at most the memory of the rank times the
+    time from its head to the end.
     """
     way, room = ways(cost), cost.room
     best = 0.0
     for rank, own in enumerate(cost.stages_of):
         if 0 < room[rank] < inf:
             kept = sum(
-                cost.activation[s] * (cost.forward[s] + way.turn[s] + cost.backward[s]) + cost.later[s] * cost.weight[s] for s in own
+                cost.activation[s] * (cost.forward[s] + way.turn[s] + cost.backward[s]) + cost.later[s] * cost.weight[s]
+                for s in own
             )
             best = max(best, way.head[own[0]] + batches * kept / room[rank])
     return best
@@ -208,11 +221,15 @@ def ahead(cost: Costs, rank: int, batches: int) -> float:
     everything = batches * sum(cost.forward[stage] for stage in own)
     if room == inf or any(not cost.activation[stage] and cost.forward[stage] for stage in own):
         return everything
-    return min(everything, max(0.0, room) * max((cost.forward[s] / cost.activation[s] for s in own if cost.activation[s]), default=0.0))
+    return min(
+        everything,
+        max(0.0, room) * max((cost.forward[s] / cost.activation[s] for s in own if cost.activation[s]), default=0.0),
+    )
 
 
 def left_over(cost: Costs, rank: int, batches: int) -> float:
-    """The most work of weight gradients that a rank's memory allows after its last backward, which keeps all of its activation."""
+    """The most work of weight gradients that a rank's memory allows after its last backward, which keeps all of its
+    activation."""
     own, room = cost.stages_of[rank], cost.room[rank]
     stage = own[0]
     free = room - cost.activation[stage]
@@ -240,7 +257,8 @@ BOUNDS: Mapping[str, Callable[[Costs, int], float]] = {
 
 def lower_bound(times: Times, rank_of: Sequence[int], batches: int, sizes: Sizes | None = None, limit: Sequence[float] | None = None,
                 objective: Objective = "makespan") -> float:  # fmt: skip
-    """The largest lower bound: no schedule with this placement and within this limit is shorter, up to rounding; linear in stages.
+    """The largest lower bound: no schedule with this placement and within this limit is shorter, up to rounding; linear
+    in stages.
 
     Args:
         rank_of: the rank of each stage.

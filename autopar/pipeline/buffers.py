@@ -3,12 +3,13 @@
 A *send buffer* is free at the later of
 
 (a) the end of its last local reader: the send itself, or with recomputation the backward that runs the forward again;
-(b) the first local computation that can only happen after the matching receive: only then does the rank know that its message
+(b) the first local computation that can only happen after the matching receive: only then does the rank know that its
+message
     has arrived.
 
-For 1F1B this is what PaddlePaddle's pull requests 34086 and 34230 found for each direction: a forward's buffer is free when
-the gradient of the same micro-batch has come, a backward's two steps later. With it memory does not grow with the number of
-micro-batches; a backward's buffer that is kept to the end of the step costs one boundary tensor for each.
+For 1F1B this is what PaddlePaddle's pull requests 34086 and 34230 found for each direction: a forward's buffer is free
+when the gradient of the same micro-batch has come, a backward's two steps later. With it memory does not grow with the
+number of micro-batches; a backward's buffer that is kept to the end of the step costs one boundary tensor for each.
 
 A *receive buffer* is in use from the slot that launches the receive to the end of its last reader.
 """
@@ -61,7 +62,8 @@ class Flow:
         self.readers = {send: place for send in self.sends if (place := self.place.get(reader(send))) is not None}
 
     def first_after(self) -> list[np.ndarray]:
-        """Return for each rank a table ``[number][rank]``: the first computation of the other rank that must happen after that one.
+        """Return for each rank a table ``[number][rank]``: the first computation of the other rank that must happen
+        after that one.
 
         Program order and messages count; ``NEVER`` if there is no such computation. Linear in computations x ranks.
         """
@@ -70,7 +72,9 @@ class Flow:
         readers: list[dict[int, list[tuple[int, int]]]] = [defaultdict(list) for _ in self.rows]
         for send, place in self.readers.items():  # messages sent after a computation and before the next
             readers[self.schedule.rank_of[send.stage]][self.sends[send][0]].append(place)
-        for rank, number in reversed(self.place.values()):  # in the order of rows every computation comes after those it reads
+        for rank, number in reversed(
+            self.place.values()
+        ):  # in the order of rows every computation comes after those it reads
             rank_after = after[rank]
             earliest = rank_after[number]
             earliest[:] = rank_after[number + 1]
@@ -82,7 +86,8 @@ class Flow:
 
 
 def release_points(flow: Flow) -> dict[Task, int]:
-    """Return for each send the number of the computation on its rank before which its buffer is free by rule (b), or ``NEVER``."""
+    """Return for each send the number of the computation on its rank before which its buffer is free by rule (b), or
+    ``NEVER``."""
     after, rank_of = flow.first_after(), flow.schedule.rank_of
     return {send: int(after[rank][number, rank_of[send.stage]]) for send, (rank, number) in flow.readers.items()}
 
@@ -93,9 +98,11 @@ def last_readers(send: Task, schedule: ScheduleTable) -> tuple[Task, ...]:
 
 
 def release_rows(flow: Flow) -> dict[Task, int]:
-    """Return for each send the first row in which a slot of its rank may release its buffer, by both rules, or ``NEVER``.
+    """Return for each send the first row in which a slot of its rank may release its buffer, by both rules, or
+    ``NEVER``.
 
-    A slot that computes has waited for the messages that its first computation reads. A slot of messages alone waits for nothing.
+    A slot that computes has waited for the messages that its first computation reads. A slot of messages alone waits
+    for nothing.
     """
     first: dict[Task, int] = {}
     for send, number in release_points(flow).items():
@@ -115,7 +122,8 @@ def release_rows(flow: Flow) -> dict[Task, int]:
 
 
 def releases(schedule: ScheduleTable) -> dict[tuple[int, int], list[Task]]:
-    """Return (row, rank) → the sends whose buffers that slot is the first that may release. Buffers in use to the end are left out."""
+    """Return (row, rank) → the sends whose buffers that slot is the first that may release. Buffers in use to the end
+    are left out."""
     flow = Flow(schedule)
     free: dict[tuple[int, int], list[Task]] = defaultdict(list)
     for send, row in release_rows(flow).items():
@@ -127,10 +135,14 @@ def releases(schedule: ScheduleTable) -> dict[tuple[int, int], list[Task]]:
 
 
 def add_releases(schedule: Schedule) -> Schedule:
-    """Return the schedule with each send buffer released by the first slot that may do so. It must be valid and have messages."""
+    """Return the schedule with each send buffer released by the first slot that may do so. It must be valid and have
+    messages."""
     free = releases(schedule)
     table = tuple(
-        tuple(replace(slot, free=tuple(free[time, rank])) if (time, rank) in free or slot.free else slot for rank, slot in enumerate(row))
+        tuple(
+            replace(slot, free=tuple(free[time, rank])) if (time, rank) in free or slot.free else slot
+            for rank, slot in enumerate(row)
+        )
         for time, row in enumerate(schedule.slots)
     )
     return replace(schedule, slots=table).known_right()
@@ -152,7 +164,8 @@ def in_use(schedule: ScheduleTable) -> dict[tuple[int, int], tuple[int, int]]:
 
 
 def _taken(schedule: ScheduleTable) -> Iterator[tuple[str, int, tuple[int, int]]]:
-    """Yield each allocation (1) and release (-1) of a buffer, in the order of the slots: S (send) or R (receive), and the two ranks."""
+    """Yield each allocation (1) and release (-1) of a buffer, in the order of the slots: S (send) or R (receive), and
+    the two ranks."""
     rank_of = schedule.rank_of
     sends: dict[Task, Task] = {}
     read: dict[Task, list[Task]] = defaultdict(list)  # last reader → receives
@@ -160,7 +173,9 @@ def _taken(schedule: ScheduleTable) -> Iterator[tuple[str, int, tuple[int, int]]
         if task.kind[1] == "S":
             sends[made_by(task)] = task
         elif task.kind[1] == "R":
-            kind = ("BW" if schedule.recompute else "FW") if task.kind == "FR" else ("WW" if schedule.is_split else "BW")
+            kind = (
+                ("BW" if schedule.recompute else "FW") if task.kind == "FR" else ("WW" if schedule.is_split else "BW")
+            )
             read[Task(kind, task.stage, task.batch)].append(task)
     for row in schedule.slots:
         for slot in row:

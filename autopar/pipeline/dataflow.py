@@ -1,7 +1,7 @@
 """Define what each pass reads: the dependencies that every schedule keeps.
 
-The forward of a stage reads that of the stage before. The last backward reads its own forward, every other one that of the stage
-after. A weight gradient reads the backward of its stage. Results from another rank come in a message.
+The forward of a stage reads that of the stage before. The last backward reads its own forward, every other one that of
+the stage after. A weight gradient reads the backward of its stage. Results from another rank come in a message.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Number the events of slots: each slot waits for the event of the slot before it on its rank. Ranks have separate events.
+"""Number the events of slots: each slot waits for the event of the slot before it on its rank. Ranks have separate
+events.
 
-The numbers are those of ONNX Runtime (pull request 4524). In a table of computations a slot has two events of each kind, around its
-receive and around its send; in a table with messages receive, computation and send have slots of their own.
+The numbers are those of ONNX Runtime (pull request 4524). In a table of computations a slot has two events of each
+kind, around its receive and around its send; in a table with messages receive, computation and send have slots of their
+own.
 """
 
 from __future__ import annotations
@@ -70,7 +72,10 @@ def index(table: Table) -> Index:
 
 def events_of(batch: int, stage: int, of: str, computed: Index, communicated: Index) -> Events:
     if (slot := computed.get((f"{of}W", stage, batch))) is None:
-        raise ScheduleError(f"the schedule has no {of}W{batch:02d} on stage {stage}; a pass is F (forward), B (backward) or W (weight gradient)")
+        raise ScheduleError(
+            f"the schedule has no {of}W{batch:02d} on stage {stage}; a pass is F (forward), B (backward) or W (weight "
+            f"gradient)"
+        )
     events = [*slot.waits, *slot.records]
     for action in "RWS":
         slot_of_action = communicated.get((of + action, stage, batch))

@@ -1,14 +1,15 @@
 """Lower a table of computations: add its messages.
 
-*Before*: rows of computations. *After*: between them rows of messages, with send and receive of each message in one row, and a
-reduction after the last gradient of each stage.
+*Before*: rows of computations. *After*: between them rows of messages, with send and receive of each message in one
+row, and a reduction after the last gradient of each stage.
 
     FW00                        FW00    FS00    FW01
             FW00        →               FR00    FW00
 
-Both ends of a message are in one row, and that row comes after the row of the computation that makes it. So the rows are one
-order of all messages, which each rank keeps; a rank launches the messages of a row in an order that all ranks share. Therefore
-the ranks finish even if every send waits for its receive, and the i-th send from one rank to another is the i-th received.
+Both ends of a message are in one row, and that row comes after the row of the computation that makes it. So the rows
+are one order of all messages, which each rank keeps; a rank launches the messages of a row in an order that all ranks
+share. Therefore the ranks finish even if every send waits for its receive, and the i-th send from one rank to another
+is the i-th received.
 """
 
 from __future__ import annotations
@@ -51,9 +52,10 @@ def lower(schedule: Schedule, *, latest: bool = False) -> Schedule:
     """Return the schedule with its messages, without verifying it.
 
     Args:
-        latest: put a message into the last row before its reader, with one message to and one from a stage in each row, as ONNX
-            Runtime does (pull request 4524); there is then a row of messages, empty or not, between any two rows of computations.
-            Otherwise a message is in the first row after the computation that makes it, so that it travels while its receiver computes.
+        latest: put a message into the last row before its reader, with one message to and one from a stage in each row,
+            as ONNX Runtime does (pull request 4524); there is then a row of messages, empty or not, between any two
+            rows of computations. Otherwise a message is in the first row after the computation that makes it, so that
+            it travels while its receiver computes.
     """
     table = [[Slot(slot.compute, parameters=slot.parameters) for slot in row] for row in schedule.slots]
     _add_reductions(table, schedule)
@@ -119,7 +121,8 @@ def _latest(table: Sequence[Sequence[Slot]], rank_of: Sequence[int]) -> Table:
 
 
 def _free_row(lowered: list[tuple[Slot, ...] | Messages], after: int, receive: Task) -> Messages:
-    """Return the newest row of messages in which no other message comes from that stage or goes to this; a new row if there is none."""
+    """Return the newest row of messages in which no other message comes from that stage or goes to this; a new row if
+    there is none."""
     for time in range(len(lowered) - 1, after, -1):
         row = lowered[time]
         if isinstance(row, dict) and not any(

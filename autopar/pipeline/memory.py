@@ -1,7 +1,7 @@
 """Count the memory of a schedule: what each slot allocates and frees, and the peak of each rank.
 
-The peak depends only on the order and not on the times: each rank's slots follow one another, and slots allocate and free
-buffers.
+The peak depends only on the order and not on the times: each rank's slots follow one another, and slots allocate and
+free buffers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Memory(Generic[Schedule]):
     Attributes:
         peak: bytes, ``fixed`` included.
         at_peak: the bytes at the peak by kind: activations, sends, receives.
-        live: the most micro-batches whose activations are kept at once: passes through a stage, over the stages of the rank.
+        live: the most micro-batches whose activations are kept at once: passes through a stage, over the stages of the
+            rank.
         schedule: the schedule, with messages.
         sizes, held: the arguments of ``memory``.
     """
@@ -63,7 +64,12 @@ class Memory(Generic[Schedule]):
     def changes(self) -> tuple[tuple[MemoryChange, ...], ...]:
         """The allocations and releases of each rank, in their order."""
         changes: list[list[MemoryChange]] = [[] for _ in range(self.schedule.ranks)]
-        _walk(self.schedule, self.sizes, self.held, [lambda *change, of_rank=of_rank: of_rank.append(MemoryChange(*change)) for of_rank in changes])
+        _walk(
+            self.schedule,
+            self.sizes,
+            self.held,
+            [lambda *change, of_rank=of_rank: of_rank.append(MemoryChange(*change)) for of_rank in changes],
+        )
         return tuple(map(tuple, changes))
 
 
@@ -72,12 +78,13 @@ def memory(schedule: Schedule, sizes: Sizes | None = None, *, held: Collection[s
 
     Args:
         sizes: default: an activation has size 1, and messages have size 0.
-        held: passes (F, B) whose send buffers are kept to the end of the step, instead of being released by the rule of ``buffers``.
-            It shows the cost of keeping them.
+        held: passes (F, B) whose send buffers are kept to the end of the step, instead of being released by the rule of
+            ``buffers``. It shows the cost of keeping them.
 
     Raises:
         TypeError: ``sizes`` is not a ``Sizes``.
-        ScheduleError: the schedule is invalid, the number of sizes is not that of stages, or ``held`` has other passes than F and B.
+        ScheduleError: the schedule is invalid, the number of sizes is not that of stages, or ``held`` has other passes
+            than F and B.
     """
     sizes = Sizes() if sizes is None else sizes
     if not isinstance(sizes, Sizes):
@@ -89,7 +96,9 @@ def memory(schedule: Schedule, sizes: Sizes | None = None, *, held: Collection[s
     peaks = [_Peak(sum(fixed[stage] for stage in stages)) for stages in schedule.stages_of]
     held = frozenset(held)
     _walk(schedule, sizes, held, peaks)
-    return Memory(tuple(peak.most for peak in peaks), tuple(peak.at for peak in peaks), _live(schedule), schedule, sizes, held)
+    return Memory(
+        tuple(peak.most for peak in peaks), tuple(peak.at for peak in peaks), _live(schedule), schedule, sizes, held
+    )
 
 
 class _Peak:
@@ -119,10 +128,17 @@ def _walk(schedule: ScheduleTable, sizes: Sizes, held: Collection[str], takes: S
     later = activation if sizes.for_weights is None else per_stage(sizes.for_weights, stages, "for_weights")
     for stage, (most, for_weights) in enumerate(zip(activation, later, strict=True)):
         if for_weights > most:
-            raise ScheduleError(f"for_weights is {for_weights:g} on stage {stage}: a part of activation, which is {most:g} there")
+            raise ScheduleError(
+                f"for_weights is {for_weights:g} on stage {stage}: a part of activation, which is {most:g} there"
+            )
     boundary = per_stage(sizes.boundary, stages - 1, "boundary", PAIRS) if stages > 1 else []
-    between = [b if rank_of[s] != rank_of[s + 1] else None for s, b in enumerate(boundary)]  # bytes of a message between a stage and the next
-    before, behind = [None, *between], [*between, None]  # the message size of each stage with the stage before it, and after it
+    between = [
+        b if rank_of[s] != rank_of[s + 1] else None for s, b in enumerate(boundary)
+    ]  # bytes of a message between a stage and the next
+    before, behind = (
+        [None, *between],
+        [*between, None],
+    )  # the message size of each stage with the stage before it, and after it
     split = schedule.is_split
     last_of_forward, last_of_gradient = "BW" if schedule.recompute else "FW", "WW" if split else "BW"
     free: Mapping[tuple[int, int], Sequence[Task]] = {

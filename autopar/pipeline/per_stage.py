@@ -20,9 +20,10 @@ class Times:
     Attributes:
         forward: F.
         backward: B, the gradient of the input.
-        weight: W, the gradient of the weights; an unsplit backward takes B + W. With recomputation (``recompute``) a backward
-            takes F more.
-        transfer: c, sending a tensor between two stages on different ranks; one number, or one for each two neighbouring stages.
+        weight: W, the gradient of the weights; an unsplit backward takes B + W. With recomputation (``recompute``) a
+            backward takes F more.
+        transfer: c, sending a tensor between two stages on different ranks; one number, or one for each two
+            neighbouring stages.
     """
 
     forward: PerStage = 1.0

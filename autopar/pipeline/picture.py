@@ -1,7 +1,7 @@
 """Draw a simulation: what each rank computes, sends and receives, where it is idle, and how much memory it uses.
 
-Time runs to the right. A computation shows the number of its micro-batch; the stages of a rank are shades of one colour. Colours
-differ in lightness too, so that readers can distinguish them in grey and with colour blindness.
+Time runs to the right. A computation shows the number of its micro-batch; the stages of a rank are shades of one
+colour. Colours differ in lightness too, so that readers can distinguish them in grey and with colour blindness.
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ def _figure(simulation: SimulationData, rank_tracks: Sequence[Track], arrows: bo
     sheet, ranks = Sheet.of(simulation), len(rank_tracks)
     width, height = sheet.left + sheet.width + sheet.right, sheet.top + ranks * sheet.rank + sheet.bottom
     figure = Figure(figsize=(width, height))
-    axes = figure.add_axes((sheet.left / width, sheet.bottom / height, sheet.width / width, ranks * sheet.rank / height))
+    axes = figure.add_axes(
+        (sheet.left / width, sheet.bottom / height, sheet.width / width, ranks * sheet.rank / height)
+    )
     begin = min((spans[0].start for spans in simulation.computed if spans), default=0.0)
     end = begin + (simulation.makespan or 1.0)
     axes.set_xlim(begin, end)
@@ -151,7 +153,10 @@ def _computations(axes: Axes, simulation: SimulationData, rank_tracks: Sequence[
         for rank, track in enumerate(rank_tracks):
             for span in track.computed[name]:
                 groups.setdefault((rank, schedule.chunk_of(span.op.stage)), []).append(span)
-        boxes = [[_box(span.start, span.end, rank + top, rank + bottom) for span in spans] for (rank, _), spans in groups.items()]
+        boxes = [
+            [_box(span.start, span.end, rank + top, rank + bottom) for span in spans]
+            for (rank, _), spans in groups.items()
+        ]
         shades = [_shade(name, chunk, len(schedule.stages_of[rank])) for rank, chunk in groups]
         _add(axes, boxes, shades, name, edgecolor="white", linewidth=min(0.6, 5 * sheet.unit * sheet.duration))
         for (rank, _), spans in groups.items():
@@ -166,15 +171,30 @@ def _batches(axes: Axes, spans: Sequence[Span], y: float, colour: str, sheet: Sh
         # A digit is 0.64 of the size wide.
         size = min(8.0, (points * min(sheet.duration, span.end - span.start) - 1) / (0.64 * max(2, len(text))))
         if size >= 4:
-            axes.text((span.start + span.end) / 2, y, text, fontsize=round(size, 1), color=colour, ha="center", va="center_baseline", zorder=3)
+            axes.text(
+                (span.start + span.end) / 2,
+                y,
+                text,
+                fontsize=round(size, 1),
+                color=colour,
+                ha="center",
+                va="center_baseline",
+                zorder=3,
+            )
 
 
 def _messages(axes: Axes, rank_tracks: Sequence[Track], arrows: bool) -> None:
     for of, (name, colour) in MESSAGES.items():
         boxes = []
-        for lane, ends in (("sends", [track.sent for track in rank_tracks]), ("receives", [track.received for track in rank_tracks])):
+        for lane, ends in (
+            ("sends", [track.sent for track in rank_tracks]),
+            ("receives", [track.received for track in rank_tracks]),
+        ):
             low, high = _half(lane, of)
-            boxes += [[_box(s.start, s.end, rank + low, rank + high) for s in spans if s.op.of == of] for rank, spans in enumerate(ends)]
+            boxes += [
+                [_box(s.start, s.end, rank + low, rank + high) for s in spans if s.op.of == of]
+                for rank, spans in enumerate(ends)
+            ]
         _add(axes, boxes, [colour] * len(boxes), name, edgecolor=colour, linewidth=0.4)
         if arrows:
             _arrows(axes, [span for track in rank_tracks for span in track.sent if span.op.of == of], of, colour)
@@ -186,8 +206,13 @@ def _arrows(axes: Axes, spans: Sequence[Span], of: str, colour: str) -> None:
     lines = []
     for span in spans:
         sender, receiver = span.stream  # type: ignore[misc]
-        lines.append([(span.start, sender + sum(_half("sends", of)) / 2), (span.end, receiver + sum(_half("receives", of)) / 2)])
-    axes.add_collection(LineCollection(lines, colors=colour, linewidths=0.5, alpha=0.7, zorder=4, gid=f"{MESSAGES[of][0]} arrows"), autolim=False)
+        lines.append(
+            [(span.start, sender + sum(_half("sends", of)) / 2), (span.end, receiver + sum(_half("receives", of)) / 2)]
+        )
+    axes.add_collection(
+        LineCollection(lines, colors=colour, linewidths=0.5, alpha=0.7, zorder=4, gid=f"{MESSAGES[of][0]} arrows"),
+        autolim=False,
+    )
     for marker, down in (("v", True), ("^", False)):
         ends = [end for start, end in lines if (end[1] > start[1]) == down]
         if ends:
@@ -195,7 +220,8 @@ def _arrows(axes: Axes, spans: Sequence[Span], of: str, colour: str) -> None:
 
 
 def _memory(axes: Axes, simulation: SimulationData, rank_tracks: Sequence[Track], sheet: Sheet, end: float) -> None:
-    """Draw the kinds of memory on top of one another, all ranks on one scale, with a triangle at the first time of the peak."""
+    """Draw the kinds of memory on top of one another, all ranks on one scale, with a triangle at the first time of the
+    peak."""
     from matplotlib.collections import LineCollection, PolyCollection
 
     top, bottom = LANES["memory"]
@@ -207,10 +233,15 @@ def _memory(axes: Axes, simulation: SimulationData, rank_tracks: Sequence[Track]
             _area(track.times, rank + bottom - scale * under, rank + bottom - scale * over, end)
             for rank, (track, under, over) in enumerate(zip(rank_tracks, low, high, strict=True)) if np.any(over > under)
         ]  # fmt: skip
-        axes.add_collection(PolyCollection(areas, facecolor=MEMORY[kind], linewidth=0, gid=kind, zorder=2), autolim=False)
+        axes.add_collection(
+            PolyCollection(areas, facecolor=MEMORY[kind], linewidth=0, gid=kind, zorder=2), autolim=False
+        )
         low = high
     # The outline also shows memory that is in use for no time at all, which may be the peak.
-    lines = [_steps(track.times, rank + bottom - scale * total, end) for rank, (track, total) in enumerate(zip(rank_tracks, low, strict=True))]
+    lines = [
+        _steps(track.times, rank + bottom - scale * total, end)
+        for rank, (track, total) in enumerate(zip(rank_tracks, low, strict=True))
+    ]
     axes.add_collection(LineCollection(lines, colors=GREY, linewidths=0.4, zorder=2), autolim=False)
     left, right = axes.get_xlim()
     for rank, (track, total) in enumerate(zip(rank_tracks, low, strict=True)):
@@ -220,8 +251,12 @@ def _memory(axes: Axes, simulation: SimulationData, rank_tracks: Sequence[Track]
         nearby = (track.times[at] - left) * sheet.unit, (right - track.times[at]) * sheet.unit
         side = "left" if nearby[0] < 0.7 else "right" if nearby[1] < 0.7 else "center"
         ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.8}
-        axes.text(track.times[at], y - 0.05, text, fontsize=sheet.font - 1.5, ha=side, va="bottom", zorder=5, bbox=ground)
-        axes.scatter([track.times[at]], [y - 0.025], s=9, marker="v", color="black", linewidths=0, zorder=5, clip_on=False)
+        axes.text(
+            track.times[at], y - 0.05, text, fontsize=sheet.font - 1.5, ha=side, va="bottom", zorder=5, bbox=ground
+        )
+        axes.scatter(
+            [track.times[at]], [y - 0.025], s=9, marker="v", color="black", linewidths=0, zorder=5, clip_on=False
+        )
 
 
 def _frame(axes: Axes, simulation: SimulationData, sheet: Sheet) -> None:
@@ -229,11 +264,25 @@ def _frame(axes: Axes, simulation: SimulationData, sheet: Sheet) -> None:
     ranks = simulation.schedule.ranks
     for rank, stages in enumerate(simulation.schedule.stages_of):
         names = [(f"rank {rank}", sum(LANES["compute"]) / 2, sheet.font + 1, "black")]
-        names += [(lane, sum(LANES[lane]) / 2, sheet.font - 2, GREY) for lane in LANES if lane == "memory" or (lane != "compute" and simulation.sent)]
+        names += [
+            (lane, sum(LANES[lane]) / 2, sheet.font - 2, GREY)
+            for lane in LANES
+            if lane == "memory" or (lane != "compute" and simulation.sent)
+        ]
         if 1 < len(stages) < 5:
             names.append((stages_of(simulation.schedule, rank), LANES["compute"][1] - 0.05, sheet.font - 2, GREY))
         for name, y, size, colour in names:
-            axes.annotate(name, (0, rank + y), (-6, 0), ("axes fraction", "data"), "offset points", fontsize=size, color=colour, ha="right", va="center")
+            axes.annotate(
+                name,
+                (0, rank + y),
+                (-6, 0),
+                ("axes fraction", "data"),
+                "offset points",
+                fontsize=size,
+                color=colour,
+                ha="right",
+                va="center",
+            )
     axes.hlines(range(1, ranks), 0, 1, transform=axes.get_yaxis_transform(), color=GREY, linewidth=0.5)
     axes.set_yticks([])
     axes.set_xlabel("time", fontsize=8, color=GREY)
@@ -251,13 +300,21 @@ def _legend(figure: Figure, simulation: SimulationData, rank_tracks: Sequence[Tr
 
     chunks = simulation.schedule.chunks
     computed = [name for name in COMPUTATIONS if any(track.computed[name] for track in rank_tracks)]
-    first: list[tuple[Any, str]] = [(tuple(Patch(color=_shade(name, chunk, chunks)) for chunk in range(chunks)), name) for name in computed]
+    first: list[tuple[Any, str]] = [
+        (tuple(Patch(color=_shade(name, chunk, chunks)) for chunk in range(chunks)), name) for name in computed
+    ]
     first.append((Patch(facecolor="white", edgecolor="#b0b0b0", hatch="/////", linewidth=0.4), "idle"))
     if chunks > 1:
         first.append((Patch(alpha=0), "(shades: the stages of a rank, in order)"))
     sent_passes = {span.op.of for span in simulation.sent}
-    second: list[tuple[Any, str]] = [(Patch(color=colour, linewidth=0), name) for of, (name, colour) in MESSAGES.items() if of in sent_passes]
-    second += [(Patch(color=MEMORY[kind]), f"memory: {kind}") for kind in KINDS if any(any(track.bytes[kind]) for track in rank_tracks)]
+    second: list[tuple[Any, str]] = [
+        (Patch(color=colour, linewidth=0), name) for of, (name, colour) in MESSAGES.items() if of in sent_passes
+    ]
+    second += [
+        (Patch(color=MEMORY[kind]), f"memory: {kind}")
+        for kind in KINDS
+        if any(any(track.bytes[kind]) for track in rank_tracks)
+    ]
     width, height = figure.get_size_inches()
     for entries, y in ((first, 0.3), (second, 0.08)):
         figure.legend(
@@ -268,13 +325,17 @@ def _legend(figure: Figure, simulation: SimulationData, rank_tracks: Sequence[Tr
 
 
 def _numbers(simulation: SimulationData) -> str:
-    parts = [f"makespan {_short(simulation.makespan)}", f"bubble {_short(simulation.bubble)} ({simulation.bubble_rate:.1%})"]
+    parts = [
+        f"makespan {_short(simulation.makespan)}",
+        f"bubble {_short(simulation.bubble)} ({simulation.bubble_rate:.1%})",
+    ]
     if simulation.span_bubble < simulation.bubble - 1e-9 * simulation.makespan:
         parts.append(f"of the longest rank {_short(simulation.span_bubble)} ({simulation.span_bubble_rate:.1%})")
     return ", ".join([*parts, f"exposed transfers at most {_short(max(simulation.exposed))} on a rank"])
 
 
-# -- shapes ----------------------------------------------------------------------------------------------------------------
+# -- shapes
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def _box(start: float, end: float, low: float, high: float) -> list[tuple[float, float]]:
@@ -302,13 +363,22 @@ def _area(times: Sequence[float], low: np.ndarray, high: np.ndarray, end: float)
     return np.concatenate([_steps(at, high[kept], end), _steps(at, low[kept], end)[::-1]])
 
 
-def _add(axes: Axes, boxes: Iterable[Sequence[Sequence[tuple[float, float]]]], colours: Sequence[str], gid: str, **style: Any) -> None:
+def _add(
+    axes: Axes, boxes: Iterable[Sequence[Sequence[tuple[float, float]]]], colours: Sequence[str], gid: str, **style: Any
+) -> None:
     """Add boxes, with one path for each colour, so that pictures of many thousand boxes stay small."""
     from matplotlib.collections import PathCollection
     from matplotlib.path import Path as Shape
 
-    pairs = [(Shape.make_compound_path_from_polys(np.array(polygons)), colour) for polygons, colour in zip(boxes, colours, strict=True) if polygons]
-    axes.add_collection(PathCollection([p for p, _ in pairs], facecolor=[c for _, c in pairs], gid=gid, zorder=2, **style), autolim=False)
+    pairs = [
+        (Shape.make_compound_path_from_polys(np.array(polygons)), colour)
+        for polygons, colour in zip(boxes, colours, strict=True)
+        if polygons
+    ]
+    axes.add_collection(
+        PathCollection([p for p, _ in pairs], facecolor=[c for _, c in pairs], gid=gid, zorder=2, **style),
+        autolim=False,
+    )
 
 
 def _shade(name: str, chunk: int, chunks: int) -> tuple[float, ...]:

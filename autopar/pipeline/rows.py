@@ -66,12 +66,22 @@ def needs(slot: Slot, rank_of: Sequence[int], present: set[Task]) -> Iterator[tu
             yield from ((dependency, 0) for dependency in (other_end(task),) if dependency in present)
         elif (message := source(task, rank_of)) in present:
             yield message, 1  # type: ignore[misc]
-            yield from ((dependency, 1) for dependency in reads(task, len(rank_of)) if dependency in present and rank_of[dependency.stage] == rank_of[task.stage])
+            yield from (
+                (dependency, 1)
+                for dependency in reads(task, len(rank_of))
+                if dependency in present and rank_of[dependency.stage] == rank_of[task.stage]
+            )
         else:
             yield from ((dependency, 1) for dependency in reads(task, len(rank_of)) if dependency in present)
 
 
-def _cycle(orders: Sequence[Sequence[Slot]], rank_of: Sequence[int], present: set[Task], time: dict[Task, int], at: Sequence[int]) -> str:
+def _cycle(
+    orders: Sequence[Sequence[Slot]],
+    rank_of: Sequence[int],
+    present: set[Task],
+    time: dict[Task, int],
+    at: Sequence[int],
+) -> str:
     """Describe ranks that wait for each other, each for a task that the next has not done."""
     rank = next(rank for rank, order in enumerate(orders) if at[rank] < len(order))
     lines: dict[int, str] = {}
@@ -82,7 +92,11 @@ def _cycle(orders: Sequence[Sequence[Slot]], rank_of: Sequence[int], present: se
             if need not in time and need not in slot.tasks
         )  # fmt: skip
         other = rank_of[need.stage]
-        behind = "" if need in orders[other][at[other]].tasks else f", which comes after {orders[other][at[other]].tasks[0].where} there"
+        behind = (
+            ""
+            if need in orders[other][at[other]].tasks
+            else f", which comes after {orders[other][at[other]].tasks[0].where} there"
+        )
         lines[rank] = f"  rank {rank}: {task.where} waits for {need.where} on rank {other}{behind}\n"
         rank = other
     ring = list(lines)[list(lines).index(rank) :]

@@ -24,8 +24,8 @@ from autopar.pipeline.verify import Verification, verify
 class PipelineSchedule(ScheduleTable):
     """A table of slots, ``[time][rank]``. Where each rank has one stage, the stage has the number of its rank.
 
-    Times are an order and not a duration: a rank goes through its slots one after the other, and a slot that reads the result
-    of another rank is in a later row. Both ends of a message may be in one row.
+    Times are an order and not a duration: a rank goes through its slots one after the other, and a slot that reads the
+    result of another rank is in a later row. Both ends of a message may be in one row.
 
     Attributes:
         slots: a row for each time, with a slot for each rank; computations alone, or with their messages.
@@ -36,7 +36,8 @@ class PipelineSchedule(ScheduleTable):
     """
 
     def with_messages(self, *, latest: bool = False) -> PipelineSchedule:
-        """Return the schedule with a send and a receive for each result that another rank reads; itself if it has them."""
+        """Return the schedule with a send and a receive for each result that another rank reads; itself if it has
+        them."""
         return with_messages(self, latest=latest)
 
     # -- events ------------------------------------------------------------------------------------------------------
@@ -64,7 +65,8 @@ class PipelineSchedule(ScheduleTable):
         return f"{self.title}\n{self.table(messages=self.has_messages)}"
 
     def table(self, *, messages: bool = True, events: bool = False, down: bool = False) -> str:
-        """Return the schedule as a text table of fixed width, without a final line end; see ``autopar.pipeline.formats.table``.
+        """Return the schedule as a text table of fixed width, without a final line end; see
+        ``autopar.pipeline.formats.table``.
 
         Args:
             messages: print ``compute_comm_table``, else ``compute_table``.
@@ -92,7 +94,8 @@ class PipelineSchedule(ScheduleTable):
         return from_csv(text, PipelineSchedule, **options)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Verify the schedule and write it to a file: ``.json``, or ``.csv`` for torch, with messages if the schedule has them.
+        """Verify the schedule and write it to a file: ``.json``, or ``.csv`` for torch, with messages if the schedule
+        has them.
 
         A CSV has neither the name, nor ``recompute``, nor the rows in which buffers are released.
         """
@@ -117,9 +120,13 @@ class PipelineSchedule(ScheduleTable):
         try:
             with open(path, encoding="utf-8", newline="") as file:
                 text = file.read()
-            return (PipelineSchedule.from_json(text) if form == ".json" else PipelineSchedule.from_csv(text, **options)).checked()
+            return (
+                PipelineSchedule.from_json(text) if form == ".json" else PipelineSchedule.from_csv(text, **options)
+            ).checked()
         except UnicodeDecodeError:
-            raise ScheduleError(f"{path}: the file is not text in UTF-8; a schedule is stored as .json or .csv") from None
+            raise ScheduleError(
+                f"{path}: the file is not text in UTF-8; a schedule is stored as .json or .csv"
+            ) from None
         except ScheduleError as error:
             raise ScheduleError(f"{path}: {error}") from None
 
@@ -135,7 +142,9 @@ class PipelineSchedule(ScheduleTable):
         """Check all rules that a schedule must keep; see ``autopar.pipeline.verify``."""
         return verify(self, **options)
 
-    def simulate(self, times: Times | None = None, sizes: Sizes | None = None, **options: Any) -> Simulation[PipelineSchedule]:
+    def simulate(
+        self, times: Times | None = None, sizes: Sizes | None = None, **options: Any
+    ) -> Simulation[PipelineSchedule]:
         """Compute when each task begins and ends, and the memory; see ``autopar.pipeline.simulate``."""
         return simulate(self, times, sizes, **options)
 

@@ -15,7 +15,8 @@ from autopar.pipeline.task import Slot, Table, Task
 
 @dataclass(frozen=True)
 class ScheduleTable:
-    """The fields of a ``PipelineSchedule`` and its queries, which the verifier, the lowering, the simulator and the formats use.
+    """The fields of a ``PipelineSchedule`` and its queries, which the verifier, the lowering, the simulator and the
+    formats use.
 
     These take a schedule of any subclass, and return schedules of the same class.
 
@@ -24,7 +25,8 @@ class ScheduleTable:
         batches: the number of micro-batches.
         rank_of: the rank of each stage.
         name: the name of the policy that made the schedule.
-        recompute: whether a backward runs its forward again, which reads the tensors that the forward received and sent.
+        recompute: whether a backward runs its forward again, which reads the tensors that the forward received and
+            sent.
     """
 
     slots: Table = field(repr=False)
@@ -76,11 +78,14 @@ class ScheduleTable:
     @cached_property
     def has_messages(self) -> bool:
         """Whether the slots contain sends, receives and reductions, and not only computations."""
-        return any(slot.parameters or any(task.kind[1] != "W" for task in slot.tasks) for row in self.slots for slot in row)
+        return any(
+            slot.parameters or any(task.kind[1] != "W" for task in slot.tasks) for row in self.slots for slot in row
+        )
 
     @cached_property
     def is_split(self) -> bool:
-        """Whether gradients of weights are computed apart from gradients of inputs. If so, each backward has a ``WW``."""
+        """Whether gradients of weights are computed apart from gradients of inputs. If so, each backward has a
+        ``WW``."""
         return any(task.kind == "WW" for _, _, task in self.tasks())
 
     def tasks(self) -> Iterator[tuple[int, int, Task]]:
@@ -123,7 +128,8 @@ class ScheduleTable:
         return "_right" in self.__dict__
 
     def known_right(self: Schedule) -> Schedule:
-        """Mark the schedule as valid, so that it is not verified again, and return it. Copies with other slots lose the mark."""
+        """Mark the schedule as valid, so that it is not verified again, and return it. Copies with other slots lose the
+        mark."""
         self.__dict__["_right"] = True
         return self
 

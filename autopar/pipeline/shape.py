@@ -1,4 +1,5 @@
-"""Check what every table must have, even an invalid schedule: slots of tasks, rows of one width, existing stages and micro-batches."""
+"""Check what every table must have, even an invalid schedule: slots of tasks, rows of one width, existing stages and
+micro-batches."""
 
 from __future__ import annotations
 
@@ -48,21 +49,46 @@ def table(slots: Iterable[Iterable[Slot]], batches: int, rank_of: tuple[int, ...
         if len(row) != ranks:
             raise ScheduleError(f"row {time} has {len(row)} slots, but there are {ranks} ranks")
         for rank, slot in enumerate(row):
-            if type(slot) is not Slot or type(slot.tasks) is not tuple or type(slot.free) is not tuple or type(slot.parameters) is not tuple:
+            if (
+                type(slot) is not Slot
+                or type(slot.tasks) is not tuple
+                or type(slot.free) is not tuple
+                or type(slot.parameters) is not tuple
+            ):
                 raise TypeError(f"row {time}, rank {rank}: this must be a Slot with tuples of tasks, not {shown(slot)}")
             for task in slot.tasks:
                 if type(task) is not Task or task.kind not in NAMES:
-                    raise ScheduleError(f"row {time}, rank {rank}: {shown(task)} is no task; a Task has one of the kinds {', '.join(sorted(NAMES))}")
+                    raise ScheduleError(
+                        f"row {time}, rank {rank}: {shown(task)} is no task; a Task has one of the kinds "
+                        f"{', '.join(sorted(NAMES))}"
+                    )
                 if not 0 <= task.stage < stages:
-                    raise ScheduleError(f"row {time}, rank {rank}: {task.where}: there is no stage {task.stage}, only 0 to {stages - 1}")
+                    raise ScheduleError(
+                        f"row {time}, rank {rank}: {task.where}: there is no stage {task.stage}, only 0 to {stages - 1}"
+                    )
                 if not 0 <= task.batch < batches:
-                    raise ScheduleError(f"row {time}, rank {rank}: {task.where}: there is no micro-batch {task.batch}, only 0 to {batches - 1}")
+                    raise ScheduleError(
+                        f"row {time}, rank {rank}: {task.where}: there is no micro-batch {task.batch}, only 0 to "
+                        f"{batches - 1}"
+                    )
                 if rank_of[task.stage] != rank:
-                    raise ScheduleError(f"row {time}, rank {rank}: {task.where}, but that stage is on rank {rank_of[task.stage]}")
+                    raise ScheduleError(
+                        f"row {time}, rank {rank}: {task.where}, but that stage is on rank {rank_of[task.stage]}"
+                    )
             for send in slot.free:
-                if type(send) is not Task or send.kind not in NAMES or not (0 <= send.stage < stages and 0 <= send.peer < stages):
-                    raise ScheduleError(f"row {time}, rank {rank}: the buffer of {send!r} is released, but that is no send between two stages")
+                if (
+                    type(send) is not Task
+                    or send.kind not in NAMES
+                    or not (0 <= send.stage < stages and 0 <= send.peer < stages)
+                ):
+                    raise ScheduleError(
+                        f"row {time}, rank {rank}: the buffer of {send!r} is released, but that is no send between "
+                        f"two stages"
+                    )
             for pair in slot.parameters:
                 if type(pair) is not tuple or len(pair) != 2:
-                    raise ScheduleError(f"row {time}, rank {rank}: {pair!r} among the parameters must be a name and a stage, such as ('REDUCE_GRAD', 0)")
+                    raise ScheduleError(
+                        f"row {time}, rank {rank}: {pair!r} among the parameters must be a name and a stage, such as "
+                        f"('REDUCE_GRAD', 0)"
+                    )
     return rows

@@ -1,9 +1,9 @@
 """Simulate a schedule: compute when each task begins and ends, how much time is lost, and how much memory is used.
 
-Each rank computes one task after the other. Each pair of ranks has a link in either direction, and messages travel while ranks
-compute. A send begins when its rank has reached it and its link is free. A computation waits for its message; nothing before
-the computation waits for it. The tasks of one slot are computed one after the other, and their results are sent when all of
-them are done.
+Each rank computes one task after the other. Each pair of ranks has a link in either direction, and messages travel
+while ranks compute. A send begins when its rank has reached it and its link is free. A computation waits for its
+message; nothing before the computation waits for it. The tasks of one slot are computed one after the other, and their
+results are sent when all of them are done.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from autopar.pipeline.verify import checked
 
 @dataclass(frozen=True)
 class Simulation(SimulationData[Schedule]):
-    """The result of ``simulate``: spans of computations and messages, and memory. The attributes are those of ``SimulationData``."""
+    """The result of ``simulate``: spans of computations and messages, and memory. The attributes are those of
+    ``SimulationData``."""
 
     def __str__(self) -> str:
         return summary(self)
@@ -53,7 +54,8 @@ def simulate(schedule: Schedule, times: Times | None = None, sizes: Sizes | None
         times: the durations of tasks. Default: F = B = W = 1, and transfers take no time.
         sizes: the memory that tasks keep. Default: an activation has size 1, and messages have size 0.
         held: passes whose send buffers are kept to the end, as for ``memory``.
-        at_once: computations that do not wait for messages. No real run can do this, but some published figures assume it.
+        at_once: computations that do not wait for messages. No real run can do this, but some published figures assume
+            it.
 
     Raises:
         TypeError: ``times`` is not a ``Times``, or ``sizes`` not a ``Sizes``.
@@ -66,7 +68,9 @@ def simulate(schedule: Schedule, times: Times | None = None, sizes: Sizes | None
         raise ScheduleError(f"at_once is of tasks of the schedule, not {shown(wrong[0])}")
     schedule = with_messages(checked(schedule))
     stages, rank_of = schedule.stages, schedule.rank_of
-    forward, backward, weight = (per_stage(getattr(times, name), stages, name) for name in ("forward", "backward", "weight"))
+    forward, backward, weight = (
+        per_stage(getattr(times, name), stages, name) for name in ("forward", "backward", "weight")
+    )
     transfer = per_stage(times.transfer, stages - 1, "transfer", PAIRS) if stages > 1 else []
     if not schedule.is_split:
         backward = [b + w for b, w in zip(backward, weight, strict=True)]
@@ -75,14 +79,18 @@ def simulate(schedule: Schedule, times: Times | None = None, sizes: Sizes | None
     ranks, links = Timeline(), Timeline()
     busy = [0.0] * schedule.ranks
     exposed = [0.0] * schedule.ranks
-    arrived: dict[tuple[str, int, int], tuple[float, float]] = {}  # kind, receiving stage, micro-batch → ready to send, arrived
+    arrived: dict[
+        tuple[str, int, int], tuple[float, float]
+    ] = {}  # kind, receiving stage, micro-batch → ready to send, arrived
     at_once = set(at_once)
     for row in schedule.slots:
         for rank, slot in enumerate(row):
             for task in slot.tasks:
                 if task.kind[1] == "S":
                     computed_at = ranks.free.get(rank, 0.0)
-                    end = links.place(task, (rank, rank_of[task.peer]), transfer[min(task.stage, task.peer)], computed_at)
+                    end = links.place(
+                        task, (rank, rank_of[task.peer]), transfer[min(task.stage, task.peer)], computed_at
+                    )
                     arrived[task.kind[0], task.peer, task.batch] = computed_at, end
         for rank, slot in enumerate(row):
             for task in slot.tasks:
@@ -103,4 +111,12 @@ def simulate(schedule: Schedule, times: Times | None = None, sizes: Sizes | None
     computed: list[list[Span]] = [[] for _ in range(schedule.ranks)]
     for span in ranks.spans:
         computed[span.stream].append(span)  # type: ignore[index]
-    return Simulation(schedule, times, memory(schedule, sizes, held=held), tuple(map(tuple, computed)), tuple(links.spans), tuple(busy), tuple(exposed))
+    return Simulation(
+        schedule,
+        times,
+        memory(schedule, sizes, held=held),
+        tuple(map(tuple, computed)),
+        tuple(links.spans),
+        tuple(busy),
+        tuple(exposed),
+    )

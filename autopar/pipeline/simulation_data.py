@@ -22,7 +22,8 @@ class SimulationData(Generic[Schedule]):
         computed: the spans of the computations, rank by rank: the stream is the rank.
         sent: the spans of the messages: the op is the send, the stream the pair of ranks.
         work: the time that each rank computes, in the unit of ``times``.
-        exposed: the time that each rank waits for messages in transit, which it would not wait if transfers took no time.
+        exposed: the time that each rank waits for messages in transit, which it would not wait if transfers took no
+            time.
     """
 
     schedule: Schedule
@@ -37,11 +38,14 @@ class SimulationData(Generic[Schedule]):
     def makespan(self) -> float:
         """The time from the first begin to the last end."""
         busy = [spans for spans in self.computed if spans]
-        return max((spans[-1].end for spans in busy), default=0.0) - min((spans[0].start for spans in busy), default=0.0)
+        return max((spans[-1].end for spans in busy), default=0.0) - min(
+            (spans[0].start for spans in busy), default=0.0
+        )
 
     @cached_property
     def span(self) -> float:
-        """The longest time of one rank from its first begin to its last end. It is the length of a step if steps overlap."""
+        """The longest time of one rank from its first begin to its last end. It is the length of a step if steps
+        overlap."""
         return max((spans[-1].end - spans[0].start for spans in self.computed if spans), default=0.0)
 
     @property

@@ -12,7 +12,8 @@ from autopar.pipeline.simulation_data import SimulationData
 
 
 def summary(simulation: SimulationData) -> str:
-    """Return the bubble by makespan and by the longest span of a rank, and for each rank its work, waiting time and memory."""
+    """Return the bubble by makespan and by the longest span of a rank, and for each rank its work, waiting time and
+    memory."""
     schedule, memory = simulation.schedule, simulation.memory
     columns = ("rank", "stages", "work", "idle", "exposed", "live", "peak", *KINDS)
     table = Table(*(Column(name, justify="left" if name == "stages" else "right") for name in columns))
@@ -25,9 +26,10 @@ def summary(simulation: SimulationData) -> str:
     out = io.StringIO()
     Console(file=out, width=120).print(table)
     return (
-        f"{schedule.title}: makespan {_number(simulation.makespan)}, bubble {_number(simulation.bubble)} ({simulation.bubble_rate:.2%});\n"
-        f"longest span of a rank {_number(simulation.span)}, bubble {_number(simulation.span_bubble)} ({simulation.span_bubble_rate:.2%}); "
-        f"exposed transfers {_number(sum(simulation.exposed))}\n{out.getvalue()}"
+        f"{schedule.title}: makespan {_number(simulation.makespan)}, bubble {_number(simulation.bubble)} "
+        f"({simulation.bubble_rate:.2%});\n"
+        f"longest span of a rank {_number(simulation.span)}, bubble {_number(simulation.span_bubble)} "
+        f"({simulation.span_bubble_rate:.2%}); exposed transfers {_number(sum(simulation.exposed))}\n{out.getvalue()}"
     )
 
 

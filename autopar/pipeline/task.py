@@ -2,9 +2,9 @@
 
 A task is one pass of one micro-batch through one stage, or one end of the message with its result. Its text is
 ONNX Runtime's: ``FW00`` computes the forward of micro-batch 0, ``FS00`` sends its result, ``FR00`` receives it; ``BW``,
-``BS``, ``BR`` do the same for the backward; ``WW`` computes the gradient of the weights. In a schedule without any ``WW``, ``BW``
-computes both gradients. In a schedule with ``WW``, every ``BW`` computes only the gradient of the input; if both are computed at
-once, the ``WW`` follows in the same slot.
+``BS``, ``BR`` do the same for the backward; ``WW`` computes the gradient of the weights. In a schedule without any
+``WW``, ``BW`` computes both gradients. In a schedule with ``WW``, every ``BW`` computes only the gradient of the input;
+if both are computed at once, the ``WW`` follows in the same slot.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ Action = Literal["W", "S", "R"]
 
 PASSES: dict[Pass, str] = {"F": "forward", "B": "backward", "W": "weight gradient"}
 ACTIONS: dict[Action, str] = {"W": "compute", "S": "send", "R": "receive"}
-KINDS: tuple[tuple[Pass, Action], ...] = (("F", "W"), ("F", "S"), ("F", "R"), ("B", "W"), ("B", "S"), ("B", "R"), ("W", "W"))
+KINDS: tuple[tuple[Pass, Action], ...] = (
+    ("F", "W"),
+    ("F", "S"),
+    ("F", "R"),
+    ("B", "W"),
+    ("B", "S"),
+    ("B", "R"),
+    ("W", "W"),
+)
 
 REDUCE, UNSHARD, RESHARD = "REDUCE_GRAD", "UNSHARD", "RESHARD"
 ON_PARAMETERS = {
@@ -77,9 +85,10 @@ class Slot:
     Attributes:
         tasks: in the order in which they are launched.
         free: sends whose buffers are released after the slot has waited for its messages, and before it computes.
-        parameters: actions on all parameters of a stage, after the computations: a name of ``ON_PARAMETERS`` and the stage.
-        waits, records: the events that the slot waits for and records, numbered for each rank. Only the derived tables of a
-            ``PipelineSchedule`` have them.
+        parameters: actions on all parameters of a stage, after the computations: a name of ``ON_PARAMETERS`` and the
+            stage.
+        waits, records: the events that the slot waits for and records, numbered for each rank. Only the derived tables
+            of a ``PipelineSchedule`` have them.
     """
 
     tasks: tuple[Task, ...] = ()

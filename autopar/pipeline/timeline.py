@@ -1,8 +1,8 @@
 """Place ops on streams, and compute when each begins and ends.
 
-A stream runs its ops one after the other, in the order in which they are placed. An op begins when its stream is free and
-everything that it waits for is ready; until it ends, it blocks later ops of its stream. Each op is placed after the ops it waits
-for, so that its times are final at once: one addition and one comparison an op.
+A stream runs its ops one after the other, in the order in which they are placed. An op begins when its stream is free
+and everything that it waits for is ready; until it ends, it blocks later ops of its stream. Each op is placed after the
+ops it waits for, so that its times are final at once: one addition and one comparison an op.
 """
 
 from __future__ import annotations

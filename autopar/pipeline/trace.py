@@ -1,9 +1,9 @@
 """Write a simulation as a trace in Chrome's format, which Perfetto (ui.perfetto.dev) and chrome://tracing show.
 
-Each rank is a process. One thread shows its computations, and each link to or from another rank has a thread of its own, since
-messages of several links may be on their way at once. An arrow leads from each send to its receive, and counters show the memory
-in use. An arrow binds to slices, and a viewer neither shows nor binds a slice without length: so a message that takes no time is
-drawn with a short length.
+Each rank is a process. One thread shows its computations, and each link to or from another rank has a thread of its
+own, since messages of several links may be on their way at once. An arrow leads from each send to its receive, and
+counters show the memory in use. An arrow binds to slices, and a viewer neither shows nor binds a slice without length:
+so a message that takes no time is drawn with a short length.
 
 Source: "Trace Event Format", the document of the Chromium project.
 """
@@ -25,9 +25,15 @@ from autopar.pipeline.timeline import Span
 from autopar.pipeline.tracks import Track, stages_of, title, tracks
 
 # Names of Chrome's palette: blue, orange, green.
-COLOURS = {"forward": "rail_response", "backward": "rail_idle", "input gradient": "rail_idle", "weight gradient": "rail_load"}
+COLOURS = {
+    "forward": "rail_response",
+    "backward": "rail_idle",
+    "input gradient": "rail_idle",
+    "weight gradient": "rail_load",
+}
 
-PARTS = 1000  # a message that takes no time is drawn with this fraction of the makespan, if its neighbours leave as much room
+# a message that takes no time is drawn with this fraction of the makespan, if its neighbours leave as much room
+PARTS = 1000
 
 Event = dict[str, Any]
 Thread = tuple[int, int, int]  # rank; sender and receiver of a link, or for computations the rank twice
@@ -36,9 +42,8 @@ Thread = tuple[int, int, int]  # rank; sender and receiver of a link, or for com
 def trace(simulation: SimulationData) -> Event:
     """Return the trace as a dict that ``json`` can write. Linear in the tasks.
 
-    Times are taken as milliseconds and rounded to nanoseconds. The process of a rank is its number plus one, since Perfetto
-    takes process 0 for the idle one.
-    Raises:
+    Times are taken as milliseconds and rounded to nanoseconds. The process of a rank is its number plus one, since
+    Perfetto takes process 0 for the idle one. Raises:
         TypeError: the argument is not a simulation.
     """
     rank_tracks = tracks(simulation)
@@ -46,7 +51,9 @@ def trace(simulation: SimulationData) -> Event:
     events = [*_names(simulation, threads)]
     for rank, track in enumerate(rank_tracks):
         for name, spans in track.computed.items():
-            events += (_slice(span, _times(span), rank, threads[rank, rank, rank], name, COLOURS[name]) for span in spans)
+            events += (
+                _slice(span, _times(span), rank, threads[rank, rank, rank], name, COLOURS[name]) for span in spans
+            )
         events += _counters(rank, track)
     drawn = _drawn(simulation)
     for number, span in enumerate(simulation.sent):
@@ -102,7 +109,8 @@ def _slice(span: Span, drawn: tuple[int, int], rank: int, thread: int, name: str
 
 
 def _drawn(simulation: SimulationData) -> list[tuple[int, int]]:
-    """Return the drawn begin and end of each message in nanoseconds: at least one long, and after the earlier messages of its link."""
+    """Return the drawn begin and end of each message in nanoseconds: at least one long, and after the earlier messages
+    of its link."""
     links: dict[Any, list[int]] = defaultdict(list)
     for number, span in enumerate(simulation.sent):
         links[span.stream].append(number)
@@ -115,7 +123,11 @@ def _drawn(simulation: SimulationData) -> list[tuple[int, int]]:
             begin, end = drawn[number]
             begin = max(begin, free)
             if end <= begin:
-                room = short if following == len(numbers) else (drawn[numbers[following]][0] - begin) // (following - place)
+                room = (
+                    short
+                    if following == len(numbers)
+                    else (drawn[numbers[following]][0] - begin) // (following - place)
+                )
                 end = begin + max(1, min(short, room))
             drawn[number], free = (begin, end), end
     return drawn
@@ -131,7 +143,8 @@ def _later(begins: Sequence[int]) -> list[int]:
 
 
 def _message(number: int, span: Span, drawn: tuple[int, int], threads: dict[Thread, int]) -> Iterator[Event]:
-    """Yield both ends and the arrow, which begins and ends inside the slices: on their edges it might bind to the next ones."""
+    """Yield both ends and the arrow, which begins and ends inside the slices: on their edges it might bind to the next
+    ones."""
     sender, receiver = span.stream  # type: ignore[misc]
     name = PASSES[span.op.of]
     received = span._replace(op=other_end(span.op))
@@ -140,7 +153,10 @@ def _message(number: int, span: Span, drawn: tuple[int, int], threads: dict[Thre
     arrow = {"id": number, "name": "message", "cat": "message"}
     for rank, message, ph, part in ((sender, span, "s", 1), (receiver, received, "f", 3)):
         thread = threads[rank, sender, receiver]
-        yield {**_slice(message, drawn, rank, thread, name, COLOURS[name], peer=message.op.peer, **more), "cat": "message"}
+        yield {
+            **_slice(message, drawn, rank, thread, name, COLOURS[name], peer=message.op.peer, **more),
+            "cat": "message",
+        }
         flow = {"ph": ph, "pid": rank + 1, "tid": thread, "ts": (begin + (end - begin) * part // 4) / 1000, **arrow}
         yield {**flow, "bp": "e"} if ph == "f" else flow
 

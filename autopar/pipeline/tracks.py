@@ -22,8 +22,8 @@ class Track:
     Attributes:
         computed: its computations by name, one of ``COMPUTATIONS``; a backward computes both gradients.
         sent, received: its messages. Both ends have the whole duration of the transfer.
-        times: when memory is allocated or freed, from 0 on, in order. A time may occur more than once, since memory in use
-            between two changes at one time counts for the peak.
+        times: when memory is allocated or freed, from 0 on, in order. A time may occur more than once, since memory in
+            use between two changes at one time counts for the peak.
         bytes: kind → the memory in use from each of the times on.
         fixed: memory in use all the time.
     """
@@ -48,7 +48,9 @@ def tracks(simulation: SimulationData) -> tuple[Track, ...]:
         TypeError: the argument is not a simulation.
     """
     if not isinstance(simulation, SimulationData):
-        raise TypeError(f"{simulation!r:.80} is a {type(simulation).__name__}; give a Simulation, as schedule.simulate() makes it")
+        raise TypeError(
+            f"{simulation!r:.80} is a {type(simulation).__name__}; give a Simulation, as schedule.simulate() makes it"
+        )
     schedule, memory = simulation.schedule, simulation.memory
     split = schedule.is_split
     sent: dict[int, list[Span]] = defaultdict(list)
@@ -98,11 +100,13 @@ def _fixed(peak: float, changing: float) -> float:
     return peak - changing if peak - changing > 1e-9 * peak else 0.0
 
 
-def _memory(changes: tuple[MemoryChange, ...], slots: list[Slot], computed: tuple[Span, ...]) -> tuple[tuple[float, ...], dict[str, tuple[float, ...]]]:
+def _memory(
+    changes: tuple[MemoryChange, ...], slots: list[Slot], computed: tuple[Span, ...]
+) -> tuple[tuple[float, ...], dict[str, tuple[float, ...]]]:
     """Return the time of each change, and the memory in use from then on, by kind.
 
-    A slot begins when the computation before it has ended, and allocates its receive buffers then. It frees send buffers after
-    it has waited for its messages, that is when it computes.
+    A slot begins when the computation before it has ended, and allocates its receive buffers then. It frees send
+    buffers after it has waited for its messages, that is when it computes.
     """
     spans: dict[Task, Span] = {span.op: span for span in computed}
     times, deltas, ended = [0.0], {kind: [0.0] for kind in KINDS}, 0.0

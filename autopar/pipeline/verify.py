@@ -1,8 +1,8 @@
 """Verify a schedule, also one that was loaded: check the rules that every schedule must keep.
 
-The verifier reads only the table and runs nothing. It is linear in the tasks, and for the release of buffers in tasks x ranks.
-Messages have no tags and do not overtake each other, so the i-th send from one rank to another must be the i-th receive;
-``autopar.verify.channels`` decides on which channels all ranks finish.
+The verifier reads only the table and runs nothing. It is linear in the tasks, and for the release of buffers in tasks x
+ranks. Messages have no tags and do not overtake each other, so the i-th send from one rank to another must be the i-th
+receive; ``autopar.verify.channels`` decides on which channels all ranks finish.
 """
 
 from __future__ import annotations
@@ -41,9 +41,15 @@ class Verification(Generic[Schedule]):
 
     def __str__(self) -> str:
         good = [name for name, cycle in self.finishes.items() if not cycle]
-        lines = [f"{self.computations} computations, {self.messages} messages; finishes on {', '.join(good) or 'no'} channels"]
+        lines = [
+            f"{self.computations} computations, {self.messages} messages; finishes on {', '.join(good) or 'no'} "
+            f"channels"
+        ]
         lines += [f"on {name} channels {cycle}" for name, cycle in self.finishes.items() if cycle]
-        lines += [f"  rank {u} → rank {v}: at most {sent} send and {received} receive buffers" for (u, v), (sent, received) in sorted(self.buffers.items())]
+        lines += [
+            f"  rank {u} → rank {v}: at most {sent} send and {received} receive buffers"
+            for (u, v), (sent, received) in sorted(self.buffers.items())
+        ]
         return "\n".join(lines)
 
 
@@ -51,16 +57,18 @@ class Verification(Generic[Schedule]):
 def verify(schedule: Schedule, *, channels: Iterable[Channels] = ()) -> Verification[Schedule]:
     """Check a schedule with messages, or one of computations alone.
 
-    The verifier assumes that a rank waits at each receive before it goes on. A schedule that finishes this way also finishes if
-    only the reader of a message waits for it.
+    The verifier assumes that a rank waits at each receive before it goes on. A schedule that finishes this way also
+    finishes if only the reader of a message waits for it.
 
     Args:
-        channels: channels on which all ranks must finish, besides asynchronous ones. The result names the others on which they do.
+        channels: channels on which all ranks must finish, besides asynchronous ones. The result names the others on
+            which they do.
 
     Raises:
-        ScheduleError: a task is missing, doubled, or before a task that it reads; a message has only one end, has no reader, or is
-            not received in the order in which it was sent; ranks wait for each other for ever; a buffer is released too early;
-            gradients are not reduced; parameters are used before they are gathered, gathered twice, or freed twice.
+        ScheduleError: a task is missing, doubled, or before a task that it reads; a message has only one end, has no
+            reader, or is not received in the order in which it was sent; ranks wait for each other for ever; a buffer
+            is released too early; gradients are not reduced; parameters are used before they are gathered, gathered
+            twice, or freed twice.
     """
     times = _once(schedule)
     _order(schedule, times)
@@ -95,7 +103,9 @@ def _once(schedule: ScheduleTable) -> dict[Task, int]:
     seen: dict[tuple[str, int, int], Task] = {}
     for time, rank, task in schedule.tasks():
         if (other := seen.setdefault(task[:3], task)) is not task or task in times:
-            raise ScheduleError(f"{task.where} is there twice: in row {times[other]} and in row {time} of rank {rank}; leave one out")
+            raise ScheduleError(
+                f"{task.where} is there twice: in row {times[other]} and in row {time} of rank {rank}; leave one out"
+            )
         times[task] = time
     split = any(task.kind == "WW" for task in times)
     for stage in range(schedule.stages):
@@ -109,7 +119,9 @@ def _once(schedule: ScheduleTable) -> dict[Task, int]:
 
 def _order(schedule: ScheduleTable, times: dict[Task, int]) -> None:
     """Check that every task comes after the tasks whose results it reads."""
-    place = {task: (time, i) for time, row in enumerate(schedule.slots) for slot in row for i, task in enumerate(slot.tasks)}
+    place = {
+        task: (time, i) for time, row in enumerate(schedule.slots) for slot in row for i, task in enumerate(slot.tasks)
+    }
     rank_of = schedule.rank_of
     for task, (time, i) in place.items():
         action = task.kind[1]
@@ -122,8 +134,9 @@ def _order(schedule: ScheduleTable, times: dict[Task, int]) -> None:
             before, j = place[need]
             if not (before < time or (same_rank and action == "W" and (before, j) < (time, i))):
                 raise ScheduleError(
-                    f"{task.where} comes before the task that it reads:\n{_at(task, time, rank_of)}{_at(need, before, rank_of)}"
-                    f"put {need} into an earlier row than {task}"
+                    f"{task.where} comes before the task that it "
+                    f"reads:\n{_at(task, time, rank_of)}{_at(need, before, rank_of)}put {need} into an earlier row "
+                    f"than {task}"
                 )
 
 
@@ -132,7 +145,8 @@ def _at(task: Task, time: int, rank_of: tuple[int, ...]) -> str:
 
 
 def _pairing(schedule: ScheduleTable, times: dict[Task, int]) -> None:
-    """Check that each result that another rank reads has one send and one receive, before its reader, and that there are no other messages."""
+    """Check that each result that another rank reads has one send and one receive, before its reader, and that there
+    are no other messages."""
     rank_of = schedule.rank_of
     expected: dict[Task, Task] = {}
     for task in times:
@@ -144,26 +158,39 @@ def _pairing(schedule: ScheduleTable, times: dict[Task, int]) -> None:
         receive = task if task.kind[1] == "R" else other_end(task)
         if receive not in expected:
             step = 1 if (task.kind[0] == "F") == (task.kind[1] == "S") else -1
-            known = f"its peer is stage {task.stage + step}" if 0 <= task.stage + step < schedule.stages else f"stage {task.stage} has none there"
+            known = (
+                f"its peer is stage {task.stage + step}"
+                if 0 <= task.stage + step < schedule.stages
+                else f"stage {task.stage} has none there"
+            )
             if task.peer == task.stage + step:
                 known = f"stages {task.stage} and {task.peer} are on one rank, {rank_of[task.stage]}"
             raise ScheduleError(f"nobody needs this message:\n{_at(task, time, rank_of)}{known}; leave it out")
     for task, time in times.items():
         if task.kind[1] != "W" and other_end(task) not in times:
-            raise ScheduleError(f"a message has one end only:\n{_at(task, time, rank_of)}add {other_end(task).where} on rank {rank_of[task.peer]}")
+            raise ScheduleError(
+                f"a message has one end only:\n{_at(task, time, rank_of)}add {other_end(task).where} on rank "
+                f"{rank_of[task.peer]}"
+            )
     for receive, use in expected.items():
         if receive not in times:
-            raise ScheduleError(f"a result does not get to its reader:\n{_at(use, times[use], rank_of)}add {receive.where}, and its send")
+            raise ScheduleError(
+                f"a result does not get to its reader:\n{_at(use, times[use], rank_of)}add {receive.where}, and its "
+                f"send"
+            )
         send = other_end(receive)
         for message in (receive, send):
             if times[message] >= times[use]:
                 raise ScheduleError(
-                    f"a message comes after its use:\n{_at(message, times[message], rank_of)}{_at(use, times[use], rank_of)}put {message} into an earlier row"
+                    f"a message comes after its "
+                    f"use:\n{_at(message, times[message], rank_of)}{_at(use, times[use], rank_of)}put {message} into "
+                    f"an earlier row"
                 )
 
 
 def _progress(schedule: ScheduleTable, times: dict[Task, int], channels: Iterable[Channels]) -> dict[str, str]:
-    """Check that each pair of ranks sends and receives in one order; return for each kind of channels whether all ranks finish."""
+    """Check that each pair of ranks sends and receives in one order; return for each kind of channels whether all ranks
+    finish."""
     tasks: dict[int, list[Group]] = {rank: [] for rank in range(schedule.ranks)}
     for row in schedule.slots:
         for rank, slot in enumerate(row):
@@ -173,7 +200,9 @@ def _progress(schedule: ScheduleTable, times: dict[Task, int], channels: Iterabl
     @functools.cache
     def lines() -> dict[tuple[int, str], str]:
         return {
-            (schedule.rank_of[task.stage], _value(task)): f"row {time}: {task.where}" for task, time in times.items() if task.kind[1] != "W"
+            (schedule.rank_of[task.stage], _value(task)): f"row {time}: {task.where}"
+            for task, time in times.items()
+            if task.kind[1] != "W"
         }
 
     def refused(model: Channels) -> str:
@@ -187,7 +216,10 @@ def _progress(schedule: ScheduleTable, times: dict[Task, int], channels: Iterabl
     required = (ASYNCHRONOUS, *channels)  # all channels refuse a wrong order
     for model in required:
         if not isinstance(model, Channels):
-            raise TypeError(f"channels are those of autopar.verify.channels: ASYNCHRONOUS, buffered(k), GROUPED, BLOCKING; not {shown(model)}")
+            raise TypeError(
+                f"channels are those of autopar.verify.channels: ASYNCHRONOUS, buffered(k), GROUPED, BLOCKING; not "
+                f"{shown(model)}"
+            )
     tried = {*ALL, *required}
     for model in sorted(tried, key=lambda model: model.strictness, reverse=True):
         looser = any(not finishes[other.name] and model.looser(other) for other in tried if other.name in finishes)
@@ -219,44 +251,77 @@ def _reductions(schedule: ScheduleTable, times: dict[Task, int]) -> None:
         for rank, slot in enumerate(row):
             for name, stage in slot.parameters:
                 if name not in ON_PARAMETERS or not 0 <= stage < schedule.stages or schedule.rank_of[stage] != rank:
-                    raise ScheduleError(f"row {time}, rank {rank}: {name} of stage {stage} cannot be done there; there are {', '.join(ON_PARAMETERS)}")
+                    raise ScheduleError(
+                        f"row {time}, rank {rank}: {name} of stage {stage} cannot be done there; there are "
+                        f"{', '.join(ON_PARAMETERS)}"
+                    )
                 if name == REDUCE:
                     reduced[stage].append(time)
                     if time < last[stage]:
                         raise ScheduleError(
-                            f"row {time}, rank {rank}: {REDUCE} of stage {stage} comes before its last gradient in row {last[stage]}: put it there"
+                            f"row {time}, rank {rank}: {REDUCE} of stage {stage} comes before its last gradient in "
+                            f"row {last[stage]}: put it there"
                         )
     for stage, rank in enumerate(schedule.rank_of):
         if len(rows := reduced[stage]) != 1:
-            how = f"{len(rows)} times, in rows {' and '.join(map(str, rows))}" if rows else f"never, the last one is in row {last[stage]}"
-            raise ScheduleError(f"rank {rank}: the gradients of stage {stage} are reduced {how}: without {REDUCE} after the last one they are not averaged; have it once")
+            how = (
+                f"{len(rows)} times, in rows {' and '.join(map(str, rows))}"
+                if rows
+                else f"never, the last one is in row {last[stage]}"
+            )
+            raise ScheduleError(
+                f"rank {rank}: the gradients of stage {stage} are reduced {how}: without {REDUCE} after the last one "
+                f"they are not averaged; have it once"
+            )
 
 
 def _gathered(schedule: ScheduleTable) -> None:
-    """Check that a stage with sharded parameters computes only while they are gathered, and that it gathers and frees them in turn."""
-    sharded = {stage for row in schedule.slots for slot in row for name, stage in slot.parameters if name in (UNSHARD, RESHARD)}
+    """Check that a stage with sharded parameters computes only while they are gathered, and that it gathers and frees
+    them in turn."""
+    sharded = {
+        stage for row in schedule.slots for slot in row for name, stage in slot.parameters if name in (UNSHARD, RESHARD)
+    }
     last: dict[int, tuple[str, int]] = {}  # stage → the last action on its parameters, and its row
     for time, row in enumerate(schedule.slots):
         for rank, slot in enumerate(row):
             for task in slot.compute if sharded else ():
                 name, before = last.get(task.stage, (RESHARD, -1))
                 if task.stage in sharded and name == RESHARD:
-                    since = f"{RESHARD} in row {before} has freed its parameters" if before >= 0 else "its parameters have not been gathered"
-                    raise ScheduleError(f"row {time}, rank {rank}: {task.where}: {since}; put {UNSHARD} of stage {task.stage} into an earlier row")
+                    since = (
+                        f"{RESHARD} in row {before} has freed its parameters"
+                        if before >= 0
+                        else "its parameters have not been gathered"
+                    )
+                    raise ScheduleError(
+                        f"row {time}, rank {rank}: {task.where}: {since}; put {UNSHARD} of stage {task.stage} into an "
+                        f"earlier row"
+                    )
             for name, stage in slot.parameters:
                 if name not in (UNSHARD, RESHARD):
                     continue
                 other, before = last.get(stage, (RESHARD, -1))
                 if name == other:
-                    why = f"comes after {other} in row {before}" if before >= 0 else "has nothing to free, the stage has not been gathered"
+                    why = (
+                        f"comes after {other} in row {before}"
+                        if before >= 0
+                        else "has nothing to free, the stage has not been gathered"
+                    )
                     missing = RESHARD if name == UNSHARD else UNSHARD
-                    raise ScheduleError(f"row {time}, rank {rank}: {name} of stage {stage} {why}; leave it out, or put {missing} before it")
+                    raise ScheduleError(
+                        f"row {time}, rank {rank}: {name} of stage {stage} {why}; leave it out, or put {missing} "
+                        f"before it"
+                    )
                 last[stage] = name, time
 
 
 def _releases(schedule: ScheduleTable, times: dict[Task, int]) -> None:
     """Check that slots release send buffers only where the rules of ``buffers`` allow it."""
-    released = [(time, rank, send) for time, row in enumerate(schedule.slots) for rank, slot in enumerate(row) for send in slot.free]
+    released = [
+        (time, rank, send)
+        for time, row in enumerate(schedule.slots)
+        for rank, slot in enumerate(row)
+        for send in slot.free
+    ]
     if not released:
         return
     first = release_rows(Flow(schedule))
@@ -274,4 +339,6 @@ def _releases(schedule: ScheduleTable, times: dict[Task, int]) -> None:
                 raise ScheduleError(f"{where} before it {event} in row {times[last]}: release it later")
         if time < first[send]:
             later = "at the end of the step" if first[send] == NEVER else f"in row {first[send]}"
-            raise ScheduleError(f"{where} before that rank can know that {other_end(send).where} has taken place: release it {later}")
+            raise ScheduleError(
+                f"{where} before that rank can know that {other_end(send).where} has taken place: release it {later}"
+            )

@@ -1,7 +1,7 @@
 """Choose one of an op's strategies for the layouts of its operands, greedily, one op at a time.
 
-The criteria are, in this order: the fewest lost splits over axes on which an operand should stay, the distance to a firm aim,
-the fewest moved bytes, the distance to any other aim, the fewest changed operands.
+The criteria are, in this order: the fewest lost splits over axes on which an operand should stay, the distance to a
+firm aim, the fewest moved bytes, the distance to any other aim, the fewest changed operands.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from autopar.transitions import cost
 
 OPEN: Dim = ((None, (UNDECIDED,)),)
 
-Opened = tuple[tuple[str, int], ...]  # (factor that may be split although the op needs it whole, the fewest elements for that)
+Opened = tuple[
+    tuple[str, int], ...
+]  # (factor that may be split although the op needs it whole, the fewest elements for that)
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,14 @@ class Aim:
     firm: bool = False
 
     def missed(self, attr: DistAttr) -> int:
-        """Return the number of axes that differ from the aim; an axis that it does not name may split an undecided dim."""
+        """Return the number of axes that differ from the aim; an axis that it does not name may split an undecided
+        dim."""
         count = 0
         for axis in {*self.attr.axes, *attr.axes} - {UNDECIDED}:
             desired, actual = place_of(axis, self.attr), place_of(axis, attr)
-            count += desired != actual and (desired is not None or (actual is not None and self.attr.dims[actual[0]] != OPEN))
+            count += desired != actual and (
+                desired is not None or (actual is not None and self.attr.dims[actual[0]] != OPEN)
+            )
         return count
 
     def filled(self, attr: DistAttr) -> DistAttr:
@@ -77,12 +82,14 @@ def cheapest(
     opened: Opened = (),
     waits: frozenset[int] = frozenset(),
 ) -> tuple[tuple[DistAttr, ...], tuple[DistAttr | None, ...]]:
-    """Return the best strategy for operands with the layouts ``homes``: the layouts that it requires of them, and the layouts of the results.
+    """Return the best strategy for operands with the layouts ``homes``: the layouts that it requires of them, and the
+    layouts of the results.
 
     Args:
         staying: for each operand, the axes on which its splits should stay.
         opened: factors that may be split although the op needs them whole.
-        waits: operands whose pending sum may pass, because fewer elements are reduced later; for an addition, operands that may become pending.
+        waits: operands whose pending sum may pass, because fewer elements are reduced later; for an addition, operands
+            that may become pending.
     """
     present = [
         {f: dim for row in bound.factor_splits(dims, shape, home, mesh) if row for f, dim in row.items()}
@@ -92,8 +99,12 @@ def cheapest(
     aim = None if first is None or shape is None else aim
     if aim is not None:
         settled = DistAttr(tuple(WHOLE if dim == OPEN else dim for dim in aim.attr.dims)).normalize(shape, mesh)  # type: ignore[arg-type]
-        present.append({f: dim for row in bound.factor_splits(first, shape, settled, mesh) if row for f, dim in row.items()})  # type: ignore[arg-type]
-    named = {axis for home in homes for axis in home.axes} | {axis for row in present for dim in row.values() for axis in axes_of(dim)}
+        present.append(
+            {f: dim for row in bound.factor_splits(first, shape, settled, mesh) if row for f, dim in row.items()}
+        )  # type: ignore[arg-type]
+    named = {axis for home in homes for axis in home.axes} | {
+        axis for row in present for dim in row.values() for axis in axes_of(dim)
+    }
     axes = [axis for axis in mesh.names if axis in named]
     whole = bound.whole - {factor for factor, least in opened if bound.sizes.get(factor, 0) >= least}
     options = [_options(bound, whole, waits, homes, present, axis) for axis in axes]
@@ -104,7 +115,11 @@ def cheapest(
             continue
         needs, gives = bound.place(strategy, mesh)
         lost = paid = changed = 0
-        if any(dict(home.pending).get(axis, kind) != kind for need, home in zip(needs, homes, strict=True) for axis, kind in need.pending):
+        if any(
+            dict(home.pending).get(axis, kind) != kind
+            for need, home in zip(needs, homes, strict=True)
+            for axis, kind in need.pending
+        ):
             continue  # no transfers turn a pending maximum into a pending sum
         for need, home, size, dtype, stays in zip(needs, homes, bound.operand_shapes, dtypes, staying, strict=True):
             if need != home:
@@ -112,10 +127,14 @@ def cheapest(
                 paid += cost(TensorType(size, dtype, Layout(mesh, home)), TensorType(size, dtype, Layout(mesh, need)))
                 changed += 1
         passing = dict(strategy.pending)
-        for whole_shape, give in zip(bound.result_shapes, gives, strict=True):  # a result that the split leaves pending is reduced later
+        for whole_shape, give in zip(
+            bound.result_shapes, gives, strict=True
+        ):  # a result that the split leaves pending is reduced later
             if give is not None and whole_shape is not None and any(axis not in passing for axis, _ in give.pending):
                 reduced = Layout(mesh, give.without_pending())
-                paid += cost(TensorType(whole_shape, dtypes[0], Layout(mesh, give)), TensorType(whole_shape, dtypes[0], reduced))
+                paid += cost(
+                    TensorType(whole_shape, dtypes[0], Layout(mesh, give)), TensorType(whole_shape, dtypes[0], reduced)
+                )
         missed = 0 if aim is None or gives[0] is None else aim.missed(gives[0])
         firm = missed if aim is not None and aim.firm else 0
         price = (lost, firm, paid, missed, changed)
@@ -128,8 +147,16 @@ def cheapest(
 Option = tuple[str, object] | None
 
 
-def _options(bound: Bound, whole: frozenset[str], waiting: frozenset[int], homes: tuple[DistAttr, ...], present: Sequence[Mapping[str, Dim]], axis: str) -> list[Option]:
-    """Return the options of an axis: split a factor that a value has split over it, pass a pending sum, or nothing (``None``)."""
+def _options(
+    bound: Bound,
+    whole: frozenset[str],
+    waiting: frozenset[int],
+    homes: tuple[DistAttr, ...],
+    present: Sequence[Mapping[str, Dim]],
+    axis: str,
+) -> list[Option]:
+    """Return the options of an axis: split a factor that a value has split over it, pass a pending sum, or nothing
+    (``None``)."""
     options: dict[Option, None] = {}
     for row in present:
         for factor, dim in row.items():
@@ -139,7 +166,11 @@ def _options(bound: Bound, whole: frozenset[str], waiting: frozenset[int], homes
         waits = _regroups(bound) or len(alternative) > 1 or waiting.issuperset(alternative)
         pending = {position for position in alternative if (axis, "sum") in homes[position].pending}
         others = set(alternative) - pending
-        if waits and pending and (not others or (waiting >= others and all(axis not in homes[position].axes for position in others))):
+        if (
+            waits
+            and pending
+            and (not others or (waiting >= others and all(axis not in homes[position].axes for position in others)))
+        ):
             options[("pass", index)] = None
     options[None] = None
     return list(options)
@@ -148,7 +179,9 @@ def _options(bound: Bound, whole: frozenset[str], waiting: frozenset[int], homes
 def _regroups(bound: Bound) -> bool:
     """Whether the results of an op have exactly the elements of its operand."""
     shape = bound.result_shapes[0]
-    return bound.rule.view and (len(bound.result_shapes) > 1 or (shape is not None and math.prod(shape) == math.prod(bound.operand_shapes[0])))
+    return bound.rule.view and (
+        len(bound.result_shapes) > 1 or (shape is not None and math.prod(shape) == math.prod(bound.operand_shapes[0]))
+    )
 
 
 def _strategy(chosen: Mapping[str, Option], present: Sequence[Mapping[str, Dim]], mesh: Mesh) -> Strategy:
@@ -166,7 +199,8 @@ def _strategy(chosen: Mapping[str, Option], present: Sequence[Mapping[str, Dim]]
 
 
 def _restricted(factor: str, axes: list[str], present: Sequence[Mapping[str, Dim]], mesh: Mesh) -> Dim:
-    """Return the split of a factor over exactly ``axes``: as in the value that has most of them, with the other axes last."""
+    """Return the split of a factor over exactly ``axes``: as in the value that has most of them, with the other axes
+    last."""
     best = max((row[factor] for row in present if factor in row), key=lambda dim: len({*axes_of(dim)} & {*axes}))
     kept = tuple((size, tuple(axis for axis in names if axis in axes)) for size, names in best)
     missing = tuple(axis for axis in mesh.names if axis in axes and axis not in axes_of(best))

@@ -19,10 +19,15 @@ from autopar.plan.plan import Constraints, Plan, resolve
 from autopar.report.decisions import needed_whole_note, parts_note, unused_axes, whole_note
 
 
-def layouts_of(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, inputs: Mapping[str, Sequence[int]] | None = None) -> dict[str, DistAttr]:
-    """Return name → DistAttr for parameters, buffers and ``inputs`` (name → shape); others are replicated. ``PlanError`` as for ``resolve``."""
+def layouts_of(
+    plan: Plan | None, model: torch.nn.Module, mesh: Mesh, inputs: Mapping[str, Sequence[int]] | None = None
+) -> dict[str, DistAttr]:
+    """Return name → DistAttr for parameters, buffers and ``inputs`` (name → shape); others are replicated.
+    ``PlanError`` as for ``resolve``."""
     names = names_of(model)
-    return resolve(plan, mesh, names.shapes, inputs, names.aliases, through=names.through, parts=names.parts, calls=False).attrs
+    return resolve(
+        plan, mesh, names.shapes, inputs, names.aliases, through=names.through, parts=names.parts, calls=False
+    ).attrs
 
 
 class Decisions(NamedTuple):
@@ -39,7 +44,8 @@ class Decisions(NamedTuple):
 
 def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured: Captured,
                 layouts: Mapping[str, DistAttr] | None = None) -> tuple[dict[str, DistAttr], Decisions]:  # fmt: skip
-    """Return node → DistAttr for placeholders and for values that modules return, and the decisions that were made for the user.
+    """Return node → DistAttr for placeholders and for values that modules return, and the decisions that were made for
+    the user.
 
     Args:
         layouts: the layouts of parameters and inputs that are decided without the plan.
@@ -56,10 +62,16 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
     }
     inputs = {users[p]: r.type.shape for p, r in records.items() if r.role == "input"}  # type: ignore[union-attr]
     types = {node.name: record_of(node).type for node in captured.program.nodes}
-    returned = [(f"{path}()", name) for path, values in captured.modules.items() for name in values if name not in records]
+    returned = [
+        (f"{path}()", name) for path, values in captured.modules.items() for name in values if name not in records
+    ]
     outputs = {call: types[name].shape for call, name in reversed(returned)}  # type: ignore[union-attr]
     through = [*names.through, *((f"{seen}()", f"{path}()") for path, seen in names.paths.items())]
-    parts = [part for part in names.parts if outputs.get(part.name, names.shapes[part.base]) == names.shapes[part.base] or part.name in names.shapes]
+    parts = [
+        part
+        for part in names.parts
+        if outputs.get(part.name, names.shapes[part.base]) == names.shapes[part.base] or part.name in names.shapes
+    ]
     resolved = resolve(plan, mesh, names.shapes, inputs, names.aliases, outputs, through=through, parts=parts)
     layouts_by_name = {**resolved.attrs, **(layouts or {})}
     attrs = {placeholder: layouts_by_name[name] for placeholder, name in users.items() if name in layouts_by_name}
@@ -67,18 +79,28 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
         attr = resolved.attrs.get(call)
         if attr is not None and (types[name].shape != outputs[call] or attrs.setdefault(name, attr) != attr):  # type: ignore[union-attr]
             raise PlanError(
-                f"the plan's layout of {call} does not fit all values that it returns, or contradicts another module that returns the same value: "
-                f"{name} : {print_type(types[name])}; leave {call} out of the plan, or name another module that returns it"
+                f"the plan's layout of {call} does not fit all values that it returns, or contradicts another module "
+                f"that returns the same value: {name} : {print_type(types[name])}; leave {call} out of the plan, or "
+                f"name another module that returns it"
             )
     parameters = {users[p]: r.type.shape for p, r in records.items() if r.role == "param"}  # type: ignore[union-attr]
     whole = _left_whole(resolved, parameters, parts) if resolved.preset else []
-    follow = [part.kind for part in parts if part.name in parameters and part.name in resolved.attrs and not resolved.attrs[part.name].is_replicated]
+    follow = [
+        part.kind
+        for part in parts
+        if part.name in parameters and part.name in resolved.attrs and not resolved.attrs[part.name].is_replicated
+    ]
     split = {name for name, attr in resolved.attrs.items() if not attr.is_replicated}
     needed = [p.name for p in parts if p.base in split and p.kind.startswith("original") and not any(d is not None for d in p.dims)
               and math.prod(parameters.get(p.name, ())) > 1]  # fmt: skip
-    explained = {"tp"} if resolved.unmatched and not resolved.preset else set()  # another note explains a preset that matches nothing
+    explained = (
+        {"tp"} if resolved.unmatched and not resolved.preset else set()
+    )  # another note explains a preset that matches nothing
     unused = unused_axes(mesh, {axis for attr in attrs.values() for axis in attr.axes}, explained)
-    return attrs, Decisions((*resolved.notes, *parts_note(follow), *needed_whole_note(needed), *whole_note(whole), *unused), tuple(resolved.unmatched))
+    return attrs, Decisions(
+        (*resolved.notes, *parts_note(follow), *needed_whole_note(needed), *whole_note(whole), *unused),
+        tuple(resolved.unmatched),
+    )
 
 
 def _left_whole(resolved: Constraints, parameters: Mapping[str, Sequence[int]], parts: Sequence[Part]) -> list[str]:

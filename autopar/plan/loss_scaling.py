@@ -1,8 +1,8 @@
 """Scale the loss dynamically (Micikevicius et al., arXiv:1710.03740, section 3.2), as ``torch.amp.GradScaler`` does.
 
-The loss is multiplied by a scale, so that small gradients are not lost in fp16, and gradients are divided by it. A step whose gradients
-overflow changes no parameter and lowers the scale; after ``interval`` steps without an overflow, the scale rises. In the update program
-this is one op on scalars, which every rank computes.
+The loss is multiplied by a scale, so that small gradients are not lost in fp16, and gradients are divided by it. A step
+whose gradients overflow changes no parameter and lowers the scale; after ``interval`` steps without an overflow, the
+scale rises. In the update program this is one op on scalars, which every rank computes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ class LossScaling:
         if isinstance(self.interval, bool) or not isinstance(self.interval, int) or self.interval < 1:
             raise ValueError(f"interval={shown(self.interval)}: the scale rises after a number of steps, at least 1")
         if not (0 < self.minimum <= self.initial < math.inf):
-            raise ValueError(f"initial={shown(self.initial)}, minimum={shown(self.minimum)}: a scale is finite, and begins at its minimum or above")
+            raise ValueError(
+                f"initial={shown(self.initial)}, minimum={shown(self.minimum)}: a scale is finite, and begins at its "
+                f"minimum or above"
+            )
 
     @property
     def constants(self) -> dict[str, float | int]:
@@ -60,8 +63,9 @@ class LossScaling:
         """Raise ``OverflowingError`` if the scale has fallen below the minimum."""
         if float(scale) < self.minimum:
             raise OverflowingError(
-                f"the loss scale has fallen to {float(scale):g}, below {self.minimum:g}: gradients overflow at every scale\n"
-                f"  look for inf or nan in the loss or the data; amp=\"bf16-O1\" has the range of float32 and needs no scale"
+                f"the loss scale has fallen to {float(scale):g}, below {self.minimum:g}: gradients overflow at every "
+                f"scale\n"
+                f'  look for inf or nan in the loss or the data; amp="bf16-O1" has the range of float32 and needs no scale'
             )
 
     def state_dict(self, scale: torch.Tensor, growth_tracker: torch.Tensor) -> dict[str, float | int]:
@@ -70,23 +74,37 @@ class LossScaling:
                 "growth_interval": self.interval, "_growth_tracker": int(growth_tracker)}  # fmt: skip
 
     @staticmethod
-    def load_state_dict(state: Mapping[str, Any], minimum: float | None = None, device: torch.device | str = "cpu") -> tuple[LossScaling, torch.Tensor, torch.Tensor]:
-        """Return the scaling, the scale and the steps since its last change, from a state of ``state_dict`` or of a ``GradScaler``.
+    def load_state_dict(
+        state: Mapping[str, Any], minimum: float | None = None, device: torch.device | str = "cpu"
+    ) -> tuple[LossScaling, torch.Tensor, torch.Tensor]:
+        """Return the scaling, the scale and the steps since its last change, from a state of ``state_dict`` or of a
+        ``GradScaler``.
 
         Raises:
             ValueError: the state lacks an entry; the state of a ``GradScaler`` with ``enabled=False`` is empty.
         """
         required = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
         if missing := [name for name in required if name not in state]:
-            raise ValueError(f"the state of a loss scale has {', '.join(required)}; this one lacks {', '.join(missing)}")
+            raise ValueError(
+                f"the state of a loss scale has {', '.join(required)}; this one lacks {', '.join(missing)}"
+            )
         minimum = LossScaling.minimum if minimum is None else minimum
         scale = float(state["scale"])
-        scaling = LossScaling(max(scale, minimum), state["growth_factor"], state["backoff_factor"], state["growth_interval"], minimum)
+        scaling = LossScaling(
+            max(scale, minimum), state["growth_factor"], state["backoff_factor"], state["growth_interval"], minimum
+        )
         scaling.check(scale)
-        return scaling, torch.full((), scale, device=device), torch.full((), state["_growth_tracker"], dtype=torch.int32, device=device)
+        return (
+            scaling,
+            torch.full((), scale, device=device),
+            torch.full((), state["_growth_tracker"], dtype=torch.int32, device=device),
+        )
 
 
-LIBRARY.define("updated_scale(Tensor scale, Tensor growth_tracker, Tensor found_inf, *, float growth, float backoff, int interval) -> (Tensor, Tensor)")
+LIBRARY.define(
+    "updated_scale(Tensor scale, Tensor growth_tracker, Tensor found_inf, *, float growth, float backoff, int "
+    "interval) -> (Tensor, Tensor)"
+)
 
 
 def _updated_scale(scale: torch.Tensor, growth_tracker: torch.Tensor, found_inf: torch.Tensor, *, growth: float, backoff: float,

@@ -1,10 +1,11 @@
 """Resolve the user's plan: from globs over names to the layout of each value.
 
-A plan is a dict such as ``{"*.up.weight": ("tp", None), "*.down.weight": (None, "tp")}``. A glob is matched against the name and
-against ``"." + name``, so that ``*.up.weight`` matches a top-level ``up`` too. A name is that of a parameter, a buffer or an
-input; a name with ``()`` at the end is a module and stands for the value that it returns: ``"*.embed()"``. The class of a module may
-follow its name: ``"*.c_fc:Conv1D.weight"``. ``autopar.plan.spec`` describes the layouts. A plan may also be the name of a preset, or a
-list of dicts and presets, in which later entries override earlier ones.
+A plan is a dict such as ``{"*.up.weight": ("tp", None), "*.down.weight": (None, "tp")}``. A glob is matched against the
+name and against ``"." + name``, so that ``*.up.weight`` matches a top-level ``up`` too. A name is that of a parameter,
+a buffer or an input; a name with ``()`` at the end is a module and stands for the value that it returns:
+``"*.embed()"``. The class of a module may follow its name: ``"*.c_fc:Conv1D.weight"``. ``autopar.plan.spec`` describes
+the layouts. A plan may also be the name of a preset, or a list of dicts and presets, in which later entries override
+earlier ones.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class _Layer:
 
 @dataclass(frozen=True)
 class _Choice:
-    """The layout that one dict gives a tensor: the glob, the tensor's names that it matches, and whether these names leave wrappers out."""
+    """The layout that one dict gives a tensor: the glob, the tensor's names that it matches, and whether these names
+    leave wrappers out."""
 
     attr: DistAttr
     glob: str
@@ -99,14 +101,19 @@ def resolve(
         calls: whether outputs are known; if not, globs over them are accepted.
 
     Raises:
-        PlanError: the value is no plan, or has an unknown preset or axis, a glob without a match, an axis that is used twice, a dim that
-            does not exist, or two globs in one dict that split one value differently (in a preset the later one is used).
+        PlanError: the value is no plan, or has an unknown preset or axis, a glob without a match, an axis that is used
+            twice, a dim that does not exist, or two globs in one dict that split one value differently (in a preset the
+            later one is used).
     """
     resolved, named = Constraints(), set()
-    matcher = _Matcher(mesh, {**parameters, **(inputs or {}), **(outputs or {})}, aliases or {}, through, {part.name for part in parts})
+    matcher = _Matcher(
+        mesh, {**parameters, **(inputs or {}), **(outputs or {})}, aliases or {}, through, {part.name for part in parts}
+    )
     for layer in _layers(plan, mesh):
         misfits: dict[str, str] = {}
-        choices = matcher.choices(layer, misfits, lambda glob: inputs is not None and (calls or not glob.endswith("()")))
+        choices = matcher.choices(
+            layer, misfits, lambda glob: inputs is not None and (calls or not glob.endswith("()"))
+        )
         if layer.preset:
             if inputs is not None:
                 _note_preset(resolved, layer, choices, misfits)
@@ -114,7 +121,11 @@ def resolve(
             named |= choices.keys()
         resolved.attrs |= {name: choice.attr for name, choice in choices.items()}
     for part in parts:
-        if part.name not in named and part.base in resolved.attrs and (part.name in parameters or part.name in (outputs or {})):
+        if (
+            part.name not in named
+            and part.base in resolved.attrs
+            and (part.name in parameters or part.name in (outputs or {}))
+        ):
             resolved.attrs[part.name] = part.attr(resolved.attrs[part.base])
     input_axes = _axes_of_inputs(plan, mesh, {name: len(shape) for name, shape in (inputs or {}).items()})
     if inputs and not any(map(any, input_axes.values())):
@@ -139,7 +150,8 @@ class _Matcher:
     parts: set[str]
 
     def choices(self, layer: _Layer, misfits: dict[str, str], is_known: Callable[[str], bool]) -> dict[str, _Choice]:
-        """Return the layout that a dict gives each value that it matches. ``misfits`` receives the globs of a preset that do not fit."""
+        """Return the layout that a dict gives each value that it matches. ``misfits`` receives the globs of a preset
+        that do not fit."""
         chosen: dict[str, _Choice] = {}
         for glob, spec in layer.globs.items():
             subject = f"the plan's {glob!r}: {_show(spec)}"
@@ -150,11 +162,17 @@ class _Matcher:
                 dims_of(subject, spec, None, self.mesh, open_=glob.endswith("()"))
             for listed, names, through in matches:
                 try:
-                    attr = attr_of(subject, spec, listed if ":" in names[0] else names[0], self.shapes[listed], self.mesh)
+                    attr = attr_of(
+                        subject, spec, listed if ":" in names[0] else names[0], self.shapes[listed], self.mesh
+                    )
                 except PlanError as error:
                     if not layer.preset:
                         raise
-                    misfits.setdefault(glob, f"of the preset {layer.preset}, {glob!r} does not fit {names[0]}, which stays as it is: {error}")
+                    misfits.setdefault(
+                        glob,
+                        f"of the preset {layer.preset}, {glob!r} does not fit {names[0]}, which stays as it is: "
+                        f"{error}",
+                    )
                     continue
                 before = chosen.get(listed)
                 if before is not None and before.through < through:
@@ -181,7 +199,8 @@ class _Matcher:
 
 
 def of_the_batch(plan: Plan | None, mesh: Mesh, inputs: Mapping[str, int]) -> dict[str, bool]:
-    """Map each input that a plan names to whether its dim 0 is the batch, because an axis of the batch splits it (an axis of size one counts).
+    """Map each input that a plan names to whether its dim 0 is the batch, because an axis of the batch splits it (an
+    axis of size one counts).
 
     The result is empty on a mesh without such an axis.
 
@@ -189,7 +208,11 @@ def of_the_batch(plan: Plan | None, mesh: Mesh, inputs: Mapping[str, int]) -> di
         inputs: name → number of dims.
     """
     batch = set(batch_axes(mesh))
-    return {name: bool(dims and dims[0] & batch) for name, dims in _axes_of_inputs(plan, mesh, inputs).items()} if batch else {}
+    return (
+        {name: bool(dims and dims[0] & batch) for name, dims in _axes_of_inputs(plan, mesh, inputs).items()}
+        if batch
+        else {}
+    )
 
 
 def batch_axes(mesh: Mesh) -> list[str]:
@@ -200,7 +223,9 @@ def batch_axes(mesh: Mesh) -> list[str]:
 def _axes_of_inputs(plan: Plan | None, mesh: Mesh, inputs: Mapping[str, int]) -> dict[str, list[frozenset[str]]]:
     """Map each input that a plan names to the axes of each dim."""
     globs = [(glob, spec) for layer in _layers(plan, mesh) for glob, spec in layer.globs.items()]
-    return {name: axes_of(spec, ndim, mesh) for glob, spec in globs for name, ndim in inputs.items() if _matches(glob, name)}
+    return {
+        name: axes_of(spec, ndim, mesh) for glob, spec in globs for name, ndim in inputs.items() if _matches(glob, name)
+    }
 
 
 def _layers(plan: object, mesh: Mesh) -> list[_Layer]:
@@ -214,11 +239,14 @@ def _layer(plan: object, mesh: Mesh) -> _Layer:
         if plan not in PRESETS:
             near = difflib.get_close_matches(plan.lower(), PRESETS, n=1)
             raise PlanError(
-                f"no preset {shown(plan)}; presets are {', '.join(PRESETS)}, and a plan of your own is a dict from globs"
-                + (f"; did you mean {near[0]!r}?" if near else "")
+                f"no preset {shown(plan)}; presets are {', '.join(PRESETS)}, and a plan of your own is a dict from "
+                f"globs" + (f"; did you mean {near[0]!r}?" if near else "")
             )
         if PRESETS[plan] and "tp" not in mesh.names:
-            raise PlanError(f"the preset {shown(plan)} splits over an axis named tp, and the mesh ({mesh}) has none; name one so: Mesh(tp=2)")
+            raise PlanError(
+                f"the preset {shown(plan)} splits over an axis named tp, and the mesh ({mesh}) has none; name one so: "
+                f"Mesh(tp=2)"
+            )
         return _Layer(PRESETS[plan], plan)
     if not isinstance(plan, Mapping):
         raise PlanError(
@@ -228,16 +256,22 @@ def _layer(plan: object, mesh: Mesh) -> _Layer:
     for glob in plan:
         if not isinstance(glob, str):
             raise PlanError(
-                f"the plan's key {shown(glob)} is not a string; a key is a glob over the names of parameters and inputs, "
+                f"the plan's key {shown(glob)} is not a string; a key is a glob over the names of parameters and "
+                f"inputs, "
                 f'as in "*.up.weight"'
             )
     return _Layer(dict(plan))
 
 
-def _note_preset(resolved: Constraints, layer: _Layer, choices: Mapping[str, _Choice], misfits: Mapping[str, str]) -> None:
+def _note_preset(
+    resolved: Constraints, layer: _Layer, choices: Mapping[str, _Choice], misfits: Mapping[str, str]
+) -> None:
     """Note what a preset matched."""
     matched = [(choice.glob, not choice.attr.is_replicated) for choice in choices.values()]
-    resolved.notes += [*preset_notes(layer.preset, layer.requested, matched, unmatched := unmatched_names(layer.globs, matched)), *misfits.values()]
+    resolved.notes += [
+        *preset_notes(layer.preset, layer.requested, matched, unmatched := unmatched_names(layer.globs, matched)),
+        *misfits.values(),
+    ]
     resolved.preset |= bool(choices)
     resolved.unmatched += unmatched
 
@@ -246,8 +280,8 @@ def _contradiction(globs: Mapping[str, Spec], before: _Choice, glob: str, names:
     shared = [name for name in names if name in before.names]
     both = shared[0] if shared else f"one tensor with the names {before.names[0]} and {names[0]}"
     return PlanError(
-        f"the plan contradicts itself on {both}: {before.glob!r} says {_show(globs[before.glob])}, {glob!r} says {_show(globs[glob])}; "
-        + ("make the globs disjoint" if shared else "split it alike under both names")
+        f"the plan contradicts itself on {both}: {before.glob!r} says {_show(globs[before.glob])}, {glob!r} says "
+        f"{_show(globs[glob])}; " + ("make the globs disjoint" if shared else "split it alike under both names")
     )
 
 
@@ -267,8 +301,8 @@ def _no_match(glob: str, names: list[str]) -> str:
     originals = [name for name in names if (match := _ORIGINAL.fullmatch(name)) and _matches(glob, match[1] + match[2])]
     if originals:
         return (
-            f"the plan's glob {glob!r} names a tensor that a parametrization computes from parts of other shapes, so the layouts of the parts are not known; "
-            f"name the parts: {', '.join(originals[:4])}"
+            f"the plan's glob {glob!r} names a tensor that a parametrization computes from parts of other shapes, so "
+            f"the layouts of the parts are not known; name the parts: {', '.join(originals[:4])}"
         )
     calls = glob.endswith("()")
     names = [name for name in names if name.endswith("()") == calls and (":" in name) == (":" in glob)]
@@ -282,23 +316,38 @@ def _show(spec: object) -> str:
 
 
 def _split_batch(resolved: Constraints, mesh: Mesh, inputs: Mapping[str, Sequence[int]]) -> None:
-    """Split inputs by default, if the plan splits none: the batch over ``ep`` and over the first axis without another meaning, the sequence
-    over ``cp``. Inputs that the plan names are left out."""
+    """Split inputs by default, if the plan splits none: the batch over ``ep`` and over the first axis without another
+    meaning, the sequence over ``cp``. Inputs that the plan names are left out."""
     first = next((shape for shape in inputs.values() if len(shape)), None)
     if first is None:
         return
-    batch = [*[name for name in mesh.names if name not in NOT_BATCH][:1], *[name for name in mesh.names if name == EXPERTS]]
+    batch = [
+        *[name for name in mesh.names if name not in NOT_BATCH][:1],
+        *[name for name in mesh.names if name == EXPERTS],
+    ]
     sequence = [SEQUENCE] if SEQUENCE in mesh.names and len(first) > 1 else []
     decisions, split = [], dict.fromkeys(inputs, ())
     for dim, axes, meaning in ((0, batch, "batch"), (1, sequence, "sequence")):
-        alike = [name for name, shape in inputs.items() if axes and len(shape) > dim and tuple(shape[: dim + 1]) == tuple(first[: dim + 1])]
+        alike = [
+            name
+            for name, shape in inputs.items()
+            if axes and len(shape) > dim and tuple(shape[: dim + 1]) == tuple(first[: dim + 1])
+        ]
         for name in alike:
             split[name] = (*split[name], *[None] * (dim - len(split[name])), tuple(axes))
         if alike:
-            decisions.append(f"{' and '.join(axes)} split{'s' * (len(axes) == 1)} dim {dim} of the inputs {', '.join(alike)} (the {meaning}, {first[dim]})")
+            decisions.append(
+                f"{' and '.join(axes)} split{'s' * (len(axes) == 1)} dim {dim} of the inputs {', '.join(alike)} (the "
+                f"{meaning}, {first[dim]})"
+            )
     for name, dims in split.items():
         if dims:
-            resolved.attrs[name] = DistAttr.split(*dims, *[None] * (len(inputs[name]) - len(dims))).normalize(inputs[name], mesh)
+            resolved.attrs[name] = DistAttr.split(*dims, *[None] * (len(inputs[name]) - len(dims))).normalize(
+                inputs[name], mesh
+            )
     if decisions:
         whole = [name for name, dims in split.items() if not dims]
-        resolved.notes.append(f"{'; '.join(decisions)}{'; ' * bool(whole)}{', '.join(whole)}{' stay whole' * bool(whole)}; name inputs in the plan to change it")
+        resolved.notes.append(
+            f"{'; '.join(decisions)}{'; ' * bool(whole)}{', '.join(whole)}{' stay whole' * bool(whole)}; name inputs "
+            f"in the plan to change it"
+        )

@@ -24,7 +24,11 @@ KINDS: dict[str, dict[str, Spec]] = {  # kind of a layer → its parameters and 
     "three columns, transposed": {"weight": (None, QKV), "bias": (QKV,)},
     "experts": {"gate_up_proj": (None, PAIR, None), "up_proj": (None, "tp", None), "down_proj": (None, None, "tp")},
     "experts, transposed": {"gate_up_proj": (None, None, PAIR), "down_proj": (None, "tp", None)},
-    "experts, interleaved": {"gate_up_proj": (None, None, "tp"), "gate_up_proj_bias": (None, "tp"), "down_proj": (None, "tp", None)},
+    "experts, interleaved": {
+        "gate_up_proj": (None, None, "tp"),
+        "gate_up_proj_bias": (None, "tp"),
+        "down_proj": (None, "tp", None),
+    },
     "heads": {"weight": (None, "tp")},  # a table with a column for each head
     "norm": {"weight": ("tp",), "bias": ("tp",)},  # of a split dim
     "depthwise": {"weight": ("tp", None, None, None), "bias": ("tp",)},
@@ -53,7 +57,11 @@ LAYERS: tuple[tuple[str, str, str], ...] = (  # models, kind, names of layers
     ("BERT, ViT", "row", "output.dense"),
     ("DistilBERT", "column", "q_lin k_lin v_lin lin1"),
     ("DistilBERT", "row", "out_lin lin2"),
-    ("T5", "column", "SelfAttention.q SelfAttention.k SelfAttention.v EncDecAttention.q EncDecAttention.k EncDecAttention.v"),
+    (
+        "T5",
+        "column",
+        "SelfAttention.q SelfAttention.k SelfAttention.v EncDecAttention.q EncDecAttention.k EncDecAttention.v",
+    ),
     ("T5", "column", "DenseReluDense.wi DenseReluDense.wi_0 DenseReluDense.wi_1"),
     ("T5", "row", "SelfAttention.o EncDecAttention.o DenseReluDense.wo"),
     ("all: the vocabulary", "column", "embed_tokens wte word_embeddings shared embed_in"),
@@ -64,7 +72,11 @@ LAYERS: tuple[tuple[str, str, str], ...] = (  # models, kind, names of layers
     ("Aria, Llama 4", "experts, transposed", "experts:AriaExperts experts:Llama4TextExperts"),
     ("GPT-OSS: gate and up alternate", "experts, interleaved", "experts:GptOssExperts"),
     ("DeepSeek", "column", "q_b_proj kv_b_proj"),
-    ("OLMo-2, OLMoE: norms over all heads", "norm", " ".join(f"{part}_norm:{kind}RMSNorm" for part in "qk" for kind in ("Olmo2", "Olmo3", "Olmoe", "FlexOlmo"))),
+    (
+        "OLMo-2, OLMoE: norms over all heads",
+        "norm",
+        " ".join(f"{part}_norm:{kind}RMSNorm" for part in "qk" for kind in ("Olmo2", "Olmo3", "Olmoe", "FlexOlmo")),
+    ),
     ("BitNet", "norm", "attn_sub_norm ffn_sub_norm"),
     ("ModernBERT, MPT", "three columns", "attn.Wqkv"),
     ("ModernBERT", "two columns", "mlp.Wi"),
@@ -76,7 +88,11 @@ LAYERS: tuple[tuple[str, str, str], ...] = (  # models, kind, names of layers
     ("ALBERT", "row", "ffn_output"),
     ("MPNet", "column", "attn.q attn.k attn.v"),
     ("MPNet", "row", "attn.o"),
-    ("DeBERTa", "column", "self.in_proj pos_proj pos_q_proj query_proj key_proj value_proj pos_key_proj pos_query_proj"),
+    (
+        "DeBERTa",
+        "column",
+        "self.in_proj pos_proj pos_q_proj query_proj key_proj value_proj pos_key_proj pos_query_proj",
+    ),
     ("LiLT", "column", "layout_query layout_key layout_value layout_intermediate.dense"),
     ("LiLT", "row", "layout_output.dense"),
     ("Funnel", "column", "q_head k_head v_head ffn.linear_1"),

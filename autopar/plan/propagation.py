@@ -32,7 +32,8 @@ class PropagationOptions:
     Attributes:
         mesh: the mesh.
         constraints: node → DistAttr; a Layout that a node of the traced program already has is a constraint too. Other
-            placeholders are replicated. All readers of a constrained result read it in this layout; dims with ``?`` are free.
+            placeholders are replicated. All readers of a constrained result read it in this layout; dims with ``?`` are
+            free.
         strict: refuse ops without a rule; else they run on whole operands on every rank.
         whole: whether returned values are gathered.
     """
@@ -59,7 +60,12 @@ class LayoutPropagation:
         self.types: dict[fx.Node, ValueType] = {}
         self.seen: dict[fx.Node, TensorType] = {}  # constrained value → the type that its readers read
         self.sums = gradient_sums(program)
-        self.adds_up = {user for sum in self.sums for user in sum.users if user.target in ADDITIONS and not self.is_decided(sum, record_of(sum))}
+        self.adds_up = {
+            user
+            for sum in self.sums
+            for user in sum.users
+            if user.target in ADDITIONS and not self.is_decided(sum, record_of(sum))
+        }
         self.parameters: set[fx.Node] = set()  # parameters, and values computed from them alone
         self.data_axes: set[str] = set()  # axes that split an input
         self.uses: dict[fx.Node, tuple[Requirement | None, ...]] = {}
@@ -73,7 +79,9 @@ class LayoutPropagation:
             if forward and (node.op == "output" or (node.op == "call_function" and record.phase != "forward")):
                 forward = False
                 self.place_tangents(tangents)
-                self.aims |= gradient_aims(self.program, self.types, frozenset(self.mesh.names) - (self.data_axes - {EXPERTS}), self.mesh)
+                self.aims |= gradient_aims(
+                    self.program, self.types, frozenset(self.mesh.names) - (self.data_axes - {EXPERTS}), self.mesh
+                )
                 tangents = []
             if node in tangents:
                 continue
@@ -119,7 +127,8 @@ class LayoutPropagation:
         return node.name in self.constraints or (isinstance(record.type, TensorType) and record.type.layout is not None)
 
     def follow_gradient(self, node: fx.Node) -> None:
-        """Give a sum of gradients the layout of its parameter, pending over axes over which the gradient is pending and the parameter not split."""
+        """Give a sum of gradients the layout of its parameter, pending over axes over which the gradient is pending and
+        the parameter not split."""
         for sum in operands(node):
             if sum in self.sums and sum not in self.types:
                 (addend,) = (value for value in operands(node) if value is not sum)
@@ -139,7 +148,8 @@ class LayoutPropagation:
             self.aims[node] = Aim(attr)
 
     def see(self, node: fx.Node) -> None:
-        """Let all readers of a constrained value read it in the layout of the constraint; the transfers follow from that."""
+        """Let all readers of a constrained value read it in the layout of the constraint; the transfers follow from
+        that."""
         aim, type = self.aims.get(node), self.types[node]
         if aim is not None and not aim.firm and isinstance(type, TensorType):
             attr = aim.filled(type.attr).normalize(type.shape, self.mesh)
@@ -148,9 +158,10 @@ class LayoutPropagation:
     def settle(self, node: fx.Node) -> None:
         """Choose the layout in which all readers read a pending value.
 
-        It is reduced to the split of an operand of its shape that was gathered for its op (so the gradient of keys is split as the keys
-        were), or to the split that one reader needs, if all readers need it reduced. Else, if one reader needs it reduced with its splits
-        unchanged, all read it so, because then it need not be kept in both forms.
+        It is reduced to the split of an operand of its shape that was gathered for its op (so the gradient of keys is
+        split as the keys were), or to the split that one reader needs, if all readers need it reduced. Else, if one
+        reader needs it reduced with its splits unchanged, all read it so, because then it need not be kept in both
+        forms.
         """
         type = self.types[node]
         if node in self.seen or not isinstance(type, TensorType) or not type.attr.pending:
@@ -193,11 +204,19 @@ class LayoutPropagation:
     def needs_reduced(self, user: fx.Node, node: fx.Node, type: TensorType) -> bool:
         """Whether a reader whose operands all have layouts needs a pending value reduced, with its splits unchanged."""
         values = operands(user)
-        if user.op == "output" or is_getitem(user) or len(node.users) < 2 or not all(value in self.types for value in values):
+        if (
+            user.op == "output"
+            or is_getitem(user)
+            or len(node.users) < 2
+            or not all(value in self.types for value in values)
+        ):
             return False
         _, needs = self.choose(user, record_of(user))
         whole = type.attr.without_pending()
-        return any(value is node and need is not None and need.layout.attr == whole for value, need in zip(values, needs, strict=True))
+        return any(
+            value is node and need is not None and need.layout.attr == whole
+            for value, need in zip(values, needs, strict=True)
+        )
 
     def read(self, node: fx.Node) -> ValueType:
         return self.seen.get(node) or self.types[node]
@@ -216,7 +235,8 @@ class LayoutPropagation:
         return DistAttr.replicated(len(type.shape)) if self.whole else edge_of(type.attr, self.mesh, type.shape)
 
     def edges(self, node: fx.Node, record: Record) -> tuple[Requirement | None, ...]:
-        """Return the required Layouts of the results: returned values reduced and in a layout that DTensor can express; gradients and states as their parameters and states."""
+        """Return the required Layouts of the results: returned values reduced and in a layout that DTensor can express;
+        gradients and states as their parameters and states."""
         homes = {p.name: self.types[p] for p in self.program.placeholders if p in self.types}
         needs = []
         dtypes = required_dtypes(record, [self.read(value) for value in operands(node)])
@@ -235,8 +255,9 @@ class LayoutPropagation:
             raise RuleError(f"{node.name}: {error}{where(record)}") from None
         if bound.why in UNSTEADY:
             raise RuleError(
-                f"{node.name}: {bound.rule.op} has no sharding rule, and {bound.why}, so that ranks would hold different values of one"
-                f"{where(record)}\n  tag it: torch.library.custom_op(..., tags=[torch.Tag.nondeterministic_seeded]) draws from the step's seed"
+                f"{node.name}: {bound.rule.op} has no sharding rule, and {bound.why}, so that ranks would hold "
+                f"different values of one{where(record)}\n  tag it: torch.library.custom_op(..., "
+                f"tags=[torch.Tag.nondeterministic_seeded]) draws from the step's seed"
             )
         operand_nodes = operands(node)
         data = frozenset(self.data_axes)
@@ -246,7 +267,10 @@ class LayoutPropagation:
         staying = tuple(others if value in self.parameters else data for value in operand_nodes)
         values = [self.read(value) for value in operand_nodes]
         required = required_dtypes(record, values)
-        homes = tuple(v.attr if rounds_nothing(v, dtype) else v.attr.without_pending() for v, dtype in zip(values, required, strict=True))  # type: ignore[union-attr,arg-type]
+        homes = tuple(
+            v.attr if rounds_nothing(v, dtype) else v.attr.without_pending()
+            for v, dtype in zip(values, required, strict=True)
+        )  # type: ignore[union-attr,arg-type]
         dtypes = tuple(v.dtype for v in values)  # type: ignore[union-attr]
         needs, gives = cheapest(bound, homes, dtypes, staying, self.mesh, self.aims.get(node), self.opened(node),
                                 self.waiting(node, operand_nodes, homes))  # fmt: skip
@@ -254,8 +278,9 @@ class LayoutPropagation:
         return self.with_layouts(record.type, gives), uses
 
     def waiting(self, node: fx.Node, values: Sequence[fx.Node], homes: Sequence[DistAttr]) -> frozenset[int]:
-        """Return the operands whose pending sum should pass, because fewer elements are reduced after all their readers than here; and the
-        operands of an addition that should become pending beside a pending operand, because the result is added to a sum of gradients or losses."""
+        """Return the operands whose pending sum should pass, because fewer elements are reduced after all their readers
+        than here; and the operands of an addition that should become pending beside a pending operand, because the
+        result is added to a sum of gradients or losses."""
         if node.target in ADDITIONS and self.least[node] == 0 and node not in self.adds_up:
             return frozenset(k for k, home in enumerate(homes) if not home.pending)
         return frozenset(
@@ -264,7 +289,8 @@ class LayoutPropagation:
         )  # fmt: skip
 
     def reduced_behind(self, value: fx.Node) -> float:
-        """Return how many elements are reduced if a pending value is not reduced here; one that is added to another pending value costs none."""
+        """Return how many elements are reduced if a pending value is not reduced here; one that is added to another
+        pending value costs none."""
         if len(value.users) > READERS or not all(self.passes_on(user, value) for user in value.users):
             return math.inf
         return sum(
@@ -274,17 +300,23 @@ class LayoutPropagation:
 
     @cached_property
     def least(self) -> dict[fx.Node, float]:
-        """Return how many elements of a value are reduced at least, if it is pending: here or after its readers. Linear in the graph."""
+        """Return how many elements of a value are reduced at least, if it is pending: here or after its readers. Linear
+        in the graph."""
         least: dict[fx.Node, float] = {}
         for node in reversed(self.program.graph.nodes):
             if node.op == "call_function":
                 passed = 0 < len(node.users) <= READERS and all(self.passes_on(user, node) for user in node.users)
-                later = sum(least[user] / (len(operands(user)) if user.target in ADDITIONS else 1) for user in node.users) if passed else math.inf
+                later = (
+                    sum(least[user] / (len(operands(user)) if user.target in ADDITIONS else 1) for user in node.users)
+                    if passed
+                    else math.inf
+                )
                 least[node] = 0 if node in self.adds_up else min(_size(node), later)
         return least
 
     def passes_on(self, user: fx.Node, value: fx.Node) -> bool:
-        """Whether a pending value passes through a reader. Terms of a loss, which are scalars, pass: they are added first and reduced once."""
+        """Whether a pending value passes through a reader. Terms of a loss, which are scalars, pass: they are added
+        first and reduced once."""
         return user in self.adds_up or _passes_all(user, value) or (user.target in ADDITIONS and _size(user) == 1)
 
     def adds_to_pending(self, user: fx.Node, node: fx.Node) -> bool:
@@ -346,15 +378,19 @@ ADDITIONS = {torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor}
 
 
 def gradient_sums(program: Program) -> dict[fx.Node, fx.Node | None]:
-    """The states in which the gradients of parameters add up → the parameter: ``up.weight.grad`` → ``up.weight``. And those
-    in which the losses do, ``.loss``."""
+    """The states in which the gradients of parameters add up → the parameter: ``up.weight.grad`` → ``up.weight``. And
+    those in which the losses do, ``.loss``."""
     named = {name_of(node): node for node in program.placeholders}
     sums: dict[fx.Node, fx.Node | None] = {}
     for name, node in named.items():
         parameter = gradient_parameter(name) or ""
         type = record_of(node).type
-        waits = isinstance(type, TensorType) and type.layout is not None and bool(type.layout.attr.pending)  # of a parameter that an update only measures
-        if record_of(node).role in ("state", "buffer") and ((parameter and (parameter in named or waits)) or name == LOSS):
+        waits = (
+            isinstance(type, TensorType) and type.layout is not None and bool(type.layout.attr.pending)
+        )  # of a parameter that an update only measures
+        if record_of(node).role in ("state", "buffer") and (
+            (parameter and (parameter in named or waits)) or name == LOSS
+        ):
             sums[node] = named.get(parameter)
     return sums
 
@@ -370,14 +406,23 @@ def rounds_nothing(type: TensorType, dtype: torch.dtype) -> bool:
     return type.dtype == dtype or torch.promote_types(type.dtype, dtype) == dtype
 
 
-def gradient_aims(program: Program, types: Mapping[fx.Node, ValueType], axes: frozenset[str], mesh: Mesh) -> dict[fx.Node, Aim]:
-    """Return an aim for each gradient: to be computed in its parameter's layout over ``axes``, on which parameters stay. Aims pass backwards through views, additions and casts."""
+def gradient_aims(
+    program: Program, types: Mapping[fx.Node, ValueType], axes: frozenset[str], mesh: Mesh
+) -> dict[fx.Node, Aim]:
+    """Return an aim for each gradient: to be computed in its parameter's layout over ``axes``, on which parameters
+    stay. Aims pass backwards through views, additions and casts."""
     aims: dict[fx.Node, Aim] = {}
     homes = {node.name: type for node, type in types.items() if node.op == "placeholder"}
-    parameter_of = {sum.name: parameter.name for sum, parameter in gradient_sums(program).items() if parameter is not None}
+    parameter_of = {
+        sum.name: parameter.name for sum, parameter in gradient_sums(program).items() if parameter is not None
+    }
     output = program.output
     for value, result in zip(operands(output), record_of(output).results, strict=True):
-        home = homes.get(parameter_of.get(result.of, result.of)) if result.kind == "grad" or result.of in parameter_of else None
+        home = (
+            homes.get(parameter_of.get(result.of, result.of))
+            if result.kind == "grad" or result.of in parameter_of
+            else None
+        )
         if isinstance(home, TensorType) and axes.intersection(home.attr.axes):
             aims[value] = Aim(opened(home.attr, axes), firm=True)
     for node in reversed(program.graph.nodes):

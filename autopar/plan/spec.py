@@ -44,8 +44,8 @@ def attr_of(subject: str, spec: Spec, name: str, shape: Sequence[int], mesh: Mes
         beyond = next((d for d, dim in enumerate(dims) if d >= len(shape) and any(axes for _, axes in dim)), None)
         says = f"has {len(spec)} entries" if beyond is None else f"splits dim {beyond}"
         raise PlanError(
-            f"{subject} {says}, but {name} has the shape {list(shape)} and only {len(shape)} dim{'s' * (len(shape) != 1)}"
-            + ("; a value without dims cannot be split" if not shape else "")
+            f"{subject} {says}, but {name} has the shape {list(shape)} and only {len(shape)} "
+            f"dim{'s' * (len(shape) != 1)}" + ("; a value without dims cannot be split" if not shape else "")
         )
     used = [axis for dim in dims for _, axes in dim for axis in axes if axis != UNDECIDED]
     if twice := sorted({axis for axis in used if used.count(axis) > 1}):
@@ -53,7 +53,8 @@ def attr_of(subject: str, spec: Spec, name: str, shape: Sequence[int], mesh: Mes
         raise PlanError(
             f"{subject} uses the axis {twice[0]!r} twice on {name}; "
             + (f'write parts of one size once, as in "(3 -1/{twice[0]})"; if the parts have different sizes, split the dim as one, "{twice[0]}": '
-               f"the parts are moved where an op separates them" if in_one else "an axis splits one dim of a value once")
+               f"the parts are moved where an op separates "
+               f"them" if in_one else "an axis splits one dim of a value once")
         )  # fmt: skip
     sized = [_sized(subject, dim, name, size) for dim, size in zip(dims, shape, strict=False)]
     return DistAttr((*sized, *[WHOLE] * (len(shape) - len(dims)))).normalize(shape, mesh)
@@ -80,7 +81,14 @@ def dims_of(subject: str, spec: Spec, ndim: int | None, mesh: Mesh, *, open_: bo
 def axes_of(spec: Spec, ndim: int, mesh: Mesh) -> list[frozenset[str]]:
     """Return the axes of each dim, with axes of size one, which a DistAttr does not have."""
     if _is_placements(spec):
-        return [frozenset(axis for axis, placement in zip(mesh.names, spec, strict=True) if getattr(placement, "dim", None) in (d, d - ndim)) for d in range(ndim)]
+        return [
+            frozenset(
+                axis
+                for axis, placement in zip(mesh.names, spec, strict=True)
+                if getattr(placement, "dim", None) in (d, d - ndim)
+            )
+            for d in range(ndim)
+        ]
     named = [frozenset(axis for _, axes in dim for axis in axes) for dim in dims_of("", spec, ndim, mesh)]
     return [*named, *[frozenset()] * (ndim - len(named))]
 
@@ -90,20 +98,31 @@ def _dim(subject: str, entry: object, mesh: Mesh, open_: bool) -> Dim:
         raise PlanError(f"{subject} has {shown(entry)} where an axis, a tuple of axes or None belongs")
     if isinstance(entry, str) and entry.lstrip().startswith("("):
         if not MERGED.fullmatch(entry.strip()):
-            raise PlanError(f"{subject} has {shown(entry)}, which is no merged dim; write sizes and axes, as in \"(3 -1/tp)\"")
+            raise PlanError(
+                f'{subject} has {shown(entry)}, which is no merged dim; write sizes and axes, as in "(3 -1/tp)"'
+            )
         parts = [part.split("/") for part in entry.strip()[1:-1].split()]
         return tuple((int(size), _axes(subject, entry, axes, mesh)) for size, *axes in parts)
     if entry == UNDECIDED:
         if not open_:
-            raise PlanError(f"{subject} leaves a dim undecided ('?'), which only a module's output may be; give an axis or None")
+            raise PlanError(
+                f"{subject} leaves a dim undecided ('?'), which only a module's output may be; give an axis or None"
+            )
         return ((None, (UNDECIDED,)),)
-    return ((None, _axes(subject, entry, () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry), mesh)),)  # type: ignore[arg-type]
+    return (
+        (
+            None,
+            _axes(subject, entry, () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry), mesh),
+        ),
+    )  # type: ignore[arg-type]
 
 
 def _axes(subject: str, entry: object, axes: Sequence[object], mesh: Mesh) -> tuple[str, ...]:
     for axis in axes:
         if not isinstance(axis, str):
-            raise PlanError(f'{subject} has {shown(axis)} in {shown(entry)}, where only axes belong, as in ("dp", "tp")')
+            raise PlanError(
+                f'{subject} has {shown(axis)} in {shown(entry)}, where only axes belong, as in ("dp", "tp")'
+            )
         try:
             mesh.check_axis(axis)
         except ValueError as error:
@@ -118,7 +137,10 @@ def _sized(subject: str, dim: Dim, name: str, size: int) -> Dim:
     known = math.prod(part for part, _ in dim if part != -1)
     left = sum(part == -1 for part, _ in dim)
     if left > 1 or (size % known if left and known else known != size):
-        raise PlanError(f"{subject}: the parts do not make up a dim of {size}, as {name} has it" + "; leave one size open" * (left > 1))
+        raise PlanError(
+            f"{subject}: the parts do not make up a dim of {size}, as {name} has it"
+            + "; leave one size open" * (left > 1)
+        )
     return tuple((size // known if part == -1 else part, axes) for part, axes in dim)
 
 

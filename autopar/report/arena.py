@@ -1,8 +1,8 @@
 """Plan an arena: one block of memory in which every value of a step has a fixed place.
 
-Values that are in use at the same time have disjoint places; others may share a place. The planner is greedy by size with best
-fit: the largest value first, each into the smallest gap that is large enough (Pisarchyk and Lee, arXiv:2001.03288). No plan needs
-less than the peak.
+Values that are in use at the same time have disjoint places; others may share a place. The planner is greedy by size
+with best fit: the largest value first, each into the smallest gap that is large enough (Pisarchyk and Lee,
+arXiv:2001.03288). No plan needs less than the peak.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ class Arena:
 
 def arena(storages: Sequence[Storage], align: int = 1) -> Arena:
     """Assign places to storages, each at a multiple of ``align`` bytes. Quadratic in their number, in numpy."""
-    ordered = sorted((storage for storage in storages if storage.bytes), key=lambda storage: (-storage.bytes, storage.born, storage.dies))
+    ordered = sorted(
+        (storage for storage in storages if storage.bytes),
+        key=lambda storage: (-storage.bytes, storage.born, storage.dies),
+    )
     rows = np.zeros((4, len(ordered)), dtype=np.int64)  # born, dies, begin, end of placed storages, sorted by begin
     offsets: dict[Storage, int] = dict.fromkeys(storages, 0)
     top = 0

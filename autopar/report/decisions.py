@@ -1,4 +1,5 @@
-"""Describe the decisions made for the user: which of a preset's names matched, what stays whole, and which axes split nothing."""
+"""Describe the decisions made for the user: which of a preset's names matched, what stays whole, and which axes split
+nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def unmatched_names(globs: Iterable[str], matched: Collection[tuple[str, bool]])
     return [layer for layer in dict.fromkeys(map(layer_of, globs)) if layer not in matched_layers]
 
 
-def preset_notes(preset: str, asked: bool, matched: Collection[tuple[str, bool]], unmatched: Sequence[str]) -> list[str]:
+def preset_notes(
+    preset: str, asked: bool, matched: Collection[tuple[str, bool]], unmatched: Sequence[str]
+) -> list[str]:
     """Return a note with each of a preset's names and how many parameters it matched.
 
     Args:
@@ -38,13 +41,19 @@ def preset_notes(preset: str, asked: bool, matched: Collection[tuple[str, bool]]
     """
     why = "" if asked else "without a plan, "
     if not matched:
-        return [f"{why}the preset {preset} is for this mesh, but the model has none of its names: every rank of tp does the same work; give a plan"] * bool(unmatched)
+        return [
+            f"{why}the preset {preset} is for this mesh, but the model has none of its names: every rank of tp does "
+            f"the same work; give a plan"
+        ] * bool(unmatched)
     counts = Counter(layer_of(glob) for glob, split in matched if split and not glob.endswith("()"))
     outputs = sum(glob.endswith("()") for glob, _ in matched)
     matched_text = _parameters(counts.total()) + f" and {outputs} module output{'s' * (outputs > 1)}" * bool(outputs)
     named = ", ".join(f"{layer} {count}" for layer, count in counts.items())
     rest = f'; {len(unmatched)} other names of it match nothing (reports["capture"].unmatched)'
-    return [f"{why}the preset {preset} splits {matched_text} over tp: {named}{rest * bool(unmatched)}" + "; give a plan to change it" * (not asked)]
+    return [
+        f"{why}the preset {preset} splits {matched_text} over tp: {named}{rest * bool(unmatched)}"
+        + "; give a plan to change it" * (not asked)
+    ]
 
 
 def whole_note(whole: Sequence[str]) -> list[str]:
@@ -52,20 +61,30 @@ def whole_note(whole: Sequence[str]) -> list[str]:
     if not whole:
         return []
     counts = Counter(".".join(part for part in name.split(".")[-3:] if not part.isdigit()) for name in whole)
-    shown = ", ".join(f"{name} {count}" for name, count in [*counts.items()][:SHOWN]) + f" and {len(counts) - SHOWN} more names" * (len(counts) > SHOWN)
-    return [f"whole on every rank of tp: {_parameters(len(whole))} of two dims or more: {shown}; name them in a plan to split them"]
+    shown = ", ".join(
+        f"{name} {count}" for name, count in [*counts.items()][:SHOWN]
+    ) + f" and {len(counts) - SHOWN} more names" * (len(counts) > SHOWN)
+    return [
+        f"whole on every rank of tp: {_parameters(len(whole))} of two dims or more: {shown}; name them in a plan to "
+        f"split them"
+    ]
 
 
 def parts_note(kinds: Sequence[str]) -> list[str]:
     """Return a note about parts of adapters and parametrizations that are split like the weights they belong to."""
     counted = ", ".join(f"{kind} {count}" for kind, count in Counter(kinds).items())
-    return [f"parts of adapters and parametrizations are split as the weights that they belong to: {counted}"] * bool(kinds)
+    return [f"parts of adapters and parametrizations are split as the weights that they belong to: {counted}"] * bool(
+        kinds
+    )
 
 
 def needed_whole_note(names: Sequence[str]) -> list[str]:
     """Return a note about originals of parametrizations that stay whole, although the computed weight is split."""
     shown = ", ".join(names[:SHOWN]) + f" and {len(names) - SHOWN} more" * (len(names) > SHOWN)
-    return [f"whole on every rank: {shown}; each element that the parametrization computes depends on all of it, and the result is split"] * bool(names)
+    return [
+        f"whole on every rank: {shown}; each element that the parametrization computes depends on all of it, and the "
+        f"result is split"
+    ] * bool(names)
 
 
 def _parameters(count: int) -> str:
@@ -73,9 +92,11 @@ def _parameters(count: int) -> str:
 
 
 def unused_axes(mesh: Mesh, used: Collection[str], noted: Collection[str] = ()) -> list[str]:
-    """Return a note for each axis of more than one rank that splits nothing, without the axes ``noted``, which have another note."""
+    """Return a note for each axis of more than one rank that splits nothing, without the axes ``noted``, which have
+    another note."""
     return [
-        f"the axis {axis} splits nothing: its {size} ranks do the same work; {USED_BY.get(axis) or OTHERS_USED_BY.format(axis=axis)}"
+        f"the axis {axis} splits nothing: its {size} ranks do the same work; "
+        f"{USED_BY.get(axis) or OTHERS_USED_BY.format(axis=axis)}"
         for axis, size in mesh.axes
         if size > 1 and axis not in used and axis not in noted
     ]

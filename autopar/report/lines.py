@@ -60,7 +60,9 @@ class TransferLines(tuple[TransferLine, ...]):
 
     def __str__(self) -> str:
         right = (Column(name, justify="right", no_wrap=True) for name in ("bytes", "/ bound", "µs"))
-        table = Table("value", "user", "from", "to", "by", *right, Column("line", no_wrap=True, overflow="ellipsis", max_width=48))
+        table = Table(
+            "value", "user", "from", "to", "by", *right, Column("line", no_wrap=True, overflow="ellipsis", max_width=48)
+        )
         for line in self:
             users = line.users[0] if line.users else "–"
             users += f" and {len(line.users) - 1} more" if len(line.users) > 1 else ""

@@ -1,8 +1,8 @@
 """Compute when a rank's memory holds each value of its program.
 
-One walk follows the order of execution. Memory of a value is allocated by its op and freed after its last reader, as in the
-functions that run the program; a view keeps its base alive. Memory that the caller holds stays: parameters, inputs, returned
-values, gradients. A state's next value is written into the state's memory, or replaces it.
+One walk follows the order of execution. Memory of a value is allocated by its op and freed after its last reader, as in
+the functions that run the program; a view keeps its base alive. Memory that the caller holds stays: parameters, inputs,
+returned values, gradients. A state's next value is written into the state's memory, or replaces it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Storage:
         node: the value that it was allocated for; views of it share it.
         bytes: its size on this rank.
         kind: one of ``KINDS``.
-        born, dies: positions in ``Lifetimes.ops`` of the op that makes it and of its last reader. ``START`` is before the first op,
-            the number of ops is after the last.
+        born, dies: positions in ``Lifetimes.ops`` of the op that makes it and of its last reader. ``START`` is before
+            the first op, the number of ops is after the last.
     """
 
     node: fx.Node
@@ -84,13 +84,20 @@ class Lifetimes:
         return (storage for storage in self.storages if storage.born <= position <= storage.dies)
 
 
-def liveness(program: Program, kept: Collection[str] | None = None, kinds: Mapping[str, str] | None = None, *, in_place: bool = True) -> Lifetimes:
+def liveness(
+    program: Program,
+    kept: Collection[str] | None = None,
+    kinds: Mapping[str, str] | None = None,
+    *,
+    in_place: bool = True,
+) -> Lifetimes:
     """Return when each piece of a rank's memory is in use. Linear in the graph.
 
     Temporary buffers of torch's kernels, collectives and buckets are not counted.
     Args:
         program: the program of one rank: level ``local`` or ``scheduled``.
-        kept: the placeholders that the caller holds to the end; by default all but tangents and states that are not written in place.
+        kept: the placeholders that the caller holds to the end; by default all but tangents and states that are not
+            written in place.
         kinds: placeholder → one of ``KINDS``, for those whose role and name do not show it.
         in_place: whether next values of states are written into the states' memory.
 
@@ -98,18 +105,27 @@ def liveness(program: Program, kept: Collection[str] | None = None, kinds: Mappi
         ValueError: the program is not local, or has no placeholder of that name.
     """
     if program.level not in ("local", "scheduled"):
-        raise ValueError(f"liveness takes the program of one rank, in the shapes of its pieces; this one is {program.level}: localize it")
+        raise ValueError(
+            f"liveness takes the program of one rank, in the shapes of its pieces; this one is {program.level}: "
+            f"localize it"
+        )
     return _Walk(program, kept, kinds or {}, in_place).run()
 
 
 class _Walk:
-    def __init__(self, program: Program, kept: Collection[str] | None, kinds: Mapping[str, str], in_place: bool) -> None:
+    def __init__(
+        self, program: Program, kept: Collection[str] | None, kinds: Mapping[str, str], in_place: bool
+    ) -> None:
         self.program, self.kinds, self.in_place = program, kinds, in_place
         self.placeholders = {node.name: node for node in program.placeholders}
         if unknown := (set(kept or ()) | set(kinds)) - set(self.placeholders):
             raise ValueError(f"the program has no placeholder {min(unknown)!r}; it has {', '.join(self.placeholders)}")
         given_up = {"tangent"} if in_place else {"tangent", "state"}
-        self.kept = {name for name, n in self.placeholders.items() if record_of(n).role not in given_up} if kept is None else set(kept)
+        self.kept = (
+            {name for name, n in self.placeholders.items() if record_of(n).role not in given_up}
+            if kept is None
+            else set(kept)
+        )
         self.names = {name_of(node) for node in self.placeholders.values()}
         self.ops = [node for node in program.nodes if node.op == "call_function"]
         self.storages: list[Storage] = []
@@ -121,7 +137,9 @@ class _Walk:
         rows = list(zip(operands(output), record_of(output).results, strict=True))
         for value, result in rows:
             if result.kind == "state" and value.op == "call_function" and self.in_place:
-                self.donated[(value.args[0], value.args[1]) if is_getitem(value) else (value, 0)] = self.placeholders[result.of]  # type: ignore[index]
+                self.donated[(value.args[0], value.args[1]) if is_getitem(value) else (value, 0)] = self.placeholders[
+                    result.of
+                ]  # type: ignore[index]
         end = len(self.ops)
         for node in self.program.nodes:
             if node.op == "placeholder" or node.op == "get_attr":
@@ -134,7 +152,9 @@ class _Walk:
             self.read(value, end)
             for storage in self.of[value][0]:
                 if result.kind != "return" and storage.kind in ("activations", "transfers"):
-                    storage.kind = "gradients" if result.kind == "grad" else self.of[self.placeholders[result.of]][0][0].kind
+                    storage.kind = (
+                        "gradients" if result.kind == "grad" else self.of[self.placeholders[result.of]][0][0].kind
+                    )
         return Lifetimes(self.program, tuple(self.ops), tuple(self.storages))
 
     def hold(self, node: fx.Node, end: int) -> None:
@@ -174,7 +194,11 @@ class _Walk:
             if shared is not None or state is not None:
                 element_storages.append(self.of[state][0] if state is not None else shared)  # type: ignore[arg-type]
                 continue
-            kind = "transfers" if node.target in transfers.BY_FUNCTION and node.target is not transfers.cast else "activations"
+            kind = (
+                "transfers"
+                if node.target in transfers.BY_FUNCTION and node.target is not transfers.cast
+                else "activations"
+            )
             storage = Storage(node, size(part), kind, position, position)
             self.storages.append(storage)
             element_storages.append((storage,))
@@ -189,10 +213,15 @@ class _Walk:
         row = transfers.BY_FUNCTION.get(node.target)
         if row is not None:
             return operand_storages if self.moves_nothing(node, values[0]) else None
-        return operand_storages if isinstance(node.target, OpOverload) and (returns_alias(node.target) or node.target in HIDDEN_VIEWS) else None
+        return (
+            operand_storages
+            if isinstance(node.target, OpOverload) and (returns_alias(node.target) or node.target in HIDDEN_VIEWS)
+            else None
+        )
 
     def moves_nothing(self, node: fx.Node, value: fx.Node) -> bool:
-        """Return whether a transfer's result shares its operand's memory, as for an all-reduce without other readers, or a piece of dim 0."""
+        """Return whether a transfer's result shares its operand's memory, as for an all-reduce without other readers,
+        or a piece of dim 0."""
         arguments = transfers.arguments(node.target, node.args, node.kwargs)
         if node.target is transfers.all_reduce:
             return len(value.users) == 1 and all(storage.born != START for part in self.of[value] for storage in part)

@@ -77,7 +77,8 @@ class MemoryReport(tuple[PhasePeak, ...]):
         raise KeyError(f"no phase {name!r} in the program; it has {', '.join(row.phase for row in self)}")
 
     def __str__(self) -> str:
-        return (f"{tables(self)}bytes of one rank, {self.held:,} of them held by the caller; with fixed places, the {self.made:,} that are made "
+        return (f"{tables(self)}bytes of one rank, {self.held:,} of them held by the caller; with fixed places, the "
+                f"{self.made:,} that are made "
                 f"and in use at the peak take {self.arena:,}\n")  # fmt: skip
 
 
@@ -90,7 +91,12 @@ def tables(rows: Sequence[PhasePeak]) -> str:
     most = Table("phase", Column("at", no_wrap=True, overflow="ellipsis", max_width=60), Column("line", no_wrap=True, overflow="ellipsis", max_width=40),
                  "largest values", "most in modules")  # fmt: skip
     for row in rows:
-        texts = (row.line, row.source, _listed(row.values), _listed(row.modules))  # no markup: lines of programs have brackets
+        texts = (
+            row.line,
+            row.source,
+            _listed(row.values),
+            _listed(row.modules),
+        )  # no markup: lines of programs have brackets
         most.add_row(row.phase, *map(Text, texts))
     out = io.StringIO()
     console = Console(file=out, width=200)
@@ -114,7 +120,9 @@ def report_of(lifetimes: Lifetimes) -> MemoryReport:
         if phase not in last or in_use[position] > in_use[last[phase]]:
             last[phase] = position
     report = MemoryReport(_row(lifetimes, phase, last[phase], in_use[last[phase]]) for phase in PHASES if phase in last)
-    report.held = sum(storage.bytes for storage in lifetimes.storages if storage.born == START and storage.dies == len(lifetimes.ops))
+    report.held = sum(
+        storage.bytes for storage in lifetimes.storages if storage.born == START and storage.dies == len(lifetimes.ops)
+    )
     report.lifetimes = lifetimes
     return report
 

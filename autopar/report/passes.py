@@ -17,7 +17,8 @@ class PassReport:
         name: the pass's name.
         ms: milliseconds it took, without verification.
         inserted, removed, commits: numbers of nodes and of commits.
-        bytes: axis → bytes that the rank with the largest pieces receives in one step of the program that the pass returned.
+        bytes: axis → bytes that the rank with the largest pieces receives in one step of the program that the pass
+            returned.
         notes: the decisions made for the user, in sentences.
         unmatched: for capture, the names of presets that match nothing in the model.
     """

@@ -1,4 +1,5 @@
-"""Show what a long operation is doing, on a terminal from the third second on: a bar with the name of the module or the pass."""
+"""Show what a long operation is doing, on a terminal from the third second on: a bar with the name of the module or the
+pass."""
 
 from __future__ import annotations
 
@@ -70,8 +71,8 @@ _bar: _Bar | None = None
 def doing(what: What) -> Iterator[None]:
     """Show ``what`` in a bar on stderr while this block runs, once the outermost such block has taken two seconds.
 
-    The bar appears only on a terminal, on the first rank of a job, and is erased at the end. If ``what`` is a function, another
-    thread calls it whenever the bar is drawn.
+    The bar appears only on a terminal, on the first rank of a job, and is erased at the end. If ``what`` is a function,
+    another thread calls it whenever the bar is drawn.
     """
     global _bar
     if _bar is not None:
@@ -108,6 +109,13 @@ def _drawn(text: Callable[[], str]) -> Progress:
 
     # what the program prints meanwhile is put above the bar, if both are on the same terminal
     console = Console(file=sys.stderr, force_jupyter=False)
-    progress = Progress(TimeElapsedColumn(), BarColumn(20), Doing(), console=console, transient=True, redirect_stdout=sys.stdout.isatty())
+    progress = Progress(
+        TimeElapsedColumn(),
+        BarColumn(20),
+        Doing(),
+        console=console,
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),
+    )
     progress.add_task("", total=None)
     return progress

@@ -58,7 +58,14 @@ class Transfers(tuple[TransferRow, ...]):
 
     def __str__(self) -> str:
         right = (Column(name, justify="right") for name in ("times", "bytes"))
-        table = Table("transfer", "axis", "phase", *right, "module", Column("line", no_wrap=True, overflow="ellipsis", max_width=60))
+        table = Table(
+            "transfer",
+            "axis",
+            "phase",
+            *right,
+            "module",
+            Column("line", no_wrap=True, overflow="ellipsis", max_width=60),
+        )
         for row in self:
             place = Text(row.module or "the root"), Text(row.source)  # no markup: lines of programs have brackets
             table.add_row(row.transfer, row.axis, row.phase, str(row.times), f"{row.bytes:,}", *place)
@@ -68,11 +75,18 @@ class Transfers(tuple[TransferRow, ...]):
 
 
 def transfers_of(program: Program, device: torch.device | str = "cpu") -> Transfers:
-    """Return the transfers of an explicit program. Prices for the device are computed when ``lines`` is read. Linear in the graph."""
+    """Return the transfers of an explicit program. Prices for the device are computed when ``lines`` is read. Linear in
+    the graph."""
     totals: dict[tuple[str, ...], tuple[int, int]] = {}
     for node, axis, received in priced(program):
         record = record_of(node)
-        key = (transfers.BY_FUNCTION[node.target].name, axis, record.phase, LAYER.sub("*", record.module), record.source)
+        key = (
+            transfers.BY_FUNCTION[node.target].name,
+            axis,
+            record.phase,
+            LAYER.sub("*", record.module),
+            record.source,
+        )
         times, total = totals.get(key, (0, 0))
         totals[key] = (times + 1, total + received)
     rows = Transfers(TransferRow(*key, times, total) for key, (times, total) in totals.items())

@@ -90,8 +90,11 @@ class Bound:
         return tuple(operands), tuple(results)
 
     def takes(self, factor: str, dim: Dim, mesh: Mesh) -> bool:
-        """Return whether the op accepts the pieces of a factor with this split: some rules do not allow empty pieces."""
-        return self.rule.empty or all(DistAttr((dim,)).local_shape([self.sizes[factor]], mesh, at) != (0,) for at in mesh.points())
+        """Return whether the op accepts the pieces of a factor with this split: some rules do not allow empty
+        pieces."""
+        return self.rule.empty or all(
+            DistAttr((dim,)).local_shape([self.sizes[factor]], mesh, at) != (0,) for at in mesh.points()
+        )
 
     def _left_pending(self, dims: Dims, split: Mapping[str, Dim], passing: Mapping[str, int]) -> dict[str, str]:
         """Return the pending axes of a result: those that pass through, and those of the factors that it lacks."""
@@ -108,13 +111,18 @@ class Bound:
         rows = []
         for dim in dims:
             parts = [
-                (self.sizes[factor] if size is None else size, axes) for factor in dim for size, axes in split.get(factor, WHOLE)
+                (self.sizes[factor] if size is None else size, axes)
+                for factor in dim
+                for size, axes in split.get(factor, WHOLE)
             ]
             rows.append(tuple(parts) if len(parts) > 1 else ((None, parts[0][1] if parts else ()),))
         return DistAttr(tuple(rows), tuple(sorted(pending.items()))).normalize(shape, mesh)
 
-    def factor_splits(self, dims: Dims, shape: tuple[int, ...], attr: DistAttr, mesh: Mesh) -> list[dict[str, Dim] | None]:
-        """Return for each dim of a value the splits of its factors; ``None`` where the dim is not split along factors."""
+    def factor_splits(
+        self, dims: Dims, shape: tuple[int, ...], attr: DistAttr, mesh: Mesh
+    ) -> list[dict[str, Dim] | None]:
+        """Return for each dim of a value the splits of its factors; ``None`` where the dim is not split along
+        factors."""
         splits: list[dict[str, Dim] | None] = []
         for pattern, size, dim in zip(dims, shape, attr.dims, strict=True):
             parts = [(size if part is None else part, axes) for part, axes in dim]
@@ -130,7 +138,9 @@ class Bound:
         """Return the attribute of a view's operand whose result has ``attr``; ``None`` if there is none."""
         dims, shape = self.results[0], self.result_shapes[0]
         assert dims is not None and shape is not None
-        closed = DistAttr(tuple(WHOLE if UNDECIDED in axes_of(dim) else dim for dim in attr.dims)).normalize(shape, mesh)
+        closed = DistAttr(tuple(WHOLE if UNDECIDED in axes_of(dim) else dim for dim in attr.dims)).normalize(
+            shape, mesh
+        )
         rows = self.factor_splits(dims, shape, closed, mesh)
         split = {f: dim for row in rows if row for f, dim in row.items() if axes_of(dim)}
         if None in rows or self.whole & split.keys():
@@ -140,7 +150,10 @@ class Bound:
 
     def splits(self, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], mesh: Mesh) -> dict[str, Dim]:
         """Return the split of each factor, given the attributes of operands and results."""
-        rows = [*zip(self.operands, self.operand_shapes, needs, strict=True), *zip(self.results, self.result_shapes, gives, strict=True)]
+        rows = [
+            *zip(self.operands, self.operand_shapes, needs, strict=True),
+            *zip(self.results, self.result_shapes, gives, strict=True),
+        ]
         splits: dict[str, Dim] = {}
         for dims, shape, attr in rows:
             if dims is not None and shape is not None and attr is not None:
@@ -152,8 +165,11 @@ class Bound:
         """Return the size of each factor on the rank at ``at``."""
         return {f: DistAttr((split.get(f, WHOLE),)).local_shape([size], mesh, at)[0] for f, size in self.sizes.items()}
 
-    def check(self, mesh: Mesh, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], names: Sequence[str]) -> str | None:
-        """Return why these attributes are not one of the rule's strategies; ``None`` if they are. Cached, since layers repeat."""
+    def check(
+        self, mesh: Mesh, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], names: Sequence[str]
+    ) -> str | None:
+        """Return why these attributes are not one of the rule's strategies; ``None`` if they are. Cached, since layers
+        repeat."""
         key = (mesh, tuple(needs), tuple(gives))
         if key in self._sound:
             return None
@@ -162,7 +178,9 @@ class Bound:
             self._sound.add(key)
         return why
 
-    def _check(self, mesh: Mesh, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], names: Sequence[str]) -> str | None:
+    def _check(
+        self, mesh: Mesh, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], names: Sequence[str]
+    ) -> str | None:
         split: dict[str, Dim] = {}
         op = self.rule.op
         rows = [(n, d, s, a) for n, d, s, a in zip(names, self.operands, self.operand_shapes, needs, strict=True)]
@@ -226,8 +244,8 @@ _BOUND: dict[Any, Bound] = {}
 
 
 def bind_node(node: fx.Node, *, strict: bool = False) -> Bound:
-    """Return the bound rule of a node, from the records of its operands and its own. Without a rule, use the one that is found
-    by running the op (``rules.unknown``), or keep all dims whole.
+    """Return the bound rule of a node, from the records of its operands and its own. Without a rule, use the one that
+    is found by running the op (``rules.unknown``), or keep all dims whole.
 
     Raises:
         RuleError: the rule does not fit the call, or there is none and ``strict`` is set.
@@ -277,7 +295,9 @@ def slots(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     return values
 
 
-def _bind(rule: Rule, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[TensorType | None]) -> Bound:
+def _bind(
+    rule: Rule, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[TensorType | None]
+) -> Bound:
     values = slots(op, args, kwargs)
     why = ""
     if rule.pattern is None:
@@ -326,10 +346,15 @@ def _evaluate(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
     except RuleError:
         raise
     except Exception as error:
-        raise RuleError(f"the function that gives the rule of {rule.op} failed: {type(error).__name__}: {error}") from error
+        raise RuleError(
+            f"the function that gives the rule of {rule.op} failed: {type(error).__name__}: {error}"
+        ) from error
     text = result[0] if isinstance(result, tuple) and len(result) == 2 else result
     if not isinstance(text, (str, type(None))):
-        raise RuleError(f"the function that gives the rule of {rule.op} returned {shown(result)}; a pattern is text, alone or in a pair with sizes of factors")
+        raise RuleError(
+            f"the function that gives the rule of {rule.op} returned {shown(result)}; a pattern is text, alone or in "
+            f"a pair with sizes of factors"
+        )
     return result
 
 
@@ -344,13 +369,16 @@ def _all_whole(operands: Sequence[Any], results: Sequence[TensorType | None]) ->
 
     def side(values: Sequence[Any], prefix: str) -> str:
         shapes = [value.shape if isinstance(value, TensorType) else () for value in values]
-        return ", ".join(" ".join(f"{prefix}{k}d{d}!" for d in range(len(shape))) or "()" for k, shape in enumerate(shapes))
+        return ", ".join(
+            " ".join(f"{prefix}{k}d{d}!" for d in range(len(shape))) or "()" for k, shape in enumerate(shapes)
+        )
 
     return f"{side(operands, 'x')} -> {side(results, 'y')}"
 
 
 def _expand(dims: Dims, ndim: int, rule: Rule, text: str, shape: Sequence[int]) -> Dims:
-    """Expand ``...`` for a tensor: ``... d`` on three dims is ``...1 ...0 d``, with leading dims numbered from the right."""
+    """Expand ``...`` for a tensor: ``... d`` on three dims is ``...1 ...0 d``, with leading dims numbered from the
+    right."""
     extra = ndim - (len(dims) - ((ELLIPSIS,) in dims))
     if extra < 0 or (extra and (ELLIPSIS,) not in dims):
         raise RuleError(f"rule {text!r} of {rule.op} does not fit a tensor of shape {list(shape)}")
@@ -358,8 +386,15 @@ def _expand(dims: Dims, ndim: int, rule: Rule, text: str, shape: Sequence[int]) 
     return tuple(itertools.chain.from_iterable(leading if dim == (ELLIPSIS,) else [dim] for dim in dims))
 
 
-def _sizes(rule: Rule, text: str, dims: Sequence[Dims], shapes: Sequence[tuple[int, ...]], sizes: dict[str, int]) -> dict[str, int]:
-    places = [(dim, size) for value, shape in zip(dims, shapes, strict=True) for dim, size in zip(value, shape, strict=True) if dim]
+def _sizes(
+    rule: Rule, text: str, dims: Sequence[Dims], shapes: Sequence[tuple[int, ...]], sizes: dict[str, int]
+) -> dict[str, int]:
+    places = [
+        (dim, size)
+        for value, shape in zip(dims, shapes, strict=True)
+        for dim, size in zip(value, shape, strict=True)
+        if dim
+    ]
     for dim, size in places:  # single factors; in '...' a size-one dim broadcasts
         if len(dim) == 1:
             known = sizes.get(dim[0], size)
@@ -370,7 +405,10 @@ def _sizes(rule: Rule, text: str, dims: Sequence[Dims], shapes: Sequence[tuple[i
     while open_ := [(dim, size) for dim, size in merged if sum(f not in sizes for f in dim) > 0]:
         solvable = next(((d, s) for d, s in open_ if sum(f not in sizes for f in d) == 1), None)
         if solvable is None:
-            raise RuleError(f"rule {text!r} of {rule.op}: the sizes of {' '.join(open_[0][0])} do not follow; return them with the pattern")
+            raise RuleError(
+                f"rule {text!r} of {rule.op}: the sizes of {' '.join(open_[0][0])} do not follow; return them with "
+                f"the pattern"
+            )
         dim, size = solvable
         rest = math.prod(sizes[f] for f in dim if f in sizes)
         sizes[next(f for f in dim if f not in sizes)] = size // rest if rest else 0
@@ -380,7 +418,9 @@ def _sizes(rule: Rule, text: str, dims: Sequence[Dims], shapes: Sequence[tuple[i
     return sizes
 
 
-def _carried(operands: tuple[Dims, ...], results: tuple[Dims | None, ...], linear: tuple[tuple[int, ...], ...]) -> dict[str, frozenset[int]]:
+def _carried(
+    operands: tuple[Dims, ...], results: tuple[Dims | None, ...], linear: tuple[tuple[int, ...], ...]
+) -> dict[str, frozenset[int]]:
     """Return factor → operands that lack it and are added to a sum over it: these must be counted only once."""
     has = [{factor for dim in dims for factor in dim} for dims in operands]
     kept = set().union(*({f for dim in dims for f in dim} for dims in results if dims is not None))

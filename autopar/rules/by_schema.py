@@ -1,4 +1,5 @@
-"""List the ops whose kernels exist on accelerators only: their rules follow the schema, and were not tested on pieces."""
+"""List the ops whose kernels exist on accelerators only: their rules follow the schema, and were not tested on
+pieces."""
 
 BY_SCHEMA = frozenset({
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward",

@@ -33,13 +33,19 @@ def argument(args: Sequence[Any], kwargs: dict[str, Any], where: int | str, defa
 
 def chosen(dims: int | Sequence[int] | None, count: int) -> set[int]:
     """Return the dims that an argument names; ``None`` stands for all dims."""
-    return {d % count for d in ([dims] if isinstance(dims, int) else range(count) if dims is None else dims)} if count else set()
+    return (
+        {d % count for d in ([dims] if isinstance(dims, int) else range(count) if dims is None else dims)}
+        if count
+        else set()
+    )
 
 
 _WORDS = re.compile(r"\b(open|whole|part|gone|kept|ones)\b")
 
 
-def along(sides: str, dim: int | str, *, default: Any = None, keep: int | str | None = None, of: int = 0) -> Callable[..., str]:
+def along(
+    sides: str, dim: int | str, *, default: Any = None, keep: int | str | None = None, of: int = 0
+) -> Callable[..., str]:
     """Return the pattern of an op that acts on one dim or several; each side is a list of words, one for each tensor.
 
     ======  ==================================================================
@@ -104,7 +110,8 @@ def sized(text: str, sizes: Callable[..., dict[str, int]]) -> Callable[..., tupl
 
 
 def broadcast(shape: Sequence[int], dims: Sequence[str], sizes: Sequence[int] = ()) -> str:
-    """Return a tensor that broadcasts to ``dims``: it may lack leading dims, or have size one where ``dims`` are longer."""
+    """Return a tensor that broadcasts to ``dims``: it may lack leading dims, or have size one where ``dims`` are
+    longer."""
     lead = len(dims) - len(shape)
     full = sizes or [0] * len(dims)
     return tensor("1" if n == 1 != full[lead + k] else dims[lead + k] for k, n in enumerate(shape))
@@ -124,7 +131,8 @@ def every(count: int) -> str:
 
 
 def elements(x: Any, dim: int, index: Any) -> tuple[str, str]:
-    """Return the factors of a tensor and of an index into one of its dims. If the index is shorter along a dim, that dim stays whole."""
+    """Return the factors of a tensor and of an index into one of its dims. If the index is shorter along a dim, that
+    dim stays whole."""
     table, picked = [], []
     for k, (n, m) in enumerate(zip(x.shape, index.shape, strict=True)):
         same = n == m and k != dim % len(x.shape)

@@ -1,10 +1,12 @@
-"""Build the patterns of matrix products, norms, convolutions, attention, solvers and searches from a call's arguments."""
+"""Build the patterns of matrix products, norms, convolutions, attention, solvers and searches from a call's
+arguments."""
 
 from __future__ import annotations
 
 from autopar.rules.dims import all_whole, broadcast, broadcasting, elements, names, ndim, tensor, wholes
 
-# -- matmul --------------------------------------------------------------------------------------------------------------
+# -- matmul
+# --------------------------------------------------------------------------------------------------------------
 
 
 def bias(pattern: str):
@@ -32,7 +34,8 @@ def trilinear(a, b, c, expand_a, expand_b, expand_c, summed, *_) -> str:
 
 
 def grouped(a, b, ends=None, bias=None, *_, **__) -> str:
-    """Products of experts ``e``. The tokens of all experts are in one dim, up to each expert's end, so tokens and experts stay whole."""
+    """Products of experts ``e``. The tokens of all experts are in one dim, up to each expert's end, so tokens and
+    experts stay whole."""
     where = ", e!" if ends is not None else ", ()"
     left, right, result = {
         (2, 3): ("t! k", "e! k n", "t! n"), (3, 2): ("e! m k", "k t!", "m t!"), (2, 2): ("m t!", "t! n", "e! m n"), (3, 3): ("e m k", "e k n", "e m n"),
@@ -40,11 +43,13 @@ def grouped(a, b, ends=None, bias=None, *_, **__) -> str:
     return f"{left}, {right}{where}, {'()' if bias is None else 'e! n'} -> {result}"
 
 
-# -- normalization -------------------------------------------------------------------------------------------------------
+# -- normalization
+# -------------------------------------------------------------------------------------------------------
 
 
 def layer_norm(operands: str, results: str, shape: int):
-    """``k``: the normalized dims; ``1``: their position in a mean. A split batch leaves the weight's gradient pending."""
+    """``k``: the normalized dims; ``1``: their position in a mean. A split batch leaves the weight's gradient
+    pending."""
 
     def pattern(*args, **_) -> str:
         count = len(args[shape])
@@ -101,11 +106,13 @@ def glu(results: str, before: str = ""):
     return pattern
 
 
-# -- convolution ---------------------------------------------------------------------------------------------------------
+# -- convolution
+# ---------------------------------------------------------------------------------------------------------
 
 
 def channels(weight, transposed: bool, groups: int, summed: str = "i") -> tuple[str, str, str]:
-    """Return the factors of input channels, output channels and the weight. Groups can be split, and the channels of each."""
+    """Return the factors of input channels, output channels and the weight. Groups can be split, and the channels of
+    each."""
     kernel = wholes(len(weight.shape) - 2, "k")
     if groups == 1:
         return summed, "o", f"{summed} o {kernel}" if transposed else f"o {summed} {kernel}"
@@ -114,17 +121,20 @@ def channels(weight, transposed: bool, groups: int, summed: str = "i") -> tuple[
 
 
 def convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups: int):
-    """``n i s!, o i k!, o -> n o t!``. If the input channels, which are summed, are split, the bias must be pending too."""
+    """``n i s!, o i k!, o -> n o t!``. If the input channels, which are summed, are split, the bias must be pending
+    too."""
     i, o, w = channels(weight, transposed, groups)
     count = len(x.shape) - 2
     return f"n {i} {wholes(count, 's')}, {w}, {o} -> n {o} {wholes(count, 't')}", {"g": groups}
 
 
-def convolution_backward(gradient, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups: int, mask):
+def convolution_backward(
+    gradient, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups: int, mask
+):
     """``n o t!, n i s!, o i k! -> n i s!, o i k!, o``.
 
-    If input channels were split, every rank would compute the whole gradient of the bias, and not a part of it. Capture makes
-    that gradient a separate sum; if it has not, these channels stay whole.
+    If input channels were split, every rank would compute the whole gradient of the bias, and not a part of it. Capture
+    makes that gradient a separate sum; if it has not, these channels stay whole.
     """
     i, o, w = channels(weight, transposed, groups, "i!" if mask[2] else "i")
     count = len(x.shape) - 2
@@ -138,7 +148,8 @@ def shuffled(x, groups: int):
     return f"n (g! c) {rest} -> n (c g!) {rest}", {"g": groups}
 
 
-# -- attention -----------------------------------------------------------------------------------------------------------
+# -- attention
+# -----------------------------------------------------------------------------------------------------------
 
 
 def factors(query, key, causal: bool, mask, rows: bool = True) -> dict[str, str]:
@@ -151,27 +162,44 @@ def factors(query, key, causal: bool, mask, rows: bool = True) -> dict[str, str]
     h, g = ("h", "h") if query.shape[1] == key.shape[1] else ("(h r)", "h")
     seen = "()" if mask is None else broadcast(mask.shape, ["b", h, s, "t!"], [*query.shape[:3], key.shape[2]])
     row = f"b {h} {s if rows else 'rows!'}"
-    return {"q": f"b {h} {s} d!", "k": f"b {g} t! d!", "v": f"b {g} t! e!", "o": f"b {h} {s} e!", "mask": seen, "row": row, "column": f"{row} 1"}
+    return {
+        "q": f"b {h} {s} d!",
+        "k": f"b {g} t! d!",
+        "v": f"b {g} t! e!",
+        "o": f"b {h} {s} e!",
+        "mask": seen,
+        "row": row,
+        "column": f"{row} 1",
+    }
 
 
 def text(sides: str, factors: dict[str, str]) -> str:
     """Return ``q, k, v -> o, row`` with the factors of each name; other words stay as they are: ``()``, ``none!``."""
     sides, by, kind = sides.partition(" by ")
-    return " -> ".join(", ".join(factors.get(name, name) for name in side.split(", ")) for side in sides.split(" -> ")) + by + kind
+    return (
+        " -> ".join(", ".join(factors.get(name, name) for name in side.split(", ")) for side in sides.split(" -> "))
+        + by
+        + kind
+    )
 
 
 def attention(sides: str, query: int, causal: int, mask: int | str | None = None, **options):
     """Return the pattern of a kernel with its operands and results in this order."""
 
     def pattern(*args, **kwargs) -> str:
-        masked = kwargs.get(mask) if isinstance(mask, str) else args[mask] if mask is not None and len(args) > mask else None
-        return text(sides, factors(args[query], args[query + 1], len(args) > causal and args[causal], masked, **options))
+        masked = (
+            kwargs.get(mask) if isinstance(mask, str) else args[mask] if mask is not None and len(args) > mask else None
+        )
+        return text(
+            sides, factors(args[query], args[query + 1], len(args) > causal and args[causal], masked, **options)
+        )
 
     pattern.__doc__ = f"``{sides}``."
     return pattern
 
 
-# -- linalg --------------------------------------------------------------------------------------------------------------
+# -- linalg
+# --------------------------------------------------------------------------------------------------------------
 
 
 def vectors(pattern: str, bare: str, position: int):
@@ -186,7 +214,8 @@ def vectors(pattern: str, bare: str, position: int):
 
 
 def solved(pattern: str, mirrored: str):
-    """Return the pattern of a solver: columns of the right-hand side can be split, or its rows if the unknown is on the left, ``X A = B``."""
+    """Return the pattern of a solver: columns of the right-hand side can be split, or its rows if the unknown is on the
+    left, ``X A = B``."""
 
     def bound(*_, left: bool = True, **__) -> str:
         return pattern if left else mirrored
@@ -196,7 +225,8 @@ def solved(pattern: str, mirrored: str):
 
 
 def solution(a, b, *, left: bool = True, **_) -> str:
-    """The right-hand side is a matrix, or one vector each. It stays whole: every rank computes the whole factorization."""
+    """The right-hand side is a matrix, or one vector each. It stays whole: every rank computes the whole
+    factorization."""
     side = "... i!" if b.shape == a.shape[:-1] else "... i! c!" if left else "... c! i!"
     return f"... i! j!, {side} -> {side}, ... i! j!, ... i!, ..."
 
@@ -207,7 +237,8 @@ def cross(x, y, *, dim: int = -1) -> str:
     return f"{', '.join(sides)} -> {tensor(dims)}".replace(dims[dim], f"{dims[dim]}!")
 
 
-# -- selection -----------------------------------------------------------------------------------------------------------
+# -- selection
+# -----------------------------------------------------------------------------------------------------------
 
 
 def scatter_reduce(x, dim: int, index, source, reduce: str, **_) -> str:
@@ -237,18 +268,21 @@ def is_in(x, among, *, invert: bool = False, **_) -> str:
 
 
 def bags(weight, indices, offsets, by_frequency: bool = False, mode: int = 0, *_) -> str:
-    """Bags of indices are summed row by row: columns can be split. Results that are equal on all ranks are written as their maximum."""
+    """Bags of indices are summed row by row: columns can be split. Results that are equal on all ranks are written as
+    their maximum."""
     return f"v! d, i!, b!, i! -> bags! d, o!, sizes!, {'places! d' if mode == 2 else 'places!'} by max"
 
 
-def bags_backward(gradient, indices, offsets, into, sizes, places, count: int, by_frequency: bool, mode: int, *_) -> str:
+def bags_backward(
+    gradient, indices, offsets, into, sizes, places, count: int, by_frequency: bool, mode: int, *_
+) -> str:
     return f"bags! d, i!, b!, o!, sizes!, {'places! d' if mode == 2 else 'places!'}, i! -> v! d"
 
 
-# -- reduction -----------------------------------------------------------------------------------------------------------
+# -- reduction
+# -----------------------------------------------------------------------------------------------------------
 
 
 def binned(x, bins: int = 100, low: float = 0, high: float = 0) -> str:
     """Counts add up; without bounds, the bins depend on all values."""
     return f"{tensor(names(len(x.shape)))} -> bins!" if low != high else all_whole(x, results="bins!")
-

@@ -1,4 +1,5 @@
-"""Build the patterns of look-ups along a dim of a tensor, of their reverse, and of losses that look up a class. The indexed dim stays whole."""
+"""Build the patterns of look-ups along a dim of a tensor, of their reverse, and of losses that look up a class. The
+indexed dim stays whole."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def scatter_held(source, dim: int, index, held, size: int) -> str:
 
 
 def _elements(x, dim: int, index) -> tuple[str, str]:
-    """Return the factors of ``x`` and of an index into it. If the index is shorter along a dim, that dim stays whole."""
+    """Return the factors of ``x`` and of an index into it. If the index is shorter along a dim, that dim stays
+    whole."""
     dims, chosen = [], []
     for k, (n, m) in enumerate(zip(x.shape, index.shape, strict=True)):
         along = k == dim % len(x.shape)
@@ -86,16 +88,23 @@ def scatter_value(x, dim: int, index, value) -> str:
 
 
 def _index(x, indices) -> tuple[str, str, list[str]]:
-    """Return the factors of ``x``, of the index tensors, and the dims of ``x[indices]``. The tensors broadcast together."""
+    """Return the factors of ``x``, of the index tensors, and the dims of ``x[indices]``. The tensors broadcast
+    together."""
     indexed = [k for k, index in enumerate(indices) if index is not None]
     ndim = max(len(indices[k].shape) for k in indexed)
-    shape = [max((i.shape[d] for i in (indices[k] for k in indexed) if len(i.shape) >= -d), default=1) for d in range(-ndim, 0)]
+    shape = [
+        max((i.shape[d] for i in (indices[k] for k in indexed) if len(i.shape) >= -d), default=1)
+        for d in range(-ndim, 0)
+    ]
     broadcast = [f"i{d}" for d in range(ndim)]
     sides = []
     for index in indices:
         index_shape = () if index is None else index.shape
         lead = ndim - len(index_shape)
-        sides.append(" ".join("1" if n == 1 != shape[lead + d] else broadcast[lead + d] for d, n in enumerate(index_shape)) or "()")
+        sides.append(
+            " ".join("1" if n == 1 != shape[lead + d] else broadcast[lead + d] for d, n in enumerate(index_shape))
+            or "()"
+        )
     dims = [f"v{k}!" if k in indexed else f"d{k}" for k in range(len(x.shape))]
     left = [d for d in dims if not d.endswith("!")]
     adjacent = indexed == list(range(indexed[0], indexed[-1] + 1))
@@ -109,7 +118,8 @@ def index_tensor(x, indices) -> str:
 
 
 def index_put(x, indices, values, accumulate: bool = False) -> str:
-    """If values overwrite each other, the indices stay whole; if one value is added for each index, the indices can be split."""
+    """If values overwrite each other, the indices stay whole; if one value is added for each index, the indices can be
+    split."""
     if any(index is not None and index.dtype == torch.bool for index in indices):
         return _masked_put(x, indices, values)
     whole, sides, result = _index(x, indices)
@@ -124,7 +134,9 @@ def index_put(x, indices, values, accumulate: bool = False) -> str:
 def _masked_put(x, indices, values) -> str:
     """The position of each value depends on the whole mask."""
     whole = " ".join(f"v{k}!" for k in range(len(x.shape))) or "()"
-    masks = [" ".join(f"m{k}x{d}!" for d in range(len(i.shape))) if i is not None else "" for k, i in enumerate(indices)]
+    masks = [
+        " ".join(f"m{k}x{d}!" for d in range(len(i.shape))) if i is not None else "" for k, i in enumerate(indices)
+    ]
     value_dims = " ".join(f"n{k}!" for k in range(len(values.shape))) or "()"
     return f"{whole}, {', '.join(mask or '()' for mask in masks)}, {value_dims} -> {whole}"
 

@@ -1,4 +1,5 @@
-"""Shard factorizations and solutions of matrices by batch, right-hand sides by columns, and Fourier transforms by other dims."""
+"""Shard factorizations and solutions of matrices by batch, right-hand sides by columns, and Fourier transforms by other
+dims."""
 
 from __future__ import annotations
 
@@ -17,10 +18,24 @@ rule("... i! j! -> ... p!, ... q! r!", "linalg_eig", empty=False)
 rule("... i! j!, ... t! -> ... i! j!", "linalg_householder_product", empty=False)
 rule("... i! j!, ..., ... -> ... p! q!", "linalg_pinv.atol_rtol_tensor", empty=False)
 rule(to.vectors("... i! j! -> ... p!, ... q! r!", "... i! j! -> ... p!, none!", 2), "_linalg_eigh", empty=False)
-rule(to.vectors("... i! j! -> ... p! q!, ... r!, ... s! t!", "... i! j! -> none!, ... r!, none!", 2), "_linalg_svd", empty=False)
+rule(
+    to.vectors("... i! j! -> ... p! q!, ... r!, ... s! t!", "... i! j! -> none!, ... r!, none!", 2),
+    "_linalg_svd",
+    empty=False,
+)
 
-rule(to.solved("... i! j!, ... j! c -> ... j! c", "... i! j!, ... c j! -> ... c j!"), "linalg_solve_triangular", linear="1", empty=False)
-rule(to.solved("... i! j!, ... j!, ... j! c -> ... j! c", "... i! j!, ... j!, ... c j! -> ... c j!"), "linalg_lu_solve", linear="2", empty=False)
+rule(
+    to.solved("... i! j!, ... j! c -> ... j! c", "... i! j!, ... c j! -> ... c j!"),
+    "linalg_solve_triangular",
+    linear="1",
+    empty=False,
+)
+rule(
+    to.solved("... i! j!, ... j!, ... j! c -> ... j! c", "... i! j!, ... j!, ... c j! -> ... c j!"),
+    "linalg_lu_solve",
+    linear="2",
+    empty=False,
+)
 rule("... i! c, ... i! j! -> ... i! c", "cholesky_solve", linear="0", empty=False)
 rule("... i! c!, ... i! j! -> ... i! c!, ... i! j!", "triangular_solve", empty=False)
 rule(to.solution, "_linalg_solve_ex", empty=False)

@@ -1,4 +1,5 @@
-"""Shard softmax, running sums, layer norm and group norm. The dims of the normalization or the running sum stay whole."""
+"""Shard softmax, running sums, layer norm and group norm. The dims of the normalization or the running sum stay
+whole."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ rule(to.layer_norm("... k, ... k, ... 1, k", "... k, k", 2), "_fused_rms_norm_ba
 
 GROUPS = {3: "n", 4: "g c", 6: "g"}
 rule(to.group_norm("image, (g c!), (g c!)", "image, n g, n g", 0), "native_group_norm", sizes=GROUPS, empty=False)
-rule(to.group_norm("image, image, n g, n g, (g c!)", "image, (g c!), (g c!)", 1), "native_group_norm_backward", linear="0",
+rule(to.group_norm("image, image, n g, n g, (g "
+                   "c!)", "image, (g c!), (g c!)", 1), "native_group_norm_backward", linear="0",
      sizes={k + 2: size for k, size in GROUPS.items()}, empty=False)  # fmt: skip
 
 rule(to.weight_norm("v, g", "v, g", 0, 2), "_weight_norm_interface", empty=False)

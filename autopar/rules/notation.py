@@ -30,7 +30,8 @@ DimPattern = tuple[str, ...]  # factor names, major first; (ELLIPSIS,) or () for
 
 @dataclass(frozen=True)
 class Pattern:
-    """A parsed rule: the factors of operands and results, the factors that must stay whole, and the kind of reduction."""
+    """A parsed rule: the factors of operands and results, the factors that must stay whole, and the kind of
+    reduction."""
 
     text: str
     operands: tuple[tuple[DimPattern, ...], ...]
@@ -71,7 +72,10 @@ def parse_pattern(text: str) -> Pattern:
 def _side(text: str, side: str, whole: set[str], bare: set[str]) -> tuple[tuple[DimPattern, ...], ...]:
     if not side.strip():
         return ()
-    return tuple(() if tensor_text.strip() == "()" else _tensor(text, tensor_text, whole, bare) for tensor_text in side.split(","))
+    return tuple(
+        () if tensor_text.strip() == "()" else _tensor(text, tensor_text, whole, bare)
+        for tensor_text in side.split(",")
+    )
 
 
 def _tensor(text: str, tensor_text: str, whole: set[str], bare: set[str]) -> tuple[DimPattern, ...]:

@@ -1,4 +1,5 @@
-"""Shard the steps of optimizers (``autopar.optimizers``) element by element. Step counts, scales and scheduled numbers are the same on all ranks."""
+"""Shard the steps of optimizers (``autopar.optimizers``) element by element. Step counts, scales and scheduled numbers
+are the same on all ranks."""
 
 from __future__ import annotations
 

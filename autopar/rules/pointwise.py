@@ -7,7 +7,11 @@ import torch
 from autopar.rules.dims import sized
 from autopar.rules.registry import overload, rule
 
-rule("... -> ...", "neg clone alias alias_copy detach positive deg2rad rad2deg _conj conj_physical _conj_physical", linear="0")
+rule(
+    "... -> ...",
+    "neg clone alias alias_copy detach positive deg2rad rad2deg _conj conj_physical _conj_physical",
+    linear="0",
+)
 rule("... -> ...", "mul.Scalar div.Scalar _neg_view", linear="0")
 rule("... -> ... c!", "view_as_real", linear="0")
 rule("... c! -> ...", "view_as_complex", linear="0")
@@ -66,8 +70,15 @@ rule("..., ..., ... -> ..., ...", "_prelu_kernel_backward", linear="0")
 
 # fused cells of recurrent nets: the gates of a hidden unit stay on one rank
 GATES = "n (four! h)"
-rule(sized(f"{GATES}, {GATES}, n h, (four! h), (four! h) -> n h, n h, {GATES}", lambda *_: {"four": 4}), "_thnn_fused_lstm_cell")
-rule(sized(f"n h, n h, n h, n h, {GATES} -> {GATES}, n h, (four! h)", lambda *_: {"four": 4}), "_thnn_fused_lstm_cell_backward_impl", linear="0+1")
+rule(
+    sized(f"{GATES}, {GATES}, n h, (four! h), (four! h) -> n h, n h, {GATES}", lambda *_: {"four": 4}),
+    "_thnn_fused_lstm_cell",
+)
+rule(
+    sized(f"n h, n h, n h, n h, {GATES} -> {GATES}, n h, (four! h)", lambda *_: {"four": 4}),
+    "_thnn_fused_lstm_cell_backward_impl",
+    linear="0+1",
+)
 
 
 def _widens(x, *, dtype=None, **_) -> str:

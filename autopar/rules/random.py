@@ -1,4 +1,5 @@
-"""Shard random ops, as twins that take a seed and a stream (``autopar.ir.ops.seeded_random``). Ranks with different pieces have different seeds.
+"""Shard random ops, as twins that take a seed and a stream (``autopar.ir.ops.seeded_random``). Ranks with different
+pieces have different seeds.
 
 If the seed is a table of a single device's generator states, all stays whole: its numbers have one order.
 """
@@ -19,7 +20,13 @@ def _alike(count: int = 1, results: int = 1) -> Callable[..., str]:
         tensors = [a for a in args if hasattr(a, "shape")][:count]
         ndim = max(len(t.shape) for t in tensors)
         shape = [max((t.shape[d] for t in tensors if len(t.shape) >= -d), default=1) for d in range(-ndim, 0)]
-        sides = [" ".join("1" if n == 1 != shape[d] else f"d{-d}" for d, n in zip(range(-len(t.shape), 0), t.shape, strict=True)) or "()" for t in tensors]
+        sides = [
+            " ".join(
+                "1" if n == 1 != shape[d] else f"d{-d}" for d, n in zip(range(-len(t.shape), 0), t.shape, strict=True)
+            )
+            or "()"
+            for t in tensors
+        ]
         return f"{', '.join(sides)} -> {', '.join([' '.join(f'd{-d}' for d in range(-ndim, 0)) or '()'] * results)}"
 
     return bound
@@ -34,8 +41,10 @@ def _multinomial(weights: Any, *_: Any) -> str:
 
 
 for pattern, ops, sizes in (
-    (_alike(), "bernoulli bernoulli.p uniform normal_functional exponential random random.from random.to cauchy geometric log_normal "
-               "rand_like randn_like randint_like randint_like.low_dtype poisson _standard_gamma normal.Tensor_float", {}),
+    (_alike(), "bernoulli bernoulli.p uniform normal_functional exponential random random.from random.to cauchy "
+               "geometric log_normal "
+               "rand_like randn_like randint_like randint_like.low_dtype poisson _standard_gamma "
+               "normal.Tensor_float", {}),
     (_alike(2), "bernoulli.Tensor normal.Tensor_Tensor binomial", {}),
     (_alike(), "normal.float_Tensor", {}),
     (_alike(2, 2), "rrelu_with_noise_functional", {}),

@@ -1,4 +1,5 @@
-"""Shard reductions over dims. A split dim that is summed leaves the result pending; if the results of parts do not add up, it stays whole."""
+"""Shard reductions over dims. A split dim that is summed leaves the result pending; if the results of parts do not add
+up, it stays whole."""
 
 from __future__ import annotations
 

@@ -33,13 +33,14 @@ class Rule:
 
     Attributes:
         op: the printed name, ``add.Tensor``.
-        pattern: the factors in the notation of ``autopar.rules.notation``, or a function of the op's arguments (types in place of
-            tensors) that returns it, alone or with sizes of factors: ``("(g a) -> g a", {"g": 2})``; the function
-            returns ``None`` if all dims stay whole. A pattern of ``None`` means that the op has no rule.
+        pattern: the factors in the notation of ``autopar.rules.notation``, or a function of the op's arguments (types
+            in place of tensors) that returns it, alone or with sizes of factors: ``("(g a) -> g a", {"g": 2})``; the
+            function returns ``None`` if all dims stay whole. A pattern of ``None`` means that the op has no rule.
         linear: the operands through which a pending sum may pass: alternatives, each one or several jointly;
             or a function of the arguments that returns them in the notation ``"0, 1+2"``.
         sizes: arguments that are sizes: position → ``"*"`` for the whole shape of the (first) result, one of its dims,
-            factors whose sizes are multiplied (``"g c"``), or a function of the arguments, the result's shape and the factors.
+            factors whose sizes are multiplied (``"g c"``), or a function of the arguments, the result's shape and the
+            factors.
         view: the op only regroups or reorders elements, so a pending value may wait through it at no cost.
         empty: whether the op accepts pieces without elements; a maximum does not, and some kernels crash.
     """
@@ -98,12 +99,13 @@ def register_rule(
 ) -> None:
     """Define how an op of yours can be sharded: ``register_rule("... d! -> ... d!", "mylib::rope")``.
 
-    The rule is trusted: a wrong rule gives wrong numbers. ``autopar.runtime.discovery.proof.prove(op, args)`` tests each of its
-    claims on a call. A second rule for an op replaces the first.
+    The rule is trusted: a wrong rule gives wrong numbers. ``autopar.runtime.discovery.proof.prove(op, args)`` tests
+    each of its claims on a call. A second rule for an op replaces the first.
 
     Args:
         pattern: operands ``->`` results in factors; see ``autopar.rules.notation``.
-        op: a name (``"mylib::rope"``, ``"mylib::rope.overload"``), ``torch.ops.mylib.rope``, or what ``torch.library.custom_op`` made.
+        op: a name (``"mylib::rope"``, ``"mylib::rope.overload"``), ``torch.ops.mylib.rope``, or what
+            ``torch.library.custom_op`` made.
         linear: the operands through which a pending sum may pass: ``"0"``, ``"0, 1"``, ``"0+1"``.
         sizes: argument positions that are sizes of the result: ``{1: "*"}`` for all of its shape, ``{2: 0}`` for dim 0.
 
@@ -134,7 +136,9 @@ def _op(op: object) -> OpOverload:
     if isinstance(op, torch.library.CustomOpDef):
         return overload_of(op)
     name = getattr(op, "__name__", None)
-    remedy = f"torch.ops.aten.{name}" if name and hasattr(torch.ops.aten, name) else 'torch.ops.mylib.rope or "mylib::rope"'
+    remedy = (
+        f"torch.ops.aten.{name}" if name and hasattr(torch.ops.aten, name) else 'torch.ops.mylib.rope or "mylib::rope"'
+    )
     raise TypeError(f"{shown(op)} is not an op; give {remedy}")
 
 
@@ -143,8 +147,13 @@ def _check_counts(text: str, op: OpOverload) -> None:
     operands, results = _counts(op)
     for kind, has, wanted in (("operand", len(pattern.operands), operands), ("result", len(pattern.results), results)):
         if wanted is not None and has != wanted:
-            names = f": {', '.join(name for _, name, _ in tensor_arguments(op))}" if kind == "operand" and wanted else ""
-            raise RuleError(f"rule {text!r} has {has} {kind}{'s' * (has != 1)}, {op.name()} has {wanted}{names}{_fitting(pattern, op)}")
+            names = (
+                f": {', '.join(name for _, name, _ in tensor_arguments(op))}" if kind == "operand" and wanted else ""
+            )
+            raise RuleError(
+                f"rule {text!r} has {has} {kind}{'s' * (has != 1)}, {op.name()} has "
+                f"{wanted}{names}{_fitting(pattern, op)}"
+            )
 
 
 def _check_results(pattern: Pattern, sizes: Mapping[int, Size]) -> None:
@@ -152,13 +161,14 @@ def _check_results(pattern: Pattern, sizes: Mapping[int, Size]) -> None:
     new = sorted({factor for dims in pattern.results for dim in dims for factor in dim} - known)
     if new and not sizes:
         raise RuleError(
-            f"rule {pattern.text!r}: the factor {new[0]!r} of its result is in no operand, so no rank knows its piece; write '{new[0]}!' "
-            f"if it stays whole, or name the arguments that are sizes of it, with sizes="
+            f"rule {pattern.text!r}: the factor {new[0]!r} of its result is in no operand, so no rank knows its "
+            f"piece; write '{new[0]}!' if it stays whole, or name the arguments that are sizes of it, with sizes="
         )
 
 
 def _fitting(pattern: Pattern, op: OpOverload) -> str:
-    """Return the overloads of the same op that the pattern fits: ``torch.ops.aten.mul`` without overload takes numbers."""
+    """Return the overloads of the same op that the pattern fits: ``torch.ops.aten.mul`` without overload takes
+    numbers."""
     others = [getattr(op.overloadpacket, name) for name in op.overloadpacket.overloads()]
     counts = (len(pattern.operands), len(pattern.results))
     fitting = [other.name() for other in others if not mutates(other) and _counts(other) == counts]
@@ -166,7 +176,8 @@ def _fitting(pattern: Pattern, op: OpOverload) -> str:
 
 
 def _counts(op: OpOverload) -> tuple[int | None, int | None]:
-    """Return how many operands and results a rule of ``op`` has; ``None`` if a list of tensors leaves the number open."""
+    """Return how many operands and results a rule of ``op`` has; ``None`` if a list of tensors leaves the number
+    open."""
     operands = [many for _, _, many in tensor_arguments(op)]
     results = tensor_results(op)
     return None if any(operands) else len(operands), None if any(results) else len(results)
@@ -188,7 +199,9 @@ def overload(name: str) -> OpOverload:
 def _member(packet: OpOverloadPacket, name: str) -> OpOverload:
     if name not in packet.overloads():
         op = str(packet).replace(".", "::", 1)
-        raise RuleError(f"{op} has no overload {name!r}; name one of {', '.join(f'{op}.{other}' for other in packet.overloads())}")
+        raise RuleError(
+            f"{op} has no overload {name!r}; name one of {', '.join(f'{op}.{other}' for other in packet.overloads())}"
+        )
     return getattr(packet, name)
 
 
@@ -231,4 +244,6 @@ def _remedy(op: Any) -> str:
 
 def parse_linear(text: str) -> Linear:
     """Parse ``"0+1, 0+2"`` as ``((0, 1), (0, 2))``."""
-    return tuple(tuple(int(slot) for slot in alternative.split("+")) for alternative in text.split(",") if alternative.strip())
+    return tuple(
+        tuple(int(slot) for slot in alternative.split("+")) for alternative in text.split(",") if alternative.strip()
+    )

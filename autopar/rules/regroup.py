@@ -15,8 +15,8 @@ Sized = tuple[str, dict[str, int]]
 def regroup(old: Sequence[int], new: Sequence[int]) -> tuple[str, dict[str, int]]:
     """Return the factors that two shapes of the same elements share, major first.
 
-    ``[4, 128, 64] → [512, 64]`` is ``a b c -> (a b) c``; ``[6, 4] → [4, 6]`` shares only a leading 2. Parts that do not divide
-    evenly stay whole.
+    ``[4, 128, 64] → [512, 64]`` is ``a b c -> (a b) c``; ``[6, 4] → [4, 6]`` shares only a leading 2. Parts that do not
+    divide evenly stay whole.
     """
     sizes: dict[str, int] = {}
     left: list[list[str]] = [[] for _ in old]
@@ -118,7 +118,9 @@ def cat(tensors, dim: int = 0) -> Sized:
             row[dim] = f"piece{k}!"
         joined[dim] = "all!"
     else:
-        counts = {"units": sum(sizes) // unit if unit else len(sizes)} | {f"piece{k}": n // unit for k, n in enumerate(sizes) if n != unit}
+        counts = {"units": sum(sizes) // unit if unit else len(sizes)} | {
+            f"piece{k}": n // unit for k, n in enumerate(sizes) if n != unit
+        }
         for k, row in enumerate(rows):
             row[dim] = f"(piece{k}! {name})" if f"piece{k}" in counts else name
         joined[dim] = f"(units! {name})"
@@ -134,8 +136,8 @@ def stack(tensors, dim: int = 0) -> str:
 
 
 def split(x, sizes: Sequence[int], dim: int = 0) -> Sized:
-    """Each part is split by itself, in units of a common size: ``(units! d) -> d, (part! d)``, as in a fused qkv weight, also with
-    fewer heads of keys; other parts stay whole."""
+    """Each part is split by itself, in units of a common size: ``(units! d) -> d, (part! d)``, as in a fused qkv
+    weight, also with fewer heads of keys; other parts stay whole."""
     dims, unit = names(len(x.shape)), math.gcd(*sizes)
     parts = [list(dims) for _ in sizes]
     name, counts = dims[dim], {}
@@ -144,7 +146,9 @@ def split(x, sizes: Sequence[int], dim: int = 0) -> Sized:
             part[dim] = f"part{k}!"
         dims[dim] = "whole!"
     else:
-        counts = {"units": sum(sizes) // unit} | {f"part{k}": size // unit for k, size in enumerate(sizes) if size != unit}
+        counts = {"units": sum(sizes) // unit} | {
+            f"part{k}": size // unit for k, size in enumerate(sizes) if size != unit
+        }
         for k, part in enumerate(parts):
             part[dim] = f"(part{k}! {name})" if f"part{k}" in counts else name
         dims[dim] = f"(units! {name})"
@@ -209,7 +213,8 @@ def diagonal(sides: str, of: int = 0, where: int = 1, more: int = 0, last: bool 
 
 
 def unfold(sides: str, of: int = 0) -> Callable[..., str]:
-    """Return a pattern for windows of one dim, which may overlap: the number of windows replaces the dim, their size is the last dim."""
+    """Return a pattern for windows of one dim, which may overlap: the number of windows replaces the dim, their size is
+    the last dim."""
 
     def pattern(*args, **_) -> str:
         dims = names(ndim(args[of]))
@@ -234,8 +239,8 @@ END = 2**62  # larger numbers stand for the end of a dim
 def sliced(sides: str, first: int, of: int = 0):
     """Return the pattern of a slice: ``whole`` is the sliced dim, ``part`` the slice of it.
 
-    Some of several equal parts, ``(parts! kept)``, or every so-many-th element, ``(kept parts!)``, can be split along what is kept;
-    other slices stay whole.
+    Some of several equal parts, ``(parts! kept)``, or every so-many-th element, ``(kept parts!)``, can be split along
+    what is kept; other slices stay whole.
 
     Args:
         first: the position of the arguments dim, start, end and step.
@@ -256,7 +261,9 @@ def sliced(sides: str, first: int, of: int = 0):
         if in_bounds and unit > 1:
             several = len(taken) != unit
             whole[dim], part[dim] = "(parts! kept)", "(taken! kept)" if several else "kept"
-            return _sides(sides, whole, part), {"parts": size // unit} | ({"taken": len(taken) // unit} if several else {})
+            return _sides(sides, whole, part), {"parts": size // unit} | (
+                {"taken": len(taken) // unit} if several else {}
+            )
         whole[dim], part[dim] = "whole!", "part!"
         return _sides(sides, whole, part), {}
 

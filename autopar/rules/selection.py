@@ -11,7 +11,11 @@ rule(along("whole, i! -> whole", 1), "index_fill.int_Scalar")
 rule(along("whole, i!, () -> whole", 1), "index_fill.int_Tensor", linear="0+2")
 rule(along("whole, i!, part -> whole", 1), "index_copy", linear="0+2")
 rule(along("whole, i!, part -> whole", 1), "index_reduce")
-rule(to.scatter_reduce, "scatter_reduce.two", linear=lambda x, dim, index, source, reduce, include_self=True: "0+2" * (reduce == "sum" and include_self))
+rule(
+    to.scatter_reduce,
+    "scatter_reduce.two",
+    linear=lambda x, dim, index, source, reduce, include_self=True: "0+2" * (reduce == "sum" and include_self),
+)
 rule(to.taken, "take", linear="0")
 rule(entire(lambda x, *_: wholes(ndim(x), "a") or "()"), "put", linear="0+2")
 

@@ -1,4 +1,5 @@
-"""Find the rule of a call whose op has none, by a discovery that registers itself here: it runs ops, in a room above the rules."""
+"""Find the rule of a call whose op has none, by a discovery that registers itself here: it runs ops, in a room above
+the rules."""
 
 from __future__ import annotations
 
@@ -30,6 +31,8 @@ def discover_with(discovery: Discovery) -> Discovery:
     return discovery
 
 
-def discovered(rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[TensorType | None]) -> Finding:
+def discovered(
+    rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[TensorType | None]
+) -> Finding:
     """Return the rule of one call of an op that has none; without a registered discovery, no rule."""
     return _DISCOVERIES[0](rule, op, args, kwargs, results) if _DISCOVERIES else Finding(None)

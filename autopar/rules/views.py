@@ -9,7 +9,12 @@ from autopar.rules.registry import rule
 rule(to.view, "view _unsafe_view reshape view_copy", linear="0", sizes={1: "*"}, view=True)
 rule(to.expand, "expand expand_copy", linear="0", sizes={1: "*"}, view=True)
 rule(to.unsqueeze, "unsqueeze unsqueeze_copy", linear="0", view=True)
-rule(to.squeeze, "squeeze squeeze.dim squeeze.dims squeeze_copy squeeze_copy.dim squeeze_copy.dims", linear="0", view=True)
+rule(
+    to.squeeze,
+    "squeeze squeeze.dim squeeze.dims squeeze_copy squeeze_copy.dim squeeze_copy.dims",
+    linear="0",
+    view=True,
+)
 rule(to.reordered(lambda dims: dims[::-1]), "t t_copy", linear="0", view=True)
 rule(to.reordered(to.swap), "transpose.int transpose_copy.int", linear="0", view=True)
 rule(to.reordered(lambda dims, order: [dims[k] for k in order]), "permute permute_copy", linear="0", view=True)
@@ -32,7 +37,13 @@ rule(to.unfold("windows -> whole", of=1), "unfold_backward", linear="0", sizes={
 # several tensors
 rule(to.cat, "cat", linear=lambda tensors, dim=0: every(len(tensors)))
 rule(to.stack, "stack", linear=lambda tensors, dim=0: every(len(tensors)))
-rule(to.split, "split_with_sizes split_with_sizes_copy unsafe_split_with_sizes", linear="0", sizes={1: to.split_sizes}, view=True)
+rule(
+    to.split,
+    "split_with_sizes split_with_sizes_copy unsafe_split_with_sizes",
+    linear="0",
+    sizes={1: to.split_sizes},
+    view=True,
+)
 rule(to.unbind, "unbind.int unbind_copy.int", linear="0", view=True)
 
 # elements move, are repeated, or get padding

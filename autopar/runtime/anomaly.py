@@ -5,15 +5,17 @@
                                                   y = torch.ops.aten.log.default(h)
                                                   look('y', y, (h,))
 
-An anomaly is a NaN in the result of an op none of whose operands has a NaN, if it reaches a value that leaves the computation: a result of
-the program, a state, a value that is sent to other ranks, or in the backward a value that one autograd function passes to the next, as
-torch defines it. The error is raised before that value is sent. A NaN that a mask removes, as in the gradient of the norm of zeros, is no
-anomaly, and neither is inf, which masks contain. When detection is off, it costs nothing: the functions with checks are
-separate functions, lowered when they are first needed.
+An anomaly is a NaN in the result of an op none of whose operands has a NaN, if it reaches a value that leaves the
+computation: a result of the program, a state, a value that is sent to other ranks, or in the backward a value that one
+autograd function passes to the next, as torch defines it. The error is raised before that value is sent. A NaN that a
+mask removes, as in the gradient of the norm of zeros, is no anomaly, and neither is inf, which masks contain. When
+detection is off, it costs nothing: the functions with checks are separate functions, lowered when they are first
+needed.
 
-With a scale of the loss (``loss_scaling``) gradients may overflow, and values computed from inf may be NaN. The scale handles that by
-skipping the step. So an anomaly of the backward or of the update is then only a NaN computed from finite operands on this rank;
-values from other ranks are not checked. The forward does not depend on the scale, and is checked as usual.
+With a scale of the loss (``loss_scaling``) gradients may overflow, and values computed from inf may be NaN. The scale
+handles that by skipping the step. So an anomaly of the backward or of the update is then only a NaN computed from
+finite operands on this rank; values from other ranks are not checked. The forward does not depend on the scale, and is
+checked as usual.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ CAME = "look at the errors of those ranks; if they have none, it is a sum of inf
 
 
 def is_on() -> bool:
-    """Whether torch looks for NaN: under ``detect_anomaly()`` or ``set_detect_anomaly(True)``, unless ``check_nan=False``."""
+    """Whether torch looks for NaN: under ``detect_anomaly()`` or ``set_detect_anomaly(True)``, unless
+    ``check_nan=False``."""
     return torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
 
 
@@ -78,8 +81,12 @@ class Hunt:
             return
         node = self.nodes[name]
         left = [operand for operand in read if isinstance(operand, torch.Tensor) and operand is not value]
-        handed_on = any(map(has_nan, left)) or (self._may_overflow(node) and (_axes(node) or len(left) < len(read) or not all(map(is_finite, left))))
-        self._nan[name] = "" if handed_on else self._text(node, value, dict(zip(operands(op_of(node)), read, strict=True)))
+        handed_on = any(map(has_nan, left)) or (
+            self._may_overflow(node) and (_axes(node) or len(left) < len(read) or not all(map(is_finite, left)))
+        )
+        self._nan[name] = (
+            "" if handed_on else self._text(node, value, dict(zip(operands(op_of(node)), read, strict=True)))
+        )
         if node in self.leaving and (text := self._first_cause(node)):
             raise AnomalyError(text)
 
@@ -94,7 +101,9 @@ class Hunt:
                 open_ += operands(op_of(value))
         return next((text for name, text in self._nan.items() if text and name in causes), "")
 
-    def look_at_updates(self, names: Sequence[str], gradients: Sequence[torch.Tensor], written: Sequence[Sequence[torch.Tensor]]) -> None:
+    def look_at_updates(
+        self, names: Sequence[str], gradients: Sequence[torch.Tensor], written: Sequence[Sequence[torch.Tensor]]
+    ) -> None:
         """Check the updates of several parameters, after one op has updated them in place.
 
         Args:
@@ -120,11 +129,18 @@ class Hunt:
         during = f"the {record.phase}" + f" of {self.during}" * (bool(self.during) and record.phase != "update")
         of = f" of {_user_name(_first_input(op))}" if op.target in IN_PLACE else ""
         op_text = f"the constant {op.name}" if op.op == "get_attr" else target_name(op.target)
-        lines = [f"{op_text}{of} makes a NaN on rank {self.program.rank}, in {during}", "  " + print_node(self.program, op)]
+        lines = [
+            f"{op_text}{of} makes a NaN on rank {self.program.rank}, in {during}",
+            "  " + print_node(self.program, op),
+        ]
         lines += [at_line(record.source, record.module)] if record.source else []
         why = self._came_over(op, axes) if axes else "none of its operands has one"
         lines.append(f"  {_count(value)} of {node.name} are NaN; {why}:")
-        lines += [f"    {_user_name(operand)} {'was overwritten' if tensor is value else _range(tensor)}" for operand, tensor in read.items() if isinstance(tensor, torch.Tensor)]
+        lines += [
+            f"    {_user_name(operand)} {'was overwritten' if tensor is value else _range(tensor)}"
+            for operand, tensor in read.items()
+            if isinstance(tensor, torch.Tensor)
+        ]
         return "\n".join([*lines, f"  {CAME if axes else MADE}"])
 
     def _came_over(self, op: fx.Node, axes: Sequence[str]) -> str:
@@ -135,15 +151,17 @@ class Hunt:
 
 
 def _leaving(program: Program) -> set[fx.Node]:
-    """Return the values that leave the computation: results, values that are sent to other ranks, values that the update reads of the
-    phases before it, and values that the backward of one call passes to that of another. A value that is added to such a sum is one too,
-    because it may become the sum itself."""
+    """Return the values that leave the computation: results, values that are sent to other ranks, values that the
+    update reads of the phases before it, and values that the backward of one call passes to that of another. A value
+    that is added to such a sum is one too, because it may become the sum itself."""
     leaving: set[fx.Node] = set()
     for node in reversed(list(program.nodes)):
         phase = record_of(node).phase
         for user in node.users:
             sent = user.target in (transfers.send, transfers.recv) or bool(_axes(user))
-            added = user in leaving and user.target is torch.ops.aten.add.Tensor and operands(user)[0].op == "placeholder"
+            added = (
+                user in leaving and user.target is torch.ops.aten.add.Tensor and operands(user)[0].op == "placeholder"
+            )
             other = record_of(user).phase
             handed = phase == other == "backward" and _call(user) != _call(node)
             if user.op == "output" or sent or added or handed or (other == "update" != phase):
@@ -185,7 +203,11 @@ def refuse_nan(module_state: ModelState, model: Mapping[str, torch.Tensor], batc
     """
     kinds = {name: "parameter" for name, _ in module_state.parameters}
     rows = [(kinds.get(name, "buffer"), name, "", tensor) for name, tensor in model.items()]
-    rows += [("input", name, nth(k, len(batches)), tensor) for k, batch in enumerate(batches, 1) for name, tensor in batch.items()]
+    rows += [
+        ("input", name, nth(k, len(batches)), tensor)
+        for k, batch in enumerate(batches, 1)
+        for name, tensor in batch.items()
+    ]
     rows += [("state", name, "", tensor) for name, tensor in state.items()]
     for kind, name, microbatch, tensor in rows:
         if has_nan(tensor):
@@ -204,7 +226,8 @@ def op_of(node: fx.Node) -> fx.Node:
 
 
 def is_looked_at(node: fx.Node) -> bool:
-    """Whether a value is computed by the program and is one tensor. Of an op with several results, each result that is read is checked."""
+    """Whether a value is computed by the program and is one tensor. Of an op with several results, each result that is
+    read is checked."""
     return node.op in ("call_function", "get_attr") and isinstance(record_of(node).type, TensorType)
 
 
@@ -226,12 +249,19 @@ def _count(x: torch.Tensor) -> str:
 
 
 def _range(x: torch.Tensor) -> str:
-    """Describe values as ``from -1.5 to 2, 3 inf``, or ``is 3`` for one number; complex numbers by their absolute values."""
+    """Describe values as ``from -1.5 to 2, 3 inf``, or ``is 3`` for one number; complex numbers by their absolute
+    values."""
     x = (x.abs() if x.is_complex() else x).double()
     if x.numel() == 1:
         return f"is {x.item():.6g}"
     finite = x[x.isfinite()]
-    values = f"from {float(finite.min()):.6g} to {float(finite.max()):.6g}" if finite.numel() else "has no finite element" if x.numel() else "is empty"
+    values = (
+        f"from {float(finite.min()):.6g} to {float(finite.max()):.6g}"
+        if finite.numel()
+        else "has no finite element"
+        if x.numel()
+        else "is empty"
+    )
     infinite = int(x.isinf().sum())
     return f"{values}, {infinite or 'no'} inf"
 

@@ -1,7 +1,7 @@
 """Find the op that this process is running, at no cost for the step itself.
 
-The step of a rank is one generated function per phase, and its lines are registered here with their ops. Another thread finds the
-current op in the stacks of all threads. The step itself only counts its phases.
+The step of a rank is one generated function per phase, and its lines are registered here with their ops. Another thread
+finds the current op in the stacks of all threads. The step itself only counts its phases.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from types import CodeType, FrameType, TracebackType
 from autopar.capture.provenance import LINE, is_users
 from autopar.errors import AutoparError
 
-# by id, because two code objects of the same text are equal; an entry is dropped with its code, because a step may be captured again
+# by id, because two code objects of the same text are equal; an entry is dropped with its code, because a step may be
+# captured again
 _registered: dict[int, tuple[weakref.ref[CodeType], Mapping[int, str]]] = {}
 _calls: set[int] = set()  # ids of code that belongs to a call of the user, and not to an op with its own line
 _ticks = 0
@@ -34,7 +35,8 @@ class CurrentOp:
 
 
 def register(code: CodeType, lines: Mapping[int, str], *, is_call: bool = False) -> None:
-    """Register the text for each line of a generated function, as the user should read it. A second call replaces the texts.
+    """Register the text for each line of a generated function, as the user should read it. A second call replaces the
+    texts.
 
     A line without a text, such as the ``del`` after an op, belongs to the nearest line above that has one.
 
@@ -56,7 +58,9 @@ def tick() -> None:
 def where() -> CurrentOp:
     """Return the op that any thread of this process is running now, or else the user's line of the main thread."""
     this_thread, main = threading.get_ident(), threading.main_thread().ident
-    frames = {thread: frame for thread, frame in sys._current_frames().items() if thread != this_thread or thread == main}
+    frames = {
+        thread: frame for thread, frame in sys._current_frames().items() if thread != this_thread or thread == main
+    }
     for frame in frames.values():
         for code, line in _outwards(frame):
             text = _op(code, line)
@@ -81,7 +85,8 @@ def where_raised(traceback: TracebackType | None) -> CurrentOp:
 
 
 def add_op(error: Exception, text: str = "") -> None:
-    """Add the op that raised an error to the error, from Python 3.11 on. ``text`` names the op if the traceback does not have it."""
+    """Add the op that raised an error to the error, from Python 3.11 on. ``text`` names the op if the traceback does
+    not have it."""
     place = where_raised(error.__traceback__)
     if (text or place.inside) and hasattr(error, "add_note") and not isinstance(error, AutoparError):
         error.add_note(f"while autopar ran\n    {text or place.text}")

@@ -1,4 +1,5 @@
-"""Redistribute DTensors with autopar's gather, because DTensor uses the coalesced gather of gloo (see ``start_gather``).
+"""Redistribute DTensors with autopar's gather, because DTensor uses the coalesced gather of gloo (see
+``start_gather``).
 
 Both functions are differentiable, as DTensor's methods are.
 """

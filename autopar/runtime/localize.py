@@ -4,9 +4,10 @@
     h : f32[32/dp 256/tp] = relu(mm)                       →      h : f32[16 128] = relu(mm)
     y : f32[32/dp 256] = all_gather(h, 1, tp)              →      y : f32[16 256] = all_gather(h, 1, tp, sizes=[128, 128])
 
-Size arguments become those of the piece, and transfers get explicit piece sizes. Ranks whose pieces have equal sizes share a
-program (a *class*); the runtime gets their coordinates, in which they differ, as an input. A send and a recv
-become one exchange at the line of the recv, so that all ranks of both stages run the exchanges in the order of the program.
+Size arguments become those of the piece, and transfers get explicit piece sizes. Ranks whose pieces have equal sizes
+share a program (a *class*); the runtime gets their coordinates, in which they differ, as an input. A send and a recv
+become one exchange at the line of the recv, so that all ranks of both stages run the exchanges in the order of the
+program.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ class LocalPrograms(Mapping[int, Program]):
         self._made: dict[int, Program] = {}
 
     def __getitem__(self, rank: int) -> Program:
-        """Return the program with the coordinates of ``rank`` and the graph of its class. ``ValueError`` if the rank is not on the mesh."""
+        """Return the program with the coordinates of ``rank`` and the graph of its class. ``ValueError`` if the rank is
+        not on the mesh."""
         at = _mesh(self._program).coordinates(rank)
         number = self._class_of[rank]
         if number not in self._made:
@@ -87,7 +89,9 @@ class LocalPrograms(Mapping[int, Program]):
         """Localize all classes: that no rank waits for ever can only be checked for all together."""
         mesh = _mesh(self._program)
         with gc_paused():
-            self._made = {k: localize(self._program, mesh.coordinates(ranks[0])) for k, ranks in enumerate(self._classes)}
+            self._made = {
+                k: localize(self._program, mesh.coordinates(ranks[0])) for k, ranks in enumerate(self._classes)
+            }
             for program in self._made.values():
                 self._check(program)
             check_programs({rank: self._made[k].at(mesh.coordinates(rank)) for rank, k in self._class_of.items()})
@@ -131,7 +135,9 @@ class _Localizer:
         for node in self.program.nodes:
             self.node(node)
         tree = self.program.tree
-        if (count := sum(r.kind == "return" for r in record_of(self.program.output).results)) != (left := self.returned):
+        if (count := sum(r.kind == "return" for r in record_of(self.program.output).results)) != (
+            left := self.returned
+        ):
             tree = () if not left else ("(", *[", "] * (left - 1), ",)" if left == 1 else ")")
             assert left < count
         return Program(self.graph, "local", self.program.mesh, stages=self.program.stages, coordinates=coordinates,
@@ -178,8 +184,17 @@ class _Localizer:
                 while name in self.names:
                     name += "_"
                 self.names.add(name)
-                new = make_node(self.graph, name, "call_function", transfers.fold_in, (of_all, axes if len(axes) > 1 else axes[0]), {})
-                set_record(new, Record(record_of(of_all).type, phase=record.phase, module=record.module, source=record.source))
+                new = make_node(
+                    self.graph,
+                    name,
+                    "call_function",
+                    transfers.fold_in,
+                    (of_all, axes if len(axes) > 1 else axes[0]),
+                    {},
+                )
+                set_record(
+                    new, Record(record_of(of_all).type, phase=record.phase, module=record.module, source=record.source)
+                )
                 self.seeds[axes] = new
             self.nodes[seed] = self.seeds[axes]
         self.add(node, record, node.op, node.target, args, kwargs, kind)
@@ -194,13 +209,18 @@ class _Localizer:
 
     def output(self, node: fx.Node, record: Record) -> None:
         """Return the results that this rank has."""
-        present = [(value, result) for value, result in zip(operands(node), record.results, strict=True) if value in self.nodes]
+        present = [
+            (value, result) for value, result in zip(operands(node), record.results, strict=True) if value in self.nodes
+        ]
         self.returned = sum(result.kind == "return" for _, result in present)
         args = node.args if len(present) == len(record.results) else (tuple(value for value, _ in present),)
-        self.add(node, record._replace(results=tuple(result for _, result in present)), "output", node.target, args, {}, None)
+        self.add(
+            node, record._replace(results=tuple(result for _, result in present)), "output", node.target, args, {}, None
+        )
 
     def exchange(self, node: fx.Node, record: Record, target_mesh: Mesh) -> None:
-        """Add a send if the rank is only on the source's stage; else a recv, which also sends if the rank is on both."""
+        """Add a send if the rank is only on the source's stage; else a recv, which also sends if the rank is on
+        both."""
         (sent,) = operands(node)
         source, result = record_of(sent).type, record.type
         assert isinstance(source, TensorType) and source.layout is not None and isinstance(result, TensorType)
@@ -209,7 +229,12 @@ class _Localizer:
             return
         target = transfers.recv if self.rank in target_mesh else transfers.send
         mesh = target_mesh if target is transfers.recv else source_mesh
-        kwargs = {**_splits(result, "splits", "parts"), "shape": source.shape, **_splits(source, "source", "source_parts"), "home": source_mesh.name}
+        kwargs = {
+            **_splits(result, "splits", "parts"),
+            "shape": source.shape,
+            **_splits(source, "source", "source_parts"),
+            "home": source_mesh.name,
+        }
         args = (sent if self.rank in source_mesh else None, target_mesh.name)
         kind = _local_type(result if target is transfers.recv else source, mesh, mesh.coordinates(self.rank))
         self.add(node, record, "call_function", target, args, kwargs, kind)
@@ -248,7 +273,9 @@ def _sizes(node: fx.Node, record: Record, kind: ValueType, mesh: Mesh, at: Mappi
     rule = rule_of(node.target)
     if not rule.sizes:
         return node.args
-    result = next(part for part in (kind if isinstance(kind, tuple) else (kind,)) if isinstance(part, TensorType))  # some may be absent
+    result = next(
+        part for part in (kind if isinstance(kind, tuple) else (kind,)) if isinstance(part, TensorType)
+    )  # some may be absent
     factors = _factors(node, record, mesh, at) if rule.counts_factors else {}
     return rule.resized(node.args, result.shape, factors)
 
@@ -258,11 +285,14 @@ def _factors(node: fx.Node, record: Record, mesh: Mesh, at: Mapping[str, int]) -
     bound = bind_node(node)
     types = record.type if isinstance(record.type, tuple) else (record.type,)
     needs = [record_of(value).type.attr for value in operands(node)]  # type: ignore[union-attr]
-    return bound.local_sizes(bound.splits(needs, [None if type is None else type.attr for type in types], mesh), mesh, at)
+    return bound.local_sizes(
+        bound.splits(needs, [None if type is None else type.attr for type in types], mesh), mesh, at
+    )
 
 
 def _transfer(node: fx.Node, mesh: Mesh, at: Mapping[str, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the transfer's arguments with explicit piece sizes, and with the local sizes of the parts of merged dims."""
+    """Return the transfer's arguments with explicit piece sizes, and with the local sizes of the parts of merged
+    dims."""
     arguments = transfers.arguments(node.target, node.args, node.kwargs)
     operand = operands(node)[0]
     source, result = record_of(operand).type, record_of(node).type

@@ -22,9 +22,9 @@ Gradient = Callable[[str, torch.Tensor], torch.Tensor]
 class ProcessStep:
     """The local program of one rank, ready to run.
 
-    A backward belongs to the set of returned values that have a gradient. This set is known only when the backward runs. So the
-    forward runs for the set of the last call, or in the first call for the scalars (a loss) if there are any. If the set
-    was wrong, the backward runs the forward again.
+    A backward belongs to the set of returned values that have a gradient. This set is known only when the backward
+    runs. So the forward runs for the set of the last call, or in the first call for the scalars (a loss) if there are
+    any. If the set was wrong, the backward runs the forward again.
 
     Args:
         explicit: the program with Layouts.
@@ -59,7 +59,9 @@ class ProcessStep:
     @cached_property
     def phases(self) -> Mapping[str, Lowered]:
         """The functions of the phases, lowered on first use: most steps only ever run for fewer gradients."""
-        return lower(self._local, self._groups, None if self._agreement is None else self._agreement.finish, self._bytes)
+        return lower(
+            self._local, self._groups, None if self._agreement is None else self._agreement.finish, self._bytes
+        )
 
     @cached_property
     def looking(self) -> Mapping[str, Lowered]:
@@ -82,11 +84,20 @@ class ProcessStep:
                 return self.forward(pieces)[0]
         return list(_Step.apply(self, pieces, tuple(leaves), gradient, owners, *leaves.values()))  # type: ignore[no-untyped-call]
 
-    def forward(self, pieces: Sequence[torch.Tensor], *, keep_states: bool = True) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return the pieces of the returned values, and the values that the backward needs, in the order in which it takes them."""
+    def forward(
+        self, pieces: Sequence[torch.Tensor], *, keep_states: bool = True
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return the pieces of the returned values, and the values that the backward needs, in the order in which it
+        takes them."""
         phases, values = self.phases, dict(zip(self.interface.given, pieces, strict=True))
         first = phases["forward"]
-        results = dict(zip(first.gives, self._run("forward", [self._constants.get(n, values.get(n)) for n in first.takes]), strict=True))
+        results = dict(
+            zip(
+                first.gives,
+                self._run("forward", [self._constants.get(n, values.get(n)) for n in first.takes]),
+                strict=True,
+            )
+        )
         if self._agreement is not None:
             self._agreement.finish()
         if keep_states:
@@ -96,7 +107,9 @@ class ProcessStep:
         if "backward" not in phases:
             return _distinct(returned), []
         tangents = set(self.interface.tangents.values())
-        saved = [results.get(n, self._constants.get(n, values.get(n))) for n in phases["backward"].takes if n not in tangents]
+        saved = [
+            results.get(n, self._constants.get(n, values.get(n))) for n in phases["backward"].takes if n not in tangents
+        ]
         return _distinct(returned), saved  # type: ignore[return-value]
 
     def backward(self, saved: list[torch.Tensor], gradients: Mapping[int, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -121,9 +134,14 @@ class ProcessStep:
         if self._agreement is None:
             return
         returned = self.interface.returned
-        brought = [Brought(f"the gradient of output {k}", gradients[k], tuple(returned[k][1].attr.axes)) for k in sorted(gradients)]
+        brought = [
+            Brought(f"the gradient of output {k}", gradients[k], tuple(returned[k][1].attr.axes))
+            for k in sorted(gradients)
+        ]
         outputs = ", ".join(map(str, sorted(gradients)))
-        self._agreement.begin(f"backward of call {serial} from its outputs {outputs}", brought, f"backward from {outputs}")
+        self._agreement.begin(
+            f"backward of call {serial} from its outputs {outputs}", brought, f"backward from {outputs}"
+        )
 
     def _run(self, phase: str, boxed: list[Any]) -> list[torch.Tensor]:
         current_op.tick()

@@ -1,9 +1,11 @@
-"""Redistribute one value from one Layout to another outside of a program, on simulated ranks or on processes, with gradients.
+"""Redistribute one value from one Layout to another outside of a program, on simulated ranks or on processes, with
+gradients.
 
-The gradient of a piece has the layout of the piece, but is replicated over axes on which the value is a partial sum: every addend has
-the gradient of the sum. So the backward of a transition from A to B is a transition from gradient(B) to gradient(A): that of P → S
-(reduce-scatter) is an all-gather, that of P → R (all-reduce) the identity, that of S → R (all-gather) a slice. A replicated value has
-one gradient, the same on every rank, as if one rank used it (Shoeybi et al., Megatron-LM, 2019: the operators f and g).
+The gradient of a piece has the layout of the piece, but is replicated over axes on which the value is a partial sum:
+every addend has the gradient of the sum. So the backward of a transition from A to B is a transition from gradient(B)
+to gradient(A): that of P → S (reduce-scatter) is an all-gather, that of P → R (all-reduce) the identity, that of S → R
+(all-gather) a slice. A replicated value has one gradient, the same on every rank, as if one rank used it (Shoeybi et
+al., Megatron-LM, 2019: the operators f and g).
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from autopar.verify.levels import verify
 
 
 def gradient_type(type: TensorType) -> TensorType:
-    """Return the type of the gradient of a value: it has the value's splits, and is replicated where the value is pending.
+    """Return the type of the gradient of a value: it has the value's splits, and is replicated where the value is
+    pending.
 
     Raises:
         TransitionError: the value is a pending max, min or product, whose gradient depends on the values.
@@ -74,7 +77,10 @@ class Redistribution:
         before, after = self.source.layout, self.target.layout
         if before is None or after is None or before.mesh == after.mesh:
             return self.source, self.target
-        stages = [Mesh(layout.mesh.sizes, ranks=layout.mesh.ranks, name=name) for layout, name in ((before, "source"), (after, "target"))]
+        stages = [
+            Mesh(layout.mesh.sizes, ranks=layout.mesh.ranks, name=name)
+            for layout, name in ((before, "source"), (after, "target"))
+        ]
         first, last = (
             replace(t, layout=Layout(mesh, layout.attr))
             for t, mesh, layout in zip((self.source, self.target), stages, (before, after), strict=True)
@@ -90,7 +96,9 @@ class Redistribution:
         if mesh != target.layout.mesh:
             stages = {"source": mesh, "target": target.layout.mesh}
             mesh = Mesh(rank=len(every := sorted({*mesh.ranks, *target.layout.mesh.ranks})), ranks=every)
-        source, target = (replace(t, layout=Layout(t.layout.mesh, t.attr.normalize(t.shape, t.layout.mesh))) for t in (source, target))  # type: ignore[union-attr]
+        source, target = (
+            replace(t, layout=Layout(t.layout.mesh, t.attr.normalize(t.shape, t.layout.mesh))) for t in (source, target)
+        )  # type: ignore[union-attr]
         program = Program(fx.Graph(), "explicit", mesh, stages=stages, tree=("", ""))
         x = make_node(program.graph, "x", "placeholder", "x", (), {})
         set_record(x, Record(source, role="input"))
@@ -130,7 +138,10 @@ class Redistribution:
         """
         ranks = tuple(self.source.layout.mesh.ranks)  # type: ignore[union-attr]
         if sorted(pieces) != sorted(ranks):
-            raise ValueError(f"pieces are given for the ranks {sorted(pieces)}, but {print_type(self.source)} is on the ranks {sorted(ranks)}")
+            raise ValueError(
+                f"pieces are given for the ranks {sorted(pieces)}, but {print_type(self.source)} is on the ranks "
+                f"{sorted(ranks)}"
+            )
         for rank in ranks:
             self._check(rank, pieces[rank])
         results = _Simulated.apply(self, *(pieces[rank] for rank in ranks))  # type: ignore[no-untyped-call]
@@ -149,14 +160,18 @@ class Redistribution:
         code: dict[int, list[Instruction]] = {}
         for rank, program in self.local.items():
             code[rank] = compile_phases(program).get("forward", [])
-        values: dict[int, dict[str, Any]] = {rank: {"x": pieces[rank].detach()} if rank in pieces else {} for rank in code}
+        values: dict[int, dict[str, Any]] = {
+            rank: {"x": pieces[rank].detach()} if rank in pieces else {} for rank in code
+        }
         run_ranks(self.program.meshes, code, values)
         name = self.program.output.args[0][0].name  # type: ignore[index,union-attr]
         return {rank: values[rank][name] for rank in self.target.layout.mesh.ranks}  # type: ignore[union-attr]
 
     # -- on processes ----------------------------------------------------------------------------------------------
 
-    def on(self, rank: int, groups: Mapping[tuple[int, ...], str], device: torch.device | None = None) -> RedistributionOnRank:
+    def on(
+        self, rank: int, groups: Mapping[tuple[int, ...], str], device: torch.device | None = None
+    ) -> RedistributionOnRank:
         """Return this redistribution, ready to run in the process of ``rank``.
 
         Args:
@@ -188,7 +203,8 @@ class RedistributionOnRank:
         return self.redistribution.backward.on(self.rank, self.groups, self.device)
 
     def __call__(self, piece: torch.Tensor | None) -> torch.Tensor | None:
-        """Return the rank's piece of the target. The old or the new piece is ``None`` if the rank is only on the other mesh.
+        """Return the rank's piece of the target. The old or the new piece is ``None`` if the rank is only on the other
+        mesh.
 
         Raises:
             ValueError: the piece has another shape or dtype than the rank's piece, or is missing, or the rank has none.

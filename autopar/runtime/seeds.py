@@ -1,4 +1,5 @@
-"""Draw the seed of a step with random ops from torch's global generator, so that ``torch.manual_seed`` reproduces it."""
+"""Draw the seed of a step with random ops from torch's global generator, so that ``torch.manual_seed`` reproduces
+it."""
 
 from __future__ import annotations
 
@@ -13,11 +14,15 @@ from autopar.torch_private import default_generator
 RANDOM = ("parallel", "single")
 
 
-def step_seed(draws: Sequence[Draw], random: str, device: torch.device, control: distributed.ProcessGroup | None) -> list[torch.Tensor]:
-    """Return the value of the placeholder ``seed``, in a list that is empty if the step has none. It is the same on all ranks.
+def step_seed(
+    draws: Sequence[Draw], random: str, device: torch.device, control: distributed.ProcessGroup | None
+) -> list[torch.Tensor]:
+    """Return the value of the placeholder ``seed``, in a list that is empty if the step has none. It is the same on all
+    ranks.
 
     Args:
-        random: ``"parallel"``: one number. ``"single"``: the generator's state before each draw; the generator advances as on a single device.
+        random: ``"parallel"``: one number. ``"single"``: the generator's state before each draw; the generator advances
+            as on a single device.
         control: a group of all ranks; ``None`` if there is only one process. The first rank's generator is used.
     """
     if not draws:

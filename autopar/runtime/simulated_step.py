@@ -27,10 +27,7 @@ class SimulatedStep:
     """
 
     def __init__(
-        self,
-        explicit: Program,
-        local: Mapping[int, Program],
-        specialize: Callable[[frozenset[int]], SimulatedStep],
+        self, explicit: Program, local: Mapping[int, Program], specialize: Callable[[frozenset[int]], SimulatedStep]
     ) -> None:
         self.specialize = specialize
         self.interface = Interface.of(explicit)
@@ -39,7 +36,8 @@ class SimulatedStep:
 
     @cached_property
     def code(self) -> dict[int, dict[str, list[Instruction]]]:
-        """Rank → its instructions, by phase; ranks of one class share them. Compiled on first use, because a program may only be printed."""
+        """Rank → its instructions, by phase; ranks of one class share them. Compiled on first use, because a program
+        may only be printed."""
         compiled: dict[int, dict[str, list[Instruction]]] = {}
         by_rank = {}
         for rank, program in self._local.items():
@@ -76,7 +74,10 @@ class SimulatedStep:
 
     def run(self, phase: str, values: dict[int, Values]) -> None:
         if anomaly.is_on():
-            values |= {rank: anomaly.Watched(rank_values, anomaly.Hunt(self._local[rank])) for rank, rank_values in values.items()}
+            values |= {
+                rank: anomaly.Watched(rank_values, anomaly.Hunt(self._local[rank]))
+                for rank, rank_values in values.items()
+            }
         code: dict[int, Sequence[Instruction]] = {rank: phases.get(phase, ()) for rank, phases in self.code.items()}
         with as_captured():
             run_ranks(self.meshes, code, values)
@@ -91,8 +92,11 @@ class _Step(torch.autograd.Function):
         outputs, ctx.values = step.forward(tensors)
         ctx.step = step
         ctx.set_materialize_grads(False)
-        # saved but not read, so that torch refuses a second backward without retain_graph, and tensors that have changed since
-        ctx.save_for_backward(*(t for name, t in zip(step.interface.given, tensors, strict=True) if name not in step.interface.states))
+        # saved but not read, so that torch refuses a second backward without retain_graph, and tensors that have
+        # changed since
+        ctx.save_for_backward(
+            *(t for name, t in zip(step.interface.given, tensors, strict=True) if name not in step.interface.states)
+        )
         ctx.mark_non_differentiable(*(o for k, o in enumerate(outputs) if k not in step.interface.tangents))
         return tuple(outputs)
 
@@ -111,10 +115,14 @@ class _Step(torch.autograd.Function):
             if not positions:
                 return (None,) * (1 + len(step.interface.given))
             step = step.specialize(positions)
-            values = {rank: {name: rank_values[name] for name in step.interface.given} for rank, rank_values in values.items()}
+            values = {
+                rank: {name: rank_values[name] for name in step.interface.given} for rank, rank_values in values.items()
+            }
             step.run("forward", values)
         tangents = {name: gradients[k] for k, name in step.interface.tangents.items()}
         values = {rank: {**rank_values, **step.cut(tangents, rank)} for rank, rank_values in values.items()}
         step.run("backward", values)
-        results = {placeholder: step.join(values, name, type) for placeholder, (name, type) in step.interface.gradients.items()}
+        results = {
+            placeholder: step.join(values, name, type) for placeholder, (name, type) in step.interface.gradients.items()
+        }
         return (None, *(results.get(name) for name in step.interface.given))

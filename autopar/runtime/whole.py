@@ -1,4 +1,5 @@
-"""Run a program without tangents as one function, from pieces by name to pieces by name, on this rank or on all simulated ranks."""
+"""Run a program without tangents as one function, from pieces by name to pieces by name, on this rank or on all
+simulated ranks."""
 
 from __future__ import annotations
 
@@ -63,7 +64,13 @@ class ProcessRun(Results):
     def __init__(self, explicit: Program, local: Program, groups: Mapping[tuple[int, ...], str], gate: Callable[[], None] | None,
                  device: torch.device, donated: Collection[str] = (), scaled: bool = False, offloaded: bool = False) -> None:  # fmt: skip
         super().__init__(explicit)
-        self._local, self._bytes, self._groups, self._gate, self._device = local, largest_pieces(explicit), groups, gate, device
+        self._local, self._bytes, self._groups, self._gate, self._device = (
+            local,
+            largest_pieces(explicit),
+            groups,
+            gate,
+            device,
+        )
         self._constants = {name: constant.tensor for name, constant in explicit.constants.items()}
         self._donated = frozenset(donated)
         self._types = {node.name: record_of(node).type for node in local.placeholders}
@@ -75,21 +82,27 @@ class ProcessRun(Results):
         return Hunt(self._local, scaled=self._scaled)
 
     def lowered(self, zeros: frozenset[str] = frozenset(), hunt: Hunt | None = None) -> Lowered:
-        """Return the function for a call in which the donated placeholders ``zeros`` are zero and not passed; with ``hunt``, it looks for NaN."""
+        """Return the function for a call in which the donated placeholders ``zeros`` are zero and not passed; with
+        ``hunt``, it looks for NaN."""
         if (zeros, hunt) not in self._lowered:
             donated = Donated.of(self._local, self._donated, zeros, self._offloaded)
-            self._lowered[zeros, hunt] = lower_whole(self._local, self._groups, self._gate, self._bytes, self._device, donated, hunt)
+            self._lowered[zeros, hunt] = lower_whole(
+                self._local, self._groups, self._gate, self._bytes, self._device, donated, hunt
+            )
         return self._lowered[zeros, hunt]
 
     def _zero(self, name: str) -> torch.Tensor:
         type = self._types[name]
         return torch.zeros(type.shape, dtype=type.dtype, device=self._device)
 
-    def __call__(self, values: Pieces, zeros: frozenset[str] = frozenset(), during: str = "") -> tuple[list[torch.Tensor], Pieces]:
+    def __call__(
+        self, values: Pieces, zeros: frozenset[str] = frozenset(), during: str = ""
+    ) -> tuple[list[torch.Tensor], Pieces]:
         """Run on this rank's pieces, by placeholder.
 
         Args:
-            values: the pieces of all placeholders but ``zeros``. The call empties it, to free each piece after its last reader.
+            values: the pieces of all placeholders but ``zeros``. The call empties it, to free each piece after its last
+                reader.
             zeros: donated placeholders that are zero.
             during: the part of the step, for messages about NaN.
         """
@@ -97,7 +110,10 @@ class ProcessRun(Results):
         if hunt is not None:
             hunt.during = during
         lowered = self.lowered(zeros, hunt)
-        boxed = [self._constants[n] if n in self._constants else self._zero(n) if n in zeros else values[n] for n in lowered.takes]
+        boxed = [
+            self._constants[n] if n in self._constants else self._zero(n) if n in zeros else values[n]
+            for n in lowered.takes
+        ]
         values.clear()
         current_op.tick()
         with as_captured():
@@ -126,7 +142,10 @@ class SimulatedRun(Results):
     def __call__(self, values: dict[int, Values], during: str = "") -> dict[int, tuple[list[torch.Tensor], Pieces]]:
         """Run on the pieces of each rank, by placeholder. ``during`` as of ``ProcessRun``."""
         if anomaly.is_on():
-            values = {rank: Watched(pieces, Hunt(self._local[rank], scaled=self._scaled, during=during)) for rank, pieces in values.items()}
+            values = {
+                rank: Watched(pieces, Hunt(self._local[rank], scaled=self._scaled, during=during))
+                for rank, pieces in values.items()
+            }
         with as_captured():
             run_ranks(self._meshes, self.code, values)
         return {rank: self.of(pieces) for rank, pieces in values.items()}

@@ -1,9 +1,10 @@
 """Keep the exponential moving average (EMA) of the weights, as state of a step.
 
-The averages are those of ``torch.optim.swa_utils.AveragedModel`` with ``get_ema_multi_avg_fn(decay)``, updated after every step. The first
-step copies the weights, and a step that overflowed changes nothing. An average has the layout of the optimizer's state, so ZeRO shards it.
-A tensor that is not trained has no average: a frozen parameter, also if it was trained before, and a buffer, which ``AveragedModel`` copies
-(``use_buffers=False``). A step whose loss does not depend on a parameter does not change its average.
+The averages are those of ``torch.optim.swa_utils.AveragedModel`` with ``get_ema_multi_avg_fn(decay)``, updated after
+every step. The first step copies the weights, and a step that overflowed changes nothing. An average has the layout of
+the optimizer's state, so ZeRO shards it. A tensor that is not trained has no average: a frozen parameter, also if it
+was trained before, and a buffer, which ``AveragedModel`` copies (``use_buffers=False``). A step whose loss does not
+depend on a parameter does not change its average.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Averages:
 
     @torch.no_grad()
     def place(self, trained: tuple[Trained, ...]) -> None:
-        """Give the averages the layouts of the optimizer's state. A new average begins as the weight. All ranks call it."""
+        """Give the averages the layouts of the optimizer's state. A new average begins as the weight. All ranks call
+        it."""
         if trained is self._trained:
             return
         groups = self.optimizer_state.groups()
@@ -51,8 +53,13 @@ class Averages:
         for t in trained:
             parameter = groups[t.name][1]
             known = self.tensors.get(t.name)
-            self.tensors[t.name] = self.optimizer_state.placed(parameter.detach().clone() if known is None else known, parameter, t.state)
-        self.pieces = {AVERAGES: self.count, **{average_name(name): local_of(tensor) for name, tensor in self.tensors.items()}}
+            self.tensors[t.name] = self.optimizer_state.placed(
+                parameter.detach().clone() if known is None else known, parameter, t.state
+            )
+        self.pieces = {
+            AVERAGES: self.count,
+            **{average_name(name): local_of(tensor) for name, tensor in self.tensors.items()},
+        }
         self._trained = trained
 
     def state_dict(self) -> dict[str, Any]:
@@ -62,34 +69,55 @@ class Averages:
     def check(self, state: Mapping[str, Any], updated: Collection[str] = ()) -> None:
         """``ValueError`` if a saved state does not fit these averages. The error names the parameter.
 
-        ``updated``: the parameters that were trained before the state was saved: each has an average, if any parameter has.
+        ``updated``: the parameters that were trained before the state was saved: each has an average, if any parameter
+        has.
         """
-        weights = parts_of("the averages of the state's 'ema'", parts_of("the state's 'ema'", state, ("count", "weights"))["weights"])
+        weights = parts_of(
+            "the averages of the state's 'ema'", parts_of("the state's 'ema'", state, ("count", "weights"))["weights"]
+        )
         number_of("the count of the state's 'ema'", state["count"])
         groups = self.optimizer_state.optimizer.param_groups
-        parameters = {self.optimizer_state.name(parameter): parameter for group in groups for parameter in group["params"]}
+        parameters = {
+            self.optimizer_state.name(parameter): parameter for group in groups for parameter in group["params"]
+        }
         for name, value in weights.items():
             if name not in parameters:
                 raise ValueError(f"the state's 'ema' has {name}, which is no parameter of the optimizer")
             if not isinstance(value, torch.Tensor):
-                raise ValueError(f"the state's 'ema' has {name} as {value!r:.40}, which is no tensor; save what step.state_dict() gives")
+                raise ValueError(
+                    f"the state's 'ema' has {name} as {value!r:.40}, which is no tensor; save what step.state_dict() "
+                    f"gives"
+                )
             if value.shape != (shape := parameters[name].shape):
-                raise ValueError(f"the state's 'ema' has {name} of shape {list(value.shape)}, and the parameter is {list(shape)}: it is of another model")
-        stateless = [name for name in self.tensors if not self.optimizer_state.keeps_state(name)]  # a saved state does not tell whether they were trained
+                raise ValueError(
+                    f"the state's 'ema' has {name} of shape {list(value.shape)}, and the parameter is {list(shape)}: "
+                    f"it is of another model"
+                )
+        stateless = [
+            name for name in self.tensors if not self.optimizer_state.keeps_state(name)
+        ]  # a saved state does not tell whether they were trained
         for name in (*updated, *stateless) if weights else ():
             if name not in weights and parameters[name].requires_grad:
                 raise ValueError(
-                    f"the state's 'ema' has no average of {name}, which is trained, but of {len(weights)} others; save what step.state_dict() gives, "
-                    f"or let it begin as the weight: state['ema']['weights'][{name!r}] = state['model'][{name!r}]"
+                    f"the state's 'ema' has no average of {name}, which is trained, but of {len(weights)} others; "
+                    f"save what step.state_dict() gives, or let it begin as the weight: "
+                    f"state['ema']['weights'][{name!r}] = state['model'][{name!r}]"
                 )
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a saved state: full tensors are sharded, DTensors are redistributed. An average that the state does not have begins as the weight. All ranks call it."""
+        """Load a saved state: full tensors are sharded, DTensors are redistributed. An average that the state does not
+        have begins as the weight. All ranks call it."""
         groups = self.optimizer_state.groups()
         saved = {name: value for name, value in state["weights"].items() if name in groups}
-        tensors = {name: self.tensors[name] if name in self.tensors else groups[name][1].detach().clone() for name in saved}
-        fitted = fitted_to({name: value for name, value in saved.items() if tensors[name] is not value}, tensors, self.optimizer_state.job)
+        tensors = {
+            name: self.tensors[name] if name in self.tensors else groups[name][1].detach().clone() for name in saved
+        }
+        fitted = fitted_to(
+            {name: value for name, value in saved.items() if tensors[name] is not value},
+            tensors,
+            self.optimizer_state.job,
+        )
         for name, value in fitted.items():
             tensors[name].copy_(value)
         self.tensors, self._trained = tensors, ()
@@ -97,7 +125,8 @@ class Averages:
 
     @contextmanager
     def in_model(self) -> Iterator[None]:
-        """A block in which the model has the averages. Then it gets its weights back, bit for bit, from copies. All ranks call it."""
+        """A block in which the model has the averages. Then it gets its weights back, bit for bit, from copies. All
+        ranks call it."""
         self.refuse_while_lent()
         groups = self.optimizer_state.groups()
         pairs = [(parameter, self.tensors[name]) for name, (_, parameter) in groups.items() if name in self.tensors]

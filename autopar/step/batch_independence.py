@@ -1,7 +1,7 @@
 """Detect whether the forward mixes rows of the batch.
 
-A batch that is cut into micro-batches is sharded over time. So the forward is placed on a mesh axis of two ranks that shards the batch, and
-the layout of each value tells how it depends on the rows:
+A batch that is cut into micro-batches is sharded over time. So the forward is placed on a mesh axis of two ranks that
+shards the batch, and the layout of each value tells how it depends on the rows:
 
     x : f32[6 4] = input                x : f32[6/rows 4] = input             rows
     h : f32[6 8] = mm(x, w)       →     h : f32[6/rows 8] = mm(x, w)          rows; each depends on one row of x
@@ -30,7 +30,14 @@ from autopar.step.graph_builder import GraphBuilder, type_of
 
 aten = torch.ops.aten
 AXIS = "rows"
-FILLED = {aten.full.default, aten.ones.default, aten.zeros.default, aten.full_like.default, aten.ones_like.default, aten.zeros_like.default}
+FILLED = {
+    aten.full.default,
+    aten.ones.default,
+    aten.zeros.default,
+    aten.full_like.default,
+    aten.ones_like.default,
+    aten.zeros_like.default,
+}
 DRAWN_JOINTLY = {"randperm", "multinomial"}  # an element depends on the others
 OWN_STATISTICS = "batch_norm"  # it mixes the rows of a micro-batch, as in any loop that accumulates gradients
 
@@ -48,24 +55,44 @@ class BatchIndependence:
     """
 
     def __init__(self, program: Program, values: Sequence[fx.Node], cut: Collection[str], device: torch.device) -> None:
-        inputs = {node: type_of(node).shape for node in program.placeholders if record_of(node).role == "input" and name_of(node) in cut}
+        inputs = {
+            node: type_of(node).shape
+            for node in program.placeholders
+            if record_of(node).role == "input" and name_of(node) in cut
+        }
         self.count = next((shape[0] for shape in inputs.values()), 1)
         self.varying: set[fx.Node] = set()
         for node in program.nodes:
-            if (node in inputs or record_of(node).role in ("seed", "state")) if node.op == "placeholder" else not self.varying.isdisjoint(operands(node)):
+            if (
+                (node in inputs or record_of(node).role in ("seed", "state"))
+                if node.op == "placeholder"
+                else not self.varying.isdisjoint(operands(node))
+            ):
                 self.varying.add(node)
         self._same: dict[fx.Node, fx.Node] = {}
         self._placed: LayoutPropagation | None = None
         if self.count > 1:
             self._place(program, values, inputs, device)
 
-    def _place(self, program: Program, values: Sequence[fx.Node], inputs: Mapping[fx.Node, Sequence[int]], device: torch.device) -> None:
+    def _place(
+        self, program: Program, values: Sequence[fx.Node], inputs: Mapping[fx.Node, Sequence[int]], device: torch.device
+    ) -> None:
         builder, needed, same = GraphBuilder(device), behind(values), self._same
         for node in program.nodes:
             if node in needed:
-                same[node] = builder.placeholder(node.name, _with_seed_of_rows(record_of(node))) if node.op == "placeholder" else builder.copy(node, same, program.constants)
-        split = {same[node].name: DistAttr.split(AXIS, *[None] * (len(shape) - 1)) for node, shape in inputs.items() if node in same}
-        self._placed = LayoutPropagation(builder.program([same[value] for value in values]), PropagationOptions(Mesh({AXIS: 2}), split))
+                same[node] = (
+                    builder.placeholder(node.name, _with_seed_of_rows(record_of(node)))
+                    if node.op == "placeholder"
+                    else builder.copy(node, same, program.constants)
+                )
+        split = {
+            same[node].name: DistAttr.split(AXIS, *[None] * (len(shape) - 1))
+            for node, shape in inputs.items()
+            if node in same
+        }
+        self._placed = LayoutPropagation(
+            builder.program([same[value] for value in values]), PropagationOptions(Mesh({AXIS: 2}), split)
+        )
         self._placed.run()
 
     def has_rows(self, node: fx.Node) -> bool:
@@ -81,21 +108,30 @@ class BatchIndependence:
     def row_dims(self, node: fx.Node) -> list[tuple[int, int]]:
         """The dims of a value that have rows, each with the part of a merged dim that has them."""
         type = self._type(node)
-        return [] if type is None else [(d, k) for d, dim in enumerate(type.attr.dims) for k, (_, axes) in enumerate(dim) if AXIS in axes]
+        return (
+            []
+            if type is None
+            else [(d, k) for d, dim in enumerate(type.attr.dims) for k, (_, axes) in enumerate(dim) if AXIS in axes]
+        )
 
     def _type(self, node: fx.Node) -> TensorType | None:
         type = None if self._placed is None else self._placed.types[self._same[node]]
         return type if isinstance(type, TensorType) else None
 
     def mixing_nodes(self, values: Iterable[fx.Node]) -> list[fx.Node]:
-        """The nodes that mix rows, among those that these values are computed from, in order. Linear in their number."""
+        """The nodes that mix rows, among those that these values are computed from, in order. Linear in their
+        number."""
         placed = self._placed
         if placed is None:
             return []
         mixing = []
         for node in behind(values):
             call, new = record_of(node).call, self._same[node]
-            if node.op != "call_function" or node not in self.varying or (call is not None and OWN_STATISTICS in call.op):
+            if (
+                node.op != "call_function"
+                or node not in self.varying
+                or (call is not None and OWN_STATISTICS in call.op)
+            ):
                 continue
             for value, need in zip(operands(new), placed.uses[new], strict=True):
                 have = placed.types[value]
@@ -109,14 +145,17 @@ class BatchIndependence:
 
 
 def _with_seed_of_rows(record: Record) -> Record:
-    """With ``random="single"`` a step draws the numbers of a single device in its order. Here each row draws its own, as with another seed."""
+    """With ``random="single"`` a step draws the numbers of a single device in its order. Here each row draws its own,
+    as with another seed."""
     return record._replace(type=TensorType((), torch.int64)) if record.role == "seed" else record
 
 
 def _repeats(node: fx.Node, dim: int) -> bool:
-    """Whether a value that is the same for all micro-batches repeats one entry along a dim, so that a shorter batch only makes it shorter.
+    """Whether a value that is the same for all micro-batches repeats one entry along a dim, so that a shorter batch
+    only makes it shorter.
 
-    Random numbers that each row draws independently count as repeated. A look-up repeats if its index or its table does.
+    Random numbers that each row draws independently count as repeated. A look-up repeats if its index or its table
+    does.
     """
     known: dict[tuple[fx.Node, int], bool] = {}
     open_ = [(node, dim)]
@@ -132,16 +171,26 @@ def _repeats(node: fx.Node, dim: int) -> bool:
 
 
 def _repeats_where(value: fx.Node, dim: int) -> list[list[tuple[fx.Node, int]]]:
-    """The operands and dims that must repeat for a value to repeat along a dim: at least one of each group. An empty group never does."""
+    """The operands and dims that must repeat for a value to repeat along a dim: at least one of each group. An empty
+    group never does."""
     type = record_of(value).type
-    if value.target in FILLED or _is_drawn_independently(value) or (isinstance(type, TensorType) and type.shape[dim] == 1):
+    if (
+        value.target in FILLED
+        or _is_drawn_independently(value)
+        or (isinstance(type, TensorType) and type.shape[dim] == 1)
+    ):
         return []
     if value.op != "call_function" or not isinstance(type, TensorType):
         return [[]]
     op, k = value.args if is_getitem(value) else (value, 0)
     bound = bind_node(op)  # type: ignore[arg-type]
     factors = set((bound.results[k] or {dim: ()})[dim])  # type: ignore[index,misc]
-    operand_dims = [(k, e) for k, dims in enumerate(bound.operands) for e, dim_factors in enumerate(dims) if not factors.isdisjoint(dim_factors)]
+    operand_dims = [
+        (k, e)
+        for k, dims in enumerate(bound.operands)
+        for e, dim_factors in enumerate(dims)
+        if not factors.isdisjoint(dim_factors)
+    ]
     if not factors.isdisjoint(bound.whole) or not (operand_dims or value.target is aten.expand.default):
         return [[]]
     return [_looked_up(op, operands(op)[k], e) for k, e in operand_dims]  # type: ignore[arg-type]
@@ -156,7 +205,8 @@ def _is_drawn_independently(value: fx.Node) -> bool:
 
 
 def _looked_up(node: fx.Node, value: fx.Node, dim: int) -> list[tuple[fx.Node, int]]:
-    """An operand and a dim of it; of an index, the dim that it looks into as well: where that repeats, it does not matter which are taken."""
+    """An operand and a dim of it; of an index, the dim that it looks into as well: where that repeats, it does not
+    matter which are taken."""
     if node.target is not aten.index.Tensor or value is node.args[0]:
         return [(value, dim)]
     return [(value, dim), (node.args[0], next(k for k, index in enumerate(node.args[1]) if index is value))]  # type: ignore[arg-type,list-item]

@@ -19,25 +19,33 @@ from autopar.plan.plan import batch_axes
 COUNTED = "num_items_in_batch"  # Hugging Face's losses divide by this number, which counts over all micro-batches
 
 
-def as_call(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def as_call(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of ``forward`` for a call of the step.
 
-    ``step(batch)`` with a dict, tuple or list passes its parts as the arguments. The container itself is the only argument where ``forward``
-    must take it whole: a dict with a key that is not a parameter of ``forward``; a tuple or list with more parts than ``forward`` takes, if it needs
-    one argument. Where this is ambiguous, the user writes ``step((pair,))`` or ``step(pair=pair)``.
+    ``step(batch)`` with a dict, tuple or list passes its parts as the arguments. The container itself is the only
+    argument where ``forward`` must take it whole: a dict with a key that is not a parameter of ``forward``; a tuple or
+    list with more parts than ``forward`` takes, if it needs one argument. Where this is ambiguous, the user writes
+    ``step((pair,))`` or ``step(pair=pair)``.
     """
     if len(args) != 1 or kwargs or not isinstance(args[0], (Mapping, tuple, list)):
         return args, dict(kwargs)
     (batch,) = args
     names, needed, most = _takes(getattr(model.forward, "__func__", model.forward), inspect.ismethod(model.forward))
     if isinstance(batch, Mapping):
-        return ((), dict(batch)) if all(isinstance(key, str) and (not names or key in names or None in names) for key in batch) else (args, {})
+        return (
+            ((), dict(batch))
+            if all(isinstance(key, str) and (not names or key in names or None in names) for key in batch)
+            else (args, {})
+        )
     return (args if needed == 1 and len(batch) > most else tuple(batch)), {}
 
 
 @functools.lru_cache(maxsize=256)
 def _takes(forward: Callable[..., Any], bound: bool) -> tuple[frozenset[str | None], int, float]:
-    """The parameters of ``forward`` (``None`` stands for any keyword), and how many positional arguments it needs and takes at most."""
+    """The parameters of ``forward`` (``None`` stands for any keyword), and how many positional arguments it needs and
+    takes at most."""
     try:
         parameters = list(inspect.signature(forward).parameters.values())
     except (TypeError, ValueError):
@@ -51,11 +59,13 @@ def _takes(forward: Callable[..., Any], bound: bool) -> tuple[frozenset[str | No
 class MicroBatches:
     """Cuts the batches of a step into its micro-batches.
 
-    A tensor whose dim 0 is the batch is cut into ``count`` equal pieces. Every other argument is the same for all micro-batches. For a tensor that
-    the plan names, the plan decides whether dim 0 is the batch. For others it is the batch if it is as long as that of the first tensor.
+    A tensor whose dim 0 is the batch is cut into ``count`` equal pieces. Every other argument is the same for all
+    micro-batches. For a tensor that the plan names, the plan decides whether dim 0 is the batch. For others it is the
+    batch if it is as long as that of the first tensor.
 
     Args:
-        named: is called with name → number of dims, and returns name → whether dim 0 is the batch, for the tensors that the plan names.
+        named: is called with name → number of dims, and returns name → whether dim 0 is the batch, for the tensors that
+            the plan names.
 
     Attributes:
         count: the number of micro-batches.
@@ -65,7 +75,9 @@ class MicroBatches:
     def __init__(self, mesh: Mesh, count: int, named: Callable[[Mapping[str, int]], Mapping[str, bool]]) -> None:
         self.count = count
         self._named, self._axes = named, batch_axes(mesh)
-        self._latest: list[tuple[str, int, int, bool]] = []  # of each tensor that was cut: name, rows, number of dims, whether the plan names it
+        self._latest: list[
+            tuple[str, int, int, bool]
+        ] = []  # of each tensor that was cut: name, rows, number of dims, whether the plan names it
         self._warned: set[str] = set()
 
     def __call__(self, arguments: Arguments) -> list[Arguments]:
@@ -83,11 +95,18 @@ class MicroBatches:
         for value in arguments.flat:
             name, whether = next(tensors) if isinstance(value, torch.Tensor) else ("", False)
             if whether and is_dtensor(value):
-                raise ValueError(f"the argument {name} is a DTensor, which is not cut into micro-batches; pass plain tensors, or microbatches=1")
+                raise ValueError(
+                    f"the argument {name} is a DTensor, which is not cut into micro-batches; pass plain tensors, or "
+                    f"microbatches=1"
+                )
             cut.append(list(value.split(len(value) // count)) if whether else [value] * count)
         pieces = [arguments.with_leaves(leaves) for leaves in zip(*cut, strict=True)]
         items = arguments.keyword(COUNTED)
-        return pieces if items is None else [piece.with_keyword(COUNTED, _share(piece.keyword(COUNTED), count)) for piece in pieces]
+        return (
+            pieces
+            if items is None
+            else [piece.with_keyword(COUNTED, _share(piece.keyword(COUNTED), count)) for piece in pieces]
+        )
 
     @property
     def cut(self) -> tuple[str, ...]:
@@ -98,7 +117,9 @@ class MicroBatches:
         tensors = list(zip(arguments.names, arguments.tensors, strict=True))
         planned = self._named({name: tensor.dim() for name, tensor in tensors}) if self.count > 1 else {}
         candidates = [(name, tensor) for name, tensor in tensors if tensor.dim() and planned.get(name, True)]
-        first = next((tensor for name, tensor in candidates if name in planned), candidates[0][1] if candidates else None)
+        first = next(
+            (tensor for name, tensor in candidates if name in planned), candidates[0][1] if candidates else None
+        )
         if first is not None and not len(first):
             raise ValueError(f"a batch without rows has no loss ({_named(candidates, 0)}); leave it out")
         if self.count == 1:
@@ -107,7 +128,8 @@ class MicroBatches:
             whole = [name for name, _ in tensors if name in planned]
             raise ValueError(
                 f"microbatches={self.count}, but no argument of the step is a tensor with a dim that could be cut"
-                + f", for no axis of the batch splits dim 0 of {', '.join(whole)} in the plan" * bool(whole) + "; pass microbatches=1"
+                + f", for no axis of the batch splits dim 0 of {', '.join(whole)} in the "
+                  f"plan" * bool(whole) + "; pass microbatches=1"
             )  # fmt: skip
         rows = [bool(tensor.dim()) and planned.get(name, len(tensor) == len(first)) for name, tensor in tensors]
         cut = [named for named, whether in zip(tensors, rows, strict=True) if whether]
@@ -117,7 +139,9 @@ class MicroBatches:
         self._latest = [(name, len(tensor), tensor.dim(), name in planned) for name, tensor in cut]
         for name, tensor in cut:
             square = tensor.dim() > 1 and tensor.shape[1] == len(tensor)
-            if square and name not in planned and (tensor.shape, tensor.dtype) != (first.shape, first.dtype):  # labels have the shape of the first tensor
+            if (
+                square and name not in planned and (tensor.shape, tensor.dtype) != (first.shape, first.dtype)
+            ):  # labels have the shape of the first tensor
                 self._warn(name, tensor)
         return rows
 
@@ -126,8 +150,9 @@ class MicroBatches:
         if name not in self._warned:
             self._warned.add(name)
             warnings.warn(
-                f"the argument {name}, {list(tensor.shape)}, was cut into {self.count} micro-batches, because its dim 0 is as long as the batch; but so is its "
-                f"dim 1. If dim 0 is not the batch, as in a mask that all rows share, {self._remedy(name, tensor.dim())}",
+                f"the argument {name}, {list(tensor.shape)}, was cut into {self.count} micro-batches, because its dim "
+                f"0 is as long as the batch; but so is its dim 1. If dim 0 is not the batch, as in a mask that all "
+                f"rows share, {self._remedy(name, tensor.dim())}",
                 stacklevel=6,  # where the step is called
             )
 
@@ -140,7 +165,11 @@ class MicroBatches:
         cut = ", ".join(f"{name} has {rows // self.count} of {rows} rows" for name, rows, _, _ in self._latest)
         free = [(dims, name) for name, _, dims, named in self._latest[1:] if not named]
         note = f"autopar cut the batch into {self.count} micro-batches, in each of which {cut}"
-        return note if not free else f"{note}\n  if dim 0 of {min(free)[1]} is not the batch, {self._remedy(min(free)[1], min(free)[0])}"
+        return (
+            note
+            if not free
+            else f"{note}\n  if dim 0 of {min(free)[1]} is not the batch, {self._remedy(min(free)[1], min(free)[0])}"
+        )
 
 
 def _not_divided(count: int, length: int, names: str) -> ValueError:
@@ -154,7 +183,15 @@ def _not_divided(count: int, length: int, names: str) -> ValueError:
 
 def _share(items: Any, count: int) -> torch.Tensor:
     """The mean number of items of a micro-batch. It is a tensor, so that a new number needs no new capture."""
-    return torch.as_tensor(items, dtype=torch.get_default_dtype() if not isinstance(items, torch.Tensor) or not items.is_floating_point() else None) / count
+    return (
+        torch.as_tensor(
+            items,
+            dtype=torch.get_default_dtype()
+            if not isinstance(items, torch.Tensor) or not items.is_floating_point()
+            else None,
+        )
+        / count
+    )
 
 
 def _named(tensors: Sequence[tuple[str, torch.Tensor]], length: int) -> str:

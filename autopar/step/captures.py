@@ -23,9 +23,13 @@ from autopar.step.trainable import refuse_untrainable
 from autopar.step.update import Trained
 from autopar.torch_private import without_function_modes
 
-StepKey = tuple[CallKey, tuple[str, ...], tuple[str, ...]]  # the key of the call, the names of the trained parameters, the names of the inputs that are cut
+StepKey = tuple[
+    CallKey, tuple[str, ...], tuple[str, ...]
+]  # the key of the call, the names of the trained parameters, the names of the inputs that are cut
 
-UPDATES_KEPT = 8  # for one micro-batch; without a limit, a constant of the optimizer that changes at each step would add an update each time
+# for one micro-batch; without a limit, a constant of the optimizer that changes at each step would add an update each
+# time
+UPDATES_KEPT = 8
 
 
 class StepCaptures:
@@ -44,7 +48,14 @@ class StepCaptures:
 
     def __init__(self, calls: Calls, optimizer_state: OptimizerState, averages: Averages | None, batches: MicroBatches, options: StepOptions,
                  forget: Callable[[Program], None]) -> None:  # fmt: skip
-        self._calls, self._optimizer_state, self._averages, self._batches, self._options, self._forget = calls, optimizer_state, averages, batches, options, forget
+        self._calls, self._optimizer_state, self._averages, self._batches, self._options, self._forget = (
+            calls,
+            optimizer_state,
+            averages,
+            batches,
+            options,
+            forget,
+        )
         self.made = 0
         self.clear()
 
@@ -67,7 +78,8 @@ class StepCaptures:
         return self.micros.call(key, state.modules)
 
     def compiled(self, inputs: CallInputs, call: GuardedCall) -> tuple[MicroBatch, StepUpdate]:
-        """The programs of such a call; captured now where they were not. Moves parameters and the optimizer's state to their layouts."""
+        """The programs of such a call; captured now where they were not. Moves parameters and the optimizer's state to
+        their layouts."""
         if not call.known:
             self._capture(inputs, call)
         micro = self.micros[call]
@@ -80,7 +92,9 @@ class StepCaptures:
         calls = self._calls
         notes = about_recapture(key, [known for known, *_ in self.micros.keys], call.changes, calls.recapture)
         with self._with_note():
-            micro = compile_micro(replace(calls.compiler, numbers=call.numbers), inputs, self._options, trained, cut, notes)
+            micro = compile_micro(
+                replace(calls.compiler, numbers=call.numbers), inputs, self._options, trained, cut, notes
+            )
         for dropped, captured in self.micros.add(call, micro.captured.guards, micro):
             self._drop(dropped, captured)
         self.made += 1
@@ -91,7 +105,11 @@ class StepCaptures:
         try:
             yield
         except Exception as error:
-            if self._options.microbatches > 1 and hasattr(error, "add_note") and not isinstance(error, (AutoparError, Warning)):
+            if (
+                self._options.microbatches > 1
+                and hasattr(error, "add_note")
+                and not isinstance(error, (AutoparError, Warning))
+            ):
                 error.add_note(self._batches.note())
             raise
 
@@ -102,7 +120,15 @@ class StepCaptures:
         if self.latest is not None and self.latest[0] is micro and self.trained is trained:
             return self.latest
         facts = tuple(
-            (t.group, t.steps, t.update.function, t.update.states, tuple(t.update.scheduled), tuple(t.update.constants.items()), tuple(t.types.items()))
+            (
+                t.group,
+                t.steps,
+                t.update.function,
+                t.update.states,
+                tuple(t.update.scheduled),
+                tuple(t.update.constants.items()),
+                tuple(t.types.items()),
+            )
             for t in trained
         )
         update = self.updates.pop((key, facts), None)
@@ -116,7 +142,10 @@ class StepCaptures:
 
     def _drop(self, call: GuardedCall, micro: MicroBatch) -> None:
         """Drop a capture and its updates."""
-        programs = [micro.program, *(placed[0] for placed in (micro.count, micro.copy, micro.first) if placed is not None)]
+        programs = [
+            micro.program,
+            *(placed[0] for placed in (micro.count, micro.copy, micro.first) if placed is not None),
+        ]
         for key in [key for key in self.updates if key[0] == call.identity]:
             update = self.updates.pop(key)
             programs += [update.last[0], update.program]

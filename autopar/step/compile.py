@@ -111,7 +111,9 @@ def compile_micro(compiler: Compiler, call: CallInputs, options: StepOptions, tr
         CaptureError: the model returns no loss.
         ValueError: ``zero`` without an axis that shards the batch.
     """
-    captured, attrs, report = replace(compiler, homes={}).capture(call, notes)  # the layouts of parameters are decided here
+    captured, attrs, report = replace(compiler, homes={}).capture(
+        call, notes
+    )  # the layouts of parameters are decided here
     return _MicroCompiler(compiler, options, trained, captured, attrs, report).run(cut)
 
 
@@ -133,7 +135,11 @@ class _MicroCompiler:
         traced, renamed = self._loss_alone()
         micro = self._micro(traced, {renamed.get(name, name) for name in cut})
         placeholders = {name_of(node): node for node in micro.program.placeholders}
-        inputs = {n: self.attrs[node.name] for n, node in placeholders.items() if record_of(node).role == "input" and node.name in self.attrs}
+        inputs = {
+            n: self.attrs[node.name]
+            for n, node in placeholders.items()
+            if record_of(node).role == "input" and node.name in self.attrs
+        }
         zero = zero_of(options.zero, compiler.mesh, inputs)
         self._split(zero, micro, placeholders)
         count = self._count(traced, micro, inputs)
@@ -156,7 +162,8 @@ class _MicroCompiler:
         )  # fmt: skip
 
     def _loss_alone(self) -> tuple[Program, dict[str, str]]:
-        """The traced program with the gradients of the loss alone, in mixed precision; and the inputs that were renamed: old name → new name."""
+        """The traced program with the gradients of the loss alone, in mixed precision; and the inputs that were
+        renamed: old name → new name."""
         device, options = self.captured.device, self.options
         traced = specialize(self.captured.program, frozenset({loss_of(self.captured)}), device)
         verify(traced, "specialize")
@@ -171,17 +178,29 @@ class _MicroCompiler:
         start = time.perf_counter()
         with gc_paused():
             wanted, names = {*self.trained, *_measured(traced, options)}, names_of(self.captured)
-            micro = micro_of(traced, options.microbatches, self.captured.device, wanted, cut, scaled=options.scaled, returns=options.joins, names=names)
+            micro = micro_of(
+                traced,
+                options.microbatches,
+                self.captured.device,
+                wanted,
+                cut,
+                scaled=options.scaled,
+                returns=options.joins,
+                names=names,
+            )
         ms = (time.perf_counter() - start) * 1e3
         verify(micro.program, "micro")
         mean_notes = _about_the_mean(micro)
         for note in mean_notes:
             warnings.warn(note, stacklevel=4)
-        self.reports.append(PassReport("micro", ms, notes=(*mean_notes, *about_outputs(micro.outputs, options.microbatches))))
+        self.reports.append(
+            PassReport("micro", ms, notes=(*mean_notes, *about_outputs(micro.outputs, options.microbatches)))
+        )
         return micro
 
     def _split(self, zero: Zero, micro: Micro, placeholders: Mapping[str, fx.Node]) -> None:
-        """Shard parameters and sums of gradients as the stage of ZeRO requires. A sum has the layout of its parameter, and is sharded further."""
+        """Shard parameters and sums of gradients as the stage of ZeRO requires. A sum has the layout of its parameter,
+        and is sharded further."""
         targets = [(name, name) for name in self.trained if name in placeholders and "parameter" in zero.parts]
         targets += [(gradient_name(name), name) for name in micro.gradients if "gradient" in zero.parts]
         for target, parameter in targets:
@@ -190,28 +209,40 @@ class _MicroCompiler:
             self.attrs[placeholders[target].name] = split_over(attr, shape, zero.mesh, zero.axis)
 
     def _count(self, traced: Program, micro: Micro, inputs: Mapping[str, DistAttr]) -> Placed | None:
-        """Place the program of the counts that ``micro`` takes; ``None`` if it takes none. ``inputs``: the layouts of the inputs of a micro-batch."""
+        """Place the program of the counts that ``micro`` takes; ``None`` if it takes none. ``inputs``: the layouts of
+        the inputs of a micro-batch."""
         if not micro.terms.counts:
             return None
         program = count_program(traced, micro.terms, self.options.microbatches, self.captured.device)
         verify(program, "count")
-        attrs = {node.name: inputs[name] for node in program.placeholders if (name := input_of_batch(record_of(node).name)) in inputs}
+        attrs = {
+            node.name: inputs[name]
+            for node in program.placeholders
+            if (name := input_of_batch(record_of(node).name)) in inputs
+        }
         local, reports = self.compiler.place(program, attrs, self.captured.device)
         self.reports += _of("count", reports)
         return program, local
 
-    def _copy(self, micro: Micro, types: Mapping[str, TensorType], states: Mapping[str, DistAttr]) -> tuple[Placed | None, dict[str, TensorType]]:
-        """Place the program of the low-precision copies of parameters; ``None`` if there are none. Also the types of the float32 parameters.
+    def _copy(
+        self, micro: Micro, types: Mapping[str, TensorType], states: Mapping[str, DistAttr]
+    ) -> tuple[Placed | None, dict[str, TensorType]]:
+        """Place the program of the low-precision copies of parameters; ``None`` if there are none. Also the types of
+        the float32 parameters.
 
         Args:
             types: the types of the placeholders of ``micro``, by the user's names.
-            states: the layout of the optimizer's state of each trained parameter; the float32 parameter has the same layout.
+            states: the layout of the optimizer's state of each trained parameter; the float32 parameter has the same
+                layout.
         """
         copies = {name: types[name] for name in low_precision(micro.program)} if self.options.amp else {}
         if not copies:
             return None, {}
         mesh = self.compiler.mesh
-        masters = {n: TensorType(type.shape, torch.float32, layout_of(mesh, states.get(n, type.attr))) for n, type in copies.items()}
+        masters = {
+            n: TensorType(type.shape, torch.float32, layout_of(mesh, states.get(n, type.attr)))
+            for n, type in copies.items()
+        }
         program, attrs = copy_program(masters, copies, self.captured.device)
         verify(program, "copy")
         local, reports = self.compiler.place(program, attrs, self.captured.device)
@@ -222,7 +253,9 @@ class _MicroCompiler:
         """Merge ``count`` with the first of several micro-batches."""
         if count is None or self.options.microbatches == 1:
             return None
-        first, reports = _merge(self.compiler, count[0], micro.program, [*map(count_name, range(len(micro.terms.counts)))])
+        first, reports = _merge(
+            self.compiler, count[0], micro.program, [*map(count_name, range(len(micro.terms.counts)))]
+        )
         self.reports += _of("count", reports)
         return first
 
@@ -234,7 +267,9 @@ def _measured(traced: Program, options: StepOptions) -> list[str]:
     return [name_of(node) for node in traced.placeholders if record_of(node).role == "param"]
 
 
-def _merge(compiler: Compiler, first: Program, second: Program, handed: Sequence[str] = ()) -> tuple[Placed, list[PassReport]]:
+def _merge(
+    compiler: Compiler, first: Program, second: Program, handed: Sequence[str] = ()
+) -> tuple[Placed, list[PassReport]]:
     start = time.perf_counter()
     with gc_paused():
         merged = merge_programs(first, second, handed)
@@ -245,7 +280,8 @@ def _merge(compiler: Compiler, first: Program, second: Program, handed: Sequence
 
 
 def _rename_inputs(traced: Program) -> dict[str, str]:
-    """Rename each input that has the name of a parameter or a buffer: programs hand values to each other by name. Old names → new names."""
+    """Rename each input that has the name of a parameter or a buffer: programs hand values to each other by name. Old
+    names → new names."""
     renamed = {}
     known = {name_of(node) for node in traced.placeholders if record_of(node).role != "input"}
     for node in traced.placeholders:
@@ -263,22 +299,31 @@ def _about_the_mean(micro: Micro) -> tuple[str, ...]:
     """Say where the mean of the losses of micro-batches is not the loss of the whole batch."""
     kinds = (
         (micro.terms.others, "one of its terms is not a sum over the batch that is divided by a count"),
-        (micro.terms.mixings, "the forward mixes rows of the batch, and each micro-batch has only some of them, as in a loop that accumulates gradients"),
+        (
+            micro.terms.mixings,
+            "the forward mixes rows of the batch, and each micro-batch has only some of them, as in a loop that "
+            "accumulates gradients",
+        ),
     )
     reasons = [(why, record_of(nodes[0])) for nodes, why in kinds if nodes]
     return tuple(
-        f"the loss is the unweighted mean of the losses of the micro-batches, and not the loss of the whole batch: {why}\n"
+        f"the loss is the unweighted mean of the losses of the micro-batches, and not the loss of the whole batch: "
+        f"{why}\n"
         f"{at_line(record.source, record.module)}\n  write it as a mean of terms of one row each, or use microbatches=1"
         for why, record in reasons[:1]
     )
 
 
 @doing("update")
-def compile_update(compiler: Compiler, trained: Sequence[Trained], micro: MicroBatch, options: StepOptions) -> StepUpdate:
+def compile_update(
+    compiler: Compiler, trained: Sequence[Trained], micro: MicroBatch, options: StepOptions
+) -> StepUpdate:
     """Compile the optimizer's step that follows such micro-batches."""
     device = micro.captured.device
     norm = Norm(options.clip_norm, micro.untrained) if options.measured else None
-    ending = update_of(trained, micro.loss, device, norm=norm, scaling=options.loss_scale if options.scaled else None, ema=options.ema)
+    ending = update_of(
+        trained, micro.loss, device, norm=norm, scaling=options.loss_scale if options.scaled else None, ema=options.ema
+    )
     _give_loss_its_source(ending.program, micro.program)
     verify(ending.program, "update")
     local, reports = compiler.place(ending.program, ending.constraints, device)
@@ -289,21 +334,27 @@ def compile_update(compiler: Compiler, trained: Sequence[Trained], micro: MicroB
 
 
 def _give_loss_its_source(update: Program, micro: Program) -> None:
-    """Give the update's sum of losses the user's line of the loss. Errors often quote it, because ranks often wait in its reduction."""
+    """Give the update's sum of losses the user's line of the loss. Errors often quote it, because ranks often wait in
+    its reduction."""
     rows = zip(operands(micro.output), record_of(micro.output).results, strict=True)
     next_states = {result.of: record_of(node) for node, result in rows if result.kind == "state"}
-    in_update, in_micro = (next(node for node in program.placeholders if name_of(node) == LOSS) for program in (update, micro))
+    in_update, in_micro = (
+        next(node for node in program.placeholders if name_of(node) == LOSS) for program in (update, micro)
+    )
     loss = next_states[in_micro.name]
     set_record(in_update, record_of(in_update)._replace(source=loss.source, module=loss.module))
 
 
 def step_of(micro: MicroBatch, update: StepUpdate, microbatches: int) -> Step:
     """The programs of a micro-batch and an update, as one step."""
-    return Step(microbatches, micro.program, update.program, micro.count and micro.count[0], micro.copy and micro.copy[0])
+    return Step(
+        microbatches, micro.program, update.program, micro.count and micro.count[0], micro.copy and micro.copy[0]
+    )
 
 
 def reports_of(micro: MicroBatch, update: StepUpdate) -> Reports:
-    """What each pass did. Passes over ``micro`` have their own names; those over other programs are called as ``update reshard``."""
+    """What each pass did. Passes over ``micro`` have their own names; those over other programs are called as ``update
+    reshard``."""
     return Reports((*micro.reports, *_of("update", update.reports)))
 
 

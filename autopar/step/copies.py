@@ -8,8 +8,8 @@ The parameters themselves stay in float32 (master weights). With ZeRO they have 
       up_weight_copy_next : bf16[256/tp 64/dp] = _to_copy(up_weight, dtype=bf16)
       up_weight_copy_next_dp : bf16[256/tp 64] = all_gather(up_weight_copy_next, 1, dp)
 
-The copies are made when a step begins, and not at the end of the step before it, so that they follow what was written to a parameter
-between two steps.
+The copies are made when a step begins, and not at the end of the step before it, so that they follow what was written
+to a parameter between two steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from autopar.ir.value_names import copy_name
 from autopar.step.graph_builder import GraphBuilder
 
 
-def copy_program(parameters: Mapping[str, TensorType], copies: Mapping[str, TensorType], device: torch.device) -> tuple[Program, dict[str, DistAttr]]:
+def copy_program(
+    parameters: Mapping[str, TensorType], copies: Mapping[str, TensorType], device: torch.device
+) -> tuple[Program, dict[str, DistAttr]]:
     """Make the traced program of the copies, and the layouts of its placeholders.
 
     Args:
@@ -36,8 +38,16 @@ def copy_program(parameters: Mapping[str, TensorType], copies: Mapping[str, Tens
     builder.phase = "update"
     constraints: dict[str, DistAttr] = {}
     replaced = {}
-    sources = {name: builder.placeholder(name, Record(TensorType(type.shape, type.dtype), role="param", name=name)) for name, type in parameters.items()}
-    targets = {name: builder.placeholder(copy_name(name), Record(TensorType(t.shape, t.dtype), role="state", name=copy_name(name))) for name, t in copies.items()}
+    sources = {
+        name: builder.placeholder(name, Record(TensorType(type.shape, type.dtype), role="param", name=name))
+        for name, type in parameters.items()
+    }
+    targets = {
+        name: builder.placeholder(
+            copy_name(name), Record(TensorType(t.shape, t.dtype), role="state", name=copy_name(name))
+        )
+        for name, t in copies.items()
+    }
     for name, copy in targets.items():
         constraints |= {sources[name].name: parameters[name].attr, copy.name: copies[name].attr}
         replaced[copy] = builder.inline(torch.Tensor.to, sources[name], copies[name].dtype, name=f"{copy.name}_next")

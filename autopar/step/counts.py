@@ -1,14 +1,14 @@
 """Make the program of the counts that a mean loss divides by, over all micro-batches of a step.
 
-Where micro-batches have unequal numbers of tokens, the mean of their means is not the mean over all tokens. A count is a sum
-over the batch that is computed from inputs alone and divides a term of the loss (``terms``). It is known before the forward runs, so that
-each micro-batch can divide by the mean count instead of by its own count:
+Where micro-batches have unequal numbers of tokens, the mean of their means is not the mean over all tokens. A count is
+a sum over the batch that is computed from inputs alone and divides a term of the loss (``terms``). It is known before
+the forward runs, so that each micro-batch can divide by the mean count instead of by its own count:
 
     sum_1 : i64[] = sum(ne)                                count : f32[] = input('count.0')
     loss : f32[] = div.Tensor(sum_2, sum_1)          →     loss : f32[] = div.Tensor(sum_2, count)
 
-The mean of these losses is Σ sums / Σ counts, which is the loss of the whole batch. The same holds for the gradients. A micro-batch
-without any token does not divide by zero.
+The mean of these losses is Σ sums / Σ counts, which is the loss of the whole batch. The same holds for the gradients. A
+micro-batch without any token does not divide by zero.
 """
 
 from __future__ import annotations
@@ -26,25 +26,32 @@ aten = torch.ops.aten
 
 
 def count_program(program: Program, terms: Terms, microbatches: int, device: torch.device) -> Program:
-    """Make the traced program of the mean counts of all micro-batches. It returns one count, without dims, for each divisor, in order.
+    """Make the traced program of the mean counts of all micro-batches. It returns one count, without dims, for each
+    divisor, in order.
 
-        labels_0 : i64[6] = input('labels.0')
-        labels_1 : i64[6] = input('labels.1')
-        …
-        sum_1 : i64[] = sum(ne)
-        sum_2 : i64[] = sum(ne_1)
-        add : i64[] = add.Tensor(sum_1, sum_2)
-        div : f32[] = div.Scalar(add, 2)
+    labels_0 : i64[6] = input('labels.0')
+    labels_1 : i64[6] = input('labels.1')
+    …
+    sum_1 : i64[] = sum(ne)
+    sum_2 : i64[] = sum(ne_1)
+    add : i64[] = add.Tensor(sum_1, sum_2)
+    div : f32[] = div.Scalar(add, 2)
     """
     builder = GraphBuilder(device)
     sums = list(dict.fromkeys(node for nodes in terms.counts.values() for node in nodes))
     needed = behind(terms.counts)
     between = needed - behind(sums)
     counted = [node for node in program.nodes if node in needed]
-    same = {node: builder.placeholder(node.name, record_of(node)) for node in counted if node.op == "placeholder" and record_of(node).role != "input"}
+    same = {
+        node: builder.placeholder(node.name, record_of(node))
+        for node in counted
+        if node.op == "placeholder" and record_of(node).role != "input"
+    }
     of_each = []
     for k in range(microbatches):
-        inputs = {node: _numbered(builder, node, k) for node in counted if node.op == "placeholder" and node not in same}
+        inputs = {
+            node: _numbered(builder, node, k) for node in counted if node.op == "placeholder" and node not in same
+        }
         of_each.append({**same, **inputs})
     totals: dict[fx.Node, fx.Node] = {}
     for values in of_each:
@@ -53,12 +60,19 @@ def count_program(program: Program, terms: Terms, microbatches: int, device: tor
                 values[node] = builder.copy(node, values, program.constants)
         for node in sums:
             builder.about = record_of(node)
-            totals[node] = builder.inline(aten.add.Tensor, totals[node], values[node]) if node in totals else values[node]
+            totals[node] = (
+                builder.inline(aten.add.Tensor, totals[node], values[node]) if node in totals else values[node]
+            )
     whole = {**of_each[0], **totals}
     for node in counted:
         if node in between and node.op != "placeholder":
             whole[node] = builder.copy(node, whole, program.constants)
-    return builder.program([builder.inline(mean, whole[divisor], microbatches, counted_as(terms, divisor), name="count") for divisor in terms.counts])
+    return builder.program(
+        [
+            builder.inline(mean, whole[divisor], microbatches, counted_as(terms, divisor), name="count")
+            for divisor in terms.counts
+        ]
+    )
 
 
 def counted_as(terms: Terms, divisor: fx.Node) -> torch.dtype:

@@ -38,7 +38,9 @@ def check_model(saved: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         if not isinstance(value, torch.Tensor):
             raise ValueError(f"{what} has {name} as {value!r:.40}, which is no tensor; {SAVED}")
         if value.shape != tensor.shape:
-            raise ValueError(f"{what} has {name} of shape {list(value.shape)}, and the model's is {list(tensor.shape)}: {other}")
+            raise ValueError(
+                f"{what} has {name} of shape {list(value.shape)}, and the model's is {list(tensor.shape)}: {other}"
+            )
     if unknown := [name for name in saved if name not in state]:
         raise ValueError(f"{what} has {unknown[0]}, which the model has not: {other}")
 
@@ -53,9 +55,14 @@ def check_groups(saved: list[list[Any]], groups: list[list[str]]) -> None:
             "load that with optimizer.load_state_dict, or save what step.state_dict() gives"
         )
     pairs = [pair for names in zip(saved, groups, strict=False) for pair in zip(*names, strict=False)]
-    first = next((f", {a} for {b}" for a, b in pairs if a != b), "") if list(map(len, saved)) == list(map(len, groups)) else ""
+    first = (
+        next((f", {a} for {b}" for a, b in pairs if a != b), "")
+        if list(map(len, saved)) == list(map(len, groups))
+        else ""
+    )
     raise ValueError(
-        f"the state has other parameter groups: {_describe(saved)}, and the optimizer {_describe(groups)}{first}; make the optimizer with the groups that were saved"
+        f"the state has other parameter groups: {_describe(saved)}, and the optimizer {_describe(groups)}{first}; "
+        f"make the optimizer with the groups that were saved"
     )
 
 
@@ -64,11 +71,15 @@ def check_generator(state: Any) -> None:
     try:
         torch.Generator().set_state(state.cpu())
     except (AttributeError, TypeError, RuntimeError) as error:
-        kind = f"{str(state.dtype).removeprefix('torch.')}{list(state.shape)}" if isinstance(state, torch.Tensor) else f"{state!r:.40}"
+        kind = (
+            f"{str(state.dtype).removeprefix('torch.')}{list(state.shape)}"
+            if isinstance(state, torch.Tensor)
+            else f"{state!r:.40}"
+        )
         expected = torch.get_rng_state()
         raise ValueError(
-            f"the state's 'rng' is {kind}, and no state of this torch's random numbers, {str(expected.dtype).removeprefix('torch.')}{list(expected.shape)}; "
-            f"give what torch.get_rng_state() gives"
+            f"the state's 'rng' is {kind}, and no state of this torch's random numbers, "
+            f"{str(expected.dtype).removeprefix('torch.')}{list(expected.shape)}; give what torch.get_rng_state() gives"
         ) from error
 
 
@@ -84,7 +95,8 @@ def number_of(what: str, value: Any) -> int:
 
 
 def check_scaler(state: Mapping[str, Any]) -> None:
-    """``ValueError`` if the scale of the loss is not a number above 0, or its ``_growth_tracker`` is not a number of steps."""
+    """``ValueError`` if the scale of the loss is not a number above 0, or its ``_growth_tracker`` is not a number of
+    steps."""
     scale = state["scale"]
     if not isinstance(scale, (int, float)) or not scale > 0:
         raise ValueError(f"the state's 'scaler' has the scale {scale!r:.40}, and no number above 0; {SAVED}")

@@ -43,7 +43,8 @@ class GraphBuilder:
         return node
 
     def copy(self, node: fx.Node, values: Mapping[fx.Node, fx.Node], constants: Mapping[str, Constant]) -> fx.Node:
-        """Copy a node of another program, on other operands. It keeps its name if that is free. ``constants``: those of the other program."""
+        """Copy a node of another program, on other operands. It keeps its name if that is free. ``constants``: those of
+        the other program."""
         args, kwargs = map_operands(node.args, values.__getitem__), map_operands(dict(node.kwargs), values.__getitem__)
         name, target = self._free(node.name), node.target
         if node.op == "get_attr":
@@ -59,7 +60,9 @@ class GraphBuilder:
         Args:
             name: the name of the result, or of each result; without it, results are named after their ops.
         """
-        types, named_types = map_operands((args, kwargs), lambda node: TensorType(type_of(node).shape, type_of(node).dtype))
+        types, named_types = map_operands(
+            (args, kwargs), lambda node: TensorType(type_of(node).shape, type_of(node).dtype)
+        )
         nodes = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, fx.Node)]
         traced = subgraph(function, types, named_types, self.device)
         added: list[fx.Node] = []
@@ -75,7 +78,14 @@ class GraphBuilder:
 
         for k, step in enumerate(traced.steps):
             base = named.get(Ref(k)) or step.target.__name__.partition(".")[0]
-            node = make_node(self._graph, self._free(base), "call_function", step.target, value(step.args), {key: value(v) for key, v in step.kwargs.items()})
+            node = make_node(
+                self._graph,
+                self._free(base),
+                "call_function",
+                step.target,
+                value(step.args),
+                {key: value(v) for key, v in step.kwargs.items()},
+            )
             set_record(node, Record(step.type, phase=self.phase, module=self.about.module, source=self.about.source))
             added.append(node)
         results = tuple(None if ref is None else value(ref) for ref in traced.results)
@@ -87,7 +97,12 @@ class GraphBuilder:
         for before, node in itertools.pairwise(ordered):
             before.append(node)
 
-    def program(self, returned: Sequence[fx.Node], states: Mapping[fx.Node, fx.Node] | None = None, tree: tuple[str, ...] | None = None) -> Program:
+    def program(
+        self,
+        returned: Sequence[fx.Node],
+        states: Mapping[fx.Node, fx.Node] | None = None,
+        tree: tuple[str, ...] | None = None,
+    ) -> Program:
         """Finish the program. Values that nothing reads are removed.
 
         Args:
@@ -98,21 +113,31 @@ class GraphBuilder:
         states = states or {}
         ordered = [node for node in self._graph.find_nodes(op="placeholder") if node in states]
         output = self._graph.output((*returned, *(states[node] for node in ordered)))
-        set_record(output, Record(None, results=(*(Result("return") for _ in returned), *(Result("state", node.name) for node in ordered))))
+        set_record(
+            output,
+            Record(
+                None, results=(*(Result("return") for _ in returned), *(Result("state", node.name) for node in ordered))
+            ),
+        )
         for node in reversed(self._graph.nodes):
             if node.op in ("call_function", "get_attr") and not node.users:
                 self._graph.erase_node(node)
         if tree is None:
             tree = () if not returned else ("(", *[", "] * (len(returned) - 1), ",)" if len(returned) == 1 else ")")
         kept = {node.target for node in self._graph.nodes if node.op == "get_attr"}
-        return Program(self._graph, tree=tree, constants={name: c for name, c in self.constants.items() if name in kept})
+        return Program(
+            self._graph, tree=tree, constants={name: c for name, c in self.constants.items() if name in kept}
+        )
 
     def _element(self, node: fx.Node, part: int, name: str) -> fx.Node:
         known = next((user for user in node.users if user.target is operator.getitem and user.args[1] == part), None)
         if known is not None:
             return known
         new = make_node(self._graph, self._free(name or "getitem"), "call_function", operator.getitem, (node, part), {})
-        set_record(new, Record(record_of(node).type[part], phase=self.phase, module=self.about.module, source=self.about.source))  # type: ignore[index]
+        set_record(
+            new,
+            Record(record_of(node).type[part], phase=self.phase, module=self.about.module, source=self.about.source),
+        )  # type: ignore[index]
         return new
 
     def _free(self, base: str) -> str:

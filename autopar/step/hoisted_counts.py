@@ -7,9 +7,10 @@
     loss : f32[] +dp = div.Tensor(sum_2, sum_dp)         …the second half…
                                                          loss : f32[] +dp = div.Tensor(sum_2, sum_dp)
 
-A loss is divided by such a count, which depends on inputs alone. If the count were reduced right before the division, all ranks would wait
-for a small message, which takes long on processes that compute. The message does not begin with the forward either: before the first
-message of a step the ranks compare their calls, and that comparison runs during the first half of the forward.
+A loss is divided by such a count, which depends on inputs alone. If the count were reduced right before the division,
+all ranks would wait for a small message, which takes long on processes that compute. The message does not begin with
+the forward either: before the first message of a step the ranks compare their calls, and that comparison runs during
+the first half of the forward.
 """
 
 from __future__ import annotations
@@ -27,11 +28,15 @@ LARGEST = 64  # elements of a count; a larger one would take memory for long
 
 
 def hoist_counts(nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """Reorder the nodes of an explicit program, so that counts are reduced early; operands stay before their users. Linear in the graph."""
+    """Reorder the nodes of an explicit program, so that counts are reduced early; operands stay before their users.
+    Linear in the graph."""
     from_inputs: set[fx.Node] = set()  # values that depend on inputs and buffers alone
     late: set[fx.Node] = set()  # the counts among them, and what is computed from counts
     for node in nodes:
-        if node.op == "get_attr" or (record_of(node).phase == "forward" and all(_is_input(value) or value in from_inputs for value in operands(node))):
+        if node.op == "get_attr" or (
+            record_of(node).phase == "forward"
+            and all(_is_input(value) or value in from_inputs for value in operands(node))
+        ):
             from_inputs.add(node)
             if _is_count(node) or any(value in late for value in operands(node)):
                 late.add(node)

@@ -1,7 +1,8 @@
 """Explain, where a user calls ``backward()`` on the loss of a step, that the step has run its backward already.
 
-The loss is a plain number without an autograd graph, and so are sums and means that are computed from it. Only ``backward()`` differs: its
-error says what to remove from the loop, instead of torch's "element 0 of tensors does not require grad".
+The loss is a plain number without an autograd graph, and so are sums and means that are computed from it. Only
+``backward()`` differs: its error says what to remove from the loop, instead of torch's "element 0 of tensors does not
+require grad".
 """
 
 from __future__ import annotations
@@ -15,20 +16,40 @@ import torch
 from autopar.torch_private import DisableTorchFunctionSubclass
 
 DONE = "the step has already run its backward and its optimizer, and its loss has no graph: remove loss.backward(), and what follows it in the loop of a single device"
-PLAIN: tuple[Callable[..., Any], ...] = (torch.Tensor.detach, torch.detach, torch.Tensor.as_subclass)  # functions that return a plain torch tensor
+PLAIN: tuple[Callable[..., Any], ...] = (
+    torch.Tensor.detach,
+    torch.detach,
+    torch.Tensor.as_subclass,
+)  # functions that return a plain torch tensor
 
 
 class StepLoss(torch.Tensor):
-    """The loss that a step returns. Numbers that are computed from it are of this class, too; other results are plain tensors."""
+    """The loss that a step returns. Numbers that are computed from it are of this class, too; other results are plain
+    tensors."""
 
     @classmethod
-    def __torch_function__(cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
         if func is torch.autograd.grad:
             raise RuntimeError(DONE.replace("loss.backward()", "torch.autograd.grad(loss, …)"))
         with DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
-            is_number = type(result) is torch.Tensor and not result.dim() and result.is_floating_point() and not result.requires_grad
-            return result.as_subclass(cls) if is_number and func not in PLAIN and all(result is not arg for arg in args) else result
+            is_number = (
+                type(result) is torch.Tensor
+                and not result.dim()
+                and result.is_floating_point()
+                and not result.requires_grad
+            )
+            return (
+                result.as_subclass(cls)
+                if is_number and func not in PLAIN and all(result is not arg for arg in args)
+                else result
+            )
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
         if not self.requires_grad:

@@ -1,4 +1,5 @@
-"""Report the memory of a whole step on one rank: of the last micro-batch and the update, and of the inputs of the other micro-batches."""
+"""Report the memory of a whole step on one rank: of the last micro-batch and the update, and of the inputs of the other
+micro-batches."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ TRANSIENT = (*SUMS, ValueRole.COPY)  # values that live during a step alone
 class StepMemory(tuple[PhasePeak, ...]):
     """A row for each phase of the last micro-batch, and one for the update. Prints as tables.
 
-    The last micro-batch takes as much memory as any other. Where parameters have low-precision copies, the first row, ``copies``, is about
-    making them.
+    The last micro-batch takes as much memory as any other. Where parameters have low-precision copies, the first row,
+    ``copies``, is about making them.
 
     Attributes:
         held: bytes that stay between steps: parameters, buffers, the optimizer's state, and the batch.
@@ -56,22 +57,39 @@ class StepMemory(tuple[PhasePeak, ...]):
         return f"{tables(self)}bytes of one rank, {self.held:,} of them between steps too{beside}\n"
 
 
-def memory_of_step(last: Program, lowered: Lowered, microbatches: int, offload: bool = False, on_cpu: bool = True) -> StepMemory:
+def memory_of_step(
+    last: Program, lowered: Lowered, microbatches: int, offload: bool = False, on_cpu: bool = True
+) -> StepMemory:
     """The memory of a step on one rank, in bytes.
 
     Args:
-        last: the merged program of the last micro-batch and the update, of this rank; ``lowered``: the function that runs it.
+        last: the merged program of the last micro-batch and the update, of this rank; ``lowered``: the function that
+            runs it.
         offload: whether the optimizer's state is in host memory.
         on_cpu: whether the ranks are on CPU, where gathers are gloo's.
     """
     placeholders = {name_of(node): node for node in last.placeholders}
     values = {name: role for name, (role, _) in roles_in(last).items()}
     kinds = {node.name: _kind(name, node, values) for name, node in placeholders.items()}
-    away = {node for name, node in placeholders.items() if offload and kinds[node.name] == STATE and not belongs_to_step(name)}
-    kept = {node.name for name, node in placeholders.items() if values.get(name) not in TRANSIENT and record_of(node).role != "seed"}
-    batch = sum(size(record_of(node).type) for name, node in placeholders.items() if record_of(node).role == "input" and not belongs_to_step(name))
+    away = {
+        node
+        for name, node in placeholders.items()
+        if offload and kinds[node.name] == STATE and not belongs_to_step(name)
+    }
+    kept = {
+        node.name
+        for name, node in placeholders.items()
+        if values.get(name) not in TRANSIENT and record_of(node).role != "seed"
+    }
+    batch = sum(
+        size(record_of(node).type)
+        for name, node in placeholders.items()
+        if record_of(node).role == "input" and not belongs_to_step(name)
+    )
     lives = lifetimes(last, lowered, kept, kinds, on_cpu)
-    report = report_of(replace(lives, storages=tuple(storage for storage in lives.storages if storage.node not in away)))
+    report = report_of(
+        replace(lives, storages=tuple(storage for storage in lives.storages if storage.node not in away))
+    )
     memory = StepMemory(_beside(row, "inputs", batch * (microbatches - 1)) for row in report)
     memory.held = report.held + batch * (microbatches - 1)
     memory.host = sum(size(record_of(node).type) for node in away)
@@ -83,11 +101,15 @@ def memory_of_step(last: Program, lowered: Lowered, microbatches: int, offload: 
 
 
 def with_copies(memory: StepMemory, program: Program, lowered: Lowered, on_cpu: bool) -> StepMemory:
-    """Add the row of the program that makes the low-precision copies. ``program``: of one rank. Its operands stay between steps."""
+    """Add the row of the program that makes the low-precision copies. ``program``: of one rank. Its operands stay
+    between steps."""
     lives = lifetimes(program, lowered, {node.name for node in program.placeholders}, {}, on_cpu)
     report = report_of(lives)
     peak = max(report, key=lambda row: row.bytes)
-    kinds = {**memory.kept, **{kind: bytes for kind, bytes in peak.kinds.items() if kind in ("activations", "transfers")}}
+    kinds = {
+        **memory.kept,
+        **{kind: bytes for kind, bytes in peak.kinds.items() if kind in ("activations", "transfers")},
+    }
     extended = StepMemory((replace(peak, phase=COPIES, bytes=memory.held + report.made, kinds=kinds), *memory))
     extended.held, extended.host, extended.kept = memory.held, memory.host, memory.kept
     return extended
@@ -107,4 +129,8 @@ def _kind(name: str, node: fx.Node, values: Mapping[str, ValueRole]) -> str:
 
 def _beside(row: PhasePeak, kind: str, bytes: int) -> PhasePeak:
     """A row with so many more bytes of a kind."""
-    return replace(row, bytes=row.bytes + bytes, kinds={**row.kinds, kind: row.kinds.get(kind, 0) + bytes}) if bytes else row
+    return (
+        replace(row, bytes=row.bytes + bytes, kinds={**row.kinds, kind: row.kinds.get(kind, 0) + bytes})
+        if bytes
+        else row
+    )

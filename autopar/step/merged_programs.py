@@ -13,7 +13,8 @@ The last micro-batch and the update are merged, so that gradients are reduced wh
       w_grad_dp : f32[8 4] = all_reduce(w_grad, dp)                 sgd : f32[8 4] = autopar::sgd(w, w_grad_sum_dp, lr_0, …)
       sgd : f32[8 4] = autopar::sgd(w, w_grad_dp, lr_0, …)
 
-The counts and the first of several micro-batches are merged, so that counts are summed over the mesh while the forward goes on:
+The counts and the first of several micro-batches are merged, so that counts are summed over the mesh while the forward
+goes on:
 
     count:                                                        labels_0 : i64[8 16 dp] = input('labels.0')
       …                                                           …
@@ -24,8 +25,9 @@ The counts and the first of several micro-batches are merged, so that counts are
       backward:                                                     …
         …
 
-The merged program has the ops of both. The reduction of a sum of gradients stands where the update reads it, and begins as soon as the sum is
-complete (``runtime.lowering.buckets``). The reductions of counts stand in the middle of the forward (``hoisted_counts``).
+The merged program has the ops of both. The reduction of a sum of gradients stands where the update reads it, and begins
+as soon as the sum is complete (``runtime.lowering.buckets``). The reductions of counts stand in the middle of the
+forward (``hoisted_counts``).
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ from autopar.step.hoisted_counts import hoist_counts
 def merge_programs(first: Program, second: Program, handed: Sequence[str] = ()) -> Program:
     """Merge two explicit programs into one, which returns the values of both. Linear in both.
 
-    ``second`` takes the next values of the states of ``first``. Where ``first`` takes a low-precision copy in the place of a parameter ``w``,
-    the merged program takes both, and calls the copy ``w.copy``.
+    ``second`` takes the next values of the states of ``first``. Where ``first`` takes a low-precision copy in the place
+    of a parameter ``w``, the merged program takes both, and calls the copy ``w.copy``.
 
     Args:
         handed: the names under which ``second`` takes the values that ``first`` returns.
@@ -56,7 +58,10 @@ def merge_programs(first: Program, second: Program, handed: Sequence[str] = ()) 
     second_names = {node: name_of(node) for node in second.placeholders}
     types = {name: record_of(node).type for node, name in second_names.items()}
     names = {node: name_of(node) for node in first.placeholders}
-    first_names = {node: name if types.get(name, record_of(node).type) == record_of(node).type else copy_name(name) for node, name in names.items()}
+    first_names = {
+        node: name if types.get(name, record_of(node).type) == record_of(node).type else copy_name(name)
+        for node, name in names.items()
+    }
     roles = {name: record_of(node).role for node, name in (*first_names.items(), *second_names.items())}
     homes: dict[str, fx.Node] = {}
     for node, name in (*first_names.items(), *second_names.items()):
@@ -83,6 +88,8 @@ def merge_programs(first: Program, second: Program, handed: Sequence[str] = ()) 
     builder.arrange(hoist_counts)
     states = {home: nexts[name] for name, home in homes.items() if roles[name] == "state"}
     merged = builder.program(returned, states, None if first.tree and second.tree else first.tree or second.tree)
-    set_record(merged.output, record_of(merged.output)._replace(uses=tuple(needs[value] for value in operands(merged.output))))
+    set_record(
+        merged.output, record_of(merged.output)._replace(uses=tuple(needs[value] for value in operands(merged.output)))
+    )
     merged.level, merged.mesh, merged.stages = first.level, first.mesh, dict(first.stages)
     return merged

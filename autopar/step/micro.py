@@ -15,8 +15,9 @@
                                                       mm : f32[8 4] = mm(t, x)
                                                       w_grad_sum : f32[8 4] = add.Tensor(w_grad, mm)
 
-This is the program for two micro-batches: the loss of each counts half. A gradient is added to its sum as soon as it is computed, so that no
-gradient takes memory longer than needed. Other outputs of the model are computed only if the loss needs them or the step returns them.
+This is the program for two micro-batches: the loss of each counts half. A gradient is added to its sum as soon as it is
+computed, so that no gradient takes memory longer than needed. Other outputs of the model are computed only if the loss
+needs them or the step returns them.
 """
 
 from __future__ import annotations
@@ -66,18 +67,31 @@ def micro_of(traced: Program, microbatches: int, device: torch.device, wanted: C
         wanted: the names of the parameters whose gradients are needed; other gradients are not computed.
         cut: the names of the inputs that are cut into micro-batches along dim 0.
         scaled: whether gradients are those of the loss times the input ``.scale``.
-        returns: output → how the outputs of micro-batches are joined, where the user says it; ``None``: no outputs are returned.
+        returns: output → how the outputs of micro-batches are joined, where the user says it; ``None``: no outputs are
+            returned.
         names: the names of all tensors that the model returns.
     """
     micro = _Micro(traced, microbatches, device, wanted, cut, scaled)
-    outputs = () if returns is None else outputs_of(traced, micro.position, micro.terms, returns, names, microbatches, cut, device)
+    outputs = (
+        ()
+        if returns is None
+        else outputs_of(traced, micro.position, micro.terms, returns, names, microbatches, cut, device)
+    )
     return micro.run(outputs)
 
 
 class _Micro:
     """Builds the program of one micro-batch."""
 
-    def __init__(self, traced: Program, microbatches: int, device: torch.device, wanted: Collection[str], cut: Collection[str], scaled: bool) -> None:
+    def __init__(
+        self,
+        traced: Program,
+        microbatches: int,
+        device: torch.device,
+        wanted: Collection[str],
+        cut: Collection[str],
+        scaled: bool,
+    ) -> None:
         self.traced, self.share, self.scaled = traced, 1 / microbatches, scaled
         self.builder = GraphBuilder(device)
         self.values: dict[fx.Node, fx.Node] = {}
@@ -91,8 +105,14 @@ class _Micro:
         self.next = [(homes[result.of], node) for node, result in rows if result.kind == "state"]
         named = [(homes[result.of], node) for node, result in rows if result.kind == "grad"]
         uses = record_of(traced.output).uses or (None,) * len(rows)
-        self.dtypes = {homes[result.of]: need.dtype for (_, result), need in zip(rows, uses, strict=True) if need is not None and result.kind == "grad"}
-        self.gradients = [(home, node) for home, node in named if record_of(home).role == "param" and name_of(home) in wanted]
+        self.dtypes = {
+            homes[result.of]: need.dtype
+            for (_, result), need in zip(rows, uses, strict=True)
+            if need is not None and result.kind == "grad"
+        }
+        self.gradients = [
+            (home, node) for home, node in named if record_of(home).role == "param" and name_of(home) in wanted
+        ]
 
     def run(self, outputs: tuple[Output, ...]) -> Micro:
         placeholders = [node for node in self.traced.placeholders if node is not self.tangent]
@@ -101,10 +121,19 @@ class _Micro:
             if node not in seeds:
                 self.values[node] = self.builder.placeholder(node.name, record_of(node)._replace(name=name_of(node)))
         counts = self._counts()
-        scale = self.builder.placeholder(SCALE, Record(TensorType((), torch.float32), role="input", name=SCALE)) if self.scaled else None
+        scale = (
+            self.builder.placeholder(SCALE, Record(TensorType((), torch.float32), role="input", name=SCALE))
+            if self.scaled
+            else None
+        )
         sums: dict[fx.Node, list[fx.Node]] = {}
         for home, node in self.gradients:
-            sums.setdefault(node, []).append(self._state(gradient_name(name_of(home)), replace(type_of(node), dtype=self.dtypes.get(home) or type_of(node).dtype)))
+            sums.setdefault(node, []).append(
+                self._state(
+                    gradient_name(name_of(home)),
+                    replace(type_of(node), dtype=self.dtypes.get(home) or type_of(node).dtype),
+                )
+            )
         loss = self._state(LOSS, type_of(self.loss))
         for node in seeds:
             self.values[node] = self.builder.placeholder(node.name, record_of(node))
@@ -118,13 +147,19 @@ class _Micro:
             if record.phase == "backward" and self.tangent not in self.values:
                 self._begin_backward(scale)
             divided = self.terms.divisions.get(node)
-            values: Mapping[fx.Node, fx.Node] = self.values if divided is None else {**self.values, divided: counts[divided]}
+            values: Mapping[fx.Node, fx.Node] = (
+                self.values if divided is None else {**self.values, divided: counts[divided]}
+            )
             self.values[node] = self.builder.copy(node, values, self.traced.constants)
             self.builder.phase, self.builder.about = record.phase, record
             if node in others and _is_view_of_placeholder(node):
                 copies[node] = self._copy(node)
             if node is self.loss:
-                share = self.values[node] if self.share == 1 else self.builder.inline(aten.mul.Scalar, self.values[node], self.share, name="share")
+                share = (
+                    self.values[node]
+                    if self.share == 1
+                    else self.builder.inline(aten.mul.Scalar, self.values[node], self.share, name="share")
+                )
                 states[loss] = self.builder.inline(aten.add.Tensor, loss, share, name="loss_sum")
             for total in sums.get(node, ()):
                 states[total] = self.builder.inline(aten.add.Tensor, total, self.values[node], name=f"{total.name}_sum")
@@ -139,7 +174,9 @@ class _Micro:
 
     def _counts(self) -> dict[fx.Node, fx.Node]:
         return {
-            divisor: self.builder.placeholder(f"count_{k}", Record(TensorType((), counted_as(self.terms, divisor)), role="input", name=count_name(k)))
+            divisor: self.builder.placeholder(
+                f"count_{k}", Record(TensorType((), counted_as(self.terms, divisor)), role="input", name=count_name(k))
+            )
             for k, divisor in enumerate(self.terms.counts)
         }
 
@@ -151,10 +188,14 @@ class _Micro:
         self.builder.phase, self.builder.about = "backward", record_of(self.loss)
         dtype = type_of(self.tangent).dtype
         if scale is None:
-            self.values[self.tangent] = self.builder.inline(aten.full.default, [], self.share, dtype=dtype, device=self.builder.device)
+            self.values[self.tangent] = self.builder.inline(
+                aten.full.default, [], self.share, dtype=dtype, device=self.builder.device
+            )
             return
         tangent = scale if self.share == 1 else self.builder.inline(aten.mul.Scalar, scale, self.share)
-        self.values[self.tangent] = tangent if dtype == torch.float32 else self.builder.inline(aten._to_copy.default, tangent, dtype=dtype)
+        self.values[self.tangent] = (
+            tangent if dtype == torch.float32 else self.builder.inline(aten._to_copy.default, tangent, dtype=dtype)
+        )
 
 
 def _is_view_of_placeholder(node: fx.Node) -> bool:

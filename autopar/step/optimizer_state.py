@@ -1,8 +1,8 @@
 """Hold the optimizer's state of a step on a mesh: parameters, groups, and the pieces of each state.
 
-The state stays in ``optimizer.state`` as torch's own steps keep it: under torch's names, with DTensors on processes, so that ``state_dict``,
-``load_state_dict`` and learning-rate schedulers work as usual. Where somebody has replaced the state, as loading does, the new one is used:
-full tensors are sharded, DTensors are redistributed.
+The state stays in ``optimizer.state`` as torch's own steps keep it: under torch's names, with DTensors on processes, so
+that ``state_dict``, ``load_state_dict`` and learning-rate schedulers work as usual. Where somebody has replaced the
+state, as loading does, the new one is used: full tensors are sharded, DTensors are redistributed.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ class OptimizerState:
     Attributes:
         optimizer: the user's optimizer.
         definition: how its class updates parameters.
-        pieces: this process's pieces of the state, by the names of the parameter and of the state: ``up.weight.exp_avg``; and the counters of
-            steps, ``.step.0``. They share the memory of the optimizer's state.
+        pieces: this process's pieces of the state, by the names of the parameter and of the state:
+            ``up.weight.exp_avg``; and the counters of steps, ``.step.0``. They share the memory of the optimizer's
+            state.
         offload: whether the state is in host memory; the counters stay on the device of the parameters.
 
     Args:
-        agreed: is called before states are moved, which all ranks must do together. It raises if the ranks make different calls.
+        agreed: is called before states are moved, which all ranks must do together. It raises if the ranks make
+            different calls.
 
     Raises:
         TypeError: it is not an optimizer, or its class is not known.
@@ -56,15 +58,17 @@ class OptimizerState:
         self._seen: tuple[Any, ...] | None = None  # the facts and objects that the pieces were taken from
         self._versions: list[int] = []
         self._trained: tuple[Trained, ...] = ()
-        self._counted: dict[str, list[torch.Tensor]] = {}  # counter → the tensors of the optimizer's state that count the same steps
+        self._counted: dict[
+            str, list[torch.Tensor]
+        ] = {}  # counter → the tensors of the optimizer's state that count the same steps
         self.groups()
         self._refuse_to_offload_plain_ops()
 
     def _refuse_to_offload_plain_ops(self) -> None:
         if self.offload and any(self.definition.update(group).op is None for group in self.optimizer.param_groups):
             raise ValueError(
-                f"offload=True updates parameters on the host by torch's fused kernels, and there is none for the step of {self.definition.name}, "
-                f"which runs where its parameters are: leave offload out"
+                f"offload=True updates parameters on the host by torch's fused kernels, and there is none for the "
+                f"step of {self.definition.name}, which runs where its parameters are: leave offload out"
             )
 
     def groups(self) -> dict[str, tuple[int, torch.nn.Parameter]]:
@@ -75,8 +79,9 @@ class OptimizerState:
                 name = self._names.get(id(parameter))
                 if name is None:
                     raise ValueError(
-                        f"the optimizer has a parameter that is not the model's: number {k} of group {number}, of shape {list(parameter.shape)}; "
-                        f"make it of the parameters of what parallelize returns, as in {type(self.optimizer).__name__}(parallel.parameters())"
+                        f"the optimizer has a parameter that is not the model's: number {k} of group {number}, of "
+                        f"shape {list(parameter.shape)}; make it of the parameters of what parallelize returns, as in "
+                        f"{type(self.optimizer).__name__}(parallel.parameters())"
                     )
                 if parameter.requires_grad:
                     parameters[name] = number, parameter
@@ -87,16 +92,27 @@ class OptimizerState:
         return self._names[id(parameter)]
 
     def describe(self) -> str:
-        """Describe the optimizer and its numbers for comparison between ranks: ``AdamW(lr=0.001, betas=(0.9, 0.999))``."""
+        """Describe the optimizer and its numbers for comparison between ranks: ``AdamW(lr=0.001, betas=(0.9,
+        0.999))``."""
         groups = []
         for group in self.optimizer.param_groups:
-            numbers = {key: value for key, value in group.items() if isinstance(value, (int, float, tuple)) and value is not False}
+            numbers = {
+                key: value
+                for key, value in group.items()
+                if isinstance(value, (int, float, tuple)) and value is not False
+            }
             groups.append(", ".join(f"{key}={value}" for key, value in numbers.items()))
         return f"{type(self.optimizer).__name__}({'; '.join(groups)}){self._describe_state()}"
 
     def _describe_state(self) -> str:
-        """Describe how many parameters have a state, and after how many steps. Counts on an accelerator are left out: reading them would wait for it."""
-        states = [state for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad and (state := self.optimizer.state.get(p))]
+        """Describe how many parameters have a state, and after how many steps. Counts on an accelerator are left out:
+        reading them would wait for it."""
+        states = [
+            state
+            for group in self.optimizer.param_groups
+            for p in group["params"]
+            if p.requires_grad and (state := self.optimizer.state.get(p))
+        ]
         counts = [state.get("step") for state in states]
         read = [n.item() for n in counts if type(n) is torch.Tensor and n.is_cpu and not n.dim()]
         steps = {*read, *(n for n in counts if isinstance(n, (int, float)))}
@@ -122,33 +138,44 @@ class OptimizerState:
         if missing := (*self.definition.lacking(group, known), *lost):
             present = ", ".join(repr(n) for n, value in known.items() if value is not None) or "nothing"
             raise ValueError(
-                f"the state of {name} has no {missing[0]!r}, but {present}: it would begin at zero, and the others go on; "
-                f"load what {self.definition.name} has saved, {anew}"
+                f"the state of {name} has no {missing[0]!r}, but {present}: it would begin at zero, and the others go "
+                f"on; load what {self.definition.name} has saved, {anew}"
             )
         for n in update.states:
             value, shared = known.get(n), n in self.definition.shared
             if value is None or (shared and isinstance(value, (int, float))):
                 continue
             if not isinstance(value, torch.Tensor):
-                raise ValueError(f"the state of {name} has {n} as {value!r:.40}, which is no tensor; load what {self.definition.name} has saved, {anew}")
+                raise ValueError(
+                    f"the state of {name} has {n} as {value!r:.40}, which is no tensor; load what "
+                    f"{self.definition.name} has saved, {anew}"
+                )
             wanted = torch.Size() if shared else parameter.shape
-            if value.shape != wanted and (shared or update.op is not None or update.elementwise):  # states of others may be of any shape
+            if value.shape != wanted and (
+                shared or update.op is not None or update.elementwise
+            ):  # states of others may be of any shape
                 expected = "it is one number, without dims" if shared else f"the parameter is {list(wanted)}"
-                raise ValueError(f"the state of {name} has {n} of shape {list(value.shape)}, and {expected}: load the state of this model, {anew}")
+                raise ValueError(
+                    f"the state of {name} has {n} of shape {list(value.shape)}, and {expected}: load the state of "
+                    f"this model, {anew}"
+                )
 
     def forget(self) -> None:
         """The optimizer's state has been replaced."""
         self._seen = None
 
     def numbers(self, device: torch.device) -> dict[str, torch.Tensor]:
-        """The present values of the numbers that schedulers change, by group: ``.lr.0``, ``.beta1.0``. They are on ``device``, except those that kernels read on the host."""
+        """The present values of the numbers that schedulers change, by group: ``.lr.0``, ``.beta1.0``. They are on
+        ``device``, except those that kernels read on the host."""
         numbers = {}
         for k, group in enumerate(self.optimizer.param_groups):
             scheduled = {RATE: scalar(float(group["lr"]), device), **self.definition.update(group).operands(device)}
             numbers |= {scheduled_name(name, k): value for name, value in scheduled.items()}
         return numbers
 
-    def trained(self, parameters: Mapping[str, TensorType], gradients: Mapping[str, TensorType], states: Mapping[str, DistAttr]) -> tuple[Trained, ...]:
+    def trained(
+        self, parameters: Mapping[str, TensorType], gradients: Mapping[str, TensorType], states: Mapping[str, DistAttr]
+    ) -> tuple[Trained, ...]:
         """How the parameters that have a gradient are updated now. Their states get the layouts in ``states``.
 
         It is the same tuple object as at the last call if nothing has changed since.
@@ -160,7 +187,12 @@ class OptimizerState:
         groups = self.groups()
         now = self._facts(parameters, groups)
         known = self._seen
-        if known is None or known[:4] != (parameters, gradients, states, updates) or list(map(id, known[4])) != list(map(id, now)) or self._versions != self._counts():
+        if (
+            known is None
+            or known[:4] != (parameters, gradients, states, updates)
+            or list(map(id, known[4])) != list(map(id, now))
+            or self._versions != self._counts()
+        ):
             self._trained = self._look(parameters, gradients, states, updates, groups)
             self._seen = parameters, gradients, states, updates, self._facts(parameters, groups)
             self._versions = self._counts()
@@ -168,16 +200,23 @@ class OptimizerState:
 
     def _facts(self, parameters: Iterable[str], groups: Mapping[str, tuple[int, torch.nn.Parameter]]) -> list[object]:
         """The objects that the pieces were taken from."""
-        return [part for name in parameters for part in (*groups[name], *self.optimizer.state.get(groups[name][1], {}).values())]
+        return [
+            part
+            for name in parameters
+            for part in (*groups[name], *self.optimizer.state.get(groups[name][1], {}).values())
+        ]
 
     def _counts(self) -> list[int]:
-        """The versions of the optimizer's own counts of steps. They change if somebody writes to them, as torch's own step does."""
+        """The versions of the optimizer's own counts of steps. They change if somebody writes to them, as torch's own
+        step does."""
         return [version_of(tensor) for tensors in self._counted.values() for tensor in tensors]
 
     def finish(self) -> None:
         """Copy the counters to the optimizer's own counts of steps, after a step."""
         for name, tensors in self._counted.items():
-            copy_each(tensors, [self.pieces[name].to(tensors[0].device)] * len(tensors))  # it waits for an accelerator once
+            copy_each(
+                tensors, [self.pieces[name].to(tensors[0].device)] * len(tensors)
+            )  # it waits for an accelerator once
         self._versions = self._counts()
         note_a_step(self.optimizer)
 
@@ -193,7 +232,11 @@ class OptimizerState:
         for name, type in parameters.items():
             number, parameter = groups[name]
             update, attr = updates[number], states[name]
-            state = {n: self._tensor(n, value, parameter) for n, value in self.optimizer.state.get(parameter, {}).items() if value is not None}
+            state = {
+                n: self._tensor(n, value, parameter)
+                for n, value in self.optimizer.state.get(parameter, {}).items()
+                if value is not None
+            }
             known = {n: self.placed(value, parameter, attr) for n, value in state.items()}
             pieces = {n: local_of(value) if isinstance(value, torch.Tensor) else value for n, value in known.items()}
             current = self.definition.initial(self._piece(parameter, attr), self.optimizer.param_groups[number], pieces)
@@ -210,7 +253,10 @@ class OptimizerState:
                 self._counted.setdefault(counter, []).append(known[n])
             uncounted = {n: piece for n, piece in current.items() if n not in update.counted}
             self.pieces |= {state_name(name, n): piece for n, piece in uncounted.items()}
-            types = {n: TensorType(type.shape if known[n].shape == parameter.shape else tuple(piece.shape), piece.dtype) for n, piece in uncounted.items()}
+            types = {
+                n: TensorType(type.shape if known[n].shape == parameter.shape else tuple(piece.shape), piece.dtype)
+                for n, piece in uncounted.items()
+            }
             trained.append(Trained(name, type, gradients[name], attr, update, types, number, steps))
         return tuple(trained)
 
@@ -224,14 +270,20 @@ class OptimizerState:
         return local_of(self.placed(parameter.detach(), parameter, attr))
 
     def placed(self, value: Any, parameter: torch.nn.Parameter, attr: DistAttr) -> Any:
-        """A state in the layout ``attr``, in host memory with ``offload``. A state that does not have the parameter's shape is replicated."""
+        """A state in the layout ``attr``, in host memory with ``offload``. A state that does not have the parameter's
+        shape is replicated."""
         return self._at_home(self._relaid(value, parameter, attr))
 
     def _at_home(self, state: Any) -> Any:
         return state.to(HOST) if self.offload and isinstance(state, torch.Tensor) and not state.is_meta else state
 
     def _relaid(self, value: Any, parameter: torch.nn.Parameter, attr: DistAttr) -> Any:
-        if self.job is None or not isinstance(value, torch.Tensor) or value.shape != parameter.shape or not parameter.dim():
+        if (
+            self.job is None
+            or not isinstance(value, torch.Tensor)
+            or value.shape != parameter.shape
+            or not parameter.dim()
+        ):
             return value
         from torch.distributed.tensor import distribute_tensor
 
@@ -243,7 +295,11 @@ class OptimizerState:
 
     def _surface(self, piece: torch.Tensor, parameter: torch.nn.Parameter, attr: DistAttr) -> torch.Tensor:
         """A new state in the form that the optimizer keeps: a DTensor if the parameter is one."""
-        if self.job is None or not parameter.dim() or piece.shape != local_of(self._relaid(parameter.detach(), parameter, attr)).shape:
+        if (
+            self.job is None
+            or not parameter.dim()
+            or piece.shape != local_of(self._relaid(parameter.detach(), parameter, attr)).shape
+        ):
             return piece
         placements = placements_of(attr, self.mesh, tuple(parameter.shape))
         return dtensor_around(piece, self.job.device_mesh, placements, parameter.shape, parameter.stride())

@@ -45,7 +45,8 @@ class StepOptions:
 
     @property
     def joins(self) -> Mapping[str, str] | None:
-        """Output → how the outputs of micro-batches are joined, where the user requires a way; ``None``: outputs are not returned."""
+        """Output → how the outputs of micro-batches are joined, where the user requires a way; ``None``: outputs are
+        not returned."""
         if isinstance(self.returns, str):
             return None if self.returns == "loss" else {}
         return self.returns
@@ -57,10 +58,15 @@ class StepOptions:
 
 
 def describe_options(options: StepOptions) -> str:
-    """Describe the options that differ from the default, except those that each rank may choose: ``, zero=1, clip_norm=1.0``."""
+    """Describe the options that differ from the default, except those that each rank may choose: ``, zero=1,
+    clip_norm=1.0``."""
     plain = StepOptions()
     values = {option.name: getattr(options, option.name) for option in fields(options)}
-    return "".join(f", {name}={value!r}" for name, value in values.items() if name not in RANK_OPTIONS and value != getattr(plain, name))
+    return "".join(
+        f", {name}={value!r}"
+        for name, value in values.items()
+        if name not in RANK_OPTIONS and value != getattr(plain, name)
+    )
 
 
 def options_of(keywords: Mapping[str, Any]) -> StepOptions:
@@ -74,7 +80,9 @@ def options_of(keywords: Mapping[str, Any]) -> StepOptions:
     for name in keywords:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=2, cutoff=0.4)
-            raise TypeError(f"train_step has no option {name!r}; near it: {', '.join(near) or 'none'}. It has {', '.join(names)}")
+            raise TypeError(
+                f"train_step has no option {name!r}; near it: {', '.join(near) or 'none'}. It has {', '.join(names)}"
+            )
     if not isinstance(keep := keywords.get("keep", {}), Mapping) or not all(isinstance(op, str) for op in keep):
         raise TypeError(f"keep={shown(keep)} is no dict of ops and dtypes, as in keep={{'aten::silu': 'f32'}}")
     if isinstance(keywords.get("recompute"), list):
@@ -82,24 +90,39 @@ def options_of(keywords: Mapping[str, Any]) -> StepOptions:
     keywords = {name: value for name, value in keywords.items() if value is not None}
     if isinstance(scale := keywords.get("loss_scale"), (int, float)) and not isinstance(scale, bool):
         if not LossScaling.minimum <= scale < math.inf:
-            raise ValueError(f"loss_scale={shown(scale)} is no first scale of a loss: give {LossScaling.minimum:g} or more, such as 1024.0")
+            raise ValueError(
+                f"loss_scale={shown(scale)} is no first scale of a loss: give {LossScaling.minimum:g} or more, such "
+                f"as 1024.0"
+            )
         keywords["loss_scale"] = LossScaling(initial=float(scale))
     keywords["amp"] = None if keywords.get("amp") is None else policy_of(keywords["amp"], keywords.get("keep", {})).name
     options = StepOptions(**keywords)
     if not isinstance(options.loss_scale, LossScaling):
-        raise TypeError(f"loss_scale={shown(options.loss_scale)} is neither a number, the first scale, nor a LossScaling")
+        raise TypeError(
+            f"loss_scale={shown(options.loss_scale)} is neither a number, the first scale, nor a LossScaling"
+        )
     if options.reduce_dtype not in (None, torch.float32):
-        raise ValueError(f"reduce_dtype={shown(options.reduce_dtype)}: sums in low precision are reduced as they are (None), or in torch.float32")
+        raise ValueError(
+            f"reduce_dtype={shown(options.reduce_dtype)}: sums in low precision are reduced as they are (None), or in "
+            f"torch.float32"
+        )
     if "loss_scale" in keywords and not options.scaled:
-        raise ValueError(f"loss_scale= is for fp16, whose small gradients are lost; amp={shown(options.amp)} needs none")
+        raise ValueError(
+            f"loss_scale= is for fp16, whose small gradients are lost; amp={shown(options.amp)} needs none"
+        )
     if options.recompute is not None and not options.recompute:
-        raise ValueError(f'recompute={shown(options.recompute)}: say "blocks", "min-cut", a glob over module paths, as in "*.layers.*", or None')
+        raise ValueError(
+            f'recompute={shown(options.recompute)}: say "blocks", "min-cut", a glob over module paths, as in "*.layers.*", or None'
+        )
     if options.keep and options.amp is None:
         raise ValueError("keep= says in which dtype ops run under amp=, which is not given")
     if isinstance(options.microbatches, bool) or not isinstance(options.microbatches, int) or options.microbatches < 1:
         raise ValueError(f"microbatches={shown(options.microbatches)} is no number of micro-batches; give 1 or more")
     if isinstance(options.zero, bool) or not isinstance(options.zero, int) or options.zero not in (0, 1, 2, 3):
-        raise ValueError(f"zero={shown(options.zero)} is no stage of ZeRO: 0 splits nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too")
+        raise ValueError(
+            f"zero={shown(options.zero)} is no stage of ZeRO: 0 splits nothing, 1 the optimizer's state, 2 gradients "
+            f"too, 3 parameters too"
+        )
     norm = options.clip_norm
     if norm is not None and (isinstance(norm, bool) or not isinstance(norm, (int, float)) or not norm > 0):
         raise ValueError(f"clip_norm={shown(norm)} is no norm above 0; None does not clip, {math.inf} only measures")
@@ -108,24 +131,45 @@ def options_of(keywords: Mapping[str, Any]) -> StepOptions:
             f'clip_parameters={shown(options.clip_parameters)}: "all" measures the gradients of all parameters that require one, "optimizer" those of the optimizer\'s'
         )
     if not isinstance(options.grad_norm, bool):
-        raise ValueError(f"grad_norm={shown(options.grad_norm)}: True measures the norm of the gradients at each step, False only where clip_norm needs it")
+        raise ValueError(
+            f"grad_norm={shown(options.grad_norm)}: True measures the norm of the gradients at each step, False only "
+            f"where clip_norm needs it"
+        )
     if "clip_parameters" in keywords and not options.measured:
-        raise ValueError("clip_parameters= says which gradients are measured, and none are: give clip_norm= or grad_norm=True too")
+        raise ValueError(
+            "clip_parameters= says which gradients are measured, and none are: give clip_norm= or grad_norm=True too"
+        )
     _check_returns(options.returns)
-    if options.ema is not None and (isinstance(options.ema, bool) or not isinstance(options.ema, (int, float)) or not 0 <= options.ema <= 1):
-        raise ValueError(f"ema={shown(options.ema)} is no decay of a moving average: give a number from 0 to 1, such as 0.999, or None")
+    if options.ema is not None and (
+        isinstance(options.ema, bool) or not isinstance(options.ema, (int, float)) or not 0 <= options.ema <= 1
+    ):
+        raise ValueError(
+            f"ema={shown(options.ema)} is no decay of a moving average: give a number from 0 to 1, such as 0.999, or "
+            f"None"
+        )
     if not isinstance(options.detect_anomaly, bool):
-        raise ValueError(f"detect_anomaly={shown(options.detect_anomaly)}: True looks for the first NaN behind each op, False does not")
+        raise ValueError(
+            f"detect_anomaly={shown(options.detect_anomaly)}: True looks for the first NaN behind each op, False does "
+            f"not"
+        )
     if not isinstance(options.offload, bool):
-        raise ValueError(f"offload={shown(options.offload)}: True keeps the optimizer's state in host memory, False beside the parameters")
+        raise ValueError(
+            f"offload={shown(options.offload)}: True keeps the optimizer's state in host memory, False beside the "
+            f"parameters"
+        )
     return options
 
 
 def _check_returns(returns: Any) -> None:
     if isinstance(returns, Mapping):
-        wrong = next(((name, how) for name, how in returns.items() if not isinstance(name, str) or how not in WAYS), None)
+        wrong = next(
+            ((name, how) for name, how in returns.items() if not isinstance(name, str) or how not in WAYS), None
+        )
         if wrong is not None:
-            raise ValueError(f"returns={{{wrong[0]!r}: {wrong[1]!r}}} is no way to join the outputs of micro-batches; there are {', '.join(WAYS)}")
+            raise ValueError(
+                f"returns={{{wrong[0]!r}: {wrong[1]!r}}} is no way to join the outputs of micro-batches; there are "
+                f"{', '.join(WAYS)}"
+            )
     elif returns not in ("loss", "outputs"):
         raise ValueError(
             f'returns={returns!r}: a step returns its "loss", or the "outputs" of the model, of which a dict says how those of micro-batches are joined: '

@@ -8,7 +8,8 @@
 | `same` | a value that does not depend on the batch |
 | `stack` | all others, as where the forward mixes rows: a new first dim has an entry for each micro-batch, and the report says so |
 
-Which of them applies follows from the forward (``batch_independence``). It cannot be detected if a micro-batch has one row.
+Which of them applies follows from the forward (``batch_independence``). It cannot be detected if a micro-batch has one
+row.
 """
 
 from __future__ import annotations
@@ -53,17 +54,26 @@ class Output:
 
 
 def loss_of(captured: Captured) -> int:
-    """The position of the loss among the tensors that the model returns: the first number that has a gradient. ``CaptureError`` if there is none."""
+    """The position of the loss among the tensors that the model returns: the first number that has a gradient.
+    ``CaptureError`` if there is none."""
     output = captured.program.output
-    returned = [node for node, result in zip(operands(output), record_of(output).results, strict=True) if result.kind == "return"]
+    returned = [
+        node
+        for node, result in zip(operands(output), record_of(output).results, strict=True)
+        if result.kind == "return"
+    ]
     for k in captured.differentiable:
         if record_of(returned[k]).type.shape == ():  # type: ignore[union-attr]
             return k
     shapes = ", ".join(str(list(record_of(node).type.shape)) for node in returned)  # type: ignore[union-attr]
     if any(record_of(node).type.shape == () for node in returned):  # type: ignore[union-attr]
-        raise CaptureError("the loss has no gradient: no parameter that it depends on requires one\n  let some parameter require a gradient: requires_grad_(True)")
+        raise CaptureError(
+            "the loss has no gradient: no parameter that it depends on requires one\n  let some parameter require a "
+            "gradient: requires_grad_(True)"
+        )
     raise CaptureError(
-        f"a training step needs a loss, and the model returns none: one number that has a gradient ({f'it returns {shapes}' if shapes else 'it returns no tensor'})\n"
+        f"a training step needs a loss, and the model returns none: one number that has a gradient "
+        f"({f'it returns {shapes}' if shapes else 'it returns no tensor'})\n"
         f"  let forward compute the loss from its arguments, and return it; with labels, as models of Hugging Face do"
     )
 
@@ -84,19 +94,37 @@ def outputs_of(program: Program, loss: int, terms: Terms, required: Mapping[str,
     Raises:
         ValueError: there is no output of that name.
     """
-    rows = [node for node, result in zip(operands(program.output), record_of(program.output).results, strict=True) if result.kind == "return"]
+    rows = [
+        node
+        for node, result in zip(operands(program.output), record_of(program.output).results, strict=True)
+        if result.kind == "return"
+    ]
     others = [(name, node) for k, (name, node) in enumerate(zip(names, rows, strict=True)) if k != loss]
     if unknown := [name for name in required if name not in dict(others)]:
         known = ", ".join(name for name, _ in others) or "nothing"
-        raise ValueError(f"returns= names {unknown[0]!r}, and the model has no such output; beside its loss it returns {known}: name one of these")
+        raise ValueError(
+            f"returns= names {unknown[0]!r}, and the model has no such output; beside its loss it returns {known}: "
+            f"name one of these"
+        )
     if microbatches == 1 or not others:
         return tuple(Output(name, required.get(name, "same")) for name, _ in others)
     independence = BatchIndependence(program, [node for _, node in others], cut, device)
     outputs = [_output_of(program, node, name, independence, terms, cut, device) for name, node in others]
-    return tuple(replace(output, how=required[output.name], known=True) if output.name in required else output for output in outputs)
+    return tuple(
+        replace(output, how=required[output.name], known=True) if output.name in required else output
+        for output in outputs
+    )
 
 
-def _output_of(program: Program, node: fx.Node, name: str, independence: BatchIndependence, loss: Terms, cut: Collection[str], device: torch.device) -> Output:
+def _output_of(
+    program: Program,
+    node: fx.Node,
+    name: str,
+    independence: BatchIndependence,
+    loss: Terms,
+    cut: Collection[str],
+    device: torch.device,
+) -> Output:
     unknown = Output(name, "stack", known=False)
     if node not in independence.varying:
         return Output(name, "same")
@@ -104,7 +132,11 @@ def _output_of(program: Program, node: fx.Node, name: str, independence: BatchIn
         return unknown
     if record_of(node).type.shape:  # type: ignore[union-attr]
         dims = independence.row_dims(node)
-        return Output(name, "cat", dims[0][0]) if len(dims) == 1 and dims[0][1] == 0 and not independence.mixing_nodes([node]) else unknown
+        return (
+            Output(name, "cat", dims[0][0])
+            if len(dims) == 1 and dims[0][1] == 0 and not independence.mixing_nodes([node])
+            else unknown
+        )
     terms, sums = search(program, node, independence)
     if terms.mixings:
         return unknown
@@ -117,7 +149,8 @@ def _output_of(program: Program, node: fx.Node, name: str, independence: BatchIn
 def about_outputs(outputs: Sequence[Output], microbatches: int) -> list[str]:
     """Notes for the report on the outputs whose way does not follow from the forward."""
     return [
-        f"the output {output.name} is stacked, with an entry for each of {microbatches} micro-batches: how it is joined does not follow from the forward; "
+        f"the output {output.name} is stacked, with an entry for each of {microbatches} micro-batches: how it is "
+        f"joined does not follow from the forward; "
         f'say it, as in returns={{"{output.name}": "cat"}}, or "mean", "sum"'
         for output in outputs
         if not output.known
@@ -143,32 +176,42 @@ def join_whole(output: Output, parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return total if output.how == "sum" else total / len(parts)
 
 
-def join_pieces(output: Output, pieces: Sequence[torch.Tensor], type: TensorType, tensors: LocalTensors, brought: int) -> torch.Tensor:
-    """Join this rank's pieces of an output of all micro-batches. The result is as ``outputs=`` of ``parallelize`` requires. All ranks call it.
+def join_pieces(
+    output: Output, pieces: Sequence[torch.Tensor], type: TensorType, tensors: LocalTensors, brought: int
+) -> torch.Tensor:
+    """Join this rank's pieces of an output of all micro-batches. The result is as ``outputs=`` of ``parallelize``
+    requires. All ranks call it.
 
     Args:
         pieces: in the order of the micro-batches.
         type: the type of the output of one micro-batch.
-        brought: the number of pieces that the ranks bring with ``inputs="local"``, whose batch is these pieces in the order of the ranks; 0
-            where all ranks have the same batch.
+        brought: the number of pieces that the ranks bring with ``inputs="local"``, whose batch is these pieces in the
+            order of the ranks; 0 where all ranks have the same batch.
     """
     assert type.layout is not None
     attr, shape, count, joins = type.attr, list(type.shape), len(pieces), output.how == "cat" and len(pieces) > 1
     splits = any(axes for _, axes in attr.dims[output.dim]) if joins else False
     if splits and not brought:
         parts = [tensors.returned(piece, type) for piece in pieces]  # rows of one rank are not neighbours
-        return _split_as(parts[0], torch.cat([part.full_tensor() if is_dtensor(part) else part for part in parts], output.dim))  # type: ignore[attr-defined]
+        return _split_as(
+            parts[0], torch.cat([part.full_tensor() if is_dtensor(part) else part for part in parts], output.dim)
+        )  # type: ignore[attr-defined]
     if joins:
         shape[output.dim] *= count
         (rows, axes), *parts_behind = attr.dims[output.dim]
         if parts_behind:
-            attr = replace(attr, dims=(*attr.dims[: output.dim], ((rows * count, axes), *parts_behind), *attr.dims[output.dim + 1 :]))  # type: ignore[operator]
+            attr = replace(
+                attr,
+                dims=(*attr.dims[: output.dim], ((rows * count, axes), *parts_behind), *attr.dims[output.dim + 1 :]),
+            )  # type: ignore[operator]
     if joins and brought and not splits:  # each micro-batch has some rows of each rank
         cut = [piece.chunk(brought, output.dim) for piece in pieces]
         pieces = [rows for of_a_rank in zip(*cut, strict=True) for rows in of_a_rank]
     if output.how == "stack":
         attr, shape = DistAttr(((DistAttr.replicated(1).dims[0]), *attr.dims)), [count, *shape]
-    return tensors.returned(join_whole(output, pieces), replace(type, shape=tuple(shape), layout=layout_of(type.layout.mesh, attr)))
+    return tensors.returned(
+        join_whole(output, pieces), replace(type, shape=tuple(shape), layout=layout_of(type.layout.mesh, attr))
+    )
 
 
 def _split_as(part: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -15,15 +15,17 @@ from autopar.ir.value_names import copy_name
 class Step:
     """A training step: ``micro`` runs once for each micro-batch, ``update`` once.
 
-    The programs hand values to each other by name (``ir.value_names``): the sums of gradients and losses are states of ``micro`` that begin as
-    zeros, and the parameters are states of ``update``.
+    The programs hand values to each other by name (``ir.value_names``): the sums of gradients and losses are states of
+    ``micro`` that begin as zeros, and the parameters are states of ``update``.
 
     Attributes:
         microbatches: how often ``micro`` runs.
         micro: forward and backward of one micro-batch.
         update: the optimizer's step.
-        count: computes the counts that ``micro`` divides by, from the inputs of all micro-batches; ``None`` if ``micro`` takes no counts.
-        copy: makes the low-precision copies of parameters that ``micro`` takes in their place; ``None`` if ``micro`` takes the parameters.
+        count: computes the counts that ``micro`` divides by, from the inputs of all micro-batches; ``None`` if
+            ``micro`` takes no counts.
+        copy: makes the low-precision copies of parameters that ``micro`` takes in their place; ``None`` if ``micro``
+            takes the parameters.
     """
 
     microbatches: int
@@ -52,7 +54,8 @@ class Step:
     __hash__ = None  # type: ignore[assignment]  # its programs are mutable
 
     def text(self, *, comments: bool = False) -> str:
-        """A header, and the text of each program after its name. ``comments=True`` adds module paths and source lines."""
+        """A header, and the text of each program after its name. ``comments=True`` adds module paths and source
+        lines."""
         parts = [f"{name} {program.text(comments=comments)}" for name, program in self.programs.items()]
         return "\n".join([f"step of {self.microbatches} micro-batches", *parts])
 
@@ -73,7 +76,10 @@ class Step:
                 name, line = first, rest
                 sections[name] = number - 1, []
             if not name:
-                raise TextError(f"line {number}: a step begins with 'micro program …', or with 'count program …' or 'copy program …' before it\n    {line}")
+                raise TextError(
+                    f"line {number}: a step begins with 'micro program …', or with 'count program …' or 'copy program "
+                    f"…' before it\n    {line}"
+                )
             sections[name][1].append(line)
         if missing := [name for name in ("micro", "update") if name not in sections]:
             raise TextError(f"line {len(lines) + 1}: the step ends without its {missing[0]} program")
@@ -81,12 +87,22 @@ class Step:
         return Step(int(words[2]), programs["micro"], programs["update"], programs.get("count"), programs.get("copy"))
 
     def verify(self) -> None:
-        """Check each program, and that the programs agree on the types of the values that they hand to each other; else ``VerifyError``."""
+        """Check each program, and that the programs agree on the types of the values that they hand to each other; else
+        ``VerifyError``."""
         for program in self.programs.values():
             program.verify()
-        types = {key: {name_of(node): record_of(node).type for node in program.placeholders} for key, program in self.programs.items()}
+        types = {
+            key: {name_of(node): record_of(node).type for node in program.placeholders}
+            for key, program in self.programs.items()
+        }
         copies = types.pop("copy", {})
         for name, type in types["micro"].items():
-            key, other = ("copy", copies[copy_name(name)]) if copy_name(name) in copies else ("update", types["update"].get(name, type))
+            key, other = (
+                ("copy", copies[copy_name(name)])
+                if copy_name(name) in copies
+                else ("update", types["update"].get(name, type))
+            )
             if other != type:
-                raise VerifyError(f"micro and {key} disagree on {name}: {print_type(type)} in micro, {print_type(other)} in {key}")
+                raise VerifyError(
+                    f"micro and {key} disagree on {name}: {print_type(type)} in micro, {print_type(other)} in {key}"
+                )

@@ -1,7 +1,8 @@
-"""Run a step: ``micro`` once for each micro-batch, then ``update``; on this rank of real processes, or for all ranks in this process.
+"""Run a step: ``micro`` once for each micro-batch, then ``update``; on this rank of real processes, or for all ranks in
+this process.
 
-The sums of gradients and losses begin as zeros at the first micro-batch and go from each micro-batch to the next. The update may write over
-them. Parameters and the optimizer's state are updated in place.
+The sums of gradients and losses begin as zeros at the first micro-batch and go from each micro-batch to the next. The
+update may write over them. Parameters and the optimizer's state are updated in place.
 """
 
 from __future__ import annotations
@@ -27,13 +28,23 @@ from autopar.runtime.whole import Pieces, ProcessRun, Results, SimulatedRun
 from autopar.step.compile import MicroBatch, StepUpdate
 from autopar.step.outputs import join_pieces, join_whole
 
-Returned = tuple[list[torch.Tensor], list[torch.Tensor]]  # the values that the update returns, and the outputs of all micro-batches
-COUNTS, COPIES = "the counts of all micro-batches", "the low-precision copies of parameters"  # names, in errors, of what runs beside the micro-batches and the update
+Returned = tuple[
+    list[torch.Tensor], list[torch.Tensor]
+]  # the values that the update returns, and the outputs of all micro-batches
+COUNTS, COPIES = (
+    "the counts of all micro-batches",
+    "the low-precision copies of parameters",
+)  # names, in errors, of what runs beside the micro-batches and the update
 
 
-def lowered_of(last: Program, local: LocalPrograms, rank: int, written: Collection[str], microbatches: int, offload: bool = False) -> Lowered:
-    """The function that a rank runs for the last micro-batch and the update, for inspection; it has no process groups."""
-    run = ProcessRun(last, local[rank], _Groups(), None, torch.device("cpu"), _donated(Results(last), written), offloaded=offload)
+def lowered_of(
+    last: Program, local: LocalPrograms, rank: int, written: Collection[str], microbatches: int, offload: bool = False
+) -> Lowered:
+    """The function that a rank runs for the last micro-batch and the update, for inspection; it has no process
+    groups."""
+    run = ProcessRun(
+        last, local[rank], _Groups(), None, torch.device("cpu"), _donated(Results(last), written), offloaded=offload
+    )
     return run.lowered(frozenset(run.named[name] for name in run.sums) if microbatches == 1 else frozenset())
 
 
@@ -86,11 +97,20 @@ class OnProcess:
         low = {name: copies[copy_name(name)] for name in held if copy_name(name) in copies}
         *others, last = inputs
         total, sums, output_count, outputs = len(inputs), Pieces(), len(run.returned), list[list[torch.Tensor]]()
-        counted = {batch_input_name(name, k): tensor for k, values in enumerate(inputs) for name, tensor in values.items()} if micro.first else {}
+        counted = (
+            {batch_input_name(name, k): tensor for k, values in enumerate(inputs) for name, tensor in values.items()}
+            if micro.first
+            else {}
+        )
         del inputs, copies
         for k, values in enumerate(others, 1):
             beginning = self._run(*micro.first) if micro.first and k == 1 else run
-            returned, states = self._called(beginning, {**taken, **low, **values, **calls.computed(micro.captured), **sums, **counted}, counted, during=nth(k, total))
+            returned, states = self._called(
+                beginning,
+                {**taken, **low, **values, **calls.computed(micro.captured), **sums, **counted},
+                counted,
+                during=nth(k, total),
+            )
             outputs_begin = len(returned) - output_count
             outputs.append(returned[outputs_begin:])
             taken |= {count_name(j): count for j, count in enumerate(returned[:outputs_begin])}
@@ -99,18 +119,26 @@ class OnProcess:
                 held[name].copy_(tensor)
             del states
         low.clear()
-        returned, states = self._called(end, {**taken, **last, **calls.computed(micro.captured), **sums}, taken, sums, during=nth(total, total))
+        returned, states = self._called(
+            end, {**taken, **last, **calls.computed(micro.captured), **sums}, taken, sums, during=nth(total, total)
+        )
         for name, tensor in states.items():
             if tensor is not held[name]:
                 held[name].copy_(tensor)
         outputs.append(returned[:output_count])
         types = [type for _, type in run.interface.returned]
         brought = _brought(batch[0], calls.mesh)
-        joined = [join_pieces(output, parts, type, calls.tensors, brought) for output, type, *parts in zip(micro.outputs, types, *outputs, strict=True)]
+        joined = [
+            join_pieces(output, parts, type, calls.tensors, brought)
+            for output, type, *parts in zip(micro.outputs, types, *outputs, strict=True)
+        ]
         return returned[output_count:], joined
 
-    def _called(self, run: ProcessRun, values: Pieces, *emptied: Pieces, during: str) -> tuple[list[torch.Tensor], Pieces]:
-        """Run a program on pieces, by the user's names. Returns its values, and the next values of its states. Sums without a piece begin as zeros.
+    def _called(
+        self, run: ProcessRun, values: Pieces, *emptied: Pieces, during: str
+    ) -> tuple[list[torch.Tensor], Pieces]:
+        """Run a program on pieces, by the user's names. Returns its values, and the next values of its states. Sums
+        without a piece begin as zeros.
 
         ``values`` is emptied, and so are the dicts in ``emptied``, so that no piece takes memory longer than needed.
         """
@@ -129,14 +157,24 @@ class OnProcess:
         return copies
 
     def _run(self, program: Program, local: LocalPrograms, written: Collection[str] = ()) -> ProcessRun:
-        """The program of this rank as a function. ``written``: the states that it may write to beside the sums, by the user's names."""
+        """The program of this rank as a function. ``written``: the states that it may write to beside the sums, by the
+        user's names."""
         if id(program) not in self._runs:
             context, job = self.calls.context(), self.calls.job
             gate = None if context.agreement is None else context.agreement.finish
             device = torch.device("cpu") if job is None else job.device
             results = Results(program)
             scaled = SCALE in results.named
-            self._runs[id(program)] = ProcessRun(program, local[context.rank], context.groups, gate, device, _donated(results, written), scaled, self.offload)
+            self._runs[id(program)] = ProcessRun(
+                program,
+                local[context.rank],
+                context.groups,
+                gate,
+                device,
+                _donated(results, written),
+                scaled,
+                self.offload,
+            )
         return self._runs[id(program)]
 
     def forget(self, program: Program) -> None:
@@ -150,7 +188,8 @@ class OnProcess:
 
 @dataclass
 class Simulated:
-    """Runs steps of all ranks in this process, on full tensors: they are cut into pieces, and the results are joined again.
+    """Runs steps of all ranks in this process, on full tensors: they are cut into pieces, and the results are joined
+    again.
 
     Attributes:
         calls: the calls of the model.
@@ -174,36 +213,71 @@ class Simulated:
         held = {rank: {**_cut(run, {**full, **state}, rank), **_zeros(run, rank), **copies[rank]} for rank in ranks}
         outputs: list[list[torch.Tensor]] = []
         for k, values in enumerate(inputs, 1):
-            computed = {run.named[name]: tensor for name, tensor in self.calls.computed(micro.captured).items() if name in run.named}
-            results = run({rank: {**held[rank], **_cut(run, values, rank), **counts[rank], **computed} for rank in ranks}, nth(k, len(inputs)))
+            computed = {
+                run.named[name]: tensor
+                for name, tensor in self.calls.computed(micro.captured).items()
+                if name in run.named
+            }
+            results = run(
+                {rank: {**held[rank], **_cut(run, values, rank), **counts[rank], **computed} for rank in ranks},
+                nth(k, len(inputs)),
+            )
             for rank, (_, states) in results.items():
                 held[rank] |= states
             outputs.append(_joined(run, results))
         _write(run, full, held)
         full |= state
         names = {name: of for name, of in run.named.items() if name not in full}
-        results = end({rank: {**_cut(end, full, rank), **{of: held[rank][names[name]] for name, of in end.named.items() if name in names}} for rank in ranks})
+        results = end(
+            {
+                rank: {
+                    **_cut(end, full, rank),
+                    **{of: held[rank][names[name]] for name, of in end.named.items() if name in names},
+                }
+                for rank in ranks
+            }
+        )
         _write(end, full, {rank: states for rank, (_, states) in results.items()})
-        return _joined(end, results), [join_whole(output, parts) for output, *parts in zip(micro.outputs, *outputs, strict=True)]
+        return _joined(end, results), [
+            join_whole(output, parts) for output, *parts in zip(micro.outputs, *outputs, strict=True)
+        ]
 
     def _copies(self, micro: MicroBatch, to: SimulatedRun, full: Mapping[str, torch.Tensor]) -> dict[int, Pieces]:
-        """Make the low-precision copies that ``micro`` takes in the place of parameters: rank → name in ``to`` → piece."""
+        """Make the low-precision copies that ``micro`` takes in the place of parameters: rank → name in ``to`` →
+        piece."""
         ranks = self.calls.mesh.ranks
         if micro.copy is None:
             return {rank: {} for rank in ranks}
         run = self._run(*micro.copy)
         results = run({rank: _cut(run, full, rank) for rank in ranks}, COPIES)
-        return {rank: {to.named[name]: states[run.named[copy_name(name)]] for name in run.named if copy_name(name) in run.named} for rank, (_, states) in results.items()}
+        return {
+            rank: {
+                to.named[name]: states[run.named[copy_name(name)]] for name in run.named if copy_name(name) in run.named
+            }
+            for rank, (_, states) in results.items()
+        }
 
-    def _counts(self, micro: MicroBatch, to: SimulatedRun, inputs: list[dict[str, torch.Tensor]], full: Mapping[str, torch.Tensor]) -> dict[int, Pieces]:
+    def _counts(
+        self,
+        micro: MicroBatch,
+        to: SimulatedRun,
+        inputs: list[dict[str, torch.Tensor]],
+        full: Mapping[str, torch.Tensor],
+    ) -> dict[int, Pieces]:
         """Compute the counts that the micro-batches divide by: rank → name in ``to`` → count."""
         ranks = self.calls.mesh.ranks
         if micro.count is None:
             return {rank: {} for rank in ranks}
         run = self._run(*micro.count)
-        tensors = {**full, **{batch_input_name(name, k): tensor for k, values in enumerate(inputs) for name, tensor in values.items()}}
+        tensors = {
+            **full,
+            **{batch_input_name(name, k): tensor for k, values in enumerate(inputs) for name, tensor in values.items()},
+        }
         results = run({rank: _cut(run, tensors, rank) for rank in ranks}, COUNTS)
-        return {rank: {to.named[count_name(k)]: count for k, count in enumerate(returned)} for rank, (returned, _) in results.items()}
+        return {
+            rank: {to.named[count_name(k)]: count for k, count in enumerate(returned)}
+            for rank, (returned, _) in results.items()
+        }
 
     def _run(self, program: Program, local: Any) -> SimulatedRun:
         if id(program) not in self._runs:
@@ -223,20 +297,30 @@ def _brought(inputs: CallInputs, mesh: Mesh) -> int:
 
 def _joined(run: SimulatedRun, results: Mapping[int, tuple[list[torch.Tensor], Pieces]]) -> list[torch.Tensor]:
     """The full tensors of the pieces that a program returned on all ranks."""
-    return [join({rank: tensors[k] for rank, (tensors, _) in results.items()}, type, name) for k, (name, type) in enumerate(run.interface.returned)]
+    return [
+        join({rank: tensors[k] for rank, (tensors, _) in results.items()}, type, name)
+        for k, (name, type) in enumerate(run.interface.returned)
+    ]
 
 
 def _cut(run: SimulatedRun, tensors: Mapping[str, torch.Tensor], rank: int) -> Pieces:
     """One rank's pieces of the tensors that a program takes, by the program's names."""
     at = run.interface.mesh.coordinates(rank)
-    return {of: cut(tensors[name].detach(), run.interface.types[of], at).clone() for name, of in run.named.items() if name in tensors}
+    return {
+        of: cut(tensors[name].detach(), run.interface.types[of], at).clone()
+        for name, of in run.named.items()
+        if name in tensors
+    }
 
 
 def _zeros(run: SimulatedRun, rank: int) -> Pieces:
     """The zeros that sums begin with on one rank."""
     mesh = run.interface.mesh
     types = {of: run.interface.types[of] for of in map(run.named.__getitem__, run.sums)}
-    return {of: torch.zeros(type.attr.local_shape(type.shape, mesh, mesh.coordinates(rank)), dtype=type.dtype) for of, type in types.items()}
+    return {
+        of: torch.zeros(type.attr.local_shape(type.shape, mesh, mesh.coordinates(rank)), dtype=type.dtype)
+        for of, type in types.items()
+    }
 
 
 def _write(run: SimulatedRun, full: Mapping[str, torch.Tensor], held: Mapping[int, Pieces]) -> None:

@@ -37,8 +37,8 @@ class TrainingState:
     scaling: LossScaling
 
     def state_dict(self, steps: int) -> dict[str, Any]:
-        """Parameters and buffers, the optimizer's state and groups, the averages of the weights, the state of the generator of random numbers,
-        and the number of steps.
+        """Parameters and buffers, the optimizer's state and groups, the averages of the weights, the state of the
+        generator of random numbers, and the number of steps.
 
         The tensors are those of the training, and not copies. On processes they are DTensors. All ranks call it.
         """
@@ -46,7 +46,10 @@ class TrainingState:
         named = {name: tensor for name, (_, tensor) in optimizer_state.groups().items()}
         state = {name: dict(optimizer.state[tensor]) for name, tensor in named.items() if optimizer.state.get(tensor)}
         groups = [
-            {**{key: value for key, value in group.items() if key != "params"}, "params": [optimizer_state.name(p) for p in group["params"]]}
+            {
+                **{key: value for key, value in group.items() if key != "params"},
+                "params": [optimizer_state.name(p) for p in group["params"]],
+            }
             for group in optimizer.param_groups
         ]
         return {
@@ -59,7 +62,8 @@ class TrainingState:
         }
 
     def load(self, state: Mapping[str, Any]) -> int:
-        """Load a saved state: full tensors are sharded, DTensors are redistributed. Returns the number of its steps. All ranks call it.
+        """Load a saved state: full tensors are sharded, DTensors are redistributed. Returns the number of its steps.
+        All ranks call it.
 
         Raises:
             TypeError: a part should be a mapping and is not; nothing has been changed.
@@ -79,7 +83,9 @@ class TrainingState:
             else:
                 optimizer.state.pop(tensor, None)
         if self.scaler is not None and "scaler" in state:
-            for tensor, value in zip(self.scaler, (state["scaler"]["scale"], state["scaler"]["_growth_tracker"]), strict=True):
+            for tensor, value in zip(
+                self.scaler, (state["scaler"]["scale"], state["scaler"]["_growth_tracker"]), strict=True
+            ):
                 tensor.fill_(value)
         if self.averages is not None:
             self.averages.load_state_dict(state["ema"])
@@ -100,22 +106,37 @@ class TrainingState:
             check_scaler(parts_of("the state's 'scaler'", state["scaler"], ("scale", "_growth_tracker")))
         if self.averages is not None:
             if "ema" not in state:
-                raise ValueError("the state of a step has no 'ema', the averages of its weights; save it of a step with ema=, or leave ema= out of this one")
+                raise ValueError(
+                    "the state of a step has no 'ema', the averages of its weights; save it of a step with ema=, or "
+                    "leave ema= out of this one"
+                )
             self.averages.check(state["ema"], [name for name, values in states.items() if values])
 
-    def _check_groups(self, saved: Mapping[str, Any], states: Mapping[str, Any], named: Mapping[str, torch.Tensor], begun: bool) -> None:
+    def _check_groups(
+        self, saved: Mapping[str, Any], states: Mapping[str, Any], named: Mapping[str, torch.Tensor], begun: bool
+    ) -> None:
         """Check the optimizer's part of a state. ``begun``: whether steps were taken."""
         if not isinstance(saved["param_groups"], (list, tuple)):
-            raise TypeError(f"the 'param_groups' of the state's 'optimizer' are {saved['param_groups']!r:.40}, and no list; {SAVED}")
-        groups = [parts_of(f"group {k} of the state's 'optimizer'", group, ("params",)) for k, group in enumerate(saved["param_groups"])]
+            raise TypeError(
+                f"the 'param_groups' of the state's 'optimizer' are {saved['param_groups']!r:.40}, and no list; {SAVED}"
+            )
+        groups = [
+            parts_of(f"group {k} of the state's 'optimizer'", group, ("params",))
+            for k, group in enumerate(saved["param_groups"])
+        ]
         own_groups = self.optimizer_state.optimizer.param_groups
-        check_groups([list(group["params"]) for group in groups], [[self.optimizer_state.name(p) for p in group["params"]] for group in own_groups])
+        check_groups(
+            [list(group["params"]) for group in groups],
+            [[self.optimizer_state.name(p) for p in group["params"]] for group in own_groups],
+        )
         if unknown := sorted(set(states) - set(named), key=str):
             raise ValueError(f"the optimizer has no parameter {unknown[0]}, of which the state has one")
         for own_group, group in zip(own_groups, groups, strict=True):
             for name in filter(states.__contains__, group["params"]):
                 values = parts_of(f"the state of {name}", states[name])
-                self.optimizer_state.check(named[name], {**own_group, **group, "params": own_group["params"]}, values, begun=begun)
+                self.optimizer_state.check(
+                    named[name], {**own_group, **group, "params": own_group["params"]}, values, begun=begun
+                )
 
     def _generator(self) -> torch.Tensor:
         """The state of the first rank's generator of random numbers, which all seeds are drawn from."""

@@ -1,8 +1,9 @@
 """Find the terms of a loss, and tell which of them are means over the batch.
 
-The mean of the losses of micro-batches is the loss of the whole batch if each term is a sum over independent rows, divided once by a number
-that grows with the batch. This number is a number of rows, or a count, which is replaced by the mean count of all micro-batches (``counts``).
-A term that is the same for all micro-batches, as a weight penalty, may be added. For any other term the step warns.
+The mean of the losses of micro-batches is the loss of the whole batch if each term is a sum over independent rows,
+divided once by a number that grows with the batch. This number is a number of rows, or a count, which is replaced by
+the mean count of all micro-batches (``counts``). A term that is the same for all micro-batches, as a weight penalty,
+may be added. For any other term the step warns.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ DIVISION, PRODUCTS, SHIFTS = aten.div.Tensor, (aten.mul.Tensor,), (aten.add.Tens
 BY_NUMBER = {aten.div.Scalar: lambda c: c, aten.mul.Scalar: lambda c: 1 / c}
 SHIFTED_BY_NUMBER = {aten.add.Scalar, aten.sub.Scalar}
 SUMS = {aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default}
-WEIGHTED = {aten.nll_loss_forward.default, aten.nll_loss2d_forward.default}  # their first result is a sum over their targets
+WEIGHTED = {
+    aten.nll_loss_forward.default,
+    aten.nll_loss2d_forward.default,
+}  # their first result is a sum over their targets
 PASSED = {  # ops that move elements, but do not mix terms
     aten.neg.default, aten._to_copy.default, aten.view.default, aten.unsqueeze.default, aten.squeeze.dims, aten.cat.default, aten.stack.default,
     aten.expand.default, aten.select.int, aten.slice.Tensor, aten.permute.default,
@@ -67,12 +71,14 @@ class _Path:
 
 
 def terms_of(program: Program, loss: fx.Node, cut: Collection[str], device: torch.device) -> Terms:
-    """The terms of a traced program's loss; linear in the graph. ``cut``: the names of the inputs that are cut into micro-batches."""
+    """The terms of a traced program's loss; linear in the graph. ``cut``: the names of the inputs that are cut into
+    micro-batches."""
     return _Search(program, loss, BatchIndependence(program, [loss], cut, device)).run()
 
 
 def search(program: Program, number: fx.Node, independence: BatchIndependence) -> tuple[Terms, set[fx.Node]]:
-    """The terms of a number that the program returns, and those values among them that are sums over rows of the batch."""
+    """The terms of a number that the program returns, and those values among them that are sums over rows of the
+    batch."""
     walk = _Search(program, number, independence)
     return walk.run(), set(walk.sums)
 
@@ -121,7 +127,8 @@ class _Search:
         return found
 
     def behind(self, node: fx.Node, path: _Path) -> list[tuple[fx.Node, _Path]]:
-        """The parts of a term, each with its path. A sum over rows has no parts, and neither has a value that is not a term."""
+        """The parts of a term, each with its path. A sum over rows has no parts, and neither has a value that is not a
+        term."""
         values, varying = operands(node), self.independence.varying
         if node not in varying:
             if path.counted:
@@ -142,7 +149,9 @@ class _Search:
             return [(value, path) for value in moving]
         if node.target in PRODUCTS and len(moving) == 1:
             return [(moving[0], path)]
-        if node.target in PASSED or (node.target in SUMS and (_is_of_numbers(values[0]) or not self.independence.has_rows(values[0]))):
+        if node.target in PASSED or (
+            node.target in SUMS and (_is_of_numbers(values[0]) or not self.independence.has_rows(values[0]))
+        ):
             return [(value, path) for value in moving]
         if not self._is_mean(node, path):
             self.others[node] = None
@@ -166,11 +175,16 @@ class _Search:
         return [(value, _Path(path.counted + degree, path.numbers))]
 
     def _counted(self, count: fx.Node) -> tuple[tuple[fx.Node, ...], int] | None:
-        """The sums over the batch that a divisor is computed from, and 1 if it grows with the batch, 0 if it is itself a mean.
+        """The sums over the batch that a divisor is computed from, and 1 if it grows with the batch, 0 if it is itself
+        a mean.
 
         ``None`` if it is not a count, or if the forward uses it for more than dividing terms of the loss.
         """
-        if any(record_of(user).phase == "forward" and not (user in self.terms and user.target is DIVISION and user.args[0] is not count) for user in count.users):
+        if any(
+            record_of(user).phase == "forward"
+            and not (user in self.terms and user.target is DIVISION and user.args[0] is not count)
+            for user in count.users
+        ):
             return None
         found: dict[fx.Node, None] = {}
         degrees: set[int] = set()
@@ -188,9 +202,9 @@ class _Search:
                     return None
                 found[node] = None
                 degrees.add(degree)
-            elif node.target in MEASURES and len(moving := [value for value in operands(node) if value in self.independence.varying]) <= (
-                1 if node.target in (aten.mul.Tensor, aten.div.Tensor) else 2
-            ):
+            elif node.target in MEASURES and len(
+                moving := [value for value in operands(node) if value in self.independence.varying]
+            ) <= (1 if node.target in (aten.mul.Tensor, aten.div.Tensor) else 2):
                 if node.target is aten.div.Tensor and operands(node)[0] not in moving:
                     return None
                 open_ += [(value, degree + self._degree(node)) for value in moving]
@@ -210,25 +224,40 @@ class _Search:
         """Whether a value is a sum over rows, divided once by a number that grows with the batch."""
         weighted = is_getitem(node) and node.args[0].target in WEIGHTED  # type: ignore[union-attr]
         values = operands(node.args[0]) if weighted else operands(node)  # type: ignore[arg-type]
-        if not self.independence.sums_rows(node) or not (weighted or node.target in SUMS or self.independence.count > 1) or not any(map(self.independence.has_rows, values)):
+        if (
+            not self.independence.sums_rows(node)
+            or not (weighted or node.target in SUMS or self.independence.count > 1)
+            or not any(map(self.independence.has_rows, values))
+        ):
             return False
         self.sums[node] = None
         elements = max(_elements(value) for value in values)
-        return path.counted == 1 or (path.counted == 0 and any(self._grows(number, elements) for number in path.numbers))
+        return path.counted == 1 or (
+            path.counted == 0 and any(self._grows(number, elements) for number in path.numbers)
+        )
 
     def _grows(self, number: object, elements: int) -> bool:
         """Whether a number may be the number of rows, or of elements of all rows."""
-        if not isinstance(number, (int, float)) or abs(number - round(number)) > 1e-6 * abs(number) or round(number) == 0:
+        if (
+            not isinstance(number, (int, float))
+            or abs(number - round(number)) > 1e-6 * abs(number)
+            or round(number) == 0
+        ):
             return False
         return round(number) % self.independence.count == 0 and elements % round(number) == 0
 
     def _divides(self, user: fx.Node, count: fx.Node) -> bool:
         """Whether a count divides here: a term of the loss, or its gradient."""
-        return user.target is DIVISION and user.args[1] is count and (user in self.terms or record_of(user).phase == "backward")
+        return (
+            user.target is DIVISION
+            and user.args[1] is count
+            and (user in self.terms or record_of(user).phase == "backward")
+        )
 
 
 def _is_number_of_items(node: fx.Node) -> bool:
-    """Whether a value is the number that Hugging Face's losses are divided by; each micro-batch gets its share (``batches``)."""
+    """Whether a value is the number that Hugging Face's losses are divided by; each micro-batch gets its share
+    (``batches``)."""
     while node.op == "call_function" and node.target in PASSED and len(operands(node)) == 1:
         (node,) = operands(node)
     return node.op == "placeholder" and name_of(node) == COUNTED
@@ -258,7 +287,11 @@ def _of_inputs_alone(program: Program) -> set[fx.Node]:
     """The values that are computed from inputs and constants alone, without randomness."""
     found: set[fx.Node] = set()
     for node in program.nodes:
-        is_input = node.op == "placeholder" and record_of(node).role in ("input", "buffer") and isinstance(record_of(node).type, TensorType)
+        is_input = (
+            node.op == "placeholder"
+            and record_of(node).role in ("input", "buffer")
+            and isinstance(record_of(node).type, TensorType)
+        )
         if is_input or node.op == "get_attr" or (node.op == "call_function" and found.issuperset(operands(node))):
             found.add(node)
     return found

@@ -39,32 +39,48 @@ class TrainStep:
 
     Attributes:
         parallel: the model on the mesh; its parameters are updated in place.
-        optimizer: the user's optimizer. ``optimizer.state`` has its state, and each step reads the numbers that schedulers change from its groups.
+        optimizer: the user's optimizer. ``optimizer.state`` has its state, and each step reads the numbers that
+            schedulers change from its groups.
         options: the options of ``parallel.train_step``.
         optimizer_state: the optimizer's parameters and the pieces of its state.
         steps: the number of steps that were taken, skipped ones included.
-        grad_norm: the norm of the gradients of the last step before clipping; ``None`` without ``clip_norm`` and ``grad_norm``.
+        grad_norm: the norm of the gradients of the last step before clipping; ``None`` without ``clip_norm`` and
+            ``grad_norm``.
         skipped: 1 if the gradients of the last step overflowed and nothing was changed, else 0; ``None`` without fp16.
         scaler: the scale of the loss, and the number of steps since it was changed; ``None`` without fp16.
         averages: the moving averages of the parameters; ``None`` without ``ema``.
     """
 
-    def __init__(self, parallel: torch.nn.Module, calls: Calls, optimizer: torch.optim.Optimizer, options: StepOptions) -> None:
+    def __init__(
+        self, parallel: torch.nn.Module, calls: Calls, optimizer: torch.optim.Optimizer, options: StepOptions
+    ) -> None:
         self.parallel, self.optimizer, self.options, self._calls = parallel, optimizer, options, calls
         self.grad_norm: torch.Tensor | None = None
         self.steps = 0
         self.skipped: torch.Tensor | None = None
         self.scaler = list(options.loss_scale.state(calls.device)) if options.scaled else None
-        self.optimizer_state = OptimizerState(optimizer, model_state(calls.module).parameters, calls.mesh, calls.job, options.offload, calls.agreement.wait)
+        self.optimizer_state = OptimizerState(
+            optimizer,
+            model_state(calls.module).parameters,
+            calls.mesh,
+            calls.job,
+            options.offload,
+            calls.agreement.wait,
+        )
         self.averages = None if options.ema is None else Averages(self.optimizer_state, calls.device)
         self._batches = MicroBatches(calls.mesh, options.microbatches, calls.of_the_batch)
         self._captured = StepCaptures(calls, self.optimizer_state, self.averages, self._batches, options, self._forget)
         self._described_options = describe_options(options)
         self._here, self._simulated = OnProcess(calls, options.offload), Simulated(calls)
-        self._training_state = TrainingState(parallel, calls, self.optimizer_state, self.averages, self.scaler, options.loss_scale)
+        self._training_state = TrainingState(
+            parallel, calls, self.optimizer_state, self.averages, self.scaler, options.loss_scale
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        raise TypeError("a training step is not copied: its optimizer has the parameters of one model; copy that, and make another step of it")
+        raise TypeError(
+            "a training step is not copied: its optimizer has the parameters of one model; copy that, and make "
+            "another step of it"
+        )
 
     def __repr__(self) -> str:
         return f"TrainStep({type(self._calls.module).__name__} on {self._calls.mesh}, {type(self.optimizer).__name__}, {self.options})"
@@ -78,7 +94,8 @@ class TrainStep:
 
     @property
     def reports(self) -> Reports:
-        """What each pass did, first for the micro-batch and then for the update. Prints as a table. ``RuntimeError`` before a capture."""
+        """What each pass did, first for the micro-batch and then for the update. Prints as a table. ``RuntimeError``
+        before a capture."""
         return reports_of(*self._current())
 
     @property
@@ -93,7 +110,8 @@ class TrainStep:
         return Step(self.options.microbatches, micro.local[rank], update.local[rank], count, copy)
 
     def memory(self, rank: int = 0) -> StepMemory:
-        """The bytes of one rank at the peak of each phase, by liveness, and the largest tensors there. Prints as tables."""
+        """The bytes of one rank at the peak of each phase, by liveness, and the largest tensors there. Prints as
+        tables."""
         (micro, update), options, on_cpu = self._current(), self.options, self._calls.device.type == "cpu"
         lowered = lowered_of(*update.last, rank, update.states, options.microbatches, options.offload)
         memory = memory_of_step(update.last[1][rank], lowered, options.microbatches, options.offload, on_cpu)
@@ -108,7 +126,8 @@ class TrainStep:
         return self._captured.latest
 
     def capture(self, *args: Any, **kwargs: Any) -> Step:
-        """Capture the step of such a batch and place it, unless it was captured before. Nothing is computed. All ranks call it."""
+        """Capture the step of such a batch and place it, unless it was captured before. Nothing is computed. All ranks
+        call it."""
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
             inputs = self._inputs(args, kwargs)[0]
             self._captured.compiled(inputs, self._captured.call(inputs, model_state(self._calls.module)))
@@ -118,7 +137,9 @@ class TrainStep:
         """The inputs of each micro-batch."""
         self._refuse_while_averaged()
         calls = self._calls
-        return [calls.inputs(arguments) for arguments in self._batches(calls.bound(*as_call(calls.module, args, kwargs)))]
+        return [
+            calls.inputs(arguments) for arguments in self._batches(calls.bound(*as_call(calls.module, args, kwargs)))
+        ]
 
     def _refuse_while_averaged(self) -> None:
         if self.averages is not None:
@@ -127,10 +148,12 @@ class TrainStep:
     # -- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that a training continues from, by the user's names: ``model``, ``optimizer``, ``rng``, ``step``; ``ema`` if the step has averages.
+        """The state that a training continues from, by the user's names: ``model``, ``optimizer``, ``rng``, ``step``;
+        ``ema`` if the step has averages.
 
-        It is for ``autopar.checkpoint.save`` and ``load``, or ``torch.distributed.checkpoint``. The tensors are those of the step, and not copies;
-        on processes they are DTensors. All ranks call it. Before the first step the optimizer has no state; ``capture(batch)`` makes it.
+        It is for ``autopar.checkpoint.save`` and ``load``, or ``torch.distributed.checkpoint``. The tensors are those
+        of the step, and not copies; on processes they are DTensors. All ranks call it. Before the first step the
+        optimizer has no state; ``capture(batch)`` makes it.
         """
         self._refuse_while_averaged()
         return self._training_state.state_dict(self.steps)
@@ -147,12 +170,13 @@ class TrainStep:
 
     @property
     def ema(self) -> dict[str, torch.Tensor] | None:
-        """The moving average of each trained parameter, by name: the tensors of the step, DTensors on processes. ``None`` without ``ema=``; empty
-        before a capture."""
+        """The moving average of each trained parameter, by name: the tensors of the step, DTensors on processes.
+        ``None`` without ``ema=``; empty before a capture."""
         return None if self.averages is None else dict(self.averages.tensors)
 
     def averaged(self) -> AbstractContextManager[None]:
-        """A block in which the model has the averages of its weights, for evaluation or saving. Then it gets its weights back, bit for bit.
+        """A block in which the model has the averages of its weights, for evaluation or saving. Then it gets its
+        weights back, bit for bit.
 
             with step.averaged():
                 out = parallel(x)
@@ -163,13 +187,16 @@ class TrainStep:
             RuntimeError: the step keeps no averages, or the model has them already.
         """
         if self.averages is None:
-            raise RuntimeError("the step keeps no averages of its weights; give train_step their decay, as in ema=0.999")
+            raise RuntimeError(
+                "the step keeps no averages of its weights; give train_step their decay, as in ema=0.999"
+            )
         return self.averages.in_model()
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def simulate(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one step with all ranks in this process, on full tensors. Returns the loss, or with ``returns=`` the model's outputs."""
+        """Run one step with all ranks in this process, on full tensors. Returns the loss, or with ``returns=`` the
+        model's outputs."""
         calls = self._calls
         calls.refuse_to_simulate()
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
@@ -180,9 +207,11 @@ class TrainStep:
             return self._finish(micro, update, *self._simulated(inputs, state, micro, update, self._state()))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one step. Returns the loss of the batch, a number without a gradient that is the same on every rank; with ``returns=`` the model's outputs.
+        """Run one step. Returns the loss of the batch, a number without a gradient that is the same on every rank; with
+        ``returns=`` the model's outputs.
 
-        The batch is a dict, a tuple or a list of the model's arguments, or these arguments themselves. All ranks call it in the same way.
+        The batch is a dict, a tuple or a list of the model's arguments, or these arguments themselves. All ranks call
+        it in the same way.
         """
         calls, captured = self._calls, self._captured
         calls.context()
@@ -191,7 +220,10 @@ class TrainStep:
             call = captured.call(inputs[0], state)
             if not call.known:
                 calls.refuse_without_values(inputs[0], state)
-            words = f"train step {describe(inputs[0], call.key[0])}{call.where}{call.numbers_now}" + f" and {len(inputs) - 1} more" * (len(inputs) > 1)
+            words = (
+                f"train step {describe(inputs[0], call.key[0])}{call.where}{call.numbers_now}"
+                + f" and {len(inputs) - 1} more" * (len(inputs) > 1)
+            )
             made_before = captured.made
             calls.agreement.announce(words, inputs, f" by {self.optimizer_state.describe()}{self._described_options}")
             if not call.known:
@@ -203,7 +235,8 @@ class TrainStep:
             return self._finish(micro, update, *self._here(inputs, state, micro, update, self._state()))
 
     def _agree_on_programs(self) -> None:
-        """Check that all ranks have the same programs, so that they run their collectives in one order. Else drop all programs, so that the next call compares again."""
+        """Check that all ranks have the same programs, so that they run their collectives in one order. Else drop all
+        programs, so that the next call compares again."""
         try:
             self._calls.agreement.wait()
             self._calls.agreement.compare_programs(str(self.program), self._current()[0].captured.guards)
@@ -222,13 +255,15 @@ class TrainStep:
         return torch.autograd.set_detect_anomaly(True) if self.options.detect_anomaly else contextlib.nullcontext()
 
     def _state(self) -> Pieces:
-        """The tensors that a step takes beside parameters, buffers and inputs, by name: the optimizer's state, the numbers that schedulers change,
-        the averages of the weights, and the scale of the loss."""
+        """The tensors that a step takes beside parameters, buffers and inputs, by name: the optimizer's state, the
+        numbers that schedulers change, the averages of the weights, and the scale of the loss."""
         scaler = {} if self.scaler is None else dict(zip((SCALE, GROWTH), self.scaler, strict=True))
         averages = {} if self.averages is None else self.averages.pieces
         return {**self.optimizer_state.pieces, **self.optimizer_state.numbers(self._calls.device), **averages, **scaler}
 
-    def _finish(self, micro: MicroBatch, update: StepUpdate, returned: list[torch.Tensor], outputs: list[torch.Tensor]) -> Any:
+    def _finish(
+        self, micro: MicroBatch, update: StepUpdate, returned: list[torch.Tensor], outputs: list[torch.Tensor]
+    ) -> Any:
         """Count the step, keep its norm and whether it was skipped, and return the loss or the model's outputs."""
         self.optimizer_state.finish()
         self.steps += 1
@@ -236,4 +271,8 @@ class TrainStep:
         self.grad_norm, self.skipped = values.get("norm"), values.get("found_inf")
         if self.scaler is not None and (self.scaler[0].is_cpu or self.steps % CHECK_EVERY == 0):
             self.options.loss_scale.check(self.scaler[0])
-        return as_loss(values["loss"]) if self.options.joins is None else returned_like_the_model(micro.captured, values["loss"], outputs)
+        return (
+            as_loss(values["loss"])
+            if self.options.joins is None
+            else returned_like_the_model(micro.captured, values["loss"], outputs)
+        )

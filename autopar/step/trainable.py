@@ -12,7 +12,8 @@ from autopar.torch_private import have_gradient_hooks
 
 
 def refuse_untrainable(model: ModelState, groups: Mapping[str, tuple[int, torch.nn.Parameter]]) -> None:
-    """Check each parameter of the optimizer. It runs at each step, and takes a few microseconds if there is nothing to refuse.
+    """Check each parameter of the optimizer. It runs at each step, and takes a few microseconds if there is nothing to
+    refuse.
 
     Args:
         model: the parameters of the model now.
@@ -28,11 +29,12 @@ def refuse_untrainable(model: ModelState, groups: Mapping[str, tuple[int, torch.
         if now.get(name) is not parameter:
             reason = "another parameter is there" if name in now else "it is no parameter of the model any more"
             raise ValueError(
-                f"{name} was replaced after the optimizer was made, which still has the one before (in group {number}): {reason}; "
-                f"make the optimizer of parallel.parameters() again, and the step of it"
+                f"{name} was replaced after the optimizer was made, which still has the one before (in group "
+                f"{number}): {reason}; make the optimizer of parallel.parameters() again, and the step of it"
             )
         if have_gradient_hooks([parameter]):
             raise ValueError(
-                f"{name} has a hook of its gradient, which is not called where the gradient is part of a graph: remove it, "
-                f"or train in the plain loop, on the model that parallelize returns: loss = parallel(…), loss.backward(), optimizer.step()"
+                f"{name} has a hook of its gradient, which is not called where the gradient is part of a graph: "
+                f"remove it, or train in the plain loop, on the model that parallelize returns: loss = parallel(…), "
+                f"loss.backward(), optimizer.step()"
             )

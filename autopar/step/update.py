@@ -9,10 +9,12 @@
     beta1_0 : f64[] = input('.beta1.0')
     update:
       step_0_next : f32[] = autopar::counted(step_0, None)
-      adamw : (f32[8 4], …) = autopar::adamw(up_weight, up_weight_grad, up_weight_exp_avg, …, step_0_next, lr_0, None, None, beta1=beta1_0, …)
+      adamw : (f32[8 4], …) = autopar::adamw(up_weight, up_weight_grad, up_weight_exp_avg, …, step_0_next, lr_0, None,
+      None, beta1=beta1_0, …)
 
-Each parameter has one op. The transfers follow from the layouts of its operands: here a reduce-scatter of the gradient before the op, and
-an all-gather of the parameter after it. Unscaling and clipping are one number that gradients are divided by.
+Each parameter has one op. The transfers follow from the layouts of its operands: here a reduce-scatter of the gradient
+before the op, and an all-gather of the parameter after it. Unscaling and clipping are one number that gradients are
+divided by.
 """
 
 from __future__ import annotations
@@ -104,8 +106,8 @@ class UpdateProgram:
     Attributes:
         program: the program.
         constraints: placeholder → its layout.
-        returns: the names of the values that it returns: ``loss``; ``norm`` where the norm is measured; ``found_inf`` where the loss is scaled,
-            which is 1 where gradients overflowed and nothing was changed, else 0.
+        returns: the names of the values that it returns: ``loss``; ``norm`` where the norm is measured; ``found_inf``
+            where the loss is scaled, which is 1 where gradients overflowed and nothing was changed, else 0.
     """
 
     program: Program
@@ -138,39 +140,72 @@ class _Update:
 
     def run(self) -> UpdateProgram:
         parameters = [self._state(t.name, t.type, t.type.attr) for t in self.trained]
-        states = [{n: self._state(state_name(t.name, n), type, self._state_layout(t, type)) for n, type in t.types.items()} for t in self.trained]
-        averages = [] if self.ema is None else [self._state(average_name(t.name), t.type, t.state) for t in self.trained]
+        states = [
+            {n: self._state(state_name(t.name, n), type, self._state_layout(t, type)) for n, type in t.types.items()}
+            for t in self.trained
+        ]
+        averages = (
+            [] if self.ema is None else [self._state(average_name(t.name), t.type, t.state) for t in self.trained]
+        )
         count = None if self.ema is None else self._input(AVERAGES, torch.int64, "state")
-        steps = {k: self._input(steps_name(k), torch.float32, "state") for k in sorted({t.steps for t in self.trained if t.update.counted})}
-        scale = None if self.scaling is None else [self._input(SCALE, torch.float32, "state"), self._input(GROWTH, torch.int32, "state")]
+        steps = {
+            k: self._input(steps_name(k), torch.float32, "state")
+            for k in sorted({t.steps for t in self.trained if t.update.counted})
+        }
+        scale = (
+            None
+            if self.scaling is None
+            else [self._input(SCALE, torch.float32, "state"), self._input(GROWTH, torch.int32, "state")]
+        )
         gradients = [self._gradient(t) for t in self.trained]
         others = [] if self.norm is None else [self._gradient(parameter) for parameter in self.norm.others]
         loss = self._sum_of(LOSS, self.loss, DistAttr.replicated(0))
         updates = {t.group: t.update for t in self.trained}
-        numbers = {g: {n: self._input(scheduled_name(n, g), torch.float64, "input") for n in (RATE, *updates[g].scheduled)} for g in sorted(updates)}
+        numbers = {
+            g: {n: self._input(scheduled_name(n, g), torch.float64, "input") for n in (RATE, *updates[g].scheduled)}
+            for g in sorted(updates)
+        }
         replaced: dict[fx.Node, fx.Node] = {}
         returned, divisor, found_inf = {"loss": loss}, None, None
         total = None if scale is None and self.norm is None else self._total(self.trained, gradients)
         measured = self._added([total, self._total(self.norm.others, others)]) if others else total  # type: ignore[list-item, union-attr]
         divisor = scale and scale[0]
         if scale is not None:
-            clips = self.norm is not None and self.norm.limit is not None  # then every measured gradient is one that the step uses
-            found_inf = returned["found_inf"] = self.builder.inline(overflowed, measured if clips else total, name="found_inf")
-            replaced |= zip(scale, self.builder.inline(updated_scale, *scale, found_inf, **self.scaling.constants, name=("scale_next", "growth_next")), strict=True)  # type: ignore[union-attr]
+            clips = (
+                self.norm is not None and self.norm.limit is not None
+            )  # then every measured gradient is one that the step uses
+            found_inf = returned["found_inf"] = self.builder.inline(
+                overflowed, measured if clips else total, name="found_inf"
+            )
+            replaced |= zip(
+                scale,
+                self.builder.inline(
+                    updated_scale, *scale, found_inf, **self.scaling.constants, name=("scale_next", "growth_next")
+                ),
+                strict=True,
+            )  # type: ignore[union-attr]
         if self.norm is not None and self.norm.limit is not None:
-            returned["norm"], divisor = self.builder.inline(clipped, measured, divisor, self.norm.limit, name=("norm", "divisor"))
+            returned["norm"], divisor = self.builder.inline(
+                clipped, measured, divisor, self.norm.limit, name=("norm", "divisor")
+            )
         elif self.norm is not None:
             returned["norm"] = self.builder.inline(norm_of, measured, divisor, name="norm")
-        counted = {k: self.builder.inline(COUNTED, step, found_inf, name=f"{step.name}_next") for k, step in steps.items()}
+        counted = {
+            k: self.builder.inline(COUNTED, step, found_inf, name=f"{step.name}_next") for k, step in steps.items()
+        }
         replaced |= {steps[k]: node for k, node in counted.items()}
         for t, parameter, gradient, own_states in zip(self.trained, parameters, gradients, states, strict=True):
-            new = self._updated(t, parameter, gradient, own_states, counted.get(t.steps), numbers[t.group], divisor, found_inf)
+            new = self._updated(
+                t, parameter, gradient, own_states, counted.get(t.steps), numbers[t.group], divisor, found_inf
+            )
             replaced |= dict(zip((parameter, *own_states.values()), new, strict=True))
         if count is not None:  # after all updates, which run as one kernel, as the averages do
             replaced[count] = self.builder.inline(COUNTED, count, found_inf, name=f"{count.name}_next")
             for parameter, average in zip(parameters, averages, strict=True):
                 operands = average, replaced[parameter], replaced[count], found_inf
-                replaced[average] = self.builder.inline(AVERAGED, *operands, name=f"{average.name}_next", decay=self.ema)
+                replaced[average] = self.builder.inline(
+                    AVERAGED, *operands, name=f"{average.name}_next", decay=self.ema
+                )
         return UpdateProgram(self.builder.program(list(returned.values()), replaced), self.constraints, tuple(returned))
 
     def _updated(self, t: Trained, parameter: fx.Node, gradient: fx.Node, states: Mapping[str, fx.Node], step: fx.Node | None,
@@ -179,14 +214,28 @@ class _Update:
         operands = [states.get(name, step) for name in t.update.states]
         names = [f"{node.name}_next" for node in (parameter, *states.values())]
         scheduled = {name: numbers[name] for name in t.update.scheduled}
-        results = self.builder.inline(t.update.function, parameter, gradient, *operands, numbers[RATE], divisor, found_inf, name=names, **scheduled, **t.update.constants)
+        results = self.builder.inline(
+            t.update.function,
+            parameter,
+            gradient,
+            *operands,
+            numbers[RATE],
+            divisor,
+            found_inf,
+            name=names,
+            **scheduled,
+            **t.update.constants,
+        )
         return results if isinstance(results, tuple) else (results,)
 
     def _total(self, of: Sequence[Trained | Untrained], gradients: Sequence[fx.Node]) -> fx.Node:
-        """The sum of the squares of gradients. Gradients that are sharded over the same axes are added first, so that they need one reduction."""
+        """The sum of the squares of gradients. Gradients that are sharded over the same axes are added first, so that
+        they need one reduction."""
         alike: dict[frozenset[str], list[fx.Node]] = {}
         for t, gradient in zip(of, gradients, strict=True):
-            alike.setdefault(frozenset(t.state.axes), []).append(self.builder.inline(SUM_OF_SQUARES, gradient, name="squares"))
+            alike.setdefault(frozenset(t.state.axes), []).append(
+                self.builder.inline(SUM_OF_SQUARES, gradient, name="squares")
+            )
         return self._added([self._added(squares) for squares in alike.values()])
 
     def _added(self, values: Sequence[fx.Node]) -> fx.Node:
@@ -204,13 +253,17 @@ class _Update:
         return t.state if type.shape == t.type.shape else DistAttr.replicated(len(type.shape))
 
     def _gradient(self, t: Trained | Untrained) -> fx.Node:
-        """The sum of a parameter's gradients: it has the layout that ``micro`` returns it with, and is reduced to the layout of the optimizer's state."""
+        """The sum of a parameter's gradients: it has the layout that ``micro`` returns it with, and is reduced to the
+        layout of the optimizer's state."""
         return self._sum_of(gradient_name(t.name), t.gradient, t.state)
 
     def _sum_of(self, name: str, type: TensorType, reduced: DistAttr) -> fx.Node:
-        """A sum over micro-batches; ``reduced``: the layout in which the update reads it, where it is still a partial sum over ranks."""
+        """A sum over micro-batches; ``reduced``: the layout in which the update reads it, where it is still a partial
+        sum over ranks."""
         waits = bool(type.attr.pending)
-        node = self.builder.placeholder(name, Record(type if waits else TensorType(type.shape, type.dtype), role="buffer", name=name))
+        node = self.builder.placeholder(
+            name, Record(type if waits else TensorType(type.shape, type.dtype), role="buffer", name=name)
+        )
         self.constraints[node.name] = reduced if waits else type.attr
         return node
 
@@ -219,7 +272,8 @@ class _Update:
 
 
 def clipped(total: torch.Tensor, scale: torch.Tensor | None, limit: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The norm, and the number by which gradients are divided so that it is at most ``limit``, as ``clip_grad_norm_`` does, with its 1e-6.
+    """The norm, and the number by which gradients are divided so that it is at most ``limit``, as ``clip_grad_norm_``
+    does, with its 1e-6.
 
     Args:
         total: the sum of the squares of the scaled gradients.

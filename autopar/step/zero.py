@@ -1,4 +1,5 @@
-"""Choose the layouts of a stage of ZeRO (Rajbhandari et al., SC 2020): what is sharded over the data axis, besides the batch.
+"""Choose the layouts of a stage of ZeRO (Rajbhandari et al., SC 2020): what is sharded over the data axis, besides the
+batch.
 
 | stage | sharded over dp | transfers |
 | --- | --- | --- |
@@ -47,8 +48,8 @@ def zero_of(stage: int, mesh: Mesh, inputs: Mapping[str, DistAttr]) -> Zero:
 
 
 def data_axis(mesh: Mesh, inputs: Mapping[str, DistAttr]) -> str:
-    """The axis over which ZeRO shards: the first axis that shards dim 0 of an input. If each axis of the batch has one rank, it is the first of
-    them, and nothing is sharded.
+    """The axis over which ZeRO shards: the first axis that shards dim 0 of an input. If each axis of the batch has one
+    rank, it is the first of them, and nothing is sharded.
 
     Raises:
         ValueError: no axis shards an input.
@@ -60,13 +61,18 @@ def data_axis(mesh: Mesh, inputs: Mapping[str, DistAttr]) -> str:
     alone = batch_axes(mesh)
     if alone and all(mesh.sizes[axis] == 1 for axis in alone):
         return alone[0]
-    raise ValueError(f"zero= splits what an axis of the batch replicates, but no axis of the mesh ({mesh}) splits an input; use zero=0, or split the batch")
+    raise ValueError(
+        f"zero= splits what an axis of the batch replicates, but no axis of the mesh ({mesh}) splits an input; use "
+        f"zero=0, or split the batch"
+    )
 
 
 def split_over(attr: DistAttr, shape: Sequence[int], mesh: Mesh, axis: str) -> DistAttr:
-    """``attr`` with one more dim sharded over ``axis``: the first unsharded dim that ``axis`` divides, else the longest unsharded dim.
+    """``attr`` with one more dim sharded over ``axis``: the first unsharded dim that ``axis`` divides, else the longest
+    unsharded dim.
 
-    The layout stays as it is if every unsharded dim has fewer elements than ``axis`` has ranks, or if ``axis`` shards a dim already.
+    The layout stays as it is if every unsharded dim has fewer elements than ``axis`` has ranks, or if ``axis`` shards a
+    dim already.
     """
     if axis in attr.axes or mesh.sizes[axis] == 1:
         return attr

@@ -1,4 +1,5 @@
-"""Price reductions without inferring types: a draft has the splits of a value and the length of its first piece, dim by dim.
+"""Price reductions without inferring types: a draft has the splits of a value and the length of its first piece, dim by
+dim.
 
 A search compares many drafts. Types are inferred only for the draft that it chooses.
 """
@@ -25,7 +26,8 @@ class Reduced(NamedTuple):
     """A value that is to be reduced, and the axes of the reduction.
 
     Attributes:
-        pending: all axes over which the value is pending; ``axes`` are those of the reduction, in the order of the mesh.
+        pending: all axes over which the value is pending; ``axes`` are those of the reduction, in the order of the
+            mesh.
         replicated: axes whose ranks hold replicas.
         elements: the size of the first piece, which is a largest one.
         itemsize: bytes of one element; ``sent`` is that in the dtype of the reduction.
@@ -103,7 +105,11 @@ class Draft(NamedTuple):
         count = value.mesh.count(axes)
         bytes = -(-2 * self.elements * (count - 1) // count) * value.sent
         far = bytes // (2 * value.mesh.count(set(axes) - {value.outermost})) if value.outermost in axes else 0
-        return self._replace(moves=(*self.moves, (transfers.all_reduce, 0, tuple(axes), ())), bytes=self.bytes + bytes, far=self.far + far)
+        return self._replace(
+            moves=(*self.moves, (transfers.all_reduce, 0, tuple(axes), ())),
+            bytes=self.bytes + bytes,
+            far=self.far + far,
+        )
 
     def transfers(self) -> list[Move]:
         """Return the moves as transfers with their arguments."""
@@ -114,7 +120,9 @@ class Draft(NamedTuple):
                 moves.append((function, {"axis": axis[0] if len(axis) == 1 else axis, **op}))
             else:
                 reduces = function is transfers.reduce_scatter
-                moves.append((function, {"dim": place, "axis": axis, **(op if reduces else {}), **parts_argument(parts)}))
+                moves.append(
+                    (function, {"dim": place, "axis": axis, **(op if reduces else {}), **parts_argument(parts)})
+                )
         return moves
 
 
@@ -151,8 +159,18 @@ def first_length(dim: Dim, size: int, mesh: Mesh) -> int:
 
 @lru_cache(maxsize=65536)
 def _cut(dim: Dim, size: int, mesh: Mesh, sizes: tuple[int, ...], k: int, axis: str) -> tuple[Dim, int]:
-    """View a dim as parts of ``sizes``, split part ``k`` over one more axis, and return the dim and the length of its first piece."""
+    """View a dim as parts of ``sizes``, split part ``k`` over one more axis, and return the dim and the length of its
+    first piece."""
     axes = align(sized(dim, size), sizes, mesh)
     assert axes is not None, (dim, sizes)
-    split = normal_dim(tuple([(n, (*part_axes, axis) if place == k else part_axes) for place, (n, part_axes) in enumerate(zip(sizes, axes, strict=True))]), size, mesh)
+    split = normal_dim(
+        tuple(
+            [
+                (n, (*part_axes, axis) if place == k else part_axes)
+                for place, (n, part_axes) in enumerate(zip(sizes, axes, strict=True))
+            ]
+        ),
+        size,
+        mesh,
+    )
     return split, first_length(split, size, mesh)

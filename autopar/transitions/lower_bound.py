@@ -1,14 +1,17 @@
-"""Compute the fewest bytes that any transfers can bring the worst rank: the bound by which sequences of transfers are measured.
+"""Compute the fewest bytes that any transfers can bring the worst rank: the bound by which sequences of transfers are
+measured.
 
-Between splits it is what a rank needs and does not hold. A value that becomes pending is needed once by all its addends together.
+Between splits it is what a rank needs and does not hold. A value that becomes pending is needed once by all its addends
+together.
 
-To reduce p addends of V elements each, a rank that sums ``s`` elements receives ``(p-1) s`` addends, and then, as sums, the
-rest of the ``w`` elements that it wants: ``(p-1) s + w - s`` if it wants the sums that it makes. All ranks together make V sums.
-If no rank may receive more than t, this limits how many sums each can make; the bound is the least t for which these add up to V.
-For an all-reduce this is the ``2 (p-1)/p`` of a ring, for a reduce-scatter half of it (Patarasuk and Yuan, *Bandwidth optimal
-all-reduce algorithms*, JPDC 2009). With r replicas of the addends, and nothing wanted, it is ``1/r`` of that. Axes that stay
-pending are not reduced.
+To reduce p addends of V elements each, a rank that sums ``s`` elements receives ``(p-1) s`` addends, and then, as sums,
+the rest of the ``w`` elements that it wants: ``(p-1) s + w - s`` if it wants the sums that it makes. All ranks together
+make V sums. If no rank may receive more than t, this limits how many sums each can make; the bound is the least t for
+which these add up to V. For an all-reduce this is the ``2 (p-1)/p`` of a ring, for a reduce-scatter half of it
+(Patarasuk and Yuan, *Bandwidth optimal all-reduce algorithms*, JPDC 2009). With r replicas of the addends, and nothing
+wanted, it is ``1/r`` of that. Axes that stay pending are not reduced.
 """
+
 from __future__ import annotations
 
 import math
@@ -44,7 +47,9 @@ def least_bytes(source: TensorType, target: TensorType) -> int:
     same = source_layout.mesh == target_layout.mesh
     kept = {axis for axis in pending if same and pending[axis] == target_pending.get(axis)}
     addends = source_layout.mesh.count(axis for axis in pending if axis not in kept)
-    groups = list(_groups(source_layout, target_layout, source.shape, tuple(axis for axis in target_pending if axis not in kept)))
+    groups = list(
+        _groups(source_layout, target_layout, source.shape, tuple(axis for axis in target_pending if axis not in kept))
+    )
     narrow = min(source.dtype.itemsize, target.dtype.itemsize)
     if addends == 1:
         return max((-(-(group.wanted - group.available) // group.ranks) for group in groups), default=0) * narrow
@@ -54,7 +59,10 @@ def least_bytes(source: TensorType, target: TensorType) -> int:
 
 def _least_reduced(groups: list[_Group], elements: int, addends: int, wide: int, narrow: int) -> int:
     """Return the least t, in elements of the narrower dtype, with which all ranks together can sum all elements."""
-    own_sum, other_sum = (addends - 1) * wide - narrow, (addends - 1) * wide  # bytes that a sum costs, on a rank that wants it or not
+    own_sum, other_sum = (
+        (addends - 1) * wide - narrow,
+        (addends - 1) * wide,
+    )  # bytes that a sum costs, on a rank that wants it or not
 
     def summed(t: int) -> Fraction:
         total = Fraction(0)
@@ -82,7 +90,9 @@ def _groups(source: Layout, target: Layout, shape: tuple[int, ...], new: tuple[s
         members.setdefault(tuple(at[axis] for axis in target.mesh.names if axis not in new), []).append(rank)
     for ranks in members.values():
         need = box_of(target, shape, ranks[0])
-        boxes = {box_of(source, shape, rank) for rank in ranks if rank in source.mesh.ranks}  # pieces: equal, or nothing in common
+        boxes = {
+            box_of(source, shape, rank) for rank in ranks if rank in source.mesh.ranks
+        }  # pieces: equal, or nothing in common
         yield _Group(len(ranks), volume(need), sum(_common(need, box) for box in boxes))
     for _ in range(len(set(source.mesh.ranks) - set(target.mesh.ranks))):
         yield _Group(1, 0, 0)

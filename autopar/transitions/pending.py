@@ -54,8 +54,8 @@ class Precursor(NamedTuple):
 def precursors_of(start: TensorType, goal: TensorType, new: list[tuple[str, str]]) -> Iterator[Precursor]:
     """Yield the values from which the goal can be made: replicated over its new pending axes, or split over them.
 
-    A split comes after some of the goal's splits of that part; the rest of these are sliced afterwards. The first is the one nearest
-    to ``start``.
+    A split comes after some of the goal's splits of that part; the rest of these are sliced afterwards. The first is
+    the one nearest to ``start``.
     """
     mesh, dims, shape = goal.layout.mesh, goal.attr.dims, goal.shape  # type: ignore[union-attr]
     if not new:
@@ -68,7 +68,11 @@ def precursors_of(start: TensorType, goal: TensorType, new: list[tuple[str, str]
     if all(kind in transfers.MERGES for _, kind in new):
         present_places = _present_places(start, goal, [axis for axis, _ in new], splits)
         new = sorted(new, key=lambda pair: list(present_places).index(pair[0]))
-        places = [None, *((k, len(axes)) for k, axes in enumerate(splits)), *((k, j) for k, axes in enumerate(splits) for j in range(len(axes)))]
+        places = [
+            None,
+            *((k, len(axes)) for k, axes in enumerate(splits)),
+            *((k, j) for k, axes in enumerate(splits) for j in range(len(axes))),
+        ]
         all_choices = ([places[number] for number in numbers] for numbers in places_for(len(places), len(new)))
         choices = itertools.chain([list(present_places.values())] if any(present_places.values()) else [], all_choices)
     for chosen in choices:
@@ -80,15 +84,23 @@ def precursors_of(start: TensorType, goal: TensorType, new: list[tuple[str, str]
             if place is not None:
                 axes[place[0]].append(axis)
         flat = iter(axes)
-        before = tuple([normal_dim(tuple([(n, tuple(next(flat))) for n in dim]), size, mesh) for dim, size in zip(sizes, shape, strict=True)])
+        before = tuple(
+            [
+                normal_dim(tuple([(n, tuple(next(flat))) for n in dim]), size, mesh)
+                for dim, size in zip(sizes, shape, strict=True)
+            ]
+        )
         yield Precursor(goal, before, first_lengths(before, shape, mesh), tuple([(*pair, place) for pair, place in zip(new, chosen, strict=True)]),
                    tuple([(k, axis) for k, j in enumerate(prefix) if j < split_counts[k] for axis in splits[k][j:]]))  # fmt: skip
 
 
 def _present_places(start: TensorType, goal: TensorType, new: list[str], splits: list[Axes]) -> dict[str, Place]:
-    """Return where the value is split over axes that become pending, and after how many splits of the goal; major first."""
+    """Return where the value is split over axes that become pending, and after how many splits of the goal; major
+    first."""
     places: dict[str, Place] = {}
-    if start.layout.mesh == goal.layout.mesh and transfers.part_sizes(start.attr, start.shape) == transfers.part_sizes(goal.attr, goal.shape):  # type: ignore[union-attr]
+    if start.layout.mesh == goal.layout.mesh and transfers.part_sizes(start.attr, start.shape) == transfers.part_sizes(
+        goal.attr, goal.shape
+    ):  # type: ignore[union-attr]
         for k, ((_, axes), wanted) in enumerate(zip(start.attr.parts(start.shape), splits, strict=True)):
             for i, axis in enumerate(axes):
                 if axis in new:

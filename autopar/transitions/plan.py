@@ -1,4 +1,5 @@
-"""Plan a transition: refuse the impossible, and choose the cheapest of the possible transfers; results are cached by content."""
+"""Plan a transition: refuse the impossible, and choose the cheapest of the possible transfers; results are cached by
+content."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from autopar.transitions.way import TransferChain, TransferStep
 def transitions(source: TensorType, target: TensorType) -> tuple[TransferStep, ...]:
     """Return the transfers that turn ``source`` into ``target``, a value of the same shape; ``()`` when they are equal.
 
-    Types in between, and the last, are in normal form. A pending value is reduced before it is cast to a narrower dtype.
+    Types in between, and the last, are in normal form. A pending value is reduced before it is cast to a narrower
+    dtype.
 
     Raises:
         TransitionError: the shapes differ, a value has no Layout, or one kind of pending would become another.
@@ -108,8 +110,8 @@ def _check_kinds(start: TensorType, goal: TensorType) -> None:
     for axis, kind in goal.attr.pending:
         if pending.get(axis, kind) != kind:
             raise _refused(start, goal, (
-                f"over {axis} the ranks hold {PARTIAL[pending[axis]]} (pending {pending[axis]}), and would have to hold "
-                f"{PARTIAL[kind]} (pending {kind}); reduce the value over {axis} first"
+                f"over {axis} the ranks hold {PARTIAL[pending[axis]]} (pending {pending[axis]}), and would have to "
+                f"hold {PARTIAL[kind]} (pending {kind}); reduce the value over {axis} first"
             ))  # fmt: skip
 
 
@@ -137,7 +139,11 @@ def _cheapest(start: TensorType, goal: TensorType) -> tuple[TransferStep, ...]:
     new = [(axis, kind) for axis, kind in goal.attr.pending if axis not in kept]
     value = Reduced.of(start, [axis for axis in start.layout.mesh.names if axis in pending and axis not in kept])  # type: ignore[union-attr]
     choice = _chosen(value, precursors_of(start, goal, new), goal, [axis for axis, _ in new])
-    return append_relayout(TransferChain(start).then(*choice.draft.transfers()), choice.precursor.type).then(*choice.precursor.transfers()).steps
+    return (
+        append_relayout(TransferChain(start).then(*choice.draft.transfers()), choice.precursor.type)
+        .then(*choice.precursor.transfers())
+        .steps
+    )
 
 
 def _chosen(value: Reduced, candidates: Iterator[Precursor], goal: TensorType, new: list[str]) -> _Choice:
@@ -152,7 +158,9 @@ def _chosen(value: Reduced, candidates: Iterator[Precursor], goal: TensorType, n
     drafts = reductions.StartingDrafts(value, free)
     for precursor in candidates:
         wanted = math.prod(precursor.lengths)
-        bound, enough = (count(value, wanted, itemsize) for count in (reductions.reduction_lower_bound, reductions.least_reduced))
+        bound, enough = (
+            count(value, wanted, itemsize) for count in (reductions.reduction_lower_bound, reductions.least_reduced)
+        )
         fewest = precursor.count + bool(value.axes)
         if best is not None and best.key <= (bound, 0, fewest):
             continue
@@ -168,11 +176,15 @@ def _chosen(value: Reduced, candidates: Iterator[Precursor], goal: TensorType, n
     return best
 
 
-def _closer(draft: Draft, precursor: Precursor, best: _Choice | None, wanted: int, itemsize: int, mesh: Mesh) -> _Choice | None:
+def _closer(
+    draft: Draft, precursor: Precursor, best: _Choice | None, wanted: int, itemsize: int, mesh: Mesh
+) -> _Choice | None:
     """Return ``best``, or a better choice that begins like ``draft``."""
     value, same, after = draft.value, draft.value.mesh == mesh, precursor.count
     goal = precursor.dims if same else None
-    already = _lacked(draft, precursor, same, mesh) if best is not None else 0  # a reduction never leaves a rank with more than it had
+    already = (
+        _lacked(draft, precursor, same, mesh) if best is not None else 0
+    )  # a reduction never leaves a rank with more than it had
     if best is not None:
         least, far = reductions.least_from(draft, goal, already, wanted if same else 0, itemsize)
         if best.key <= (least, far // reductions.STARTED, len(draft.moves) + after + bool(value.axes)):
@@ -203,5 +215,6 @@ def _lacked(draft: Draft, precursor: Precursor, same: bool, mesh: Mesh) -> int:
 
 
 def _widens(a: torch.dtype, b: torch.dtype) -> bool:
-    """Return whether every value of ``a`` is one of ``b``, so that casting before or after a sum gives the same result."""
+    """Return whether every value of ``a`` is one of ``b``, so that casting before or after a sum gives the same
+    result."""
     return a.is_floating_point and b.is_floating_point and a.itemsize < b.itemsize

@@ -1,7 +1,8 @@
 """Draft the ways to reduce the pending axes of a value.
 
-An axis is reduced to a split of the goal if that is possible, innermost axis first. A reduction works on pieces if other ranks
-hold replicas and that saves enough bytes. The remaining axes are reduced at once, or to splits of their own if transfers follow.
+An axis is reduced to a split of the goal if that is possible, innermost axis first. A reduction works on pieces if
+other ranks hold replicas and that saves enough bytes. The remaining axes are reduced at once, or to splits of their own
+if transfers follow.
 """
 
 from __future__ import annotations
@@ -14,19 +15,22 @@ from autopar.transitions.draft import Cut, Dims, Draft, Reduced, axes_of, parts_
 from autopar.transitions.relayouts import View, first_view, views
 from autopar.transitions.way import places_for
 
-PADDED = 1.05  # if reducing to uneven pieces sends more than this factor, because of padding, an all-reduce is considered too
+# if reducing to uneven pieces sends more than this factor, because of padding, an all-reduce is considered too
+PADDED = 1.05
 STARTED = 2**20  # bytes that a link moves while an exchange starts; a draft that uses replicas must save as many
 
 
 def free_axes(value: Reduced) -> list[str]:
-    """Return the axes whose replicas a reduction may use: those inside its outermost axis, where links are no slower."""
+    """Return the axes whose replicas a reduction may use: those inside its outermost axis, where links are no
+    slower."""
     names = value.mesh.names
     first = names.index(value.outermost) if value.axes else len(names)
     return [axis for axis in names[first:] if value.mesh.sizes[axis] > 1 and axis in value.replicated]
 
 
 class StartingDrafts:
-    """The drafts from which a reduction starts: the whole value, or a piece of it, sliced at one part over all free axes."""
+    """The drafts from which a reduction starts: the whole value, or a piece of it, sliced at one part over all free
+    axes."""
 
     def __init__(self, value: Reduced, free: list[str]) -> None:
         self.free = free
@@ -44,14 +48,16 @@ class StartingDrafts:
 
 
 def reduction_lower_bound(value: Reduced, wanted: int, itemsize: int) -> int:
-    """Return a lower bound of the bytes to reduce a value and leave each rank ``wanted`` elements: ``least_reduced`` without padding."""
+    """Return a lower bound of the bytes to reduce a value and leave each rank ``wanted`` elements: ``least_reduced``
+    without padding."""
     count = value.mesh.count(value.axes)
     share = value.elements / (count * value.mesh.count(value.replicated) if value.axes else 1)
     return int((share * (count - 1) + max(0.0, wanted - share)) * itemsize)
 
 
 def least_reduced(value: Reduced, wanted: int, itemsize: int) -> int:
-    """Return the fewest bytes to reduce a value and leave each rank ``wanted`` elements: those of a ring, and sums from other ranks."""
+    """Return the fewest bytes to reduce a value and leave each rank ``wanted`` elements: those of a ring, and sums from
+    other ranks."""
     count = value.mesh.count(value.axes)
     share = -(-value.elements // (count * value.mesh.count(value.replicated) if value.axes else 1))
     return (share * (count - 1) + max(0, wanted - share)) * itemsize
@@ -81,7 +87,8 @@ def reduced_evenly(draft: Draft, axes: Sequence[str], wanted: int) -> int:
 
 
 def draft_reductions(draft: Draft, goal: Dims | None, axes: Sequence[str]) -> Iterator[Draft]:
-    """Yield drafts that reduce a value over ``axes``: to splits of the goal on the same mesh, the others at once or to splits of their own."""
+    """Yield drafts that reduce a value over ``axes``: to splits of the goal on the same mesh, the others at once or to
+    splits of their own."""
     if not axes:
         yield draft
         return
@@ -90,12 +97,17 @@ def draft_reductions(draft: Draft, goal: Dims | None, axes: Sequence[str]) -> It
     inner = _inner_axes(draft, axes, left)
     if inner and goal is not None and (place := _unsplit(draft, goal)) is not None:
         cuts: list[Cut] = [(transfers.reduce_scatter, place, axis) for axis in reversed(inner)]
-        yield from draft_reductions(draft.cut(cuts, parts_of(draft.dims, draft.value.shape)), goal, [axis for axis in axes if axis not in inner])
+        yield from draft_reductions(
+            draft.cut(cuts, parts_of(draft.dims, draft.value.shape)), goal, [axis for axis in axes if axis not in inner]
+        )
     yield ended.all_reduced(left) if left else ended
     if left:
         parts = parts_of(ended.dims, draft.value.shape)
         for chosen in places_for(sum(map(len, parts)), len(left)):
-            yield ended.cut([(transfers.reduce_scatter, place, axis) for place, axis in zip(chosen, reversed(left), strict=True)], parts)
+            yield ended.cut(
+                [(transfers.reduce_scatter, place, axis) for place, axis in zip(chosen, reversed(left), strict=True)],
+                parts,
+            )
     if len(left) < len(axes):
         sliced, _ = _moved_to_goal(draft, view, [])
         if ended.bytes > PADDED * reduced_evenly(sliced, [axis for axis in axes if axis not in left], 0):
@@ -110,11 +122,22 @@ def _inner_axes(draft: Draft, axes: Sequence[str], left: list[str]) -> list[str]
 
 
 def _unsplit(draft: Draft, goal: Dims) -> int | None:
-    """Return the first part that no axis splits, in the value and in the goal, if both have the same number of parts."""
-    parts, goal_parts = ([part for dim, size in zip(dims, draft.value.shape, strict=True) for part in sized(dim, size)] for dims in (draft.dims, goal))
+    """Return the first part that no axis splits, in the value and in the goal, if both have the same number of
+    parts."""
+    parts, goal_parts = (
+        [part for dim, size in zip(dims, draft.value.shape, strict=True) for part in sized(dim, size)]
+        for dims in (draft.dims, goal)
+    )
     if len(parts) != len(goal_parts):
         return None
-    return next((k for k, ((_, axes), (_, goal_axes)) in enumerate(zip(parts, goal_parts, strict=True)) if not axes and not goal_axes), None)
+    return next(
+        (
+            k
+            for k, ((_, axes), (_, goal_axes)) in enumerate(zip(parts, goal_parts, strict=True))
+            if not axes and not goal_axes
+        ),
+        None,
+    )
 
 
 def _view_of(draft: Draft, goal: Dims | None, axes: Sequence[str]) -> View | None:
@@ -124,12 +147,15 @@ def _view_of(draft: Draft, goal: Dims | None, axes: Sequence[str]) -> View | Non
         return None
     view = first_view(draft.dims, goal, value.shape, value.mesh)
     if view is not None and any([len(want) > 1 for want in view[2]]):
-        *_, view = views(draft.dims, goal, value.shape, value.mesh)  # the finest view, with each axis in a part of its own
+        *_, view = views(
+            draft.dims, goal, value.shape, value.mesh
+        )  # the finest view, with each axis in a part of its own
     return view
 
 
 def _moved_to_goal(draft: Draft, view: View | None, axes: Sequence[str]) -> tuple[Draft, list[str]]:
-    """Slice and reduce-scatter to splits of the goal as far as possible; return the draft and the axes that remain to be reduced.
+    """Slice and reduce-scatter to splits of the goal as far as possible; return the draft and the axes that remain to
+    be reduced.
 
     The innermost axis is reduced first, so that less remains for the others, which have slower links.
     """
@@ -139,7 +165,11 @@ def _moved_to_goal(draft: Draft, view: View | None, axes: Sequence[str]) -> tupl
     value, (parts, part_axes, goal_axes) = draft.value, view
     used = {axis for axes in part_axes for axis in axes} | value.pending
     cuts: list[Cut] = []
-    rest = {place: want[len(have) :] for place, (have, want) in enumerate(zip(part_axes, goal_axes, strict=True)) if have != want and have == want[: len(have)]}
+    rest = {
+        place: want[len(have) :]
+        for place, (have, want) in enumerate(zip(part_axes, goal_axes, strict=True))
+        if have != want and have == want[: len(have)]
+    }
     while True:
         slices = [place for place, axes in rest.items() if axes and axes[0] not in used]
         ends = [place for place, axes in rest.items() if axes and axes[0] in to_reduce]

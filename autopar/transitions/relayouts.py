@@ -18,7 +18,8 @@ from autopar.transitions.way import Move, TransferChain, parts_argument
 
 
 def append_relayout(chain: TransferChain, goal: TensorType) -> TransferChain:
-    """Append transfers to the splits and dtype of ``goal``, with the cast where fewer bytes move; pending axes stay pending."""
+    """Append transfers to the splits and dtype of ``goal``, with the cast where fewer bytes move; pending axes stay
+    pending."""
     source = chain.type
     assert source.layout is not None and goal.layout is not None
     narrow = source.dtype.itemsize >= goal.dtype.itemsize
@@ -39,9 +40,11 @@ def append_relayout(chain: TransferChain, goal: TensorType) -> TransferChain:
 
 @lru_cache(maxsize=65536)
 def _exchange(source: TensorType, goal: TensorType) -> tuple[Move, ...]:
-    """Return slices with one exchange, or with gathers, if no other transfers bring a rank fewer bytes; else one redistribute.
+    """Return slices with one exchange, or with gathers, if no other transfers bring a rank fewer bytes; else one
+    redistribute.
 
-    Several gathers cross a slow link once with data that several ranks need; several exchanges of another kind are merged into one.
+    Several gathers cross a slow link once with data that several ranks need; several exchanges of another kind are
+    merged into one.
     """
     if source.layout == goal.layout:
         return ()
@@ -70,10 +73,15 @@ def _chain(have_axes: list[Axes], want_axes: list[Axes], parts: dict[str, Any]) 
         move: Move | None = None
         for place, (have, want) in enumerate(zip(have_axes, want_axes, strict=True)):
             if len(have) < len(want) and have == want[: len(have)] and want[len(have)] not in used:
-                move, have_axes[place] = (transfers.slice, {"dim": place, "axis": want[len(have)], **parts}), want[: len(have) + 1]
+                move, have_axes[place] = (
+                    (transfers.slice, {"dim": place, "axis": want[len(have)], **parts}),
+                    want[: len(have) + 1],
+                )
                 break
         if move is None:
-            loose = [k for k, (have, want) in enumerate(zip(have_axes, want_axes, strict=True)) if have != want[: len(have)]]
+            loose = [
+                k for k, (have, want) in enumerate(zip(have_axes, want_axes, strict=True)) if have != want[: len(have)]
+            ]
             for place in loose:
                 axis = have_axes[place][-1]
                 home = homes.get(axis, place)
@@ -91,11 +99,14 @@ def _chain(have_axes: list[Axes], want_axes: list[Axes], parts: dict[str, Any]) 
     return moves
 
 
-View = tuple[tuple[tuple[int, ...], ...], list[Axes], list[Axes]]  # part sizes; the axes of every part, in the value and in the goal
+View = tuple[
+    tuple[tuple[int, ...], ...], list[Axes], list[Axes]
+]  # part sizes; the axes of every part, in the value and in the goal
 
 
 def views(source: Sequence[Dim], goal: Sequence[Dim], shape: Sequence[int], mesh: Mesh) -> Iterator[View]:
-    """Yield views of both Layouts in common parts, dim by dim: first in the goal's, the value's or the finest parts, then in the finest.
+    """Yield views of both Layouts in common parts, dim by dim: first in the goal's, the value's or the finest parts,
+    then in the finest.
 
     In the finest parts every axis is the minor-most split of a part: ``8/dp/tp`` is ``2/dp 2/tp 2``.
     """
@@ -104,7 +115,11 @@ def views(source: Sequence[Dim], goal: Sequence[Dim], shape: Sequence[int], mesh
         return
     picks = [[views[0] for views in dims], [views[-1] for views in dims]]
     for pick in picks if picks[0] != picks[1] else picks[:1]:
-        yield (tuple([sizes for sizes, _, _ in pick]), [a for _, have, _ in pick for a in have], [a for _, _, wanted in pick for a in wanted])
+        yield (
+            tuple([sizes for sizes, _, _ in pick]),
+            [a for _, have, _ in pick for a in have],
+            [a for _, _, wanted in pick for a in wanted],
+        )
 
 
 def first_view(source: Sequence[Dim], goal: Sequence[Dim], shape: Sequence[int], mesh: Mesh) -> View | None:
@@ -112,7 +127,11 @@ def first_view(source: Sequence[Dim], goal: Sequence[Dim], shape: Sequence[int],
     dims = [_first_view_of(dim, want, size, mesh) for size, dim, want in zip(shape, source, goal, strict=True)]
     if None in dims:
         return None
-    return tuple([sizes for sizes, _, _ in dims]), [a for _, have, _ in dims for a in have], [a for _, _, wanted in dims for a in wanted]  # type: ignore[misc]
+    return (
+        tuple([sizes for sizes, _, _ in dims]),
+        [a for _, have, _ in dims for a in have],
+        [a for _, _, wanted in dims for a in wanted],
+    )  # type: ignore[misc]
 
 
 @lru_cache(maxsize=65536)

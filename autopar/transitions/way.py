@@ -30,7 +30,8 @@ class TransferStep:
 
 @dataclass(frozen=True)
 class TransferChain:
-    """Transfers that lead to a type, the bytes that the worst rank receives, and the bytes that they must save to be chosen."""
+    """Transfers that lead to a type, the bytes that the worst rank receives, and the bytes that they must save to be
+    chosen."""
 
     type: TensorType
     steps: tuple[TransferStep, ...] = ()
@@ -49,7 +50,9 @@ class TransferChain:
         return TransferChain(type, tuple(steps), paid, self.extra)
 
 
-def _new_step(type: TensorType, function: Any, arguments: tuple[tuple[str, Any], ...], meshes: transfers.Meshes) -> TransferStep:
+def _new_step(
+    type: TensorType, function: Any, arguments: tuple[tuple[str, Any], ...], meshes: transfers.Meshes
+) -> TransferStep:
     arguments_by_name = dict(arguments)
     after = transfers.BY_FUNCTION[function].infer(type, arguments_by_name, meshes)
     return TransferStep(function, arguments, after, transfers.received(function, type, arguments_by_name, after))

@@ -1,4 +1,5 @@
-"""Verify a program against the promises of its level. It runs after every pass, so that the error names the pass at fault."""
+"""Verify a program against the promises of its level. It runs after every pass, so that the error names the pass at
+fault."""
 
 from __future__ import annotations
 
@@ -84,10 +85,14 @@ class _Verifier:
         if level != "traced" and program.mesh is None:
             raise VerifyError(f"{self.head()}  a {level} program needs a mesh; the header names none")
         if (level in ("local", "scheduled")) != (program.coordinates is not None):
-            raise VerifyError(f"{self.head()}  local and scheduled programs, and no others, have the coordinates of one rank")
+            raise VerifyError(
+                f"{self.head()}  local and scheduled programs, and no others, have the coordinates of one rank"
+            )
         if program.coordinates is not None and program.mesh is not None:
             if program.coordinates.keys() != program.mesh.sizes.keys():
-                raise VerifyError(f"{self.head()}  the coordinates need one index for each axis of the mesh ({program.mesh})")
+                raise VerifyError(
+                    f"{self.head()}  the coordinates need one index for each axis of the mesh ({program.mesh})"
+                )
             try:
                 program.mesh.rank(program.coordinates)
             except ValueError as error:
@@ -99,7 +104,11 @@ class _Verifier:
             about = record_of(value)
             phase = "backward" if about.role == "tangent" else about.phase
             if phase in PHASES and PHASES.index(phase) > PHASES.index(record.phase):
-                raise self.error(node, f"{node.name} is part of the {record.phase} and reads {value.name}, which is part of the {phase}", value)
+                raise self.error(
+                    node,
+                    f"{node.name} is part of the {record.phase} and reads {value.name}, which is part of the {phase}",
+                    value,
+                )
 
     def check_record(self, node: fx.Node, record: Record) -> None:
         if record.phase not in PHASES:
@@ -121,35 +130,66 @@ class _Verifier:
                 raise self.error(node, f"element {index} is {print_type(element_type(node))}", source)
 
     def check_results(self, node: fx.Node, record: Record) -> None:
-        """Check that returned values fit the tree, and that gradients and states belong to placeholders that may have them."""
+        """Check that returned values fit the tree, and that gradients and states belong to placeholders that may have
+        them."""
         values, results = operands(node), record.results
         if len(results) != len(values):
             raise self.error(node, f"{len(values)} results, but the record describes {len(results)} of them")
         returned = sum(result.kind == "return" for result in results)
         if len(self.program.tree) != (returned + 1 if returned or self.program.tree else 0):
-            raise self.error(node, f"{returned} values are returned, but the tree has places for {max(len(self.program.tree) - 1, 0)}")
+            raise self.error(
+                node,
+                f"{returned} values are returned, but the tree has places for {max(len(self.program.tree) - 1, 0)}",
+            )
         homes = {p.name: p for p in self.program.placeholders}
         states = [name for name, p in homes.items() if record_of(p).role == "state"]
         if [r.of for r in results if r.kind == "state"] != states:
-            raise self.error(node, f"each state is replaced once, in the order of the placeholders: {', '.join(states) or 'there are none'}")
+            raise self.error(
+                node,
+                f"each state is replaced once, in the order of the placeholders: "
+                f"{', '.join(states) or 'there are none'}",
+            )
         if list(results) != sorted(results, key=lambda r: ORDER.index(r.kind)):
             raise self.error(node, "results are in the order: returned values, gradients, states")
         for index, (value, result) in enumerate(zip(values, results, strict=True)):
             if result.kind == "return":
                 continue
             if result.of not in homes:
-                raise self.error(node, f"there is no placeholder {result.of} to have {value} as its {result.kind}", value)
+                raise self.error(
+                    node, f"there is no placeholder {result.of} to have {value} as its {result.kind}", value
+                )
             home_type, value_type = record_of(homes[result.of]).type, record_of(value).type
-            if not isinstance(home_type, TensorType) or not isinstance(value_type, TensorType) or home_type.shape != value_type.shape:
-                raise self.error(node, f"{value} is the {result.kind} of {result.of} and has another shape", homes[result.of], value)
+            if (
+                not isinstance(home_type, TensorType)
+                or not isinstance(value_type, TensorType)
+                or home_type.shape != value_type.shape
+            ):
+                raise self.error(
+                    node, f"{value} is the {result.kind} of {result.of} and has another shape", homes[result.of], value
+                )
             need = record.uses[index] if index < len(record.uses) else None
-            if result.kind == "state" and home_type.layout is not None and need is not None and need.layout is not None and need != Requirement(home_type.layout, home_type.dtype):
-                raise self.error(node, f"{result.of} and its next value must have the same Layout: require {value} as {print_type(home_type)}", homes[result.of], value)
+            if (
+                result.kind == "state"
+                and home_type.layout is not None
+                and need is not None
+                and need.layout is not None
+                and need != Requirement(home_type.layout, home_type.dtype)
+            ):
+                raise self.error(
+                    node,
+                    f"{result.of} and its next value must have the same Layout: require {value} as "
+                    f"{print_type(home_type)}",
+                    homes[result.of],
+                    value,
+                )
 
     def check_dtypes(self, node: fx.Node, record: Record) -> None:
         """Check that a traced program requires dtypes only."""
         if record.uses and len(record.uses) != len(operands(node)):
-            raise self.error(node, f"{len(operands(node))} operands, but {len(record.uses)} requirements: every use has one, or none has")
+            raise self.error(
+                node,
+                f"{len(operands(node))} operands, but {len(record.uses)} requirements: every use has one, or none has",
+            )
         if any(need is not None and need.layout is not None for need in record.uses):
             raise self.error(node, "a use in a traced program requires a dtype alone; place decides its Layout")
 
@@ -159,7 +199,9 @@ class _Verifier:
 
     def check_unstreamed(self, node: fx.Node, record: Record) -> None:
         if record.started or record.stream is not None or node.target is transfers.wait:
-            raise self.error(node, f"a {self.program.level} program has no streams; only a scheduled one starts and waits")
+            raise self.error(
+                node, f"a {self.program.level} program has no streams; only a scheduled one starts and waits"
+            )
 
     # -- placed and explicit -------------------------------------------------------------------------------------
 
@@ -181,7 +223,9 @@ class _Verifier:
             if need is None:
                 raise self.error(node, f"the use of {value.name} has no requirement", value)
             if need.layout is None:
-                raise self.error(node, f"the use of {value.name} requires a dtype alone; place gives it a Layout", value)
+                raise self.error(
+                    node, f"the use of {value.name} requires a dtype alone; place gives it a Layout", value
+                )
             self.check_layout(node, type, need.layout)
             if self.program.level == "explicit" and (need.layout, need.dtype) != (type.layout, type.dtype):
                 user = "the output" if node.op == "output" else node.name
@@ -204,10 +248,14 @@ class _Verifier:
                 raise self.error(node, str(error)) from None
         if len(set(axes)) < len(axes):
             twice = next(axis for axis in axes if axes.count(axis) > 1)
-            raise self.error(node, f"the axis {twice} is used twice on one value; each axis splits it, or is pending, once")
+            raise self.error(
+                node, f"the axis {twice} is used twice on one value; each axis splits it, or is pending, once"
+            )
         if len({kind for _, kind in attr.pending}) > 1:
             kinds = " and ".join(f"{kind} over {axis}" for axis, kind in attr.pending)
-            raise self.error(node, f"pending {kinds} at once: the order of the reductions would matter; reduce one first")
+            raise self.error(
+                node, f"pending {kinds} at once: the order of the reductions would matter; reduce one first"
+            )
         if attr.normalize(type.shape, mesh) != attr:
             raise self.error(node, "the Layout is not in its normal form; make it with DistAttr.normalize")
 
@@ -227,7 +275,11 @@ class _Verifier:
         gives = [None if r is None else r.attr for r in results]
         meshes = {need.layout.mesh for need in record.uses if need} | {r.layout.mesh for r in results if r and r.layout}
         if len(meshes) > 1:
-            raise self.error(node, "operands and results are on different meshes; an op runs on one: insert a send and a recv", *values)
+            raise self.error(
+                node,
+                "operands and results are on different meshes; an op runs on one: insert a send and a recv",
+                *values,
+            )
         if meshes and (why := bound.check(meshes.pop(), needs, gives, [v.name for v in values])):
             raise self.error(node, why, *values)
 
@@ -250,12 +302,20 @@ class _Verifier:
         if node.target is transfers.send:
             for user in node.users:
                 if user.target is not transfers.recv:
-                    raise self.error(user, f"{node} is on its way to {arguments['stage']}: read a recv({node}, {arguments['stage']})", node)
+                    raise self.error(
+                        user,
+                        f"{node} is on its way to {arguments['stage']}: read a recv({node}, {arguments['stage']})",
+                        node,
+                    )
         elif node.target is transfers.recv:
             sent = value.target is transfers.send
             stage = transfers.arguments(transfers.send, value.args, value.kwargs)["stage"] if sent else None
             if stage != arguments["stage"]:
-                raise self.error(node, f"{value} was not sent to {arguments['stage']}: receive a send({value}, {arguments['stage']})", value)
+                raise self.error(
+                    node,
+                    f"{value} was not sent to {arguments['stage']}: receive a send({value}, {arguments['stage']})",
+                    value,
+                )
 
     # -- local and scheduled -------------------------------------------------------------------------------------
 
@@ -283,10 +343,14 @@ class _Verifier:
                 raise self.error(node, str(error)) from None
             for key in ("sizes", "new_sizes"):
                 if key in arguments and len(arguments[key]) != count:
-                    raise self.error(node, f"{key} lists {len(arguments[key])} pieces, the axis {arguments['axis']} has {count}")
+                    raise self.error(
+                        node, f"{key} lists {len(arguments[key])} pieces, the axis {arguments['axis']} has {count}"
+                    )
         self.check_pieces(node, operands(node)[0], record, arguments, at)
 
-    def check_pieces(self, node: fx.Node, value: fx.Node, record: Record, arguments: Mapping[str, Any], at: Mapping[str, int]) -> None:
+    def check_pieces(
+        self, node: fx.Node, value: fx.Node, record: Record, arguments: Mapping[str, Any], at: Mapping[str, int]
+    ) -> None:
         """Check that the explicit piece sizes agree with the local shapes of operand and result."""
         source = record_of(value).type
         if not isinstance(source, TensorType) or not isinstance(record.type, TensorType):
@@ -295,14 +359,23 @@ class _Verifier:
         if node.target is not transfers.pend or arguments.get("dim") is not None:
             for key in PIECES.get(node.target, ()):
                 if key not in arguments:
-                    raise self.error(node, f"at the level {self.program.level} it needs an argument {key} with the sizes of the pieces", value)
+                    raise self.error(
+                        node,
+                        f"at the level {self.program.level} it needs an argument {key} with the sizes of the pieces",
+                        value,
+                    )
             if node.target in PIECES:
                 parts = [n for dim in arguments.get("parts") or ((n,) for n in source.shape) for n in dim]
                 for place, size in _implied_sizes(node.target, arguments, at):
                     if not 0 <= place < len(parts):
                         raise self.error(node, f"there is no dim {place} in a value of {len(parts)}", value)
                     if parts[place] != size:
-                        raise self.error(node, f"its piece sizes need an operand with {size} in dim {place}, but {value} has {parts[place]}", value)
+                        raise self.error(
+                            node,
+                            f"its piece sizes need an operand with {size} in dim {place}, but {value} has "
+                            f"{parts[place]}",
+                            value,
+                        )
                 want = transfers.local_shape(node.target, source.shape, arguments, at)
         if want != record.type.shape:
             raise self.error(node, f"its result is {list(want)}", value)
@@ -312,25 +385,39 @@ class _Verifier:
         name, values, rank = transfers.BY_FUNCTION[node.target].name, operands(node), self.program.rank
         for key in ("splits", "source", "shape", *(("axis",) if node.target is transfers.redistribute else ("home",))):
             if key not in arguments:
-                raise self.error(node, f"at the level {self.program.level} it needs an argument {key}, which describes the ends of the exchange", *values)
+                raise self.error(
+                    node,
+                    f"at the level {self.program.level} it needs an argument {key}, which describes the ends of the "
+                    f"exchange",
+                    *values,
+                )
         try:
             ends = transfers.Ends.of(arguments, self.program.meshes)
         except (KeyError, ValueError) as error:
             raise self.error(node, f"the ends of the exchange are wrong: {error}", *values) from None
         operand_type = None if not values else record_of(values[0]).type
         on_source, on_target = rank in ends.source.mesh, rank in ends.target.mesh
-        if on_source != bool(values) or (not on_target if node.target is not transfers.send else on_target or not on_source):
+        if on_source != bool(values) or (
+            not on_target if node.target is not transfers.send else on_target or not on_source
+        ):
             raise self.error(node, f"rank {rank} is not on the mesh that {name} names", *values)
-        for type, layout, verb in ((operand_type, ends.source, "takes"), (record.type, ends.source if node.target is transfers.send else ends.target, "makes")):
+        for type, layout, verb in (
+            (operand_type, ends.source, "takes"),
+            (record.type, ends.source if node.target is transfers.send else ends.target, "makes"),
+        ):
             if type is None:
                 continue
             want = layout.attr.local_shape(ends.shape, layout.mesh, layout.mesh.coordinates(rank))
             if not isinstance(type, TensorType) or type.shape != want:
-                raise self.error(node, f"rank {rank} {verb} a piece of {list(want)} there, not {print_type(type)}", *values)
+                raise self.error(
+                    node, f"rank {rank} {verb} a piece of {list(want)} there, not {print_type(type)}", *values
+                )
 
     def check_stream(self, node: fx.Node, record: Record) -> None:
         if record.stream is not None and record.stream not in self.program.streams:
-            raise self.error(node, f"no stream {record.stream!r}; streams are {', '.join(self.program.streams) or 'none'}")
+            raise self.error(
+                node, f"no stream {record.stream!r}; streams are {', '.join(self.program.streams) or 'none'}"
+            )
         if record.started:
             row = transfers.BY_FUNCTION.get(node.target)
             if row is None or not row.collective:
@@ -346,7 +433,8 @@ class _Verifier:
     # -- errors --------------------------------------------------------------------------------------------------
 
     def head(self, name: str = "") -> str:
-        """Return the first line of an error: ``reshard left relu inconsistent``, or without the pass if it is not known."""
+        """Return the first line of an error: ``reshard left relu inconsistent``, or without the pass if it is not
+        known."""
         if self.made_by:
             return f"{self.made_by} left {name or 'the program'} inconsistent\n"
         return f"this {self.program.level} program is inconsistent{name and f' at {name}'}\n"

@@ -1,9 +1,10 @@
-"""Architectures of transformers and of plain torch on meshes: the same numbers, ops without a rule, transfers of a layer.
+"""Architectures of transformers and of plain torch on meshes: the same numbers, ops without a rule, transfers of a
+layer.
 
 Random weights, float64, training mode, small sizes; casts to float32 inside the models become float64. "ok": outputs,
-gradients and buffers of the simulated ranks are eager's to 1e-10. "whole": ops that every rank computes on whole operands,
-for want of a sharding rule. Transfers over tp are those of two layers less those of one, on dp=2 tp=2, forward + backward;
-an expert's are all-reduces alone. cp splits the sequence of the inputs, where there is one.
+gradients and buffers of the simulated ranks are eager's to 1e-10. "whole": ops that every rank computes on whole
+operands, for want of a sharding rule. Transfers over tp are those of two layers less those of one, on dp=2 tp=2,
+forward + backward; an expert's are all-reduces alone. cp splits the sequence of the inputs, where there is one.
 """
 
 from __future__ import annotations
@@ -48,7 +49,12 @@ def measure(name: str, meshes: list[str], dropout: float) -> dict[str, str]:
             with PromotedCasts():
                 parallel = check_equal(name, MESHES[mesh], dropout)
             row[mesh] = "ok"
-            whole |= {note.split(" ")[0] for report in parallel.reports for note in report.notes if "computes all of it" in note}
+            whole |= {
+                note.split(" ")[0]
+                for report in parallel.reports
+                for note in report.notes
+                if "computes all of it" in note
+            }
         except AutoparError as error:
             row[mesh] = "refused"
             row["why"] = " · ".join(line.strip() for line in refusal(architecture, error).splitlines()[:3])
@@ -69,7 +75,9 @@ def measure(name: str, meshes: list[str], dropout: float) -> dict[str, str]:
         except Exception as error:  # a configuration that lists its layers
             row["transfers"] = f"not counted: {error}".partition("\n")[0]
             return row
-        more = {t: [b - a for a, b in zip(one.get(t, [0, 0]), two[t], strict=True)] for t in two if two[t] != one.get(t)}
+        more = {
+            t: [b - a for a, b in zip(one.get(t, [0, 0]), two[t], strict=True)] for t in two if two[t] != one.get(t)
+        }
         row["transfers"] = ", ".join(f"{t} {f:g}+{b:g}" for t, (f, b) in sorted(more.items())) or "none"
         row["expert"] = "{}+{}".format(*architecture.block) if architecture.block else ""
     return row
@@ -88,8 +96,20 @@ def refusal(architecture: Any, error: Exception) -> str:
 
 def run(options: argparse.Namespace) -> str:
     names = options.names or list(ARCHITECTURES)
-    command = [sys.executable, __file__, "--meshes", *options.meshes, "--timeout", str(options.timeout), "--dropout", str(options.dropout)]
-    jobs = [subprocess.Popen([*command, "--names", *names[k :: options.jobs]], stdout=subprocess.PIPE, text=True) for k in range(options.jobs)]
+    command = [
+        sys.executable,
+        __file__,
+        "--meshes",
+        *options.meshes,
+        "--timeout",
+        str(options.timeout),
+        "--dropout",
+        str(options.dropout),
+    ]
+    jobs = [
+        subprocess.Popen([*command, "--names", *names[k :: options.jobs]], stdout=subprocess.PIPE, text=True)
+        for k in range(options.jobs)
+    ]
     printed = "".join(job.communicate()[0] for job in jobs)
     rows = dict(json.loads(line) for line in printed.splitlines() if line.startswith('["'))
     return table({name: rows.get(name, dict.fromkeys(options.meshes, "failed")) for name in names}, options.meshes)
@@ -98,7 +118,10 @@ def run(options: argparse.Namespace) -> str:
 def table(rows: dict[str, dict[str, str]], meshes: list[str]) -> str:
     header = ["architecture", *meshes, "whole", "transfers of a layer over tp", "an expert's"]
     cells = [header]
-    cells += [[name, *(row[mesh] for mesh in meshes), *(row.get(key, "") for key in ("whole", "transfers", "expert"))] for name, row in rows.items()]
+    cells += [
+        [name, *(row[mesh] for mesh in meshes), *(row.get(key, "") for key in ("whole", "transfers", "expert"))]
+        for name, row in rows.items()
+    ]
     widths = [max(len(line[k]) for line in cells) for k in range(len(header))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
     seen = Counter(row[mesh] for row in rows.values() for mesh in meshes if row[mesh] != "–")
@@ -119,7 +142,9 @@ def work(options: argparse.Namespace) -> None:
         try:
             row = measure(name, options.meshes, options.dropout)
         except Exception as error:
-            row = dict.fromkeys(options.meshes, "failed") | {"why": f"{type(error).__name__}: {error}".partition("\n")[0]}
+            row = dict.fromkeys(options.meshes, "failed") | {
+                "why": f"{type(error).__name__}: {error}".partition("\n")[0]
+            }
         signal.alarm(0)
         print(json.dumps([name, row]), flush=True)
 

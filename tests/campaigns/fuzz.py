@@ -1,10 +1,11 @@
 """Random models on random meshes under random plans: equal to one device, or refused with the reason.
 
-Each case is a model of up to a dozen lines, some with Python attributes that change between calls, run in float64 on one device and on the simulated ranks: outputs, gradients and
-buffers agree to 1e-10, or an error names the op or the value, the user's line and the remedy. ``sensitive`` are those where
-rounding alone changes the numbers by more; they agree as far as eager agrees with itself. Then what one rank's collectives send is
-changed, a few times for each case, and each change is to be refused. Case k is made by
-``random.Random(seed + k)``; those that eager refuses are passed over. The smallest case of each kind of failure is printed.
+Each case is a model of up to a dozen lines, some with Python attributes that change between calls, run in float64 on
+one device and on the simulated ranks: outputs, gradients and buffers agree to 1e-10, or an error names the op or the
+value, the user's line and the remedy. ``sensitive`` are those where rounding alone changes the numbers by more; they
+agree as far as eager agrees with itself. Then what one rank's collectives send is changed, a few times for each case,
+and each change is to be refused. Case k is made by ``random.Random(seed + k)``; those that eager refuses are passed
+over. The smallest case of each kind of failure is printed.
 """
 
 from __future__ import annotations
@@ -24,8 +25,15 @@ from smaller_cases import smallest
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0, help="that of the first case")
-    parser.add_argument("--mutations", type=int, default=4, help="changes of what one rank's collectives send, each of which is to be refused")
-    parser.add_argument("--shrink", type=float, default=30.0, help="seconds to look for the smallest case of each failure")
+    parser.add_argument(
+        "--mutations",
+        type=int,
+        default=4,
+        help="changes of what one rank's collectives send, each of which is to be refused",
+    )
+    parser.add_argument(
+        "--shrink", type=float, default=30.0, help="seconds to look for the smallest case of each failure"
+    )
 
 
 def run(options: argparse.Namespace) -> str:
@@ -42,7 +50,11 @@ def run(options: argparse.Namespace) -> str:
         else:
             found.append((seed, case, outcome))
             if len(found) % 250 == 0:
-                print(f"{len(found)} cases, {sum(one.kind == FAILED for _, _, one in found)} failed", file=sys.stderr, flush=True)
+                print(
+                    f"{len(found)} cases, {sum(one.kind == FAILED for _, _, one in found)} failed",
+                    file=sys.stderr,
+                    flush=True,
+                )
         seed += 1
     seconds = time.perf_counter() - start
     kinds = Counter(outcome.kind for _, _, outcome in found)
@@ -52,13 +64,18 @@ def run(options: argparse.Namespace) -> str:
     meshes = Counter(" ".join(f"{axis}={size}" for axis, size in case.mesh.items()) for _, case, _ in found)
     axes = Counter(len(case.mesh) for _, case, _ in found)
     lines = [
-        f"{len(found)} cases in {seconds:.0f} s, {seconds / len(found) * 1e3:.0f} ms each; {passed_over} that eager refuses passed over",
+        f"{len(found)} cases in {seconds:.0f} s, {seconds / len(found) * 1e3:.0f} ms each; {passed_over} that eager "
+        f"refuses passed over",
         *(f"{kind:10}{kinds[kind]:6}" for kind in ("equal", "sensitive", "refused", FAILED)),
-        f"{len(ops)} overloads in {len({op.split('.')[1] for op in ops})} ops, of which {len(tried)} had a rule found by running them and {len(whole)} were computed whole",
+        f"{len(ops)} overloads in {len({op.split('.')[1] for op in ops})} ops, of which {len(tried)} had a rule found "
+        f"by running them and {len(whole)} were computed whole",
         f"found by running: {', '.join(sorted(tried)) or 'none'}; computed whole: {', '.join(sorted(whole)) or 'none'}",
-        f"transfers in {sum(bool(outcome.transfers) for _, _, outcome in found)} cases: " + ", ".join(f"{n} {name}" for name, n in inserted.most_common()),
-        f"{len(meshes)} meshes: " + ", ".join(f"{count} cases with {n} ax{'es' if n > 1 else 'is'}" for n, count in sorted(axes.items())),
-        f"{sum(len(case.lines) for _, case, _ in found) / len(found):.1f} lines a model, {sum(len(case.init) for _, case, _ in found) / len(found):.1f} parameters and layers",
+        f"transfers in {sum(bool(outcome.transfers) for _, _, outcome in found)} cases: "
+        + ", ".join(f"{n} {name}" for name, n in inserted.most_common()),
+        f"{len(meshes)} meshes: "
+        + ", ".join(f"{count} cases with {n} ax{'es' if n > 1 else 'is'}" for n, count in sorted(axes.items())),
+        f"{sum(len(case.lines) for _, case, _ in found) / len(found):.1f} lines a model, "
+        f"{sum(len(case.init) for _, case, _ in found) / len(found):.1f} parameters and layers",
     ]
     for kind in ("refused", FAILED):
         by_reason: dict[str, list[tuple[int, Case, Outcome]]] = {}

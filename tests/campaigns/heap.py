@@ -1,7 +1,9 @@
-"""Ten steps of a Llama with its sequence split, dp2 tp2 on gloo, some hundreds of times under glibc's checks of the heap.
+"""Ten steps of a Llama with its sequence split, dp2 tp2 on gloo, some hundreds of times under glibc's checks of the
+heap.
 
-Each launch is four new processes that repeat one variant for some time. A launch fails where a process ends by a signal, or where
-none makes progress. The checks are those of ``MALLOC_CHECK_=3`` and ``MALLOC_PERTURB_``; ``--unchecked`` leaves the heap as it is.
+Each launch is four new processes that repeat one variant for some time. A launch fails where a process ends by a
+signal, or where none makes progress. The checks are those of ``MALLOC_CHECK_=3`` and ``MALLOC_PERTURB_``;
+``--unchecked`` leaves the heap as it is.
 
 ========== =====================================================================================================
 tested     the test: capture, ten steps, each parameter gathered by DTensor after each
@@ -38,16 +40,26 @@ REPEATED = "repeated"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
-    parser.add_argument("--groups", type=int, nargs="+", default=[0, 270], help="process groups made before, each with three threads")
+    parser.add_argument(
+        "--groups", type=int, nargs="+", default=[0, 270], help="process groups made before, each with three threads"
+    )
     parser.add_argument("--launches", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=120.0, help="of a launch, from its first repeat on, after which it has ended well")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=120.0,
+        help="of a launch, from its first repeat on, after which it has ended well",
+    )
     parser.add_argument("--flight", type=int, default=30)
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds without progress until a launch counts as hanging")
+    parser.add_argument(
+        "--limit", type=float, default=120.0, help="seconds without progress until a launch counts as hanging"
+    )
     parser.add_argument("--unchecked", action="store_true")
 
 
 def run(options: argparse.Namespace) -> str:
-    """A process under the checks imports everything once, and forks the ranks of each launch: imports take longer than the repeats."""
+    """A process under the checks imports everything once, and forks the ranks of each launch: imports take longer than
+    the repeats."""
     checks = {} if options.unchecked else {"LD_PRELOAD": PRELOAD, "MALLOC_CHECK_": "3", "MALLOC_PERTURB_": "165"}
     environment = {**os.environ, **checks, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, __file__, json.dumps(vars(options))]
@@ -65,7 +77,9 @@ def launches(options: argparse.Namespace) -> None:
                 end, repeats = launch(variant, groups, options)
                 ends[end] += 1
                 done += repeats
-            row = f"{variant:<10}{groups:>8}{options.launches:>10}{done:>9}  " + ", ".join(f"{n} {end}" for end, n in ends.most_common())
+            row = f"{variant:<10}{groups:>8}{options.launches:>10}{done:>9}  " + ", ".join(
+                f"{n} {end}" for end, n in ends.most_common()
+            )
             print(row, flush=True)
             print(row, file=sys.stderr, flush=True)
 
@@ -80,7 +94,9 @@ def launch(variant: str, groups: int, options: argparse.Namespace) -> tuple[str,
         started = []
         for rank, path in enumerate(paths):
             path.touch()
-            process = fork.Process(target=on_rank, args=(rank, path, variant, port, groups, options.flight), daemon=True)
+            process = fork.Process(
+                target=on_rank, args=(rank, path, variant, port, groups, options.flight), daemon=True
+            )
             process.start()
             started.append(process)
         hangs = _watch(started, paths, options)
@@ -96,7 +112,9 @@ def launch(variant: str, groups: int, options: argparse.Namespace) -> tuple[str,
         return "hung" if hangs else "well", repeats
     print("\n".join(text[-1500:] for text in texts), file=sys.stderr)
     said = next((line for text in texts for line in text.splitlines() if line.startswith(HEAP)), "")
-    return (f"signal {-failed[0]}" if failed[0] < 0 else f"status {failed[0]}") + (f" ({said})" if said else ""), repeats
+    return (f"signal {-failed[0]}" if failed[0] < 0 else f"status {failed[0]}") + (
+        f" ({said})" if said else ""
+    ), repeats
 
 
 def _watch(started: list[Any], paths: list[Path], options: argparse.Namespace) -> bool:

@@ -1,7 +1,7 @@
 """``kill -9`` of a rank under torchrun: in how many runs the message names the rank, and the op that it was in.
 
-Four ranks take steps without end. Another rank is killed in each run, at another moment. The message is printed by the ranks that are left,
-between the kill and the SIGTERM with which torchrun ends them.
+Four ranks take steps without end. Another rank is killed in each run, at another moment. The message is printed by the
+ranks that are left, between the kill and the SIGTERM with which torchrun ends them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Run a campaign, which is a test of thousands of cases: ``python tests/campaigns/run.py NAME [options]``.
 
-Each campaign is a file beside this one, with ``arguments(parser)`` and ``run(options) -> str``. ``tests/support`` is put on
-``PYTHONPATH``, so that the processes that a campaign starts import from there too. ``python profiling/run.py NAME --record``
-runs the same and records what is printed.
+Each campaign is a file beside this one, with ``arguments(parser)`` and ``run(options) -> str``. ``tests/support`` is
+put on ``PYTHONPATH``, so that the processes that a campaign starts import from there too. ``python profiling/run.py
+NAME --record`` runs the same and records what is printed.
 """
 
 from __future__ import annotations

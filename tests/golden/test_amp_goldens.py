@@ -11,7 +11,9 @@ def halves(name: str) -> tuple[str, str, str]:
 
 
 def test_weights_are_gathered_narrow() -> None:
-    lines = [line.split(" = ") for line in halves("gather")[2].splitlines() if "all_gather(" in line or "reduce" in line]
+    lines = [
+        line.split(" = ") for line in halves("gather")[2].splitlines() if "all_gather(" in line or "reduce" in line
+    ]
     assert lines and all(" : bf16[" in left for left, _ in lines)
 
 

@@ -18,7 +18,7 @@ from autopar.runtime.localize import localize
 
 EACH = pytest.mark.parametrize("path", CASES, ids=case_name)
 NOT_RUN = {  # golden file → why its values are not compared
-    "localize/random_ops_draw_from_a_seed_of_their_piece": "pieces are drawn from seeds of their own",
+    "localize/random_ops_draw_from_a_seed_of_their_piece": "pieces are drawn from seeds of their own"
 }
 
 
@@ -92,7 +92,10 @@ def counts(path: str) -> dict[str, dict[str, int]]:
 
 def test_a_column_row_pair_has_one_all_reduce_each_way() -> None:
     """And the reductions of the four gradients over dp."""
-    assert counts("whole/column_row_pair.txt") == {"tp": {"forward": 1, "backward": 1}, "dp": {"forward": 0, "backward": 4}}
+    assert counts("whole/column_row_pair.txt") == {
+        "tp": {"forward": 1, "backward": 1},
+        "dp": {"forward": 0, "backward": 4},
+    }
 
 
 def test_sharing_stays_within_a_phase() -> None:

@@ -20,7 +20,10 @@ from autopar.step.program import Step
 
 GOLDEN = Path(__file__).parent / "step"
 PLAN = {"*.up.weight": ("tp", None), "*.up.bias": ("tp",), "*.down.weight": (None, "tp")}
-CASES: dict[str, dict[str, Any]] = {**{f"zero{stage}": {"zero": stage} for stage in range(4)}, "bf16-O2_zero1": {"zero": 1, "amp": "bf16-O2"}}
+CASES: dict[str, dict[str, Any]] = {
+    **{f"zero{stage}": {"zero": stage} for stage in range(4)},
+    "bf16-O2_zero1": {"zero": 1, "amp": "bf16-O2"},
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -51,12 +54,18 @@ def transfers(name: str) -> Counter[tuple[str, str, str, str]]:
             program = head[1]
         elif line.endswith(":"):
             phase = line[:-1]
-        elif (call := re.search(r" = (all_reduce|reduce_scatter|all_gather|slice)\(\w+, (?:\d+, )?(\w+)\)", line)) and "[]" not in line:
+        elif (
+            call := re.search(r" = (all_reduce|reduce_scatter|all_gather|slice)\(\w+, (?:\d+, )?(\w+)\)", line)
+        ) and "[]" not in line:
             found[program, phase, call[1], call[2]] += 1
     return found
 
 
-WHOLE = ("up.weight", "down.weight", "down.bias")  # up.bias has no dim that tp leaves free: it stays as it is, and is reduced
+WHOLE = (
+    "up.weight",
+    "down.weight",
+    "down.bias",
+)  # up.bias has no dim that tp leaves free: it stays as it is, and is reduced
 MEGATRON = {("micro", "forward", "all_reduce", "tp"): 1}  # behind the row-split product
 STAGES: dict[str, dict[tuple[str, str, str, str], int]] = {
     "zero0": {("update", "update", "all_reduce", "dp"): 4},
@@ -80,9 +89,10 @@ STAGES: dict[str, dict[tuple[str, str, str, str], int]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_stage_means(name: str) -> None:
-    """1: gradients wait over dp through all micro-batches, and are then reduce-scattered once, each, before the update, and
-    parameters gathered behind it. 2: each micro-batch reduce-scatters. 3: each gathers, and the update moves nothing but numbers.
-    The one weight that the backward needs is that of the last layer, which it still has from the forward."""
+    """1: gradients wait over dp through all micro-batches, and are then reduce-scattered once, each, before the update,
+    and parameters gathered behind it. 2: each micro-batch reduce-scatters. 3: each gathers, and the update moves
+    nothing but numbers. The one weight that the backward needs is that of the last layer, which it still has from the
+    forward."""
     assert transfers(name) == STAGES[name] | MEGATRON
 
 

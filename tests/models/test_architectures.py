@@ -62,7 +62,17 @@ def test_dropout(name: str) -> None:
     check_equal(name, SQUARE, dropout=0.1)
 
 
-LIKE_AN_EXPERT = ["nn.Transformer", "t5", "vit", "resnet", "mixtral", "gpt neo", "codegen", "qwen3", "modernbert"]  # beside test_transformers.py
+LIKE_AN_EXPERT = [
+    "nn.Transformer",
+    "t5",
+    "vit",
+    "resnet",
+    "mixtral",
+    "gpt neo",
+    "codegen",
+    "qwen3",
+    "modernbert",
+]  # beside test_transformers.py
 
 
 @pytest.mark.usefixtures("float64")
@@ -70,7 +80,9 @@ LIKE_AN_EXPERT = ["nn.Transformer", "t5", "vit", "resnet", "mixtral", "gpt neo",
 def test_the_transfers_of_a_layer(name: str) -> None:
     """Those of two layers less those of one are what an expert of Megatron has."""
     one, two = over_tp(name, 1), over_tp(name, 2)
-    more = {t: tuple(b - a for a, b in zip(one.get(t, [0, 0]), two[t], strict=True)) for t in two if two[t] != one.get(t)}
+    more = {
+        t: tuple(b - a for a, b in zip(one.get(t, [0, 0]), two[t], strict=True)) for t in two if two[t] != one.get(t)
+    }
     block = ARCHITECTURES[name].block
     assert more == ({"all_reduce": block} if block else {})
 
@@ -91,7 +103,11 @@ def test_refused(name: str) -> None:
         capture(architecture.make(), (), architecture.batch())
     op, line = REFUSED[name]
     text = str(caught.value)
-    remedy = 'model.set_experts_implementation("batched_mm")' if "expert" in line else "keep the choice inside the graph with torch.where"
+    remedy = (
+        'model.set_experts_implementation("batched_mm")'
+        if "expert" in line
+        else "keep the choice inside the graph with torch.where"
+    )
     assert f"it reads them with {op}" in text and line in text and remedy in text
 
 
@@ -226,7 +242,12 @@ def test_a_plan_may_name_the_class_of_a_module() -> None:
 
 def test_the_zoo_is_wide() -> None:
     assert len(ARCHITECTURES) > 200
-    assert ARCHITECTURES["bert"].config["num_hidden_layers"] is DEPTH and len(ARCHITECTURES["bert"].make(3).bert.encoder.layer) == 3
+    assert (
+        ARCHITECTURES["bert"].config["num_hidden_layers"] is DEPTH
+        and len(ARCHITECTURES["bert"].make(3).bert.encoder.layer) == 3
+    )
     on, off = ARCHITECTURES["bert"].make(dropout=0.1), ARCHITECTURES["bert"].make()
     assert on.config.attention_probs_dropout_prob == 0.1 and off.config.attention_probs_dropout_prob == 0.0
-    assert {m.p for m in on.modules() if isinstance(m, nn.Dropout)} == {0.1} and {m.p for m in off.modules() if isinstance(m, nn.Dropout)} == {0.0}
+    assert {m.p for m in on.modules() if isinstance(m, nn.Dropout)} == {0.1} and {
+        m.p for m in off.modules() if isinstance(m, nn.Dropout)
+    } == {0.0}

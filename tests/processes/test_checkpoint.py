@@ -49,8 +49,14 @@ def placements(draw: st.DrawFn, shape: tuple[int, ...], axes: dict[str, int]) ->
     found: list[Placement] = []
     for size in axes.values():
         whole = [d for d in range(len(shape)) if not any(type(one) is not Replicate and one.dim == d for one in found)]  # type: ignore[attr-defined]
-        merged = [strided_shard(d, parts) for d in whole for parts in (2, 3) if shape[d] and shape[d] % (parts * size) == 0]
-        again = [Shard(d) for d in range(len(shape)) if d in whole or any(type(one) is Shard and one.dim == d for one in found)]
+        merged = [
+            strided_shard(d, parts) for d in whole for parts in (2, 3) if shape[d] and shape[d] % (parts * size) == 0
+        ]
+        again = [
+            Shard(d)
+            for d in range(len(shape))
+            if d in whole or any(type(one) is Shard and one.dim == d for one in found)
+        ]
         found.append(draw(st.sampled_from([Replicate(), *again, *merged])))
     return tuple(found)
 
@@ -67,7 +73,9 @@ def specs(draw: st.DrawFn) -> list[checkpoints.Spec]:
 
 @settings(max_examples=25, deadline=None)
 @given(given_specs=specs())
-def test_from_any_layout_to_any_other(tmp_path_factory: pytest.TempPathFactory, given_specs: list[checkpoints.Spec]) -> None:
+def test_from_any_layout_to_any_other(
+    tmp_path_factory: pytest.TempPathFactory, given_specs: list[checkpoints.Spec]
+) -> None:
     ranks(4).run(checkpoints.relaid, str(tmp_path_factory.mktemp("relaid")), given_specs)
 
 
@@ -77,7 +85,9 @@ def test_training_goes_on_on_another_mesh(tmp_path: Path) -> None:
 
 def test_saving_in_a_thread(tmp_path: Path) -> None:
     for how, text in ranks(4).run(checkpoints.in_a_thread, str(tmp_path)):
-        assert how == "CheckpointError" and text.startswith(f"no checkpoint was written to {tmp_path}/latest/in: rank 0: ")
+        assert how == "CheckpointError" and text.startswith(
+            f"no checkpoint was written to {tmp_path}/latest/in: rank 0: "
+        )
 
 
 def test_no_rank_holds_a_whole_tensor(tmp_path: Path) -> None:
@@ -98,7 +108,9 @@ SCALARS = st.one_of(
     st.sampled_from(["$tensor", "$", "a/b", "~1", "", "0"]),
     st.integers(0, 3).map(lambda n: torch.arange(n)),
 )  # fmt: skip
-KEYS = st.one_of(st.integers(-2, 2), st.sampled_from(["$tensor", "$items", "a/b", "a~1b", "a", "b", "", "0"]), st.text(max_size=3))
+KEYS = st.one_of(
+    st.integers(-2, 2), st.sampled_from(["$tensor", "$items", "a/b", "a~1b", "a", "b", "", "0"]), st.text(max_size=3)
+)
 
 
 def keys_apart(state: dict[Any, Any]) -> bool:
@@ -125,7 +137,11 @@ def test_generators_come_back_as_they_were(tmp_path: Path) -> None:
     }  # fmt: skip
     checkpoint.save(tmp_path, state)
     again = checkpoint.load(tmp_path, dict(state, torch=torch.zeros_like(state["torch"])))
-    assert torch.equal(again["torch"], state["torch"]) and again["python"] == state["python"] and again["new"] == state["new"]
+    assert (
+        torch.equal(again["torch"], state["torch"])
+        and again["python"] == state["python"]
+        and again["new"] == state["new"]
+    )
     assert math.isnan(again["nan"]) and (again["lr"], again["size"], again["count"]) == (0.1, (2, 3), 3)
     np.testing.assert_equal(again["numpy"], state["numpy"])
     np.random.set_state(again["numpy"])
@@ -136,12 +152,16 @@ class Layer(torch.nn.Linear):
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "a module": ({"model": Layer(2, 2)}, "TypeError: model is a Layer, which a checkpoint cannot keep as data; pass its state_dict()"),
-    "a dtype": ({"a": {"b": torch.float32}}, "TypeError: a/b is a dtype, which a checkpoint cannot keep as data; save tensors, numbers, texts, bytes, lists, tuples, dicts and None"),
+    "a "
+    "module": ({"model": Layer(2, 2)}, "TypeError: model is a Layer, which a checkpoint cannot keep as data; pass its state_dict()"),
+    "a "
+    "dtype": ({"a": {"b": torch.float32}}, "TypeError: a/b is a dtype, which a checkpoint cannot keep as data; save tensors, numbers, texts, bytes, lists, tuples, dicts and None"),
     "a key": ({"a": {1.5: 2}}, "TypeError: a has the key 1.5; a checkpoint keeps keys that are texts or whole numbers"),
     "objects": ({"a": np.array([object()])}, "TypeError: a is a ndarray, which a checkpoint cannot keep as data; save tensors"),
-    "one name": ({"a": {0: torch.ones(1), "0": torch.ones(1)}}, "ValueError: two tensors of the state are called a/0; give them other keys"),
-    "no dict": ([torch.ones(1)], 'TypeError: the state is a list; pass a dict, such as {"model": model.state_dict(), "step": 7}'),
+    "one "
+    "name": ({"a": {0: torch.ones(1), "0": torch.ones(1)}}, "ValueError: two tensors of the state are called a/0; give them other keys"),
+    "no "
+    "dict": ([torch.ones(1)], 'TypeError: the state is a list; pass a dict, such as {"model": model.state_dict(), "step": 7}'),
     "meta": ({"w": torch.empty(2, device="meta")}, "ValueError: w is on the meta device and has no values; to_empty() and init it"),
     "sparse": ({"w": torch.eye(2).to_sparse()}, "TypeError: w is sparse_coo, which a checkpoint cannot keep; it keeps dense tensors of float64, float32"),
     "complex": ({"w": torch.zeros(2, dtype=torch.complex128)}, "TypeError: w is complex128 [2], which a checkpoint cannot keep; it keeps dense tensors of float64"),
@@ -201,7 +221,9 @@ def test_old_ones_go_when_the_new_one_is_whole(tmp_path: Path) -> None:
     assert there() == ["best", "checkpoint-000009", "latest"]
     loaded(str(copy), 1, "one process")
     for keep in (0, -1, True, 1.5):
-        with pytest.raises(ValueError, match=r"keep=.* would leave no checkpoint; keep 1 or more, or all with keep=None"):
+        with pytest.raises(
+            ValueError, match=r"keep=.* would leave no checkpoint; keep 1 or more, or all with keep=None"
+        ):
             checkpoint.save(tmp_path, whole(7), keep=keep)  # type: ignore[arg-type]
 
 
@@ -210,7 +232,10 @@ def test_files_are_safetensors(tmp_path: Path) -> None:
     found: dict[str, torch.Tensor] = {}
     for rank in range(4):
         found |= load_file(Path(paths[0]) / f"rank-{rank:05}.safetensors")
-    assert torch.equal(torch.cat([found["model/up.weight[0:6,0:8]"], found["model/up.weight[6:12,0:8]"]]), whole(2)["model"]["up.weight"])
+    assert torch.equal(
+        torch.cat([found["model/up.weight[0:6,0:8]"], found["model/up.weight[6:12,0:8]"]]),
+        whole(2)["model"]["up.weight"],
+    )
     assert torch.equal(found["optimizer/state/scale/exp_avg"], whole(2)["optimizer"]["state"]["scale"]["exp_avg"])
 
 
@@ -244,7 +269,11 @@ def test_two_jobs_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         return create(path)
 
     monkeypatch.setattr(files, "create", while_the_other_saves)
-    with pytest.raises(CheckpointError, match=r"/\.writing-000001-\w+ was removed while it was written, as a save of another job does; give each job a folder of its own$"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"/\.writing-000001-\w+ was removed while it was written, as a save of another job does; give each job "
+        r"a folder of its own$",
+    ):
         checkpoint.save(tmp_path, {"w": torch.zeros(2), "step": 1})
     assert checkpoint.load(tmp_path, {"w": torch.zeros(2), "step": 0})["step"] == 9
 
@@ -294,7 +323,11 @@ def test_a_state_that_does_not_fit_is_refused_untouched(two: Path) -> None:
     assert found["step"] == 2 and found["model"]["up.weight"] is None
     assert torch.equal(found["model"]["down.weight"], whole(2)["model"]["down.weight"])
     assert found["model"]["down.weight"] is model["down.weight"]
-    with pytest.raises(CheckpointError, match=r"does not fit the state; only 0 of 23 tensors have a name that the state has, so the checkpoint may be of another model\n"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"does not fit the state; only 0 of 23 tensors have a name that the state has, so the checkpoint may be "
+        r"of another model\n",
+    ):
         checkpoint.load(two, {f"layers.{k}": torch.ones(1) for k in range(9)})
 
 
@@ -307,7 +340,9 @@ def test_the_command_tells_what_is_there(two: Path, tmp_path: Path) -> None:
     lines = out.splitlines()
     assert status == 0
     size = sum(file.stat().st_size for file in (two / "checkpoint-000002").glob("rank-*"))
-    assert lines[0] == f"checkpoint-000002   step 2, 23 tensors, {size:,} bytes in 4 files, by torch {torch.__version__}"
+    assert (
+        lines[0] == f"checkpoint-000002   step 2, 23 tensors, {size:,} bytes in 4 files, by torch {torch.__version__}"
+    )
     assert lines[1].startswith("checkpoint-000001   step 1, 23 tensors, ")
     assert lines[3:5] == [lines[0], "all files are unchanged since they were written"]
     assert "model/up.weight" in lines[5] and lines[5].split()[1:] == ["bfloat16", "[12", "8]", "192", "bytes"]
@@ -316,13 +351,25 @@ def test_the_command_tells_what_is_there(two: Path, tmp_path: Path) -> None:
     before = broken.read_bytes()
     broken.write_bytes(before[:-1] + b"x")
     assert asked(str(two))[0] == 0
-    assert asked(str(two / "checkpoint-000002"), "--verify")[::2] == (2, f"autopar: {broken} has been changed since it was written: its CRC-32 differs; load another checkpoint, by its own path\n")
+    assert asked(str(two / "checkpoint-000002"), "--verify")[::2] == (
+        2,
+        f"autopar: {broken} has been changed since it was written: its CRC-32 differs; load another checkpoint, by "
+        f"its own path\n",
+    )
     broken.write_bytes(before[:-1])
     status, out, _ = asked(str(two))
-    assert status == 0 and out.splitlines()[0] == f"checkpoint-000002   {broken} has {len(before) - 1} bytes, and was written with {len(before)}"
+    assert (
+        status == 0
+        and out.splitlines()[0]
+        == f"checkpoint-000002   {broken} has {len(before) - 1} bytes, and was written with {len(before)}"
+    )
     assert out.splitlines()[3].startswith("checkpoint-000001   step 1")
     broken.write_bytes(before)
-    assert asked(str(tmp_path))[::2] == (2, f"autopar: {tmp_path} has no checkpoint.json, so it is no checkpoint; load a folder that autopar.checkpoint.save has written\n")
+    assert asked(str(tmp_path))[::2] == (
+        2,
+        f"autopar: {tmp_path} has no checkpoint.json, so it is no checkpoint; load a folder that "
+        f"autopar.checkpoint.save has written\n",
+    )
 
 
 # -- code ---------------------------------------------------------------------------------------------------------
@@ -347,7 +394,16 @@ def test_loading_runs_no_code(two: Path, tmp_path: Path, monkeypatch: pytest.Mon
             tried(newest)
         file.write_bytes(before)
 
-    evil = Path(checkpoint.save(tmp_path / "evil", {"bytes": torch.frombuffer(bytearray(payload), dtype=torch.uint8), "plain": payload, "text": payload.decode("latin1")}))
+    evil = Path(
+        checkpoint.save(
+            tmp_path / "evil",
+            {
+                "bytes": torch.frombuffer(bytearray(payload), dtype=torch.uint8),
+                "plain": payload,
+                "text": payload.decode("latin1"),
+            },
+        )
+    )
     for name in (".metadata", "__0_0.distcp", "0.metadata"):
         (evil / name).write_bytes(payload)
     for module, name in ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load")):
@@ -365,12 +421,15 @@ TOLD = {
     "a key": DIFFERENT.format("more   ranks 0 1 3: nothing of that name   rank 2: float32 [2]"),
     "a value": DIFFERENT.format("step   ranks 0 1 3: 1   rank 2: 2"),
     "a generator": DIFFERENT.format("rng   rank 0: int64 [1] with the CRC-32 01000000   rank 1: "),
-    "no data": "rank 2 failed, so no rank goes on: TypeError: step is a object, which a checkpoint cannot keep as data; save tensors",
+    "no "
+    "data": "rank 2 failed, so no rank goes on: TypeError: step is a object, which a checkpoint cannot keep as data; save tensors",
     "a folder": DIFFERENT.format("folder   ranks 0 1 3: {short}   rank 2: {short}x"),
     "a load": DIFFERENT.format("w   ranks 0 1 3: float32 [8] (Shard(dim=0),) on (4,)   rank 2: float32 [8]"),
     "nothing": "there is no folder {folder}/none; name the folder that you passed to autopar.checkpoint.save, or a checkpoint in it",
-    "no fit": "{folder}/checkpoint-000001 does not fit the state\n    v is in the state, and not in the checkpoint\n  pass a state of",
-    "no folder": "no checkpoint was written to {folder}/latest/in: rank 0: [Errno 20] Not a directory: '{folder}/latest/in'",
+    "no "
+    "fit": "{folder}/checkpoint-000001 does not fit the state\n    v is in the state, and not in the checkpoint\n  pass a state of",
+    "no "
+    "folder": "no checkpoint was written to {folder}/latest/in: rank 0: [Errno 20] Not a directory: '{folder}/latest/in'",
     "full": "no checkpoint was written to {folder}: rank 2: {folder}/.writing-000002-",
     "pending": "g is pending over dp, and has no values yet; reduce it first",
 }
@@ -385,13 +444,26 @@ def test_a_failure_of_one_rank_is_one_of_all(tmp_path: Path) -> None:
     answers = ranks(4).run(checkpoints.refused, folder)
     for rank, answer in enumerate(answers):
         for case, (how, text) in answer.items():
-            own = {"nothing": "FileNotFoundError", "pending": "ValueError"}.get(case, "TypeError" if (case, rank) == ("no data", 2) else "CheckpointError")
+            own = {"nothing": "FileNotFoundError", "pending": "ValueError"}.get(
+                case, "TypeError" if (case, rank) == ("no data", 2) else "CheckpointError"
+            )
             assert how == own, (case, rank, text)
             if how != "TypeError":
-                wanted = TOLD[case].replace("{folder}", folder).replace("{short}x", short(f"{folder}x")).replace("{short}", short(folder))
-                assert text.startswith(wanted) or (case == "a generator" and "\n    rng   rank 0: int64 [1] with the CRC-32 " in text), (case, rank, text)
+                wanted = (
+                    TOLD[case]
+                    .replace("{folder}", folder)
+                    .replace("{short}x", short(f"{folder}x"))
+                    .replace("{short}", short(folder))
+                )
+                assert text.startswith(wanted) or (
+                    case == "a generator" and "\n    rng   rank 0: int64 [1] with the CRC-32 " in text
+                ), (case, rank, text)
         assert "File too large; make room, or name another folder, and save again" in answer["full"][1]
     assert sorted(path.name for path in Path(folder).iterdir()) == ["checkpoint-000001", "latest"]
     how, text = ranks(4).run(checkpoints.elsewhere, folder)[3]
-    assert how == "CheckpointError" and "is not what a rank has written there; let all ranks have the same folder, on a file system that they share" in text
+    assert (
+        how == "CheckpointError"
+        and "is not what a rank has written there; let all ranks have the same folder, on a file system that they share"
+        in text
+    )
     assert placed(1, "one process")["step"] == 1

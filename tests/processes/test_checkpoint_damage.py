@@ -1,4 +1,5 @@
-"""Checkpoints that are not as they were written: the one before is loaded, or they are refused, and never with a raw error."""
+"""Checkpoints that are not as they were written: the one before is loaded, or they are refused, and never with a raw
+error."""
 
 from __future__ import annotations
 
@@ -67,7 +68,9 @@ def test_any_bit_that_flips_is_found(two: Path) -> None:
     outcomes = set()
 
     @settings(max_examples=150, deadline=None)
-    @given(file=st.sampled_from(files), bit=st.one_of(st.integers(0, 900), st.integers(0, 10**6)))  # often in the first bytes
+    @given(
+        file=st.sampled_from(files), bit=st.one_of(st.integers(0, 900), st.integers(0, 10**6))
+    )  # often in the first bytes
     def flip(file: Path, bit: int) -> None:
         with changed(file, flipped(file, bit)):
             with warnings.catch_warnings(record=True) as warned:
@@ -78,13 +81,17 @@ def test_any_bit_that_flips_is_found(two: Path) -> None:
             outcomes.add((file.parent.name, step))
             if step == 1:
                 (warning,) = warned
-                assert str(warning.message).startswith(f"{file}") and str(warning.message).endswith("; checkpoint-000001 is taken, which is the newest whole one")
+                assert str(warning.message).startswith(f"{file}") and str(warning.message).endswith(
+                    "; checkpoint-000001 is taken, which is the newest whole one"
+                )
                 assert warning.filename == __file__
             else:
                 assert step == 2 and not warned
             if file.parent == newest:  # by its own path, it is refused and nothing is touched
                 state = empty(2, "one process")
-                if error := error_of(lambda: check(checkpoint.load(newest, state), 2, "one process")).removeprefix("none: "):
+                if error := error_of(lambda: check(checkpoint.load(newest, state), 2, "one process")).removeprefix(
+                    "none: "
+                ):
                     assert error.startswith(f"DamageError: {file}") or "has version" in error, error
                     same(state, empty(2, "one process"))
 
@@ -94,7 +101,8 @@ def test_any_bit_that_flips_is_found(two: Path) -> None:
 
 
 def test_all_ranks_load_the_same(two: Path) -> None:
-    """Each file is read by one rank, and what one finds, all heed; so it is with what one rank alone sees, as a bit that flips on its way."""
+    """Each file is read by one rank, and what one finds, all heed; so it is with what one rank alone sees, as a bit
+    that flips on its way."""
     file = two / "checkpoint-000002" / "rank-00003.safetensors"
     with changed(file, flipped(file, -1)):
         told = ranks(4).run(checkpoints.loaded_with_warnings, str(two), None)
@@ -116,7 +124,9 @@ def test_where_all_are_damaged_each_is_told(two: Path) -> None:
             f"\n  restore the files from a copy, or name a folder with another checkpoint"
         )
         options = SimpleNamespace(resume=True, checkpoint=str(two))
-        assert error_of(lambda: check_resumed(SimpleNamespace(options=options))).startswith(f"CheckpointError: {two} has no whole checkpoint"), "it would begin anew"
+        assert error_of(lambda: check_resumed(SimpleNamespace(options=options))).startswith(
+            f"CheckpointError: {two} has no whole checkpoint"
+        ), "it would begin anew"
     same(state, empty(2, "one process"))
     options.checkpoint = str(two / "none")
     assert check_resumed(SimpleNamespace(options=options)) == 0
@@ -130,7 +140,9 @@ def test_what_is_cut_off_is_not_whole(two: Path) -> None:
         file.unlink() if left is None else file.write_bytes(before[: int(left * len(before)) if left == 0.5 else left])
         assert checkpoint.latest(two) == older
         state = empty(1, "one process")
-        with pytest.warns(UserWarning, match=rf"checkpoint-000002/.*{file.name}|checkpoint-000002 has no checkpoint.json") as warned:
+        with pytest.warns(
+            UserWarning, match=rf"checkpoint-000002/.*{file.name}|checkpoint-000002 has no checkpoint.json"
+        ) as warned:
             found = checkpoint.load(two, state)
         assert "; checkpoint-000001 is taken, which is the newest whole one" in str(warned[0].message)
         check(found, 1, "one process")
@@ -153,21 +165,48 @@ def test_errors_name_what_is_wrong(two: Path, tmp_path: Path) -> None:
         return error_of(lambda: checkpoint.load(path, state))
 
     (tmp_path / "weights.bin").write_bytes(b"x")
-    assert error(tmp_path) == f"FileNotFoundError: {tmp_path} has no whole checkpoint\n  name the folder that you passed to autopar.checkpoint.save"
-    assert error(tmp_path / "none").startswith(f"FileNotFoundError: there is no folder {tmp_path / 'none'}; name the folder")
-    assert error(Path("~nobody-of-this-name/x")) == "CheckpointError: ~nobody-of-this-name/x begins with the folder of a user who does not exist on this machine; write the path in full"
-    assert error(Path("a" * 300)) == f"CheckpointError: {'a' * 300} cannot be read: File name too long; name the folder that you passed to autopar.checkpoint.save"
+    assert (
+        error(tmp_path)
+        == f"FileNotFoundError: {tmp_path} has no whole checkpoint\n  name the folder that you passed to "
+        f"autopar.checkpoint.save"
+    )
+    assert error(tmp_path / "none").startswith(
+        f"FileNotFoundError: there is no folder {tmp_path / 'none'}; name the folder"
+    )
+    assert (
+        error(Path("~nobody-of-this-name/x"))
+        == "CheckpointError: ~nobody-of-this-name/x begins with the folder of a user who does not exist on this "
+        "machine; write the path in full"
+    )
+    assert (
+        error(Path("a" * 300))
+        == f"CheckpointError: {'a' * 300} cannot be read: File name too long; name the folder that you passed to "
+        f"autopar.checkpoint.save"
+    )
     file = newest / "rank-00001.safetensors"
     before = file.read_bytes()
     with changed(file, flipped(file, -1)):
-        assert error(newest) == f"DamageError: {file} has been changed since it was written: its CRC-32 differs; load another checkpoint, by its own path"
+        assert (
+            error(newest)
+            == f"DamageError: {file} has been changed since it was written: its CRC-32 differs; load another "
+            f"checkpoint, by its own path"
+        )
     with changed(file, before[:-1]):
-        assert error(newest) == f"DamageError: {file} has {len(before) - 1} bytes, and was written with {len(before)}; load another checkpoint, by its own path"
+        assert (
+            error(newest)
+            == f"DamageError: {file} has {len(before) - 1} bytes, and was written with {len(before)}; load another "
+            f"checkpoint, by its own path"
+        )
     path = newest / manifest.NAME
     whole_text = path.read_text()
     for new, said in {
-        whole_text.replace('"version": 1', '"version": 3', 1): "has version 3 of the format, and this autopar reads up to 1; load it with the autopar that wrote it, or a newer one",
-        whole_text.replace("exp_avg", "exp_abg", 1): "has been changed since it was written: its SHA-256 differs; load another checkpoint, by its own path",
+        whole_text.replace(
+            '"version": 1', '"version": 3', 1
+        ): "has version 3 of the format, and this autopar reads up to 1; load it with the autopar that wrote it, or a "
+        "newer one",
+        whole_text.replace(
+            "exp_avg", "exp_abg", 1
+        ): "has been changed since it was written: its SHA-256 differs; load another checkpoint, by its own path",
         "{}": 'is no manifest of a checkpoint: line 1: it has no "format": "autopar checkpoint"; load another checkpoint, by its own path',
     }.items():
         with changed(path, new.encode()):
@@ -211,7 +250,9 @@ def refused(path: Path, content: bytes) -> str:
     with changed(path, content):
         with pytest.warns(UserWarning, match="checkpoint-000001 is taken"):
             check(checkpoint.load(path.parent.parent, empty(1, "one process")), 1, "one process")
-        return error_of(lambda: checkpoint.load(path.parent, empty(2, "one process"))).removesuffix("; load another checkpoint, by its own path")
+        return error_of(lambda: checkpoint.load(path.parent, empty(2, "one process"))).removesuffix(
+            "; load another checkpoint, by its own path"
+        )
 
 
 @pytest.mark.parametrize("case", HEAD)
@@ -234,26 +275,38 @@ SECOND: dict[str, tuple[str, str, str]] = {  # what is replaced, by what, and wh
     "twice": ('"step": 2, "data"', '"step": 2, "step": 3, "data"', ", line 2: the key 'step' is there twice"),
     "no JSON": ('"torch": ', '"torch"; ', ", line 2, column 9: Expecting ':' delimiter"),
     "deep": ('"step": 2, "data"', f'"step": {"[" * 200}{"]" * 200}, "data"', " contradicts itself: the state nests 201 deep, and 100 is the most"),
-    "a chunk outside": (CHUNK, '"chunks": [[[7, 0], [6, 8]', " contradicts itself: a chunk of 'model/up.weight' is outside of it, or of rank-00000.safetensors"),
-    "a chunk before": (CHUNK, '"chunks": [[[-1, 0], [6, 8]', " contradicts itself: a chunk of 'model/up.weight' has -1 where a count belongs"),
-    "a fraction": (CHUNK, '"chunks": [[[0.0, 0], [6, 8]', " contradicts itself: a chunk of 'model/up.weight' has 0.0 where a count belongs"),
-    "not all of it": (CHUNK, '"chunks": [[[0, 0], [5, 8]', " contradicts itself: the chunks of 'model/up.weight' are not all of it"),
+    "a chunk "
+    "outside": (CHUNK, '"chunks": [[[7, 0], [6, 8]', " contradicts itself: a chunk of 'model/up.weight' is outside of it, or of rank-00000.safetensors"),
+    "a chunk "
+    "before": (CHUNK, '"chunks": [[[-1, 0], [6, 8]', " contradicts itself: a chunk of 'model/up.weight' has -1 where a count belongs"),
+    "a "
+    "fraction": (CHUNK, '"chunks": [[[0.0, 0], [6, 8]', " contradicts itself: a chunk of 'model/up.weight' has 0.0 where a count belongs"),
+    "not all of "
+    "it": (CHUNK, '"chunks": [[[0, 0], [5, 8]', " contradicts itself: the chunks of 'model/up.weight' are not all of it"),
     "an overlap": (CHUNK, '"chunks": [[[1, 0], [6, 8]', " contradicts itself: two chunks of 'model/up.weight' overlap"),
-    "a huge number": (CHUNK, f'"chunks": [[[{"9" * 400}, 0], [6, 8]', " contradicts itself: a chunk of 'model/up.weight' is outside of it, or of rank-00000.safetensors"),
-    "a file elsewhere": (FILE, '"name": "../../rank-00000.safetensors"', " contradicts itself: '../../rank-00000.safetensors' is no name of a file in the folder"),
-    "a file at the root": (FILE, '"name": "/etc/passwd"', " contradicts itself: '/etc/passwd' is no name of a file in the folder"),
-    "a long name": (FILE, f'"name": "{"a" * 5000}"', f" contradicts itself: '{'a' * 39}… is no name of a file in the folder"),
+    "a huge "
+    "number": (CHUNK, f'"chunks": [[[{"9" * 400}, 0], [6, 8]', " contradicts itself: a chunk of 'model/up.weight' is outside of it, or of rank-00000.safetensors"),
+    "a file "
+    "elsewhere": (FILE, '"name": "../../rank-00000.safetensors"', " contradicts itself: '../../rank-00000.safetensors' is no name of a file in the folder"),
+    "a file at the "
+    "root": (FILE, '"name": "/etc/passwd"', " contradicts itself: '/etc/passwd' is no name of a file in the folder"),
+    "a long "
+    "name": (FILE, f'"name": "{"a" * 5000}"', f" contradicts itself: '{'a' * 39}… is no name of a file in the folder"),
     "a zero byte": (FILE, '"name": "a\\u0000"', " contradicts itself: 'a\\x00' is no name of a file in the folder"),
     "half a pair": (FILE, '"name": "\\ud800"', " contradicts itself: '\\ud800' is no name of a file in the folder"),
-    "no file of it": (FILE, '"name": "rank-00009.safetensors"', " contradicts itself: 'rank-00000.safetensors' is missing, or unknown"),
+    "no file of "
+    "it": (FILE, '"name": "rank-00009.safetensors"', " contradicts itself: 'rank-00000.safetensors' is missing, or unknown"),
     "a file twice": (FILE, '"name": "rank-00001.safetensors"', " contradicts itself: a file is there twice"),
     "a size": ('"crc32": ', '"crc32": -', " contradicts itself: the CRC-32 of rank-00000.safetensors has -"),
     "a dtype": ('"dtype": "BF16"', '"dtype": "BF17"', " contradicts itself: 'BF17' is missing, or unknown"),
     "a kind": ('{"$tuple": [0.9', '{"$tuples": [0.9', " contradicts itself: '$tuples' is missing, or unknown"),
-    "a tensor": ('{"$tensor": "model/few"}', '{"$tensor": "model/fow"}', " contradicts itself: the state has the tensor 'model/fow', and tensors has not"),
+    "a "
+    "tensor": ('{"$tensor": "model/few"}', '{"$tensor": "model/fow"}', " contradicts itself: the state has the tensor 'model/fow', and tensors has not"),
     "no tensor": ('{"$tensor": "model/few"}', '{"$tensor": [1]}', " contradicts itself: "),
-    "an object": ('"step": 2, "data"', '"step": {"$array": ["|O", [1], "AAAAAAAAAAA="]}, "data"', " contradicts itself: an array of |O is no array of numbers"),
-    "a huge array": ('"step": 2, "data"', f'"step": {{"$array": ["<f4", [{"9" * 40}], "AAAA"]}}, "data"', " contradicts itself: "),
+    "an "
+    "object": ('"step": 2, "data"', '"step": {"$array": ["|O", [1], "AAAAAAAAAAA="]}, "data"', " contradicts itself: an array of |O is no array of numbers"),
+    "a huge "
+    "array": ('"step": 2, "data"', f'"step": {{"$array": ["<f4", [{"9" * 40}], "AAAA"]}}, "data"', " contradicts itself: "),
     "no data": ('"step": 2, "data"', '"step": {"$bytes": 3}, "data"', " contradicts itself: "),
     "nothing": ('"torch": ', '"torhc": ', " contradicts itself: 'torch' is missing, or unknown"),
 }  # fmt: skip
@@ -318,6 +371,8 @@ def test_what_nests_too_deep_is_not_saved(tmp_path: Path) -> None:
     for _ in range(150):
         deep = [deep]
     for value in (endless, deep):
-        with pytest.raises(ValueError, match=r"^the state nests more than 100 deep, or holds itself; save a flatter one$"):
+        with pytest.raises(
+            ValueError, match=r"^the state nests more than 100 deep, or holds itself; save a flatter one$"
+        ):
             checkpoint.save(tmp_path / "new", {"a": value})
     assert not (tmp_path / "new").exists()

@@ -1,4 +1,5 @@
-"""Folders of torch.distributed.checkpoint: FSDP2 writes and autopar goes on, and the other way round; no code of theirs runs."""
+"""Folders of torch.distributed.checkpoint: FSDP2 writes and autopar goes on, and the other way round; no code of theirs
+runs."""
 
 from __future__ import annotations
 
@@ -46,7 +47,10 @@ def test_fsdp2_writes_and_autopar_goes_on(tmp_path: Path, kind: str, torchtitan:
     state = checkpoint.load(tmp_path / "out", training.step.state_dict())
     assert state["step"] == STEPS and torch.equal(state["rng"], torch.Generator().get_state())
     if torchtitan:
-        assert state["train_state"] == {"step": STEPS, "ntokens_seen": 64} and state["dataloader"] == {"dp_rank_0": b"\x80\x00", "world_size": 2}
+        assert state["train_state"] == {"step": STEPS, "ntokens_seen": 64} and state["dataloader"] == {
+            "dp_rank_0": b"\x80\x00",
+            "world_size": 2,
+        }
     training.step.load_state_dict(state)
     training.train(STEPS)
     equal(training.weights(), wanted)
@@ -66,14 +70,38 @@ def test_autopar_writes_and_fsdp2_goes_on(tmp_path: Path, kind: str, torchtitan:
 @pytest.mark.parametrize("torchtitan", [False, True])
 def test_there_and_back(tmp_path: Path, torchtitan: bool) -> None:
     """Values of several dtypes, lists, numbers and texts, to the bit; groups of an optimizer whose options differ."""
-    weights = {"a.weight": torch.randn(3, 4).bfloat16(), "a.weight.more": torch.randn(5), "b": torch.randn(2, 3, dtype=torch.float64), "none": torch.ones(0, 4)}
-    groups = [{"lr": 0.1, "betas": (0.9, 0.99), "params": ["a.weight", "b"]}, {"lr": 0.2, "betas": (0.9, 0.99), "params": ["a.weight.more"]}]
-    optimizer = {"state": {name: {"exp_avg": torch.randn(3), "step": torch.tensor(4.0)} for name in ("a.weight", "a.weight.more", "b")}, "param_groups": groups}
-    state = {"model": weights, "optimizer": optimizer, "step": 4, "rng": torch.get_rng_state(), "extra": {"list": [1, "two", None, torch.ones(2)], "text": "x"}}
+    weights = {
+        "a.weight": torch.randn(3, 4).bfloat16(),
+        "a.weight.more": torch.randn(5),
+        "b": torch.randn(2, 3, dtype=torch.float64),
+        "none": torch.ones(0, 4),
+    }
+    groups = [
+        {"lr": 0.1, "betas": (0.9, 0.99), "params": ["a.weight", "b"]},
+        {"lr": 0.2, "betas": (0.9, 0.99), "params": ["a.weight.more"]},
+    ]
+    optimizer = {
+        "state": {
+            name: {"exp_avg": torch.randn(3), "step": torch.tensor(4.0)} for name in ("a.weight", "a.weight.more", "b")
+        },
+        "param_groups": groups,
+    }
+    state = {
+        "model": weights,
+        "optimizer": optimizer,
+        "step": 4,
+        "rng": torch.get_rng_state(),
+        "extra": {"list": [1, "two", None, torch.ones(2)], "text": "x"},
+    }
     checkpoint.save(tmp_path / "own", state)
     checkpoint.export_dcp(tmp_path / "own", tmp_path / "dcp", torchtitan=torchtitan)
-    checkpoint.import_dcp(tmp_path / "dcp", tmp_path / "again", allow_pickle=True, skip=["extra.list*"] if torchtitan else [])
-    target = {"model": {name: torch.zeros_like(value) for name, value in weights.items()}, "optimizer": {"state": {}, "param_groups": []}}
+    checkpoint.import_dcp(
+        tmp_path / "dcp", tmp_path / "again", allow_pickle=True, skip=["extra.list*"] if torchtitan else []
+    )
+    target = {
+        "model": {name: torch.zeros_like(value) for name, value in weights.items()},
+        "optimizer": {"state": {}, "param_groups": []},
+    }
     found = checkpoint.load(tmp_path / "again", target, strict=False)
     for name, value in weights.items():
         assert torch.equal(found["model"][name], value)
@@ -83,7 +111,14 @@ def test_there_and_back(tmp_path: Path, torchtitan: bool) -> None:
 
 def test_an_optimizer_that_was_flattened() -> None:
     """Names of parameters that begin with those of others; a state in a state, as Shampoo's."""
-    flat = {"state.a.b.exp": 1, "state.a.b.c.exp": 2, "state.a.b.c.inner.exp": 3, "param_groups.a.b.c.lr": 0.1, "param_groups.a.b.lr": 0.1, "param_groups.z.lr": 0.2}
+    flat = {
+        "state.a.b.exp": 1,
+        "state.a.b.c.exp": 2,
+        "state.a.b.c.inner.exp": 3,
+        "param_groups.a.b.c.lr": 0.1,
+        "param_groups.a.b.lr": 0.1,
+        "param_groups.z.lr": 0.2,
+    }
     found = dcp_trees.as_saved({"a.b": torch.ones(2), "a.b.c": torch.ones(2), "z": torch.ones(2), "optimizer": flat})
     assert list(found["model"]) == ["a.b", "a.b.c", "z"]
     assert found["optimizer"]["state"] == {"a.b": {"exp": 1}, "a.b.c": {"exp": 2, "inner.exp": 3}}
@@ -94,9 +129,15 @@ def test_safetensors_need_no_word(tmp_path: Path) -> None:
     """What HuggingFaceStorageWriter has written has no pickle."""
     weights = {"up.weight": torch.randn(4, 3), "down.weight": torch.randn(3, 4)}
     mapping = {"up.weight": 1, "down.weight": 2}
-    dcp.save(dict(weights), storage_writer=dcp.HuggingFaceStorageWriter(str(tmp_path / "hf"), fqn_to_index_mapping=mapping), no_dist=True)
+    dcp.save(
+        dict(weights),
+        storage_writer=dcp.HuggingFaceStorageWriter(str(tmp_path / "hf"), fqn_to_index_mapping=mapping),
+        no_dist=True,
+    )
     checkpoint.import_dcp(tmp_path / "hf", tmp_path / "out")
-    found = checkpoint.load(tmp_path / "out", {"model": {name: torch.zeros_like(value) for name, value in weights.items()}})
+    found = checkpoint.load(
+        tmp_path / "out", {"model": {name: torch.zeros_like(value) for name, value in weights.items()}}
+    )
     assert all(torch.equal(found["model"][name], value) for name, value in weights.items())
 
 
@@ -120,15 +161,19 @@ def test_a_pickle_is_read_with_the_users_word_alone(tmp_path: Path) -> None:
     folder = written(tmp_path / "dcp", {"w": torch.ones(2), "n": 3})
     path = folder / ".metadata"
     assert refused(folder, tmp_path) == (
-        f"CheckpointError: {path} is a pickle, and a pickle can run code when it is read; if you trust who wrote it, pass allow_pickle=True, or "
-        f"--allow-pickle: then it is read by an unpickler that makes DCP's own descriptions and nothing else"
+        f"CheckpointError: {path} is a pickle, and a pickle can run code when it is read; if you trust who wrote it, "
+        f"pass allow_pickle=True, or --allow-pickle: then it is read by an unpickler that makes DCP's own "
+        f"descriptions and nothing else"
     )
     path.write_bytes(pickle.dumps(Malicious(ran)))
     assert "is a pickle" in refused(folder, tmp_path)
-    assert ", which is no part of DCP's descriptions and could run code; it was not read" in refused(folder, tmp_path, allow_pickle=True)
+    assert ", which is no part of DCP's descriptions and could run code; it was not read" in refused(
+        folder, tmp_path, allow_pickle=True
+    )
     path.write_bytes(b"cos\nsystem\n(S'touch " + str(ran).encode() + b"'\ntR.")
     assert refused(folder, tmp_path, allow_pickle=True) == (
-        f"CheckpointError: {path} names os.system, which is no part of DCP's descriptions and could run code; it was not read"
+        f"CheckpointError: {path} names os.system, which is no part of DCP's descriptions and could run code; it was "
+        f"not read"
     )
     path.write_bytes(b"ctorch\nload\n(S'x'\ntR.")
     assert "names torch.load, which is no part" in refused(folder, tmp_path, allow_pickle=True)
@@ -143,7 +188,9 @@ def test_values_that_are_no_data(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     folder = written(tmp_path / "dcp", {"w": torch.ones(2), "bad": Malicious(ran), "other": Harmless()})
     text = refused(folder, tmp_path, allow_pickle=True, skip=["other"])
-    assert text.startswith(f"CheckpointError: {folder} could not be read: rank 0: bad is no data: ") and text.endswith("; leave it out with skip")
+    assert text.startswith(f"CheckpointError: {folder} could not be read: rank 0: bad is no data: ") and text.endswith(
+        "; leave it out with skip"
+    )
     assert not ran.exists()
     checkpoint.import_dcp(folder, tmp_path / "out", allow_pickle=True, skip=["bad", "oth*"])
     assert not ran.exists()
@@ -158,25 +205,38 @@ def test_metadata_that_is_none(tmp_path: Path) -> None:
         path.write_bytes(content)
         assert refused(folder, tmp_path, allow_pickle=True).startswith(none), content
     path.write_bytes(before.replace(b"__0_0.distcp", b"../etc/passw"))
-    assert refused(folder, tmp_path, allow_pickle=True) == f"CheckpointError: {path} names the file '../etc/passw', which is not in the folder; it was not read"
+    assert (
+        refused(folder, tmp_path, allow_pickle=True)
+        == f"CheckpointError: {path} names the file '../etc/passw', which is not in the folder; it was not read"
+    )
     path.write_bytes(before)
     data = folder / "__0_0.distcp"
     data.write_bytes(data.read_bytes()[:40])
-    assert refused(folder, tmp_path, allow_pickle=True).startswith(f"CheckpointError: {folder} could not be read: rank 0: ")
+    assert refused(folder, tmp_path, allow_pickle=True).startswith(
+        f"CheckpointError: {folder} could not be read: rank 0: "
+    )
 
 
 def test_folders_that_are_none(tmp_path: Path) -> None:
-    assert refused(tmp_path / "none", tmp_path) == f"FileNotFoundError: there is no folder {tmp_path / 'none'}; name the one that torch.distributed.checkpoint.save has written"
+    assert (
+        refused(tmp_path / "none", tmp_path)
+        == f"FileNotFoundError: there is no folder {tmp_path / 'none'}; name the one that "
+        f"torch.distributed.checkpoint.save has written"
+    )
     assert refused(tmp_path, tmp_path) == (
-        f"CheckpointError: {tmp_path} has no .metadata and no safetensors, so it is no DCP folder; name the one that torch.distributed.checkpoint.save has written"
+        f"CheckpointError: {tmp_path} has no .metadata and no safetensors, so it is no DCP folder; name the one that "
+        f"torch.distributed.checkpoint.save has written"
     )
     checkpoint.save(tmp_path / "own", {"w": torch.ones(2)})
-    with pytest.raises(CheckpointError, match=f"^{tmp_path / 'own'} is there already, and not empty; name a new folder$"):
+    with pytest.raises(
+        CheckpointError, match=f"^{tmp_path / 'own'} is there already, and not empty; name a new folder$"
+    ):
         checkpoint.export_dcp(tmp_path / "own", tmp_path / "own")
     with pytest.raises(CheckpointError, match=r"the checkpoint has no 'model'; export it without torchtitan$"):
         checkpoint.export_dcp(tmp_path / "own", tmp_path / "new", torchtitan=True)
     assert set(ranks(2).run(told_of_several)) == {
-        "RuntimeError: autopar.checkpoint.import_dcp is for one process, and there are several; call it in a script of its own, or as autopar checkpoint"
+        "RuntimeError: autopar.checkpoint.import_dcp is for one process, and there are several; call it in a script "
+        "of its own, or as autopar checkpoint"
     }
 
 
@@ -191,12 +251,21 @@ def test_the_commands(tmp_path: Path) -> None:
 
     folder = written(tmp_path / "dcp", {"model": {"w": torch.ones(20)}, "step": 3})
     status, out, error = asked("import", folder, tmp_path / "out")
-    assert (status, out) == (2, "") and error.startswith(f"autopar: {folder / '.metadata'} is a pickle, and a pickle can run code")
+    assert (status, out) == (2, "") and error.startswith(
+        f"autopar: {folder / '.metadata'} is a pickle, and a pickle can run code"
+    )
     path = tmp_path / "out" / "checkpoint-000001"
     status, out, _ = asked("import", folder, tmp_path / "out", "--allow-pickle")
     assert status == 0 and out.startswith(f"{path}   step 3, 1 tensors, ")
-    assert asked("export", tmp_path / "out", tmp_path / "new", "--torchtitan") == (0, f"{tmp_path / 'new'} is written\n", "")
-    assert asked("export", path, tmp_path / "new")[::2] == (2, f"autopar: {tmp_path / 'new'} is there already, and not empty; name a new folder\n")
+    assert asked("export", tmp_path / "out", tmp_path / "new", "--torchtitan") == (
+        0,
+        f"{tmp_path / 'new'} is written\n",
+        "",
+    )
+    assert asked("export", path, tmp_path / "new")[::2] == (
+        2,
+        f"autopar: {tmp_path / 'new'} is there already, and not empty; name a new folder\n",
+    )
     assert asked(path, "--verify")[:1] == asked("--verify", path)[:1] == asked("show", path)[:1] == (0,)
     target = {"w": torch.zeros(20), "train_state": {"step": torch.tensor(0, dtype=torch.int32)}}
     dcp.load(target, storage_reader=dcp.FileSystemReader(tmp_path / "new"), no_dist=True)

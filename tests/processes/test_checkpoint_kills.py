@@ -1,7 +1,9 @@
-"""Wherever a save ends, the folder has a whole checkpoint, of the step before or of this one, and the next save goes well.
+"""Wherever a save ends, the folder has a whole checkpoint, of the step before or of this one, and the next save goes
+well.
 
-That is tried at each file operation by ``interrupted_saves``, in this process and on two ranks; and in a few places with ranks
-that are killed indeed, by ``killed_saves``: there the rest of a rank's work, and the other rank, are as in a job.
+That is tried at each file operation by ``interrupted_saves``, in this process and on two ranks; and in a few places
+with ranks that are killed indeed, by ``killed_saves``: there the rest of a rank's work, and the other rank, are as in a
+job.
 """
 
 from __future__ import annotations
@@ -63,10 +65,16 @@ def test_a_save_onto_a_full_disk_at_any_operation(source: Path, tmp_path: Path) 
         steps.append(step)
         warned = [str(one.message) for one in caught if "torch.distributed is disabled" not in str(one.message)]
         if step == 1 or not warned:
-            assert error.startswith("CheckpointError: no checkpoint was written to") and "[Errno 28] No space left on device" in error
+            assert (
+                error.startswith("CheckpointError: no checkpoint was written to")
+                and "[Errno 28] No space left on device" in error
+            )
             assert error.endswith("; make room, or name another folder, and save again"), error
         else:
-            assert error == "none: " and "is whole, but the folder could not be tidied: [Errno 28] No space left on device" in warned[0]
+            assert (
+                error == "none: "
+                and "is whole, but the folder could not be tidied: [Errno 28] No space left on device" in warned[0]
+            )
     assert steps == sorted(steps) and set(steps) == {1, 2}
     assert sorted(one.name for one in source.iterdir()) == before
 
@@ -85,9 +93,13 @@ def test_a_rank_that_ends_at_any_operation(tmp_path: Path) -> None:
 def answers(folder: Path, jobs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """What became of the ranks of each job; each has a folder of its own."""
     folder.mkdir()
-    lines = "".join(json.dumps({"folder": str(folder / f"job{k:03}"), "keep": 1, **job}) + "\n" for k, job in enumerate(jobs))
+    lines = "".join(
+        json.dumps({"folder": str(folder / f"job{k:03}"), "keep": 1, **job}) + "\n" for k, job in enumerate(jobs)
+    )
     script = Path(__file__).parents[1] / "support" / "killed_saves.py"
-    done = subprocess.run([sys.executable, str(script)], input=lines, capture_output=True, text=True, timeout=200, check=True)
+    done = subprocess.run(
+        [sys.executable, str(script)], input=lines, capture_output=True, text=True, timeout=200, check=True
+    )
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(found) == lines.count("\n"), done.stderr
     return found

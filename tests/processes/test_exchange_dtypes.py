@@ -1,4 +1,5 @@
-"""Every dtype in every transfer on real processes: what the simulator does, and what one device does, or a refusal when it is planned."""
+"""Every dtype in every transfer on real processes: what the simulator does, and what one device does, or a refusal when
+it is planned."""
 
 from __future__ import annotations
 
@@ -22,7 +23,13 @@ from autopar.transitions import transitions
 
 ON = "tp=4"
 TARGETS = ["[5 4]", "[5/tp 4]", "[5 4/tp]"]  # an all-reduce; reduce-scatters of uneven pieces and even ones
-MOVES = [("[5/tp 4]", "[5 4]"), ("[5 4/tp]", "[5 4]"), ("[5/tp 4]", "[5 4/tp]"), ("[5 4]", "[5 4/tp]"), ("[(3 5/tp) 4]", "[15 4/tp]")]
+MOVES = [
+    ("[5/tp 4]", "[5 4]"),
+    ("[5 4/tp]", "[5 4]"),
+    ("[5/tp 4]", "[5 4/tp]"),
+    ("[5 4]", "[5 4/tp]"),
+    ("[(3 5/tp) 4]", "[15 4/tp]"),
+]
 REDUCED = [(name, kind) for name, dtype in DTYPES.items() for kind in kinds(dtype)]
 REFUSED = [(name, kind) for name, dtype in DTYPES.items() for kind in KINDS if kind not in kinds(dtype)]
 SINGLE = {  # what one device makes of the addends
@@ -36,10 +43,13 @@ def type_of(dtype: torch.dtype, text: str, pending: str = "") -> TensorType:
 
 
 def values(dtype: torch.dtype, kind: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """Addends of four ranks, exact in every dtype; among floats that are compared, some that are not numbers, or are infinite."""
+    """Addends of four ranks, exact in every dtype; among floats that are compared, some that are not numbers, or are
+    infinite."""
     numbers = torch.arange(4 * math.prod(shape)).reshape(4, *shape) % 3
     if dtype is torch.bool:
-        numbers = (torch.arange(4).reshape(4, 1, 1) < torch.arange(math.prod(shape)).reshape(shape) % 6)  # none, one, several and all of them
+        numbers = (
+            torch.arange(4).reshape(4, 1, 1) < torch.arange(math.prod(shape)).reshape(shape) % 6
+        )  # none, one, several and all of them
     if dtype.is_complex:
         numbers = numbers + 1j * (numbers.flip(2) - 1)
     numbers = (numbers * 4 if kind == "avg" else numbers).to(dtype)
@@ -62,7 +72,11 @@ def same(ours: torch.Tensor, wanted: torch.Tensor) -> bool:
     if (ours.dtype, ours.shape) != (wanted.dtype, wanted.shape):
         return False
     ours, wanted = (x.double() if x.dtype.is_floating_point else x for x in (ours, wanted))
-    return torch.equal(ours, wanted) if not ours.is_floating_point() else torch.allclose(ours, wanted, rtol=0, atol=0, equal_nan=True)
+    return (
+        torch.equal(ours, wanted)
+        if not ours.is_floating_point()
+        else torch.allclose(ours, wanted, rtol=0, atol=0, equal_nan=True)
+    )
 
 
 def test_every_cell() -> None:
@@ -72,15 +86,30 @@ def test_every_cell() -> None:
         dtype = DTYPES[name]
         given = values(dtype, kind, (5, 4))
         for target in TARGETS:
-            cells.append((f"{name} {kind} to {target}", case(type_of(dtype, "[5 4]", f" +{kind}:tp"), type_of(dtype, target), given)))
+            cells.append(
+                (
+                    f"{name} {kind} to {target}",
+                    case(type_of(dtype, "[5 4]", f" +{kind}:tp"), type_of(dtype, target), given),
+                )
+            )
         _, (whole, *_) = cells[-len(TARGETS)][1]
         assert same(whole, single_device(kind, given)), (name, kind, "simulated", whole)
     for name, dtype in DTYPES.items():
         for before, after in MOVES:
             shape = read(f"f32{before}", ON).shape
-            cells.append((f"{name} {before} to {after}", case(type_of(dtype, before), type_of(dtype, after), values(dtype, "", shape))))
+            cells.append(
+                (
+                    f"{name} {before} to {after}",
+                    case(type_of(dtype, before), type_of(dtype, after), values(dtype, "", shape)),
+                )
+            )
     found = ranks(4).run(exchanges.run_lowered, [given for _, (given, _) in cells])
-    failed = [(cell, rank, found[rank][k], wanted[rank]) for k, (cell, (_, wanted)) in enumerate(cells) for rank in range(4) if not same(found[rank][k], wanted[rank])]
+    failed = [
+        (cell, rank, found[rank][k], wanted[rank])
+        for k, (cell, (_, wanted)) in enumerate(cells)
+        for rank in range(4)
+        if not same(found[rank][k], wanted[rank])
+    ]
     assert not failed, failed[:3]
 
 
@@ -107,5 +136,7 @@ def test_a_sum_of_addends_that_wrap_a_byte() -> None:
     """Bools of a byte: as many addends as a byte has values are still true."""
     from autopar.runtime.lowering.reduction import Reduction
 
-    assert Reduction.of("sum", torch.bool, 256) == Reduction("max") and Reduction.of("prod", torch.bool, 256) == Reduction("min")
+    assert Reduction.of("sum", torch.bool, 256) == Reduction("max") and Reduction.of(
+        "prod", torch.bool, 256
+    ) == Reduction("min")
     assert addends(type_of(torch.bool, "[5 4]", " +tp"), torch.ones(4, 5, 4, dtype=torch.bool))[0].all()

@@ -29,7 +29,11 @@ MESHES = {
     3: [Mesh(tp=3)],
     4: [Mesh(dp=2, tp=2), Mesh(tp=4), Mesh(dp=4), Mesh(tp=2, dp=2, ranks=[0, 2, 1, 3])],
 }
-PARTIAL = [dtype for dtype in DTYPES_BY_NAME.values() if not dtype.is_floating_point]  # integers, bools and complex numbers, drawn more often
+PARTIAL = [
+    dtype for dtype in DTYPES_BY_NAME.values() if not dtype.is_floating_point
+]  # integers, bools and complex numbers, drawn more often
+
+
 def check(cases: list[Case]) -> None:
     if not cases:
         return
@@ -53,7 +57,11 @@ def cases(draw: st.DrawFn, count: int, between: bool) -> Case:
     values = torch.tensor(draw(st.lists(st.integers(0, 3), min_size=here.size, max_size=here.size)))
     global_ = (values.reshape(-1, *[1] * len(shape)) + elements) % 3  # exact in every dtype, whatever is reduced first
     global_ = global_ * here.size if "avg" in dict(source.pending).values() else global_
-    return case(*(TensorType(shape, dtype, Layout(mesh, a)) for mesh, a in ((here, source), (there, target))), global_.to(dtype), Mesh(w=count) if between else None)
+    return case(
+        *(TensorType(shape, dtype, Layout(mesh, a)) for mesh, a in ((here, source), (there, target))),
+        global_.to(dtype),
+        Mesh(w=count) if between else None,
+    )
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
@@ -75,11 +83,21 @@ def test_a_divided_box_comes_together_from_two_senders() -> None:
     source, target = (read(text, "w=4", **stages) for text in ("i32[(3 262145) 2] @s0", "i32[786435 2] @s1"))
     sent = messages(source.layout, target.layout, source.shape)
     assert [one.sender for one in sent] == [0, 1]
-    check([case(source, target, torch.arange(2 * 2 * 786435, dtype=torch.int32).reshape(2, 786435, 2) % 7919, Mesh(w=4))])
+    check(
+        [case(source, target, torch.arange(2 * 2 * 786435, dtype=torch.int32).reshape(2, 786435, 2) % 7919, Mesh(w=4))]
+    )
 
 
-TRANSITIONS = list(itertools.permutations(["[8/dp 4/tp]", "[8/tp 4/dp]", "[8/dp/tp 4]", "[8 4/tp]", "[8/dp 4]", "[8 4]"], 2))
-TRANSITIONS += [("[8 4] +dp", "[8/dp 4]"), ("[8 4] +dp +tp", "[8 4]"), ("[8/tp 4] +dp", "[8/dp 4]"), ("[8 4/tp] +dp", "[8 4]"), ("[8 4] +tp", "[8/dp 4/tp]")]
+TRANSITIONS = list(
+    itertools.permutations(["[8/dp 4/tp]", "[8/tp 4/dp]", "[8/dp/tp 4]", "[8 4/tp]", "[8/dp 4]", "[8 4]"], 2)
+)
+TRANSITIONS += [
+    ("[8 4] +dp", "[8/dp 4]"),
+    ("[8 4] +dp +tp", "[8 4]"),
+    ("[8/tp 4] +dp", "[8/dp 4]"),
+    ("[8 4/tp] +dp", "[8 4]"),
+    ("[8 4] +tp", "[8/dp 4/tp]"),
+]
 
 
 def test_dtensor_redistributes_to_the_same_pieces() -> None:
@@ -112,7 +130,11 @@ def test_every_collective_on_every_dim(shape: tuple[int, ...]) -> None:
     wanted = [(split(d), split()) for d in range(3)] + [(split(pending=("tp",)), split(d)) for d in (0, 1, 2, None)]
     wanted += [(split(a), split(b)) for a, b in SPLITS]
     values = torch.randint(0, 8, (4, *shape))
-    cases = [case(TensorType(shape, d, Layout(mesh, a)), TensorType(shape, d, Layout(mesh, b)), values.to(d)) for a, b in wanted for d in (torch.float32, torch.bfloat16)]
+    cases = [
+        case(TensorType(shape, d, Layout(mesh, a)), TensorType(shape, d, Layout(mesh, b)), values.to(d))
+        for a, b in wanted
+        for d in (torch.float32, torch.bfloat16)
+    ]
     check(cases)
 
 
@@ -133,16 +155,35 @@ forward:
 def test_started_where_they_stand_and_waited_for_at_first_use() -> None:
     """And in place where nobody reads the operand again: c is reduced in its own memory, a is read by mm."""
     text = ranks(4).run(exchanges.text_of_lowered, TEXT, 0)[0]
-    ops = [line.split(" = ")[1].split("(")[0] for line in text.splitlines() if " = " in line and not line.lstrip().startswith("def")]
+    ops = [
+        line.split(" = ")[1].split("(")[0]
+        for line in text.splitlines()
+        if " = " in line and not line.lstrip().startswith("def")
+    ]
     ops = [op.rpartition("_")[0] if op.startswith("autopar") and op[-1].isdigit() else op for op in ops]
-    found = [op.replace("autopar_runtime_lowering_collectives_", "").replace("torch.ops.aten.", "") for op in ops if "(" not in op and ("autopar" in op or "aten" in op)]
-    assert found == ["relu.default", "start_all_reduce", "mm.default", "wait", "relu.default", "start_all_reduce_in_place", "wait", "mm.default"], text
+    found = [
+        op.replace("autopar_runtime_lowering_collectives_", "").replace("torch.ops.aten.", "")
+        for op in ops
+        if "(" not in op and ("autopar" in op or "aten" in op)
+    ]
+    assert found == [
+        "relu.default",
+        "start_all_reduce",
+        "mm.default",
+        "wait",
+        "relu.default",
+        "start_all_reduce_in_place",
+        "wait",
+        "mm.default",
+    ], text
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_narrow_floats_are_reduced_in_wider_ones(dtype: torch.dtype) -> None:
     """Eight and seven halves are exact in them; 0.5 + 7.5 + 0.5 + 7.5 added two at a time is not."""
-    source, target = (replace(read(f"f32[4{split}]{pending}", "tp=4"), dtype=dtype) for split, pending in (("", " +tp"), ("/tp", "")))
+    source, target = (
+        replace(read(f"f32[4{split}]{pending}", "tp=4"), dtype=dtype) for split, pending in (("", " +tp"), ("/tp", ""))
+    )
     check([case(source, target, torch.tensor([[0.5] * 4, [1.5] * 4, [2.0] * 4, [4.0] * 4]).to(dtype))])
 
 

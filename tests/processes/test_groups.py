@@ -1,4 +1,5 @@
-"""Process groups: one for each set of ranks and purpose, shared by all meshes, closed by the last model that uses it."""
+"""Process groups: one for each set of ranks and purpose, shared by all meshes, closed by the last model that uses
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""``kill -9`` of a rank in a job of torchrun: one message that names the rank and where it was, before torchrun ends the others."""
+"""``kill -9`` of a rank in a job of torchrun: one message that names the rank and where it was, before torchrun ends
+the others."""
 
 from __future__ import annotations
 

@@ -36,7 +36,9 @@ def python(program: str, *arguments: str) -> list[str]:
 def all_end(printed: str) -> bool:
     """Whether every process that printed its pid is gone."""
     pids = [int(pid) for pid in re.findall(r"pid (\d+)", printed)]
-    return bool(pids) and soon(lambda: all(process_of(pid).born == "" or process_of(pid).state() == DEAD for pid in pids))
+    return bool(pids) and soon(
+        lambda: all(process_of(pid).born == "" or process_of(pid).state() == DEAD for pid in pids)
+    )
 
 
 def soon(condition: Callable[[], bool]) -> bool:
@@ -52,8 +54,12 @@ def test_lines_of_all_ranks_but_the_first_say_whose_they_are(capfd: pytest.Captu
     handlers, variables = [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)], dict(os.environ)
     launch(python(program, "a b", "${local_rank}", "$$"), 3)
     out, err = capfd.readouterr()
-    assert sorted(out.splitlines()) == sorted(f"{p}out {r} a b ${{local_rank}} $$" for r, p in enumerate(["", "[rank 1] ", "[rank 2] "]))
-    assert sorted(err.splitlines()) == sorted(f"{p}err {r}" for r, p in enumerate(["", "[rank 1] ", "[rank 2] "])), "and no noise"
+    assert sorted(out.splitlines()) == sorted(
+        f"{p}out {r} a b ${{local_rank}} $$" for r, p in enumerate(["", "[rank 1] ", "[rank 2] "])
+    )
+    assert sorted(err.splitlines()) == sorted(f"{p}err {r}" for r, p in enumerate(["", "[rank 1] ", "[rank 2] "])), (
+        "and no noise"
+    )
     assert [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)] == handlers
     assert dict(os.environ) == variables
 
@@ -74,7 +80,11 @@ def test_ranks_share_the_cores(capfd: pytest.CaptureFixture[str], monkeypatch: p
     [
         ("sys.exit(7)", 7, "autopar: rank 1 exited with status 7"),
         ("os.kill(os.getpid(), 11)", 139, "autopar: rank 1 was killed by SIGSEGV"),
-        ("os.kill(os.getpid(), 9)", 137, "autopar: rank 1 was killed by SIGKILL\n  if memory ran out, the kernel killed it: see dmesg"),
+        (
+            "os.kill(os.getpid(), 9)",
+            137,
+            "autopar: rank 1 was killed by SIGKILL\n  if memory ran out, the kernel killed it: see dmesg",
+        ),
         ("raise ValueError('no')", 1, "autopar: rank 1 exited with status 1"),
     ],
     ids=["status", "crash", "kill", "exception"],
@@ -136,12 +146,18 @@ def test_a_killed_rank_is_told_with_its_last_place(capfd: pytest.CaptureFixture[
 def test_the_launcher_knows_how_a_lost_rank_went(first: int) -> None:
     """Whoever is noticed first: the rank that was killed, or one that left because of it."""
     store = dist.HashStore()
-    dist.PrefixStore(PREFIX, store).set("done", json.dumps({"text": f"autopar: rank 1 {LOST}; it was last seen {MIDDLE}", "ranks": [1]}))
+    dist.PrefixStore(PREFIX, store).set(
+        "done", json.dumps({"text": f"autopar: rank 1 {LOST}; it was last seen {MIDDLE}", "ranks": [1]})
+    )
     failures = {rank: ProcessFailure(rank, 100 + rank, exitcode, "/none") for rank, exitcode in ((0, 1), (1, -9))}
     for rank, failure in failures.items():
         failure.timestamp = int(rank != first)
     told = _failed(ChildFailedError("train.py", failures), dist.PrefixStore(PREFIX, store))
-    assert (str(told), told.rank, told.status) == (f"autopar: rank 1 was killed by SIGKILL; it was last seen {MIDDLE}", 1, 137)
+    assert (str(told), told.rank, told.status) == (
+        f"autopar: rank 1 was killed by SIGKILL; it was last seen {MIDDLE}",
+        1,
+        137,
+    )
 
 
 @pytest.fixture
@@ -149,15 +165,23 @@ def launcher() -> Callable[..., subprocess.Popen[str]]:
     """A launcher in a process of its own, whose ranks have begun."""
 
     def start(*entrypoint: str) -> subprocess.Popen[str]:
-        program = f"from autopar.runtime.processes import launch; launch.PATIENCE = 1; launch.launch({list(entrypoint)!r}, 2)"
-        return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        program = (
+            f"from autopar.runtime.processes import launch; launch.PATIENCE = 1; launch.launch({list(entrypoint)!r}, 2)"
+        )
+        return subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     return start
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-def test_a_signal_to_the_launcher_ends_the_ranks(launcher: Callable[..., subprocess.Popen[str]], number: signal.Signals) -> None:
-    ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_IGN); "
+def test_a_signal_to_the_launcher_ends_the_ranks(
+    launcher: Callable[..., subprocess.Popen[str]], number: signal.Signals
+) -> None:
+    ignore = (
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    )
     process = launcher(*python(ignore + "import os, time; print('pid', os.getpid()); time.sleep(60)"))
     assert process.stdout is not None
     printed = process.stdout.readline() + process.stdout.readline()

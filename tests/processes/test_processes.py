@@ -43,13 +43,24 @@ def test_calls(name: str) -> None:
     ranks(4).run(getattr(calls, name))
 
 
-SINGLE: list[Callable[..., None]] = [calls.inputs_with_gradients, calls_of_steps.loaded_states, calls_of_steps.moved_by_zero]
+SINGLE: list[Callable[..., None]] = [
+    calls.inputs_with_gradients,
+    calls_of_steps.loaded_states,
+    calls_of_steps.moved_by_zero,
+]
 
 
 def test_no_gather_is_coalesced() -> None:
     """gloo's coalesced gather, DTensor's own, may crash: neither steps nor what is loaded or initialised begins one."""
-    assert all(len(lines) == 1 and "full_tensor" in lines[0] for lines in ranks(4).run(gathers.coalesced_in, gathers.by_dtensor)), "it would be seen"
-    cases = [*((function,) for function in SINGLE), (calls.state_dicts, "llama"), (weights.initialized, "mlp", "own", {"dp": 2, "tp": 2})]
+    assert all(
+        len(lines) == 1 and "full_tensor" in lines[0]
+        for lines in ranks(4).run(gathers.coalesced_in, gathers.by_dtensor)
+    ), "it would be seen"
+    cases = [
+        *((function,) for function in SINGLE),
+        (calls.state_dicts, "llama"),
+        (weights.initialized, "mlp", "own", {"dp": 2, "tp": 2}),
+    ]
     for function, *args in cases:
         assert ranks(4).run(gathers.coalesced_in, function, *args) == [[]] * 4, function
 
@@ -68,6 +79,10 @@ def test_the_readmes_loop() -> None:
 NAMED = ["llama tied", "gpt2", "bert", "t5", "vit", "resnet", "mixtral"]
 
 
-@pytest.mark.parametrize(("name", "sizes"), [*((name, {"dp": 2, "tp": 2}) for name in NAMED), ("t5", {"tp": 4}), ("resnet", {"dp": 4})], ids=str)
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [*((name, {"dp": 2, "tp": 2}) for name in NAMED), ("t5", {"tp": 4}), ("resnet", {"dp": 4})],
+    ids=str,
+)
 def test_architectures(name: str, sizes: dict[str, int]) -> None:
     ranks(4).run(zoo_on_processes.same_numbers, name, sizes)

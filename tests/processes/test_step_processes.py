@@ -25,7 +25,9 @@ def test_ten_steps(name: str, sizes: dict[str, int], zero: int) -> None:
 @pytest.mark.parametrize("name", steps.MODELS)
 def test_one_process(name: str) -> None:
     """A mesh of one rank needs no process group."""
-    steps.steps_alike(name, {"dp": 1}, {"microbatches": 1 if name == "resnet" else 2, "clip_norm": 0.5}, count=3, called=True)
+    steps.steps_alike(
+        name, {"dp": 1}, {"microbatches": 1 if name == "resnet" else 2, "clip_norm": 0.5}, count=3, called=True
+    )
 
 
 def test_after_a_refusal() -> None:

@@ -23,7 +23,8 @@ SHORT = ("--simulate", "--batch", "4", "--sequence", "16", "--every", "2")
 
 
 def curve(folder: Path) -> list[Any]:
-    """Loss, norm and whether it was skipped, of each step in the newest checkpoint; an infinite norm as 0, for nan is not nan."""
+    """Loss, norm and whether it was skipped, of each step in the newest checkpoint; an infinite norm as 0, for nan is
+    not nan."""
     found = checkpoint.load(folder, {}, strict=False)["curve"]
     return [[loss, norm if math.isfinite(norm) else 0, skipped] for loss, norm, skipped in found]
 
@@ -40,7 +41,10 @@ def weights(folder: Path) -> list[bytes]:
 
 RESUMED = {  # how the first half is trained → the second; without a schedule that ends with the first half
     "the same mesh": ("--mesh dp=2 --zero 1 --clip-norm 1", "--mesh dp=2 --zero 1 --clip-norm 1"),
-    "fp16": ("--mesh dp=2 --zero 1 --amp fp16-O2 --loss-scale 1e9", "--mesh dp=2 --zero 1 --amp fp16-O2 --loss-scale 1e9"),
+    "fp16": (
+        "--mesh dp=2 --zero 1 --amp fp16-O2 --loss-scale 1e9",
+        "--mesh dp=2 --zero 1 --amp fp16-O2 --loss-scale 1e9",
+    ),
     "another mesh": ("--mesh dp=2 --zero 3 --microbatches 2", "--mesh dp=2,tp=2 --zero 1"),
 }
 
@@ -53,11 +57,18 @@ def test_resumed(how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert command(*SHORT, *before, "--steps", "3", "--checkpoint", str(half), "--resume") == 0
     out = capsys.readouterr().out
     assert f"{half} has no checkpoint: step 1 is the first" in " ".join(out.split())
-    assert [path.name for path in sorted(half.glob("checkpoint-*"))] == ["checkpoint-000001", "checkpoint-000002"]  # after 2 and at the end
+    assert [path.name for path in sorted(half.glob("checkpoint-*"))] == [
+        "checkpoint-000001",
+        "checkpoint-000002",
+    ]  # after 2 and at the end
     assert command(*SHORT, *after, "--steps", "6", "--checkpoint", str(half), "--resume") == 0
     out = capsys.readouterr().out
     assert f"resumed from {half}, after step 3 of 6" in " ".join(out.split())
-    assert "the same numbers: 6 losses differ by" in out and "  step 4/6  loss" in out and "  step 3/6" not in out.partition("on a single")[0]
+    assert (
+        "the same numbers: 6 losses differ by" in out
+        and "  step 4/6  loss" in out
+        and "  step 3/6" not in out.partition("on a single")[0]
+    )
     assert command(*SHORT, *before, "--steps", "6", "--checkpoint", str(whole)) == 0
     if before == after:
         assert curve(half) == curve(whole) and weights(half) == weights(whole)
@@ -76,8 +87,10 @@ def test_a_training_that_is_over(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 REFUSED = {
-    "--lr 0.1": r"--lr is 0\.1, and in the checkpoint in FOLDER it was 0\.002; give --lr as it was, or name another folder",
-    "--text book.txt": r"--text is book\.txt \(100 bytes, crc32 \w+\), and in the checkpoint in FOLDER it was Python's standard library \(.*\); .*",
+    "--lr "
+    "0.1": r"--lr is 0\.1, and in the checkpoint in FOLDER it was 0\.002; give --lr as it was, or name another folder",
+    "--text "
+    "book.txt": r"--text is book\.txt \(100 bytes, crc32 \w+\), and in the checkpoint in FOLDER it was Python's standard library \(.*\); .*",
     "--clip-norm 1": r"--clip-norm is 1\.0, and in the checkpoint in FOLDER it was inf; .*",
     "--amp bf16-O1": r"--amp is bf16-O1, and in the checkpoint in FOLDER it was none; .*",
     "--warmup 1": r"--warmup is 1, and in the checkpoint in FOLDER it was 0; .*",
@@ -85,7 +98,9 @@ REFUSED = {
 }
 
 
-def test_what_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Before a model is built, or a process started."""
     monkeypatch.chdir(tmp_path)
     Path("book.txt").write_text("x" * 100)
@@ -99,7 +114,10 @@ def test_what_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
         assert out == "" and re.fullmatch(f"autopar: {told}\n".replace("FOLDER", re.escape(str(folder))), err), err
     checkpoint.save(tmp_path / "other", {"model": torch.zeros(2)})
     assert command(*SHORT, "--mesh", "dp=1", "--checkpoint", str(tmp_path / "other"), "--resume") == 2
-    assert capsys.readouterr().err == f"autopar: --checkpoint {tmp_path / 'other'} is not of autopar train; name another folder\n"
+    assert (
+        capsys.readouterr().err
+        == f"autopar: --checkpoint {tmp_path / 'other'} is not of autopar train; name another folder\n"
+    )
 
 
 # -- killed
@@ -111,7 +129,9 @@ JOB = [sys.executable, "-m", "autopar", "train", "--device", "cpu", "--mesh", "d
 def children(pid: int) -> list[int]:
     """The processes that it has started, and theirs."""
     try:
-        own = [int(one) for task in Path(f"/proc/{pid}/task").iterdir() for one in (task / "children").read_text().split()]
+        own = [
+            int(one) for task in Path(f"/proc/{pid}/task").iterdir() for one in (task / "children").read_text().split()
+        ]
     except OSError:  # it has ended
         return []
     return [found for one in own for found in (one, *children(one))]
@@ -131,7 +151,13 @@ def _read(path: Path) -> bytes:
 
 def started(folder: Path) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([*JOB, "--checkpoint", str(folder)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    return subprocess.Popen(
+        [*JOB, "--checkpoint", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+    )
 
 
 def lines(job: subprocess.Popen[str]) -> Iterator[str]:
@@ -153,7 +179,9 @@ def saving(job: subprocess.Popen[str], folder: Path) -> None:
     newest = checkpoint.latest(folder)
     limit = time.monotonic() + 240
     while time.monotonic() < limit and job.poll() is None:
-        if any(folder.glob(".writing-*")) and checkpoint.latest(folder) != newest:  # in this order: a save takes some milliseconds
+        if (
+            any(folder.glob(".writing-*")) and checkpoint.latest(folder) != newest
+        ):  # in this order: a save takes some milliseconds
             return
     job.kill()
     assert job.stdout is not None
@@ -168,7 +196,8 @@ KILLS = (  # when, and whether the whole command or one rank of it is killed
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="who the ranks are is read in /proc")
 def test_killed_trainings_have_the_numbers_of_one_that_is_not(tmp_path: Path) -> None:
-    """First all of it, then one rank in the middle of a save; each time it goes on from the newest checkpoint. Bit for bit, the weights too."""
+    """First all of it, then one rank in the middle of a save; each time it goes on from the newest checkpoint. Bit for
+    bit, the weights too."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     taken = 0
     with started(whole) as undisturbed:

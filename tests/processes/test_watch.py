@@ -51,7 +51,10 @@ CASES: dict[str, tuple[list[int], str | None]] = {
     "unstopped": ([0, 0, 0], None),
     "exception": ([1, 1, 1], f"rank 2 failed {MIDDLE}: ValueError: a bad value"),
     "exception of rank 0": ([1, 1, 1], f"rank 0 failed {MIDDLE}: ValueError: a bad value"),
-    "exception outside": ([1, 1, 1], "rank 2 failed at failing_ranks.py:LINE  raise ValueError(\"outside\"): ValueError: outside"),
+    "exception outside": (
+        [1, 1, 1],
+        'rank 2 failed at failing_ranks.py:LINE  raise ValueError("outside"): ValueError: outside',
+    ),
     "exception everywhere": ([1, 1, 1], f"rank LINE failed {MIDDLE}: ValueError: a bad value"),
     "interrupt": ([1, 1, 1], f"rank 2 was interrupted {MIDDLE}"),
     "kill": ([1, 1, -9], f"rank 2 was lost (killed or crashed); it was last seen {MIDDLE}"),
@@ -59,34 +62,61 @@ CASES: dict[str, tuple[list[int], str | None]] = {
     "stop": ([1, 1, -9], f"rank 2 was stopped (SIGSTOP); it was last seen {MIDDLE}; ranks 0 1 wait {LAST}"),
     "sleep outside": (
         [1, 1, 1],
-        f"no progress for 2 s: rank 2 is outside of a step, at failing_ranks.py:LINE  time.sleep(100); ranks 0 1 wait {FIRST}",
+        f"no progress for 2 s: rank 2 is outside of a step, at failing_ranks.py:LINE  time.sleep(100); ranks 0 1 wait "
+        f"{FIRST}",
     ),
     "loop outside": (
         [1, 1, 1],
-        f"no progress for 2 s: rank 2 is outside of a step, at failing_ranks.py:LINE  time.sleep(0.3); ranks 0 1 wait {FIRST}",
+        f"no progress for 2 s: rank 2 is outside of a step, at failing_ranks.py:LINE  time.sleep(0.3); ranks 0 1 wait "
+        f"{FIRST}",
     ),
     "stuck in an op": ([1, 1, 1], f"no progress for 2 s: rank 2 is {MIDDLE}; ranks 0 1 wait {LAST}"),
     "early end": ([1, 1, 0], f"rank 2 ended; ranks 0 1 wait {FIRST}"),
-    "kill of rank 0": ([-9, 1, 1], f"rank 0, {HOLDS} was lost (killed or crashed); it was last seen {MIDDLE}; rank 1 was {LAST}"),
-    "stop of rank 0": ([-9, 1, 1], f"rank 0, {HOLDS} was stopped (SIGSTOP); it was last seen {MIDDLE}; rank 1 was {LAST}"),
-    "stop, rank 2 leaves; of rank 0": ([-9, 1, 1], f"rank 0, {HOLDS} was stopped (SIGSTOP); it was last seen {MIDDLE}; rank 1 was {LAST}"),
+    "kill of rank 0": (
+        [-9, 1, 1],
+        f"rank 0, {HOLDS} was lost (killed or crashed); it was last seen {MIDDLE}; rank 1 was {LAST}",
+    ),
+    "stop of rank 0": (
+        [-9, 1, 1],
+        f"rank 0, {HOLDS} was stopped (SIGSTOP); it was last seen {MIDDLE}; rank 1 was {LAST}",
+    ),
+    "stop, rank 2 leaves; of rank 0": (
+        [-9, 1, 1],
+        f"rank 0, {HOLDS} was stopped (SIGSTOP); it was last seen {MIDDLE}; rank 1 was {LAST}",
+    ),
     "early end of rank 0": ([0, 1, 1], f"rank 0, {HOLDS} ended; rank 1 was {FIRST}"),
     "rank 0 leaves first": ([0, 0, 0], None),
 }
 
 
 @pytest.fixture(scope="module")
-def ends(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[list[int | None], str]]:
+def ends(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[list[int | None], str]]:
     """How the ranks of a case ended, and what they printed. All selected cases run at once, for they mostly wait."""
-    selected = [item.callspec.params["case"] for item in request.session.items if getattr(item, "originalname", "") == "test_ranks"]
+    selected = [
+        item.callspec.params["case"]
+        for item in request.session.items
+        if getattr(item, "originalname", "") == "test_ranks"
+    ]
     folder = tmp_path_factory.mktemp("ranks")
     jobs = ""
     for k, case in enumerate(selected):
-        where_to_meet: dict[str, Any] = {"file": str(folder / f"store_{k}")} if "rank 0" not in case else {"port": _free_port()}
-        job = {"case": case, "ranks": RANKS, "timeout": TIMEOUT, "output": str(folder / f"{k}.txt"), "reap": "zombie" not in case}
+        where_to_meet: dict[str, Any] = (
+            {"file": str(folder / f"store_{k}")} if "rank 0" not in case else {"port": _free_port()}
+        )
+        job = {
+            "case": case,
+            "ranks": RANKS,
+            "timeout": TIMEOUT,
+            "output": str(folder / f"{k}.txt"),
+            "reap": "zombie" not in case,
+        }
         jobs += json.dumps({**job, **where_to_meet}) + "\n"
     script = Path(__file__).parents[1] / "support" / "failing_ranks.py"
-    done = subprocess.run([sys.executable, str(script)], input=jobs, capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(
+        [sys.executable, str(script)], input=jobs, capture_output=True, text=True, timeout=300, check=True
+    )
     codes = {answer["case"]: answer["codes"] for answer in map(json.loads, done.stdout.splitlines())}
     return lambda case: (codes[case], (folder / f"{selected.index(case)}.txt").read_text())
 
@@ -182,11 +212,28 @@ def test_code_that_is_registered_may_go() -> None:
 # -- the verdict ---------------------------------------------------------------------------------------------------
 
 PROCESS = Process("elsewhere", 1, "")
-MM, REDUCE, USERS = CurrentOp(3, True, "mm(x, t)"), CurrentOp(3, True, "all_reduce(mm, tp)"), CurrentOp(3, False, "train.py:7  load()")
+MM, REDUCE, USERS = (
+    CurrentOp(3, True, "mm(x, t)"),
+    CurrentOp(3, True, "all_reduce(mm, tp)"),
+    CurrentOp(3, False, "train.py:7  load()"),
+)
 
 
-def seen(place: CurrentOp, state: str = ALIVE, process: str = RUNNING, silent: float = 0.1, still: float = 0.1, settled: float = 50.0) -> Seen:
-    return Seen(Beat(1, state, place, PROCESS, "RuntimeError: no" if state in (FAILED, CUT) else ""), process, silent, still, settled)
+def seen(
+    place: CurrentOp,
+    state: str = ALIVE,
+    process: str = RUNNING,
+    silent: float = 0.1,
+    still: float = 0.1,
+    settled: float = 50.0,
+) -> Seen:
+    return Seen(
+        Beat(1, state, place, PROCESS, "RuntimeError: no" if state in (FAILED, CUT) else ""),
+        process,
+        silent,
+        still,
+        settled,
+    )
 
 
 NEW = Seen(None, UNKNOWN, 500.0, 500.0, 500.0)
@@ -201,18 +248,36 @@ VERDICTS: dict[str, tuple[list[Seen], tuple[int, ...] | None]] = {
     "one ended, none waits": ([seen(USERS, still=61.0), seen(USERS, ENDED, DEAD, silent=900.0)], None),
     "all in the same op": ([seen(REDUCE, still=61.0)] * 2, (0, 1)),
     "most are in one op": ([seen(REDUCE, still=61.0), seen(MM, still=61.0), seen(REDUCE, still=61.0)], (1,)),
-    "silent on another host": ([seen(REDUCE, still=SILENCE + 1), seen(MM, process=UNKNOWN, silent=SILENCE + 1, still=30.0)], (1,)),
-    "silent, no one waits": ([seen(USERS, still=SILENCE + 1), seen(USERS, process=UNKNOWN, silent=SILENCE + 1, still=30.0)], None),
-    "silent, but it runs here": ([seen(REDUCE, still=SILENCE + 1), seen(MM, process=RUNNING, silent=SILENCE + 1, still=30.0)], None),
+    "silent on another host": (
+        [seen(REDUCE, still=SILENCE + 1), seen(MM, process=UNKNOWN, silent=SILENCE + 1, still=30.0)],
+        (1,),
+    ),
+    "silent, no one waits": (
+        [seen(USERS, still=SILENCE + 1), seen(USERS, process=UNKNOWN, silent=SILENCE + 1, still=30.0)],
+        None,
+    ),
+    "silent, but it runs here": (
+        [seen(REDUCE, still=SILENCE + 1), seen(MM, process=RUNNING, silent=SILENCE + 1, still=30.0)],
+        None,
+    ),
     "stopped for a moment": ([seen(REDUCE, still=5.0), seen(MM, process=STOPPED, silent=5.0, still=5.0)], None),
     "dead": ([seen(USERS), seen(USERS, process=DEAD)], (1,)),
-    "failed, the others are cut": ([seen(REDUCE, CUT, settled=9.0), seen(MM, FAILED), seen(REDUCE, CUT, settled=9.0)], (1,)),
+    "failed, the others are cut": (
+        [seen(REDUCE, CUT, settled=9.0), seen(MM, FAILED), seen(REDUCE, CUT, settled=9.0)],
+        (1,),
+    ),
     "dead, the others are cut": ([seen(REDUCE, CUT, settled=0.1), seen(MM, process=DEAD)], (1,)),
     "cut, the cause may come": ([seen(REDUCE, CUT, settled=GRACE / 2), seen(MM)], None),
     "cut, and no other cause": ([seen(REDUCE, CUT, settled=GRACE + 1), seen(MM)], (0,)),
-    "cut, the other is silent": ([seen(REDUCE, CUT, settled=GRACE + 1), seen(MM, process=UNKNOWN, silent=GRACE + 1)], (1,)),
+    "cut, the other is silent": (
+        [seen(REDUCE, CUT, settled=GRACE + 1), seen(MM, process=UNKNOWN, silent=GRACE + 1)],
+        (1,),
+    ),
     "cut, the other ended": ([seen(REDUCE, CUT, settled=2.0), seen(USERS, ENDED, DEAD)], (1,)),
-    "cut, one ended, one may be lost": ([seen(REDUCE, CUT, settled=2.0), seen(USERS, ENDED), seen(MM, process=UNKNOWN, silent=2.0)], None),
+    "cut, one ended, one may be lost": (
+        [seen(REDUCE, CUT, settled=2.0), seen(USERS, ENDED), seen(MM, process=UNKNOWN, silent=2.0)],
+        None,
+    ),
 }
 
 
@@ -224,8 +289,10 @@ def test_verdict(case: str) -> None:
 
 
 @pytest.mark.parametrize(("first", "said"), [
-    (REDUCE, "autopar: rank 1 ended; rank 0 waits in all_reduce(mm, tp)\n  all ranks must take the same number of steps: see how the data is split"),
-    (USERS, "autopar: no progress for 60 s: rank 0 is outside of a step, at train.py:7  load(); rank 1 has ended; rank 2 waits in mm(x, t)"),
+    (REDUCE, "autopar: rank 1 ended; rank 0 waits in all_reduce(mm, tp)\n  all ranks must take the same number of "
+             "steps: see how the data is split"),
+    (USERS, "autopar: no progress for 60 s: rank 0 is outside of a step, at train.py:7  load(); rank 1 has ended; "
+            "rank 2 waits in mm(x, t)"),
 ], ids=["all wait", "one is outside"])  # fmt: skip
 def test_a_rank_that_ended_is_named_however_long_its_connections_last(first: CurrentOp, said: str) -> None:
     others = {2: seen(MM, still=61.0)} if first is USERS else {}
@@ -236,7 +303,15 @@ def test_a_rank_that_ended_is_named_however_long_its_connections_last(first: Cur
 
 def test_a_loop_of_the_users_is_no_progress() -> None:
     rank = Followed()
-    for now, place in enumerate([USERS, CurrentOp(3, False, "train.py:8  more()"), CurrentOp(3, True, "mm"), CurrentOp(3, True, "t"), CurrentOp(4, True, "t")]):
+    for now, place in enumerate(
+        [
+            USERS,
+            CurrentOp(3, False, "train.py:8  more()"),
+            CurrentOp(3, True, "mm"),
+            CurrentOp(3, True, "t"),
+            CurrentOp(4, True, "t"),
+        ]
+    ):
         rank.take(Beat(now, ALIVE, place, PROCESS), float(now))
         assert rank.seen(float(now)).still == (1.0 if now == 1 else 0.0)
     assert rank.seen(6.0).silent == 2.0
@@ -250,7 +325,9 @@ def test_beats_are_read_back() -> None:
 
 
 def test_what_is_a_consequence() -> None:
-    cut = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.1.1]:4711")
+    cut = RuntimeError(
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.1.1]:4711"
+    )
     assert broke_off(cut)
     assert not broke_off(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     assert not broke_off(ValueError("Connection closed by peer"))

@@ -22,7 +22,9 @@ from autopar.model.weights import parts_of
 
 
 @pytest.mark.parametrize("sizes", MESHES.values(), ids=MESHES)
-@pytest.mark.parametrize(("name", "init"), [*((name, "own") for name in MODELS), ("mlp", "function"), ("gpt2", "function")])
+@pytest.mark.parametrize(
+    ("name", "init"), [*((name, "own") for name in MODELS), ("mlp", "function"), ("gpt2", "function")]
+)
 def test_initialize(name: str, init: str, sizes: dict[str, int]) -> None:
     ranks(4).run(weights.initialized, name, init, sizes)
 
@@ -56,7 +58,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("sizes", MESHES.values(), ids=MESHES)
-@pytest.mark.parametrize(("name", "kind"), [("llama", "one"), ("llama", "shards"), ("llama tied", "shards"), ("llama tied", "one"), ("gpt2", "one"), ("gpt2", "shards")])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("llama", "one"),
+        ("llama", "shards"),
+        ("llama tied", "shards"),
+        ("llama tied", "one"),
+        ("gpt2", "one"),
+        ("gpt2", "shards"),
+    ],
+)
 def test_load(name: str, kind: str, sizes: dict[str, int], folders: Path) -> None:
     ranks(4).run(weights.loaded, name, str(folders / f"{name} {kind}"), sizes, kind == "shards" or name == "llama")
 
@@ -79,7 +91,11 @@ def test_one_whole_tensor_at_a_time(tmp_path: Path) -> None:
 # -- in a process that is alone
 
 
-@pytest.mark.parametrize(("name", "mesh"), [*((name, Mesh(dp=2, tp=2)) for name in MODELS), ("mlp", Mesh(dp=1)), ("llama tied", Mesh(dp=1))], ids=str)
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [*((name, Mesh(dp=2, tp=2)) for name in MODELS), ("mlp", Mesh(dp=1)), ("llama tied", Mesh(dp=1))],
+    ids=str,
+)
 def test_alone(name: str, mesh: Mesh) -> None:
     make, plan = MODELS[name]
     parallel = autopar.parallelize(on_meta(make), mesh, plan if "tp" in mesh.names else None)
@@ -153,7 +169,10 @@ def test_bad_init() -> None:
         module.reset_parameters()  # type: ignore[operator]
         module.bias = nn.Parameter(torch.zeros(3))
 
-    with pytest.raises(RuntimeError, match=r"the parameter bias is \[4\], and the initialisation puts a tensor \[3\] on cpu in its place"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"the parameter bias is \[4\], and the initialisation puts a tensor \[3\] on cpu in its place",
+    ):
         parallel.initialize(shorter)
     assert parallel.weight.is_meta and parallel.bias.is_meta
 
@@ -174,11 +193,17 @@ def test_what_is_no_safetensors_file(tmp_path: Path) -> None:
         parallel.load_weights(tmp_path / "cut.safetensors")
     index = tmp_path / "model.safetensors.index.json"
     for wrong, said in [
-        ("[]", "has no \"weight_map\""),
+        ("[]", 'has no "weight_map"'),
         (json.dumps({"weight_map": {"weight": "../weights.safetensors"}}), "which is no safetensors file beside it"),
         (json.dumps({"weight_map": {"weight": "pytorch_model.bin"}}), "which is no safetensors file beside it"),
-        (json.dumps({"weight_map": {"weight": "absent.safetensors"}}), "absent.safetensors is missing, which model.safetensors.index.json names"),
-        (json.dumps({"weight_map": {"weight": "there.safetensors"}}), "says that weight is in there.safetensors, which has no such tensor"),
+        (
+            json.dumps({"weight_map": {"weight": "absent.safetensors"}}),
+            "absent.safetensors is missing, which model.safetensors.index.json names",
+        ),
+        (
+            json.dumps({"weight_map": {"weight": "there.safetensors"}}),
+            "says that weight is in there.safetensors, which has no such tensor",
+        ),
     ]:
         save_file({"bias": torch.zeros(4)}, tmp_path / "there.safetensors")
         index.write_text(wrong)
@@ -199,7 +224,10 @@ def test_dtypes_and_scalars(tmp_path: Path) -> None:
     source, model = nn.BatchNorm1d(6), nn.BatchNorm1d(6).double()
     nn.init.normal_(source.weight)
     source.num_batches_tracked += 7
-    save_file({name: t.bfloat16() if t.is_floating_point() else t for name, t in source.state_dict().items()}, tmp_path / "file.safetensors")
+    save_file(
+        {name: t.bfloat16() if t.is_floating_point() else t for name, t in source.state_dict().items()},
+        tmp_path / "file.safetensors",
+    )
     autopar.parallelize(model, Mesh(dp=2), {"weight": ("dp",)}).load_weights(tmp_path / "file.safetensors")
     assert torch.equal(model.weight, source.weight.bfloat16().double()) and model.num_batches_tracked == 7
     assert load_file(tmp_path / "file.safetensors")["weight"].dtype == torch.bfloat16

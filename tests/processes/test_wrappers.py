@@ -1,4 +1,5 @@
-"""A model that is on a mesh is not wrapped once more: each error names the line and the remedy, and the model is as before."""
+"""A model that is on a mesh is not wrapped once more: each error names the line and the remedy, and the model is as
+before."""
 
 from __future__ import annotations
 
@@ -13,15 +14,19 @@ from processes import ranks
 import autopar
 
 DDP = (
-    "TypeError: DistributedDataParallel cannot wrap a model that is on a mesh: autopar averages its gradients over the processes already; call the model as it is\n"
+    "TypeError: DistributedDataParallel cannot wrap a model that is on a mesh: autopar averages its gradients over "
+    "the processes already; call the model as it is\n"
     "    {line}\n  with Accelerate, leave the model and its optimizer out of accelerator.prepare(…)"
 )
 ERRORS = {
-    "DistributedDataParallel": DDP.format(line='models_wrapped.py:{}  "DistributedDataParallel": lambda parallel: nn.parallel.DistributedDataParallel(parallel),'),
+    "DistributedDataParallel": DDP.format(
+        line='models_wrapped.py:{}  "DistributedDataParallel": lambda parallel: nn.parallel.DistributedDataParallel(parallel),'
+    ),
     "Accelerate": DDP.format(line="models_wrapped.py:{}  return Accelerator(cpu=True).prepare(parallel)"),
     "fully_shard": (
-        "TypeError: fully_shard cannot be put on a model that is on a mesh: its parameters are DTensors that autopar has cut already; for parameters, "
-        "gradients and the optimizer's state that are split over the data axis, use parallel.train_step(optimizer, zero=3)\n"
+        "TypeError: fully_shard cannot be put on a model that is on a mesh: its parameters are DTensors that autopar "
+        "has cut already; for parameters, gradients and the optimizer's state that are split over the data axis, use "
+        "parallel.train_step(optimizer, zero=3)\n"
         '    models_wrapped.py:{}  "fully_shard": lambda parallel: fully_shard(parallel),'
     ),
     "parallelize": "TypeError: parallelize takes the model itself, and this one is on a mesh already; pass what was given to parallelize",

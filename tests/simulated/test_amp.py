@@ -1,4 +1,5 @@
-"""Mixed precision: each op runs in the dtype that it has under ``torch.autocast``, forward and backward, with the same numbers."""
+"""Mixed precision: each op runs in the dtype that it has under ``torch.autocast``, forward and backward, with the same
+numbers."""
 
 from __future__ import annotations
 
@@ -38,26 +39,41 @@ MEGATRON = {"*.up.weight": ("tp", None), "*.up.bias": ("tp",), "*.down.weight": 
 
 
 def rows(program: Program) -> list[tuple[str, ...]]:
-    """Phase, op, the dtypes in which it takes its operands and makes its results. Casts and views left out, and what makes a tensor of none."""
+    """Phase, op, the dtypes in which it takes its operands and makes its results. Casts and views left out, and what
+    makes a tensor of none."""
     found = []
     for node in program.nodes:
-        if node.op != "call_function" or is_getitem(node) or node.target is COPY or RULES[node.target].view or not operands(node):
+        if (
+            node.op != "call_function"
+            or is_getitem(node)
+            or node.target is COPY
+            or RULES[node.target].view
+            or not operands(node)
+        ):
             continue
         record = record_of(node)
         values = operands(node)
         needs = record.uses or (None,) * len(values)
-        takes = [names(record_of(value).type) if need is None else DTYPE_NAMES[need.dtype] for value, need in zip(values, needs, strict=True)]
+        takes = [
+            names(record_of(value).type) if need is None else DTYPE_NAMES[need.dtype]
+            for value, need in zip(values, needs, strict=True)
+        ]
         op = node.target.name().removeprefix("aten::")
         if op.startswith(INSIDE) or (record.call is not None and record.call.op in APART):
             found.append((record.phase, op))
         else:
-            takes = ["made" if not operands(value) and value.op == "call_function" else name for value, name in zip(values, takes, strict=True)]
+            takes = [
+                "made" if not operands(value) and value.op == "call_function" else name
+                for value, name in zip(values, takes, strict=True)
+            ]
             found.append((record.phase, op, *takes, "->", names(record.type)))
     return found
 
 
 def names(type: Any) -> str:
-    return " ".join("None" if one is None else DTYPE_NAMES[one.dtype] for one in (type if isinstance(type, tuple) else (type,)))
+    return " ".join(
+        "None" if one is None else DTYPE_NAMES[one.dtype] for one in (type if isinstance(type, tuple) else (type,))
+    )
 
 
 def under_autocast(model: nn.Module, args: Any, dtype: torch.dtype) -> Program:
@@ -77,7 +93,9 @@ def test_dtypes_are_those_of_autocast(name: str, low: str) -> None:
 
 
 @pytest.mark.parametrize("low", LOW)
-@pytest.mark.parametrize("name", [name for name in CASES if name != "powers"])  # whose gradients overflow in fp16, in eager too
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name != "powers"]
+)  # whose gradients overflow in fp16, in eager too
 def test_numbers_are_those_of_autocast(name: str, low: str) -> None:
     """On four simulated ranks."""
     model, args = CASES[name]()
@@ -112,7 +130,10 @@ STEPS: dict[str, Any] = {
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 4)), min_size=1, max_size=8), st.sampled_from(["bf16", "fp16"]))
+@given(
+    st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 4)), min_size=1, max_size=8),
+    st.sampled_from(["bf16", "fp16"]),
+)
 def test_dtypes_of_random_models(steps: list[tuple[str, int]], low: str) -> None:
     def model(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         values = [x]
@@ -222,12 +243,17 @@ def moved(program: Program) -> dict[str, list[str]]:
 
 
 def test_casts_stand_where_fewer_bytes_move() -> None:
-    """Weights split over dp are gathered narrow; products are reduced narrow, and cast to the residual's dtype afterwards."""
+    """Weights split over dp are gathered narrow; products are reduced narrow, and cast to the residual's dtype
+    afterwards."""
     split = {f"*.{name}.weight": ("dp", None) for name in ("qkv", "out", "up", "down")}
     program = run(*reordered("transformer", Mesh(dp=2), split), "bf16-O1").program
     assert moved(program)["all_gather"] == ["bf16"] * 8
     program = run(*reordered("transformer", Mesh(tp=2), MEGATRON), "bf16-O1").program
-    whole = [line.split(" : ")[1][:4] for line in str(program).splitlines() if re.search(r"\[2 4 8\] = all_reduce\(view_", line)]
+    whole = [
+        line.split(" : ")[1][:4]
+        for line in str(program).splitlines()
+        if re.search(r"\[2 4 8\] = all_reduce\(view_", line)
+    ]
     assert whole == ["bf16"] * 5  # two forward, three backward
 
 
@@ -274,7 +300,9 @@ def test_casts_of_the_model_stay() -> None:
 def test_numbers_that_are_no_floats_stay() -> None:
     model = Function(lambda ids, a: a[ids.clamp(max=3)].masked_fill((ids > 2).unsqueeze(-1), 0) @ a, (5, 5))
     before, after = (str(traced(model, (i(6),), amp)).splitlines() for amp in (None, "bf16-O1"))
-    assert [line for line in before if "i64" in line or "bool" in line] == [line for line in after if "i64" in line or "bool" in line]
+    assert [line for line in before if "i64" in line or "bool" in line] == [
+        line for line in after if "i64" in line or "bool" in line
+    ]
 
 
 def test_tables_of_indices_stay_wide() -> None:
@@ -311,7 +339,9 @@ def test_ops_can_be_kept_in_float32() -> None:
     model, args = CASES["gated"]()
     for keep in ({"aten::silu": "f32"}, {"silu": "f32"}):
         text = str(traced(model, args, "bf16-O1", keep=keep))
-        assert "silu : f32[5 8] = silu(mm as f32)" in text and re.search(r"silu_backward : f32\[5 8\] = silu_backward\(\w+, mm as f32\)", text)
+        assert "silu : f32[5 8] = silu(mm as f32)" in text and re.search(
+            r"silu_backward : f32\[5 8\] = silu_backward\(\w+, mm as f32\)", text
+        )
     product = Function(lambda x, a: x * a, (5, 8))
     backward = str(traced(product, (f(5, 8),), "bf16-O1", keep={"aten::mul": "bf16"})).partition("backward:")[2]
     assert "mul_1 : bf16[5 8] = mul.Tensor(d_out, inputs as bf16)" in backward
@@ -324,9 +354,24 @@ def test_ops_can_be_kept_in_float32() -> None:
         ("bf16-O3", {}, ValueError, "no amp='bf16-O3'; near it: bf16-O2, bf16-O1"),
         ("half", {}, ValueError, "no amp='half'; there are: bf16-O1, fp16-O1, bf16-O2, fp16-O2, bf16, fp16"),
         (16, {}, ValueError, "no amp=16; there are: bf16-O1, fp16-O1, bf16-O2, fp16-O2, bf16, fp16"),
-        ("bf16", {"keep": {"silly": "f32"}}, RuleError, "torch has no op 'silly'; write it as 'add.Tensor' or 'library::op'"),
-        ("bf16", {"keep": {"silu": "f16"}}, ValueError, "keep={'aten::silu': 'f16'}: with bf16-O1 an op runs in 'f32' or 'bf16'"),
-        ("bf16", {"keep": {"_softmax": "bf16"}}, ValueError, "keep={'aten::_softmax': 'bf16'}: its backward names the dtype that it was captured in"),
+        (
+            "bf16",
+            {"keep": {"silly": "f32"}},
+            RuleError,
+            "torch has no op 'silly'; write it as 'add.Tensor' or 'library::op'",
+        ),
+        (
+            "bf16",
+            {"keep": {"silu": "f16"}},
+            ValueError,
+            "keep={'aten::silu': 'f16'}: with bf16-O1 an op runs in 'f32' or 'bf16'",
+        ),
+        (
+            "bf16",
+            {"keep": {"_softmax": "bf16"}},
+            ValueError,
+            "keep={'aten::_softmax': 'bf16'}: its backward names the dtype that it was captured in",
+        ),
         ("bf16", {"gradients": "bf16"}, ValueError, "no gradients='bf16'; they leave in one of f32, compute"),
     ],
 )
@@ -338,7 +383,9 @@ def test_unknown_spellings_are_refused(amp: Any, options: dict[str, Any], error:
 @pytest.mark.parametrize(
     ("model", "args", "text"),
     [
-        (nn.Linear(4, 4).double(), (f(2, 4).double(),), "amp='bf16-O1' is for a model and data in float32; the parameter weight is f64\n  make it float32: model.float(); or leave amp=None"),
+        (nn.Linear(4, 4).double(), (f(2, 4).double(),), "amp='bf16-O1' is for a model and data in float32; the "
+                                                        "parameter weight is f64\n  make it float32: model.float(); "
+                                                        "or leave amp=None"),
         (nn.Linear(4, 4).bfloat16(), (f(2, 4).bfloat16(),), "the parameter weight is bf16\n"),
         (Function(lambda x, a: x.float() @ a, (4, 4)), (f(2, 4).double(),), "the input inputs is f64\n"),
         (Function(lambda x, a: x.real @ a, (4, 4)), (f(2, 4).cfloat(),), "the input inputs is c64\n"),
@@ -354,7 +401,12 @@ def test_ops_without_a_kernel_are_refused_with_their_line() -> None:
     with pytest.raises(PrecisionError) as caught:
         traced(model, (f(2, 4),), "fp16-O1")
     lines = str(caught.value).splitlines()
-    assert lines[:2] == ["aten::special_erfcx has no kernel for f16 on cpu", "special_erfcx : f32[2 4] = special_erfcx(mm)"] or lines[1].endswith("special_erfcx(mm)")
+    assert lines[:2] == [
+        "aten::special_erfcx has no kernel for f16 on cpu",
+        "special_erfcx : f32[2 4] = special_erfcx(mm)",
+    ] or lines[1].endswith("special_erfcx(mm)")
     assert "torch.special.erfcx(x @ a)" in lines[2]
     assert lines[3] == "  run it in float32: keep={'aten::special_erfcx': 'f32'}"
-    assert "special_erfcx : f32[2 4] = special_erfcx(mm as f32)" in str(traced(model, (f(2, 4),), "fp16-O1", keep={"aten::special_erfcx": "f32"}))
+    assert "special_erfcx : f32[2 4] = special_erfcx(mm as f32)" in str(
+        traced(model, (f(2, 4),), "fp16-O1", keep={"aten::special_erfcx": "f32"})
+    )

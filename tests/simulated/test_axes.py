@@ -15,7 +15,8 @@ from autopar import Mesh
 
 
 class Experts(nn.Module):
-    """A mixture with a capacity (GShard, arXiv:2006.16668): each token goes to a place of its expert, and comes back weighted."""
+    """A mixture with a capacity (GShard, arXiv:2006.16668): each token goes to a place of its expert, and comes back
+    weighted."""
 
     def __init__(self, dim: int, hidden: int, experts: int, capacity: int) -> None:
         super().__init__()
@@ -61,7 +62,9 @@ SEQUENCES = {("all_gather", "forward"): 2, ("all_gather", "backward"): 2, ("redu
 def test_what_splits_by_default() -> None:
     parallel = autopar.parallelize(llama(kv=2), Mesh(dp=2, cp=2, ep=2), example=batch())
     assert "input_ids : i64[4/dp/ep 6/cp] = input" in str(parallel.program)
-    assert "dp and ep split dim 0 of the inputs input_ids, labels (the batch, 4); cp splits dim 1" in str(parallel.reports)
+    assert "dp and ep split dim 0 of the inputs input_ids, labels (the batch, 4); cp splits dim 1" in str(
+        parallel.reports
+    )
 
 
 @float64
@@ -78,4 +81,6 @@ def test_a_layer_gathers_its_keys_and_values(mesh: Mesh) -> None:
         counts.append(found)
     one, three = counts
     layer = {key: (three[key] - one.get(key, 0)) / 2 for key in three}
-    assert {key: count for key, count in layer.items() if count and key[0] != "all_reduce"} == SEQUENCES, str(parallel.transfers)
+    assert {key: count for key, count in layer.items() if count and key[0] != "all_reduce"} == SEQUENCES, str(
+        parallel.transfers
+    )

@@ -1,4 +1,5 @@
-"""An index that is out of range is an error that names the line of the program, the user's line and the argument: simulated as on a process."""
+"""An index that is out of range is an error that names the line of the program, the user's line and the argument:
+simulated as on a process."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def notes(call: Any, error: type[Exception]) -> str:
 
 CALLS: dict[str, Any] = {
     "simulate": lambda parallel, batch: parallel.simulate(*batch),
-    "a simulated step": lambda parallel, batch: parallel.train_step(torch.optim.SGD(parallel.parameters())).simulate(*batch),
+    "a simulated step": lambda parallel, batch: parallel.train_step(torch.optim.SGD(parallel.parameters())).simulate(
+        *batch
+    ),
     "a call": lambda parallel, batch: parallel(*batch),
     "a step": lambda parallel, batch: parallel.train_step(torch.optim.SGD(parallel.parameters()))(*batch),
 }

@@ -92,7 +92,9 @@ def test_caches_that_are_not_known_stay_closed() -> None:
     model = LlamaForCausalLM(LlamaConfig(**SIZES))
     ids = torch.randint(0, 32, (4, 6))
     with pytest.raises(CaptureError, match="argument past_key_values is a StaticCache, which capture cannot look into"):
-        autopar.parallelize(model, Mesh(dp=2), example={"input_ids": ids, "past_key_values": StaticCache(model.config, 16)})
+        autopar.parallelize(
+            model, Mesh(dp=2), example={"input_ids": ids, "past_key_values": StaticCache(model.config, 16)}
+        )
     cache = filled()
     cache.stream = object()
     assert flatten(cache)[0] == [cache]

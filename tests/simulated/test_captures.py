@@ -87,14 +87,22 @@ class Color(enum.IntEnum):
     RED = 1
 
 
-torch.utils._pytree.register_pytree_node(collections.UserList, lambda v: (v.data, None), lambda parts, _: collections.UserList(parts))
+torch.utils._pytree.register_pytree_node(
+    collections.UserList, lambda v: (v.data, None), lambda parts, _: collections.UserList(parts)
+)
 
 OUTPUTS = {  # a function of y → what is printed
     "dataclass": (lambda y: Out(y.sum(), y), "Out(loss=sum_1_dp, h=addmm)"),
-    "frozen": (lambda y: Frozen(y, {"k": 1.5}, (y, None, True)), "Frozen(loss=addmm, h={'k': 1.5}, more=(addmm, None, True))"),
+    "frozen": (
+        lambda y: Frozen(y, {"k": 1.5}, (y, None, True)),
+        "Frozen(loss=addmm, h={'k': 1.5}, more=(addmm, None, True))",
+    ),
     "slots": (lambda y: [Slots(y, given=4)], "[Slots(x=addmm, made=5)]"),
     "post-init": (lambda y: {"c": (Counted(y),)}, "{'c': (Counted(x=add, twice=mul),)}"),
-    "nested": (lambda y: Out(Out(y, None), [Out({}, ()), "it's"]), "Out(loss=Out(loss=addmm, h=None), h=[Out(loss={}, h=()), \"it's\"])"),
+    "nested": (
+        lambda y: Out(Out(y, None), [Out({}, ()), "it's"]),
+        'Out(loss=Out(loss=addmm, h=None), h=[Out(loss={}, h=()), "it\'s"])',
+    ),
     "named tuple": (lambda y: Pair(y, Pair(1, "two")), "Pair(a=addmm, b=Pair(a=1, b='two'))"),
     "keys": (lambda y: {1: y, None: 2, (1, 2): y}, "{1: addmm, None: 2, '(1, 2)': addmm}"),
     "enum": (lambda y: Out(y, Color.RED), "Out(loss=addmm, h=1)"),
@@ -116,11 +124,21 @@ def test_structures_in() -> None:
     model = Apply(lambda y, o, *, s: y * o.h + o.loss["n"] + s[0].made * s[0].x)
     x, h = torch.randn(4, 4, dtype=d), torch.randn(4, 4, dtype=d)
     parallel = check(model, x, Out({"n": 2}, h), s=[Slots(h, given=5)])
-    assert {r.name or n.name for n in parallel.program.placeholders if (r := record_of(n)).role == "input"} == {"x", "rest_h", "s_0_x"}
+    assert {r.name or n.name for n in parallel.program.placeholders if (r := record_of(n)).role == "input"} == {
+        "x",
+        "rest_h",
+        "s_0_x",
+    }
     for n, s in ((2, 5), (3, 5), (3, 6), (2, 5)):
-        same(parallel.simulate(x, Out({"n": n}, h), s=[Slots(h, given=s)]), model(x, Out({"n": n}, h), s=[Slots(h, given=s)]))
+        same(
+            parallel.simulate(x, Out({"n": n}, h), s=[Slots(h, given=s)]),
+            model(x, Out({"n": n}, h), s=[Slots(h, given=s)]),
+        )
     assert parallel.captures == 3
-    same(parallel.simulate(x, Frozen({"n": 2}, h), s=[Slots(h, given=5)]), model(x, Out({"n": 2}, h), s=[Slots(h, given=5)]))
+    same(
+        parallel.simulate(x, Frozen({"n": 2}, h), s=[Slots(h, given=5)]),
+        model(x, Out({"n": 2}, h), s=[Slots(h, given=5)]),
+    )
     assert parallel.captures == 4, "another class is another structure"
 
 
@@ -129,7 +147,13 @@ def test_tangents_are_named_after_fields() -> None:
     assert [n.name for n in program.placeholders][-2:] == ["d_loss", "d_h_0"]
 
 
-leaves = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.builds(lambda n: torch.full((n,), float(n)), st.integers(0, 3))
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=3)
+    | st.builds(lambda n: torch.full((n,), float(n)), st.integers(0, 3))
+)
 values = st.recursive(leaves, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=2), v, max_size=3) | st.builds(Out, v, v)
                       | st.builds(Pair, v, v) | st.tuples(v) | st.builds(Frozen, v, v) | st.builds(Slots, v))  # fmt: skip
 
@@ -141,7 +165,9 @@ def test_flattened_and_rebuilt(value: Any) -> None:
     again, other = flatten(unflatten(found, spec))
     assert spec == other and hash(spec) == hash(other)
     assert len(again) == len(found) and all(a is b for a, b in zip(again, found, strict=True))
-    assert [leaf for _, leaf in flatten_with_path(value)[0]] == found or any(isinstance(leaf, torch.Tensor) for leaf in found)
+    assert [leaf for _, leaf in flatten_with_path(value)[0]] == found or any(
+        isinstance(leaf, torch.Tensor) for leaf in found
+    )
     assert not any(isinstance(leaf, (list, dict, tuple, Out, Slots)) for leaf in found)
     same(unflatten(found, spec), value)
 
@@ -153,7 +179,11 @@ def test_what_holds_itself_is_a_leaf() -> None:
 
 
 CHANGED = {
-    "list": (lambda y, a: a.append(y) or y, [1], r"forward changes its argument a, a list, which the caller would see changed\n  change a copy of it"),
+    "list": (
+        lambda y, a: a.append(y) or y,
+        [1],
+        r"forward changes its argument a, a list, which the caller would see changed\n  change a copy of it",
+    ),
     "field": (lambda y, a: setattr(a, "h", y) or y, Out(1), r"forward changes its argument a, a Out, .*\n.*"),
 }
 
@@ -249,9 +279,14 @@ def kept(*things: Any) -> Iterator[torch.Tensor]:
 def test_a_run_changes_state_as_eager_and_nothing_else(model: Any, args: Any, states: set[str]) -> None:
     """Thrice, backward included: no argument, parameter or other buffer gets another value, or another version."""
     model, args = model().double(), args()
-    eager, parallel = copy.deepcopy(model), autopar.parallelize(model, Mesh(dp=2, tp=2), COLUMN_ROW if isinstance(model, Block) else None)
+    eager, parallel = (
+        copy.deepcopy(model),
+        autopar.parallelize(model, Mesh(dp=2, tp=2), COLUMN_ROW if isinstance(model, Block) else None),
+    )
     for _ in range(3):
-        fixed = [t for t in kept(args) if isinstance(t, torch.Tensor)] + [t for n, t in model.state_dict(keep_vars=True).items() if n not in states]
+        fixed = [t for t in kept(args) if isinstance(t, torch.Tensor)] + [
+            t for n, t in model.state_dict(keep_vars=True).items() if n not in states
+        ]
         before = [(t, t.clone(), t._version) for t in fixed]
         outputs = parallel.simulate(*args)
         same(outputs, eager(*args))
@@ -278,7 +313,10 @@ def test_constants_stay_known() -> None:
 LOOKS = {  # how a mask of 4 rows of 6 is looked into → whether the rows are those of the batch, each where it is
     "rows and places": (lambda m, r, k: m[r[:, None, None, None], k[None, None, None]], True),
     "rows and as many places": (lambda m, r, k: m[r[:, None], k[None, :4]], True),
-    "three indices": (lambda m, r, k: m[..., None][r[:, None, None], k[None, :, None], torch.zeros(1, dtype=torch.int64)], True),
+    "three indices": (
+        lambda m, r, k: m[..., None][r[:, None, None], k[None, :, None], torch.zeros(1, dtype=torch.int64)],
+        True,
+    ),
     "rows and places of each": (lambda m, r, k: m[r[:, None], (k[None] + r[:, None]) % 6], False),
     "rows beside places": (lambda m, r, k: m[r, k[:4]], False),
     "rows last": (lambda m, r, k: m[r[None], k[:, None]], False),

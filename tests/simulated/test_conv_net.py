@@ -37,7 +37,9 @@ def check_steps(model: nn.Module, mesh: Mesh, plan: Any, *shape: int, steps: int
             given.append((out, own.grad))
         assert all(relative(b, a) <= TOLERANCE for a, b in zip(*given, strict=True)), step
         for (name, ours), theirs in zip(model.named_parameters(), eager.parameters(), strict=True):
-            assert ours.grad is not None and theirs.grad is not None and relative(ours.grad, theirs.grad) <= TOLERANCE, (step, name)
+            assert (
+                ours.grad is not None and theirs.grad is not None and relative(ours.grad, theirs.grad) <= TOLERANCE
+            ), (step, name)
         for (name, ours), theirs in zip(model.named_buffers(), eager.buffers(), strict=True):
             assert relative(ours, theirs) <= TOLERANCE, (step, name)
         with torch.no_grad():
@@ -47,7 +49,13 @@ def check_steps(model: nn.Module, mesh: Mesh, plan: Any, *shape: int, steps: int
 
 
 COLUMN = {"*.conv.weight": ("tp", None)}
-PAIR = {**COLUMN, "*.norm.weight": ("tp",), "*.norm.bias": ("tp",), "*.norm.running_*": ("tp",), "*.row.weight": (None, "tp")}
+PAIR = {
+    **COLUMN,
+    "*.norm.weight": ("tp",),
+    "*.norm.bias": ("tp",),
+    "*.norm.running_*": ("tp",),
+    "*.row.weight": (None, "tp"),
+}
 PLANS: dict[str, tuple[Mesh, Any, int]] = {  # with the size of the batch
     "2": (Mesh(dp=2), None, 5),
     "4": (Mesh(dp=4), None, 7),
@@ -78,7 +86,10 @@ NORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "no running statistics": (lambda: nn.BatchNorm2d(4, track_running_stats=False), (6, 4, 2, 3)),
     "neither": (lambda: nn.BatchNorm2d(4, affine=False, track_running_stats=False), (6, 4, 2, 3)),
     "instance norm": (lambda: nn.InstanceNorm2d(4, affine=True), (6, 4, 2, 3)),
-    "instance norm with statistics": (lambda: nn.InstanceNorm2d(4, affine=True, track_running_stats=True), (6, 4, 2, 3)),
+    "instance norm with statistics": (
+        lambda: nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
+        (6, 4, 2, 3),
+    ),
     "group norm": (lambda: nn.GroupNorm(2, 4), (6, 4, 2, 3)),
     "group norm without weight": (lambda: nn.GroupNorm(2, 4, affine=False), (6, 4, 3)),
 }
@@ -133,19 +144,31 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 SPLITS: dict[str, dict[str, Any]] = {
     "channels": {"x": ("dp", "tp")},  # of layers that have no weight
-    "column": {"layer.weight": ("tp",)}, "row": {"layer.weight": (None, "tp")},
+    "column": {"layer.weight": ("tp",)},
+    "row": {"layer.weight": (None, "tp")},
 }
-CASES = [(name, split) for name, (make, _) in LAYERS.items() for split in SPLITS if hasattr(make(), "weight") != (split == "channels")]
+CASES = [
+    (name, split)
+    for name, (make, _) in LAYERS.items()
+    for split in SPLITS
+    if hasattr(make(), "weight") != (split == "channels")
+]
 
 
 @pytest.mark.parametrize(("name", "split"), CASES, ids=[f"{name}, {split}" for name, split in CASES])
 def test_layers(name: str, split: str) -> None:
     torch.manual_seed(0)
     make, shape = LAYERS[name]
-    check_equal(First(make()).double(), Mesh(dp=2, tp=2), SPLITS[split], (torch.randn(shape, dtype=d).requires_grad_(),))
+    check_equal(
+        First(make()).double(), Mesh(dp=2, tp=2), SPLITS[split], (torch.randn(shape, dtype=d).requires_grad_(),)
+    )
 
 
-@pytest.mark.parametrize("layer", [nn.GroupNorm(2, 4), nn.Conv2d(4, 3, 2, groups=1), nn.BatchNorm2d(4)], ids=lambda layer: type(layer).__name__)
+@pytest.mark.parametrize(
+    "layer",
+    [nn.GroupNorm(2, 4), nn.Conv2d(4, 3, 2, groups=1), nn.BatchNorm2d(4)],
+    ids=lambda layer: type(layer).__name__,
+)
 def test_an_input_that_needs_no_gradient(layer: nn.Module) -> None:
     """Those of the weights come without the input's."""
     torch.manual_seed(0)
@@ -155,7 +178,9 @@ def test_an_input_that_needs_no_gradient(layer: nn.Module) -> None:
 def test_split_channels_in_need_no_gathering_for_the_gradient_of_the_bias() -> None:
     """That is a sum of its own: what a rank has of the channels does not matter to it."""
     x = torch.randn(IMAGE, dtype=d, requires_grad=True)
-    parallel = check_equal(nn.Conv2d(4, 6, 3).double(), Mesh(tp=2), {"weight": (None, "tp"), "input": (None, "tp")}, (x,))
+    parallel = check_equal(
+        nn.Conv2d(4, 6, 3).double(), Mesh(tp=2), {"weight": (None, "tp"), "input": (None, "tp")}, (x,)
+    )
     assert "all_gather" not in str(parallel.program)
 
 
@@ -181,11 +206,19 @@ def test_statistics_of_halves_are_taken_in_float32(dtype: torch.dtype, training:
     wanted = torch.native_batch_norm(x, weight, bias, mean, var, training, 0.1, 1e-5)
     assert have[0].dtype == dtype and have[1].dtype == torch.float32
     for ours, theirs in zip((*have, *own), (*wanted, mean, var), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=2 * torch.finfo(ours.dtype).eps if ours is have[0] else 1e-4, atol=2e-3 * (ours is have[0]), check_dtype=False)
+        torch.testing.assert_close(
+            ours,
+            theirs,
+            rtol=2 * torch.finfo(ours.dtype).eps if ours is have[0] else 1e-4,
+            atol=2e-3 * (ours is have[0]),
+            check_dtype=False,
+        )
     rest = (gradient, x, weight, mean, var, wanted[1], wanted[2], training, 1e-5, [True] * 3)
     exact = torch.ops.aten.native_batch_norm_backward(*[v.double() if isinstance(v, torch.Tensor) else v for v in rest])
     for ours, theirs in zip(batch_norm.batch_norm_backward(*rest), exact, strict=True):
-        torch.testing.assert_close(ours.double(), theirs, rtol=torch.finfo(ours.dtype).eps * (1 if ours.dtype == dtype else 1e4), atol=1e-3)
+        torch.testing.assert_close(
+            ours.double(), theirs, rtol=torch.finfo(ours.dtype).eps * (1 if ours.dtype == dtype else 1e4), atol=1e-3
+        )
 
 
 def test_a_cumulative_average_reads_a_buffer_and_is_refused() -> None:

@@ -87,8 +87,12 @@ def test_no_device_is_assumed(elsewhere: None) -> None:
     """What a step makes it makes on the device that the capture is for; constants go there."""
     with torch.device("meta"):
         program = autopar.parallelize(Made(), Mesh(dp=2), example=(torch.randn(4, 4),)).program
-        language = autopar.parallelize(Language(), Mesh(dp=2), example=(torch.zeros(4, 3, dtype=torch.long),) * 2).program
-    devices = {str(n.kwargs["device"]) for p in (program, language) for n in p.nodes if n.kwargs.get("device") is not None}
+        language = autopar.parallelize(
+            Language(), Mesh(dp=2), example=(torch.zeros(4, 3, dtype=torch.long),) * 2
+        ).program
+    devices = {
+        str(n.kwargs["device"]) for p in (program, language) for n in p.nodes if n.kwargs.get("device") is not None
+    }
     assert devices == {"cuda:0"}
     assert "cpu" not in str(program) + str(language) and "'cuda')" in str(program)
     (constant,) = [n for n in program.nodes if n.op == "get_attr"]
@@ -104,7 +108,13 @@ def test_on_cuda(name: str) -> None:
     given = tuple(a.double().cuda() if a.is_floating_point() else a.cuda() for a in args())
     plan = {"mlp": COLUMN_ROW, "made": None, "llama": PROJECTIONS}[name]
     outputs, expected = autopar.parallelize(ours, Mesh(dp=2, tp=2), plan).simulate(*given), theirs(*given)
-    y, z = (outputs.logits, expected.logits) if name == "llama" else (outputs, expected) if name == "mlp" else (outputs[0], expected[0])
+    y, z = (
+        (outputs.logits, expected.logits)
+        if name == "llama"
+        else (outputs, expected)
+        if name == "mlp"
+        else (outputs[0], expected[0])
+    )
     assert y.is_cuda and relative(y, z) <= TOLERANCE
     y.square().sum().backward()
     z.square().sum().backward()

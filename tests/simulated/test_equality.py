@@ -69,7 +69,8 @@ def test_fully_split_parameters() -> None:
 
 
 def test_every_way_to_split_one_block() -> None:
-    """All ways to split the dims of a block's parameters and input over two axes; of two that differ in the axes' names, one."""
+    """All ways to split the dims of a block's parameters and input over two axes; of two that differ in the axes'
+    names, one."""
     choices = [None, "dp", "tp"]
     x = torch.randn(5, 3, dtype=torch.float64)
     model = Block(3, 4).double()

@@ -58,7 +58,10 @@ def test_expansion_is_the_op(name: str) -> None:
     rows = calls_of(name)
     assert rows
     for args, kwargs in rows:
-        wanted, found = results(NAMES[name](*args, **kwargs)), results(EXPANSIONS[NAMES[name]].function(*args, **kwargs))
+        wanted, found = (
+            results(NAMES[name](*args, **kwargs)),
+            results(EXPANSIONS[NAMES[name]].function(*args, **kwargs)),
+        )
         assert len(wanted) == len(found)
         for a, b in list(zip(found, wanted, strict=True))[: counted(name, args)]:
             assert (a.shape, a.dtype) == (b.shape, b.dtype)
@@ -92,7 +95,10 @@ def test_split_dim_is_not_gathered(name: str, ranks: int) -> None:
         if bound.sizes.get(factor, 0) < max(least, ranks):
             continue
         names = bind_arguments(Once(name, args, kwargs), tensors, {}).names
-        plan = {arg: tuple("tp" if dim == (factor,) and len(dims) > 1 else None for dim in dims) for arg, dims in zip(names, bound.operands, strict=True)}
+        plan = {
+            arg: tuple("tp" if dim == (factor,) and len(dims) > 1 else None for dim in dims)
+            for arg, dims in zip(names, bound.operands, strict=True)
+        }
         if not any("tp" in spec for spec in plan.values()):  # the rows of an embedding's gradient: no operand has them
             continue
         parallel = autopar.parallelize(Once(name, args, kwargs), Mesh(tp=ranks), plan, example=tuple(tensors))
@@ -203,5 +209,8 @@ def test_causal_attention_over_a_split_sequence(mesh: Mesh, length: int) -> None
 
 def test_expanded_programs_give_the_same_dump_on_all_ranks() -> None:
     ids, labels = torch.randint(11, (4, 6)), torch.randint(11, (4, 6))
-    texts = {str(autopar.parallelize(Head(11), Mesh(tp=2), {"embed.weight": ("tp", None)}, example=(ids, labels)).program) for _ in range(2)}
+    texts = {
+        str(autopar.parallelize(Head(11), Mesh(tp=2), {"embed.weight": ("tp", None)}, example=(ids, labels)).program)
+        for _ in range(2)
+    }
     assert len(texts) == 1

@@ -14,7 +14,9 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp,
 import autopar
 from autopar import Mesh
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own formulas of forward mode
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script. is deprecated"
+)  # torch's own formulas of forward mode
 d = torch.float64
 MESH, PLAN = Mesh(dp=2, tp=2), {"inner.weight": ("tp", None)}
 Function = Callable[["Transformed", torch.Tensor], Any]
@@ -47,9 +49,11 @@ FUNCTIONS: dict[str, Function] = {
     "vmap of jacfwd": lambda m, x: vmap(jacfwd(lambda row: torch.tanh(row @ m.inner.weight)))(x),
     "jvp": lambda m, x: jvp(m.energy, (m.inner(x),), (torch.ones_like(x),))[1],
     "vjp": lambda m, x: vjp(m.energy, m.inner(x))[1](torch.ones((), dtype=d))[0],
-    "vmap in_dims": lambda m, x: vmap(lambda column, w: column.sum() * w, in_dims=(1, 0), out_dims=1)(x, m.inner.weight),
+    "vmap "
+    "in_dims": lambda m, x: vmap(lambda column, w: column.sum() * w, in_dims=(1, 0), out_dims=1)(x, m.inner.weight),
     "functional_call": lambda m, x: functional_call(m.inner, {name: p * 2 for name, p in m.parameters_by_name().items()}, (x,)),
-    "gradients of samples": lambda m, x: vmap(grad(of_a_sample(m)), in_dims=(None, 0))(m.parameters_by_name(), x)["weight"],
+    "gradients of "
+    "samples": lambda m, x: vmap(grad(of_a_sample(m)), in_dims=(None, 0))(m.parameters_by_name(), x)["weight"],
     "ensemble": lambda m, x: vmap(lambda w, x: functional_call(m.inner, w, (x,)), in_dims=(0, None))(
         {name: torch.stack([p, p * 2]) for name, p in m.parameters_by_name().items()}, x),
 }  # fmt: skip

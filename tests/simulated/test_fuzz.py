@@ -1,4 +1,5 @@
-"""Random models on random meshes under random plans equal one device, or are refused with the reason; and what such cases found.
+"""Random models on random meshes under random plans equal one device, or are refused with the reason; and what such
+cases found.
 
 Here a few, the same each time; ``python profiling/run.py fuzz`` runs thousands.
 """
@@ -34,7 +35,9 @@ def agrees(case: Case, kinds: tuple[str, ...]) -> bool:
     return outcome.kind in kinds
 
 
-@settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@settings(
+    max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
+)
 @given(st.randoms(use_true_random=False))
 def test_random_models_equal_one_device_or_are_refused(r: random.Random) -> None:
     case = random_case(r)
@@ -53,19 +56,26 @@ FOUND: dict[str, Case] = {
     "repeated beside a split dim of size one": Case(("v = a.tile((2,))",), "v", {"a": "real(1, 1, 2)"}, {"dp": 2}, {}),
     "as_strided": Case(("v = a.as_strided(a.shape, a.stride())",), "v", {"a": "real(3, 3, 4, grad=True)"}, {"dp": 2}, {}),
     "a view that needs more of a pending value than its sum": Case(
-        ("v = F.linear(self.p, self.w, self.b)", "u = v.abs()", "w = v.view(3, 2)"), "(u, w)", {"a": "real(3)"}, {"dp": 2, "cp": 2}, {"w": (None, "cp"), "b": ("dp",)},
-        ("self.p = nn.Parameter(torch.randn(2, 4))", "self.w = nn.Parameter(torch.randn(3, 4))", "self.b = nn.Parameter(torch.randn(3))")),
+        ("v = F.linear(self.p, self.w, "
+         "self.b)", "u = v.abs()", "w = v.view(3, 2)"), "(u, w)", {"a": "real(3)"}, {"dp": 2, "cp": 2}, {"w": (None, "cp"), "b": ("dp",)},
+        ("self.p = nn.Parameter(torch.randn(2, "
+         "4))", "self.w = nn.Parameter(torch.randn(3, 4))", "self.b = nn.Parameter(torch.randn(3))")),
     "a plan for what a norm returns, beside a write": Case(
         ("w = b.clone()", "w.add_(1)", "v = self.l(a)"), "(v, w)", {"a": "real(4, 4)", "b": "real(3)"}, {"tp": 2}, {"*.l()": (None, "tp")}, ("self.l = nn.LayerNorm(4)",)),
     "dropout of what lies transposed": Case(
-        ("v = F.dropout(self.l(a.transpose(0, 1)).transpose(0, 1), 0.3)",), "v", {"a": "real(3, 6, 6)"}, {"dp": 2}, {}, ("self.l = nn.Linear(6, 6)",), options={"random": "single"}),
+        ("v = F.dropout(self.l(a.transpose(0, 1)).transpose(0, 1), "
+         "0.3)",), "v", {"a": "real(3, 6, 6)"}, {"dp": 2}, {}, ("self.l = nn.Linear(6, 6)",), options={"random": "single"}),
     "dropout in layers that turn the batch": Case(
-        ("v = self.l(a)",), "v", {"a": "real(6, 2, 6)"}, {"tp": 2}, {}, ("self.l = nn.TransformerEncoderLayer(6, 3, 12, dropout=0.2, batch_first=True)",), options={"random": "single"}),
+        ("v = self.l(a)",), "v", {"a": "real(6, 2, 6)"}, {"tp": 2}, {}, ("self.l = nn.TransformerEncoderLayer(6, 3, "
+                                                                         "12, dropout=0.2, "
+                                                                         "batch_first=True)",), options={"random": "single"}),
     "numbers drawn for what lies transposed, where they do not": Case(
         ("v = F.gumbel_softmax(a.mT)",), "v", {"a": "real(4, 6, grad=True)"}, {"dp": 2}, {}, options={"random": "single"}),
     "numbers drawn into what lies transposed": Case(
-        ("v = a.mT + torch.empty_like(a.mT).exponential_()",), "v", {"a": "real(4, 6, grad=True)"}, {"dp": 2}, {}, options={"random": "single"}),
-    "a view of a view, in place": Case(("v = a.reshape(-1).clone()", "v.unsqueeze(0).mul_(3)"), "v", {"a": "real(3, grad=True)"}, {"dp": 2}, {}),
+        ("v = a.mT + "
+         "torch.empty_like(a.mT).exponential_()",), "v", {"a": "real(4, 6, grad=True)"}, {"dp": 2}, {}, options={"random": "single"}),
+    "a view of a view, in "
+    "place": Case(("v = a.reshape(-1).clone()", "v.unsqueeze(0).mul_(3)"), "v", {"a": "real(3, grad=True)"}, {"dp": 2}, {}),
 }  # fmt: skip
 
 
@@ -111,7 +121,14 @@ def test_a_lost_all_reduce_is_caught_and_made_small(monkeypatch: pytest.MonkeyPa
 
 def test_an_accepted_payload_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one rank sends is changed, and refused; and would be told if it were not."""
-    case = Case(("v = self.l(a)",), "v", {"a": "real(4, 6, grad=True)"}, {"dp": 2}, {"a": ("dp", None)}, ("self.l = nn.Linear(6, 3)",))
+    case = Case(
+        ("v = self.l(a)",),
+        "v",
+        {"a": "real(4, 6, grad=True)"},
+        {"dp": 2},
+        {"a": ("dp", None)},
+        ("self.l = nn.Linear(6, 3)",),
+    )
     assert check(case, mutations=20).kind == "equal"
     monkeypatch.setattr("payload_mutations.check_programs", lambda programs: None)
     assert check(case, mutations=20).reason.startswith("a change of a payload is accepted: another ")
@@ -119,7 +136,16 @@ def test_an_accepted_payload_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_stale_attribute_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model whose attribute changes between calls agrees with eager, and would not without guards."""
-    case = Case(("v = a * self.n",), "v", {"a": "real(4, grad=True)"}, {"dp": 2}, {}, ("self.n = 0.5",), calls=3, changes=("self.n = 2.0", "self.n = 0.0"))
+    case = Case(
+        ("v = a * self.n",),
+        "v",
+        {"a": "real(4, grad=True)"},
+        {"dp": 2},
+        {},
+        ("self.n = 0.5",),
+        calls=3,
+        changes=("self.n = 2.0", "self.n = 0.0"),
+    )
     assert agrees(case, ("equal",))
     monkeypatch.setattr(Guards, "hold", lambda self, modules: True)
     assert check(case).reason.startswith(OTHER)
@@ -128,7 +154,9 @@ def test_a_stale_attribute_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_attributes_that_change_are_drawn() -> None:
     """Of numbers, flags, words, dicts and configs."""
     changes = {change for seed in range(60) for change in random_case(random.Random(seed)).changes}
-    assert len(changes) > 10 and all(any(part in change for change in changes) for part in ('["c"]', ".first", "True", "'b'", "0.5"))
+    assert len(changes) > 10 and all(
+        any(part in change for change in changes) for part in ('["c"]', ".first", "True", "'b'", "0.5")
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -140,7 +168,14 @@ def test_a_case_is_made_again_from_its_text(seed: int) -> None:
 
 
 def test_a_printed_case_runs_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    case = Case(("v = self.l(a)", "w = v * b"), "(v, w)", {"a": "real(4, 6)", "b": "0.7"}, {"dp": 2}, {"a": ("dp", None)}, ("self.l = nn.Linear(6, 3)",))
+    case = Case(
+        ("v = self.l(a)", "w = v * b"),
+        "(v, w)",
+        {"a": "real(4, 6)", "b": "0.7"},
+        {"dp": 2},
+        {"a": ("dp", None)},
+        ("self.l = nn.Linear(6, 3)",),
+    )
     exec(compile(case.script(), "case.py", "exec"), {"__name__": "__main__"})
     assert capsys.readouterr().out.startswith("(tensor(")
 
@@ -156,6 +191,8 @@ def test_every_template_can_be_a_line(family: str) -> None:
             models.input(f"real({', '.join(str(r.choice((2, 3, 4))) for _ in range(dims))})")
         for template in sorted(never):
             filled = models.filled(template)
-            if filled is not None and models.add(filled.replace("{v}", "v9") if "{v}" in filled else f"v9 = {filled}", "v9"):
+            if filled is not None and models.add(
+                filled.replace("{v}", "v9") if "{v}" in filled else f"v9 = {filled}", "v9"
+            ):
                 never.discard(template)
     assert not never

@@ -1,4 +1,5 @@
-"""Python values that forward reads: where one has changed, a call captures anew, or goes back to an earlier capture, as eager does."""
+"""Python values that forward reads: where one has changed, a call captures anew, or goes back to an earlier capture, as
+eager does."""
 
 from __future__ import annotations
 
@@ -44,35 +45,48 @@ CHANGES: dict[str, tuple[Callable[[Reader], Any], str]] = {  # what is changed, 
     "a float": (lambda m: setattr(m, "beta", 3.0), "beta is 3.0, it was 1.0"),
     "a float to an int": (lambda m: setattr(m, "beta", 1), "beta is 1, it was 1.0"),
     "a float to nan": (lambda m: setattr(m, "beta", math.nan), "beta is nan, it was 1.0"),
-    "a float to minus zero": (lambda m: setattr(m, "weights", [0.5, -0.0]), "weights is [0.5, -0.0], it was [0.5, 0.25]"),
+    "a float to minus "
+    "zero": (lambda m: setattr(m, "weights", [0.5, -0.0]), "weights is [0.5, -0.0], it was [0.5, 0.25]"),
     "a flag": (lambda m: setattr(m, "flag", True), "flag is True, it was False"),
     "an index of a layer": (lambda m: setattr(m, "which", 1), "which is 1, it was 0"),
     "a dtype": (lambda m: setattr(m, "kind", torch.float32), "kind is torch.float32, it was torch.float64"),
     "dropout": (lambda m: setattr(m.drop, "p", 1.0), "drop.p is 1.0, it was 0.0"),
     "a class attribute": (lambda m: setattr(Reader, "offset", 1.25), "offset is 1.25, it was 0.25"),
-    "an attribute that hides one of the class": (lambda m: setattr(m, "offset", 2.25), "offset is 2.25, it was missing"),
+    "an attribute that hides one of the "
+    "class": (lambda m: setattr(m, "offset", 2.25), "offset is 2.25, it was missing"),
     "a new attribute": (lambda m: setattr(m, "extra", 4), "extra is 4, it was missing"),
     "an entry of a list": (lambda m: m.weights.__setitem__(0, 0.125), "weights is [0.125, 0.25], it was [0.5, 0.25]"),
-    "an entry of a dict": (lambda m: m.options.update(gain=2.5), "options is {'gain': 2.5, 'deep': [{'on': True}]}, it was {'gain': 1.0, 'deep': [{'on': True}]}"),
-    "an entry deep in a dict": (lambda m: m.options["deep"][0].update(on=False), "options is {'gain': 1.0, 'deep': [{'on': False}]}, it was {'gain': 1.0, 'deep': [{'on': True}]}"),
+    "an entry of a "
+    "dict": (lambda m: m.options.update(gain=2.5), "options is {'gain': 2.5, 'deep': [{'on': True}]}, it was {'gain': 1.0, 'deep': [{'on': True}]}"),
+    "an entry deep in a "
+    "dict": (lambda m: m.options["deep"][0].update(on=False), "options is {'gain': 1.0, 'deep': [{'on': False}]}, it was {'gain': 1.0, 'deep': [{'on': True}]}"),
     "a config": (lambda m: setattr(m.config, "mode", "minus"), "config.mode is 'minus', it was 'plus'"),
-    "a config in a config, through a property": (lambda m: setattr(m.config.inner, "scale", 0.5), "config.inner.scale is 0.5, it was 1.5"),
+    "a config in a config, through a "
+    "property": (lambda m: setattr(m.config.inner, "scale", 0.5), "config.inner.scale is 0.5, it was 1.5"),
     "a list of a config": (lambda m: m.config.sizes.append(3), "config.sizes is [1, 2, 3], it was [1, 2]"),
-    "another config": (lambda m: setattr(m, "config", Config(inner=Inner(7.0))), "config is another Config, it was a Config"),
+    "another "
+    "config": (lambda m: setattr(m, "config", Config(inner=Inner(7.0))), "config is another Config, it was a Config"),
     "a slot": (lambda m: setattr(m.slotted, "shift", 1.0), "slotted.shift is 1.0, it was 0.5"),
     "a namespace": (lambda m: setattr(m.names, "bias", 0.75), "names is {'bias': 0.75}, it was {'bias': 0.5}"),
     "options of argparse": (lambda m: setattr(m.args, "clip", 0.75), "args is {'clip': 0.75}, it was {'clip': 0.1}"),
     "a function": (lambda m: setattr(m, "act", torch.sin), "act is the function sin, it was the function tanh"),
-    "a number of a closure": (lambda m: m.change(5.0), "power of the closure closed_over.<locals>.function is 5.0, it was 1.0"),
-    "a global that a function reads": (in_module("FACTOR", 4.0), "the global FACTOR of guarded_models is 4.0, it was 2.0"),
-    "a global config": (lambda m: setattr(CONFIG.inner, "scale", 4.5), "the global CONFIG of guarded_models.inner.scale is 4.5, it was 1.5"),
-    "a global table": (lambda m: TABLE["a"].__setitem__(0, 8.0), "the global TABLE of guarded_models is {'a': [8.0, 2.0]}, it was {'a': [1.0, 2.0]}"),
+    "a number of a "
+    "closure": (lambda m: m.change(5.0), "power of the closure closed_over.<locals>.function is 5.0, it was 1.0"),
+    "a global that a function "
+    "reads": (in_module("FACTOR", 4.0), "the global FACTOR of guarded_models is 4.0, it was 2.0"),
+    "a global "
+    "config": (lambda m: setattr(CONFIG.inner, "scale", 4.5), "the global CONFIG of guarded_models.inner.scale is 4.5, it was 1.5"),
+    "a global "
+    "table": (lambda m: TABLE["a"].__setitem__(0, 8.0), "the global TABLE of guarded_models is {'a': [8.0, 2.0]}, it was {'a': [1.0, 2.0]}"),
     "a plain tensor": (lambda m: setattr(m, "plain", m.plain + 1), "plain is another tensor [], it was a tensor []"),
-    "a plain tensor, in place": (lambda m: m.plain.add_(1), "plain is a tensor [] with other contents, it was a tensor []"),
+    "a plain tensor, in "
+    "place": (lambda m: m.plain.add_(1), "plain is a tensor [] with other contents, it was a tensor []"),
     "a hook": (lambda m: m.l.register_forward_hook(half), "l._forward_hooks is [function half], it was []"),
-    "a hook before": (lambda m: m.l.register_forward_pre_hook(one_more), "l._forward_pre_hooks is [function one_more], it was []"),
+    "a hook "
+    "before": (lambda m: m.l.register_forward_pre_hook(one_more), "l._forward_pre_hooks is [function one_more], it was []"),
     "another forward": (lambda m: setattr(m.l, "forward", twice), "l.forward is the function twice, it was missing"),
-    "another module": (lambda m: m._modules.__setitem__("drop", nn.Tanh()), "module 2 of the model is a Tanh, it was a Dropout"),
+    "another "
+    "module": (lambda m: m._modules.__setitem__("drop", nn.Tanh()), "module 2 of the model is a Tanh, it was a Dropout"),
 }  # fmt: skip
 
 
@@ -85,12 +99,15 @@ def globals_put_back() -> Any:
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    return ours.dtype == theirs.dtype and (relative(ours, theirs) <= TOLERANCE or bool(ours.isnan().all() and theirs.isnan().all()))
+    return ours.dtype == theirs.dtype and (
+        relative(ours, theirs) <= TOLERANCE or bool(ours.isnan().all() and theirs.isnan().all())
+    )
 
 
 @pytest.mark.parametrize("case", CHANGES)
 def test_what_is_changed_is_captured_anew(case: str) -> None:
-    """With the numbers of eager, before and after; the report names what was changed; and unchanged it is captured once."""
+    """With the numbers of eager, before and after; the report names what was changed; and unchanged it is captured
+    once."""
     change, said = CHANGES[case]
     model, x = Reader(), torch.randn(4, 4, dtype=d)
     parallel = autopar.parallelize(model, Mesh(dp=2))
@@ -104,7 +121,9 @@ def test_what_is_changed_is_captured_anew(case: str) -> None:
     assert f"capture 2 of this model: {said}" in parallel.reports[0].notes
 
 
-def trained(model: nn.Module, values: list[Any], change: Callable[[nn.Module, Any], None], x: torch.Tensor, **options: Any) -> tuple[autopar.Parallel, Any]:
+def trained(
+    model: nn.Module, values: list[Any], change: Callable[[nn.Module, Any], None], x: torch.Tensor, **options: Any
+) -> tuple[autopar.Parallel, Any]:
     """Steps beside eager, a value for each; the losses and the parameters are the same, of ``simulate`` too."""
     theirs = copy.deepcopy(model)
     parallel = autopar.parallelize(model, Mesh(dp=2))
@@ -130,17 +149,21 @@ def set_beta(model: nn.Module, value: Any) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"microbatches": 2}, {"recompute": "*l"}, {"zero": 1}], ids=str)
 def test_a_float_that_anneals_becomes_an_input(options: dict[str, Any]) -> None:
-    """Its first change is captured anew, and its second makes it an input: there are no more captures, whatever it is then."""
+    """Its first change is captured anew, and its second makes it an input: there are no more captures, whatever it is
+    then."""
     torch.manual_seed(0)
     x = torch.randn(4, 4, dtype=d)
     parallel, step = trained(Weighted(), [0.0, 0.1, 0.2, 0.3, 1e9, 0.0, -2.5, 0.1], set_beta, x, **options)
     assert parallel.captures == step.captures == 3
-    assert "beta : f64[] = input('.beta')" in str(parallel.program) and "beta : f64[] = input('.beta')" in str(step.program)
+    assert "beta : f64[] = input('.beta')" in str(parallel.program) and "beta : f64[] = input('.beta')" in str(
+        step.program
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_number_that_is_an_input_is_none_of_a_dtype(dtype: torch.dtype) -> None:
-    """Results have the dtypes and the bits that they have with a Python number: of low precision, of whole numbers, of single numbers."""
+    """Results have the dtypes and the bits that they have with a Python number: of low precision, of whole numbers, of
+    single numbers."""
 
     class Mixed(nn.Module):
         def __init__(self) -> None:
@@ -149,7 +172,15 @@ def test_a_number_that_is_an_input_is_none_of_a_dtype(dtype: torch.dtype) -> Non
 
         def forward(self, x: torch.Tensor, n: torch.Tensor) -> Any:
             y = self.l(x)
-            return y * self.beta, self.beta - y, n * self.beta, n.sum() / self.beta, n > self.beta, y.float().sum() * self.beta, self.beta / n
+            return (
+                y * self.beta,
+                self.beta - y,
+                n * self.beta,
+                n.sum() / self.beta,
+                n > self.beta,
+                y.float().sum() * self.beta,
+                self.beta / n,
+            )
 
     model, x, n = Mixed(), torch.randn(4, 4, dtype=dtype), torch.arange(1, 5)
     parallel = autopar.parallelize(model, Mesh(dp=1))
@@ -193,7 +224,8 @@ def test_a_float_that_is_used_otherwise_is_captured_anew_with_one_warning(case: 
         with pytest.warns(UserWarning) as caught:
             assert relative(parallel.simulate(x), model(x)) <= TOLERANCE
         assert len(caught) == 1 and str(caught[0].message).startswith(
-            "forward uses beta not only in arithmetic with tensors, and each new value captures the step anew (beta is 0.3, it was 0.2)\n    test_guards.py:"
+            "forward uses beta not only in arithmetic with tensors, and each new value captures the step anew (beta "
+            "is 0.3, it was 0.2)\n    test_guards.py:"
         )
     assert parallel.captures == 4 and "input('.beta')" not in str(parallel.program)
 
@@ -214,7 +246,9 @@ def test_earlier_values_find_their_captures_and_only_so_many_are_kept() -> None:
         for k in range(KEPT + 2):
             small.act = str(k)
             assert close(parallel(x), small(x))
-    assert len(caught) == 1 and str(caught[0].message).startswith("forward reads act, and each new value captures the step anew (act is '2', it was '1')\n    test_guards.py:")
+    assert len(caught) == 1 and str(caught[0].message).startswith(
+        "forward reads act, and each new value captures the step anew (act is '2', it was '1')\n    test_guards.py:"
+    )
     assert parallel.captures == KEPT and len(parallel._calls.captures.variants._of) == 1 and not step.captures
 
 
@@ -241,7 +275,9 @@ def test_numbers_that_are_inputs_are_as_exact_under_amp(amp: str, monkeypatch: p
     def trained() -> tuple[list[torch.Tensor], int]:
         torch.manual_seed(0)
         model = Annealed()
-        parallel = autopar.parallelize(model, Mesh(dp=2, tp=2), {"l.weight": ("tp", None), "m.weight": ("tp", None)})  # no pending sums, which are reduced elsewhere
+        parallel = autopar.parallelize(
+            model, Mesh(dp=2, tp=2), {"l.weight": ("tp", None), "m.weight": ("tp", None)}
+        )  # no pending sums, which are reduced elsewhere
         step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), amp=amp, microbatches=2)
         losses = []
         for k in range(6):
@@ -267,7 +303,8 @@ def test_a_change_is_refused_without_recapture() -> None:
         with pytest.raises(RuntimeError) as caught:
             call(x)
         assert str(caught.value) == (
-            "forward was captured with other values, and recapture=False: beta is 0.5, it was 0.0; set back what was changed, or allow recapture=True"
+            "forward was captured with other values, and recapture=False: beta is 0.5, it was 0.0; set back what was "
+            "changed, or allow recapture=True"
         )
     model.beta = 0.0
     assert relative(parallel.simulate(x), model(x)) <= TOLERANCE
@@ -289,7 +326,8 @@ def test_attributes_are_set_through_what_is_returned() -> None:
 
 
 def test_what_forward_counts_up_is_said() -> None:
-    """A number that forward changes and uses is warned of, is not captured anew, and is captured where the user changes it."""
+    """A number that forward changes and uses is warned of, is not captured anew, and is captured where the user changes
+    it."""
 
     class Warming(nn.Module):
         def __init__(self) -> None:
@@ -330,12 +368,23 @@ def t5() -> nn.Module:
     from transformers import T5Config, T5ForConditionalGeneration
 
     return T5ForConditionalGeneration(
-        T5Config(vocab_size=11, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=4, decoder_start_token_id=0, pad_token_id=0)
+        T5Config(
+            vocab_size=11,
+            d_model=16,
+            d_kv=4,
+            d_ff=16,
+            num_layers=1,
+            num_heads=4,
+            decoder_start_token_id=0,
+            pad_token_id=0,
+        )
     ).double()
 
 
 @pytest.mark.parametrize("make", [llama, gpt2, bert, t5])
-def test_models_of_hugging_face_are_captured_once_and_again_where_their_config_changes(make: Callable[[], nn.Module]) -> None:
+def test_models_of_hugging_face_are_captured_once_and_again_where_their_config_changes(
+    make: Callable[[], nn.Module],
+) -> None:
     """Their forwards write flags and caches, which is no change; what they return is one."""
     model = make().eval()
     parallel = autopar.parallelize(model, Mesh(dp=2))
@@ -346,7 +395,10 @@ def test_models_of_hugging_face_are_captured_once_and_again_where_their_config_c
         with torch.no_grad():
             ours, theirs = parallel.simulate(**given), model(**given)
     assert parallel.captures == 1 and relative(ours[0], theirs[0]) <= TOLERANCE
-    for module in (model, *(getattr(model, name) for name in ("encoder", "decoder") if hasattr(model, name))):  # each with a config of its own
+    for module in (
+        model,
+        *(getattr(model, name) for name in ("encoder", "decoder") if hasattr(model, name)),
+    ):  # each with a config of its own
         module.config.output_hidden_states = True
     with torch.no_grad():
         ours, theirs = parallel.simulate(**given), model(**given)

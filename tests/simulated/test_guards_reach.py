@@ -1,4 +1,5 @@
-"""Whatever way forward reaches a Python value: where it has changed, a call captures anew, and gives the numbers of eager."""
+"""Whatever way forward reaches a Python value: where it has changed, a call captures anew, and gives the numbers of
+eager."""
 
 from __future__ import annotations
 
@@ -185,46 +186,73 @@ def another_scale(h: torch.Tensor) -> torch.Tensor:
 
 
 CASES: dict[str, tuple[Callable[[], Reader], Callable[[Reader], Any]]] = {
-    "a module's function that reads its global": (lambda: Reader(lambda m, h: helpmod.scale(h)), lambda m: setattr(helpmod, "BETA", 5.0)),
-    "a module's function that is replaced": (lambda: Reader(lambda m, h: helpmod.scale(h)), lambda m: setattr(helpmod, "scale", another_scale)),
+    "a module's function that reads its "
+    "global": (lambda: Reader(lambda m, h: helpmod.scale(h)), lambda m: setattr(helpmod, "BETA", 5.0)),
+    "a module's function that is "
+    "replaced": (lambda: Reader(lambda m, h: helpmod.scale(h)), lambda m: setattr(helpmod, "scale", another_scale)),
     "a module's global": (lambda: Reader(lambda m, h: h * helpmod.BETA), lambda m: setattr(helpmod, "BETA", 5.0)),
-    "a class of a module": (lambda: Reader(lambda m, h: h * helpmod.Options.gain), lambda m: setattr(helpmod.Options, "gain", 5.0)),
+    "a class of a "
+    "module": (lambda: Reader(lambda m, h: h * helpmod.Options.gain), lambda m: setattr(helpmod.Options, "gain", 5.0)),
     "a static method that reads a global": (lambda: Reader(lambda m, h: Ops.scale(h)), set_global),
-    "a static method that is replaced": (lambda: Reader(lambda m, h: Ops.scale(h)), lambda m: setattr(Ops, "scale", staticmethod(another_scale))),
-    "a class method that reads an attribute": (lambda: Reader(lambda m, h: Ops.times(h)), lambda m: setattr(Ops, "K", 3.0)),
+    "a static method that is "
+    "replaced": (lambda: Reader(lambda m, h: Ops.scale(h)), lambda m: setattr(Ops, "scale", staticmethod(another_scale))),
+    "a class method that reads an "
+    "attribute": (lambda: Reader(lambda m, h: Ops.times(h)), lambda m: setattr(Ops, "K", 3.0)),
     "a function of autograd": (lambda: Reader(lambda m, h: Fn.apply(h)), set_global),
     "the backward of a function of autograd": (lambda: Reader(lambda m, h: Backward.apply(h)), set_global),
     "a class as config": (lambda: Reader(lambda m, h: h * m.cfg.beta, cfg=Cfg), lambda m: setattr(Cfg, "beta", 3.0)),
-    "a class as config, by a name": (lambda: Reader(lambda m, h: h * getattr(m.cfg, "beta"), cfg=Cfg), lambda m: setattr(Cfg, "beta", 3.0)),  # noqa: B009
-    "an object of a class as config": (lambda: Reader(lambda m, h: h * m.cfg.inner.b, cfg=Cfg), lambda m: setattr(Cfg.inner, "b", 3.0)),
-    "a module as config": (lambda: Reader(lambda m, h: h * m.cfg.BETA, cfg=helpmod), lambda m: setattr(helpmod, "BETA", 4.0)),
+    "a class as config, by a "
+    "name": (lambda: Reader(lambda m, h: h * getattr(m.cfg, "beta"), cfg=Cfg), lambda m: setattr(Cfg, "beta", 3.0)),  # noqa: B009
+    "an object of a class as "
+    "config": (lambda: Reader(lambda m, h: h * m.cfg.inner.b, cfg=Cfg), lambda m: setattr(Cfg.inner, "b", 3.0)),
+    "a module as "
+    "config": (lambda: Reader(lambda m, h: h * m.cfg.BETA, cfg=helpmod), lambda m: setattr(helpmod, "BETA", 4.0)),
     "an attribute of the type": (lambda: Reader(lambda m, h: h * type(m).GAIN), lambda m: setattr(Reader, "GAIN", 3.0)),
-    "an attribute of __class__": (lambda: Reader(lambda m, h: h * m.__class__.GAIN), lambda m: setattr(Reader, "GAIN", 3.0)),
+    "an attribute of "
+    "__class__": (lambda: Reader(lambda m, h: h * m.__class__.GAIN), lambda m: setattr(Reader, "GAIN", 3.0)),
     "a hook that reads a global": (hooked, set_global),
-    "a partial whose function reads a global": (lambda: Reader(lambda m, h: m.g(h), g=functools.partial(keyed, k=1.0)), set_global),
-    "a partial's keywords": (lambda: Reader(lambda m, h: m.g(h), g=functools.partial(keyed, k=1.0)), lambda m: m.g.keywords.update(k=5.0)),
-    "a partial's object": (lambda: Reader(lambda m, h: m.g(h), g=functools.partial(with_object, value=Value())), lambda m: setattr(m.g.keywords["value"], "b", 5.0)),
-    "an object far back in a list": (lambda: Reader(lambda m, h: h * m.cs[80].b, cs=[Value() for _ in range(100)]), lambda m: setattr(m.cs[80], "b", 5.0)),
-    "an object deep in lists": (lambda: Reader(lambda m, h: h * innermost(m.cs).b, cs=nested(Value(), 6)), lambda m: setattr(innermost(m.cs), "b", 5.0)),
+    "a partial whose function reads a "
+    "global": (lambda: Reader(lambda m, h: m.g(h), g=functools.partial(keyed, k=1.0)), set_global),
+    "a partial's "
+    "keywords": (lambda: Reader(lambda m, h: m.g(h), g=functools.partial(keyed, k=1.0)), lambda m: m.g.keywords.update(k=5.0)),
+    "a partial's "
+    "object": (lambda: Reader(lambda m, h: m.g(h), g=functools.partial(with_object, value=Value())), lambda m: setattr(m.g.keywords["value"], "b", 5.0)),
+    "an object far back in a "
+    "list": (lambda: Reader(lambda m, h: h * m.cs[80].b, cs=[Value() for _ in range(100)]), lambda m: setattr(m.cs[80], "b", 5.0)),
+    "an object deep in "
+    "lists": (lambda: Reader(lambda m, h: h * innermost(m.cs).b, cs=nested(Value(), 6)), lambda m: setattr(innermost(m.cs), "b", 5.0)),
     "the class of a module": (lambda: Reader(lambda m, h: h), lambda m: setattr(m.act, "__class__", nn.Tanh)),
-    "the class of an object": (lambda: Reader(lambda m, h: m.v.scale(h), v=Value()), lambda m: setattr(m.v, "__class__", Other)),
+    "the class of an "
+    "object": (lambda: Reader(lambda m, h: m.v.scale(h), v=Value()), lambda m: setattr(m.v, "__class__", Other)),
     "a property that reads a global": (lambda: Reader(lambda m, h: h * m.v.computed, v=Value()), set_global),
     "a bound method": (lambda: Reader(lambda m, h: m.g(h), g=Value().scale), lambda m: setattr(m.g.__self__, "b", 5.0)),
     "functions in a list": (lambda: Reader(lambda m, h: m.fs[0](h), fs=[lambda h: h * G]), set_global),
     "functions in a dict that is a global": (lambda: Reader(lambda m, h: FOUND_BY_NAME["scale"](h)), set_global),
-    "an attribute of a function": (lambda: Reader(lambda m, h: with_attribute(h)), lambda m: setattr(with_attribute, "k", 5.0)),
-    "a default": (lambda: Reader(lambda m, h: with_default(h)), lambda m: setattr(with_default, "__defaults__", (5.0,))),
-    "a default by keyword": (lambda: Reader(lambda m, h: with_keyword(h)), lambda m: with_keyword.__kwdefaults__.update(k=5.0)),
-    "all defaults by keyword": (lambda: Reader(lambda m, h: with_keyword(h)), lambda m: setattr(with_keyword, "__kwdefaults__", {"k": 5.0})),
-    "an object that is a default": (lambda: Reader(lambda m, h: with_object(h)), lambda m: setattr(with_object.__defaults__[0], "b", 5.0)),  # type: ignore[index]
+    "an attribute of a "
+    "function": (lambda: Reader(lambda m, h: with_attribute(h)), lambda m: setattr(with_attribute, "k", 5.0)),
+    "a "
+    "default": (lambda: Reader(lambda m, h: with_default(h)), lambda m: setattr(with_default, "__defaults__", (5.0,))),
+    "a default by "
+    "keyword": (lambda: Reader(lambda m, h: with_keyword(h)), lambda m: with_keyword.__kwdefaults__.update(k=5.0)),
+    "all defaults by "
+    "keyword": (lambda: Reader(lambda m, h: with_keyword(h)), lambda m: setattr(with_keyword, "__kwdefaults__", {"k": 5.0})),
+    "an object that is a "
+    "default": (lambda: Reader(lambda m, h: with_object(h)), lambda m: setattr(with_object.__defaults__[0], "b", 5.0)),  # type: ignore[index]
     "a closure that is found nowhere": (closed, lambda m: HELD.functions[0][1](5.0)),  # type: ignore[misc]
-    "an attribute of a dict": (lambda: Reader(lambda m, h: h * m.c.beta, c=ODict()), lambda m: setattr(m.c, "beta", 5.0)),
-    "an entry of a UserDict": (lambda: Reader(lambda m, h: h * m.c["b"], c=collections.UserDict(b=2.0)), lambda m: m.c.update(b=5.0)),
-    "an entry of a ChainMap": (lambda: Reader(lambda m, h: h * m.c["b"], c=collections.ChainMap({}, {"b": 2.0})), lambda m: m.c.maps[1].update(b=5.0)),
-    "an entry of a UserList": (lambda: Reader(lambda m, h: h * m.c[0], c=collections.UserList([2.0])), lambda m: m.c.__setitem__(0, 5.0)),
-    "an entry of a mapping that is read only": (lambda: Reader(lambda m, h: h * m.c["b"], c=types.MappingProxyType(INSIDE)), lambda m: INSIDE.update(b=5.0)),
-    "an entry of an array": (lambda: Reader(lambda m, h: h * float(m.c[0]), c=np.array([2.0, 3.0])), lambda m: m.c.__setitem__(0, 5.0)),
-    "an entry of an array in a dict": (lambda: Reader(lambda m, h: h * float(m.c["a"][0]), c={"a": np.array([2.0])}), lambda m: m.c["a"].__setitem__(0, 5.0)),
+    "an attribute of a "
+    "dict": (lambda: Reader(lambda m, h: h * m.c.beta, c=ODict()), lambda m: setattr(m.c, "beta", 5.0)),
+    "an entry of a "
+    "UserDict": (lambda: Reader(lambda m, h: h * m.c["b"], c=collections.UserDict(b=2.0)), lambda m: m.c.update(b=5.0)),
+    "an entry of a "
+    "ChainMap": (lambda: Reader(lambda m, h: h * m.c["b"], c=collections.ChainMap({}, {"b": 2.0})), lambda m: m.c.maps[1].update(b=5.0)),
+    "an entry of a "
+    "UserList": (lambda: Reader(lambda m, h: h * m.c[0], c=collections.UserList([2.0])), lambda m: m.c.__setitem__(0, 5.0)),
+    "an entry of a mapping that is read "
+    "only": (lambda: Reader(lambda m, h: h * m.c["b"], c=types.MappingProxyType(INSIDE)), lambda m: INSIDE.update(b=5.0)),
+    "an entry of an "
+    "array": (lambda: Reader(lambda m, h: h * float(m.c[0]), c=np.array([2.0, 3.0])), lambda m: m.c.__setitem__(0, 5.0)),
+    "an entry of an array in a "
+    "dict": (lambda: Reader(lambda m, h: h * float(m.c["a"][0]), c={"a": np.array([2.0])}), lambda m: m.c["a"].__setitem__(0, 5.0)),
 }  # fmt: skip
 
 
@@ -245,10 +273,14 @@ def steps_as_eager(model: Reader, parallel: autopar.Parallel, step: Any, x: torc
     """Loss and parameters after a step."""
     loss = model(x)
     gradients = torch.autograd.grad(loss, list(model.parameters()))
-    expected = [parameter.detach() - 0.1 * gradient for parameter, gradient in zip(model.parameters(), gradients, strict=True)]
+    expected = [
+        parameter.detach() - 0.1 * gradient for parameter, gradient in zip(model.parameters(), gradients, strict=True)
+    ]
     assert relative(parallel.simulate(x), loss) <= TOLERANCE
     assert relative(step.simulate(x), loss) <= TOLERANCE
-    assert all(relative(parameter, after) <= TOLERANCE for parameter, after in zip(model.parameters(), expected, strict=True))
+    assert all(
+        relative(parameter, after) <= TOLERANCE for parameter, after in zip(model.parameters(), expected, strict=True)
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -286,7 +318,8 @@ def test_a_change_is_refused_without_recapture(case: str) -> None:
     with pytest.raises(RuntimeError) as caught:
         parallel.simulate(x)
     assert str(caught.value) == (
-        f"forward was captured with other values, and recapture=False: {REFUSED[case]}; set back what was changed, or allow recapture=True"
+        f"forward was captured with other values, and recapture=False: {REFUSED[case]}; set back what was changed, or "
+        f"allow recapture=True"
     )
 
 
@@ -308,7 +341,10 @@ def profiles_of_c() -> Any:
 
 
 @pytest.mark.parametrize("begin", [profiles_of_python, profiles_of_c])
-@pytest.mark.parametrize("case", ["a static method that reads a global", "a hook that reads a global", "the backward of a function of autograd"])
+@pytest.mark.parametrize(
+    "case",
+    ["a static method that reads a global", "a hook that reads a global", "the backward of a function of autograd"],
+)
 def test_a_profiler_of_the_users_goes_on(case: str, begin: Callable[[], Any]) -> None:
     """It sees the forward of a capture and what comes after it; and guards are found."""
     build, change = CASES[case]

@@ -112,7 +112,8 @@ def losses(reduction: str) -> list[Case]:
         ("CrossEntropy", lambda: nn.CrossEntropyLoss(**options()), scores),
         ("CrossEntropy with weights", lambda: nn.CrossEntropyLoss(**options(weight=weights)), scores),
         ("CrossEntropy smoothed", lambda: nn.CrossEntropyLoss(**options(label_smoothing=0.1)), scores),
-        ("CrossEntropy smoothed with weights", lambda: nn.CrossEntropyLoss(**options(label_smoothing=0.1, weight=weights)), scores),
+        ("CrossEntropy smoothed with "
+         "weights", lambda: nn.CrossEntropyLoss(**options(label_smoothing=0.1, weight=weights)), scores),
         ("CrossEntropy that ignores", lambda: nn.CrossEntropyLoss(**options(ignore_index=2)), scores),
         ("CrossEntropy of shares", lambda: nn.CrossEntropyLoss(**options()), pair),
         ("CrossEntropy of places", lambda: nn.CrossEntropyLoss(**options()), lambda: (*cube(), kinds(BATCH, WIDTH, below=4))),
@@ -191,17 +192,33 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "order": lambda a, b: a.topk(2, 1)[0] + b.sort(1)[0][:, :2] + a.argmax(1, keepdim=True) * b[:, :2],
     "running": lambda a, b: a.cumsum(1) + b.cumsum(0) + b.cumprod(1),
     "prod": lambda a, b: a.prod(1) + b.logsumexp(1) + a.logsumexp(0).sum(),
-    "bounds": lambda a, b: a.clamp(-0.5, 0.5) + b.clamp(min=0.3) + a.clamp(max=0.1) + a.clamp(min=b) + torch.maximum(a, b),
+    "bounds": lambda a, b: (
+        a.clamp(-0.5, 0.5) + b.clamp(min=0.3) + a.clamp(max=0.1) + a.clamp(min=b) + torch.maximum(a, b)
+    ),
     "where": lambda a, b: torch.where(a > 0, a, b) + torch.where(a > 0, a, 0.0) + a.masked_fill(b > 0.5, -1.0),
     "masked softmax": lambda a, b: a.masked_fill(b > 0.8, float("-inf")).softmax(1),
     "powers": lambda a, b: a**2 + b**0.5 + b**a + 2**a + 1 / b + (1 - a) / b,
-    "exponents": lambda a, b: a.exp() + b.log() + b.log1p() + b.sqrt() + b.rsqrt() + a.expm1() + b.log2() + b.log10() + a.exp2(),
+    "exponents": lambda a, b: (
+        a.exp() + b.log() + b.log1p() + b.sqrt() + b.rsqrt() + a.expm1() + b.log2() + b.log10() + a.exp2()
+    ),
     "angles": lambda a, b: a.sin() + a.cos() + a.tan() + a.atan() + b.asin() + b.acos() + torch.atan2(a, b),
     "hyperbolas": lambda a, b: a.sinh() + a.cosh() + a.asinh() + (b + 1).acosh() + b.atanh() + torch.hypot(a, b),
-    "special": lambda a, b: a.erf() + a.erfc() + b.erfinv() + b.lgamma() + b.digamma() + torch.sinc(a) + torch.logit(b) + torch.xlogy(a, b),
-    "rounding": lambda a, b: a.abs() + a.sign() + a.floor() + a.ceil() + a.round() + a.trunc() + a.frac() + a % b + torch.fmod(a, 0.7),
-    "mixtures": lambda a, b: torch.lerp(a, b, 0.3) + torch.lerp(a, b, b) + torch.addcmul(a, b, b, value=0.5) + torch.addcdiv(a, a, b) + torch.logaddexp(a, b),
-    "truth": lambda a, b: ((a > b) & (a < 1) | ~(b == a)).double() * a * (b > 0.1).all(1, keepdim=True) + (b > 0.8).any(),
+    "special": lambda a, b: (
+        a.erf() + a.erfc() + b.erfinv() + b.lgamma() + b.digamma() + torch.sinc(a) + torch.logit(b) + torch.xlogy(a, b)
+    ),
+    "rounding": lambda a, b: (
+        a.abs() + a.sign() + a.floor() + a.ceil() + a.round() + a.trunc() + a.frac() + a % b + torch.fmod(a, 0.7)
+    ),
+    "mixtures": lambda a, b: (
+        torch.lerp(a, b, 0.3)
+        + torch.lerp(a, b, b)
+        + torch.addcmul(a, b, b, value=0.5)
+        + torch.addcdiv(a, a, b)
+        + torch.logaddexp(a, b)
+    ),
+    "truth": lambda a, b: (
+        ((a > b) & (a < 1) | ~(b == a)).double() * a * (b > 0.1).all(1, keepdim=True) + (b > 0.8).any()
+    ),
     "numbers": lambda a, b: torch.where(a.isnan() | b.isinf(), 0.0, a) + torch.nan_to_num(b),
     "view": lambda a, b: a.view(2, 4, 6).transpose(0, 1).reshape(8, 6) * b.flatten().unflatten(0, (8, 6)),
     "permute": lambda a, b: a.view(8, 2, 3).permute(0, 2, 1).flatten(1) + b.movedim(0, 1).contiguous().T,
@@ -213,14 +230,26 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "pad": lambda a, b: F.pad(a, (1, 2)) + F.pad(b, (0, 3), value=1.0),
     "gather": lambda a, b: a.gather(1, (b * 5).long()) + torch.take_along_dim(b, (b * 4).long(), 1),
     "index_select": lambda a, b: a.index_select(1, torch.tensor([0, 2])) + b.index_select(1, torch.tensor([3, 3])),
-    "index": lambda a, b: a[:, torch.tensor([0, 2])] + b[torch.tensor([[0], [2]]), torch.tensor([1, 3])].sum(0) + a[torch.arange(8), torch.arange(8) % 6][:, None],
+    "index": lambda a, b: (
+        a[:, torch.tensor([0, 2])]
+        + b[torch.tensor([[0], [2]]), torch.tensor([1, 3])].sum(0)
+        + a[torch.arange(8), torch.arange(8) % 6][:, None]
+    ),
     "index of batches": lambda a, b: a[torch.tensor([5, 0, 0])] * b[:3],
-    "put": lambda a, b: a.index_put((torch.tensor([1, 4]),), b[:2]) + b.index_put((torch.tensor([1, 1]),), a[:2], accumulate=True),
+    "put": lambda a, b: (
+        a.index_put((torch.tensor([1, 4]),), b[:2]) + b.index_put((torch.tensor([1, 1]),), a[:2], accumulate=True)
+    ),
     "diagonal": lambda a, b: a.diagonal() + b[:, 1:].diagonal(1).sum(),
-    "attention": lambda a, b: F.scaled_dot_product_attention(a.view(8, 1, 2, 3), b.view(8, 1, 2, 3), a.view(8, 1, 2, 3)),
-    "causal attention": lambda a, b: F.scaled_dot_product_attention(a.view(8, 1, 2, 3), b.view(8, 1, 2, 3), b.view(8, 1, 2, 3), is_causal=True),
+    "attention": lambda a, b: F.scaled_dot_product_attention(
+        a.view(8, 1, 2, 3), b.view(8, 1, 2, 3), a.view(8, 1, 2, 3)
+    ),
+    "causal attention": lambda a, b: F.scaled_dot_product_attention(
+        a.view(8, 1, 2, 3), b.view(8, 1, 2, 3), b.view(8, 1, 2, 3), is_causal=True
+    ),
     "one_hot": lambda a, b: F.one_hot((b * 5).long(), 6) * a[:, None],
-    "constants": lambda a, b: a + torch.arange(6) + torch.zeros(8, 6) + torch.ones_like(b) + a.new_full((1,), 3.0) + b.new_zeros(6),
+    "constants": lambda a, b: (
+        a + torch.arange(6) + torch.zeros(8, 6) + torch.ones_like(b) + a.new_full((1,), 3.0) + b.new_zeros(6)
+    ),
     "softmax of batches": lambda a, b: F.softmax(a, 0) + F.log_softmax(b, 1),
     "casts": lambda a, b: a.float().double() + b.double(),
     "in place": lambda a, b: (a * 1).add_(b).mul_(2).relu_() + (b * 1).masked_fill_(a > 0.5, 0),
@@ -234,7 +263,9 @@ CASES: list[Case] = [*LAYERS, *LOSSES, *((name, lambda f=f: Apply(f), two) for n
 
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(("name", "make", "arguments"), CASES, ids=[name for name, _, _ in CASES])
-def test_split_batch_equals_one_device(name: str, make: Callable[[], nn.Module], arguments: Arguments, ranks: int) -> None:
+def test_split_batch_equals_one_device(
+    name: str, make: Callable[[], nn.Module], arguments: Arguments, ranks: int
+) -> None:
     """Outputs and all gradients, on batches that come apart evenly (8 over 2) and not (8 over 3)."""
     torch.manual_seed(0)
     model = make().double()
@@ -252,7 +283,9 @@ def test_split_batch_equals_one_device(name: str, make: Callable[[], nn.Module],
     for key, value in wanted.items():
         assert (value is None) == (have[key] is None), key
         if value is not None:
-            torch.testing.assert_close(have[key], value, rtol=TOLERANCE, atol=TOLERANCE, msg=lambda m, key=key: f"{key}: {m}")
+            torch.testing.assert_close(
+                have[key], value, rtol=TOLERANCE, atol=TOLERANCE, msg=lambda m, key=key: f"{key}: {m}"
+            )
 
 
 def test_squeeze_leaves_a_batch_of_one_a_rank() -> None:
@@ -304,7 +337,9 @@ class HalfPrecision(nn.Module):
 
 def test_gradients_of_cast_parameters_are_reduced_to_their_pieces() -> None:
     """Before they are cast back, in the narrower dtype; no rank ever holds one whole."""
-    parallel = autopar.parallelize(HalfPrecision(), Mesh(dp=4), {"*.weight": ("dp", None)}, example=(torch.randn(16, 8),))
+    parallel = autopar.parallelize(
+        HalfPrecision(), Mesh(dp=4), {"*.weight": ("dp", None)}, example=(torch.randn(16, 8),)
+    )
     backward = [line for line in parallel.transfers.lines if line.phase == "backward"]
     assert [(line.transfer, line.before.partition("[")[0]) for line in backward if "all_reduce" in line.transfer] == []
     reduced = [line.before for line in backward if line.transfer == "reduce_scatter"]

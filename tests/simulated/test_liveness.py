@@ -86,7 +86,11 @@ def held_by_a_run(program: Program, given: dict[str, torch.Tensor], kept: set[st
             or (value.op == "placeholder" and value.name in kept)
         ]
         leaves = pytree.tree_leaves([values[value] for value in alive])
-        storages = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in leaves if isinstance(one, torch.Tensor)}
+        storages = {
+            one.untyped_storage()._cdata: one.untyped_storage().nbytes()
+            for one in leaves
+            if isinstance(one, torch.Tensor)
+        }
         found.append(sum(storages.values()))
     assert end == len(found)
     return found
@@ -109,7 +113,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Any]]]] =
     "llama": (lambda: llama(kv=2, layers=1).float(), lambda: loops.text(0)),
     "gpt2": (lambda: gpt2(layers=1).float(), lambda: loops.text(0)),
     "gru": (lambda: nn.GRU(4, 8), lambda: {"input": torch.randn(5, 2, 4)}),
-    "conv": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()), lambda: {"input": torch.randn(2, 3, 9, 9)}),
+    "conv": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        lambda: {"input": torch.randn(2, 3, 9, 9)},
+    ),
 }
 
 
@@ -171,7 +178,8 @@ backward:
 
 
 def test_states_transfers_and_views() -> None:
-    """A state's next value lies in the state, an all-reduce of what nobody else reads in that, a slice of dim 0 in its operand."""
+    """A state's next value lies in the state, an all-reduce of what nobody else reads in that, a slice of dim 0 in its
+    operand."""
     found = liveness(Program.parse(MICRO))
     w, x, y, one = 8 * 4 * 4, 6 * 4 * 4, 6 * 8 * 4, 4
     gathered, z = 8 * 12 * 4, 12 * 4 * 4
@@ -211,7 +219,12 @@ def test_an_update() -> None:
 def test_ranks_of_a_mesh() -> None:
     """Each rank of tp holds half of what is split; what the caller gives up is let go."""
     example = (torch.randn(4, 8),)
-    whole, half = (memory_of(autopar.parallelize(Residual(8, 64, 1), Mesh(tp=n), COLUMN_ROW if n > 1 else None, example=example).local(0)) for n in (1, 2))
+    whole, half = (
+        memory_of(
+            autopar.parallelize(Residual(8, 64, 1), Mesh(tp=n), COLUMN_ROW if n > 1 else None, example=example).local(0)
+        )
+        for n in (1, 2)
+    )
     assert half.phase("forward").kinds["activations"] < 0.7 * whole.phase("forward").kinds["activations"]
     assert half.phase("backward").kinds["gradients"] < 0.7 * whole.phase("backward").kinds["gradients"]
 
@@ -233,7 +246,10 @@ def test_the_report() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(rows=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 5), st.integers(0, 6)), max_size=12), align=st.sampled_from([1, 4]))
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 5), st.integers(0, 6)), max_size=12),
+    align=st.sampled_from([1, 4]),
+)
 def test_fixed_places(rows: list[tuple[int, int, int]], align: int) -> None:
     """What is in use together does not overlap; the whole is at least the peak, and at most all together."""
     x = Program.parse(UPDATE).node("m")
@@ -246,8 +262,15 @@ def test_fixed_places(rows: list[tuple[int, int, int]], align: int) -> None:
     for a, b in itertools.combinations(storages, 2):
         if a.bytes and b.bytes and a.born <= b.dies and b.born <= a.dies:
             assert end(a) <= found.offsets[b] or end(b) <= found.offsets[a]
-    loads = [sum(end(one) - found.offsets[one] for one in storages if one.born <= time <= one.dies) for time in range(12)]
-    assert max(loads) <= found.bytes == max((end(one) for one in storages if one.bytes), default=0) <= sum(end(one) - found.offsets[one] for one in storages)
+    loads = [
+        sum(end(one) - found.offsets[one] for one in storages if one.born <= time <= one.dies) for time in range(12)
+    ]
+    assert (
+        max(loads)
+        <= found.bytes
+        == max((end(one) for one in storages if one.bytes), default=0)
+        <= sum(end(one) - found.offsets[one] for one in storages)
+    )
     assert all(offset % align == 0 for offset in found.offsets.values())
 
 
@@ -261,7 +284,10 @@ def test_fixed_places_of_a_step() -> None:
 
 def test_errors() -> None:
     parallel = autopar.parallelize(Residual(8, 12), Mesh(dp=1), example={"x": torch.randn(4, 8)})
-    with pytest.raises(ValueError, match="takes the program of one rank, in the shapes of its pieces; this one is explicit: localize it"):
+    with pytest.raises(
+        ValueError,
+        match="takes the program of one rank, in the shapes of its pieces; this one is explicit: localize it",
+    ):
         liveness(parallel.program)
     with pytest.raises(ValueError, match="the program has no placeholder 'y'; it has norms_0_weight"):
         liveness(parallel.local(0), kept=["x", "y"])

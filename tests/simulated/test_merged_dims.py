@@ -1,4 +1,5 @@
-"""Dims that are merged, taken apart and reordered keep their splits: nothing is sent between what made them and who reads them."""
+"""Dims that are merged, taken apart and reordered keep their splits: nothing is sent between what made them and who
+reads them."""
 
 from __future__ import annotations
 
@@ -34,12 +35,16 @@ CHAINS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "batch and sequence as one, and back": lambda x: torch.relu(x.flatten(0, 1)).unflatten(0, x.shape[:2]),
     "heads merged with what they have": lambda x: torch.relu(x.flatten(2)).unflatten(2, x.shape[2:]),
     "all merged": lambda x: torch.relu(x.reshape(-1)).view(x.shape),
-    "heads first": lambda x: torch.relu(x.permute(2, 0, 1, 3).flatten(0, 1)).unflatten(0, (x.shape[2], x.shape[0])).permute(1, 2, 0, 3),
+    "heads first": lambda x: (
+        torch.relu(x.permute(2, 0, 1, 3).flatten(0, 1)).unflatten(0, (x.shape[2], x.shape[0])).permute(1, 2, 0, 3)
+    ),
     "transposed and merged": lambda x: x.transpose(1, 2).reshape(x.shape[0] * x.shape[2], x.shape[1], x.shape[3]).exp(),
     "einsum over what a head has": lambda x: torch.einsum("bshd,de->bshe", x, torch.ones(x.shape[3], 3, dtype=x.dtype)),
     "einsum of heads": lambda x: torch.einsum("bshd,bshe->bhsde", x, x),
     "einops' merges": lambda x: torch.einsum("bshd->hbsd", x).reshape(x.shape[2], -1).sin(),
-    "size-one dims in between": lambda x: x.unsqueeze(2).flatten(0, 2).unsqueeze(0).squeeze(0).unsqueeze(-1).flatten(-2),
+    "size-one dims in between": lambda x: (
+        x.unsqueeze(2).flatten(0, 2).unsqueeze(0).squeeze(0).unsqueeze(-1).flatten(-2)
+    ),
     "chunks of what a head has": lambda x: torch.cat([-x.chunk(2, -1)[1], x.chunk(2, -1)[0]], -1),
     "stacked": lambda x: torch.stack([x, -x], -1).flatten(-2),
     "norm over what a head has": lambda x: F.layer_norm(x, x.shape[3:]).flatten(2, 3),
@@ -54,7 +59,9 @@ def test_chains_send_nothing(name: str, sizes: tuple[int, ...]) -> None:
     """But one number, the sum at the end."""
     x = torch.randn(sizes, dtype=torch.float64, requires_grad=True)
     parallel = check_equal(Apply(lambda x: CHAINS[name](x).square().sum()), MESH, {"x": SPLIT}, (x,))
-    assert {(row.transfer, row.phase) for row in parallel.transfers if row.bytes} == {("all_reduce", "forward")}, str(parallel.program)
+    assert {(row.transfer, row.phase) for row in parallel.transfers if row.bytes} == {("all_reduce", "forward")}, str(
+        parallel.program
+    )
 
 
 FUSED: dict[str, tuple[Any, Callable[[torch.Tensor], torch.Tensor]]] = {
@@ -66,7 +73,8 @@ FUSED: dict[str, tuple[Any, Callable[[torch.Tensor], torch.Tensor]]] = {
 @pytest.mark.parametrize("features", [8, 6])
 @pytest.mark.parametrize("spec", FUSED)
 def test_fused_weights_come_apart(spec: str, features: int) -> None:
-    """Query, key and value in one weight, and gate and up: a part each on every rank, and one all-reduce after the second layer."""
+    """Query, key and value in one weight, and gate and up: a part each on every rank, and one all-reduce after the
+    second layer."""
     parts, join = FUSED[spec]
 
     class Fused(nn.Module):
@@ -82,7 +90,9 @@ def test_fused_weights_come_apart(spec: str, features: int) -> None:
         x = torch.randn(4, 3, 5, dtype=torch.float64, requires_grad=True)
         parallel = check_equal(Fused().double(), Mesh(tp=size), plan, (x,))
         sent = {(row.phase, row.transfer): row.times for row in parallel.transfers if row.bytes}
-        if features % size:  # DTensor has no words for how such a weight lies: it is whole, and its gradient is gathered
+        if (
+            features % size
+        ):  # DTensor has no words for how such a weight lies: it is whole, and its gradient is gathered
             sent.pop(("backward", "all_gather"))
         assert sent == {("forward", "all_reduce"): 1, ("backward", "all_reduce"): 1}, str(parallel.transfers)
 

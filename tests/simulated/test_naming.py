@@ -45,8 +45,16 @@ def split(model: nn.Module, plan: Any, *names: str) -> list[DistAttr]:
 @needs_peft
 def test_the_parts_of_an_adapter_follow_their_base() -> None:
     model = lora_llama(use_dora=True)
-    for layer, base, a, b, magnitude in (("0.self_attn.q_proj", COLUMN, WHOLE, COLUMN, DistAttr.split("tp")), ("0.mlp.down_proj", ROW, ROW, WHOLE, DistAttr.split(None))):
-        parts = ("base_layer.weight", "lora_A.default.weight", "lora_B.default.weight", "lora_magnitude_vector.default.weight")
+    for layer, base, a, b, magnitude in (
+        ("0.self_attn.q_proj", COLUMN, WHOLE, COLUMN, DistAttr.split("tp")),
+        ("0.mlp.down_proj", ROW, ROW, WHOLE, DistAttr.split(None)),
+    ):
+        parts = (
+            "base_layer.weight",
+            "lora_A.default.weight",
+            "lora_B.default.weight",
+            "lora_magnitude_vector.default.weight",
+        )
         assert split(model, "megatron", *(f"{layer}.{part}" for part in parts)) == [base, a, b, magnitude]
 
 
@@ -56,15 +64,30 @@ def test_of_conv1d_and_embeddings_the_weight_is_in_out() -> None:
     model = lora_gpt2()
     parts = ("base_layer.weight", "base_layer.bias", "lora_A.default.weight", "lora_B.default.weight")
     whole = ((None, ()),)
-    assert split(model, "megatron", *(f"c_attn.{part}" for part in parts)) == [DistAttr((whole, THREE)), DistAttr((THREE,)), WHOLE, DistAttr((THREE, whole))]
-    assert split(model, "megatron", *(f"mlp.c_proj.{part}" for part in parts)) == [COLUMN, DistAttr.split(None), ROW, WHOLE]
+    assert split(model, "megatron", *(f"c_attn.{part}" for part in parts)) == [
+        DistAttr((whole, THREE)),
+        DistAttr((THREE,)),
+        WHOLE,
+        DistAttr((THREE, whole)),
+    ]
+    assert split(model, "megatron", *(f"mlp.c_proj.{part}" for part in parts)) == [
+        COLUMN,
+        DistAttr.split(None),
+        ROW,
+        WHOLE,
+    ]
     model = lora_llama(["embed_tokens"])
-    assert split(model, "megatron", "base_layer.weight", "lora_embedding_A.default", "lora_embedding_B.default") == [COLUMN, ROW, WHOLE]
+    assert split(model, "megatron", "base_layer.weight", "lora_embedding_A.default", "lora_embedding_B.default") == [
+        COLUMN,
+        ROW,
+        WHOLE,
+    ]
 
 
 @needs_peft
 def test_globs_see_through_adapters() -> None:
-    """The exact name has precedence within a mapping, a class is the base layer's, and parts follow unless they are named."""
+    """The exact name has precedence within a mapping, a class is the base layer's, and parts follow unless they are
+    named."""
     model = lora_llama(["q_proj"])
     base, a, b = "q_proj.base_layer.weight", "q_proj.lora_A.default.weight", "q_proj.lora_B.default.weight"
     for glob in ("*.q_proj.weight", "*.q_proj:Linear.weight", "model.layers.0.self_attn.q_proj.weight"):
@@ -74,8 +97,14 @@ def test_globs_see_through_adapters() -> None:
     assert split(model, exact | {"*.q_proj.weight": (None, "tp")}, base, a, b) == [COLUMN, WHOLE, COLUMN]
     assert split(model, ["megatron", {"*.q_proj.weight": (None, "tp")}], base, a, b) == [ROW, ROW, WHOLE]
     assert split(model, {"*.q_proj.weight": (None, "tp"), "*.lora_A.*": ("tp",)}, base, a, b) == [ROW, COLUMN, WHOLE]
-    assert split(lora_gpt2(), {"*.c_fc:Conv1D.weight": (None, "tp")}, "c_fc.base_layer.weight", "c_fc.lora_B.default.weight") == [ROW, COLUMN]
-    with pytest.raises(PlanError, match=r"the plan contradicts itself on base_model\.model\.model\.layers\.0\.self_attn\.q_proj\.base_layer\.weight"):
+    assert split(
+        lora_gpt2(), {"*.c_fc:Conv1D.weight": (None, "tp")}, "c_fc.base_layer.weight", "c_fc.lora_B.default.weight"
+    ) == [ROW, COLUMN]
+    with pytest.raises(
+        PlanError,
+        match=r"the plan contradicts itself on "
+        r"base_model\.model\.model\.layers\.0\.self_attn\.q_proj\.base_layer\.weight",
+    ):
         layouts_of({"*.base_layer.weight": ("tp",), "*.q_proj.base_layer.weight": (None, "tp")}, model, MESH)
 
 
@@ -99,19 +128,33 @@ def test_adapted_models(name: str, preset: str) -> None:
 @needs_peft
 def test_the_report_of_an_adapted_model() -> None:
     """It says of a preset the same as without adapters, and which parts follow."""
-    notes = [autopar.parallelize(model, MESH, "megatron", example=batch()).reports["capture"].notes for model in (llama(kv=2), lora_llama())]
+    notes = [
+        autopar.parallelize(model, MESH, "megatron", example=batch()).reports["capture"].notes
+        for model in (llama(kv=2), lora_llama())
+    ]
     plain, adapted = notes
-    assert plain[0].startswith("the preset megatron splits 9 parameters over tp: q_proj 1, k_proj 1, v_proj 1, gate_proj 1, up_proj 1, o_proj 1, down_proj 1, embed_tokens 1, lm_head 1; ")
-    assert adapted == (*plain, "parts of adapters and parametrizations are split as the weights that they belong to: lora_B 5, lora_A 2")
+    assert plain[0].startswith(
+        "the preset megatron splits 9 parameters over tp: q_proj 1, k_proj 1, v_proj 1, gate_proj 1, up_proj 1, "
+        "o_proj 1, down_proj 1, embed_tokens 1, lm_head 1; "
+    )
+    assert adapted == (
+        *plain,
+        "parts of adapters and parametrizations are split as the weights that they belong to: lora_B 5, lora_A 2",
+    )
 
 
 @needs_peft
 def test_the_transfers_of_an_adapted_block() -> None:
-    """Over tp a block has the four all-reduces of the hidden size that it has without LoRA. Each adapted layer has one more of the
-    width of its rank: what lora_A makes of a split input is a sum, and so is, in the backward, the gradient of what a split lora_B takes."""
+    """Over tp a block has the four all-reduces of the hidden size that it has without LoRA. Each adapted layer has one
+    more of the width of its rank: what lora_A makes of a split input is a sum, and so is, in the backward, the gradient
+    of what a split lora_B takes."""
     counts = []
     for model in (llama(kv=2, layers=3), llama(kv=2), lora_llama(depth=3), lora_llama()):
-        rows = [row for row in autopar.parallelize(model, MESH, "megatron", example=batch()).transfers if row.axis == "tp" and row.transfer not in ("slice", "pend")]
+        rows = [
+            row
+            for row in autopar.parallelize(model, MESH, "megatron", example=batch()).transfers
+            if row.axis == "tp" and row.transfer not in ("slice", "pend")
+        ]
         assert {row.transfer for row in rows} == {"all_reduce"}
         counts.append([sum(row.times for row in rows if row.phase == phase) for phase in ("forward", "backward")])
     three, one, three_adapted, one_adapted = counts
@@ -126,11 +169,18 @@ def test_the_transfers_of_an_adapted_block() -> None:
 
 @pytest.mark.parametrize("name", PARAMETRIZED)
 def test_parametrized_layers(name: str) -> None:
-    """Between the layers the transfers of activations are those without parametrizations: one after each pair, and one before."""
+    """Between the layers the transfers of activations are those without parametrizations: one after each pair, and one
+    before."""
     parallel = check_equal(Fed(PARAMETRIZED[name]).double(), MESH, None, (X.clone().requires_grad_(),))
     (note, *_) = parallel.reports["capture"].notes
-    assert note.startswith("without a plan, the preset megatron splits 6 parameters over tp: up_proj 2, fc1 2, down_proj 1, fc2 1; "), note
-    hidden = [row for row in parallel.transfers if row.axis == "tp" and row.transfer == "all_reduce" and row.bytes == row.times * 2 * 8 * 8]
+    assert note.startswith(
+        "without a plan, the preset megatron splits 6 parameters over tp: up_proj 2, fc1 2, down_proj 1, fc2 1; "
+    ), note
+    hidden = [
+        row
+        for row in parallel.transfers
+        if row.axis == "tp" and row.transfer == "all_reduce" and row.bytes == row.times * 2 * 8 * 8
+    ]
     assert sum(row.times for row in hidden if row.phase == "forward") == 2, str(parallel.transfers)
 
 
@@ -141,7 +191,10 @@ def test_what_is_computed_is_split_as_its_name_asks() -> None:
         COLUMN, COLUMN, DistAttr.split("tp"), WHOLE, ROW, DistAttr.split(None)
     ]  # fmt: skip
     assert split(model, {"*.up_proj.weight": ("tp", None)}, "up_proj.bias", "fc1.bias") == [DistAttr.split(None)] * 2
-    assert split(model, {"*.up_proj:Linear.weight": ("tp",), f"*.{g}": ()}, f"up_proj.{g}", f"up_proj.{v}") == [WHOLE, COLUMN]
+    assert split(model, {"*.up_proj:Linear.weight": ("tp",), f"*.{g}": ()}, f"up_proj.{g}", f"up_proj.{v}") == [
+        WHOLE,
+        COLUMN,
+    ]
     (original,) = split(Fed(parametrizations.orthogonal), None, "up_proj.parametrizations.weight.original")
     assert original == WHOLE  # each of its elements is in each of the computed ones
     (original,) = split(Fed(PARAMETRIZED["bias"]), None, "up_proj.parametrizations.bias.original")
@@ -154,8 +207,8 @@ def test_originals_that_stay_whole_are_told() -> None:
     parallel = autopar.parallelize(Fed(parametrizations.orthogonal), MESH, plan, example=(X,))
     (note,) = (note for report in parallel.reports for note in report.notes if "parametrizations" in note)
     assert note == (
-        "whole on every rank: up_proj.parametrizations.weight.original; each element that the parametrization computes depends on all of it, "
-        "and the result is split"
+        "whole on every rank: up_proj.parametrizations.weight.original; each element that the parametrization "
+        "computes depends on all of it, and the result is split"
     )
 
 
@@ -172,8 +225,9 @@ def test_a_computed_weight_whose_parts_follow_it_in_no_known_way() -> None:
     with pytest.raises(PlanError) as caught:
         autopar.parallelize(model, Mesh(tp=2), {"*.0.weight": ("tp", None)}, example=(torch.randn(4, 8),))
     assert str(caught.value) == (
-        "the plan's glob '*.0.weight' names a tensor that a parametrization computes from parts of other shapes, so the layouts of the parts are not known; "
-        "name the parts: 0.parametrizations.weight.original0, 0.parametrizations.weight.original1"
+        "the plan's glob '*.0.weight' names a tensor that a parametrization computes from parts of other shapes, so "
+        "the layouts of the parts are not known; name the parts: 0.parametrizations.weight.original0, "
+        "0.parametrizations.weight.original1"
     )
     named = {"0.parametrizations.weight.original0": ("tp", None)}
     assert layouts_of(named, model, MESH)["0.parametrizations.weight.original0"] == COLUMN
@@ -192,9 +246,16 @@ def test_parametrizations_under_megatron_with_its_sequence_split() -> None:
 def test_names_are_seen_through_wrappers(name: str) -> None:
     model = nested(name).double()
     plan = {"*.up.weight": ("tp", None), "1.down.weight": (None, "tp"), "1.up()": ("?", "tp"), "0.up()": ("?", "tp")}
-    assert split(model, plan, f"0.up.{name}.weight", f"1.{name}.up.weight", f"1.{name}.down.weight") == [COLUMN, COLUMN, ROW]
+    assert split(model, plan, f"0.up.{name}.weight", f"1.{name}.up.weight", f"1.{name}.down.weight") == [
+        COLUMN,
+        COLUMN,
+        ROW,
+    ]
     check_equal(model, MESH, plan, (X,))
-    assert split(model, {"1.up:Linear.weight": ("tp",)}, f"1.{name}.up.weight", f"0.up.{name}.weight") == [COLUMN, WHOLE]
+    assert split(model, {"1.up:Linear.weight": ("tp",)}, f"1.{name}.up.weight", f"0.up.{name}.weight") == [
+        COLUMN,
+        WHOLE,
+    ]
 
 
 def test_an_ordinary_child_with_a_wrappers_name_is_none() -> None:

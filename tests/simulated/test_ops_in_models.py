@@ -34,7 +34,9 @@ def number(y: Tensor) -> Tensor:
     """What has no dims may be asked for its first."""
     total = y.sum()
     first = torch.tensor([0])
-    looked_up = total.gather(0, first) + total.index_select(0, first[0]) + total.index_add(0, first, total) + total.mean(-1)
+    looked_up = (
+        total.gather(0, first) + total.index_select(0, first[0]) + total.index_add(0, first, total) + total.mean(-1)
+    )
     return looked_up + torch.var_mean(total, 0, correction=0)[1]
 
 
@@ -60,7 +62,9 @@ CASES: dict[str, Function] = {
     "as_strided, of a transpose": lambda y: y.t().as_strided((4, 2), (8, 3)),
     "as_strided, written": written,
     "circular padding": lambda y: F.pad(y[None], (1, 2), mode="circular"),
-    "stft": lambda y: torch.stft(y.reshape(2, 16), 8, 4, window=torch.ones(8, dtype=y.dtype), return_complex=True).abs(),
+    "stft": lambda y: torch.stft(
+        y.reshape(2, 16), 8, 4, window=torch.ones(8, dtype=y.dtype), return_complex=True
+    ).abs(),
     "fft": lambda y: torch.fft.rfft(y).abs(),
     "fft over the split dim": lambda y: torch.fft.ifft(torch.fft.fft(y, dim=0), dim=1).real,
     "polar": lambda y: torch.view_as_real(torch.polar(y.abs(), y)).sum(-1),
@@ -84,10 +88,14 @@ CASES: dict[str, Function] = {
     "det": lambda y: torch.linalg.det(pairs(y)),
     "det, of a slice": lambda y: torch.linalg.det(y[:, 1:5]),
     "slogdet, of a transpose": lambda y: torch.linalg.slogdet(y[:, :4].mT)[1],
-    "variance of complex numbers": lambda y: sum(part.abs().sum() for part in torch.var_mean(torch.view_as_complex(y.reshape(4, 4, 2)), 0)),
+    "variance of complex numbers": lambda y: sum(
+        part.abs().sum() for part in torch.var_mean(torch.view_as_complex(y.reshape(4, 4, 2)), 0)
+    ),
     "truth of complex numbers": lambda y: y * torch.view_as_complex(y.reshape(4, 4, 2)).all(0).any(),
     "multilabel margin": padded,
-    "margin of one target": lambda y: torch.stack([F.multi_margin_loss(y, torch.arange(4), weight=y.detach()[0].exp(), reduction=how) for how in ("mean", "sum")]),
+    "margin of one target": lambda y: torch.stack(
+        [F.multi_margin_loss(y, torch.arange(4), weight=y.detach()[0].exp(), reduction=how) for how in ("mean", "sum")]
+    ),
     "gaussian loss": lambda y: F.gaussian_nll_loss(y, y.detach() + 1, y.exp(), full=True),
     "a number": number,
     "a constant": of_a_constant,
@@ -96,13 +104,17 @@ CASES: dict[str, Function] = {
     "svd": lambda y: torch.linalg.svd(pairs(y))[1],
     "eigh": lambda y: torch.linalg.eigh(positive(y))[0],
     "cross": lambda y: torch.linalg.cross(y[:, :3], y[:, 3:6]),
-    "grid_sample": lambda y: F.grid_sample(y.reshape(2, 2, 2, 4), torch.tanh(y.reshape(2, 2, 4, 2)), align_corners=False),
+    "grid_sample": lambda y: F.grid_sample(
+        y.reshape(2, 2, 2, 4), torch.tanh(y.reshape(2, 2, 4, 2)), align_corners=False
+    ),
     "interpolate": lambda y: F.interpolate(y.reshape(4, 2, 2, 2), scale_factor=2, mode="bilinear"),
     "max_unpool": lambda y: F.max_unpool1d(*F.max_pool1d(y.reshape(4, 2, 4), 2, return_indices=True), 2),
     "kron": lambda y: torch.kron(y, y),
     "rot90": lambda y: y.rot90(),
     "diag_embed": torch.diag_embed,
-    "scatter_reduce": lambda y: torch.zeros(4, 3, dtype=y.dtype).scatter_reduce(1, torch.arange(8).repeat(4, 1) % 3, y, "amax"),
+    "scatter_reduce": lambda y: torch.zeros(4, 3, dtype=y.dtype).scatter_reduce(
+        1, torch.arange(8).repeat(4, 1) % 3, y, "amax"
+    ),
     "embedding_bag": lambda y: F.embedding_bag(torch.arange(8).reshape(2, 4) % 4, y),
     "masked_scatter": lambda y: y.masked_scatter(y > 0, y * 2),
 }
@@ -135,7 +147,10 @@ def test_an_op_in_a_model(name: str) -> None:
 
 @pytest.mark.parametrize(
     "function,says",
-    [(lambda y: y[:, :4].as_strided((2, 2), (8, 1)), "gaps in its memory"), (lambda y: y[:2].as_strided((4, 8), (8, 1)), "a part of")],
+    [
+        (lambda y: y[:, :4].as_strided((2, 2), (8, 1)), "gaps in its memory"),
+        (lambda y: y[:2].as_strided((4, 8), (8, 1)), "a part of"),
+    ],
 )
 def test_strides_that_reach_outside_are_refused(function: Function, says: str) -> None:
     with pytest.raises(CaptureError, match=says):

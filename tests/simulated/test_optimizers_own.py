@@ -1,4 +1,5 @@
-"""Optimizers that nobody told autopar of: their own step is run on pieces of parameters, and has the numbers of a single device."""
+"""Optimizers that nobody told autopar of: their own step is run on pieces of parameters, and has the numbers of a
+single device."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from autopar import Mesh
 from autopar.optimizers import definition_of
 
 
-def trained(name: str, sizes: dict[str, int], called: bool = False, count: int = 6, **options: Any) -> tuple[Any, Single, Any]:
+def trained(
+    name: str, sizes: dict[str, int], called: bool = False, count: int = 6, **options: Any
+) -> tuple[Any, Single, Any]:
     """A step and the loop of a single device, after some steps with a schedule."""
     make, batches, plan = steps.MODELS["mlp"]
     torch.manual_seed(0)
@@ -39,11 +42,16 @@ def trained(name: str, sizes: dict[str, int], called: bool = False, count: int =
 
 
 def assert_alike(step: Any, single: Single) -> None:
-    assert all(relative(a, b) <= 1e-9 for a, b in zip(step.parallel.parameters(), single.model.parameters(), strict=True))
+    assert all(
+        relative(a, b) <= 1e-9 for a, b in zip(step.parallel.parameters(), single.model.parameters(), strict=True)
+    )
     ours, theirs = step.optimizer.state_dict()["state"], single.optimizer.state_dict()["state"]
     for k, state in theirs.items():
         assert state.keys() == ours[k].keys()
-        assert all(relative(torch.as_tensor(ours[k][n]).double(), torch.as_tensor(value).double()) <= 1e-9 for n, value in state.items())
+        assert all(
+            relative(torch.as_tensor(ours[k][n]).double(), torch.as_tensor(value).double()) <= 1e-9
+            for n, value in state.items()
+        )
 
 
 @pytest.mark.parametrize(("name", "zero"), [(name, k % 4) for k, name in enumerate(MADE)], ids=str)
@@ -80,7 +88,10 @@ def test_state_dicts_both_ways(name: str) -> None:
 def test_schedulers_of_other_numbers() -> None:
     """``OneCycleLR`` moves momentum and betas; the program stays."""
     make, batches, _ = steps.MODELS["mlp"]
-    for optimizer in (lambda m: torch.optim.RMSprop(m.parameters(), lr=1e-2, momentum=0.9), lambda m: torch.optim.NAdam(m.parameters(), lr=1e-2)):
+    for optimizer in (
+        lambda m: torch.optim.RMSprop(m.parameters(), lr=1e-2, momentum=0.9),
+        lambda m: torch.optim.NAdam(m.parameters(), lr=1e-2),
+    ):
         model = make()
         alone = copy.deepcopy(model)
         parallel = autopar.parallelize(model, Mesh(dp=2))
@@ -112,7 +123,9 @@ def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
     optimizer = torch.optim.RMSprop([param], lr=1e-2)
     (group,) = optimizer.param_groups
     definition = definition_of(optimizer)
-    new, state = definition.update(group)(param.detach(), torch.ones(6, 3, dtype=dtype), definition.initial(param, group), torch.tensor(1e-2))
+    new, state = definition.update(group)(
+        param.detach(), torch.ones(6, 3, dtype=dtype), definition.initial(param, group), torch.tensor(1e-2)
+    )
     wide = nn.Parameter(param.detach().float())
     wide.grad = torch.ones(6, 3)
     torch.optim.RMSprop([wide], lr=1e-2).step()
@@ -126,8 +139,14 @@ def test_what_is_refused(kind: Any, options: dict[str, Any], why: str) -> None:
     with pytest.raises(TypeError) as caught:
         definition_of(optimizer)
     name = kind.__name__
-    assert str(caught.value) == f"{name} cannot be part of a step's graph: {why}{LOOP}autopar.optimizers.register_optimizer({name}, state=…, update=…)"
-    assert optimizer.state_dict() == before and torch.equal(optimizer.param_groups[0]["params"][0], torch.ones(4)), "trials touch nothing"
+    assert (
+        str(caught.value)
+        == f"{name} cannot be part of a step's graph: {why}{LOOP}autopar.optimizers.register_optimizer({name}, "
+        f"state=…, update=…)"
+    )
+    assert optimizer.state_dict() == before and torch.equal(optimizer.param_groups[0]["params"][0], torch.ones(4)), (
+        "trials touch nothing"
+    )
 
 
 def test_states_by_dims_are_refused() -> None:
@@ -137,7 +156,13 @@ def test_states_by_dims_are_refused() -> None:
             p.sub_(group["lr"] * grad)
 
     parameters = [nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4, 4))]
-    with pytest.raises(TypeError, match=re.escape("it keeps different states for parameters with different numbers of dims: give each kind a parameter group of its own")):
+    with pytest.raises(
+        TypeError,
+        match=re.escape(
+            "it keeps different states for parameters with different numbers of dims: give each kind a parameter "
+            "group of its own"
+        ),
+    ):
         definition_of(Split(parameters))
     definition_of(Split([{"params": [one]} for one in parameters]))
 

@@ -1,4 +1,5 @@
-"""Random ops: the single device's numbers in one mode, streams of their own in the other; refused where neither is possible."""
+"""Random ops: the single device's numbers in one mode, streams of their own in the other; refused where neither is
+possible."""
 
 from __future__ import annotations
 
@@ -37,7 +38,12 @@ def attention(x: torch.Tensor) -> torch.Tensor:
 
 def in_place(x: torch.Tensor) -> torch.Tensor:
     noise = torch.empty(12, dtype=x.dtype)
-    return x + noise.uniform_() + torch.empty_like(x).normal_(0.5, 2.0) * noise.bernoulli_(0.5) + torch.empty_like(x).exponential_()
+    return (
+        x
+        + noise.uniform_()
+        + torch.empty_like(x).normal_(0.5, 2.0) * noise.bernoulli_(0.5)
+        + torch.empty_like(x).exponential_()
+    )
 
 
 RANDOM: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -56,7 +62,11 @@ RANDOM: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "alpha_dropout": lambda x: F.alpha_dropout(x, 0.3, training=True),
     "gumbel_softmax": F.gumbel_softmax,
     "attention": attention,
-    "in memory order": lambda x: F.dropout(x.mT, 0.3).mT + torch.randn_like(x.mT).mT + F.dropout(x.view(-1, 2, 3, 2).permute(2, 0, 3, 1), 0.3).permute(1, 3, 0, 2).reshape(x.shape),
+    "in memory order": lambda x: (
+        F.dropout(x.mT, 0.3).mT
+        + torch.randn_like(x.mT).mT
+        + F.dropout(x.view(-1, 2, 3, 2).permute(2, 0, 3, 1), 0.3).permute(1, 3, 0, 2).reshape(x.shape)
+    ),
     "checkpoint": lambda x: checkpoint(lambda x: F.dropout(torch.tanh(F.dropout(x, 0.3)), 0.3), x, use_reentrant=False),
 }
 MESHES = [Mesh(dp=2), Mesh(tp=2), Mesh(dp=2, tp=2), Mesh(dp=3)]
@@ -189,8 +199,10 @@ def seeded(x: torch.Tensor) -> torch.Tensor:
 
 
 REFUSED = {
-    "its own generator": (lambda x: x + torch.rand(12, generator=torch.Generator()), "draws from a generator of the model's own", "draw without generator="),
-    "a seed of its own": (seeded, "draws after forward has seeded the generator, which a captured step does not do again", "call torch.manual_seed before forward"),
+    "its own "
+    "generator": (lambda x: x + torch.rand(12, generator=torch.Generator()), "draws from a generator of the model's own", "draw without generator="),
+    "a seed of its "
+    "own": (seeded, "draws after forward has seeded the generator, which a captured step does not do again", "call torch.manual_seed before forward"),
 }  # fmt: skip
 MODES = [torch.enable_grad, torch.no_grad, torch.inference_mode]
 
@@ -244,7 +256,11 @@ class Noise(nn.Module):
 def test_ops_of_ones_own_that_draw() -> None:
     """One that does not say so would give replicas different values; one that does draws from a stream, whole."""
     x = torch.zeros(4, 8)
-    with pytest.raises(RuleError, match=r"test_random::noise has no sharding rule, and it draws random numbers.*\n.*test_random.py:\d+.*\n  tag it: "):
+    with pytest.raises(
+        RuleError,
+        match=r"test_random::noise has no sharding rule, and it draws random numbers.*\n.*test_random.py:\d+.*\n  tag "
+        r"it: ",
+    ):
         autopar.parallelize(Noise(untold), Mesh(dp=2), example=(x,))
     for random in ("parallel", "single"):
         parallel = autopar.parallelize(Noise(told), Mesh(dp=2), random=random)
@@ -257,9 +273,13 @@ def test_ops_of_ones_own_that_draw() -> None:
 
 
 def test_a_rule_of_an_op_that_draws() -> None:
-    """It is registered by the name that the op has; with it the op comes apart, but not where a single device's numbers are wanted."""
+    """It is registered by the name that the op has; with it the op comes apart, but not where a single device's numbers
+    are wanted."""
     x, mesh, plan = torch.zeros(4, 8), Mesh(dp=2), {"x": ("dp",)}
-    with pytest.raises(RuleError, match=r'no sharding rule for test_random::told.*\n +autopar.register_rule\("... -> ...", "test_random::told"\)'):
+    with pytest.raises(
+        RuleError,
+        match=r'no sharding rule for test_random::told.*\n +autopar.register_rule\("... -> ...", "test_random::told"\)',
+    ):
         autopar.parallelize(Noise(told), mesh, plan, strict=True, example=(x,))
     before = dict(RULES)
     try:
@@ -281,7 +301,9 @@ def test_a_rule_of_an_op_that_draws() -> None:
 def test_numbers_that_cannot_be_told() -> None:
     model = Apply(lambda x: torch.poisson(x.detach().exp()))
     autopar.parallelize(model, Mesh(dp=2), example=(torch.randn(4, 8),))
-    with pytest.raises(CaptureError, match=r"takes a number of random numbers that depends on its values, .*\n.*test_random.py:\d+"):
+    with pytest.raises(
+        CaptureError, match=r"takes a number of random numbers that depends on its values, .*\n.*test_random.py:\d+"
+    ):
         autopar.parallelize(model, Mesh(dp=2), example=(torch.randn(4, 8),), random="single")
 
 

@@ -37,17 +37,28 @@ def rows() -> dict[str, torch.Tensor]:
     return {"x": torch.randn(8, 8)}
 
 
-MODELS: dict[str, tuple[Any, Any, Any, tuple[str, ...]]] = {  # how it is made, its batch, its plan, what is computed again
+MODELS: dict[
+    str, tuple[Any, Any, Any, tuple[str, ...]]
+] = {  # how it is made, its batch, its plan, what is computed again
     "dropout": (Dropping, rows, COLUMN_ROW, ("blocks", "*.act", "min-cut")),
     "states": (Normed, rows, None, ("blocks", "*")),
     "llama": (lambda: llama(kv=2, layers=2).float(), lambda: loops.text(0), "megatron", ("blocks", "*.mlp")),
-    "llama sequence": (lambda: llama(kv=2, layers=2).float(), lambda: loops.text(0), "megatron+sp", ("blocks", "min-cut")),
+    "llama sequence": (
+        lambda: llama(kv=2, layers=2).float(),
+        lambda: loops.text(0),
+        "megatron+sp",
+        ("blocks", "min-cut"),
+    ),
     "gpt2": (lambda: gpt2(layers=2).float(), lambda: loops.text(0), "megatron", ("blocks",)),
 }
 MESHES = [Mesh(dp=2), Mesh(tp=2), Mesh(dp=2, tp=2)]
 
 
-@pytest.mark.parametrize(("name", "mesh"), [(name, mesh) for name in MODELS for mesh in (MESHES if name == "dropout" else MESHES[2:])], ids=str)
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [(name, mesh) for name in MODELS for mesh in (MESHES if name == "dropout" else MESHES[2:])],
+    ids=str,
+)
 def test_the_same_numbers(name: str, mesh: Mesh) -> None:
     """Loss, gradients and states, as without, bit by bit."""
     make, batch, plan, whats = MODELS[name]
@@ -128,7 +139,8 @@ class Hooked(nn.Module):
 
 
 def test_what_is_kept() -> None:
-    """What is returned is, and what only the region's own backward reads is not, though others read it in the forward."""
+    """What is returned is, and what only the region's own backward reads is not, though others read it in the
+    forward."""
     program = capture(Hooked(), (torch.randn(4, 8),)).program
     run_passes(program, [Recompute(["*.b", "a"])])
     text = str(program)
@@ -141,7 +153,11 @@ def test_what_is_kept() -> None:
 def test_states_are_made_once() -> None:
     """What reads a state is not computed again: the state has its next value by then."""
     program = capture(Normed(), (torch.randn(8, 8),)).program
-    nexts = [value for value, result in zip(operands(program.output), record_of(program.output).results, strict=True) if result.kind == "state"]
+    nexts = [
+        value
+        for value, result in zip(operands(program.output), record_of(program.output).results, strict=True)
+        if result.kind == "state"
+    ]
     run_passes(program, [Recompute("*")])
     states = [node for node in program.placeholders if record_of(node).role == "state"]
     assert states and all(record_of(user).phase == "forward" for state in states for user in state.users)
@@ -164,7 +180,10 @@ def test_copies_lie_as_is_said_of_originals() -> None:
     program, mesh = capture(Stack(2), (torch.randn(4, 8),)).program, Mesh(dp=2, tp=2)
     split = DistAttr.split(None, "tp")
     run_passes(program, [Recompute("blocks", mesh, {"gelu": split})])
-    assert record_of(program.node("gelu_again")).type.attr == split and record_of(program.node("gelu_1_again")).type.layout is None  # type: ignore[union-attr]
+    assert (
+        record_of(program.node("gelu_again")).type.attr == split
+        and record_of(program.node("gelu_1_again")).type.layout is None
+    )  # type: ignore[union-attr]
 
 
 def test_copies_say_what_they_are() -> None:
@@ -173,18 +192,27 @@ def test_copies_say_what_they_are() -> None:
     one, two = program.node("gelu"), program.node("gelu_again")
     assert record_of(two)._replace(phase="forward") == record_of(one) and record_of(one).module == "layers.0.act"
     assert record_of(two).phase == "backward" and record_of(two).source
-    assert report.notes == ("6 ops of the forward run again in the backward, 0 have moved there; 1,536 bytes of values are computed again, "
+    assert report.notes == ("6 ops of the forward run again in the backward, 0 have moved there; 1,536 bytes of "
+                            "values are computed again, "
                             "256 are kept (whole values, views counted too)",)  # fmt: skip
 
 
 def test_transfers_of_copies_are_their_own() -> None:
     """Share never reads in the backward what a transfer has made of an original that is computed again."""
     with recomputing("blocks"):
-        parallel = autopar.parallelize(llama(kv=2, layers=2).float(), Mesh(dp=2, tp=2), "megatron", example=loops.text(0))
+        parallel = autopar.parallelize(
+            llama(kv=2, layers=2).float(), Mesh(dp=2, tp=2), "megatron", example=loops.text(0)
+        )
     program = parallel.program
     again = {node.name.removesuffix("_again") for node in program.nodes if node.name.endswith("_again")}
-    moved = [node for node in program.nodes if node.target is autopar.ir.transfers.all_reduce and operands(node)[0].name.endswith("_again")]
-    assert len(moved) == 2 and all(record_of(node).phase == "backward" for node in moved)  # of the attention's output, in each layer
+    moved = [
+        node
+        for node in program.nodes
+        if node.target is autopar.ir.transfers.all_reduce and operands(node)[0].name.endswith("_again")
+    ]
+    assert len(moved) == 2 and all(
+        record_of(node).phase == "backward" for node in moved
+    )  # of the attention's output, in each layer
     for node in program.nodes:
         if record_of(node).phase == "backward":
             for value in operands(node):
@@ -212,9 +240,13 @@ def check_structure(program: Program, before: Program, what: Any) -> None:
             old = made_from[value.name]
             if any(user.op == "output" for user in old.users):
                 continue
-            backward = {of[user.name.removesuffix("_again")] for user in value.users if record_of(user).phase == "backward"}
+            backward = {
+                of[user.name.removesuffix("_again")] for user in value.users if record_of(user).phase == "backward"
+            }
             forward = {of[user.name] for user in old.users if record_of(user).phase == "forward"}
-            assert forward - {of[value.name]} and backward - {of[value.name]}, f"{node.name}, in {mine}, reads {value.name}"
+            assert forward - {of[value.name]} and backward - {of[value.name]}, (
+                f"{node.name}, in {mine}, reads {value.name}"
+            )
         assert not any(is_getitem(node) and record_of(value).phase != "backward" for value in operands(node))
 
 
@@ -230,7 +262,11 @@ def test_random_models_and_regions(data: st.DataObject) -> None:
     model, batch = nn.Sequential(*layers, nn.Linear(dim, 2)), {"input": torch.randn(4, dim)}
     before = capture(model, (), batch).program
     paths = module_paths(before)
-    what = data.draw(st.one_of(st.just("min-cut"), st.lists(st.sampled_from([path or "*" for path in paths]), min_size=1, unique=True)))
+    what = data.draw(
+        st.one_of(
+            st.just("min-cut"), st.lists(st.sampled_from([path or "*" for path in paths]), min_size=1, unique=True)
+        )
+    )
     after = before.copy()
     run_passes(after, [Recompute(what)])
     check_structure(after, before, what)

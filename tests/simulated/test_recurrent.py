@@ -48,8 +48,8 @@ class Read(nn.Module):
 
 
 def trained(zero: int) -> None:
-    """Labels are every other number of a tensor, and a micro-batch has one row of each rank, or two: then the layer is captured again,
-    with parameters that zero=3 has laid otherwise since."""
+    """Labels are every other number of a tensor, and a micro-batch has one row of each rank, or two: then the layer is
+    captured again, with parameters that zero=3 has laid otherwise since."""
     torch.manual_seed(0)
     model = Read().double()
     alone = copy.deepcopy(model)
@@ -82,7 +82,9 @@ def test_cells(kind: Any) -> None:
     assert parallel.reports["place"].notes == ()
 
 
-@pytest.mark.parametrize("options", [{"proj_size": 3}, {"bias": False, "num_layers": 2}, {"bidirectional": True, "proj_size": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"proj_size": 3}, {"bias": False, "num_layers": 2}, {"bidirectional": True, "proj_size": 2}], ids=str
+)
 def test_lstms_of_other_kinds(options: dict[str, Any]) -> None:
     check_equal(nn.LSTM(6, 5, **options).double(), Mesh(dp=2), None, (torch.randn(3, 4, 6, dtype=torch.float64),))
 
@@ -101,7 +103,12 @@ class WithStates(nn.Module):
 
 def test_first_states() -> None:
     args = (torch.randn(3, 4, 6), torch.randn(1, 4, 5, requires_grad=True), torch.randn(1, 4, 5))
-    check_equal(WithStates().double(), Mesh(tp=2), None, tuple(arg.double().detach().requires_grad_(arg.requires_grad) for arg in args))
+    check_equal(
+        WithStates().double(),
+        Mesh(tp=2),
+        None,
+        tuple(arg.double().detach().requires_grad_(arg.requires_grad) for arg in args),
+    )
 
 
 @pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
@@ -183,7 +190,9 @@ def test_lengths_of_packed_sequences_are_values() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.layer(nn.utils.rnn.pack_padded_sequence(x, [3, 2], batch_first=True))[0].data
 
-    with pytest.raises(CaptureError, match=r"keep sequences padded, and take what counts with torch\.where or an index"):
+    with pytest.raises(
+        CaptureError, match=r"keep sequences padded, and take what counts with torch\.where or an index"
+    ):
         capture(Packed(), (torch.randn(2, 3, 3),))
 
 
@@ -203,7 +212,9 @@ def calls_of(function: Any) -> int:
     return count
 
 
-@pytest.mark.parametrize("model", [lambda steps: nn.LSTM(3, 4), lambda steps: Loop(nn.GRUCell, steps)], ids=["layer", "loop"])
+@pytest.mark.parametrize(
+    "model", [lambda steps: nn.LSTM(3, 4), lambda steps: Loop(nn.GRUCell, steps)], ids=["layer", "loop"]
+)
 def test_work_is_linear_in_steps(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of capture and all passes; and one trace is enough, since no op writes."""
     traces = []

@@ -1,4 +1,5 @@
-"""The gradient of every transition: differentiated through on simulated ranks and on processes, and in the joint graph."""
+"""The gradient of every transition: differentiated through on simulated ranks and on processes, and in the joint
+graph."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def pairs(draw: st.DrawFn) -> tuple[TensorType, TensorType]:
     if other is not mesh:
         first = draw(st.integers(0, 2))
         other = Mesh(other.sizes, ranks=range(first, first + other.size))
-    return typed(mesh, draw(attrs(mesh, shape, pending=(kind,))), shape), typed(other, draw(attrs(other, shape, pending=(kind,))), shape)
+    return typed(mesh, draw(attrs(mesh, shape, pending=(kind,))), shape), typed(
+        other, draw(attrs(other, shape, pending=(kind,))), shape
+    )
 
 
 def pieces_of(whole: torch.Tensor, type: TensorType) -> dict[int, torch.Tensor]:
@@ -82,7 +85,9 @@ def test_the_gradient_of_a_transition(pair: tuple[TensorType, TensorType], rando
         values.setdefault(addend, torch.randn(source.shape, dtype=torch.float64))
         shares[rank] = cut(values[addend], held, at).requires_grad_()
     made = relay.simulate(shares)
-    assert torch.allclose(value_of(made, target, weights), value_of(shares, source, weights)), print_type(source) + print_type(target)
+    assert torch.allclose(value_of(made, target, weights), value_of(shares, source, weights)), print_type(
+        source
+    ) + print_type(target)
     incoming = {rank: piece / averaged_over(target) for rank, piece in pieces_of(weights, target).items()}
     found = torch.autograd.grad([made[rank] for rank in made], list(shares.values()), [incoming[rank] for rank in made])
     for rank, gradient in zip(shares, found, strict=True):
@@ -119,7 +124,8 @@ def test_a_gradient_does_not_stay_pending() -> None:
 def test_the_gradient_of_a_pending_max_is_refused(kind: str) -> None:
     relay = Redistribution(relays.read(f"f32[4] +{kind}:dp"), relays.read("f32[4]"))
     with pytest.raises(TransitionError, match=re.escape(
-        f"the gradient of f32[4] +{kind}:dp has no Layout: each rank's share depends on the values, which are pending {kind} over dp; reduce the value first, outside of the differentiated computation"
+        f"the gradient of f32[4] +{kind}:dp has no Layout: each rank's share depends on the values, which are pending "
+        f"{kind} over dp; reduce the value first, outside of the differentiated computation"
     )):  # fmt: skip
         _ = relay.backward
 
@@ -147,10 +153,18 @@ def test_on_processes_as_simulated() -> None:
     given_ = []
     for before, after in PROCESS_CASES:
         relay = Redistribution(relays.read(before), relays.read(after))
-        pieces = {rank: torch.randn(piece.shape, dtype=torch.float64) for rank, piece in pieces_of(torch.zeros(relay.source.shape, dtype=torch.float64), relay.source).items()}
-        gradients = {rank: torch.randn(piece.shape, dtype=torch.float64) for rank, piece in pieces_of(torch.zeros(relay.source.shape, dtype=torch.float64), relay.target).items()}
+        pieces = {
+            rank: torch.randn(piece.shape, dtype=torch.float64)
+            for rank, piece in pieces_of(torch.zeros(relay.source.shape, dtype=torch.float64), relay.source).items()
+        }
+        gradients = {
+            rank: torch.randn(piece.shape, dtype=torch.float64)
+            for rank, piece in pieces_of(torch.zeros(relay.source.shape, dtype=torch.float64), relay.target).items()
+        }
         wanted, back = relay._run(pieces), relay.backward._run(gradients)
-        given_.append((before, after, pieces, gradients, wanted, {rank: piece * relay.factor for rank, piece in back.items()}))
+        given_.append(
+            (before, after, pieces, gradients, wanted, {rank: piece * relay.factor for rank, piece in back.items()})
+        )
     found = ranks(4).run(relays.run_and_differentiate, [case[:4] for case in given_])
     for rank, results in enumerate(found):
         for (before, after, _, _, wanted, back), (made, gradient) in zip(given_, results, strict=True):
@@ -183,19 +197,28 @@ class Chain(torch.nn.Module):
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_in_the_joint_graph(data: st.DataObject) -> None:
-    """Values of a step are put into Layouts of any kind, forward and backward; the gradients are those of one device."""
+    """Values of a step are put into Layouts of any kind, forward and backward; the gradients are those of one
+    device."""
     mesh, shape = data.draw(meshes(max_ranks=8)), data.draw(shapes(2, min_size=1)) or (4,)
     x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     captured = capture(Chain(), (x,))
     program = captured.program
     names = [node.name for node in program.nodes if node.op == "call_function"]
-    chosen = {name: data.draw(attrs(mesh, shape, pending=())).normalize(shape, mesh) for name in names if data.draw(st.booleans())}
+    chosen = {
+        name: data.draw(attrs(mesh, shape, pending=())).normalize(shape, mesh)
+        for name in names
+        if data.draw(st.booleans())
+    }
     chosen["x"] = data.draw(attrs(mesh, shape, pending=(), max_parts=1)).normalize(shape, mesh)
     traced = program.copy()
     run_passes(program, pipeline(mesh, chosen))
 
     def step(of: torch.fx.Graph) -> SimulatedStep:
-        return SimulatedStep(of, LocalPrograms(of, lambda made: made.verify()), lambda given: step(specialize(traced, given, captured.device)))  # type: ignore[arg-type]
+        return SimulatedStep(
+            of,
+            LocalPrograms(of, lambda made: made.verify()),
+            lambda given: step(specialize(traced, given, captured.device)),
+        )  # type: ignore[arg-type]
 
     wanted = Chain()(x)
     (ours,) = step(program)([x])
@@ -210,15 +233,29 @@ def test_pieces_that_a_rank_does_not_have_are_refused(after: str) -> None:
     pieces = {rank: torch.zeros(2, 4) for rank in range(4)}
     relay.simulate(pieces)
     for wrong, said in [
-        ({**pieces, 1: torch.zeros(4, 4)}, "rank 1 has a piece [2, 4], torch.float32 of f32[4/dp 4], but got [4, 4], torch.float32"),
-        ({**pieces, 2: torch.zeros(2, 4, dtype=torch.float64)}, "rank 2 has a piece [2, 4], torch.float32 of f32[4/dp 4], but got [2, 4], torch.float64"),
-        ({rank: pieces[rank] for rank in range(3)}, "pieces are given for the ranks [0, 1, 2], but f32[4/dp 4] is on the ranks [0, 1, 2, 3]"),
-        ({**pieces, 4: pieces[0]}, "pieces are given for the ranks [0, 1, 2, 3, 4], but f32[4/dp 4] is on the ranks [0, 1, 2, 3]"),
+        (
+            {**pieces, 1: torch.zeros(4, 4)},
+            "rank 1 has a piece [2, 4], torch.float32 of f32[4/dp 4], but got [4, 4], torch.float32",
+        ),
+        (
+            {**pieces, 2: torch.zeros(2, 4, dtype=torch.float64)},
+            "rank 2 has a piece [2, 4], torch.float32 of f32[4/dp 4], but got [2, 4], torch.float64",
+        ),
+        (
+            {rank: pieces[rank] for rank in range(3)},
+            "pieces are given for the ranks [0, 1, 2], but f32[4/dp 4] is on the ranks [0, 1, 2, 3]",
+        ),
+        (
+            {**pieces, 4: pieces[0]},
+            "pieces are given for the ranks [0, 1, 2, 3, 4], but f32[4/dp 4] is on the ranks [0, 1, 2, 3]",
+        ),
     ]:
         with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
             relay.simulate(wrong)
     here = relay.on(0, {})
     with pytest.raises(ValueError, match=re.escape("rank 0 has a piece [2, 4]")):
         here(torch.zeros(4, 2))
-    with pytest.raises(ValueError, match=re.escape("rank 0 got no piece, but f32[4/dp 4] is on the ranks [0, 1, 2, 3]")):
+    with pytest.raises(
+        ValueError, match=re.escape("rank 0 got no piece, but f32[4/dp 4] is on the ranks [0, 1, 2, 3]")
+    ):
         here(None)

@@ -20,7 +20,11 @@ MESHES: list[dict[str, int]] = [{"dp": 4}, {"dp": 2, "tp": 2}, {"dp": 2, "cp": 2
 NAMES = ["mlp", "llama", "gpt2", "bert"]
 
 
-@pytest.mark.parametrize(("name", "sizes", "zero"), [(name, sizes, (k + j) % 4) for j, name in enumerate(NAMES) for k, sizes in enumerate(MESHES)], ids=str)
+@pytest.mark.parametrize(
+    ("name", "sizes", "zero"),
+    [(name, sizes, (k + j) % 4) for j, name in enumerate(NAMES) for k, sizes in enumerate(MESHES)],
+    ids=str,
+)
 def test_ten_steps(name: str, sizes: dict[str, int], zero: int) -> None:
     """Rows have unequal numbers of labels; parameter groups, clipping, a schedule of the learning rate."""
     steps_alike(name, sizes, {"microbatches": 2, "zero": zero, "clip_norm": 0.5})
@@ -38,7 +42,9 @@ def test_uneven_pieces() -> None:
     model = steps.Squared(model).double()
     alone = copy.deepcopy(model)
     for zero in (1, 2):
-        parallel = autopar.parallelize(model, Mesh(dp=4, tp=3), {"*.0.weight": ("tp", None), "*.2.weight": (None, "tp")})
+        parallel = autopar.parallelize(
+            model, Mesh(dp=4, tp=3), {"*.0.weight": ("tp", None), "*.2.weight": (None, "tp")}
+        )
         step, single = parallel.train_step(adamw(parallel), microbatches=3, zero=zero), Single(alone, adamw(alone))
         for k in range(3):
             torch.manual_seed(k)
@@ -51,8 +57,12 @@ OPTIMIZERS: dict[str, Any] = {
     "adam amsgrad": lambda model: torch.optim.Adam(model.parameters(), lr=1e-2, amsgrad=True, weight_decay=0.1),
     "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=1e-2),
     "sgd nesterov": lambda model: torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, nesterov=True),
-    "sgd dampened": lambda model: torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, dampening=0.5, weight_decay=0.1),
-    "adagrad": lambda model: torch.optim.Adagrad(model.parameters(), lr=1e-2, lr_decay=0.1, initial_accumulator_value=0.2),
+    "sgd dampened": lambda model: torch.optim.SGD(
+        model.parameters(), lr=1e-2, momentum=0.9, dampening=0.5, weight_decay=0.1
+    ),
+    "adagrad": lambda model: torch.optim.Adagrad(
+        model.parameters(), lr=1e-2, lr_decay=0.1, initial_accumulator_value=0.2
+    ),
 }
 
 
@@ -63,7 +73,10 @@ def test_optimizers(name: str) -> None:
     model = make()
     alone = copy.deepcopy(model)
     parallel = autopar.parallelize(model, Mesh(dp=2, tp=2), plan)
-    step, single = parallel.train_step(OPTIMIZERS[name](parallel), microbatches=2, zero=1), Single(alone, OPTIMIZERS[name](alone))
+    step, single = (
+        parallel.train_step(OPTIMIZERS[name](parallel), microbatches=2, zero=1),
+        Single(alone, OPTIMIZERS[name](alone)),
+    )
     for k in range(4):
         assert relative(step.simulate(batches(k)), single(**batches(k))[0]) <= 1e-11
     ours, theirs = step.optimizer.state_dict()["state"], single.optimizer.state_dict()["state"]
@@ -83,7 +96,12 @@ def test_frozen_tied_and_unused_parameters() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.head, self.unused, self.frozen = nn.Embedding(11, 8), nn.Linear(8, 11, bias=False), nn.Linear(3, 3), nn.Linear(8, 8)
+            self.embed, self.head, self.unused, self.frozen = (
+                nn.Embedding(11, 8),
+                nn.Linear(8, 11, bias=False),
+                nn.Linear(3, 3),
+                nn.Linear(8, 8),
+            )
             self.head.weight = self.embed.weight
             self.frozen.requires_grad_(False)
 
@@ -94,7 +112,10 @@ def test_frozen_tied_and_unused_parameters() -> None:
     model = Model().double()
     alone = copy.deepcopy(model)
     parallel = autopar.parallelize(model, Mesh(dp=2, tp=2), {"*.embed.weight": ("tp", None)})
-    step, single = parallel.train_step(adamw(parallel), microbatches=2, zero=1, clip_norm=0.2), Single(alone, adamw(alone), 0.2)
+    step, single = (
+        parallel.train_step(adamw(parallel), microbatches=2, zero=1, clip_norm=0.2),
+        Single(alone, adamw(alone), 0.2),
+    )
     for k in range(3):
         ids = torch.randint(11, (8,), generator=torch.Generator().manual_seed(k))
         assert relative(step.simulate(ids), single(ids)[0]) <= 1e-12
@@ -162,7 +183,9 @@ def test_dropout(random: str) -> None:
     losses = [alone(half) / 2 for half in x.chunk(2)]
     sum(losses).backward()
     optimizer.step()
-    same = relative(ours, sum(losses).detach()) <= 1e-12 and all(relative(a, b) <= 1e-12 for a, b in zip(model.parameters(), alone.parameters(), strict=True))
+    same = relative(ours, sum(losses).detach()) <= 1e-12 and all(
+        relative(a, b) <= 1e-12 for a, b in zip(model.parameters(), alone.parameters(), strict=True)
+    )
     assert same == (random == "single")
 
 
@@ -192,7 +215,13 @@ def test_ways_to_give_a_batch() -> None:
     torch.manual_seed(0)
     x, y = torch.randn(4, 4), torch.tensor([0, 2, -100, 1])
     losses = []
-    for given, named in [((x, y), {}), (((x, y),), {}), (([x, y],), {}), (({"x": x, "y": y},), {}), ((), {"x": x, "y": y})]:
+    for given, named in [
+        ((x, y), {}),
+        (((x, y),), {}),
+        (([x, y],), {}),
+        (({"x": x, "y": y},), {}),
+        ((), {"x": x, "y": y}),
+    ]:
         model = Model()
         torch.manual_seed(1)
         nn.init.normal_(model.linear.weight)
@@ -221,7 +250,9 @@ def test_names_of_arguments(called: bool, microbatches: int) -> None:
     torch.manual_seed(0)
     model = Weighing()
     alone = copy.deepcopy(model)
-    step = autopar.parallelize(model, Mesh(dp=1 if called else 2)).train_step(torch.optim.SGD(model.parameters(), lr=0.1), microbatches=microbatches)
+    step = autopar.parallelize(model, Mesh(dp=1 if called else 2)).train_step(
+        torch.optim.SGD(model.parameters(), lr=0.1), microbatches=microbatches
+    )
     single = Single(alone, torch.optim.SGD(alone.parameters(), lr=0.1))
     for _ in range(2):
         x, y = torch.randn(8, 4, dtype=torch.float64), torch.randint(3, (8,))

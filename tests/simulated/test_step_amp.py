@@ -1,4 +1,5 @@
-"""Whole steps in mixed precision: no further from float32 than a single device's own mixed precision, and overflows that change nothing."""
+"""Whole steps in mixed precision: no further from float32 than a single device's own mixed precision, and overflows
+that change nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def test_five_steps_on_processes(name: str, sizes: dict[str, int], amp: str, zer
 
 
 def test_adamw_in_mixed_precision() -> None:
-    """Its first steps go by the signs of gradients, also of those that are noise; so only losses and norms are close."""
+    """Its first steps go by the signs of gradients, also of those that are noise; so only losses and norms are
+    close."""
     steps.mixed_alike("llama", {"dp": 2, "tp": 2}, "bf16-O2", {**OPTIONS, "zero": 1}, steps.adamw, parameters=4.0)
 
 
@@ -79,7 +81,8 @@ def test_overflow_on_processes() -> None:
 
 @pytest.mark.processes
 def test_one_rank_overflows() -> None:
-    """Only the last row is too large, so that one piece of the batch alone has inf in its gradients: no rank takes the step."""
+    """Only the last row is too large, so that one piece of the batch alone has inf in its gradients: no rank takes the
+    step."""
     ranks(4).run(calls_of_steps.one_rank_overflows)
 
 
@@ -93,7 +96,9 @@ def test_one_infinite_gradient() -> None:
             p.zero_()
     before = [p.clone() for p in step.parallel.parameters()]
     step.simulate(torch.zeros_like(x), y)
-    assert float(step.skipped) == 1 and all(torch.equal(a, b) for a, b in zip(before, step.parallel.parameters(), strict=True))
+    assert float(step.skipped) == 1 and all(
+        torch.equal(a, b) for a, b in zip(before, step.parallel.parameters(), strict=True)
+    )
 
 
 def test_a_scale_that_underflows() -> None:
@@ -104,7 +109,11 @@ def test_a_scale_that_underflows() -> None:
     for scale in (2.0, 1.0):
         step.simulate(x, y)
         assert float(step.skipped) == 1 and float(step.scaler[0]) == scale
-    with pytest.raises(OverflowingError, match=r"the loss scale has fallen to 0\.5, below 1: gradients overflow at every scale\n  look for inf or nan in the loss or the data; amp=\"bf16-O1\" has"):
+    with pytest.raises(
+        OverflowingError,
+        match=r"the loss scale has fallen to 0\.5, below 1: gradients overflow at every scale\n  look for inf or nan "
+        r"in the loss or the data; amp=\"bf16-O1\" has",
+    ):
         step.simulate(x, y)
     assert all(torch.equal(a, b) for a, b in zip(before, step.parallel.parameters(), strict=True))
 
@@ -135,7 +144,9 @@ def test_the_norm_is_unscaled(scale: float) -> None:
 # -- copies ------------------------------------------------------------------------------------------------------------
 
 WRITES: dict[str, Callable[[Any], Any]] = {
-    "load_state_dict": lambda parallel: parallel.load_state_dict({name: t * 0.5 for name, t in parallel.state_dict().items()}),
+    "load_state_dict": lambda parallel: parallel.load_state_dict(
+        {name: t * 0.5 for name, t in parallel.state_dict().items()}
+    ),
     "init": lambda parallel: [nn.init.normal_(p) for p in parallel.parameters()],
     "in place": lambda parallel: [p.detach().mul_(-1) for p in parallel.parameters()],
     "one of them": lambda parallel: nn.init.ones_(parallel.down.bias),
@@ -207,7 +218,9 @@ def test_a_model_in_low_precision() -> None:
     alone(x, y).backward()
     torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9).step()
     assert ".copy" not in str(step.program)
-    assert all(relative(a.float(), b.float()) <= 0.01 for a, b in zip(model.parameters(), alone.parameters(), strict=True))
+    assert all(
+        relative(a.float(), b.float()) <= 0.01 for a, b in zip(model.parameters(), alone.parameters(), strict=True)
+    )
 
 
 # -- the program -------------------------------------------------------------------------------------------------------
@@ -215,7 +228,8 @@ def test_a_model_in_low_precision() -> None:
 
 @pytest.mark.parametrize("amp", ["bf16-O1", "bf16-O2", "fp16-O1", "fp16-O2"])
 def test_reduce_dtype(amp: str) -> None:
-    """Sums over ranks in float32: a cast to it before each reduction of low precision, and back behind it where that is used."""
+    """Sums over ranks in float32: a cast to it before each reduction of low precision, and back behind it where that is
+    used."""
     low = amp[:4].replace("fp", "f")
     reduced = {}
     for dtype in (None, torch.float32):
@@ -226,9 +240,14 @@ def test_reduce_dtype(amp: str) -> None:
             assert {kind for _, kind, _ in reduced[dtype]} == {low}
             continue
         for name, kind, operand in reduced[dtype]:
-            assert kind == "f32" and re.search(rf"  {operand} : f32\[.* = _to_copy\(\w+, dtype=f32\)", text), (name, operand)
+            assert kind == "f32" and re.search(rf"  {operand} : f32\[.* = _to_copy\(\w+, dtype=f32\)", text), (
+                name,
+                operand,
+            )
         added = re.findall(r"_grad_sum : f32\[.* = add\.Tensor\(\w+, (\w+)\)", text)
-        assert len(added) == 4 and all(f"  {value} : f32[" in text for value in added), "no gradient is rounded again before it is added"
+        assert len(added) == 4 and all(f"  {value} : f32[" in text for value in added), (
+            "no gradient is rounded again before it is added"
+        )
     assert [name for name, _, _ in reduced[None]] != [] and len(reduced[None]) == len(reduced[torch.float32])
 
 
@@ -251,7 +270,9 @@ def test_a_sum_over_ranks_has_all_its_bits(amp: str, zero: int) -> None:
     found, scale = {}, {"loss_scale": 1.0} if amp.startswith("fp16") else {}
     for dtype in (None, torch.float32):
         parallel = autopar.parallelize(copy.deepcopy(model), Mesh(dp=2))
-        step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=1.0), amp=amp, zero=zero, reduce_dtype=dtype, **scale)
+        step = parallel.train_step(
+            torch.optim.SGD(parallel.parameters(), lr=1.0), amp=amp, zero=zero, reduce_dtype=dtype, **scale
+        )
         step.simulate(x)
         (weight,) = parallel.parameters()
         found[dtype] = set(weight.flatten().tolist())
@@ -268,7 +289,9 @@ def test_an_op_without_a_kernel() -> None:
     with pytest.raises(PrecisionError) as caught:
         made(Model(), amp="fp16-O2").simulate(*batch())
     first, line, where, remedy = str(caught.value).splitlines()
-    assert first == "aten::special_log_ndtr has no kernel for f16 on cpu" and line.strip().startswith("special_log_ndtr : f32[8 16] = special_log_ndtr(")
+    assert first == "aten::special_log_ndtr has no kernel for f16 on cpu" and line.strip().startswith(
+        "special_log_ndtr : f32[8 16] = special_log_ndtr("
+    )
     assert "test_step_amp.py:" in where and "torch.special.log_ndtr(self.up(x))" in where
     assert remedy == "  run it in float32: keep={'aten::special_log_ndtr': 'f32'}"
     step = made(Model(), amp="fp16-O2", keep={"aten::special_log_ndtr": "f32"}, loss_scale=1024)
@@ -277,5 +300,9 @@ def test_an_op_without_a_kernel() -> None:
 
 @pytest.mark.parametrize("amp", ["bf16-O1", "fp16-O2"])
 def test_a_model_in_float64(amp: str) -> None:
-    with pytest.raises(ValueError, match=rf"amp='{amp}' is for a model and data in float32; the parameter up\.weight is f64\n  make it float32: model\.float\(\); or leave amp=None"):
+    with pytest.raises(
+        ValueError,
+        match=rf"amp='{amp}' is for a model and data in float32; the parameter up\.weight is f64\n  make it float32: "
+        rf"model\.float\(\); or leave amp=None",
+    ):
         made(Pair().double(), amp=amp).simulate(*(tensor.double() for tensor in batch()))

@@ -53,7 +53,12 @@ def masked(x: torch.Tensor) -> torch.Tensor:
     return x.masked_fill(x > x.mean(-1, keepdim=True) + 0.1, -torch.inf).softmax(-1)
 
 
-def made(activation: Activation = torch.relu, optimizer: Any = steps.adamw, sizes: dict[str, int] | None = None, **options: Any) -> Any:
+def made(
+    activation: Activation = torch.relu,
+    optimizer: Any = steps.adamw,
+    sizes: dict[str, int] | None = None,
+    **options: Any,
+) -> Any:
     torch.manual_seed(0)
     parallel = autopar.parallelize(Pair(activation), Mesh(sizes or SIZES))
     return parallel.train_step(optimizer(parallel), **{"detect_anomaly": True, **options})
@@ -76,7 +81,8 @@ def write(step: Any, of: str, value: float) -> None:
     (step.optimizer.state[tensor][state] if state else tensor.data)[0] = value
 
 
-# what goes wrong → the step; what is done to it after one step; the batch; what is told, with R where a rank is named if it has pieces
+# what goes wrong → the step; what is done to it after one step; the batch; what is told, with R where a rank is named
+# if it has pieces
 CASES: dict[str, tuple[dict[str, Any], Callable[[Any], Any] | None, Callable[[], torch.Tensor], str]] = {
     "an op of the forward": (
         {"activation": logarithm, "microbatches": 2}, None, batch,
@@ -96,22 +102,29 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Any], Any] | None, Callable[[],
     "the update": (
         {"microbatches": 2}, lambda step: write(step, "down.bias:exp_avg_sq", -1.0), batch,
         r"autopar::adamw of down\.bias makes a NaN on rank 0, in the update\n"
-        r"    adamw\w* : .* = autopar::adamw\(down_bias, .*\n  1 of 8 elements of .* are NaN; none of its operands has one:\n"
+        r"    adamw\w* : .* = autopar::adamw\(down_bias, .*\n  1 of 8 elements of .* are NaN; none of its operands "
+        r"has one:\n"
         r"    down\.bias (from .*, no inf|was overwritten)\n",
     ),
-    "the input": ({}, None, lambda: spoiled(batch()), r"the input xR comes in with NaN: 1 of 64 elements\n  look at how the batch is made; "),
-    "the input of a micro-batch": ({"microbatches": 2}, None, lambda: spoiled(batch()), r"the input x of micro-batch 2 of 2R comes in with NaN: 1 of 32 elements\n"),
+    "the "
+    "input": ({}, None, lambda: spoiled(batch()), r"the input xR comes in with NaN: 1 of 64 elements\n  look at how the batch is made; "),
+    "the input of a "
+    "micro-batch": ({"microbatches": 2}, None, lambda: spoiled(batch()), r"the input x of micro-batch 2 of 2R comes in with NaN: 1 of 32 elements\n"),
     "a parameter": (
         {}, lambda step: write(step, "up.weight", torch.nan), batch,
-        r"the parameter up\.weightR comes in with NaN: 8 of 128 elements\n  its initialisation, a checkpoint or an earlier step left it there; ",
+        r"the parameter up\.weightR comes in with NaN: 8 of 128 elements\n  its initialisation, a checkpoint or an "
+        r"earlier step left it there; ",
     ),
-    "a buffer": ({}, lambda step: write(step, "shift", torch.nan), batch, r"the buffer shiftR comes in with NaN: 1 of 8 elements\n"),
+    "a "
+    "buffer": ({}, lambda step: write(step, "shift", torch.nan), batch, r"the buffer shiftR comes in with NaN: 1 of 8 elements\n"),
     "the optimizer's state": (
-        {}, lambda step: write(step, "up.weight:exp_avg", torch.nan), batch, r"the state up\.weight\.exp_avgR comes in with NaN: 8 of 128 elements\n",
+        {}, lambda step: write(step, "up.weight:exp_avg", torch.nan), batch, r"the state up\.weight\.exp_avgR comes "
+                                                                             r"in with NaN: 8 of 128 elements\n",
     ),
     "a constant": (
         {"activation": lambda x: x + torch.tensor([torch.nan] * 16)}, None, batch,
-        r"the constant _tensor_constant0 makes a NaN on rank 0, in the forward\n    _tensor_constant0 : f32\[16\] = constant\(.*\n",
+        r"the constant _tensor_constant0 makes a NaN on rank 0, in the forward\n    _tensor_constant0 : f32\[16\] = "
+        r"constant\(.*\n",
     ),
     "a cast of too much": (
         {"amp": "fp16-O2", "loss_scale": 8.0}, None, lambda: batch() * 1e5,
@@ -141,10 +154,18 @@ QUIET: dict[str, dict[str, Any]] = {
     "relu": {},
     "a mask": {"activation": masked},
     "a mask of NaN": {"activation": lambda x: torch.where(x > 0, torch.log(x), 0)},
-    "a norm of zeros": {"activation": lambda x: nn.functional.normalize(torch.cat([x[:, :8], x[:, 8:] * 0], 1).unflatten(1, (2, 8)), dim=-1).flatten(1)},
+    "a norm of zeros": {
+        "activation": lambda x: nn.functional.normalize(
+            torch.cat([x[:, :8], x[:, 8:] * 0], 1).unflatten(1, (2, 8)), dim=-1
+        ).flatten(1)
+    },
     "an overflow of fp16-O1": {"amp": "fp16-O1", **OVERFLOW},
     "an overflow of fp16-O2": {"amp": "fp16-O2", **OVERFLOW},
-    "an optimizer in plain ops": {"amp": "fp16-O2", **OVERFLOW, "optimizer": lambda m: torch.optim.SGD(m.parameters(), 0.1, momentum=0.9, dampening=0.5)},
+    "an optimizer in plain ops": {
+        "amp": "fp16-O2",
+        **OVERFLOW,
+        "optimizer": lambda m: torch.optim.SGD(m.parameters(), 0.1, momentum=0.9, dampening=0.5),
+    },
 }
 
 
@@ -162,7 +183,8 @@ def test_what_is_no_anomaly(name: str, called: bool) -> None:
 
 
 def test_a_nan_of_finite_operands_is_told_under_a_scale() -> None:
-    """Where gradients may overflow: the backward of the root of 0 divides by 0, and a NaN of inf is none; 0 / 0 is one."""
+    """Where gradients may overflow: the backward of the root of 0 divides by 0, and a NaN of inf is none; 0 / 0 is
+    one."""
     zero_by_zero = lambda x: ZeroByZero.apply(x)  # noqa: E731
     with pytest.raises(AnomalyError, match=r"^div\.Tensor makes a NaN on rank 0, in the backward\n"):
         made(zero_by_zero, amp="fp16-O1", loss_scale=8.0).simulate(batch())
@@ -203,7 +225,9 @@ def test_who_does_not_look_pays_nothing(monkeypatch: pytest.MonkeyPatch) -> None
         ((key, looking),) = [(key, one) for key, one in run._lowered.items() if key not in before]
         lines = [re.sub(r";  .*", "", line) for line in code_of(looking).splitlines()]
         (same,) = before.values()
-        assert [line for line in lines if "anomaly_look" not in line][1:] == [re.sub(r";  .*", "", line) for line in same.splitlines()][1:]
+        assert [line for line in lines if "anomaly_look" not in line][1:] == [
+            re.sub(r";  .*", "", line) for line in same.splitlines()
+        ][1:]
         ops = sum(" = torch.ops." in line for line in lines)
         looks = sum("anomaly_look" in line for line in lines)
         assert ops and looks >= ops and len(lines) == len(same.splitlines()) + looks, key
@@ -224,7 +248,10 @@ def test_torchs_own_mode(mode: Any, looks: bool) -> None:
 @pytest.mark.filterwarnings("ignore:Error detected in")
 def test_outside_of_a_step(called: bool) -> None:
     """``parallel(...)`` under torch's mode: its forward, and its backward."""
-    for activation, told in ((logarithm, "^log makes a NaN on rank 0, in the forward\n"), (root_of_square, "makes a NaN on rank 0, in the backward\n")):
+    for activation, told in (
+        (logarithm, "^log makes a NaN on rank 0, in the forward\n"),
+        (root_of_square, "makes a NaN on rank 0, in the backward\n"),
+    ):
         parallel = autopar.parallelize(Pair(activation), Mesh({"dp": 1} if called else SIZES))
         with pytest.raises(AnomalyError, match=told), torch.autograd.set_detect_anomaly(True):
             (parallel if called else parallel.simulate)(batch()).backward()
@@ -280,13 +307,19 @@ def torch_finds_one(model: nn.Module, x: torch.Tensor) -> bool:
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.lists(st.sampled_from(sorted(FUNCTIONS)), min_size=1, max_size=3), st.integers(0, 99), st.lists(st.booleans(), min_size=2, max_size=2))
+@given(
+    st.lists(st.sampled_from(sorted(FUNCTIONS)), min_size=1, max_size=3),
+    st.integers(0, 99),
+    st.lists(st.booleans(), min_size=2, max_size=2),
+)
 @pytest.mark.filterwarnings("ignore:Error detected in")
 def test_it_is_the_first_of_the_first_rank(names: list[str], seed: int, wild: list[bool]) -> None:
-    """Beside eager, on rows of a rank from 0 to 1, or wild ones: each rank runs to the end before the next one does; a backward has a NaN
-    where torch finds one."""
+    """Beside eager, on rows of a rank from 0 to 1, or wild ones: each rank runs to the end before the next one does; a
+    backward has a NaN where torch finds one."""
     torch.manual_seed(seed)
-    x = torch.cat([3 * torch.randn(2, 4, dtype=torch.float64) if some else torch.rand(2, 4, dtype=torch.float64) for some in wild])
+    x = torch.cat(
+        [3 * torch.randn(2, 4, dtype=torch.float64) if some else torch.rand(2, 4, dtype=torch.float64) for some in wild]
+    )
     parallel = autopar.parallelize(Chain(names), Mesh(dp=2))
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), detect_anomaly=True)
     pieces = [first_nan(names, piece) is not None or torch_finds_one(Chain(names), piece) for piece in x.chunk(2)]
@@ -319,8 +352,10 @@ class Total(nn.Module):
 
 
 CAME = (
-    r"all_reduce makes a NaN on rank {rank}, in the {phase}\n    .* = all_reduce\(.*, dp\)\n(    test_step_anomaly.*\n)?"
-    r"  .* are NaN; this rank's piece has none, so it came over dp from rank {other}:\n    .*inf\n  look at the errors of those ranks; "
+    r"all_reduce makes a NaN on rank {rank}, in the {phase}\n    .* = all_reduce\(.*, dp\)\n(    "
+    r"test_step_anomaly.*\n)?"
+    r"  .* are NaN; this rank's piece has none, so it came over dp from rank {other}:\n    .*inf\n  look at the "
+    r"errors of those ranks; "
 )
 
 
@@ -347,7 +382,9 @@ def test_what_came_from_another_rank(phase: str) -> None:
 def everywhere() -> None:
     """Each rank tells of itself; micro-batches, two axes, and then a step that is well."""
     step = made(logarithm, microbatches=2, zero=1)
-    with pytest.raises(AnomalyError, match=f"^log makes a NaN on rank {distributed.get_rank()}, in the forward of micro-batch 1 of 2\n"):
+    with pytest.raises(
+        AnomalyError, match=f"^log makes a NaN on rank {distributed.get_rank()}, in the forward of micro-batch 1 of 2\n"
+    ):
         step(batch())
     with torch.no_grad():
         step.parallel.up.bias.add_(100.0)
@@ -379,7 +416,14 @@ def test_one_rank_finds_it_and_all_end(capfd: pytest.CaptureFixture[str]) -> Non
     """
     with pytest.raises(LaunchError) as error:
         launch([sys.executable, "-c", textwrap.dedent(program)], 2)
-    assert re.match(r"autopar: rank 1 failed in sum_1 : f32\[\] = sum\(sqrt.*: AnomalyError: sqrt makes a NaN on rank 1, in the forward", str(error.value))
+    assert re.match(
+        r"autopar: rank 1 failed in sum_1 : f32\[\] = sum\(sqrt.*: AnomalyError: sqrt makes a NaN on rank 1, in the "
+        r"forward",
+        str(error.value),
+    )
     assert error.value.rank == 1
     told = capfd.readouterr().err
-    assert "[rank 1] autopar.errors.AnomalyError: sqrt makes a NaN on rank 1" in told and "1 of 2 elements of sqrt are NaN" in told
+    assert (
+        "[rank 1] autopar.errors.AnomalyError: sqrt makes a NaN on rank 1" in told
+        and "1 of 2 elements of sqrt are NaN" in told
+    )

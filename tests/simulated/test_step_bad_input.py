@@ -1,4 +1,5 @@
-"""Wrong input to a step: one clear error each, which names the offender and the remedy, and changes nothing; and what may change."""
+"""Wrong input to a step: one clear error each, which names the offender and the remedy, and changes nothing; and what
+may change."""
 
 from __future__ import annotations
 
@@ -24,49 +25,130 @@ SAY = 'say "blocks", "min-cut", '
 OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"micro_batches": 2}, TypeError, f"train_step has no option 'micro_batches'; near it: microbatches. It has {ALL}"),
     ({"xyz": 2}, TypeError, f"train_step has no option 'xyz'; near it: none. It has {ALL}"),
-    *(({"microbatches": n}, ValueError, f"microbatches={n!r} is no number of micro-batches; give 1 or more") for n in (0, -1, True, 2.0, "2")),
     *(
-        ({"zero": n}, ValueError, f"zero={n!r} is no stage of ZeRO: 0 splits nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too")
+        ({"microbatches": n}, ValueError, f"microbatches={n!r} is no number of micro-batches; give 1 or more")
+        for n in (0, -1, True, 2.0, "2")
+    ),
+    *(
+        (
+            {"zero": n},
+            ValueError,
+            f"zero={n!r} is no stage of ZeRO: 0 splits nothing, 1 the optimizer's state, 2 gradients too, 3 "
+            f"parameters too",
+        )
         for n in (4, -1, True, 1.0, "1")
     ),
-    *(({"clip_norm": n}, ValueError, f"clip_norm={n!r} is no norm above 0; None does not clip, inf only measures") for n in (0, -1.0, float("nan"), "1", True)),
     *(
-        ({"clip_norm": 1.0, "clip_parameters": n}, ValueError, f'clip_parameters={n!r}: "all" measures the gradients of all parameters that require one, '
-         f'"optimizer" those of the optimizer\'s')
+        ({"clip_norm": n}, ValueError, f"clip_norm={n!r} is no norm above 0; None does not clip, inf only measures")
+        for n in (0, -1.0, float("nan"), "1", True)
+    ),
+    *(
+        (
+            {"clip_norm": 1.0, "clip_parameters": n},
+            ValueError,
+            f'clip_parameters={n!r}: "all" measures the gradients of all parameters that require one, '
+            f'"optimizer" those of the optimizer\'s',
+        )
         for n in ("some", True, 1)
     ),
-    *(({"grad_norm": n}, ValueError, f"grad_norm={n!r}: True measures the norm of the gradients at each step, False only where clip_norm needs it") for n in (1, "yes")),
     *(
-        ({"returns": how}, ValueError, f'returns={how!r}: a step returns its "loss", or the "outputs" of the model, of which a dict says how those of '
-         "micro-batches are joined: {'logits': 'cat'}")
-        for how in ("logits", True, ["logits"])
-    ),
-    ({"returns": {"logits": "concat"}}, ValueError,
-     "returns={'logits': 'concat'} is no way to join the outputs of micro-batches; there are cat, mean, sum, same, stack"),
-    ({"clip_parameters": "all"}, ValueError, "clip_parameters= says which gradients are measured, and none are: give clip_norm= or grad_norm=True too"),
-    ({"amp": "bf16-O3"}, ValueError, "no amp='bf16-O3'; near it: bf16-O2, bf16-O1"),
-    *(({"amp": n}, ValueError, f"no amp={n!r}; there are: bf16-O1, fp16-O1, bf16-O2, fp16-O2, bf16, fp16") for n in (True, torch.bfloat16, "")),
-    ({"keep": {"aten::silu": "f32"}}, ValueError, "keep= says in which dtype ops run under amp=, which is not given"),
-    ({"amp": "bf16", "keep": ["aten::silu"]}, TypeError, "keep=['aten::silu'] is no dict of ops and dtypes, as in keep={'aten::silu': 'f32'}"),
-    ({"amp": "bf16", "keep": {1: 2}}, TypeError, "keep={1: 2} is no dict of ops and dtypes, as in keep={'aten::silu': 'f32'}"),
-    ({"amp": "bf16", "keep": {"aten::silu": 2}}, ValueError, "keep={'aten::silu': 2}: with bf16-O1 an op runs in 'f32' or 'bf16'"),
-    ({"amp": "bf16", "keep": {"aten::silu": "f16"}}, ValueError, "keep={'aten::silu': 'f16'}: with bf16-O1 an op runs in 'f32' or 'bf16'"),
-    ({"amp": "bf16", "keep": {"aten::sillu": "f32"}}, RuleError, "torch has no op 'aten::sillu'; write it as 'add.Tensor' or 'library::op'"),
-    *(
-        ({"amp": "bf16", "reduce_dtype": n}, ValueError, f"reduce_dtype={n!r}: sums in low precision are reduced as they are (None), or in torch.float32")
-        for n in ("f32", torch.float64)
-    ),
-    *(({"amp": "fp16", "loss_scale": n}, TypeError, f"loss_scale={n!r} is neither a number, the first scale, nor a LossScaling") for n in ("8", True)),
-    *(
-        ({"amp": "fp16", "loss_scale": n}, ValueError, f"loss_scale={n!r} is no first scale of a loss: give 6.10352e-05 or more, such as 1024.0")
-        for n in (0, -1.0, float("inf"), float("nan"))
-    ),
-    ({"amp": "bf16-O2", "loss_scale": 8}, ValueError, "loss_scale= is for fp16, whose small gradients are lost; amp='bf16-O2' needs none"),
-    *(
-        ({"detect_anomaly": n}, ValueError, f"detect_anomaly={n!r}: True looks for the first NaN behind each op, False does not")
+        (
+            {"grad_norm": n},
+            ValueError,
+            f"grad_norm={n!r}: True measures the norm of the gradients at each step, False only where clip_norm needs "
+            f"it",
+        )
         for n in (1, "yes")
     ),
-    ({"recompute": ""}, ValueError, f'recompute=\'\': {SAY}a glob over module paths, as in "*.layers.*", or None'),
+    *(
+        (
+            {"returns": how},
+            ValueError,
+            f'returns={how!r}: a step returns its "loss", or the "outputs" of the model, of which a dict says how those of '
+            "micro-batches are joined: {'logits': 'cat'}",
+        )
+        for how in ("logits", True, ["logits"])
+    ),
+    (
+        {"returns": {"logits": "concat"}},
+        ValueError,
+        "returns={'logits': 'concat'} is no way to join the outputs of micro-batches; there are cat, mean, sum, same, "
+        "stack",
+    ),
+    (
+        {"clip_parameters": "all"},
+        ValueError,
+        "clip_parameters= says which gradients are measured, and none are: give clip_norm= or grad_norm=True too",
+    ),
+    ({"amp": "bf16-O3"}, ValueError, "no amp='bf16-O3'; near it: bf16-O2, bf16-O1"),
+    *(
+        ({"amp": n}, ValueError, f"no amp={n!r}; there are: bf16-O1, fp16-O1, bf16-O2, fp16-O2, bf16, fp16")
+        for n in (True, torch.bfloat16, "")
+    ),
+    ({"keep": {"aten::silu": "f32"}}, ValueError, "keep= says in which dtype ops run under amp=, which is not given"),
+    (
+        {"amp": "bf16", "keep": ["aten::silu"]},
+        TypeError,
+        "keep=['aten::silu'] is no dict of ops and dtypes, as in keep={'aten::silu': 'f32'}",
+    ),
+    (
+        {"amp": "bf16", "keep": {1: 2}},
+        TypeError,
+        "keep={1: 2} is no dict of ops and dtypes, as in keep={'aten::silu': 'f32'}",
+    ),
+    (
+        {"amp": "bf16", "keep": {"aten::silu": 2}},
+        ValueError,
+        "keep={'aten::silu': 2}: with bf16-O1 an op runs in 'f32' or 'bf16'",
+    ),
+    (
+        {"amp": "bf16", "keep": {"aten::silu": "f16"}},
+        ValueError,
+        "keep={'aten::silu': 'f16'}: with bf16-O1 an op runs in 'f32' or 'bf16'",
+    ),
+    (
+        {"amp": "bf16", "keep": {"aten::sillu": "f32"}},
+        RuleError,
+        "torch has no op 'aten::sillu'; write it as 'add.Tensor' or 'library::op'",
+    ),
+    *(
+        (
+            {"amp": "bf16", "reduce_dtype": n},
+            ValueError,
+            f"reduce_dtype={n!r}: sums in low precision are reduced as they are (None), or in torch.float32",
+        )
+        for n in ("f32", torch.float64)
+    ),
+    *(
+        (
+            {"amp": "fp16", "loss_scale": n},
+            TypeError,
+            f"loss_scale={n!r} is neither a number, the first scale, nor a LossScaling",
+        )
+        for n in ("8", True)
+    ),
+    *(
+        (
+            {"amp": "fp16", "loss_scale": n},
+            ValueError,
+            f"loss_scale={n!r} is no first scale of a loss: give 6.10352e-05 or more, such as 1024.0",
+        )
+        for n in (0, -1.0, float("inf"), float("nan"))
+    ),
+    (
+        {"amp": "bf16-O2", "loss_scale": 8},
+        ValueError,
+        "loss_scale= is for fp16, whose small gradients are lost; amp='bf16-O2' needs none",
+    ),
+    *(
+        (
+            {"detect_anomaly": n},
+            ValueError,
+            f"detect_anomaly={n!r}: True looks for the first NaN behind each op, False does not",
+        )
+        for n in (1, "yes")
+    ),
+    ({"recompute": ""}, ValueError, f"recompute='': {SAY}a glob over module paths, as in \"*.layers.*\", or None"),
 ]
 
 
@@ -93,13 +175,17 @@ OPTIMIZERS: dict[str, tuple[Callable[[nn.Module], Any], type[Exception], str]] =
         "the optimizer has a parameter that is not the model's: number 4 of group 0, of shape [3, 5]; "
         "make it of the parameters of what parallelize returns, as in SGD(parallel.parameters())",
     ),
-    "none at all": (lambda parallel: None, TypeError, "None is a NoneType and no torch.optim.Optimizer; make one from parallel.parameters()"),
+    "none at "
+    "all": (lambda parallel: None, TypeError, "None is a NoneType and no torch.optim.Optimizer; make one from parallel.parameters()"),
     "an unknown one": (
         lambda parallel: torch.optim.LBFGS(parallel.parameters()), TypeError,
-        "LBFGS cannot be part of a step's graph: it calls the model several times in a step, through a closure; train it in the plain loop, "
-        "on the model that parallelize returns: loss = parallel(…), loss.backward(), optimizer.step(closure)",
+        "LBFGS cannot be part of a step's graph: it calls the model several times in a step, through a closure; train "
+        "it in the plain loop, on the model that parallelize returns: loss = parallel(…), loss.backward(), "
+        "optimizer.step(closure)",
     ),
-    "without parameters": (lambda parallel: torch.optim.SGD([], lr=0.1), ValueError, "optimizer got an empty parameter list"),  # torch's own
+    # torch's own
+    "without "
+    "parameters": (lambda parallel: torch.optim.SGD([], lr=0.1), ValueError, "optimizer got an empty parameter list"),
 }  # fmt: skip
 
 
@@ -152,16 +238,34 @@ def test_sparse_gradients() -> None:
         def forward(self, ids: torch.Tensor) -> torch.Tensor:
             return self.embed(ids).square().mean()
 
-    with pytest.raises(CaptureError, match=r"makes a sparse tensor, which has no pieces\n(.*\n)*  make it dense: to_dense\(\), or sparse=False in an embedding"):
+    with pytest.raises(
+        CaptureError,
+        match=r"makes a sparse tensor, which has no pieces\n(.*\n)*  make it dense: to_dense\(\), or sparse=False in "
+        r"an embedding",
+    ):
         made(Model(), lambda parallel: torch.optim.SGD(parallel.parameters(), lr=0.1)).simulate(torch.tensor([1, 2]))
 
 
 def test_micro_batches_that_do_not_divide(data: Any) -> None:
-    with pytest.raises(ValueError, match=re.escape("3 micro-batches do not divide a batch of 8 rows (x, y): use a batch of 6 or 9 rows, or microbatches=2")):
+    with pytest.raises(
+        ValueError,
+        match=re.escape(
+            "3 micro-batches do not divide a batch of 8 rows (x, y): use a batch of 6 or 9 rows, or microbatches=2"
+        ),
+    ):
         made(microbatches=3).simulate(*data)
-    with pytest.raises(ValueError, match=re.escape("16 micro-batches do not divide a batch of 8 rows (x, y): use a batch of 16 rows, or microbatches=8")):
+    with pytest.raises(
+        ValueError,
+        match=re.escape(
+            "16 micro-batches do not divide a batch of 8 rows (x, y): use a batch of 16 rows, or microbatches=8"
+        ),
+    ):
         made(microbatches=16).simulate(*data)
-    with pytest.raises(ValueError, match=r"microbatches=2, but no argument of the step is a tensor with a dim that could be cut; pass microbatches=1"):
+    with pytest.raises(
+        ValueError,
+        match=r"microbatches=2, but no argument of the step is a tensor with a dim that could be cut; pass "
+        r"microbatches=1",
+    ):
         made(microbatches=2).simulate(torch.tensor(1.0), torch.tensor(1.0))
 
 
@@ -182,10 +286,16 @@ def test_zero_over_a_data_axis_of_one_rank(sizes: dict[str, int], zero: int, dat
 
 def test_before_processes(data: Any) -> None:
     step = made()
-    with pytest.raises(RuntimeError, match=r"the mesh \(dp=2 tp=2\) needs 4 processes, .* torchrun --nproc-per-node 4, or call \.simulate\(\.\.\.\) to run all ranks"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"the mesh \(dp=2 tp=2\) needs 4 processes, .* torchrun --nproc-per-node 4, or call "
+        r"\.simulate\(\.\.\.\) to run all ranks",
+    ):
         step(*data)
     for part in ("program", "reports"):
-        with pytest.raises(RuntimeError, match=r"nothing has been captured yet; run the step once, or call \.capture\(batch\)"):
+        with pytest.raises(
+            RuntimeError, match=r"nothing has been captured yet; run the step once, or call \.capture\(batch\)"
+        ):
             getattr(step, part)
 
 
@@ -214,13 +324,17 @@ def test_without_grad_mode(mode: Any, data: Any) -> None:
 REFUSED: dict[str, tuple[Callable[[Any, torch.Tensor, torch.Tensor], Any], type[Exception], str]] = {
     "a transform": (
         lambda step, x, y: torch.func.grad(lambda z: step.simulate(z, y))(x), ValueError,
-        "x is inside a torch.func transform or carries a forward-mode tangent; a captured step has gradients through backward() alone",
+        "x is inside a torch.func transform or carries a forward-mode tangent; a captured step has gradients through "
+        "backward() alone",
     ),
-    "no rows": (lambda step, x, y: step.simulate(x[:0], y[:0]), ValueError, "a batch without rows has no loss (x, y); leave it out"),
-    "no values": (lambda step, x, y: step.simulate(x.to("meta"), y), ValueError, "x is on the meta device and has no values; to_empty() and init it"),
+    "no "
+    "rows": (lambda step, x, y: step.simulate(x[:0], y[:0]), ValueError, "a batch without rows has no loss (x, y); leave it out"),
+    "no "
+    "values": (lambda step, x, y: step.simulate(x.to("meta"), y), ValueError, "x is on the meta device and has no values; to_empty() and init it"),
     "a deep copy": (
         lambda step, x, y: copy.deepcopy(step), TypeError,
-        "a training step is not copied: its optimizer has the parameters of one model; copy that, and make another step of it",
+        "a training step is not copied: its optimizer has the parameters of one model; copy that, and make another "
+        "step of it",
     ),
 }  # fmt: skip
 
@@ -325,8 +439,8 @@ def test_other_shapes_are_refused_with_recapture_off(data: Any) -> None:
             call(x[:6], y[:6])
         texts.append(str(caught.value))
     assert set(texts) == {
-        "the step was captured for other arguments, and recapture=False: x is float32[6, 8] on cpu, it was float32[8, 8] on cpu, "
-        "y is float32[6, 8] on cpu, it was float32[8, 8] on cpu; pad to one shape, or allow recapture=True"
+        "the step was captured for other arguments, and recapture=False: x is float32[6, 8] on cpu, it was float32[8, "
+        "8] on cpu, y is float32[6, 8] on cpu, it was float32[8, 8] on cpu; pad to one shape, or allow recapture=True"
     }
     assert step.captures == 1 and all(torch.equal(a, b) for a, b in zip(before, parallel.parameters(), strict=True))
     parallel.eval()
@@ -350,4 +464,7 @@ def test_a_recapture_is_in_the_report(data: Any) -> None:
     step.capture(x, y)
     assert not any("of this model" in note for note in step.reports["capture"].notes)
     step.capture(x[:6], y[:6])
-    assert "capture 2 of this model: x is float32[6, 8] on cpu, it was float32[8, 8] on cpu" in step.reports["capture"].notes[0]
+    assert (
+        "capture 2 of this model: x is float32[6, 8] on cpu, it was float32[8, 8] on cpu"
+        in step.reports["capture"].notes[0]
+    )

@@ -30,7 +30,12 @@ class Masked(nn.Module):
 
 def masked(rows: int = 4) -> tuple[torch.Tensor, ...]:
     """As many rows as positions."""
-    return torch.randn(rows, rows, 6), torch.full((rows, rows), -9.0).triu(1), torch.arange(rows), torch.randn(rows, rows, 6)
+    return (
+        torch.randn(rows, rows, 6),
+        torch.full((rows, rows), -9.0).triu(1),
+        torch.arange(rows),
+        torch.randn(rows, rows, 6),
+    )
 
 
 WHOLE = {"*mask": (None, None), "*places": (None,)}
@@ -60,7 +65,11 @@ def test_what_the_plan_names_whole_is_not_cut(plan: Any, sizes: dict[str, int], 
     assert f"x : f32[{rows}{'/dp' * (sizes['dp'] > 1)} 4 6] = input" in text
 
 
-@pytest.mark.parametrize("plan", [{"scale": (None,), "x": ("dp",), "y": ("dp",)}, {"x": ("dp",), "y": ("dp",)}], ids=["all are named", "rows are named"])
+@pytest.mark.parametrize(
+    "plan",
+    [{"scale": (None,), "x": ("dp",), "y": ("dp",)}, {"x": ("dp",), "y": ("dp",)}],
+    ids=["all are named", "rows are named"],
+)
 def test_what_the_plan_splits_over_the_data_axis_is_cut(plan: Any) -> None:
     """Also where it is longer than the batch, and where a tensor that is none of the batch comes first."""
 
@@ -73,9 +82,13 @@ def test_what_the_plan_splits_over_the_data_axis_is_cut(plan: Any) -> None:
     parallel = autopar.parallelize(model, Mesh(dp=2), plan)
     step = parallel.train_step(sgd(parallel), microbatches=2)
     loops_alike(alone, step, data, step.simulate(*data))
-    with pytest.raises(ValueError, match=re.escape("3 micro-batches do not divide a batch of 4 rows (x): use a batch of 3 or 6 rows")):
+    with pytest.raises(
+        ValueError, match=re.escape("3 micro-batches do not divide a batch of 4 rows (x): use a batch of 3 or 6 rows")
+    ):
         parallel.train_step(sgd(parallel), microbatches=3).simulate(*data)
-    with pytest.raises(ValueError, match=re.escape("4 micro-batches do not divide a batch of 11 rows (y): use a batch of 8 or 12 rows")):
+    with pytest.raises(
+        ValueError, match=re.escape("4 micro-batches do not divide a batch of 11 rows (y): use a batch of 8 or 12 rows")
+    ):
         parallel.train_step(sgd(parallel), microbatches=4).simulate(*data[:2], data[2][:11])
 
 
@@ -112,22 +125,27 @@ def test_one_micro_batch_of_two_batches() -> None:
 def test_a_plan_that_leaves_nothing_to_cut(data: Any) -> None:
     parallel = autopar.parallelize(Pair(), Mesh(dp=2), {"x": (None,), "*.y": (None, "dp")})
     text = (
-        "microbatches=2, but no argument of the step is a tensor with a dim that could be cut, for no axis of the batch splits dim 0 of x, y in the plan; "
-        "pass microbatches=1"
+        "microbatches=2, but no argument of the step is a tensor with a dim that could be cut, for no axis of the "
+        "batch splits dim 0 of x, y in the plan; pass microbatches=1"
     )
     with pytest.raises(ValueError) as caught:
         parallel.train_step(sgd(parallel), microbatches=2).simulate(*data)
     assert str(caught.value) == text
 
 
-@pytest.mark.parametrize(("mesh", "end"), [(Mesh(dp=2), ""), (Mesh(tp=2), ", on a mesh with an axis for the batch, as dp=1")], ids=["dp", "tp"])
+@pytest.mark.parametrize(
+    ("mesh", "end"),
+    [(Mesh(dp=2), ""), (Mesh(tp=2), ", on a mesh with an axis for the batch, as dp=1")],
+    ids=["dp", "tp"],
+)
 def test_a_square_tensor_that_is_cut_is_told_once(mesh: Mesh, end: str) -> None:
     step = made(Masked(), mesh=mesh, microbatches=4)
     with pytest.warns(UserWarning) as told:
         step.simulate(*masked())
         step.simulate(*masked())
     assert [str(one.message) for one in told] == [
-        "the argument mask, [4, 4], was cut into 4 micro-batches, because its dim 0 is as long as the batch; but so is its dim 1. "
+        "the argument mask, [4, 4], was cut into 4 micro-batches, because its dim 0 is as long as the batch; but so "
+        "is its dim 1. "
         f'If dim 0 is not the batch, as in a mask that all rows share, say so in the plan: {{"mask": (None, None)}}{end}'
     ]
     assert told[0].filename == __file__
@@ -149,7 +167,8 @@ def test_an_error_of_the_model_says_how_the_batch_was_cut() -> None:
     with pytest.warns(UserWarning, match="the argument mask"), pytest.raises(RuntimeError, match="broadcast") as caught:
         step.simulate(*masked())
     assert caught.value.__notes__[-1] == (
-        "autopar cut the batch into 2 micro-batches, in each of which x has 2 of 4 rows, mask has 2 of 4 rows, places has 2 of 4 rows, y has 2 of 4 rows\n"
+        "autopar cut the batch into 2 micro-batches, in each of which x has 2 of 4 rows, mask has 2 of 4 rows, places "
+        "has 2 of 4 rows, y has 2 of 4 rows\n"
         '  if dim 0 of places is not the batch, say so in the plan: {"places": (None,)}'
     )
 

@@ -1,4 +1,5 @@
-"""Micro-batches with unequal numbers of tokens: the loss and the gradients are those of the mean over the whole batch."""
+"""Micro-batches with unequal numbers of tokens: the loss and the gradients are those of the mean over the whole
+batch."""
 
 from __future__ import annotations
 
@@ -50,7 +51,10 @@ LOSSES: dict[str, Callable[..., torch.Tensor]] = {
     "plain mean": lambda z, y, w: z.square().mean(),
 }
 
-COUNTED = {name: 2 if name in ("smoothed", "smoothed weights", "difference") else 0 if name == "plain mean" else 1 for name in LOSSES}
+COUNTED = {
+    name: 2 if name in ("smoothed", "smoothed weights", "difference") else 0 if name == "plain mean" else 1
+    for name in LOSSES
+}
 
 
 def labels(kept: list[bool]) -> torch.Tensor:
@@ -89,7 +93,9 @@ def test_losses(name: str, data: st.DataObject) -> None:
     inputs = step.program.micro.text().count("= input('.count.")
     assert inputs == COUNTED[name]
     if "tp" not in sizes:
-        assert "all_reduce(" not in step.program.micro.text(), "terms are added before they are reduced, with the gradients"
+        assert "all_reduce(" not in step.program.micro.text(), (
+            "terms are added before they are reduced, with the gradients"
+        )
 
 
 def test_a_penalty_of_weights_is_alike_in_all_micro_batches() -> None:
@@ -121,10 +127,15 @@ def test_a_penalty_of_weights_is_alike_in_all_micro_batches() -> None:
 def test_what_is_no_mean_is_averaged_and_told() -> None:
     """A term that is no sum over tokens has the same say in each micro-batch."""
     with pytest.warns(UserWarning, match="the loss is the unweighted mean of the losses of the micro-batches"):
-        step, pairs = step_and_oracle(lambda z, y, w: F.cross_entropy(z, y) + z.square().sum().sqrt(), [True] * 8, Mesh(dp=2), 2)
+        step, pairs = step_and_oracle(
+            lambda z, y, w: F.cross_entropy(z, y) + z.square().sum().sqrt(), [True] * 8, Mesh(dp=2), 2
+        )
     assert abs(pairs[0][0] - pairs[0][1]) > 1e-3
     (note,) = [note for report in step.reports for note in report.notes if "micro-batch" in note]
-    assert note.startswith("the loss is the unweighted mean of the losses of the micro-batches") and "test_step_counts.py" in note
+    assert (
+        note.startswith("the loss is the unweighted mean of the losses of the micro-batches")
+        and "test_step_counts.py" in note
+    )
 
 
 @pytest.mark.parametrize("items", [11, torch.tensor(11), torch.tensor(11.0)], ids=str)

@@ -55,7 +55,11 @@ def trained(seed: int = 0) -> dict[str, torch.Tensor]:
         for _ in range(3):
             run(step, ids, promoted=False)
     found = {name: loops.whole(parameter).detach().clone() for name, parameter in parallel.named_parameters()}
-    return found | {f"{k}.{name}": loops.whole(value).detach().clone() for k, one in enumerate(step.optimizer.state.values()) for name, value in one.items()}
+    return found | {
+        f"{k}.{name}": loops.whole(value).detach().clone()
+        for k, one in enumerate(step.optimizer.state.values())
+        for name, value in one.items()
+    }
 
 
 def differing(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> set[str]:
@@ -66,7 +70,8 @@ def differing(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> set[str
 
 @pytest.mark.processes
 def test_two_runs_have_the_same_bits() -> None:
-    """Dropout, micro-batches and ZeRO, on four processes, in each of which strings have other hashes. Another seed drops others."""
+    """Dropout, micro-batches and ZeRO, on four processes, in each of which strings have other hashes. Another seed
+    drops others."""
     runs = [*ranks(4).run(trained), *ranks(4).run(trained)]
     assert all(not differing(runs[0], one) for one in runs[1:])
     assert differing(runs[0], ranks(4).run(trained, 1)[0]) == {name for name in runs[0] if not name.endswith(".step")}
@@ -119,18 +124,26 @@ def made(function: Callable[[torch.Tensor], torch.Tensor], ranks: int = 2) -> An
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("function", [put, unpool])
-def test_an_op_without_a_deterministic_kernel_is_refused(function: Callable[[torch.Tensor], torch.Tensor], count: int) -> None:
-    """Torch's own error, with the user's line, of the capture or of the run: torch looks in kernels, and fake ones are kept from
-    other captures. Nothing is changed. Before and afterwards, without the mode, the step runs."""
+def test_an_op_without_a_deterministic_kernel_is_refused(
+    function: Callable[[torch.Tensor], torch.Tensor], count: int
+) -> None:
+    """Torch's own error, with the user's line, of the capture or of the run: torch looks in kernels, and fake ones are
+    kept from other captures. Nothing is changed. Before and afterwards, without the mode, the step runs."""
     step, x = made(function, count), torch.randn(4, 8)
     calls = (step, step.parallel) if count == 1 else (step.simulate, step.parallel.simulate)
     calls[0](x)
     before = [parameter.clone() for parameter in step.parallel.parameters()]
     for call in calls:
-        with deterministic(), pytest.raises(RuntimeError, match="does not have a deterministic implementation") as caught:
+        with (
+            deterministic(),
+            pytest.raises(RuntimeError, match="does not have a deterministic implementation") as caught,
+        ):
             call(x)
         lines = "\n".join(getattr(caught.value, "__notes__", []))
-        assert f"test_step_deterministic.py:{function.__code__.co_firstlineno + (1 if function is put else 2)}" in lines or sys.version_info < (3, 11), lines
+        assert (
+            f"test_step_deterministic.py:{function.__code__.co_firstlineno + (1 if function is put else 2)}" in lines
+            or sys.version_info < (3, 11)
+        ), lines
     assert all(torch.equal(a, b) for a, b in zip(before, step.parallel.parameters(), strict=True))
     calls[0](x)
     assert not any(torch.equal(a, b) for a, b in zip(before, step.parallel.parameters(), strict=True))
@@ -148,7 +161,10 @@ def one_rank_alone() -> None:
     """Ranks of which one alone asks for it are told so."""
     step, x = made(torch.relu), torch.randn(4, 8)
     rank = distributed.get_rank()
-    with deterministic("error" if rank else "default"), pytest.raises(RuntimeError, match=r"the ranks make different calls(.*\n)*.*rank 1: .* deterministically"):
+    with (
+        deterministic("error" if rank else "default"),
+        pytest.raises(RuntimeError, match=r"the ranks make different calls(.*\n)*.*rank 1: .* deterministically"),
+    ):
         step(x)
 
 

@@ -24,7 +24,8 @@ from autopar.step.hoisted_counts import hoist_counts
 
 
 class TwoLosses(nn.Module):
-    """Two means, of which each has its own count, behind a forward whose inputs are divided by a count of theirs, if they are."""
+    """Two means, of which each has its own count, behind a forward whose inputs are divided by a count of theirs, if
+    they are."""
 
     def __init__(self, divides: bool = True) -> None:
         super().__init__()
@@ -41,7 +42,11 @@ class TwoLosses(nn.Module):
 
 def two(seed: int = 0) -> dict[str, torch.Tensor]:
     torch.manual_seed(seed)
-    return {"x": torch.randn(8, 8, dtype=torch.float64), "mask": torch.tensor([1, 0, 1, 1, 0, 1, 1, 1]), "labels": torch.arange(8) % 5}
+    return {
+        "x": torch.randn(8, 8, dtype=torch.float64),
+        "mask": torch.tensor([1, 0, 1, 1, 0, 1, 1, 1]),
+        "labels": torch.arange(8) % 5,
+    }
 
 
 def first_code(step: Any, **batch: Any) -> list[str]:
@@ -53,12 +58,20 @@ def first_code(step: Any, **batch: Any) -> list[str]:
 
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_a_count_travels_in_the_second_half_of_the_forward(microbatches: int) -> None:
-    """It begins behind some of the forward's products, and is waited for behind others, before those of the backward."""
+    """It begins behind some of the forward's products, and is waited for behind others, before those of the
+    backward."""
     step = made(llama(layers=3), Mesh(dp=2), microbatches=microbatches)
     lines = (code if microbatches == 1 else first_code)(step, **text())
-    begun, waited, products = places(lines, "start_all_reduce"), places(lines, r"collectives_wait\("), places(lines, r"aten\.mm\.")
+    begun, waited, products = (
+        places(lines, "start_all_reduce"),
+        places(lines, r"collectives_wait\("),
+        places(lines, r"aten\.mm\."),
+    )
     forward = len(products) // 3  # two products of the backward for each of the forward
-    before, between = sum(place < begun[0] for place in products), sum(begun[0] < place < waited[0] for place in products)
+    before, between = (
+        sum(place < begun[0] for place in products),
+        sum(begun[0] < place < waited[0] for place in products),
+    )
     assert 0.3 * forward < before < 0.7 * forward and between > 0.3 * forward and before + between <= forward
 
 
@@ -67,10 +80,16 @@ def test_counts_share_a_message() -> None:
     model = TwoLosses()
     model.weight = None
     begun = places(lines := code(made(model, Mesh(dp=2)), **two()), "start_bucket")
-    assert re.search(r"\[sum_\d, sum_\d\], 'sum'", lines[begun[0]]) and begun[0] < places(lines, r"aten\._log_softmax\.")[0]
+    assert (
+        re.search(r"\[sum_\d, sum_\d\], 'sum'", lines[begun[0]])
+        and begun[0] < places(lines, r"aten\._log_softmax\.")[0]
+    )
 
 
-@pytest.mark.parametrize(("model", "microbatches", "zero"), [("llama", 4, 3), ("gpt2", 1, 0), ("bert", 2, 1), ("two losses", 1, 3), ("two losses", 4, 0)])
+@pytest.mark.parametrize(
+    ("model", "microbatches", "zero"),
+    [("llama", 4, 3), ("gpt2", 1, 0), ("bert", 2, 1), ("two losses", 1, 3), ("two losses", 4, 0)],
+)
 def test_the_other_order_is_one(model: str, microbatches: int, zero: int) -> None:
     """Each value stands behind its operands; what is no count, nor made of one, keeps its place among the others."""
     make, batches = (lambda: TwoLosses(microbatches == 1), two) if model == "two losses" else steps.MODELS[model][:2]
@@ -118,14 +137,20 @@ def test_the_first_is_counts_and_then_micro(sizes: dict[str, int], zero: int) ->
     step.capture(**batches(0))
     micro = step._current()[0]
     assert micro.count is not None and micro.first is not None
-    counting, plain, both = SimulatedRun(*micro.count), SimulatedRun(micro.program, micro.local), SimulatedRun(*micro.first)
+    counting, plain, both = (
+        SimulatedRun(*micro.count),
+        SimulatedRun(micro.program, micro.local),
+        SimulatedRun(*micro.first),
+    )
     given = {rank: named(both, own) for rank, own in random_pieces(both, {}).items()}
     counts = counting(random_pieces(counting, given))
     told = {rank: {f".count.{k}": count for k, count in enumerate(returned)} for rank, (returned, _) in counts.items()}
     apart = plain(random_pieces(plain, {rank: own | told[rank] for rank, own in given.items()}))
     for rank, (returned, states) in both(random_pieces(both, given)).items():
         assert returned and all(torch.equal(a, b) for a, b in zip(returned, counts[rank][0], strict=True))
-        assert states and all(torch.equal(value, named(plain, apart[rank][1])[key]) for key, value in named(both, states).items())
+        assert states and all(
+            torch.equal(value, named(plain, apart[rank][1])[key]) for key, value in named(both, states).items()
+        )
 
 
 def two_losses_alike(microbatches: int) -> None:

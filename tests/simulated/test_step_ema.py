@@ -63,11 +63,16 @@ def averages_alike(name: str, sizes: dict[str, int], options: Mapping[str, Any],
                    count: int = 10, called: bool = False) -> None:  # fmt: skip
     """After each step the averages are those of a single device, and bit for bit those of the step's own weights."""
     torch.manual_seed(0)
-    make, batches, plan = steps.MODELS.get(name, (lambda: Pair().double(), lambda k: {**steps.vectors(k), "y": steps.vectors(k + 9)["x"]}, None))
+    make, batches, plan = steps.MODELS.get(
+        name, (lambda: Pair().double(), lambda k: {**steps.vectors(k), "y": steps.vectors(k + 9)["x"]}, None)
+    )
     model = prepare(make())
     alone = copy.deepcopy(model)
     parallel = autopar.parallelize(model, Mesh(sizes), plan if "tp" in sizes else None)
-    step, single = parallel.train_step(adamw(parallel), ema=DECAY, **options), Single(alone, adamw(alone), options.get("clip_norm"))
+    step, single = (
+        parallel.train_step(adamw(parallel), ema=DECAY, **options),
+        Single(alone, adamw(alone), options.get("clip_norm")),
+    )
     wanted, own = averaged(alone), Reads(step)
     assert step.ema == {}
     for k in range(count):
@@ -153,9 +158,11 @@ def test_the_program() -> None:
     program = parallel.train_step(adamw(parallel), zero=1, ema=DECAY, amp="fp16-O2").capture(x, x)
     text = str(program.update)
     for line in (
-        "  up_weight_ema : f32[16/dp 8] = state(up_weight_ema_next, 'up.weight.ema')", "  averages : i64[] = state(averages_next, '.averages')",
+        "  up_weight_ema : f32[16/dp 8] = state(up_weight_ema_next, "
+        "'up.weight.ema')", "  averages : i64[] = state(averages_next, '.averages')",
         "  averages_next : i64[] = autopar::counted(averages, found_inf)",
-        "  up_weight_ema_next : f32[16/dp 8] = autopar::averaged(up_weight_ema, up_weight_next, averages_next, found_inf, decay=0.9)",
+        "  up_weight_ema_next : f32[16/dp 8] = autopar::averaged(up_weight_ema, up_weight_next, averages_next, "
+        "found_inf, decay=0.9)",
     ):  # fmt: skip
         assert line in text, line
     assert "ema" not in str(program.micro) and type(program).parse(str(program)) == program
@@ -195,8 +202,8 @@ def test_a_step_that_overflows_is_not_averaged() -> None:
 
 
 def evaluated(sizes: dict[str, int], zero: int) -> None:
-    """Inside of the block the model computes with the averages, outside with its weights, which are the same objects and bits; so it
-    is where the block fails. Then training goes on as if nothing had been."""
+    """Inside of the block the model computes with the averages, outside with its weights, which are the same objects
+    and bits; so it is where the block fails. Then training goes on as if nothing had been."""
     torch.manual_seed(0)
     make, batches, plan = steps.MODELS["mlp"]
     model = make()
@@ -215,7 +222,10 @@ def evaluated(sizes: dict[str, int], zero: int) -> None:
                 call = parallel.simulate if parallel.job is None else parallel
                 assert relative(call(**x), wanted.module(**x)) <= 1e-9 < relative(call(**x), alone(**x))
             for refused in (partial(run, step, x), step.averaged().__enter__, step.state_dict):
-                with pytest.raises(RuntimeError, match=r"the model has the averages of its weights: leave the block of step.averaged\(\) first"):
+                with pytest.raises(
+                    RuntimeError,
+                    match=r"the model has the averages of its weights: leave the block of step.averaged\(\) first",
+                ):
                     refused()
             raise KeyError
         for name, parameter in parallel.named_parameters():
@@ -252,7 +262,10 @@ def test_without_averages() -> None:
     parallel = autopar.parallelize(Pair(), Mesh(dp=2))
     step = parallel.train_step(adamw(parallel))
     assert step.ema is None and "ema" not in step.state_dict()
-    with pytest.raises(RuntimeError, match=re.escape("the step keeps no averages of its weights; give train_step their decay, as in ema=0.999")):
+    with pytest.raises(
+        RuntimeError,
+        match=re.escape("the step keeps no averages of its weights; give train_step their decay, as in ema=0.999"),
+    ):
         step.averaged()
 
 
@@ -261,7 +274,10 @@ def test_no_decay(decay: Any) -> None:
     parallel = autopar.parallelize(Pair(), Mesh(dp=2))
     with pytest.raises(ValueError) as caught:
         parallel.train_step(adamw(parallel), ema=decay)
-    assert str(caught.value) == f"ema={decay!r} is no decay of a moving average: give a number from 0 to 1, such as 0.999, or None"
+    assert (
+        str(caught.value)
+        == f"ema={decay!r} is no decay of a moving average: give a number from 0 to 1, such as 0.999, or None"
+    )
 
 
 def test_their_memory() -> None:
@@ -321,12 +337,19 @@ def test_another_mesh_and_stage_goes_on(tmp_path: Any) -> None:
     for k in (3, 4):
         run(step, pairs(k))
     wanted = numbers(step)
-    for found in (goes_on(folder, {"dp": 4}, 3), *ranks(2).run(goes_on, folder, {"dp": 2}, 2), *ranks(2).run(goes_on, folder, {"dp": 2}, 0)):
-        assert found.keys() == wanted.keys() and all(relative(found[name], average) <= 1e-12 for name, average in wanted.items())
+    for found in (
+        goes_on(folder, {"dp": 4}, 3),
+        *ranks(2).run(goes_on, folder, {"dp": 2}, 2),
+        *ranks(2).run(goes_on, folder, {"dp": 2}, 0),
+    ):
+        assert found.keys() == wanted.keys() and all(
+            relative(found[name], average) <= 1e-12 for name, average in wanted.items()
+        )
 
 
 def loaded() -> None:
-    """Full tensors, DTensors of another stage, and none: those begin as the weights. What is given is not written to afterwards."""
+    """Full tensors, DTensors of another stage, and none: those begin as the weights. What is given is not written to
+    afterwards."""
     first = made({"dp": 2}, zero=1)
     run(first, pairs(0)), run(first, pairs(1))
     state, wanted = first.state_dict(), numbers(first)
@@ -334,7 +357,10 @@ def loaded() -> None:
     for given_, zero in ((state, 0), (whole, 1), (whole, 3)):
         step = made({"dp": 2}, zero=zero)
         step.load_state_dict(given_)
-        assert all(torch.equal(loops.whole(average), wanted[name]) for name, average in step.ema.items()) and int(step.averages.count) == 2
+        assert (
+            all(torch.equal(loops.whole(average), wanted[name]) for name, average in step.ema.items())
+            and int(step.averages.count) == 2
+        )
         before = {name: average.clone() for name, average in wanted.items()}
         run(step, pairs(2))
         assert all(torch.equal(before[name], wanted[name]) for name in before)
@@ -356,11 +382,17 @@ def test_loaded() -> None:
 
 BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "missing": (
-        lambda state: state.pop("ema"), "the state of a step has no 'ema', the averages of its weights; save it of a step with ema=, or leave ema= out of this one"
+        lambda state: state.pop("ema"),
+        "the state of a step has no 'ema', the averages of its weights; save it of a step with ema=, or leave ema= "
+        "out of this one",
     ),
-    "without a count": (lambda state: state["ema"].pop("count"), "the state's 'ema' has no 'count', but 'weights'; save what step.state_dict() gives"),
+    "without a count": (
+        lambda state: state["ema"].pop("count"),
+        "the state's 'ema' has no 'count', but 'weights'; save what step.state_dict() gives",
+    ),
     "of another model": (
-        lambda state: state["ema"]["weights"].update({"up.wieght": torch.ones(3)}), "the state's 'ema' has up.wieght, which is no parameter of the optimizer"
+        lambda state: state["ema"]["weights"].update({"up.wieght": torch.ones(3)}),
+        "the state's 'ema' has up.wieght, which is no parameter of the optimizer",
     ),
     "of another shape": (
         lambda state: state["ema"]["weights"].update({"up.bias": torch.ones(3)}),
@@ -380,4 +412,6 @@ def test_states_that_are_refused(name: str) -> None:
     change(state)
     with pytest.raises(ValueError) as caught:
         step.load_state_dict(state)
-    assert str(caught.value) == text and all(parameter.any() for parameter in step.parallel.parameters()), "nothing is changed"
+    assert str(caught.value) == text and all(parameter.any() for parameter in step.parallel.parameters()), (
+        "nothing is changed"
+    )

@@ -19,16 +19,16 @@ import autopar
 from autopar import Mesh
 from autopar.step.loss import DONE, StepLoss
 
-SAID = (
-    "the step has already run its backward and its optimizer, and its loss has no graph: remove {}, and what follows it in the loop of a single device"
-)
+SAID = "the step has already run its backward and its optimizer, and its loss has no graph: remove {}, and what follows it in the loop of a single device"
 
 
 @pytest.fixture(scope="module")
 def loss() -> torch.Tensor:
     torch.manual_seed(0)
     parallel = autopar.parallelize(Pair(), Mesh(dp=2))
-    return parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1)).simulate(torch.randn(4, 8), torch.randn(4, 8))
+    return parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1)).simulate(
+        torch.randn(4, 8), torch.randn(4, 8)
+    )
 
 
 @pytest.mark.parametrize("backward", [
@@ -51,8 +51,19 @@ def test_autograd_grad(loss: torch.Tensor) -> None:
 
 def test_all_else_works(loss: torch.Tensor) -> None:
     plain = torch.tensor(float(loss))
-    assert isinstance(loss, torch.Tensor) and loss.item() == float(plain) and repr(loss) == repr(plain) and f"{loss:.4f}" == f"{plain:.4f}"
-    assert loss == loss and torch.equal(loss, plain) and loss.isfinite() and type(loss.detach()) is torch.Tensor and loss.numpy() == plain.numpy()
+    assert (
+        isinstance(loss, torch.Tensor)
+        and loss.item() == float(plain)
+        and repr(loss) == repr(plain)
+        and f"{loss:.4f}" == f"{plain:.4f}"
+    )
+    assert (
+        loss == loss
+        and torch.equal(loss, plain)
+        and loss.isfinite()
+        and type(loss.detach()) is torch.Tensor
+        and loss.numpy() == plain.numpy()
+    )
     assert type(torch.stack([loss, loss])) is torch.Tensor and torch.stack([loss, loss]).mean() == plain
     torch.testing.assert_close(loss, plain, check_dtype=True)
     for copied in (copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))):

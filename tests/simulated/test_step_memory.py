@@ -23,15 +23,23 @@ def made_by(call: Any) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         call()
     held = peak = 0
-    for event in sorted((e for e in found.profiler.kineto_results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+    for event in sorted(
+        (e for e in found.profiler.kineto_results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns()
+    ):
         held += event.nbytes()
         peak = max(peak, held)
     return peak
 
 
 MODELS: dict[str, Any] = {
-    "llama": (lambda: llama(kv=2, layers=4).float(), {"input_ids": torch.randint(22, (8, 64)), "labels": torch.randint(22, (8, 64))}),
-    "gpt2": (lambda: gpt2(layers=4).float(), {"input_ids": torch.randint(22, (8, 32)), "labels": torch.randint(22, (8, 32))}),
+    "llama": (
+        lambda: llama(kv=2, layers=4).float(),
+        {"input_ids": torch.randint(22, (8, 64)), "labels": torch.randint(22, (8, 64))},
+    ),
+    "gpt2": (
+        lambda: gpt2(layers=4).float(),
+        {"input_ids": torch.randint(22, (8, 32)), "labels": torch.randint(22, (8, 32))},
+    ),
     "mlp": (lambda: steps.MODELS["mlp"][0]().float(), {"x": torch.randn(512, 8)}),
 }
 
@@ -52,11 +60,14 @@ def test_the_peak_is_that_of_the_allocator(name: str, options: dict[str, Any]) -
 
 
 def made_on_a_rank(call: Any) -> int:
-    """As ``made_by``, where threads of gloo let go of what they have sent: a free in a thread that the profiler does not follow is not seen.
-    What is never freed, or is given out again without a free, is left out. Nothing that a step makes outlives it but a loss."""
+    """As ``made_by``, where threads of gloo let go of what they have sent: a free in a thread that the profiler does
+    not follow is not seen. What is never freed, or is given out again without a free, is left out. Nothing that a step
+    makes outlives it but a loss."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         call()
-    events = [node for node in _each(found.profiler.kineto_results.experimental_event_tree()) if node.tag.name == "Allocation"]
+    events = [
+        node for node in _each(found.profiler.kineto_results.experimental_event_tree()) if node.tag.name == "Allocation"
+    ]
     changes: list[tuple[int, int]] = []
     live: dict[int, tuple[int, int]] = {}  # where → bytes, and when
     for event in sorted(events, key=lambda event: event.start_time_ns):
@@ -76,9 +87,13 @@ def _each(events: Iterable[Any]) -> Iterator[Any]:
 
 
 def alike_on_processes(options: dict[str, Any], shape: tuple[int, int]) -> tuple[int, int]:
-    """Predicted and measured, on one of the ranks. The most of some: of what gloo's threads free the moment is not known."""
+    """Predicted and measured, on one of the ranks. The most of some: of what gloo's threads free the moment is not
+    known."""
     torch.manual_seed(0)
-    make, batch = llama(kv=2, layers=2).float(), {"input_ids": torch.randint(22, shape), "labels": torch.randint(22, shape)}
+    make, batch = (
+        llama(kv=2, layers=2).float(),
+        {"input_ids": torch.randint(22, shape), "labels": torch.randint(22, shape)},
+    )
     parallel = autopar.parallelize(make, Mesh(dp=2))
     step = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=1e-3), **options)
     for _ in range(2):
@@ -121,11 +136,15 @@ def test_the_report() -> None:
     memory = step.memory(3)
     assert [row.phase for row in memory] == ["copies", "forward", "backward", "update"]
     assert {"parameters", "gradients", "optimizer state", "activations"} <= set(memory.phase("backward").kinds)
-    whole = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=1e-3), microbatches=2, zero=0, amp="bf16-O2")
+    whole = parallel.train_step(
+        torch.optim.AdamW(parallel.parameters(), lr=1e-3), microbatches=2, zero=0, amp="bf16-O2"
+    )
     whole.capture(batch)
     one = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=1e-3))
     one.capture(batch)
-    assert one.memory(0).phase("update").kinds["gradients"] > 0.9 * one.memory(0).phase("update").kinds["parameters"], "without a sum to add to"
+    assert one.memory(0).phase("update").kinds["gradients"] > 0.9 * one.memory(0).phase("update").kinds["parameters"], (
+        "without a sum to add to"
+    )
     state = [one.memory(3).phase("update").kinds["optimizer state"] for one in (step, whole)]
     assert state[0] < 0.6 * state[1], "ZeRO splits it over two"
     assert "lm_head" in str(memory) and "between steps too" in str(memory)

@@ -1,4 +1,5 @@
-"""The norm of a step's gradients: of all parameters or of the optimizer's, clipped or only measured, as on a single device."""
+"""The norm of a step's gradients: of all parameters or of the optimizer's, clipped or only measured, as on a single
+device."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ CASES: list[tuple[dict[str, int], dict[str, Any]]] = [
 
 @pytest.mark.parametrize("clip_parameters", [None, "all", "optimizer"])
 @pytest.mark.parametrize(("sizes", "options"), CASES, ids=str)
-def test_an_optimizer_over_a_part_of_the_model(sizes: dict[str, int], options: dict[str, Any], clip_parameters: str | None) -> None:
+def test_an_optimizer_over_a_part_of_the_model(
+    sizes: dict[str, int], options: dict[str, Any], clip_parameters: str | None
+) -> None:
     clipped_alike(sizes, options, clip_parameters)
 
 
@@ -44,7 +47,9 @@ def test_gradients_that_nobody_measures_are_not_computed(clip_parameters: str, w
     assert "body.weight.grad" not in str(parallel.train_step(head_alone(parallel)).capture(torch.randn(4, 6)))
 
 
-@pytest.mark.parametrize("options", [{}, {"amp": "fp16-O2", "loss_scale": 2.0**12}, {"microbatches": 2, "zero": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"amp": "fp16-O2", "loss_scale": 2.0**12}, {"microbatches": 2, "zero": 2}], ids=str
+)
 def test_a_norm_that_is_only_measured_changes_no_bit(options: dict[str, Any]) -> None:
     """Nor does it with fp16, where a gradient that only the norm reads overflows."""
     torch.manual_seed(0)
@@ -63,7 +68,12 @@ def test_measured_and_clipped_norms_are_one() -> None:
     torch.manual_seed(0)
     model, x = Head(), torch.randn(4, 6, dtype=torch.float64)
     norms = []
-    for options in ({"grad_norm": True}, {"clip_norm": 0.1}, {"clip_norm": math.inf}, {"clip_norm": 0.1, "grad_norm": True}):
+    for options in (
+        {"grad_norm": True},
+        {"clip_norm": 0.1},
+        {"clip_norm": math.inf},
+        {"clip_norm": 0.1, "grad_norm": True},
+    ):
         parallel = autopar.parallelize(copy.deepcopy(model), Mesh(dp=2))
         step = parallel.train_step(head_alone(parallel), **options)
         step.simulate(x)

@@ -1,4 +1,5 @@
-"""A step whose optimizer's state is in host memory has the bits of one without, and copies what it should when it should."""
+"""A step whose optimizer's state is in host memory has the bits of one without, and copies what it should when it
+should."""
 
 from __future__ import annotations
 
@@ -43,7 +44,12 @@ OVERFLOWS = LossScaling(initial=2.0**30, growth=2.0**8, backoff=2.0**-8, interva
 FULL = {"microbatches": 2, "clip_norm": 0.5, "ema": 0.9}
 
 
-def made(sizes: dict[str, int], optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw, low: bool = False, **options: Any) -> tuple[Any, Batches]:
+def made(
+    sizes: dict[str, int],
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw,
+    low: bool = False,
+    **options: Any,
+) -> tuple[Any, Batches]:
     torch.manual_seed(0)
     make, batches, plan = steps.MODELS["mlp"]
     model = make().float() if low else make()
@@ -55,7 +61,11 @@ def everything(step: Any) -> dict[str, torch.Tensor]:
     """This rank's pieces of parameters, of the optimizer's state, and of averages; copies."""
     named = dict(step.parallel.named_parameters())
     found = {name: local_of(parameter) for name, parameter in named.items()}
-    found |= {f"{name}.{key}": local_of(value) for name, parameter in named.items() for key, value in step.optimizer.state[parameter].items()}
+    found |= {
+        f"{name}.{key}": local_of(value)
+        for name, parameter in named.items()
+        for key, value in step.optimizer.state[parameter].items()
+    }
     found |= {f"{name}.ema": local_of(average) for name, average in (step.ema or {}).items()}
     return {name: tensor.clone() for name, tensor in found.items()}
 
@@ -79,7 +89,8 @@ class Travels:
 
 def alike(sizes: dict[str, int], optimizer: Callable[[nn.Module], torch.optim.Optimizer], options: Mapping[str, Any], low: bool = False, count: int = 10,
           called: bool = False) -> tuple[list[int], list[bool]]:  # fmt: skip
-    """After each step losses, norms and all that is kept are, bit for bit, those of the same step without. What travelled, what was skipped."""
+    """After each step losses, norms and all that is kept are, bit for bit, those of the same step without. What
+    travelled, what was skipped."""
     (without, batches), (step, _) = (made(sizes, optimizer, low, offload=one, **options) for one in (False, True))
     travelled, skipped = [], []
     for k in range(count):
@@ -87,7 +98,9 @@ def alike(sizes: dict[str, int], optimizer: Callable[[nn.Module], torch.optim.Op
         with Travels() as found:
             ours = run(step, batches(k), promoted=not low, called=called)
         travelled += found
-        assert torch.equal(ours, theirs) and (step.grad_norm is None or step.grad_norm.allclose(without.grad_norm, rtol=0, atol=0, equal_nan=True)), k
+        assert torch.equal(ours, theirs) and (
+            step.grad_norm is None or step.grad_norm.allclose(without.grad_norm, rtol=0, atol=0, equal_nan=True)
+        ), k
         check_same(everything(step), everything(without))
         skipped.append(bool(step.skipped))
     return travelled, skipped
@@ -102,7 +115,9 @@ def on_processes() -> None:
         for optimizer in (adamw, sgd):
             travelled, _ = alike({"dp": 2}, optimizer, {**FULL, "zero": zero})
             assert len(travelled) == 10 * 3, "two groups of parameters, and all averages"
-        _, skipped = alike({"dp": 2}, adamw, {**FULL, "zero": zero, "amp": "fp16-O2", "loss_scale": OVERFLOWS}, low=True, count=8)
+        _, skipped = alike(
+            {"dp": 2}, adamw, {**FULL, "zero": zero, "amp": "fp16-O2", "loss_scale": OVERFLOWS}, low=True, count=8
+        )
         assert skipped == [True, True, False, False, False, True, False, False]
     travelled, _ = alike({"dp": 2}, plain_sgd, {"zero": 1}, count=2)
     assert travelled == [], "it has no state"
@@ -130,14 +145,18 @@ def test_simulated() -> None:
 def values(step: Any) -> dict[str, torch.Tensor]:
     """Parameters, the optimizer's state and averages, whole."""
     named = dict(step.parallel.named_parameters())
-    found = {f"{name}.{key}": value for name, parameter in named.items() for key, value in step.optimizer.state[parameter].items()}
+    found = {
+        f"{name}.{key}": value
+        for name, parameter in named.items()
+        for key, value in step.optimizer.state[parameter].items()
+    }
     found |= {**named, **{f"{name}.ema": average for name, average in step.ema.items()}}
     return {name: loops.whole(value).clone() for name, value in found.items()}
 
 
 def moved(folder: str) -> None:
-    """The state of a step that offloads, from a checkpoint or given as it is, goes on as the step does; in other stages of ZeRO and on
-    another mesh as it would without."""
+    """The state of a step that offloads, from a checkpoint or given as it is, goes on as the step does; in other stages
+    of ZeRO and on another mesh as it would without."""
     step, batches = made({"dp": 2}, offload=True, zero=1, ema=0.9)
     for k in range(2):
         run(step, batches(k))
@@ -177,24 +196,39 @@ def accelerators() -> Iterator[DeviceMesh]:
 
 @pytest.mark.parametrize("away", [True, False])
 def test_states_beside_an_accelerator(accelerators: DeviceMesh, away: bool) -> None:
-    """They are DTensors of its mesh whose pieces are on the CPU: those that begin, and those that were loaded to the device. Nothing is computed."""
+    """They are DTensors of its mesh whose pieces are on the CPU: those that begin, and those that were loaded to the
+    device. Nothing is computed."""
     job = Job(0, accelerators, {}, torch.device("cuda", 0), distributed.group.WORLD)  # type: ignore[arg-type]
     type, attr = TensorType((6, 4), torch.float32), DistAttr.split("dp", None)
     with FakeTensorMode(), torch.no_grad():
-        split = DTensor.from_local(torch.empty(3, 4, device="cuda"), accelerators, [Shard(0)], run_check=False, shape=(6, 4), stride=(4, 1))
+        split = DTensor.from_local(
+            torch.empty(3, 4, device="cuda"), accelerators, [Shard(0)], run_check=False, shape=(6, 4), stride=(4, 1)
+        )
         parameter = nn.Parameter(split)
-        optimizer_state = OptimizerState(torch.optim.SGD([parameter], lr=0.1, momentum=0.9), [("w", parameter)], Mesh(dp=2), job, away)
+        optimizer_state = OptimizerState(
+            torch.optim.SGD([parameter], lr=0.1, momentum=0.9), [("w", parameter)], Mesh(dp=2), job, away
+        )
         wanted = "cpu" if away else "cuda"
         for known in ({}, {"momentum_buffer": split.clone()}):
             optimizer_state.optimizer.state[parameter] = known
             optimizer_state.trained({"w": type}, {"w": type}, {"w": attr})
             state = optimizer_state.optimizer.state[parameter]["momentum_buffer"]
-            assert is_dtensor(state) and state.device_mesh == accelerators and state.placements == (Shard(0),) and state.shape == (6, 4)
-            assert {tensor.device.type for tensor in (state, state.to_local(), optimizer_state.pieces["w.momentum_buffer"])} == {wanted}
+            assert (
+                is_dtensor(state)
+                and state.device_mesh == accelerators
+                and state.placements == (Shard(0),)
+                and state.shape == (6, 4)
+            )
+            assert {
+                tensor.device.type for tensor in (state, state.to_local(), optimizer_state.pieces["w.momentum_buffer"])
+            } == {wanted}
             assert optimizer_state.pieces["w.momentum_buffer"] is state.to_local()
         averages = Averages(optimizer_state, torch.device("cuda", 0))
         averages.place(optimizer_state.trained({"w": type}, {"w": type}, {"w": attr}))
-        assert averages.tensors["w"].device.type == averages.pieces["w.ema"].device.type == wanted and local_of(parameter).device.type == "cuda"
+        assert (
+            averages.tensors["w"].device.type == averages.pieces["w.ema"].device.type == wanted
+            and local_of(parameter).device.type == "cuda"
+        )
 
 
 # -- what travels, and when ------------------------------------------------------------------------------------------
@@ -212,7 +246,9 @@ class Noted(TorchFunctionMode):
         if function is torch.empty:
             self.events.append(f"{'pinned' if kwargs['pin_memory'] else 'pageable'} on {kwargs['device']}")
         if function is torch.Tensor.copy_:
-            self.events.append(f"{args[1].device.type} to {args[0].device.type}{', waits' * (not kwargs.get('non_blocking'))}")
+            self.events.append(
+                f"{args[1].device.type} to {args[0].device.type}{', waits' * (not kwargs.get('non_blocking'))}"
+            )
             if args[0].device.type == "cuda":
                 return args[0]
         return function(*args, **kwargs)
@@ -227,9 +263,17 @@ def test_the_order_of_copies(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(IN_PLACE, op, lambda *args, **options: events.append(" ".join(_devices([args, options]))))
     with FakeTensorMode(), Noted(events):
         params, grads = ([torch.zeros(2, device="cuda") for _ in range(2)] for _ in range(2))
-        states, step, number = [[torch.zeros(2)] * 2] * 2, torch.zeros((), device="cuda"), torch.zeros((), device="cuda")
-        OFFLOADED[UPDATES["adamw"]](params, grads, [*states, [step, step]], number, None, number, eps=1e-8, beta1=torch.zeros(()))
-        assert events == ["pinned on cpu"] * 6 + ["cuda to cpu"] * 6 + ["wait", "cpu", "cpu to cuda", "cpu to cuda"], "of two pairs, a count and a number"
+        states, step, number = (
+            [[torch.zeros(2)] * 2] * 2,
+            torch.zeros((), device="cuda"),
+            torch.zeros((), device="cuda"),
+        )
+        OFFLOADED[UPDATES["adamw"]](
+            params, grads, [*states, [step, step]], number, None, number, eps=1e-8, beta1=torch.zeros(())
+        )
+        assert events == ["pinned on cpu"] * 6 + ["cuda to cpu"] * 6 + ["wait", "cpu", "cpu to cuda", "cpu to cuda"], (
+            "of two pairs, a count and a number"
+        )
         events.clear()
         OFFLOADED[AVERAGED]([torch.zeros(2)] * 2, params, [], step, None, decay=0.9)
         assert events == ["pinned on cpu"] * 3 + ["cuda to cpu"] * 3 + ["wait", "cpu"]
@@ -244,8 +288,11 @@ def _devices(values: Any) -> set[str]:
     name=st.sampled_from([*UPDATES, "averaged"]), seed=st.integers(0, 9), dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
     scale=st.sampled_from([None, 8.0]), found=st.sampled_from([None, 0.0, 1.0]), columns=st.booleans(),
 )  # fmt: skip
-def test_kernels_on_the_host(name: str, seed: int, dtype: torch.dtype, scale: float | None, found: float | None, columns: bool) -> None:
+def test_kernels_on_the_host(
+    name: str, seed: int, dtype: torch.dtype, scale: float | None, found: float | None, columns: bool
+) -> None:
     """Bit for bit what is done in place, into the same memory; gradients stay as they are."""
+
     def number(value: float | None) -> torch.Tensor | None:
         return None if value is None else torch.tensor(value)
 
@@ -253,9 +300,18 @@ def test_kernels_on_the_host(name: str, seed: int, dtype: torch.dtype, scale: fl
     if columns:
         given[0] = [x.t().contiguous().t() if x.dim() == 2 else x for x in given[0]]
     lying, _, options = SIGNATURES.get(name, ("", "", ""))
-    states = [[x.abs() for x in some] for some in given[2 : 2 + len(lying.split())]] + [[torch.tensor(3.0)] * 3] * ("step" in states_of(name) if name in UPDATES else 0)
-    shared = (torch.tensor(4), number(found)) if name == "averaged" else (torch.tensor(0.01, dtype=torch.float64), number(scale), number(found))
-    said: dict[str, Any] = {key: True if key in TRUTHS else torch.tensor(0.5, dtype=torch.float64) if key in SCHEDULED else 0.5 for key in options.split()}
+    states = [[x.abs() for x in some] for some in given[2 : 2 + len(lying.split())]] + [[torch.tensor(3.0)] * 3] * (
+        "step" in states_of(name) if name in UPDATES else 0
+    )
+    shared = (
+        (torch.tensor(4), number(found))
+        if name == "averaged"
+        else (torch.tensor(0.01, dtype=torch.float64), number(scale), number(found))
+    )
+    said: dict[str, Any] = {
+        key: True if key in TRUTHS else torch.tensor(0.5, dtype=torch.float64) if key in SCHEDULED else 0.5
+        for key in options.split()
+    }
     said |= {"decay": 0.9} if name == "averaged" else {}
     op, made = AVERAGED if name == "averaged" else UPDATES[name], []
     for table in (IN_PLACE, OFFLOADED):
@@ -279,19 +335,27 @@ def test_memory() -> None:
         step.capture(batches(0))
         found.append(step.memory())
     without, memory = found
-    pieces = sum(value.nbytes for name, value in step.optimizer_state.pieces.items() if not name.startswith(".")) + sum(value.nbytes for value in step.ema.values())
+    pieces = sum(value.nbytes for name, value in step.optimizer_state.pieces.items() if not name.startswith(".")) + sum(
+        value.nbytes for value in step.ema.values()
+    )
     assert without.host == 0 and "host" not in str(without)
     assert 0 < memory.host == without.held - memory.held < pieces, "ZeRO has split it over two"
     for before, row in zip(without, memory, strict=True):
         assert before.bytes - row.bytes == memory.host and row.kinds.get("optimizer state", 0) < 100, "counters"
-    assert f"of them between steps too; beside them, {memory.host:,} of the optimizer's state are in host memory\n" in str(memory)
+    assert (
+        f"of them between steps too; beside them, {memory.host:,} of the optimizer's state are in host memory\n"
+        in str(memory)
+    )
 
 
 @pytest.mark.parametrize("value", [1, "cpu", 0])
 def test_wrong_values(value: Any) -> None:
     with pytest.raises(ValueError) as caught:
         made({"dp": 2}, offload=value)
-    assert str(caught.value) == f"offload={value!r}: True keeps the optimizer's state in host memory, False beside the parameters"
+    assert (
+        str(caught.value)
+        == f"offload={value!r}: True keeps the optimizer's state in host memory, False beside the parameters"
+    )
 
 
 class Sign(torch.optim.SGD):

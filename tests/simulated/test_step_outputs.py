@@ -69,7 +69,9 @@ def run_alone(model: nn.Module, given: dict[str, Any]) -> Any:
 def made(returns: Any, microbatches: int = 3) -> Any:
     torch.manual_seed(0)
     parallel = autopar.parallelize(Many(), Mesh(dp=2))
-    return parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), microbatches=microbatches, returns=returns)
+    return parallel.train_step(
+        torch.optim.SGD(parallel.parameters(), lr=0.1), microbatches=microbatches, returns=returns
+    )
 
 
 def test_a_dict_says_how() -> None:
@@ -87,7 +89,11 @@ def test_an_unknown_name() -> None:
     with pytest.raises(ValueError) as caught:
         made({"logit": "cat"}).simulate(*batch(0))
     names = "error, penalty, logits, columns, flat, hits, total, bias, transposed, x, norm, largest"
-    assert str(caught.value) == f"returns= names 'logit', and the model has no such output; beside its loss it returns {names}: name one of these"
+    assert (
+        str(caught.value)
+        == f"returns= names 'logit', and the model has no such output; beside its loss it returns {names}: name one "
+        f"of these"
+    )
 
 
 def test_without_outputs_programs_are_the_same() -> None:

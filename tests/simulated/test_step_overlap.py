@@ -1,4 +1,5 @@
-"""What a step starts early: the gradients of the last micro-batch in its backward, the parameters of a block before it is computed."""
+"""What a step starts early: the gradients of the last micro-batch in its backward, the parameters of a block before it
+is computed."""
 
 from __future__ import annotations
 
@@ -24,23 +25,35 @@ from autopar.step.merged_programs import merge_programs
 SMALL = 256  # bytes; tests have small parameters
 
 
-# -- the last micro-batch and the update are one program ----------------------------------------------------------------
+# -- the last micro-batch and the update are one program
+# ----------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=8)
 @given(name=st.sampled_from(["mlp", "llama", "resnet"]), sizes=st.sampled_from([{"dp": 2}, {"dp": 4}, {"dp": 2, "tp": 2}]), zero=st.integers(0, 3),
        clip_norm=st.sampled_from([None, 0.5]), amp=st.sampled_from([None, "bf16-O2", "fp16-O2"]))  # fmt: skip
-def test_joined_is_one_behind_the_other(name: str, sizes: dict[str, int], zero: int, clip_norm: float | None, amp: str | None) -> None:
+def test_joined_is_one_behind_the_other(
+    name: str, sizes: dict[str, int], zero: int, clip_norm: float | None, amp: str | None
+) -> None:
     """Bit for bit, on all ranks: what is returned, parameters, states, buffers."""
     make, batches, plan = steps.MODELS[name]
     model = make().float() if amp else make()
     step = made(model, Mesh(sizes), plan if "tp" in sizes else None, zero=zero, clip_norm=clip_norm, amp=amp)
-    step.capture(**{key: value.float() if amp and value.is_floating_point() else value for key, value in batches(0).items()})
+    step.capture(
+        **{key: value.float() if amp and value.is_floating_point() else value for key, value in batches(0).items()}
+    )
     micro, update = step._current()
-    first, second, both = SimulatedRun(micro.program, micro.local), SimulatedRun(update.program, update.local), SimulatedRun(*update.last)
+    first, second, both = (
+        SimulatedRun(micro.program, micro.local),
+        SimulatedRun(update.program, update.local),
+        SimulatedRun(*update.last),
+    )
     assert all(str(program) == str(merge_programs(micro.program, update.program)) for program in (update.last[0],))
     given = {rank: named(both, own) for rank, own in random_pieces(both, {}).items()}
-    copied = {rank: {**own, **{key.removesuffix(".copy"): value for key, value in own.items() if key.endswith(".copy")}} for rank, own in given.items()}
+    copied = {
+        rank: {**own, **{key.removesuffix(".copy"): value for key, value in own.items() if key.endswith(".copy")}}
+        for rank, own in given.items()
+    }
     made_first = {rank: (out, named(first, new)) for rank, (out, new) in first(random_pieces(first, copied)).items()}
     made_second = second(random_pieces(second, {rank: own | made_first[rank][1] for rank, own in given.items()}))
     made_both = both(random_pieces(both, given))
@@ -56,18 +69,27 @@ def test_joined_verifies_and_parses() -> None:
     step.capture(torch.randn(8, 8), torch.randn(8, 8))
     program = step._current()[1].last[0]
     program.verify()
-    assert [p for p in ("forward", "backward", "update") if f"\n{p}:\n" in str(program)] == ["forward", "backward", "update"]
+    assert [p for p in ("forward", "backward", "update") if f"\n{p}:\n" in str(program)] == [
+        "forward",
+        "backward",
+        "update",
+    ]
     assert str(Program.parse(str(program))) == str(program)
     assert {record_of(node).role for node in program.placeholders if node.name.endswith("_grad")} == {"buffer"}
 
 
 @pytest.mark.parametrize(("zero", "kind"), [(0, "start_bucket"), (1, "start_scatter_bucket")])
 def test_gradients_are_reduced_in_the_backward(monkeypatch: pytest.MonkeyPatch, zero: int, kind: str) -> None:
-    """Several buckets, of which all but the last begin before the last matrix product, and are waited for in the update."""
+    """Several buckets, of which all but the last begin before the last matrix product, and are waited for in the
+    update."""
     for name in ("FIRST", "OTHERS"):
         monkeypatch.setattr(buckets, name, SMALL * 8)
     lines = code(made(llama(layers=3), Mesh(dp=2), zero=zero), **text())
-    begun, products, waited = places(lines, kind), places(lines, r"aten\.mm\."), places(lines, "finish_(scatter_)?bucket")
+    begun, products, waited = (
+        places(lines, kind),
+        places(lines, r"aten\.mm\."),
+        places(lines, "finish_(scatter_)?bucket"),
+    )
     assert len(begun) >= 4 and sum(place < products[-1] for place in begun) >= len(begun) - 2
     assert len(waited) == len(begun) and min(waited) > max(begun)
     assert len(places(lines, "in_place_update")) == 1
@@ -77,12 +99,14 @@ def test_gradients_are_reduced_in_the_backward(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_parameters_are_gathered_a_block_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gather of each block, forward and backward, but of the last: the backward begins with it. Each begins before the one
-    ahead of it is waited for, and the one behind that is not begun yet."""
+    """A gather of each block, forward and backward, but of the last: the backward begins with it. Each begins before
+    the one ahead of it is waited for, and the one behind that is not begun yet."""
     monkeypatch.setattr(buckets, "FIRST", SMALL)
     lines = code(made(llama(layers=4), Mesh(dp=2), zero=3), **text())
     begun, waited = places(lines, "start_gather_bucket"), places(lines, "finish_gather_bucket")
-    blocks = [sorted(set(re.findall(r"layers_(\d)", lines[place].partition("[")[2].partition("]")[0]))) for place in begun]
+    blocks = [
+        sorted(set(re.findall(r"layers_(\d)", lines[place].partition("[")[2].partition("]")[0]))) for place in begun
+    ]
     assert [block for block in blocks if block] == [["0"], ["1"], ["2"], ["3"], ["3"], ["2"], ["1"], ["0"]], blocks
     starts = [place for place in places(lines, "start_gather_bucket|start_all_gather")]
     finishes = [place for place in places(lines, "finish_gather_bucket|finish_all_gather")]
@@ -98,7 +122,10 @@ def test_the_backward_begins_with_the_last_block() -> None:
     step = made(make(), Mesh(dp=2), zero=3)
     text = str(step.capture(**batches(0)).micro)
     forward, _, backward = text.partition("\nbackward:\n")
-    gathered = [{re.search(r"blocks_(\d)", line)[1] for line in part.splitlines() if "all_gather(inner_blocks" in line} for part in (forward, backward)]  # type: ignore[index]
+    gathered = [
+        {re.search(r"blocks_(\d)", line)[1] for line in part.splitlines() if "all_gather(inner_blocks" in line}
+        for part in (forward, backward)
+    ]  # type: ignore[index]
     assert gathered == [{"0", "1"}, {"0"}]
 
 
@@ -114,7 +141,10 @@ def test_what_waits_for_a_sum_is_one_bucket_late(monkeypatch: pytest.MonkeyPatch
     step = made(llama(layers=3), Mesh(dp=2), zero=2, microbatches=2)
     lines = code(step, **text())
     assert len(places(lines, "start_scatter_bucket")) >= 3
-    begun, waited = places(lines, "start_(reduce_scatter|scatter_bucket)"), places(lines, "finish_(reduce_scatter|scatter_bucket)")
+    begun, waited = (
+        places(lines, "start_(reduce_scatter|scatter_bucket)"),
+        places(lines, "finish_(reduce_scatter|scatter_bucket)"),
+    )
     assert len(waited) == len(begun)
     for k, place in enumerate(waited[:-1]):
         assert sum(start < place for start in begun) == k + 2

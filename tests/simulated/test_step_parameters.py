@@ -1,4 +1,5 @@
-"""Parameters that a step cannot train as eager does are refused by name: with hooks of their gradients, and replaced ones."""
+"""Parameters that a step cannot train as eager does are refused by name: with hooks of their gradients, and replaced
+ones."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def test_a_hook_of_a_gradient_is_refused(hook: str, steps_before: int) -> None:
         step.simulate(X)
     assert str(caught.value) == (
         "l.weight has a hook of its gradient, which is not called where the gradient is part of a graph: remove it, "
-        "or train in the plain loop, on the model that parallelize returns: loss = parallel(…), loss.backward(), optimizer.step()"
+        "or train in the plain loop, on the model that parallelize returns: loss = parallel(…), loss.backward(), "
+        "optimizer.step()"
     )
     assert torch.equal(model.l.weight, before)
     handle.remove()  # type: ignore[attr-defined]
@@ -66,11 +68,15 @@ def test_a_replaced_parameter_is_refused() -> None:
     """Eager would train the one before, which the optimizer has."""
     model = Loss()
     parallel = autopar.parallelize(model, Mesh(dp=2))
-    step = parallel.train_step(torch.optim.SGD([{"params": model.m.parameters()}, {"params": model.l.parameters()}], lr=0.1))
+    step = parallel.train_step(
+        torch.optim.SGD([{"params": model.m.parameters()}, {"params": model.l.parameters()}], lr=0.1)
+    )
     step.simulate(X)
     old, model.l.weight = model.l.weight, nn.Parameter(model.l.weight.detach() * 2)
-    with pytest.raises(ValueError, match=r"^l\.weight was replaced after the optimizer was made, which still has the one before \(in group 1\): "
-                                         r"another parameter is there; make the optimizer of parallel\.parameters\(\) again, and the step of it$"):  # fmt: skip
+    with pytest.raises(ValueError, match=r"^l\.weight was replaced after the optimizer was made, which still has the "
+                                         r"one before \(in group 1\): "
+                                         r"another parameter is there; make the optimizer of parallel\.parameters\(\) "
+                                         r"again, and the step of it$"):  # fmt: skip
         step.simulate(X)
     del model.l.weight
     model.l.register_buffer("weight", old.detach())
@@ -81,7 +87,11 @@ def test_a_replaced_parameter_is_refused() -> None:
 def on_processes() -> None:
     model = Loss()
     handle = model.l.weight.register_hook(lambda grad: grad * 3)
-    with pytest.raises(ValueError, match=r"^l\.weight has a hook of its gradient, and the parameters on processes are copies without it: remove it, and register it"):
+    with pytest.raises(
+        ValueError,
+        match=r"^l\.weight has a hook of its gradient, and the parameters on processes are copies without it: remove "
+        r"it, and register it",
+    ):
         autopar.parallelize(model, Mesh(dp=2))
     handle.remove()
     parallel = autopar.parallelize(model, Mesh(dp=2))

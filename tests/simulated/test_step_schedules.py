@@ -39,19 +39,29 @@ def test_kernels_stay_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     """One for each parameter group, in place."""
     counts: list[int] = []
     for op, update in IN_PLACE.items():
-        monkeypatch.setitem(IN_PLACE, op, lambda params, *args, _update=update, **numbers: (counts.append(len(params)), _update(params, *args, **numbers)))
+        monkeypatch.setitem(
+            IN_PLACE,
+            op,
+            lambda params, *args, _update=update, **numbers: (
+                counts.append(len(params)),
+                _update(params, *args, **numbers),
+            ),
+        )
     schedules.scheduled_alike("adamw one cycle", {"dp": 1}, 0, called=True)
     made = steps.MODELS["mlp"][0]()
     assert counts == [len(group["params"]) for group in schedules.loops.groups_of(made)] * 10
 
 
 def test_where_numbers_are() -> None:
-    """Kernels read them as numbers, so they are on the host, whatever the device; the learning rate they read where it is."""
+    """Kernels read them as numbers, so they are on the host, whatever the device; the learning rate they read where it
+    is."""
     make, _, _ = schedules.SCHEDULES["adamw one cycle"]
     parallel = autopar.parallelize(steps.MODELS["mlp"][0](), Mesh(dp=2))
     found = parallel.train_step(make(parallel)).optimizer_state.numbers(torch.device("meta"))
     assert {name: (tensor.device.type, tensor.dtype) for name, tensor in found.items()} == {
-        f".{name}.{group}": ("meta" if name == "lr" else "cpu", torch.float64) for group in (0, 1) for name in ("lr", "beta1", "beta2", "weight_decay")
+        f".{name}.{group}": ("meta" if name == "lr" else "cpu", torch.float64)
+        for group in (0, 1)
+        for name in ("lr", "beta1", "beta2", "weight_decay")
     }
 
 
@@ -94,12 +104,15 @@ def test_a_registered_optimizer() -> None:
 
 
 def test_updates_that_constants_make_are_not_kept_for_ever() -> None:
-    """An option that is no operand, changed at every step: each is another update, and so many are kept, with what was made of them."""
+    """An option that is no operand, changed at every step: each is another update, and so many are kept, with what was
+    made of them."""
     parallel, alone, batches = beside(Mesh(dp=1))
     step, single = parallel.train_step(steps.adamw(parallel)), steps.Single(alone, steps.adamw(alone))
     for k in range(12):
         for one in (step, single):
-            one.optimizer.param_groups[0]["eps"] = 1e-8 * (k + 1 if k < 11 else 5)  # the last was used seven steps before
+            one.optimizer.param_groups[0]["eps"] = 1e-8 * (
+                k + 1 if k < 11 else 5
+            )  # the last was used seven steps before
         assert relative(steps.run(step, batches(k), called=True), single(**batches(k))[0]) <= 1e-11
     assert max(steps.differences(step, single).values()) <= 1e-9
     assert (step.captures, step._captured.made, len(step._captured.updates)) == (1, 12, UPDATES_KEPT)

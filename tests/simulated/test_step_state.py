@@ -1,4 +1,5 @@
-"""The state of a step that does not fit is told by name, before anything is changed; what may be missing begins as torch's."""
+"""The state of a step that does not fit is told by name, before anything is changed; what may be missing begins as
+torch's."""
 
 from __future__ import annotations
 
@@ -85,57 +86,74 @@ RNG = f"and no state of this torch's random numbers, uint8{list(torch.get_rng_st
 REFUSED: dict[str, tuple[Change, type[Exception], str]] = {
     "a state lacks a moment": (
         lambda s: of(s).pop("exp_avg_sq"), ValueError,
-        f"the state of up.weight has no 'exp_avg_sq', but 'exp_avg', 'step': it would begin at zero, and the others go on; load what AdamW has saved, {ANEW}",
+        f"the state of up.weight has no 'exp_avg_sq', but 'exp_avg', 'step': it would begin at zero, and the others "
+        f"go on; load what AdamW has saved, {ANEW}",
     ),
     "a state lacks its count": (
         lambda s: of(s).pop("step"), ValueError,
-        f"the state of up.weight has no 'step', but 'exp_avg', 'exp_avg_sq': it would begin at zero, and the others go on; load what AdamW has saved, {ANEW}",
+        f"the state of up.weight has no 'step', but 'exp_avg', 'exp_avg_sq': it would begin at zero, and the others "
+        f"go on; load what AdamW has saved, {ANEW}",
     ),
     "a state of another optimizer": (
         lambda s: s["optimizer"]["state"].update({"up.weight": {"momentum_buffer": torch.ones(16, 8)}}), ValueError,
-        f"the state of up.weight has no 'exp_avg', but 'momentum_buffer': it would begin at zero, and the others go on; load what AdamW has saved, {ANEW}",
+        f"the state of up.weight has no 'exp_avg', but 'momentum_buffer': it would begin at zero, and the others go "
+        f"on; load what AdamW has saved, {ANEW}",
     ),
     "a state that strict=False has not filled": (
         lambda s: of(s).update(dict.fromkeys(of(s))), ValueError,
-        f"the state of up.weight has no 'exp_avg', but nothing: it would begin at zero, and the others go on; load what AdamW has saved, {ANEW}",
+        f"the state of up.weight has no 'exp_avg', but nothing: it would begin at zero, and the others go on; load "
+        f"what AdamW has saved, {ANEW}",
     ),
     "a moment of another shape": (
         lambda s: of(s).update(exp_avg=torch.zeros(3, 3)), ValueError,
-        f"the state of up.weight has exp_avg of shape [3, 3], and the parameter is [16, 8]: load the state of this model, {ANEW}",
+        f"the state of up.weight has exp_avg of shape [3, 3], and the parameter is [16, 8]: load the state of this "
+        f"model, {ANEW}",
     ),
     "a moment that broadcasts": (
         lambda s: of(s).update(exp_avg=torch.zeros(1, 8)), ValueError,
-        f"the state of up.weight has exp_avg of shape [1, 8], and the parameter is [16, 8]: load the state of this model, {ANEW}",
+        f"the state of up.weight has exp_avg of shape [1, 8], and the parameter is [16, 8]: load the state of this "
+        f"model, {ANEW}",
     ),
     "many counts": (
         lambda s: of(s).update(step=torch.ones(2)), ValueError,
-        f"the state of up.weight has step of shape [2], and it is one number, without dims: load the state of this model, {ANEW}",
+        f"the state of up.weight has step of shape [2], and it is one number, without dims: load the state of this "
+        f"model, {ANEW}",
     ),
     "a moment that is a text": (
-        lambda s: of(s).update(exp_avg="x"), ValueError, f"the state of up.weight has exp_avg as 'x', which is no tensor; load what AdamW has saved, {ANEW}"
+        lambda s: of(s).update(exp_avg="x"), ValueError, f"the state of up.weight has exp_avg as 'x', which is no "
+                                                         f"tensor; load what AdamW has saved, {ANEW}"
     ),
     "a state that is None": (
-        lambda s: s["optimizer"]["state"].update({"up.weight": None}), TypeError, f"the state of up.weight is None, and no dict; {SAVE}"
+        lambda s: s["optimizer"]["state"].update({"up.weight": None}), TypeError, f"the state of up.weight is None, "
+                                                                                  f"and no dict; {SAVE}"
     ),
-    "no optimizer": (lambda s: s.update(optimizer=None), TypeError, f"the state's 'optimizer' is None, and no dict; {SAVE}"),
+    "no "
+    "optimizer": (lambda s: s.update(optimizer=None), TypeError, f"the state's 'optimizer' is None, and no dict; {SAVE}"),
     "an optimizer without groups": (
-        lambda s: s["optimizer"].pop("param_groups"), ValueError, f"the state's 'optimizer' has no 'param_groups', but 'state'; {SAVE}"
+        lambda s: s["optimizer"].pop("param_groups"), ValueError, f"the state's 'optimizer' has no 'param_groups', "
+                                                                  f"but 'state'; {SAVE}"
     ),
     "an optimizer without states": (
-        lambda s: s["optimizer"].pop("state"), ValueError, f"the state's 'optimizer' has no 'state', but 'param_groups'; {SAVE}"
+        lambda s: s["optimizer"].pop("state"), ValueError, f"the state's 'optimizer' has no 'state', but "
+                                                           f"'param_groups'; {SAVE}"
     ),
     "groups that are no list": (
-        lambda s: s["optimizer"].update(param_groups=None), TypeError, f"the 'param_groups' of the state's 'optimizer' are None, and no list; {SAVE}"
+        lambda s: s["optimizer"].update(param_groups=None), TypeError, f"the 'param_groups' of the state's "
+                                                                       f"'optimizer' are None, and no list; {SAVE}"
     ),
-    "a group that is None": (lambda s: s["optimizer"]["param_groups"].__setitem__(0, None), TypeError, f"group 0 of the state's 'optimizer' is None, and no dict; {SAVE}"),
-    "states that are None": (lambda s: s["optimizer"].update(state=None), TypeError, f"the state of the optimizer is None, and no dict; {SAVE}"),
+    "a group that is "
+    "None": (lambda s: s["optimizer"]["param_groups"].__setitem__(0, None), TypeError, f"group 0 of the state's 'optimizer' is None, and no dict; {SAVE}"),
+    "states that are "
+    "None": (lambda s: s["optimizer"].update(state=None), TypeError, f"the state of the optimizer is None, and no dict; {SAVE}"),
     "fewer parameters": (
         lambda s: s["optimizer"]["param_groups"][0]["params"].pop(), ValueError,
-        "the state has other parameter groups: 1 of 3, and the optimizer 1 of 4; make the optimizer with the groups that were saved",
+        "the state has other parameter groups: 1 of 3, and the optimizer 1 of 4; make the optimizer with the groups "
+        "that were saved",
     ),
     "another order": (
         lambda s: s["optimizer"]["param_groups"][0]["params"].reverse(), ValueError,
-        "the state has other parameter groups: 1 of 4, and the optimizer 1 of 4, down.bias for up.weight; make the optimizer with the groups that were saved",
+        "the state has other parameter groups: 1 of 4, and the optimizer 1 of 4, down.bias for up.weight; make the "
+        "optimizer with the groups that were saved",
     ),
     "torch's state of an optimizer": (
         lambda s: s["optimizer"]["param_groups"][0].update(params=[0, 1, 2, 3]), ValueError,
@@ -143,32 +161,45 @@ REFUSED: dict[str, tuple[Change, type[Exception], str]] = {
         f"load that with optimizer.load_state_dict, or {SAVE}",
     ),
     "an unknown parameter": (
-        lambda s: s["optimizer"]["state"].update({"up.wieght": {}}), ValueError, "the optimizer has no parameter up.wieght, of which the state has one"
+        lambda s: s["optimizer"]["state"].update({"up.wieght": {}}), ValueError, "the optimizer has no parameter "
+                                                                                 "up.wieght, of which the state has one"
     ),
     "no random numbers": (lambda s: s.update(rng=None), ValueError, f"the state's 'rng' is None, {RNG}"),
-    "few random numbers": (lambda s: s.update(rng=torch.zeros(3, dtype=torch.uint8)), ValueError, f"the state's 'rng' is uint8[3], {RNG}"),
-    "random numbers of another dtype": (lambda s: s.update(rng=torch.zeros(5056)), ValueError, f"the state's 'rng' is float32[5056], {RNG}"),
-    "a step that is a text": (lambda s: s.update(step="x"), ValueError, f"the state's 'step' is 'x', and no number of steps; {SAVE}"),
-    "a step below 0": (lambda s: s.update(step=-1), ValueError, f"the state's 'step' is -1, and no number of steps; {SAVE}"),
-    "no step": (lambda s: s.pop("step"), ValueError, f"the state of a step has no 'step', but 'model', 'optimizer', 'ema', 'scaler', 'rng'; {SAVE}"),
+    "few random "
+    "numbers": (lambda s: s.update(rng=torch.zeros(3, dtype=torch.uint8)), ValueError, f"the state's 'rng' is uint8[3], {RNG}"),
+    "random numbers of another "
+    "dtype": (lambda s: s.update(rng=torch.zeros(5056)), ValueError, f"the state's 'rng' is float32[5056], {RNG}"),
+    "a step that is a "
+    "text": (lambda s: s.update(step="x"), ValueError, f"the state's 'step' is 'x', and no number of steps; {SAVE}"),
+    "a step below "
+    "0": (lambda s: s.update(step=-1), ValueError, f"the state's 'step' is -1, and no number of steps; {SAVE}"),
+    "no "
+    "step": (lambda s: s.pop("step"), ValueError, f"the state of a step has no 'step', but 'model', 'optimizer', 'ema', 'scaler', 'rng'; {SAVE}"),
     "no model": (lambda s: s.update(model=None), TypeError, f"the state's 'model' is None, and no dict; {SAVE}"),
     "a model that lacks a parameter": (
-        lambda s: s["model"].pop("down.bias"), ValueError, "the state's 'model' has no down.bias, which the model has: it is of another model"
+        lambda s: s["model"].pop("down.bias"), ValueError, "the state's 'model' has no down.bias, which the model "
+                                                           "has: it is of another model"
     ),
     "a model with another parameter": (
-        lambda s: s["model"].update(more=torch.ones(1)), ValueError, "the state's 'model' has more, which the model has not: it is of another model"
+        lambda s: s["model"].update(more=torch.ones(1)), ValueError, "the state's 'model' has more, which the model "
+                                                                     "has not: it is of another model"
     ),
     "a parameter of another shape": (
         lambda s: s["model"].update({"down.bias": torch.ones(3)}), ValueError,
         "the state's 'model' has down.bias of shape [3], and the model's is [8]: it is of another model",
     ),
     "a parameter that is None": (
-        lambda s: s["model"].update({"down.bias": None}), ValueError, f"the state's 'model' has down.bias as None, which is no tensor; {SAVE}"
+        lambda s: s["model"].update({"down.bias": None}), ValueError, f"the state's 'model' has down.bias as None, "
+                                                                      f"which is no tensor; {SAVE}"
     ),
-    "a scale that is a text": (lambda s: s["scaler"].update(scale="x"), ValueError, f"the state's 'scaler' has the scale 'x', and no number above 0; {SAVE}"),
-    "no scale": (lambda s: s["scaler"].pop("scale"), ValueError, f"the state's 'scaler' has no 'scale', but {{}}; {SAVE}"),
+    "a scale that is a "
+    "text": (lambda s: s["scaler"].update(scale="x"), ValueError, f"the state's 'scaler' has the scale 'x', and no number above 0; {SAVE}"),
+    "no "
+    "scale": (lambda s: s["scaler"].pop("scale"), ValueError, f"the state's 'scaler' has no 'scale', but {{}}; {SAVE}"),
     "a scale that was kept for no steps": (
-        lambda s: s["scaler"].update(_growth_tracker=None), ValueError, f"the '_growth_tracker' of the state's 'scaler' is None, and no number of steps; {SAVE}"
+        lambda s: s["scaler"].update(_growth_tracker=None), ValueError, f"the '_growth_tracker' of the state's "
+                                                                        f"'scaler' is None, and no number of steps; "
+                                                                        f"{SAVE}"
     ),
     "an average is missing": (
         lambda s: s["ema"]["weights"].pop("up.weight"), ValueError,
@@ -176,9 +207,11 @@ REFUSED: dict[str, tuple[Change, type[Exception], str]] = {
         "or let it begin as the weight: state['ema']['weights']['up.weight'] = state['model']['up.weight']",
     ),
     "an average that is None": (
-        lambda s: s["ema"]["weights"].update({"up.weight": None}), ValueError, f"the state's 'ema' has up.weight as None, which is no tensor; {SAVE}"
+        lambda s: s["ema"]["weights"].update({"up.weight": None}), ValueError, f"the state's 'ema' has up.weight as "
+                                                                               f"None, which is no tensor; {SAVE}"
     ),
-    "averages without a count": (lambda s: s["ema"].update(count="x"), ValueError, f"the count of the state's 'ema' is 'x', and no number of steps; {SAVE}"),
+    "averages without a "
+    "count": (lambda s: s["ema"].update(count="x"), ValueError, f"the count of the state's 'ema' is 'x', and no number of steps; {SAVE}"),
 }  # fmt: skip
 
 
@@ -195,7 +228,11 @@ def test_states_that_are_refused(taken: Any, case: str) -> None:
     change, kind, text = REFUSED[case]
     before = everything(taken)
     state = copy.deepcopy(before)
-    for tensor in (*state["model"].values(), *state["ema"]["weights"].values(), *(value for one in state["optimizer"]["state"].values() for value in one.values())):
+    for tensor in (
+        *state["model"].values(),
+        *state["ema"]["weights"].values(),
+        *(value for one in state["optimizer"]["state"].values() for value in one.values()),
+    ):
         tensor.add_(1)
     state["optimizer"]["param_groups"][0]["lr"] = 0.5
     state["scaler"]["scale"], state["step"] = 2.0, 7
@@ -228,7 +265,9 @@ def test_an_average_without_a_state_of_the_optimizer() -> None:
     state = everything(step)
     assert state["optimizer"]["state"] == {}
     del state["ema"]["weights"]["up.weight"]
-    with pytest.raises(ValueError, match=r"the state's 'ema' has no average of up\.weight, which is trained, but of 3 others; "):
+    with pytest.raises(
+        ValueError, match=r"the state's 'ema' has no average of up\.weight, which is trained, but of 3 others; "
+    ):
         step.load_state_dict(state)
     state["ema"]["weights"]["up.weight"] = state["model"]["up.weight"]
     step.load_state_dict(state)
@@ -315,7 +354,10 @@ BEGINS: dict[str, tuple[Callable[[Any], Any], Change]] = {
     "sgd of another optimizer": (sgd, lambda states: states.update({0: {"exp_avg": torch.zeros(16, 8)}})),
     "sgd, None": (sgd, lambda states: states[0].update(momentum_buffer=None)),
     "sgd, absent": (sgd, lambda states: states[0].pop("momentum_buffer")),
-    "sgd without momentum": (lambda model: sgd(model, momentum=0), lambda states: states.update({0: {"momentum_buffer": None}})),
+    "sgd without momentum": (
+        lambda model: sgd(model, momentum=0),
+        lambda states: states.update({0: {"momentum_buffer": None}}),
+    ),
     "sgd with dampening": (lambda model: sgd(model, dampening=0.5), lambda states: None),
     "adagrad": (adagrad, lambda states: None),
 }
@@ -365,7 +407,8 @@ class Lazy(torch.optim.SGD):
 
 
 def test_states_of_registered_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of those that it was registered with is a beginning; some of them are not. They are of any shape, but for shared ones."""
+    """None of those that it was registered with is a beginning; some of them are not. They are of any shape, but for
+    shared ones."""
     monkeypatch.setattr("autopar.optimizers.register.DEFINITIONS", (known := dict(DEFINITIONS)))
     monkeypatch.setattr("autopar.optimizers.lookup.DEFINITIONS", known)
 
@@ -373,7 +416,13 @@ def test_states_of_registered_optimizers(monkeypatch: pytest.MonkeyPatch) -> Non
         rows = state["rows"] + grad.square().sum(tuple(range(1, grad.dim())))
         return param - lr * grad, {"rows": rows, "count": state["count"] + 1}
 
-    register_optimizer(Lazy, update=update, state="rows count", shared="count", initial=lambda p, group: {"rows": torch.zeros(p.shape[:1], dtype=p.dtype)})
+    register_optimizer(
+        Lazy,
+        update=update,
+        state="rows count",
+        shared="count",
+        initial=lambda p, group: {"rows": torch.zeros(p.shape[:1], dtype=p.dtype)},
+    )
     step = made(lambda model: Lazy(model.parameters()))
     for k in range(2):
         run(step, batch(k))
@@ -381,10 +430,14 @@ def test_states_of_registered_optimizers(monkeypatch: pytest.MonkeyPatch) -> Non
     assert of(state)["rows"].shape == (16,) and of(state)["count"] == 2
     step.load_state_dict(state)
     del of(state)["rows"]
-    with pytest.raises(ValueError, match=r"the state of up\.weight has no 'rows', but 'note', 'count': .* what Lazy has saved"):
+    with pytest.raises(
+        ValueError, match=r"the state of up\.weight has no 'rows', but 'note', 'count': .* what Lazy has saved"
+    ):
         step.load_state_dict(state)
     of(state).update(rows=torch.zeros(16, dtype=torch.float64), count=torch.zeros(1))
-    with pytest.raises(ValueError, match=r"the state of up\.weight has count of shape \[1\], and it is one number, without dims"):
+    with pytest.raises(
+        ValueError, match=r"the state of up\.weight has count of shape \[1\], and it is one number, without dims"
+    ):
         step.load_state_dict(state)
 
 
@@ -406,8 +459,8 @@ def test_a_checkpoint_into_a_step_that_has_not_run(tmp_path: Path, optimizer: An
         checkpoint.load(tmp_path, fresh.state_dict())
     *_, last = str(caught.value).splitlines()
     assert "optimizer/state/up.weight/" in str(caught.value) and last == (
-        "  an optimizer has no state before its first step: call step.capture(batch), which gives it one, and then step.state_dict(); "
-        "pass a state of the same keys and shapes"
+        "  an optimizer has no state before its first step: call step.capture(batch), which gives it one, and then "
+        "step.state_dict(); pass a state of the same keys and shapes"
     )
     with pytest.raises(ValueError, match=r"the state of up\.weight has no '.*', but nothing: it would begin at zero"):
         fresh.load_state_dict(checkpoint.load(tmp_path, fresh.state_dict(), strict=False))
@@ -440,7 +493,9 @@ def test_what_ranks_compare() -> None:
     run(step, batch(1))
     assert told() == f"{options} with a state of 4 parameters after 2 steps"
     step.load_state_dict(everything(step))
-    assert told() == f"{options} with a state of 4 parameters after 2 steps", "what is the same is told alike, loaded or not"
+    assert told() == f"{options} with a state of 4 parameters after 2 steps", (
+        "what is the same is told alike, loaded or not"
+    )
     weight, bias = step.parallel.up.weight, step.parallel.up.bias
     step.optimizer.state[weight]["step"], step.optimizer.state[bias]["step"] = torch.tensor(12345678.0), 3
     assert told() == f"{options} with a state of 4 parameters after 2 3 12345678 steps"
@@ -451,24 +506,34 @@ def test_what_ranks_compare() -> None:
 
 
 def diverging(zero: int) -> None:
-    """One rank alone changes its optimizer's state: all are told before anything moves, and may go on when it is as it was."""
+    """One rank alone changes its optimizer's state: all are told before anything moves, and may go on when it is as it
+    was."""
     rank = distributed.get_rank()
     torch.manual_seed(0)
     model = Pair().double()
     alone = copy.deepcopy(model)
     parallel = autopar.parallelize(model, Mesh(dp=2))
-    step, single = parallel.train_step(adamw(parallel), zero=zero, ema=0.9, clip_norm=1.0), Single(alone, adamw(alone), 1.0)
+    step, single = (
+        parallel.train_step(adamw(parallel), zero=zero, ema=0.9, clip_norm=1.0),
+        Single(alone, adamw(alone), 1.0),
+    )
     run(step, batch(0)), single(**batch(0))
     older = copy.deepcopy(step.optimizer.state_dict())
     run(step, batch(1)), single(**batch(1))
     newer = copy.deepcopy(step.optimizer.state_dict())
-    plain = {**older, "state": {k: {n: loops.whole(v).clone() for n, v in one.items()} for k, one in older["state"].items()}}
+    plain = {
+        **older,
+        "state": {k: {n: loops.whole(v).clone() for n, v in one.items()} for k, one in older["state"].items()},
+    }
     changes: list[tuple[str, Callable[[], Any]]] = [
         (" with a state of 4 parameters after 1 steps", lambda: step.optimizer.load_state_dict(copy.deepcopy(older))),
         (" with a state of 4 parameters after 1 steps", lambda: step.optimizer.load_state_dict(copy.deepcopy(plain))),
         ("", lambda: step.optimizer.state.clear()),
         (" with a state of 3 parameters after 2 steps", lambda: step.optimizer.state.pop(parallel.up.weight)),
-        (" with a state of 4 parameters after 2 500 steps", lambda: step.optimizer.state[parallel.up.weight]["step"].fill_(500)),
+        (
+            " with a state of 4 parameters after 2 500 steps",
+            lambda: step.optimizer.state[parallel.up.weight]["step"].fill_(500),
+        ),
     ]
     stage = ", zero=1" if zero else ", clip_norm"
     for k, (told, change) in enumerate(changes, 2):
@@ -479,7 +544,10 @@ def diverging(zero: int) -> None:
             run(step, batch(k))
         _, first, second, remedy = str(caught.value).split("\n")
         assert first.startswith("    rank 0: ") and f"weight_decay=True){told}{stage}" in first, first
-        assert second.startswith("    rank 1: ") and f"weight_decay=True) with a state of 4 parameters after 2 steps{stage}" in second, second
+        assert (
+            second.startswith("    rank 1: ")
+            and f"weight_decay=True) with a state of 4 parameters after 2 steps{stage}" in second
+        ), second
         assert "with the same options, learning rates and optimizer states" in remedy
         assert all(torch.equal(loops.whole(p), before[name]) for name, p in parallel.named_parameters())
         step.optimizer.load_state_dict(copy.deepcopy(newer))

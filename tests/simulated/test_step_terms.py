@@ -1,4 +1,5 @@
-"""What a loss is made of: with several micro-batches it is that of the whole batch, or a person is told that it is not."""
+"""What a loss is made of: with several micro-batches it is that of the whole batch, or a person is told that it is
+not."""
 
 from __future__ import annotations
 
@@ -113,8 +114,15 @@ def compared(loss: Loss, microbatches: int, sizes: dict[str, int]) -> tuple[floa
     torch.manual_seed(0)
     model = Scores(loss).double()
     alone, rows = copy.deepcopy(model), 12
-    x, y, m = torch.randn(rows, 4, dtype=torch.float64), torch.arange(rows) % CLASSES, (torch.arange(rows) % 3 != 1).double()
-    y[rows // 2 : -1], m[: rows // 2] = -100 if loss in (MEANS["cross entropy"], MEANS["stacked"]) else y[rows // 2 : -1], 1
+    x, y, m = (
+        torch.randn(rows, 4, dtype=torch.float64),
+        torch.arange(rows) % CLASSES,
+        (torch.arange(rows) % 3 != 1).double(),
+    )
+    y[rows // 2 : -1], m[: rows // 2] = (
+        -100 if loss in (MEANS["cross entropy"], MEANS["stacked"]) else y[rows // 2 : -1],
+        1,
+    )
     parallel = autopar.parallelize(model, Mesh(sizes))
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=1.0), microbatches=microbatches)
     with warnings.catch_warnings(record=True) as caught:
@@ -122,8 +130,13 @@ def compared(loss: Loss, microbatches: int, sizes: dict[str, int]) -> tuple[floa
         ours = step.simulate(x, y, m)
     expected = alone(x, y, m)
     expected.backward()
-    pairs: list[Any] = [(ours, expected), *((b - a, b.grad) for a, b in zip(model.parameters(), alone.parameters(), strict=True))]
-    return max(float((a - b).detach().abs().max()) for a, b in pairs if b is not None), [str(one.message) for one in caught]
+    pairs: list[Any] = [
+        (ours, expected),
+        *((b - a, b.grad) for a, b in zip(model.parameters(), alone.parameters(), strict=True)),
+    ]
+    return max(float((a - b).detach().abs().max()) for a, b in pairs if b is not None), [
+        str(one.message) for one in caught
+    ]
 
 
 @pytest.mark.parametrize("name", MEANS)
@@ -192,7 +205,9 @@ LOOKED_UP: dict[str, Callable[..., torch.Tensor]] = {  # each row by a number of
     "computed of what is drawn": lambda m, x, t: m.steps[(2 * drawn(x)).clamp(max=11)][:, None],
     "several for each row": lambda m, x, t: m.steps[drawn(x, 3)].sum(1, keepdim=True),
     "two numbers for each row": lambda m, x, t: m.table[drawn(x), drawn(x) % 4][:, None],
-    "drawn with replacement": lambda m, x, t: m.steps[torch.multinomial(m.steps, x.shape[0], replacement=True)][:, None],
+    "drawn with replacement": lambda m, x, t: m.steps[torch.multinomial(m.steps, x.shape[0], replacement=True)][
+        :, None
+    ],
     "gathered": lambda m, x, t: m.steps.gather(0, drawn(x))[:, None],
     "embedded": lambda m, x, t: m.embedding(drawn(x)),
     "given": lambda m, x, t: m.table[t],
@@ -243,5 +258,7 @@ def test_batch_norm_is_as_in_a_loop() -> None:
         each_loss.backward()
     optimizer.step()
     torch.testing.assert_close(loss, sum(losses).detach())
-    for ours, theirs in zip([*model.parameters(), *model.buffers()], [*alone.parameters(), *alone.buffers()], strict=True):
+    for ours, theirs in zip(
+        [*model.parameters(), *model.buffers()], [*alone.parameters(), *alone.buffers()], strict=True
+    ):
         torch.testing.assert_close(ours, theirs)

@@ -1,4 +1,5 @@
-"""The whole configuration: fp16-O2, a loss scale, recomputed blocks, micro-batches, ZeRO 1, clipping, AdamW, a schedule, on dp=2 tp=2."""
+"""The whole configuration: fp16-O2, a loss scale, recomputed blocks, micro-batches, ZeRO 1, clipping, AdamW, a
+schedule, on dp=2 tp=2."""
 
 from __future__ import annotations
 
@@ -21,7 +22,14 @@ from autopar import Mesh
 from autopar.plan.loss_scaling import LossScaling
 
 MICROBATCHES = 16
-OPTIONS: dict[str, Any] = {"amp": "fp16-O2", "loss_scale": 1024, "recompute": "blocks", "microbatches": MICROBATCHES, "zero": 1, "clip_norm": 1.0}
+OPTIONS: dict[str, Any] = {
+    "amp": "fp16-O2",
+    "loss_scale": 1024,
+    "recompute": "blocks",
+    "microbatches": MICROBATCHES,
+    "zero": 1,
+    "clip_norm": 1.0,
+}
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
@@ -29,12 +37,16 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def ten_steps() -> None:
-    """Beside two loops of a single device in plain torch, with 16 micro-batches: one with the same options, one in float32. Losses and
-    norms are no further from float32 than the former's, or a rounding of fp16; parameters at most a fifth of what they moved."""
+    """Beside two loops of a single device in plain torch, with 16 micro-batches: one with the same options, one in
+    float32. Losses and norms are no further from float32 than the former's, or a rounding of fp16; parameters at most a
+    fifth of what they moved."""
     torch.manual_seed(0)
     model = llama(kv=2, layers=2).float()
     begin, scaling = copy.deepcopy(model), LossScaling(1024.0)
-    low, exact = (LowPrecision(own := copy.deepcopy(model), adamw(own), amp, scaling, clip_norm=1.0, microbatches=MICROBATCHES) for amp in ("fp16-O2", None))
+    low, exact = (
+        LowPrecision(own := copy.deepcopy(model), adamw(own), amp, scaling, clip_norm=1.0, microbatches=MICROBATCHES)
+        for amp in ("fp16-O2", None)
+    )
     parallel = autopar.parallelize(model, Mesh(dp=2, tp=2))
     step = parallel.train_step(adamw(parallel), **OPTIONS)
     schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(one.optimizer, 10) for one in (step, low, exact)]
@@ -49,7 +61,11 @@ def ten_steps() -> None:
             assert relative(a, c) <= max(3 * relative(b, c), least), (k, a, b, c)
         assert not step.skipped
     assert step.captures == 1 and float(step.scaler[0]) == low.scales[-1] == 1024
-    noise, found, moved = distance(low.model, exact.model), distance(parallel, exact.model), distance(begin, exact.model)
+    noise, found, moved = (
+        distance(low.model, exact.model),
+        distance(parallel, exact.model),
+        distance(begin, exact.model),
+    )
     assert found <= max(4 * noise, 0.05 * moved), (noise, found, moved)
     states = [loops.whole(value) for one in step.optimizer.state.values() for value in one.values()]
     assert {tensor.dtype for tensor in (*parallel.parameters(), *states)} == {torch.float32}
@@ -62,8 +78,9 @@ def test_configuration_of_paddle_60022() -> None:
 
 
 def test_the_program_of_that_configuration() -> None:
-    """All of it is in the text: low-precision parameters, a scaled backward, recomputed blocks, gradients that wait over dp, and one update that
-    reduces them once, unscales, clips and skips what overflowed; and before all that the split float32 parameters are cast, and gathered."""
+    """All of it is in the text: low-precision parameters, a scaled backward, recomputed blocks, gradients that wait
+    over dp, and one update that reduces them once, unscales, clips and skips what overflowed; and before all that the
+    split float32 parameters are cast, and gathered."""
     parallel = autopar.parallelize(llama(kv=2, layers=2).float(), Mesh(dp=2, tp=2))
     step = parallel.train_step(adamw(parallel), **OPTIONS).capture(narrow(loops.text(0, rows=2 * MICROBATCHES)))
     made, micro, update = str(step.copy), str(step.micro), str(step.update)
@@ -71,11 +88,19 @@ def test_the_program_of_that_configuration() -> None:
     assert step.microbatches == MICROBATCHES and step.count is not None
     assert f"  {down} : f16[16 24/tp] = param(" in micro and f"  {down}_grad : f32[16 24/tp] +dp = state(" in micro
     assert not re.search(r"(all_reduce|reduce_scatter|all_gather|all_to_all)\(.*dp\)", micro), "nothing moves over dp"
-    assert f"  {down} : f32[16/dp 24/tp] = state({down}_next, " in update and f"  {down}_exp_avg : f32[16/dp 24/tp] = state(" in update
+    assert (
+        f"  {down} : f32[16/dp 24/tp] = state({down}_next, " in update
+        and f"  {down}_exp_avg : f32[16/dp 24/tp] = state(" in update
+    )
     assert f"  {down}_grad_dp : f32[16/dp 24/tp] = reduce_scatter({down}_grad, 0, dp)" in update
     assert f"  {down}_copy_next : f16[16/dp 24/tp] = _to_copy({down}, dtype=f16)" in made
     assert f"  {down}_copy_next_dp : f16[16 24/tp] = all_gather({down}_copy_next, 0, dp)" in made
-    for part in ("found_inf : f32[] = ", "norm : f32[] = ", "autopar::updated_scale(scale, growth, found_inf, ", "autopar::counted(step_0, found_inf)"):
+    for part in (
+        "found_inf : f32[] = ",
+        "norm : f32[] = ",
+        "autopar::updated_scale(scale, growth, found_inf, ",
+        "autopar::counted(step_0, found_inf)",
+    ):
         assert part in update, part
     forward, _, backward = micro.partition("backward:")
     assert "silu(" in forward and "silu(" in backward.replace("silu_backward(", ""), "blocks are computed again"

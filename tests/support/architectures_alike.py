@@ -25,15 +25,18 @@ def plan_for(architecture: Architecture, mesh: Mesh, given: dict[str, Any]) -> A
 
 
 def check_equal(name: str, mesh: Mesh, dropout: float = 0.0) -> autopar.Parallel:
-    """Compare with eager, with the single device's random numbers. A gradient that is zero but for rounding is as large as
-    the rounding of larger ones, so that 1e-3 of the largest of all is the least that a difference is compared with."""
+    """Compare with eager, with the single device's random numbers. A gradient that is zero but for rounding is as large
+    as the rounding of larger ones, so that 1e-3 of the largest of all is the least that a difference is compared
+    with."""
     architecture = ARCHITECTURES[name]
     model, given = architecture.make(dropout=dropout), architecture.batch()
     eager = copy.deepcopy(model)
     torch.manual_seed(1)
     expected = eager(**given)
     loss_of(expected).backward()
-    parallel = autopar.parallelize(model, mesh, plan_for(architecture, mesh, given), example=((), given), random="single")
+    parallel = autopar.parallelize(
+        model, mesh, plan_for(architecture, mesh, given), example=((), given), random="single"
+    )
     torch.manual_seed(1)
     outputs = parallel.simulate(**given)
     loss_of(outputs).backward()
@@ -44,7 +47,9 @@ def check_equal(name: str, mesh: Mesh, dropout: float = 0.0) -> autopar.Parallel
     for (which, ours), theirs in zip(model.named_parameters(), eager.parameters(), strict=True):
         assert (ours.grad is None) == (theirs.grad is None), which
         assert theirs.grad is None or near(ours.grad, theirs.grad, 1e-3 * scale), which
-    large = max((float(b.abs().max()) for b in eager.buffers() if b.is_floating_point() and b.numel()), default=0.0)  # a mean may be zero but for rounding
+    large = max(
+        (float(b.abs().max()) for b in eager.buffers() if b.is_floating_point() and b.numel()), default=0.0
+    )  # a mean may be zero but for rounding
     for (which, ours), theirs in zip(model.named_buffers(), eager.buffers(), strict=True):
         assert near(ours, theirs, max(1e-6, 1e-3 * large)), which
     return parallel

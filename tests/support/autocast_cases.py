@@ -72,7 +72,11 @@ class Gated(nn.Module):
 class ConvNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.norm, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1)
+        self.first, self.norm, self.second = (
+            nn.Conv2d(3, 4, 3, padding=1),
+            nn.BatchNorm2d(4),
+            nn.Conv2d(4, 4, 3, padding=1),
+        )
         self.head = nn.Linear(4, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -88,7 +92,8 @@ def residuals(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
 
 
 def two_ways(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Gradients of ``p`` add up in low precision; one of them is a sum itself, in float32: that of the stream that it is added to."""
+    """Gradients of ``p`` add up in low precision; one of them is a sum itself, in float32: that of the stream that it
+    is added to."""
     p = x @ a
     stream = p.sub(x)
     return stream + stream @ b + p.sin() @ b
@@ -108,10 +113,12 @@ CASES: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
     "products": lambda: (Function(lambda x, a, b: (x @ a).tanh() @ b, (8, 6), (6, 4)), (f(5, 8),)),
     "batched products": lambda: (Function(lambda x, a: torch.bmm(x, a) * 2 + x, (3, 5, 5)), (f(3, 5, 5),)),
     "residual": lambda: (Function(lambda x, a, b: x + (x @ a).relu() @ b, (8, 6), (6, 8)), (f(5, 8),)),
-    "product, then a wide residual": lambda: (Function(lambda x, a, b: x * 2 + (x @ a) * (x @ b), (8, 8), (8, 8)), (f(5, 8),)),
+    "product, then a wide "
+    "residual": lambda: (Function(lambda x, a, b: x * 2 + (x @ a) * (x @ b), (8, 8), (8, 8)), (f(5, 8),)),
     "residuals": lambda: (Function(residuals, (8, 8), (8, 8), (8, 8)), (f(5, 8),)),
     "a product that goes two ways": lambda: (Function(two_ways, (8, 8), (8, 8)), (f(5, 8),)),
-    "one value, three products": lambda: (Function(lambda x, a, b, c: torch.exp(x) @ a + torch.exp(x).mul(2) @ b + (x @ c), (8, 8), (8, 8), (8, 8)), (f(5, 8),)),
+    "one value, three "
+    "products": lambda: (Function(lambda x, a, b, c: torch.exp(x) @ a + torch.exp(x).mul(2) @ b + (x @ c), (8, 8), (8, 8), (8, 8)), (f(5, 8),)),
     "vectors": lambda: (Function(lambda x, a: (a @ x) * (x @ x), (8, 8)), (f(8).requires_grad_(),)),
     "convolution": lambda: (nn.Conv2d(3, 4, 3), (f(2, 3, 6, 6),)),
     "layer norm": lambda: (nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)), (f(5, 8),)),
@@ -130,6 +137,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
     "powers": lambda: (Function(lambda x, a: ((x @ a).pow(3) * (x @ a)).exp().clamp(max=2) @ a, (8, 8)), (f(5, 8),)),
     "quotients": lambda: (Function(lambda x, a: ((x @ a) / (1 + (x @ a).square()) + x.sigmoid()) @ a, (8, 8)), (f(5, 8),)),
     "gated": lambda: (Gated(), (f(5, 8),)),
-    "split and rolled": lambda: (Function(lambda x, a: torch.cat([-(x @ a).chunk(2, -1)[1], (x @ a).chunk(2, -1)[0]], -1) * x, (8, 8)), (f(5, 8),)),
+    "split and "
+    "rolled": lambda: (Function(lambda x, a: torch.cat([-(x @ a).chunk(2, -1)[1], (x @ a).chunk(2, -1)[0]], -1) * x, (8, 8)), (f(5, 8),)),
     "transformer": lambda: (Transformer(), (i(2, 4, below=11),)),
 }  # fmt: skip

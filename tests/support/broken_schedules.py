@@ -70,7 +70,8 @@ def exchanged(schedule: PipelineSchedule, one: tuple[int, int, Task], other: tup
     return changed(schedule, slots)
 
 
-# -- faults: each makes a wrong schedule and what its error must say, or nothing where there is no place for it ------------
+# -- faults: each makes a wrong schedule and what its error must say, or nothing where there is no place for it
+# ------------
 
 Fault = Callable[[PipelineSchedule, random.Random], "tuple[PipelineSchedule, tuple[str, ...]] | None"]
 
@@ -81,7 +82,10 @@ def _drop(kinds: str) -> Fault:
         if not found or (kinds == "WW" and len(found) == 1):  # without any, the backward makes both gradients
             return None
         time, rank, task = choose.choice(found)
-        return changed(schedule, {(time, rank): without(schedule.slots[time][rank], task)}), (task.where, f"rank {rank}")
+        return changed(schedule, {(time, rank): without(schedule.slots[time][rank], task)}), (
+            task.where,
+            f"rank {rank}",
+        )
 
     return fault
 
@@ -103,14 +107,20 @@ def _other_order(kinds: str) -> Fault:
         choose.shuffle(found)
         for one in found:
             for other in found:
-                if one is not other and one[1] == other[1] and schedule.rank_of[one[2].peer] == schedule.rank_of[other[2].peer]:
+                if (
+                    one is not other
+                    and one[1] == other[1]
+                    and schedule.rank_of[one[2].peer] == schedule.rank_of[other[2].peer]
+                ):
                     return exchanged(schedule, one, other), (f"rank {one[1]}", "row ")
         return None
 
     return fault
 
 
-def _receive_and_use(schedule: PipelineSchedule, choose: random.Random) -> tuple[PipelineSchedule, tuple[str, ...]] | None:
+def _receive_and_use(
+    schedule: PipelineSchedule, choose: random.Random
+) -> tuple[PipelineSchedule, tuple[str, ...]] | None:
     if not (found := places(schedule, "FR BR")):
         return None
     time, rank, receive = choose.choice(found)
@@ -139,7 +149,11 @@ def _other_peer(schedule: PipelineSchedule, choose: random.Random) -> tuple[Pipe
     other = message._replace(peer=choose.choice([stage for stage in range(schedule.stages) if stage != message.peer]))
     slot = schedule.slots[time][rank]
     new = replace(slot, tasks=tuple(other if task == message else task for task in slot.tasks))
-    return changed(schedule, {(time, rank): new}), (other.where, f"row {time}, rank {rank}", f"its peer is stage {message.peer}")
+    return changed(schedule, {(time, rank): new}), (
+        other.where,
+        f"row {time}, rank {rank}",
+        f"its peer is stage {message.peer}",
+    )
 
 
 def _for_nobody(schedule: PipelineSchedule, choose: random.Random) -> tuple[PipelineSchedule, tuple[str, ...]] | None:
@@ -150,7 +164,10 @@ def _for_nobody(schedule: PipelineSchedule, choose: random.Random) -> tuple[Pipe
     if schedule.rank_of[stage] == schedule.rank_of[peer]:
         peer = next(other for other, rank in enumerate(schedule.rank_of) if rank != schedule.rank_of[stage])
     send, receive = Task(kind + "S", stage, 0, peer), Task(kind + "R", peer, 0, stage)
-    row = tuple(Slot(tuple(task for task in (send, receive) if schedule.rank_of[task.stage] == rank)) for rank in range(schedule.ranks))
+    row = tuple(
+        Slot(tuple(task for task in (send, receive) if schedule.rank_of[task.stage] == rank))
+        for rank in range(schedule.ranks)
+    )
     if any(task[:3] == receive[:3] for _, _, task in schedule.tasks()):
         row = tuple(without(slot, receive) for slot in row)  # what is received there is another message
     broken = replace(schedule, slots=(*schedule.slots, row))
@@ -158,7 +175,12 @@ def _for_nobody(schedule: PipelineSchedule, choose: random.Random) -> tuple[Pipe
 
 
 def _reductions(schedule: PipelineSchedule) -> list[tuple[int, int, int]]:
-    return [(time, rank, stage) for time, row in enumerate(schedule.slots) for rank, slot in enumerate(row) for _, stage in slot.parameters]
+    return [
+        (time, rank, stage)
+        for time, row in enumerate(schedule.slots)
+        for rank, slot in enumerate(row)
+        for _, stage in slot.parameters
+    ]
 
 
 def _reduce(how: str) -> Fault:
@@ -167,7 +189,9 @@ def _reduce(how: str) -> Fault:
         slot = schedule.slots[time][rank]
         less = {(time, rank): replace(slot, parameters=tuple(one for one in slot.parameters if one[1] != stage))}
         if how == "missing":
-            if not (broken := changed(schedule, less)).has_messages:  # computations alone: nothing is said of reductions
+            if not (
+                broken := changed(schedule, less)
+            ).has_messages:  # computations alone: nothing is said of reductions
                 return None
             return broken, (f"rank {rank}: the gradients of stage {stage} are reduced never", f"row {time}:", REDUCE)
         if how == "twice":
@@ -240,22 +264,36 @@ def shaken(schedule: PipelineSchedule, choose: random.Random) -> PipelineSchedul
             other = choose.choice(there)
             swap = {one: other, other: one}
             for place in {at, near}:
-                slots[place] = replace(slots[place], **{what: tuple(swap.get(each, each) for each in getattr(slots[place], what))})
+                slots[place] = replace(
+                    slots[place], **{what: tuple(swap.get(each, each) for each in getattr(slots[place], what))}
+                )
     return changed(schedule, slots)
 
 
 @st.composite
 def disordered(draw: st.DrawFn) -> PipelineSchedule:
-    """Right computations in an order of its own, on any ranks. Each message is somewhere after it was made and before it is read,
-    in which order it may be, some of them in one slot: some schedules finish on no channels, or on few. Small.
+    """Right computations in an order of its own, on any ranks. Each message is somewhere after it was made and before
+    it is read, in which order it may be, some of them in one slot: some schedules finish on no channels, or on few.
+    Small.
     """
     rank_of = draw(st.sampled_from(((0, 1), (0, 1, 0), (0, 1, 1, 0), (0, 1, 2), (0, 0, 1), (1, 0))))
-    batches, choose, unsure = draw(st.integers(1, 3)), draw(st.randoms(use_true_random=False)), draw(st.sampled_from((0.0, 0.5, 1.0)))
+    batches, choose, unsure = (
+        draw(st.integers(1, 3)),
+        draw(st.randoms(use_true_random=False)),
+        draw(st.sampled_from((0.0, 0.5, 1.0))),
+    )
     last = draw(st.sampled_from(("BW", "WW")))
-    passes = [Task(kind, stage, batch) for kind in ("FW", "BW", "WW")[: 2 + (last == "WW")] for stage in range(len(rank_of)) for batch in range(batches)]
+    passes = [
+        Task(kind, stage, batch)
+        for kind in ("FW", "BW", "WW")[: 2 + (last == "WW")]
+        for stage in range(len(rank_of))
+        for batch in range(batches)
+    ]
     when: dict[Task, float] = {}
     while left := [task for task in passes if task not in when]:
-        when[choose.choice([task for task in left if all(need in when for need in reads(task, len(rank_of)))])] = len(when)
+        when[choose.choice([task for task in left if all(need in when for need in reads(task, len(rank_of)))])] = len(
+            when
+        )
     for task in passes:
         if (receive := source(task, rank_of)) is not None:
             made = when[Task(task.kind, receive.peer, task.batch)]

@@ -114,7 +114,9 @@ def inputs_and_outputs() -> None:
             found = parallel(x, labels=y)
             assert type(found["loss"]) is torch.Tensor and relative(found["loss"], wanted["loss"]) <= TOLERANCE
             assert type(found["logits"]) is (DTensor if outputs == "sharded" else torch.Tensor)
-            assert found["logits"].shape == (4, 6, 11) and relative(whole(found["logits"]), wanted["logits"]) <= TOLERANCE
+            assert (
+                found["logits"].shape == (4, 6, 11) and relative(whole(found["logits"]), wanted["logits"]) <= TOLERANCE
+            )
             (found["loss"] + whole(found["logits"].square().sum())).backward()
             for p, gradient in zip(eager.parameters(), gradients, strict=True):
                 p.grad = gradient
@@ -200,7 +202,9 @@ def state_dicts(name: str) -> None:
     missing = dict(state)
     missing.pop("lm_head.weight")
     assert "lm_head.weight" in refused(RuntimeError, lambda: other.load_state_dict(missing))
-    assert "size mismatch" in refused(RuntimeError, lambda: other.load_state_dict({**state, "lm_head.weight": torch.zeros(3, 3)}))
+    assert "size mismatch" in refused(
+        RuntimeError, lambda: other.load_state_dict({**state, "lm_head.weight": torch.zeros(3, 3)})
+    )
     import torch.distributed.checkpoint as checkpoint
 
     folder = [tempfile.mkdtemp()]
@@ -251,24 +255,35 @@ def captured_again() -> None:
 def bad_calls() -> None:
     model, _, ids, labels = language()
     rank = distributed.get_rank()
-    assert "the mesh (dp=2) has 2 ranks, and there are 4 processes; start one for each, as with torchrun --nproc-per-node 2" in refused(
-        ValueError, lambda: autopar.parallelize(model, Mesh(dp=2))
+    assert (
+        "the mesh (dp=2) has 2 ranks, and there are 4 processes; start one for each, as with torchrun "
+        "--nproc-per-node 2" in refused(ValueError, lambda: autopar.parallelize(model, Mesh(dp=2)))
     )
-    assert "inputs='mine' is none of 'global', 'local'" in refused(ValueError, lambda: autopar.parallelize(model, MESH, inputs="mine"))
+    assert "inputs='mine' is none of 'global', 'local'" in refused(
+        ValueError, lambda: autopar.parallelize(model, MESH, inputs="mine")
+    )
     assert "outputs='mine' is none of" in refused(ValueError, lambda: autopar.parallelize(model, MESH, outputs="mine"))
     parallel = autopar.parallelize(model, MESH, COLUMN_ROW)
     for _ in range(2):  # captured or not
         said = refused(RuntimeError, functools.partial(parallel, ids[: 4 - (rank == 2)], labels[: 4 - (rank == 2)]))
-        assert "the ranks make different calls" in said and "rank 2: call (ids int64[3, 6], labels int64[3, 6])" in said, said
+        assert (
+            "the ranks make different calls" in said and "rank 2: call (ids int64[3, 6], labels int64[3, 6])" in said
+        ), said
         assert "ranks 0 1 3: call (ids int64[4, 6], labels int64[4, 6])" in said
         parallel = autopar.parallelize(model, MESH, COLUMN_ROW)
         parallel(ids, labels), parallel(ids[:3], labels[:3])
-    assert "to simulate, call parallelize in a process that is alone" in refused(RuntimeError, lambda: parallel.simulate(ids, labels))
+    assert "to simulate, call parallelize in a process that is alone" in refused(
+        RuntimeError, lambda: parallel.simulate(ids, labels)
+    )
     parallel.body.register_parameter("extra", nn.Parameter(torch.zeros(3)))
-    assert "the parameter body.extra was added after parallelize; change the model first" in refused(ValueError, lambda: parallel(ids, labels))
+    assert "the parameter body.extra was added after parallelize; change the model first" in refused(
+        ValueError, lambda: parallel(ids, labels)
+    )
     on_meta = autopar.parallelize(copy.deepcopy(model).to("meta"), MESH, COLUMN_ROW)
     assert "is on the meta device and has no values" in refused(ValueError, lambda: on_meta(ids, labels))
-    pending = DTensor.from_local(torch.ones(4, 8, dtype=torch.float64), device_mesh(MESH), (Replicate(), autopar_partial()))
+    pending = DTensor.from_local(
+        torch.ones(4, 8, dtype=torch.float64), device_mesh(MESH), (Replicate(), autopar_partial())
+    )
     block = autopar.parallelize(Block().double(), MESH, COLUMN_ROW)
     assert "redistribute it, so that it is not Partial" in refused(ValueError, lambda: block(pending))
 
@@ -298,7 +313,10 @@ def cache() -> None:
     ids = torch.randint(1, VOCABULARY, (4, 6))
     with torch.no_grad():
         ours, theirs = parallel(ids), eager(ids)
-        again, wanted = parallel(ids[:, :1], past_key_values=ours.past_key_values), eager(ids[:, :1], past_key_values=theirs.past_key_values)
+        again, wanted = (
+            parallel(ids[:, :1], past_key_values=ours.past_key_values),
+            eager(ids[:, :1], past_key_values=theirs.past_key_values),
+        )
     assert relative(whole(again.logits), wanted.logits) <= 1e-6
 
 
@@ -327,7 +345,12 @@ def readme_loop(code: str) -> None:
     torch.manual_seed(0)
     model = llama(layers=2)
     eager = copy.deepcopy(model)
-    scope: dict[str, Any] = {"autopar": autopar, "torch": torch, "MyModel": lambda: model, "batches": [text(0), text(1), text(2)]}
+    scope: dict[str, Any] = {
+        "autopar": autopar,
+        "torch": torch,
+        "MyModel": lambda: model,
+        "batches": [text(0), text(1), text(2)],
+    }
     exec(code, scope)
     optimizer = torch.optim.AdamW(eager.parameters(), lr=1e-3)
     for batch in scope["batches"]:
@@ -392,7 +415,9 @@ def values_that_differ() -> None:
     said = refused(RuntimeError, lambda: parallel(other))
     assert "ranks 0 and 2 bring different values of x, which are one on the mesh\n  let all ranks have the same" in said
     pieces = autopar.parallelize(model, MESH, COLUMN_ROW, inputs="local")
-    said = refused(RuntimeError, lambda: pieces(x[rank : rank + 1]))  # as a DistributedSampler over all ranks gives them
+    said = refused(
+        RuntimeError, lambda: pieces(x[rank : rank + 1])
+    )  # as a DistributedSampler over all ranks gives them
     assert "ranks 0 and 1 bring different values of x, which are one on the mesh: both hold the piece at dp=0" in said
     assert "a DistributedSampler takes num_replicas=2 and rank=mesh.coordinates(rank)['dp']" in said
     pieces(x[MESH.coordinates(rank)["dp"] :][:1])
@@ -410,7 +435,10 @@ def backwards_that_differ() -> None:
     two = autopar.parallelize(Two(), MESH, COLUMN_ROW)
     one, other = two(x)
     said = refused(RuntimeError, (one if rank == 1 else other).backward)
-    assert "rank 1: backward of call 1 from its outputs 0" in said and "ranks 0 2 3: backward of call 1 from its outputs 1" in said
+    assert (
+        "rank 1: backward of call 1 from its outputs 0" in said
+        and "ranks 0 2 3: backward of call 1 from its outputs 1" in said
+    )
     two = autopar.parallelize(Two(), MESH, COLUMN_ROW)
     first, second = two(x)[0], two(x * 2)[0]
     said = refused(RuntimeError, (first if rank != 3 else second).backward)
@@ -429,7 +457,9 @@ def modes_that_differ() -> None:
             parallel.eval()(x)
         parallel.train(rank != 1)
         said = refused(RuntimeError, lambda: parallel(x))  # noqa: B023
-        assert "rank 1: call (x float64[8, 8]) in eval" in said and "ranks 0 2 3: call (x float64[8, 8]) in train" in said
+        assert (
+            "rank 1: call (x float64[8, 8]) in eval" in said and "ranks 0 2 3: call (x float64[8, 8]) in train" in said
+        )
         parallel = autopar.parallelize(Block().double(), MESH, COLUMN_ROW)
         parallel(x)
         if known:
@@ -457,7 +487,9 @@ def wrapped_layers() -> None:
 
     torch.manual_seed(0)
     x = torch.randn(4, 8, dtype=torch.float64)
-    made: list[tuple[nn.Module, dict[str, Any]]] = [(Fed(PARAMETRIZED[name]).double(), {"x": x}) for name in ("weight norm", "spectral norm")]
+    made: list[tuple[nn.Module, dict[str, Any]]] = [
+        (Fed(PARAMETRIZED[name]).double(), {"x": x}) for name in ("weight norm", "spectral norm")
+    ]
     if HAS_PEFT:
         made.append((lora_llama(), text(0)))
     for model, batch in made:

@@ -17,7 +17,8 @@ d = torch.float64
 
 
 def changed_in_either_model() -> None:
-    """In the model that was parallelized, or in what was returned: before the first call, between calls, in forward and in a step."""
+    """In the model that was parallelized, or in what was returned: before the first call, between calls, in forward and
+    in a step."""
     torch.manual_seed(0)
     model, x = Reader(), torch.randn(4, 4, dtype=d)
     parallel = autopar.parallelize(model, Mesh(dp=2), outputs="global")
@@ -42,7 +43,8 @@ def changed_in_either_model() -> None:
 
 
 def annealed() -> None:
-    """A weight of the loss that changes at each step: in the model's own attribute, by ``parallel(...)`` and by a step."""
+    """A weight of the loss that changes at each step: in the model's own attribute, by ``parallel(...)`` and by a
+    step."""
     torch.manual_seed(0)
     model, x = Weighted(), torch.randn(4, 4, dtype=d)
     single = copy.deepcopy(model)
@@ -77,13 +79,17 @@ def values_that_differ() -> None:
     said = refused(RuntimeError, lambda: parallel(x))
     assert said == (
         "forward reads values that differ between the ranks\n"
-        "    beta: 1.0 on rank 0, 2.0 on rank 1\n    flag: False on rank 0, True on rank 1\n  set them alike on all ranks"
+        "    beta: 1.0 on rank 0, 2.0 on rank 1\n    flag: False on rank 0, True on rank 1\n  set them alike on all "
+        "ranks"
     ), said
     model.beta, model.flag = 1.0, False
     assert relative(parallel(x), model(x)) <= TOLERANCE
     if rank:
         parallel.which = 1
     said = refused(RuntimeError, lambda: parallel(x))
-    assert "the ranks make different calls" in said and "rank 1: call (x float64[4, 4]) in train where which is 1, it was 0, for the first time" in said, said
+    assert (
+        "the ranks make different calls" in said
+        and "rank 1: call (x float64[4, 4]) in train where which is 1, it was 0, for the first time" in said
+    ), said
     parallel.which = 0
     assert relative(parallel(x), model(x)) <= TOLERANCE

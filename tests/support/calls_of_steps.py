@@ -30,7 +30,11 @@ def _made(**options: Any) -> tuple[Any, Single, Any]:
     alone = copy.deepcopy(model)
     given = {key: options.pop(key) for key in ("inputs",) if key in options}
     parallel = autopar.parallelize(model, Mesh(SIZES), plan, **given)
-    return parallel.train_step(adamw(parallel), **options), Single(alone, adamw(alone), options.get("clip_norm")), batches
+    return (
+        parallel.train_step(adamw(parallel), **options),
+        Single(alone, adamw(alone), options.get("clip_norm")),
+        batches,
+    )
 
 
 def pieces_of_each_rank() -> None:
@@ -49,7 +53,12 @@ def loaded_states() -> None:
     for k in range(2):
         run(step, batches(k)), single(**batches(k))
     state = step.optimizer.state_dict()
-    split = [value for one in state["state"].values() for value in one.values() if is_dtensor(value) and any(p.is_shard(0) for p in value.placements)]
+    split = [
+        value
+        for one in state["state"].values()
+        for value in one.values()
+        if is_dtensor(value) and any(p.is_shard(0) for p in value.placements)
+    ]
     assert split, "the state of some parameter is split"
     other = step.parallel.train_step(torch.optim.AdamW(loops.groups_of(step.parallel), lr=1e-2), zero=0)
     other.optimizer.load_state_dict(copy.deepcopy(state))
@@ -96,7 +105,8 @@ def batches_that_differ() -> None:
 
 
 def after_a_refusal() -> None:
-    """What the ranks do alike after a call that was refused is not: another shape, new or known, other values, another program."""
+    """What the ranks do alike after a call that was refused is not: another shape, new or known, other values, another
+    program."""
     rank, size = distributed.get_rank(), distributed.get_world_size()
     torch.manual_seed(0)
     make, batches, _ = steps.MODELS["mlp"]
@@ -144,7 +154,10 @@ def evaluation_between() -> None:
 
 
 def optimizers() -> None:
-    for make in (lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9), lambda m: torch.optim.Adagrad(m.parameters(), lr=0.1)):
+    for make in (
+        lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
+        lambda m: torch.optim.Adagrad(m.parameters(), lr=0.1),
+    ):
         steps.steps_alike("mlp", SIZES, {"zero": 1, "microbatches": 2}, count=2, optimizer=make)
 
 
@@ -171,20 +184,33 @@ def bad_input() -> None:
     model = make()
     early = torch.optim.AdamW(model.parameters())
     parallel = autopar.parallelize(model, Mesh(SIZES), plan)
-    with pytest.raises(ValueError, match=r"a parameter that is not the model's: number 0 of group 0, of shape \[8\]; .* as in AdamW\(parallel\.parameters\(\)\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"a parameter that is not the model's: number 0 of group 0, of shape \[8\]; .* as in "
+        r"AdamW\(parallel\.parameters\(\)\)",
+    ):
         parallel.train_step(early)
     step = parallel.train_step(adamw(parallel), microbatches=2, zero=1)
-    with pytest.raises(RuntimeError, match="are sharded over processes; to simulate, call parallelize in a process that is alone"):
+    with pytest.raises(
+        RuntimeError, match="are sharded over processes; to simulate, call parallelize in a process that is alone"
+    ):
         step.simulate(batches(0))
     x = batches(0)["x"]
     placed = distribute_tensor(x, parallel.job.device_mesh, [Shard(0), Replicate()])
-    with pytest.raises(ValueError, match="the argument x is a DTensor, which is not cut into micro-batches; pass plain tensors, or microbatches=1"):
+    with pytest.raises(
+        ValueError,
+        match="the argument x is a DTensor, which is not cut into micro-batches; pass plain tensors, or microbatches=1",
+    ):
         step(placed)
     whole = step.parallel.train_step(step.optimizer, zero=1)
     alone = Single(copy.deepcopy(model), torch.optim.SGD(model.parameters(), lr=0.0))
     assert relative(run(whole, placed), alone(x)[0]) <= 1e-12
     before = {name: loops.whole(p) for name, p in parallel.named_parameters()}
-    with pytest.raises(RuntimeError, match=r"the ranks make different calls\n    ranks 0 2: train step \(x float64\[6, 8\]\) .*\n    ranks 1 3: .*\[5, 8\]"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"the ranks make different calls\n    ranks 0 2: train step \(x float64\[6, 8\]\) .*\n    ranks 1 3: "
+        r".*\[5, 8\]",
+    ):
         run(step, x[: 12 - 2 * (distributed.get_rank() % 2)])
     assert all(torch.equal(before[name], loops.whole(p)) for name, p in parallel.named_parameters())
 
@@ -196,12 +222,15 @@ def loss_of_a_step() -> None:
     before = float(loss)
     torch.distributed.all_reduce(loss)
     assert abs(float(loss) - 2 * before) < 1e-6 * before
-    with pytest.raises(RuntimeError, match=r"^the step has already run its backward and its optimizer.*remove loss\.backward\(\)"):
+    with pytest.raises(
+        RuntimeError, match=r"^the step has already run its backward and its optimizer.*remove loss\.backward\(\)"
+    ):
         loss.backward()
 
 
 def pieces_of_unlike_sizes() -> None:
-    """Ranks along dp bring other numbers of rows, also none; the losses and the gradients of steps are those of all rows."""
+    """Ranks along dp bring other numbers of rows, also none; the losses and the gradients of steps are those of all
+    rows."""
     step, single, batches = _made(inputs="local", zero=1)
     dp = Mesh(SIZES).coordinates(distributed.get_rank())["dp"]
     for rows, first in ((12, 6), (5, 3), (5, 0), (12, 6)):
@@ -212,31 +241,50 @@ def pieces_of_unlike_sizes() -> None:
 
 
 def calls_of_unlike_sizes() -> None:
-    """Of the model itself: outputs in the order of the ranks, gradients of parameters and of the pieces; what does not fit is an error on all."""
+    """Of the model itself: outputs in the order of the ranks, gradients of parameters and of the pieces; what does not
+    fit is an error on all."""
     rank = distributed.get_rank()
     dp = Mesh(SIZES).coordinates(rank)["dp"]
     torch.manual_seed(0)
     model, x, y = Scaled().double(), torch.randn(5, 8, dtype=torch.float64), torch.randn(5, 8, dtype=torch.float64)
     scale, alone = torch.rand(2, dtype=torch.float64), copy.deepcopy(model)
     for outputs in ("sharded", "global"):
-        parallel = autopar.parallelize(model, Mesh(SIZES), {"up.weight": ("tp", None), "up.bias": ("tp",), "down.weight": (None, "tp")}, inputs="local", outputs=outputs)
+        parallel = autopar.parallelize(
+            model,
+            Mesh(SIZES),
+            {"up.weight": ("tp", None), "up.bias": ("tp",), "down.weight": (None, "tp")},
+            inputs="local",
+            outputs=outputs,
+        )
         for rows, first in ((5, 3), (5, 2), (5, 5), (5, 0), (1, 1)):
             own, theirs = (x[:first], x[first:rows])[dp].clone().requires_grad_(), x[:rows].clone().requires_grad_()
             wanted, found = alone(theirs, y[:rows], scale), parallel(own, (y[:first], y[first:rows])[dp], scale)
-            assert is_dtensor(found[1]) == (outputs == "sharded") and relative(loops.whole(found[1]), wanted[1]) <= 1e-12
+            assert (
+                is_dtensor(found[1]) == (outputs == "sharded") and relative(loops.whole(found[1]), wanted[1]) <= 1e-12
+            )
             wanted[0].backward(), found[0].backward()
-            assert relative(found[0], wanted[0]) <= 1e-12 and torch.allclose(own.grad, (theirs.grad[:first], theirs.grad[first:])[dp], 0, 1e-12)  # type: ignore[index]
-        assert all(relative(loops.whole(a.grad), b.grad) <= 1e-10 for a, b in zip(parallel.parameters(), alone.parameters(), strict=True))
+            assert relative(found[0], wanted[0]) <= 1e-12 and torch.allclose(
+                own.grad, (theirs.grad[:first], theirs.grad[first:])[dp], 0, 1e-12
+            )  # type: ignore[index]
+        assert all(
+            relative(loops.whole(a.grad), b.grad) <= 1e-10
+            for a, b in zip(parallel.parameters(), alone.parameters(), strict=True)
+        )
         alone.zero_grad()
     pieces = (x[:3], x[3:])[dp], (y[:3], y[3:])[dp], scale
     for match, args in {
-        "^the pieces of x do not fit together: float64\\[3, 8\\] on rank 0, float64\\[2, 7\\] on rank 2\n  they may differ in the length of dim 0, along dp$":
+        "^the pieces of x do not fit together: float64\\[3, 8\\] on rank 0, float64\\[2, 7\\] on rank 2\n  they may "
+        "differ in the length of dim 0, along dp$":
             ((x[:3], x[3:, :7])[dp], *pieces[1:]),
-        "^the pieces of scale do not fit together: float64\\[2\\] on rank 0, float64\\[1\\] on rank 2\n  it must be the same on all ranks, because the plan does not split it$":
+        "^the pieces of scale do not fit together: float64\\[2\\] on rank 0, float64\\[1\\] on rank 2\n  it must be "
+        "the same on all ranks, because the plan does not split it$":
             (*pieces[:2], scale[: 2 - dp]),
-        "^the pieces of x do not fit together: float64\\[3, 8\\] on rank 0, float32\\[2, 8\\] on rank 2": ((x[:3], x[3:].float())[dp], *pieces[1:]),
-        "^the pieces of x do not fit together: float64\\[3, 8\\] on rank 0, float64\\[2, 8\\] on rank 1": (x[: 3 - rank % 2], y[: 3 - rank % 2], scale),
-        "^ranks 0 and 1 bring different values of x, which are one on the mesh: both hold the piece at dp=0": (pieces[0] + rank, *pieces[1:]),
+        "^the pieces of x do not fit together: float64\\[3, 8\\] on rank 0, float32\\[2, 8\\] on rank "
+        "2": ((x[:3], x[3:].float())[dp], *pieces[1:]),
+        "^the pieces of x do not fit together: float64\\[3, 8\\] on rank 0, float64\\[2, 8\\] on rank "
+        "1": (x[: 3 - rank % 2], y[: 3 - rank % 2], scale),
+        "^ranks 0 and 1 bring different values of x, which are one on the mesh: both hold the piece at "
+        "dp=0": (pieces[0] + rank, *pieces[1:]),
     }.items():  # fmt: skip
         with pytest.raises(RuntimeError, match=match):
             parallel(*args)
@@ -247,7 +295,11 @@ def micro_batches_of_unlike_sizes() -> None:
     """They are cut of all rows, which may be more than those of a rank; the outputs are in the order of the ranks."""
     dp = Mesh(SIZES).coordinates(distributed.get_rank())["dp"]
     torch.manual_seed(0)
-    model, x, y, scale = Scaled().double(), *torch.randn(2, 6, 8, dtype=torch.float64), torch.rand(2, dtype=torch.float64)
+    model, x, y, scale = (
+        Scaled().double(),
+        *torch.randn(2, 6, 8, dtype=torch.float64),
+        torch.rand(2, dtype=torch.float64),
+    )
     alone = copy.deepcopy(model)
     parallel = autopar.parallelize(model, Mesh(SIZES), inputs="local")
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), microbatches=2, returns="outputs")
@@ -256,7 +308,9 @@ def micro_batches_of_unlike_sizes() -> None:
         found, wanted = step((x[:first], x[first:])[dp], (y[:first], y[first:])[dp], scale), alone(x, y, scale)
         wanted[0].backward(), single.step(), single.zero_grad()
         assert relative(found[0], wanted[0]) <= 1e-12 and relative(loops.whole(found[1]), wanted[1]) <= 1e-12
-    assert all(relative(loops.whole(a), b) <= 1e-10 for a, b in zip(parallel.parameters(), alone.parameters(), strict=True))
+    assert all(
+        relative(loops.whole(a), b) <= 1e-10 for a, b in zip(parallel.parameters(), alone.parameters(), strict=True)
+    )
     with pytest.raises(ValueError, match="2 micro-batches do not divide a batch of 5 rows"):
         step((x[:2], x[2:5])[dp], (y[:2], y[2:5])[dp], scale)
 

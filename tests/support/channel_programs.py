@@ -91,7 +91,9 @@ def local_programs(name: str) -> dict[int, Program]:
     return dict(LocalPrograms(program, Program.verify))
 
 
-def one_each(programs: Mapping[int, Program], edit: Callable[[int, str], str] = lambda rank, text: text) -> dict[int, Program]:
+def one_each(
+    programs: Mapping[int, Program], edit: Callable[[int, str], str] = lambda rank, text: text
+) -> dict[int, Program]:
     """The programs read back from text, so that none shares its graph."""
     return {rank: Program.parse(edit(rank, str(program))) for rank, program in programs.items()}
 

@@ -22,9 +22,23 @@ from autopar.torch_private import strided_shard
 
 # name → the axes of a mesh of four ranks, or none, and how parameters and the state of an optimizer lie there:
 # over dp both are replicated as in data parallelism, or the optimizer's are split, as in ZeRO
-MESHES: dict[str, dict[str, int]] = {"dp=2 tp=2": {"dp": 2, "tp": 2}, "tp=4": {"tp": 4}, "one process": {}, "zero dp=4": {"dp": 4}, "zero dp=2 tp=2": {"dp": 2, "tp": 2}}
+MESHES: dict[str, dict[str, int]] = {
+    "dp=2 tp=2": {"dp": 2, "tp": 2},
+    "tp=4": {"tp": 4},
+    "one process": {},
+    "zero dp=4": {"dp": 4},
+    "zero dp=2 tp=2": {"dp": 2, "tp": 2},
+}
 
-SHAPES = {"up.weight": (12, 8), "down.weight": (8, 12), "qkv.weight": (3 * 8, 8), "uneven": (7, 5), "few": (2, 3), "scale": (), "none": (0, 4)}
+SHAPES = {
+    "up.weight": (12, 8),
+    "down.weight": (8, 12),
+    "qkv.weight": (3 * 8, 8),
+    "uneven": (7, 5),
+    "few": (2, 3),
+    "scale": (),
+    "none": (0, 4),
+}
 SPLIT = {"up.weight": 0, "down.weight": 1, "uneven": 0, "few": 1}  # over tp
 DTYPES = {"up.weight": torch.bfloat16, "uneven": torch.float64, "few": torch.int64}
 
@@ -33,7 +47,9 @@ def whole(step: int) -> dict[str, Any]:
     """The state of a step in one process; each step has other values everywhere."""
     torch.manual_seed(step)
     parameters = {name: (8 * torch.randn(shape)).to(DTYPES.get(name, torch.float32)) for name, shape in SHAPES.items()}
-    moments = {name: {"exp_avg": torch.randn(shape), "step": torch.tensor(float(step))} for name, shape in SHAPES.items()}
+    moments = {
+        name: {"exp_avg": torch.randn(shape), "step": torch.tensor(float(step))} for name, shape in SHAPES.items()
+    }
     groups = [{"lr": 10.0**-step, "betas": (0.9, 0.99), "params": list(SHAPES)}]
     return {
         "model": parameters,
@@ -111,7 +127,8 @@ def loaded(folder: str, step: int, mesh: str) -> None:
 
 
 def loaded_with_warnings(folder: str, seeing: int | None) -> tuple[int, list[str]]:
-    """The step that was loaded, exactly, and what was warned of. The rank ``seeing`` finds the newest one damaged, and no other rank does."""
+    """The step that was loaded, exactly, and what was warned of. The rank ``seeing`` finds the newest one damaged, and
+    no other rank does."""
     from autopar.checkpoint import newest
     from autopar.checkpoint.manifest import DamageError
 
@@ -216,7 +233,11 @@ def refused(folder: str) -> dict[str, tuple[str, str]]:
         "a value": told(lambda: checkpoint.save(folder, good | {"step": 1 + bad})),
         "a generator": told(lambda: checkpoint.save(folder, good | {"rng": torch.tensor([rank])})),
         "no data": told(lambda: checkpoint.save(folder, good | ({"step": object()} if bad else {}))),
-        "pending": told(lambda: checkpoint.save(folder, {"g": torch.distributed.tensor.DTensor.from_local(torch.ones(2), mesh, [Partial()])})),
+        "pending": told(
+            lambda: checkpoint.save(
+                folder, {"g": torch.distributed.tensor.DTensor.from_local(torch.ones(2), mesh, [Partial()])}
+            )
+        ),
         "a folder": told(lambda: checkpoint.load(folder + "x" * bad, good)),
         "a load": told(lambda: checkpoint.load(folder, {"w": torch.ones(8)} if bad else good)),
         "nothing": told(lambda: checkpoint.load(folder + "/none", good)),
@@ -240,7 +261,11 @@ def in_a_thread(folder: str) -> tuple[str, str]:
     """While a state is written, a step uses the same ranks and changes it; saves do not overtake each other."""
     from autopar.checkpoint import writing
 
-    mesh, write, gates = processes.device_mesh(Mesh(dp=4)), writing._write, {step: threading.Event() for step in (1, 2, 3)}
+    mesh, write, gates = (
+        processes.device_mesh(Mesh(dp=4)),
+        writing._write,
+        {step: threading.Event() for step in (1, 2, 3)},
+    )
     writing._write = lambda path, *args: gates[int(path.parent.name.split("-")[1])].wait() and write(path, *args)
     gates[3].set()
     state = {"w": distribute_tensor(torch.ones(1024), mesh, [Shard(0)]), "b": torch.ones(3), "step": 1}

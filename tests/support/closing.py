@@ -51,8 +51,13 @@ def shared() -> None:
     assert first.job is not None and first.job.control.group_name not in first.job.groups.values()
     for parallel in models:
         assert parallel.job is not None
-        assert {frozenset(ranks): name for ranks, name in parallel.job.groups.items()} == {frozenset(r): n for r, n in first.job.groups.items()}
-        assert all(parallel.job.device_mesh.get_group(axis).group_name in parallel.job.groups.values() for axis in parallel.mesh.names)
+        assert {frozenset(ranks): name for ranks, name in parallel.job.groups.items()} == {
+            frozenset(r): n for r, n in first.job.groups.items()
+        }
+        assert all(
+            parallel.job.device_mesh.get_group(axis).group_name in parallel.job.groups.values()
+            for axis in parallel.mesh.names
+        )
     for parallel in (first, *models):
         parallel.close()
 
@@ -120,11 +125,15 @@ def one_closes_another_calls() -> None:
 
 
 def meshes_in_different_orders() -> None:
-    """A rank would wait for ever for the others to make its groups, or to take part in what follows where it has them."""
+    """A rank would wait for ever for the others to make its groups, or to take part in what follows where it has
+    them."""
     known = on(dp=2, tp=2)
     for here, others in (({"tp": 2, "cp": 2}, {"tp": 4}), ({"dp": 2, "tp": 2}, {"tp": 2, "cp": 2})):
         groups = len(process_groups())
-        with pytest.raises(RuntimeError, match=rf"the ranks make different calls\n(.*\n)*.*rank 1: parallelize on {re.escape(repr(Mesh(here)))}"):
+        with pytest.raises(
+            RuntimeError,
+            match=rf"the ranks make different calls\n(.*\n)*.*rank 1: parallelize on {re.escape(repr(Mesh(here)))}",
+        ):
             on(**(here if distributed.get_rank() == 1 else others))
         assert len(process_groups()) == groups
     same_numbers(known)
@@ -141,7 +150,10 @@ def closed_while_an_exception_is_handled() -> None:
         with pytest.raises(RuntimeError, match="this model is closed"):
             parallel(X)
     distributed.barrier()
-    with contextlib.suppress(ZeroDivisionError), contextlib.closing(parallel):  # the others too: then all ranks know the same groups
+    with (
+        contextlib.suppress(ZeroDivisionError),
+        contextlib.closing(parallel),
+    ):  # the others too: then all ranks know the same groups
         raise ZeroDivisionError
 
 

@@ -21,7 +21,11 @@ class Residual(nn.Module):
         super().__init__()
         self.conv, self.norm = conv(i, o, stride), nn.BatchNorm2d(o)
         self.row, self.norm2 = conv(o, o), nn.BatchNorm2d(o)
-        self.around = nn.Sequential(nn.Conv2d(i, o, 1, stride, bias=False), nn.BatchNorm2d(o)) if (i, stride) != (o, 1) else nn.Identity()
+        self.around = (
+            nn.Sequential(nn.Conv2d(i, o, 1, stride, bias=False), nn.BatchNorm2d(o))
+            if (i, stride) != (o, 1)
+            else nn.Identity()
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.norm2(self.row(self.norm(self.conv(x)).relu_()))

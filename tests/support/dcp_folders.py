@@ -70,7 +70,10 @@ class Sharded:
 
     def state(self, torchtitan: bool) -> dict[str, Any]:
         options = StateDictOptions(flatten_optimizer_state_dict=torchtitan)
-        own, optimizer = get_model_state_dict(self.model), get_optimizer_state_dict(self.model, self.optimizer, options=options)
+        own, optimizer = (
+            get_model_state_dict(self.model),
+            get_optimizer_state_dict(self.model, self.optimizer, options=options),
+        )
         if not torchtitan:
             return {"app": {"model": own, "optim": optimizer}}
         return {
@@ -84,7 +87,11 @@ class Sharded:
     def load(self, folder: str, torchtitan: bool) -> None:
         options = StateDictOptions(flatten_optimizer_state_dict=torchtitan)
         state = self.state(torchtitan)
-        state = {name: value for name, value in state.items() if name not in ("lr_scheduler", "dataloader")} if torchtitan else state["app"]
+        state = (
+            {name: value for name, value in state.items() if name not in ("lr_scheduler", "dataloader")}
+            if torchtitan
+            else state["app"]
+        )
         if not torchtitan:
             state["optimizer"] = state.pop("optim")
         else:
@@ -92,11 +99,16 @@ class Sharded:
         dcp.load(state, checkpoint_id=folder)
         if torchtitan:
             assert state["train_state"]["step"] == STEPS
-        set_model_state_dict(self.model, {name: state[name] for name in self.model.state_dict()} if torchtitan else state["model"])
+        set_model_state_dict(
+            self.model, {name: state[name] for name in self.model.state_dict()} if torchtitan else state["model"]
+        )
         set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"], options=options)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        return {name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in self.model.state_dict().items()}
+        return {
+            name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+            for name, tensor in self.model.state_dict().items()
+        }
 
 
 def sharded_writes(folder: str, kind: str, torchtitan: bool) -> dict[str, torch.Tensor]:

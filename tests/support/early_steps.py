@@ -59,7 +59,11 @@ def random_pieces(run: SimulatedRun, known: Mapping[int, Pieces]) -> dict[int, P
             type, at = run.interface.types[of], mesh.coordinates(rank)
             shape = type.attr.local_shape(type.shape, mesh, at)
             generator = torch.Generator().manual_seed(len(name) * 100 + rank)
-            drawn = torch.rand(shape, generator=generator, dtype=torch.float64) / 2 + 0.25 if type.dtype.is_floating_point else torch.randint(9, shape, generator=generator)
+            drawn = (
+                torch.rand(shape, generator=generator, dtype=torch.float64) / 2 + 0.25
+                if type.dtype.is_floating_point
+                else torch.randint(9, shape, generator=generator)
+            )
             own[of] = known[rank][name].clone() if name in known.get(rank, {}) else drawn.to(type.dtype)
         found[rank] = own
     return found

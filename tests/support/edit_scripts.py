@@ -90,8 +90,16 @@ def draw_script(data: st.DataObject, count: int) -> tuple[Script, bool]:
 
     def an_op() -> Call:
         x = draw(k for k in range(len(values)) if isinstance(type_of(k), TensorType))
-        about = {"type": type_of(x), "uses": [Requirement(type_of(x).layout, type_of(x).dtype)], "name": draw([None, "mine", "mine_1"])}
-        return "insert", (draw([aten.relu.default, aten.sum.default]), [("value", x)]), {"before": ("value", place(x)), **about}
+        about = {
+            "type": type_of(x),
+            "uses": [Requirement(type_of(x).layout, type_of(x).dtype)],
+            "name": draw([None, "mine", "mine_1"]),
+        }
+        return (
+            "insert",
+            (draw([aten.relu.default, aten.sum.default]), [("value", x)]),
+            {"before": ("value", place(x)), **about},
+        )
 
     def a_concat() -> Call:
         x = draw([0, 2, 3, 6])  # no transfer: what is known of those at once may change with the commit
@@ -103,7 +111,11 @@ def draw_script(data: st.DataObject, count: int) -> tuple[Script, bool]:
         old = operands(values[user])[index]
         number = next((k for k, v in enumerate(values) if v is old or (isinstance(v, Staged) and v.node is old)), None)
         new = draw(k for k in range(len(values)) if places[k] < user and isinstance(type_of(k), TensorType))
-        return "replace_use", (("value", user), ("value", number), ("value", new)), {"index": draw([index, index, None])}
+        return (
+            "replace_use",
+            (("value", user), ("value", number), ("value", new)),
+            {"index": draw([index, index, None])},
+        )
 
     def all_uses() -> Call:
         old = draw(range(len(values)))
@@ -113,16 +125,22 @@ def draw_script(data: st.DataObject, count: int) -> tuple[Script, bool]:
     def a_note() -> Call:
         number = draw(range(size - 1))
         type = draw([record_of(values[k]).type for k in (0, 1, 2, 5)])
-        changes = draw([{"phase": "update"}, {"phase": "forward"}, {"source": "another.py:1"}, {"type": type}, {"type": type}])
+        changes = draw(
+            [{"phase": "update"}, {"phase": "forward"}, {"source": "another.py:1"}, {"type": type}, {"type": type}]
+        )
         return "annotate", (("value", number),), changes
 
     def an_erasure() -> Call:
-        unused = [k for k, v in enumerate(values[:-1]) if k != size - 1 and not (v.node if isinstance(v, Staged) else v).users]
+        unused = [
+            k for k, v in enumerate(values[:-1]) if k != size - 1 and not (v.node if isinstance(v, Staged) else v).users
+        ]
         return ("erase", (("value", draw(unused)),), {}) if unused else a_note()
 
     try:
         for _ in range(count):
-            call = draw([a_transfer, a_transfer, a_transfer, an_op, a_concat, a_use, a_use, all_uses, a_note, an_erasure])()
+            call = draw(
+                [a_transfer, a_transfer, a_transfer, an_op, a_concat, a_use, a_use, all_uses, a_note, an_erasure]
+            )()
             script.calls.append(call)
             Script.one(edit, values, call)
             places += where[-1:] if len(values) > len(places) else []

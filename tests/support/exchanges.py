@@ -49,7 +49,9 @@ def run_lowered(cases: Sequence[tuple[Sequence[str], Sequence[torch.Tensor | Non
     return found
 
 
-def redistributed_by_dtensor(cases: Sequence[tuple[Sequence[torch.Tensor], tuple[int, ...], Any, Any]], mesh: Mesh) -> list[torch.Tensor]:
+def redistributed_by_dtensor(
+    cases: Sequence[tuple[Sequence[torch.Tensor], tuple[int, ...], Any, Any]], mesh: Mesh
+) -> list[torch.Tensor]:
     """For each case, given as the pieces of all ranks, the global shape, and placements before and after."""
     from torch.distributed.tensor import DTensor
 
@@ -57,7 +59,9 @@ def redistributed_by_dtensor(cases: Sequence[tuple[Sequence[torch.Tensor], tuple
     found = []
     for pieces, shape, before, after in cases:
         strides = torch.empty(shape, device="meta").stride()
-        value = DTensor.from_local(pieces[rank], device_mesh(mesh), before, shape=torch.Size(shape), stride=strides, run_check=False)
+        value = DTensor.from_local(
+            pieces[rank], device_mesh(mesh), before, shape=torch.Size(shape), stride=strides, run_check=False
+        )
         found.append(value.redistribute(placements=after).to_local().contiguous())
     return found
 

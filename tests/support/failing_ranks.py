@@ -1,8 +1,8 @@
 """Ranks that fail on purpose, for the tests of the watch and of the launcher.
 
-Run as a script it serves jobs: each is a line of JSON on stdin, and its answer tells how each rank ended. torch is imported
-once, and the ranks are forked. A rank runs at the top of this script, so that its exceptions and its end are those of any
-program. Under a launcher the script is a rank, and its argument says how it fails.
+Run as a script it serves jobs: each is a line of JSON on stdin, and its answer tells how each rank ended. torch is
+imported once, and the ranks are forked. A rank runs at the top of this script, so that its exceptions and its end are
+those of any program. Under a launcher the script is a rank, and its argument says how it fails.
 """
 
 from __future__ import annotations

@@ -29,24 +29,34 @@ Values = dict[str, torch.Tensor]
 
 
 def in_float64(text: str) -> Program:
-    """A program with every floating dtype made float64, casts and requirements too, so that only its dataflow counts."""
+    """A program with every floating dtype made float64, casts and requirements too, so that only its dataflow
+    counts."""
     return read(re.sub(r"\b(f32|bf16|f16)\b", "f64", text))
 
 
 def random_addends(program: Program) -> Values:
-    """For each placeholder one global tensor a rank: the first is its value, or all add up to it where it is pending."""
+    """For each placeholder one global tensor a rank: the first is its value, or all add up to it where it is
+    pending."""
     values: Values = {}
     for node in program.placeholders:
         type = record_of(node).type
         assert isinstance(type, TensorType)
         shape = (RANKS, *type.shape)
-        values[node.name] = torch.randn(shape, dtype=type.dtype) if type.dtype.is_floating_point else torch.randint(0, 2, shape).to(type.dtype)
+        values[node.name] = (
+            torch.randn(shape, dtype=type.dtype)
+            if type.dtype.is_floating_point
+            else torch.randint(0, 2, shape).to(type.dtype)
+        )
     return values
 
 
 def explicit(program: Program) -> Program:
     """The program, brought to the level explicit where it is not."""
-    passes: dict[str, list[Pass]] = {"traced": [Place(program.mesh or Mesh(dp=2)), Reshard()], "placed": [Reshard()], "explicit": []}
+    passes: dict[str, list[Pass]] = {
+        "traced": [Place(program.mesh or Mesh(dp=2)), Reshard()],
+        "placed": [Reshard()],
+        "explicit": [],
+    }
     run_passes(program, passes[program.level])
     return program
 
@@ -68,7 +78,9 @@ def on_one_device(program: Program, given: Values) -> list[torch.Tensor]:
             values[node] = values[operands(node)[0]]
         elif node.op == "call_function":
             function: Any = ANY_STRIDES.get(node.target, node.target)  # type: ignore[arg-type]
-            values[node] = function(*map_operands(node.args, values.__getitem__), **map_operands(dict(node.kwargs), values.__getitem__))
+            values[node] = function(
+                *map_operands(node.args, values.__getitem__), **map_operands(dict(node.kwargs), values.__getitem__)
+            )
     return [values[node] for node in operands(program.output)]
 
 
@@ -104,7 +116,10 @@ def _joined(values: Mapping[int, Values], node: fx.Node) -> torch.Tensor:
     mesh = type.layout.mesh
     pieces = {rank: values[rank][node.name] for rank in mesh.ranks}
     for axis, kind in type.attr.pending:
-        groups = {rank: [pieces[other] for other in mesh.ranks if _differ_along(mesh, rank, other) <= {axis}] for rank in mesh.ranks}
+        groups = {
+            rank: [pieces[other] for other in mesh.ranks if _differ_along(mesh, rank, other) <= {axis}]
+            for rank in mesh.ranks
+        }
         pieces = {rank: REDUCE[kind](group) for rank, group in groups.items()}
     return join(pieces, replace(type, layout=Layout(mesh, type.attr.without_pending())), node.name)
 

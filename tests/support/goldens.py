@@ -1,7 +1,7 @@
 """Read golden files: an input program, ``---``, and what the pass named by the folder makes of it.
 
-Comments on top of the input hold the options: ``# bf16-O1: …`` is the policy of ``amp``, ``# what min-cut`` the regions of
-``recompute``, ``# at dp=1 tp=0`` the rank of ``localize``. A comment behind a value, ``# layers.0``, is its module.
+Comments on top of the input hold the options: ``# bf16-O1: …`` is the policy of ``amp``, ``# what min-cut`` the regions
+of ``recompute``, ``# at dp=1 tp=0`` the rank of ``localize``. A comment behind a value, ``# layers.0``, is its module.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def run_pass(folder: str, text: str) -> tuple[Program, PassReport]:
 
 
 def expected(folder: str, text: str) -> list[str]:
-    """The parts behind the input, as the passes make them: one, but of ``amp`` two, for its transfers are worth seeing."""
+    """The parts behind the input, as the passes make them: one, but of ``amp`` two, for its transfers are worth
+    seeing."""
     if folder == "localize":
         local = localize(read(text), coordinates(text))
         verify(local)

@@ -44,7 +44,9 @@ def explored(tasks: Mapping[int, Sequence[Task]], model: Channels) -> set[bool]:
             for task in heads(at[rank][1]):
                 new, on_way = dict(at), dict(queues)
                 if isinstance(task, Collective):
-                    if all(m in at and task in at[m][1] for m in task.ranks) and len(set(task.ranks)) == len(task.ranks):
+                    if all(m in at and task in at[m][1] for m in task.ranks) and len(set(task.ranks)) == len(
+                        task.ranks
+                    ):
                         for member in task.ranks:
                             without(new, member, task)
                         following.append((new, on_way))

@@ -1,4 +1,5 @@
-"""Saves that end at a chosen file operation: killed before, within or after it, with the power cut, or with a full disk."""
+"""Saves that end at a chosen file operation: killed before, within or after it, with the power cut, or with a full
+disk."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ class Disk:
     count: int = 0
     dead: bool = False
     contents: set[Path] = field(default_factory=set)  # files whose bytes were not forced
-    names: list[tuple[Path, Path | None]] = field(default_factory=list)  # what was made, or renamed from where, and not forced
+    names: list[tuple[Path, Path | None]] = field(
+        default_factory=list
+    )  # what was made, or renamed from where, and not forced
 
     def perform(self, name: str, operation: Callable[..., Any], *args: Any) -> Any:
         if self.dead:
@@ -117,7 +120,11 @@ def state(step: int) -> dict[str, Any]:
     if not distributed.is_initialized():
         return {"w": values, "step": step}
     mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
-    return {"w": distribute_tensor(values, mesh, [Shard(0)]), "b": distribute_tensor(values + 1, mesh, [Replicate()]), "step": step}
+    return {
+        "w": distribute_tensor(values, mesh, [Shard(0)]),
+        "b": distribute_tensor(values + 1, mesh, [Replicate()]),
+        "step": step,
+    }
 
 
 def prepared(folder: Path) -> None:
@@ -187,5 +194,8 @@ def on_ranks(folder: str) -> dict[str, list[int]]:
         count = [counting.count]
         distributed.broadcast_object_list(count, victim)
         for how in KILLS[1:]:  # before an operation is after the last one
-            steps[f"{victim} {how}"] = [interrupted(root / "source", root / "copy", Disk(at, how) if mine else None)[0] for at in range(count[0])]
+            steps[f"{victim} {how}"] = [
+                interrupted(root / "source", root / "copy", Disk(at, how) if mine else None)[0]
+                for at in range(count[0])
+            ]
     return steps

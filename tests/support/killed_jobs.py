@@ -22,18 +22,32 @@ def told(text: str, killed: int) -> str:
     messages = [line for line in text.splitlines() if "autopar: " in line]
     if not messages:
         return "no message"
-    if not re.search(rf"autopar: rank {killed}(, which holds the store of the job,)? was lost \(killed or crashed\); it was last seen (in|at) ", messages[0]):
+    if not re.search(
+        rf"autopar: rank {killed}(, which holds the store of the job,)? was lost \(killed or crashed\); it was last "
+        rf"seen (in|at) ",
+        messages[0],
+    ):
         return "another message"
     return "named" if len(messages) == 1 else "named, and more than once"
 
 
 def killed_run(killed: int, moment: float, ranks: int) -> str:
     """What a job prints whose rank is killed some time after all ranks have taken a step."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(SCRIPT)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(ranks),
+        str(SCRIPT),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     lines: list[str] = []
     pids: dict[int, int] = {}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True) as job:
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as job:
         assert job.stdout is not None
         limit = threading.Timer(LIMIT, _end, [job])
         limit.start()

@@ -1,8 +1,8 @@
 """Ranks that are killed while they save a checkpoint, for the tests that nothing half-written is ever taken for whole.
 
-Run as a script it serves jobs: a line of JSON each on stdin, and its answer on stdout. torch is imported once, and the ranks
-are forked. A job saves step 1 in peace; then a rank is killed while they save step 2. The places are those where Python tells
-an audit hook that it is about to touch a file of the folder, or sizes of a file.
+Run as a script it serves jobs: a line of JSON each on stdin, and its answer on stdout. torch is imported once, and the
+ranks are forked. A job saves step 1 in peace; then a rank is killed while they save step 2. The places are those where
+Python tells an audit hook that it is about to touch a file of the folder, or sizes of a file.
 """
 
 from __future__ import annotations

@@ -44,13 +44,23 @@ DECODERS = {
     "opt": decoder("OPTForCausalLM", CAUSAL, ffn_dim=24, word_embed_proj_dim=16),
     "bloom": decoder("BloomForCausalLM", CAUSAL, n_layer=DEPTH, n_head=4),
     "falcon": decoder(
-        "FalconForCausalLM", CAUSAL, (1, 1), alibi=False, multi_query=True, parallel_attn=True, new_decoder_architecture=False
+        "FalconForCausalLM",
+        CAUSAL,
+        (1, 1),
+        alibi=False,
+        multi_query=True,
+        parallel_attn=True,
+        new_decoder_architecture=False,
     ),
-    "falcon grouped": decoder("FalconForCausalLM", CAUSAL, (1, 2), alibi=False, new_decoder_architecture=True, num_kv_heads=2),
+    "falcon grouped": decoder(
+        "FalconForCausalLM", CAUSAL, (1, 2), alibi=False, new_decoder_architecture=True, num_kv_heads=2
+    ),
     "gpt2": decoder("GPT2LMHeadModel", GPT),
     "gpt2 eager": decoder("GPT2LMHeadModel", GPT, attn_implementation="eager"),
     "gptj": decoder("GPTJForCausalLM", GPT, (1, 1), rotary_dim=4),
-    "gpt neo": decoder("GPTNeoForCausalLM", CAUSAL, num_layers=DEPTH, num_heads=4, attention_types=[[["global"], DEPTH]]),
+    "gpt neo": decoder(
+        "GPTNeoForCausalLM", CAUSAL, num_layers=DEPTH, num_heads=4, attention_types=[[["global"], DEPTH]]
+    ),
     "gpt neox": decoder("GPTNeoXForCausalLM", CAUSAL, (1, 2)),
     "gpt bigcode": decoder("GPTBigCodeForCausalLM", GPT),
     "gpt oss": decoder("GptOssForCausalLM", EXPERTS, sliding_window=4, block=(2, 2)),
@@ -98,7 +108,9 @@ DECODERS = {
     "nanochat": decoder("NanoChatForCausalLM", GROUPED),
 }
 
-MIXTURES = {  # the outputs of the experts are reduced when they have been weighted and summed, and so their weights' gradients are too
+# the outputs of the experts are reduced when they have been weighted and summed, and so their weights' gradients are
+# too
+MIXTURES = {
     "mixtral": decoder("MixtralForCausalLM", EXPERTS, block=(2, 3)),
     "mixtral balanced": decoder("MixtralForCausalLM", EXPERTS, output_router_logits=True, block=(2, 3)),
     "qwen2 moe": decoder("Qwen2MoeForCausalLM", EXPERTS, shared_expert_intermediate_size=8, block=(2, 4)),
@@ -150,9 +162,17 @@ MIXTURES = {  # the outputs of the experts are reduced when they have been weigh
         block=(2, 3),
     ),
     "ernie4.5 moe": decoder(
-        "Ernie4_5_MoeForCausalLM", EXPERTS, moe_num_experts=4, moe_k=2, moe_num_shared_experts=1, moe_layer_start_index=0, block=(2, 3)
+        "Ernie4_5_MoeForCausalLM",
+        EXPERTS,
+        moe_num_experts=4,
+        moe_k=2,
+        moe_num_shared_experts=1,
+        moe_layer_start_index=0,
+        block=(2, 3),
     ),
-    "llama4": decoder("Llama4ForCausalLM", EXPERTS, intermediate_size_mlp=24, attention_chunk_size=4, interleave_moe_layer_step=1),
+    "llama4": decoder(
+        "Llama4ForCausalLM", EXPERTS, intermediate_size_mlp=24, attention_chunk_size=4, interleave_moe_layer_step=1
+    ),
     "dbrx": decoder(
         "DbrxForCausalLM",
         {
@@ -178,12 +198,28 @@ MIXTURES = {  # the outputs of the experts are reduced when they have been weigh
     "minimax": decoder("MiniMaxForCausalLM", EXPERTS),
     "hunyuan moe": decoder("HunYuanMoEV1ForCausalLM", EXPERTS, moe_topk=2, block=(2, 5)),
     "lfm2": decoder(
-        "Lfm2ForCausalLM", CAUSAL, None, num_key_value_heads=2, block_ff_dim=24, block_multiple_of=8, full_attn_idxs=[0], layer_types=None
+        "Lfm2ForCausalLM",
+        CAUSAL,
+        None,
+        num_key_value_heads=2,
+        block_ff_dim=24,
+        block_multiple_of=8,
+        full_attn_idxs=[0],
+        layer_types=None,
     ),
-    "aria text": decoder("AriaTextForCausalLM", EXPERTS, moe_num_experts=4, moe_topk=2, moe_num_shared_experts=1, block=(2, 3)),
+    "aria text": decoder(
+        "AriaTextForCausalLM", EXPERTS, moe_num_experts=4, moe_topk=2, moe_num_shared_experts=1, block=(2, 3)
+    ),
     "jetmoe": decoder("JetMoeForCausalLM", EXPERTS, kv_channels=4, num_key_value_heads=2),
     "dots1": decoder(
-        "Dots1ForCausalLM", EXPERTS, n_routed_experts=4, n_group=1, topk_group=1, n_shared_experts=1, first_k_dense_replace=0, block=(2, 5)
+        "Dots1ForCausalLM",
+        EXPERTS,
+        n_routed_experts=4,
+        n_group=1,
+        topk_group=1,
+        n_shared_experts=1,
+        first_k_dense_replace=0,
+        block=(2, 5),
     ),
     "flex olmo": decoder("FlexOlmoForCausalLM", EXPERTS, block=(4, 5)),
 }
@@ -191,9 +227,20 @@ MIXTURES = {  # the outputs of the experts are reduced when they have been weigh
 STATE_SPACES = {
     "mamba": decoder("MambaForCausalLM", CAUSAL, None, state_size=4, conv_kernel=3, time_step_rank=2, expand=2),
     "mamba2": decoder(
-        "Mamba2ForCausalLM", CAUSAL, None, state_size=4, conv_kernel=3, expand=2, num_heads=4, head_dim=8, n_groups=1, chunk_size=4
+        "Mamba2ForCausalLM",
+        CAUSAL,
+        None,
+        state_size=4,
+        conv_kernel=3,
+        expand=2,
+        num_heads=4,
+        head_dim=8,
+        n_groups=1,
+        chunk_size=4,
     ),
-    "falcon mamba": decoder("FalconMambaForCausalLM", CAUSAL, None, state_size=4, conv_kernel=3, time_step_rank=2, expand=2),
+    "falcon mamba": decoder(
+        "FalconMambaForCausalLM", CAUSAL, None, state_size=4, conv_kernel=3, time_step_rank=2, expand=2
+    ),
     "rwkv": Architecture(
         "RwkvForCausalLM",
         {
@@ -210,7 +257,13 @@ STATE_SPACES = {
         None,
     ),
     "recurrent gemma": decoder(
-        "RecurrentGemmaForCausalLM", GROUPED, None, lru_width=16, attention_window_size=4, conv1d_width=3, block_types=["recurrent"]
+        "RecurrentGemmaForCausalLM",
+        GROUPED,
+        None,
+        lru_width=16,
+        attention_window_size=4,
+        conv1d_width=3,
+        block_types=["recurrent"],
     ),
     "jamba": decoder(
         "JambaForCausalLM",
@@ -287,15 +340,32 @@ ENCODERS = {
     "electra": encoder("ElectraForMaskedLM", embedding_size=8),
     "distilbert": encoder(
         "DistilBertForMaskedLM",
-        {"dim": 16, "hidden_dim": 24, "n_layers": DEPTH, "n_heads": 4, "vocab_size": VOCABULARY, "max_position_embeddings": 32},
+        {
+            "dim": 16,
+            "hidden_dim": 24,
+            "n_layers": DEPTH,
+            "n_heads": 4,
+            "vocab_size": VOCABULARY,
+            "max_position_embeddings": 32,
+        },
     ),
     "deberta": encoder("DebertaForMaskedLM", relative_attention=True, pos_att_type=["c2p", "p2c"]),
-    "deberta v2": encoder("DebertaV2ForMaskedLM", relative_attention=True, pos_att_type=["c2p", "p2c"], position_buckets=4),
+    "deberta v2": encoder(
+        "DebertaV2ForMaskedLM", relative_attention=True, pos_att_type=["c2p", "p2c"], position_buckets=4
+    ),
     "modernbert": encoder("ModernBertForMaskedLM", local_attention=4),
     "mpnet": encoder("MPNetForMaskedLM"),
-    "mobilebert": encoder("MobileBertForMaskedLM", intra_bottleneck_size=8, embedding_size=8, true_hidden_size=8, block=(5, 6)),
+    "mobilebert": encoder(
+        "MobileBertForMaskedLM", intra_bottleneck_size=8, embedding_size=8, true_hidden_size=8, block=(5, 6)
+    ),
     "squeezebert": encoder(
-        "SqueezeBertForMaskedLM", embedding_size=16, q_groups=2, k_groups=2, v_groups=2, intermediate_groups=2, output_groups=2
+        "SqueezeBertForMaskedLM",
+        embedding_size=16,
+        q_groups=2,
+        k_groups=2,
+        v_groups=2,
+        intermediate_groups=2,
+        output_groups=2,
     ),
     "megatron bert": encoder("MegatronBertForMaskedLM"),
     "rembert": encoder("RemBertForMaskedLM", input_embedding_size=8, output_embedding_size=8),
@@ -304,21 +374,51 @@ ENCODERS = {
     "fnet": Architecture("FNetForMaskedLM", TEXT, unmasked, ("input_ids", "labels"), None),
     "funnel": encoder(
         "FunnelForMaskedLM",
-        {"d_model": 16, "n_head": 4, "d_head": 4, "d_inner": 24, "block_sizes": [1, 1], "num_decoder_layers": 1, "vocab_size": VOCABULARY},
+        {
+            "d_model": 16,
+            "n_head": 4,
+            "d_head": 4,
+            "d_inner": 24,
+            "block_sizes": [1, 1],
+            "num_decoder_layers": 1,
+            "vocab_size": VOCABULARY,
+        },
         None,
     ),
     "roformer": encoder("RoFormerForMaskedLM", embedding_size=16),
     "convbert": encoder("ConvBertForMaskedLM", embedding_size=16, head_ratio=2, conv_kernel_size=3, num_groups=1),
     "xlnet": encoder(
-        "XLNetLMHeadModel", {"d_model": 16, "n_layer": DEPTH, "n_head": 4, "d_inner": 24, "vocab_size": VOCABULARY, "use_mems_train": False}
+        "XLNetLMHeadModel",
+        {
+            "d_model": 16,
+            "n_layer": DEPTH,
+            "n_head": 4,
+            "d_inner": 24,
+            "vocab_size": VOCABULARY,
+            "use_mems_train": False,
+        },
     ),
     "xlm": encoder(
         "XLMWithLMHeadModel",
-        {"emb_dim": 16, "n_layers": DEPTH, "n_heads": 4, "vocab_size": VOCABULARY, "max_position_embeddings": 32, "pad_index": 0},
+        {
+            "emb_dim": 16,
+            "n_layers": DEPTH,
+            "n_heads": 4,
+            "vocab_size": VOCABULARY,
+            "max_position_embeddings": 32,
+            "pad_index": 0,
+        },
     ),
     "flaubert": encoder(
         "FlaubertWithLMHeadModel",
-        {"emb_dim": 16, "n_layers": DEPTH, "n_heads": 4, "vocab_size": VOCABULARY, "max_position_embeddings": 32, "pad_index": 0},
+        {
+            "emb_dim": 16,
+            "n_layers": DEPTH,
+            "n_heads": 4,
+            "vocab_size": VOCABULARY,
+            "max_position_embeddings": 32,
+            "pad_index": 0,
+        },
     ),
     "longformer": encoder("LongformerForMaskedLM", attention_window=4),
     "big bird": encoder("BigBirdForMaskedLM", block_size=2, num_random_blocks=1),
@@ -353,13 +453,24 @@ ENCODERS = {
     ),
     "canine": Architecture(
         "CanineForSequenceClassification",
-        TEXT | {"num_hash_buckets": 16, "num_hash_functions": 2, "downsampling_rate": 2, "local_transformer_stride": 4, "num_labels": 3},
+        TEXT
+        | {
+            "num_hash_buckets": 16,
+            "num_hash_functions": 2,
+            "downsampling_rate": 2,
+            "local_transformer_stride": 4,
+            "num_labels": 3,
+        },
         classes,
         (),
     ),
     "layoutlm": encoder("LayoutLMForMaskedLM"),
     "lilt": Architecture(
-        "LiltForSequenceClassification", TEXT | {"hidden_size": 24, "channel_shrink_ratio": 2, "num_labels": 3}, classes, (), block=(4, 4)
+        "LiltForSequenceClassification",
+        TEXT | {"hidden_size": 24, "channel_shrink_ratio": 2, "num_labels": 3},
+        classes,
+        (),
+        block=(4, 4),
     ),
     "ibert": encoder("IBertForMaskedLM"),
     "mra": encoder("MraForMaskedLM"),
@@ -369,14 +480,20 @@ ENCODERS = {
     "splinter": Architecture(
         "SplinterForQuestionAnswering",
         TEXT,
-        lambda: unlabelled() | {"start_positions": torch.randint(LENGTH, (ROWS,)), "end_positions": torch.randint(LENGTH, (ROWS,))},
+        lambda: (
+            unlabelled()
+            | {"start_positions": torch.randint(LENGTH, (ROWS,)), "end_positions": torch.randint(LENGTH, (ROWS,))}
+        ),
         (),
     ),
     "bert classes": Architecture("BertForSequenceClassification", TEXT | {"num_labels": 3}, classes, ()),
     "bert questions": Architecture(
         "BertForQuestionAnswering",
         TEXT,
-        lambda: unlabelled() | {"start_positions": torch.randint(LENGTH, (ROWS,)), "end_positions": torch.randint(LENGTH, (ROWS,))},
+        lambda: (
+            unlabelled()
+            | {"start_positions": torch.randint(LENGTH, (ROWS,)), "end_positions": torch.randint(LENGTH, (ROWS,))}
+        ),
         (),
     ),
     "llama classes": Architecture("LlamaForSequenceClassification", GROUPED | {"num_labels": 3}, classes, ()),
@@ -391,12 +508,19 @@ PAIRS = {
     "bart": pair("BartForConditionalGeneration"),
     "mbart": pair("MBartForConditionalGeneration"),
     "pegasus": pair("PegasusForConditionalGeneration"),
-    "pegasus x": pair("PegasusXForConditionalGeneration", block_size=4, num_global_tokens=2, stagger_local_blocks=False, block=(7, 7)),
+    "pegasus x": pair(
+        "PegasusXForConditionalGeneration", block_size=4, num_global_tokens=2, stagger_local_blocks=False, block=(7, 7)
+    ),
     "marian": pair("MarianMTModel"),
     "m2m": pair("M2M100ForConditionalGeneration"),
     "blenderbot": pair("BlenderbotForConditionalGeneration"),
     "blenderbot small": pair("BlenderbotSmallForConditionalGeneration"),
-    "led": pair("LEDForConditionalGeneration", attention_window=4, max_encoder_position_embeddings=32, max_decoder_position_embeddings=32),
+    "led": pair(
+        "LEDForConditionalGeneration",
+        attention_window=4,
+        max_encoder_position_embeddings=32,
+        max_decoder_position_embeddings=32,
+    ),
     "plbart": pair("PLBartForConditionalGeneration"),
     "mvp": pair("MvpForConditionalGeneration"),
     "fsmt": Architecture(
@@ -425,11 +549,21 @@ PAIRS = {
             "decoder_start_token_id": 0,
         },
     ),
-    "nllb moe": pair("NllbMoeForConditionalGeneration", num_experts=4, expert_capacity=32, encoder_sparse_step=1, decoder_sparse_step=1),
+    "nllb moe": pair(
+        "NllbMoeForConditionalGeneration",
+        num_experts=4,
+        expert_capacity=32,
+        encoder_sparse_step=1,
+        decoder_sparse_step=1,
+    ),
     "bigbird pegasus": pair("BigBirdPegasusForConditionalGeneration", attention_type="original_full"),
     "t5gemma": pair(
         "T5GemmaForConditionalGeneration",
-        {"encoder": {k: v for k, v in GROUPED.items() if k != "use_cache"}, "decoder": GROUPED, "vocab_size": VOCABULARY},
+        {
+            "encoder": {k: v for k, v in GROUPED.items() if k != "use_cache"},
+            "decoder": GROUPED,
+            "vocab_size": VOCABULARY,
+        },
     ),
     "moonshine": Architecture(
         "MoonshineForConditionalGeneration",

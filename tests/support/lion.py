@@ -38,7 +38,15 @@ class Lion(ByHand):
         mean.mul_(beta2).add_(grad, alpha=1 - beta2)
 
 
-def lion(param: torch.Tensor, grad: torch.Tensor, state: State, lr: torch.Tensor, *, betas: tuple[float, float], weight_decay: float) -> Any:
+def lion(
+    param: torch.Tensor,
+    grad: torch.Tensor,
+    state: State,
+    lr: torch.Tensor,
+    *,
+    betas: tuple[float, float],
+    weight_decay: float,
+) -> Any:
     mean = state["exp_avg"]
     direction = (betas[0] * mean + (1 - betas[0]) * grad).sign()
     return param * (1 - lr * weight_decay) - lr * direction, {"exp_avg": mean.lerp(grad, 1 - betas[1])}

@@ -1,4 +1,5 @@
-"""A model's step under mixed precision, on simulated ranks: captured in float32, its parameters handed in as the program takes them."""
+"""A model's step under mixed precision, on simulated ranks: captured in float32, its parameters handed in as the
+program takes them."""
 
 from __future__ import annotations
 
@@ -37,8 +38,17 @@ def traced(model: nn.Module, args: Sequence[Any], amp: str | None, **options: An
     return program
 
 
-def run(model: nn.Module, mesh: Mesh, plan: Any, args: Sequence[torch.Tensor], amp: str | None, passes: Sequence[Any] = (), **options: Any) -> Step:
-    """Forward and backward of the first tensor returned, summed if it is not a scalar. ``passes`` go in front of ``reshard``."""
+def run(
+    model: nn.Module,
+    mesh: Mesh,
+    plan: Any,
+    args: Sequence[torch.Tensor],
+    amp: str | None,
+    passes: Sequence[Any] = (),
+    **options: Any,
+) -> Step:
+    """Forward and backward of the first tensor returned, summed if it is not a scalar. ``passes`` go in front of
+    ``reshard``."""
     captured = capture(model, args)
     program = captured.program
     attrs, _ = constraints(plan, model, mesh, captured, {})
@@ -67,7 +77,9 @@ def _like(tensor: torch.Tensor, node: Any) -> torch.Tensor:
     return tensor.detach().clone() if tensor.dtype == dtype else tensor.detach().to(dtype)
 
 
-def eager(model: nn.Module, args: Sequence[torch.Tensor], dtype: torch.dtype | None = None) -> tuple[list[torch.Tensor], Mapping[str, torch.Tensor]]:
+def eager(
+    model: nn.Module, args: Sequence[torch.Tensor], dtype: torch.dtype | None = None
+) -> tuple[list[torch.Tensor], Mapping[str, torch.Tensor]]:
     """What the model returns on a single device, and the gradients; with a dtype, under ``torch.autocast``."""
     model.zero_grad()
     with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
@@ -75,6 +87,8 @@ def eager(model: nn.Module, args: Sequence[torch.Tensor], dtype: torch.dtype | N
     returned = list(found) if isinstance(found, (tuple, list)) else [found]
     differentiable = [tensor for tensor in returned if tensor.requires_grad]
     torch.autograd.backward(differentiable, [torch.ones_like(tensor) for tensor in differentiable])
-    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    gradients = {
+        name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
     model.zero_grad()
     return [tensor.detach() for tensor in returned], gradients

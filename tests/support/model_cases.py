@@ -118,7 +118,8 @@ class Case:
         inputs = "".join(f"        {name}={text},\n" for name, text in self.inputs.items())
         return (
             f"{HEAD}\nclass Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n{init}\n"
-            f"    def forward(self, {', '.join(self.inputs)}):\n{forward}\n\ndef arguments():\n    return dict(\n{inputs}    )\n"
+            f"    def forward(self, {', '.join(self.inputs)}):\n{forward}\n\ndef arguments():\n    return "
+            f"dict(\n{inputs}    )\n"
         )
 
     def script(self) -> str:
@@ -126,11 +127,15 @@ class Case:
         options = "".join(f", {key}={value!r}" for key, value in self.options.items())
         call = "parallel.simulate(**arguments())"
         notes = [f"training={self.training}"] * (not self.training) + ["under no_grad"] * (not self.grad)
-        notes += [f"{self.calls} calls"] * (self.calls > 1) + [f"the loss is of the outputs {self.given}"] * (self.given is not None)
+        notes += [f"{self.calls} calls"] * (self.calls > 1) + [f"the loss is of the outputs {self.given}"] * (
+            self.given is not None
+        )
         return (
-            f"{self.source()}\n\nimport autopar\n\ntorch.manual_seed(0)\nmodel = Model().double(){'' if self.training else '.eval()'}\n"
+            f"{self.source()}\n\nimport autopar\n\ntorch.manual_seed(0)\nmodel = "
+            f"Model().double(){'' if self.training else '.eval()'}\n"
             f"mesh = autopar.Mesh({dict(self.mesh)})\nplan = {pprint.pformat(self.plan, width=120, sort_dicts=False)}\n"
-            f"parallel = autopar.parallelize(model, mesh, plan{options})\nprint({call}){'  # ' + ', '.join(notes) if notes else ''}\n"
+            f"parallel = autopar.parallelize(model, mesh, "
+            f"plan{options})\nprint({call}){'  # ' + ', '.join(notes) if notes else ''}\n"
             + "".join(f"self = model\n{change}\nprint({call})\n" for change in self.changes[: self.calls - 1])
         )
 
@@ -138,15 +143,19 @@ class Case:
         """Only what is not by default."""
         default = Case((), "", {}, {})
         said = {key: getattr(self, key) for key in self.__dataclass_fields__ if key != "shapes"}
-        shown = [f"{key}={value!r}" for key, value in said.items() if key in ("lines", "result", "inputs", "mesh") or value != getattr(default, key)]
+        shown = [
+            f"{key}={value!r}"
+            for key, value in said.items()
+            if key in ("lines", "result", "inputs", "mesh") or value != getattr(default, key)
+        ]
         return f"Case({', '.join(shown)})"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """``kind`` is equal, refused, failed, sensitive (rounding alone changes the numbers as much) or invalid (eager raises);
-    ``reason`` is alike for like cases. ``ops`` are the overloads of the program, ``whole`` those without a rule,
-    ``tried`` those whose rule was found by running them; ``transfers`` what was inserted."""
+    """``kind`` is equal, refused, failed, sensitive (rounding alone changes the numbers as much) or invalid (eager
+    raises); ``reason`` is alike for like cases. ``ops`` are the overloads of the program, ``whole`` those without a
+    rule, ``tried`` those whose rule was found by running them; ``transfers`` what was inserted."""
 
     kind: str
     reason: str = ""
@@ -208,11 +217,15 @@ def numbers(made: Made, model: torch.nn.Module, call: Callable[..., Any], noise:
         for position, leaf in enumerate(leaves):
             tensor = isinstance(leaf, torch.Tensor)
             found[f"output {position} of call {k}"] = leaf.detach().clone() if tensor else leaf
-            found[f"requires_grad of output {position} of call {k}"] = tensor and leaf.requires_grad and made.case.grad  # else an argument itself
+            found[f"requires_grad of output {position} of call {k}"] = (
+                tensor and leaf.requires_grad and made.case.grad
+            )  # else an argument itself
         loss = loss_of(leaves, made.case.given, made.case.loss) if made.case.grad else None
         if loss is not None:
             loss.backward()
-        found |= {f"the gradient of input {position} of call {k}": t.grad for position, t in enumerate(tensors) if t.is_leaf}
+        found |= {
+            f"the gradient of input {position} of call {k}": t.grad for position, t in enumerate(tensors) if t.is_leaf
+        }
     found |= {f"the gradient of {name}": p.grad for name, p in model.named_parameters()}
     return found | {f"the buffer {name}": b for name, b in model.named_buffers()}
 
@@ -256,7 +269,8 @@ def check(case: Case, mutations: int = 0) -> Outcome:
     """Run a case on one device and on the simulated ranks.
 
     Args:
-        mutations: of what the local programs' collectives send so many things are changed on one rank, each of which is to be refused.
+        mutations: of what the local programs' collectives send so many things are changed on one rank, each of which is
+            to be refused.
     """
     start = time.perf_counter()
     with warnings.catch_warnings():
@@ -285,12 +299,18 @@ def _check(case: Case, mutations: int) -> Outcome:
         return Outcome("refused", f"{type(error).__name__}: {reason}", str(error))
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        own = [frame for frame in traceback.extract_tb(error.__traceback__) if "autopar" in frame.filename or "/passes/" in frame.filename]
+        own = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if "autopar" in frame.filename or "/passes/" in frame.filename
+        ]
         at = own[-1] if own else where
         said = _without_names((str(error).splitlines() or [""])[0])[:90]
         reason = f"{type(error).__name__} in {at.filename.rsplit('/', 1)[-1]} {at.name}: {said}"
         return Outcome(FAILED, reason, "".join(traceback.format_exception(error, limit=-12)))
-    targets = {node.target for node in parallel.program.nodes if isinstance(node.target, torch.ops.aten.add.Tensor.__class__)}
+    targets = {
+        node.target for node in parallel.program.nodes if isinstance(node.target, torch.ops.aten.add.Tensor.__class__)
+    }
     ops = frozenset(map(str, targets))
     notes = [note for report in parallel.reports for note in report.notes if "has no sharding rule" in note]
     whole = frozenset(note.split()[0] for note in notes if "computes all of it" in note)
@@ -304,12 +324,21 @@ def _check(case: Case, mutations: int) -> Outcome:
     if mutations:
         programs = {rank: parallel.local(rank) for rank in parallel.mesh.ranks}
         if missed := accepted(programs, mutations, random.Random(repr(case))):
-            return Outcome(FAILED, f"a change of a payload is accepted: {_without_names(missed[0])}", "\n".join(missed), ops, whole, tried, inserted)
+            return Outcome(
+                FAILED,
+                f"a change of a payload is accepted: {_without_names(missed[0])}",
+                "\n".join(missed),
+                ops,
+                whole,
+                tried,
+                inserted,
+            )
     return Outcome("sensitive" if wrong else "equal", ops=ops, whole=whole, tried=tried, transfers=inserted)
 
 
 def _beyond_rounding(made: Made, expected: Mapping[str, Any], wrong: Mapping[str, float]) -> dict[str, float]:
-    """What is still wrong where the changes that rounding makes are allowed for, a thousand times those of noise in the last digit."""
+    """What is still wrong where the changes that rounding makes are allowed for, a thousand times those of noise in the
+    last digit."""
     moved = dict.fromkeys(wrong, 0.0)
     for _ in range(3):
         model = made.model()
@@ -326,7 +355,11 @@ def _without_names(text: str) -> str:
 def lacking(error: AutoparError) -> str:
     """What a refusal does not say: the user's line or the name, and the remedy; "" where it says all."""
     text = str(error)
-    named = FILE in text or isinstance(error, PlanError) or re.search(r"\b(argument|buffer|attribute|keeps a tensor in|checkpoints with)\b", text)
+    named = (
+        FILE in text
+        or isinstance(error, PlanError)
+        or re.search(r"\b(argument|buffer|attribute|keeps a tensor in|checkpoints with)\b", text)
+    )
     if not named:
         return "without the user's line"
     return "" if len(text.splitlines()) > 1 or ";" in text else "without a remedy"

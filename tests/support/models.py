@@ -48,8 +48,4 @@ class Language(nn.Module):
         return {"loss": loss, "logits": logits}
 
 
-COLUMN_ROW = {
-    "*.up.weight": ("tp", None),
-    "*.up.bias": ("tp",),
-    "*.down.weight": (None, "tp"),
-}
+COLUMN_ROW = {"*.up.weight": ("tp", None), "*.up.bias": ("tp",), "*.down.weight": (None, "tp")}

@@ -22,7 +22,13 @@ def accelerated(parallel: nn.Module) -> Any:
     from accelerate import Accelerator
 
     rank = str(distributed.get_rank())
-    told_by_torchrun = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(distributed.get_world_size()), "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    told_by_torchrun = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": str(distributed.get_world_size()),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "1",
+    }
     with mock.patch.dict(os.environ, told_by_torchrun):
         return Accelerator(cpu=True).prepare(parallel)
 

@@ -1,4 +1,5 @@
-"""Steps whose optimizer has a part of the model, beside a single device that clips as people do. On each rank, or simulated."""
+"""Steps whose optimizer has a part of the model, beside a single device that clips as people do. On each rank, or
+simulated."""
 
 from __future__ import annotations
 
@@ -24,14 +25,21 @@ class Head(nn.Module):
     def __init__(self, steepness: float = 1.0) -> None:
         super().__init__()
         self.steepness = steepness
-        self.body, self.head, self.tied, self.frozen = nn.Linear(6, 8), nn.Linear(8, 6), nn.Linear(6, 8, bias=False), nn.Linear(6, 6)
+        self.body, self.head, self.tied, self.frozen = (
+            nn.Linear(6, 8),
+            nn.Linear(8, 6),
+            nn.Linear(6, 8, bias=False),
+            nn.Linear(6, 6),
+        )
         self.tied.weight = self.body.weight
         self.steep = nn.Parameter(torch.zeros(8))
         self.frozen.requires_grad_(False)
         self.double()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = torch.tanh(self.body(self.frozen(x))) + self.tied(x) + (self.steep - self.steep.detach()) * self.steepness
+        hidden = (
+            torch.tanh(self.body(self.frozen(x))) + self.tied(x) + (self.steep - self.steep.detach()) * self.steepness
+        )
         return (self.head(hidden) * 3).square().mean()
 
 

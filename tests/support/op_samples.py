@@ -56,7 +56,9 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.samples = samples
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func in DECOMPOSITIONS and func not in BATCH_NORM and (apart := self._apart(func, args, kwargs)) is not None:
             return apart
@@ -94,7 +96,8 @@ def _differ(have: Any, want: Any) -> str:
 
 
 def _key(args: Any, kwargs: Any) -> str | None:
-    """What tells calls apart: shapes, dtypes and other arguments; of calls that are too large, or not dense, nothing."""
+    """What tells calls apart: shapes, dtypes and other arguments; of calls that are too large, or not dense,
+    nothing."""
     leaves = pytree.tree_leaves((args, kwargs))
     tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
     if any(x.layout != torch.strided or x.numel() > LARGEST or x.device.type != "cpu" for x in tensors):
@@ -135,7 +138,9 @@ def sampled() -> Samples:
                 continue
             differentiable = entry.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
             # the function itself: entry.sample_inputs looks at all of the stack first, for a message of its own
-            for _, sample in zip(range(count), entry.sample_inputs_func(entry, "cpu", dtype, differentiable), strict=False):
+            for _, sample in zip(
+                range(count), entry.sample_inputs_func(entry, "cpu", dtype, differentiable), strict=False
+            ):
                 try:
                     _run(entry, sample, samples)
                 except Exception:  # whatever torch raises

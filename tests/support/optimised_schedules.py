@@ -7,11 +7,17 @@ from collections.abc import Iterator
 from autopar.pipeline import POLICIES
 from autopar.pipeline.optimiser.orders import FORWARD, INPUT, WEIGHT
 
-FIXED = [(name, chunks) for name, policy in POLICIES.items() for chunks in (1, 2, 3) if policy.chunks is None or chunks in policy.chunks]
+FIXED = [
+    (name, chunks)
+    for name, policy in POLICIES.items()
+    for chunks in (1, 2, 3)
+    if policy.chunks is None or chunks in policy.chunks
+]
 
 
 def words(batches: int, stage: int) -> Iterator[list[int]]:
     """All orders of one stage."""
+
     def more(f: int, b: int, w: int) -> Iterator[list[int]]:
         if w == batches:
             yield []

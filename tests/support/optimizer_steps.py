@@ -31,7 +31,10 @@ OPTIMIZERS: list[tuple[type[Optimizer], dict[str, Any]]] = [
     (Adagrad, {"lr": 1e-1, "lr_decay": 0.1, "weight_decay": 0.1, "eps": 1e-6}),
     (Adagrad, {"lr": 1e-1, "initial_accumulator_value": 0.5, "maximize": True}),
 ]
-NAMES = [f"{kind.__name__} {' '.join(f'{name}={value}' for name, value in options.items() if name != 'lr')}".strip() for kind, options in OPTIMIZERS]
+NAMES = [
+    f"{kind.__name__} {' '.join(f'{name}={value}' for name, value in options.items() if name != 'lr')}".strip()
+    for kind, options in OPTIMIZERS
+]
 
 SHAPES = [(3, 4), (5,), (), (2, 1, 3), (0, 3)]
 
@@ -49,9 +52,17 @@ class Stepped:
         given = [(param, group) for group in optimizer.param_groups for param in group["params"]]
         self.params = [param.detach().clone() for param, _ in given]
         self.groups = [group for _, group in given]
-        self.states = [self.definition.initial(param, group, copy.deepcopy(optimizer.state.get(param, {}))) for param, group in given]
+        self.states = [
+            self.definition.initial(param, group, copy.deepcopy(optimizer.state.get(param, {})))
+            for param, group in given
+        ]
 
-    def step(self, grads: Sequence[torch.Tensor], grad_scale: torch.Tensor | None = None, found_inf: torch.Tensor | None = None) -> None:
+    def step(
+        self,
+        grads: Sequence[torch.Tensor],
+        grad_scale: torch.Tensor | None = None,
+        found_inf: torch.Tensor | None = None,
+    ) -> None:
         for k, (grad, group) in enumerate(zip(grads, self.groups, strict=True)):
             lr = torch.as_tensor(group["lr"], dtype=torch.float64)
             update = self.definition.update(group)

@@ -1,4 +1,5 @@
-"""Steps that return what the model returns, beside the model in eager on the whole batch. On each rank, or simulated."""
+"""Steps that return what the model returns, beside the model in eager on the whole batch. On each rank, or
+simulated."""
 
 from __future__ import annotations
 
@@ -44,13 +45,17 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, y
 
 
-def outputs_alike(sizes: dict[str, int], microbatches: int, options: dict[str, Any], inputs: str = "global", outputs: str = "sharded") -> None:
+def outputs_alike(
+    sizes: dict[str, int], microbatches: int, options: dict[str, Any], inputs: str = "global", outputs: str = "sharded"
+) -> None:
     torch.manual_seed(0)
     model = Many()
     alone = copy.deepcopy(model)
     mesh = Mesh(sizes)
     parallel = autopar.parallelize(model, mesh, PLAN if "tp" in sizes else None, inputs=inputs, outputs=outputs)
-    step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), microbatches=microbatches, returns="outputs", **options)
+    step = parallel.train_step(
+        torch.optim.SGD(parallel.parameters(), lr=0.1), microbatches=microbatches, returns="outputs", **options
+    )
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
     for k in range(3):
         x, y = batch(k)
@@ -74,5 +79,7 @@ def outputs_alike(sizes: dict[str, int], microbatches: int, options: dict[str, A
         alone.zero_grad()
         theirs["loss"].backward()
         optimizer.step()
-    notes = [note.partition(" is stacked")[0] for report in step.reports for note in report.notes if "is stacked" in note]
+    notes = [
+        note.partition(" is stacked")[0] for report in step.reports for note in report.notes if "is stacked" in note
+    ]
     assert notes == [f"the output {name}" for name in STACKED if microbatches > 1]

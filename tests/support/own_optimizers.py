@@ -28,7 +28,8 @@ class ByHand(Optimizer):
 
 
 class Lion(ByHand):
-    """Chen et al. 2023; its steps are smooth, so that a rounding is one, and get shorter: a count, kept as a Python int."""
+    """Chen et al. 2023; its steps are smooth, so that a rounding is one, and get shorter: a count, kept as a Python
+    int."""
 
     def step_of(self, p: torch.Tensor, grad: torch.Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         if len(state) == 0:
@@ -112,12 +113,25 @@ class Rows(ByHand):
 
 LOOP = "; train it in the plain loop, on the model that parallelize returns: loss = parallel(…), loss.backward(), optimizer.step(), or define its update with "
 REASONS: list[tuple[type[ByHand], dict[str, Any], str]] = [
-    (Counting, {"betas": (0.9, 0.99), "weight_decay": 0.0}, "it changes an attribute of the optimizer, count, which all parameters share"),
-    (CountingInGroups, {"betas": (0.9, 0.99), "weight_decay": 0.0}, "it changes entries of its parameter groups, which all parameters share"),
+    (
+        Counting,
+        {"betas": (0.9, 0.99), "weight_decay": 0.0},
+        "it changes an attribute of the optimizer, count, which all parameters share",
+    ),
+    (
+        CountingInGroups,
+        {"betas": (0.9, 0.99), "weight_decay": 0.0},
+        "it changes entries of its parameter groups, which all parameters share",
+    ),
     (Noisy, {}, "it draws random numbers"),
     (Together, {}, "the step of a parameter depends on the other parameters"),
     (FromTheFirst, {}, "its first step does not begin with a state that is the same for all gradients"),
-    (WithAClosure, {}, "a trial of it with a parameter of shape [5] ended with TypeError: WithAClosure.step() missing 1 required positional argument: 'closure'"),
+    (
+        WithAClosure,
+        {},
+        "a trial of it with a parameter of shape [5] ended with TypeError: WithAClosure.step() missing 1 required "
+        "positional argument: 'closure'",
+    ),
     (Rows, {}, "its state row is of shape [5, 1], and neither of the parameter's shape nor a number"),
     (ByHand, {}, "a trial of it with a parameter of shape [5] ended with NotImplementedError: "),
 ]
@@ -130,7 +144,10 @@ def matrices(model: nn.Module) -> list[nn.Parameter]:
 O = torch.optim  # noqa: E741
 MADE: dict[str, tuple[Callable[[nn.Module], Optimizer], bool]] = {  # and whether they work element by element
     "rmsprop": (lambda m: O.RMSprop(m.parameters(), lr=1e-2), True),
-    "rmsprop momentum centered": (lambda m: O.RMSprop(m.parameters(), lr=1e-2, momentum=0.9, centered=True, weight_decay=0.1, foreach=True), True),
+    "rmsprop momentum centered": (
+        lambda m: O.RMSprop(m.parameters(), lr=1e-2, momentum=0.9, centered=True, weight_decay=0.1, foreach=True),
+        True,
+    ),
     "nadam": (lambda m: O.NAdam(m.parameters(), lr=1e-2, weight_decay=0.1, decoupled_weight_decay=True), True),
     "radam": (lambda m: O.RAdam(m.parameters(), lr=1e-2, weight_decay=0.1, maximize=True), True),
     "adamax": (lambda m: O.Adamax(m.parameters(), lr=1e-2), True),

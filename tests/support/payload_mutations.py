@@ -50,7 +50,10 @@ def another_shape(node: fx.Node) -> bool:
     operand = record_of(node.args[0]).type if isinstance(node.args[0], fx.Node) else None
     if operand is None or not operand.shape or node.target in (transfers.send, transfers.recv, transfers.redistribute):
         return False
-    set_record(node.args[0], record_of(node.args[0])._replace(type=replace(operand, shape=(operand.shape[0] + 1, *operand.shape[1:]))))
+    set_record(
+        node.args[0],
+        record_of(node.args[0])._replace(type=replace(operand, shape=(operand.shape[0] + 1, *operand.shape[1:]))),
+    )
     return True
 
 
@@ -65,7 +68,10 @@ def swapped_ends(sizes: Any) -> Any:
 MUTATIONS: dict[str, Callable[[fx.Node], bool]] = {
     "dtype": another_dtype,
     "shape": another_shape,
-    "reduction": lambda node: node.target in (transfers.all_reduce, transfers.reduce_scatter) and argued("op", lambda op: "min" if op == "max" else "max")(node),
+    "reduction": lambda node: (
+        node.target in (transfers.all_reduce, transfers.reduce_scatter)
+        and argued("op", lambda op: "min" if op == "max" else "max")(node)
+    ),
     "size of a piece": argued("sizes", longer),
     "sizes in another order": argued("sizes", swapped_ends),
     "new sizes": argued("new_sizes", longer),
@@ -93,7 +99,12 @@ def accepted(programs: Mapping[int, Program], count: int, choose: random.Random)
     texts = {rank: str(program) for rank, program in programs.items()}
     whole = {rank: Program.parse(text) for rank, text in texts.items()}
     check_programs(whole)
-    places = [(rank, node.name) for rank, program in whole.items() for node in communicating(program) if not alone(program, node)]
+    places = [
+        (rank, node.name)
+        for rank, program in whole.items()
+        for node in communicating(program)
+        if not alone(program, node)
+    ]
     missed = []
     for rank, name in choose.choices(places, k=count) if places else ():
         kind = choose.choice(list(MUTATIONS))

@@ -21,7 +21,11 @@ class Translator(nn.Module):
         later = torch.ones(size, size, dtype=torch.bool).triu(1)
         padding = source == 0
         out = self.transformer(
-            self.embed(source), self.embed(target[:, :-1]), tgt_mask=later, src_key_padding_mask=padding, memory_key_padding_mask=padding
+            self.embed(source),
+            self.embed(target[:, :-1]),
+            tgt_mask=later,
+            src_key_padding_mask=padding,
+            memory_key_padding_mask=padding,
         )
         return F.cross_entropy(self.head(out).transpose(1, 2), target[:, 1:], ignore_index=0)
 
@@ -29,7 +33,9 @@ class Translator(nn.Module):
 class Recurrent(nn.Module):
     """A language model of LSTM or GRU layers, in both directions or one."""
 
-    def __init__(self, kind: str = "LSTM", layers: int = 1, both: bool = False, width: int = 16, vocabulary: int = 24) -> None:
+    def __init__(
+        self, kind: str = "LSTM", layers: int = 1, both: bool = False, width: int = 16, vocabulary: int = 24
+    ) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocabulary, width)
         self.rnn = getattr(nn, kind)(width, width, layers, batch_first=True, bidirectional=both)
@@ -94,7 +100,9 @@ class Generative(nn.Module):
             nn.ConvTranspose2d(2 * width, 3, 4, 2, 1, bias=False), nn.Tanh(),
         )  # fmt: skip
         self.discriminator = nn.Sequential(
-            nn.Conv2d(3, width, 4, 2, 1, bias=False), nn.LeakyReLU(0.2, inplace=True), nn.Conv2d(width, 1, 4, bias=False)
+            nn.Conv2d(3, width, 4, 2, 1, bias=False),
+            nn.LeakyReLU(0.2, inplace=True),
+            nn.Conv2d(width, 1, 4, bias=False),
         )
 
     def forward(self, latent: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
@@ -111,8 +119,12 @@ class Mixer(nn.Module):
         super().__init__()
         self.stem = nn.Conv2d(3, width, 4, 4)
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2 * layers + 1))
-        self.over_patches = nn.ModuleList(nn.Sequential(nn.Linear(patches, 24), nn.GELU(), nn.Linear(24, patches)) for _ in range(layers))
-        self.over_channels = nn.ModuleList(nn.Sequential(nn.Linear(width, 32), nn.GELU(), nn.Linear(32, width)) for _ in range(layers))
+        self.over_patches = nn.ModuleList(
+            nn.Sequential(nn.Linear(patches, 24), nn.GELU(), nn.Linear(24, patches)) for _ in range(layers)
+        )
+        self.over_channels = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 32), nn.GELU(), nn.Linear(32, width)) for _ in range(layers)
+        )
         self.head = nn.Linear(width, classes)
 
     def forward(self, image: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -138,7 +150,9 @@ class Clicks(nn.Module):
         vectors = torch.stack([x, *(bag(categories[:, k]) for k, bag in enumerate(self.bags))], 1)
         products = vectors @ vectors.transpose(1, 2)
         row, column = torch.tril_indices(vectors.shape[1], vectors.shape[1], -1)
-        return F.binary_cross_entropy_with_logits(self.top(torch.cat([x, products[:, row, column]], 1)).squeeze(1), clicked)
+        return F.binary_cross_entropy_with_logits(
+            self.top(torch.cat([x, products[:, row, column]], 1)).squeeze(1), clicked
+        )
 
 
 class GraphConvolution(nn.Module):
@@ -150,7 +164,9 @@ class GraphConvolution(nn.Module):
 
     def forward(self, nodes: torch.Tensor, edges: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         source, end = edges
-        degree = torch.ones(nodes.shape[0], dtype=nodes.dtype).index_add(0, end, torch.ones(end.shape[0], dtype=nodes.dtype))
+        degree = torch.ones(nodes.shape[0], dtype=nodes.dtype).index_add(
+            0, end, torch.ones(end.shape[0], dtype=nodes.dtype)
+        )
         weight = (degree[source] * degree[end]).rsqrt()[:, None]
 
         def spread(x: torch.Tensor) -> torch.Tensor:
@@ -164,7 +180,10 @@ class Autoencoder(nn.Module):
 
     def __init__(self, size: int = 12, latent: int = 4) -> None:
         super().__init__()
-        self.encode, self.decode = nn.Linear(size, 16), nn.Sequential(nn.Linear(latent, 16), nn.ReLU(), nn.Linear(16, size))
+        self.encode, self.decode = (
+            nn.Linear(size, 16),
+            nn.Sequential(nn.Linear(latent, 16), nn.ReLU(), nn.Linear(16, size)),
+        )
         self.mean, self.log_variance = nn.Linear(16, latent), nn.Linear(16, latent)
 
     def forward(self, x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,9 @@
 """The lines that random models are made of: tables of templates, by what they need.
 
-A template's slots, filled from left to right: ``{x}`` a real tensor; ``{x1}`` … ``{x3}`` one with at least as many dims,
-``{e2}`` … ``{e4}`` with exactly so many; ``{y}`` one that broadcasts with it, ``{s}`` one of its shape; ``{m}`` a mask that
-broadcasts with it; ``{d}``, ``{d2}`` two of its dims; ``{dd}`` a tuple of them; ``{n}`` the size of ``{d}``, ``{at}`` an index
-into it, ``{i}`` a tensor of indices of one dim; ``{k}`` keepdim; ``{c}`` a number.
+A template's slots, filled from left to right: ``{x}`` a real tensor; ``{x1}`` … ``{x3}`` one with at least as many
+dims, ``{e2}`` … ``{e4}`` with exactly so many; ``{y}`` one that broadcasts with it, ``{s}`` one of its shape; ``{m}`` a
+mask that broadcasts with it; ``{d}``, ``{d2}`` two of its dims; ``{dd}`` a tuple of them; ``{n}`` the size of ``{d}``,
+``{at}`` an index into it, ``{i}`` a tensor of indices of one dim; ``{k}`` keepdim; ``{c}`` a number.
 """
 
 from __future__ import annotations

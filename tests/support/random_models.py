@@ -1,7 +1,8 @@
 """Random small models on random meshes under random plans.
 
-A model is grown line by line: each line is run on real tensors as soon as it is drawn, and kept only where torch accepts
-it and its numbers are tame. All choices are drawn from a ``random.Random``: a seeded one, or one of hypothesis's.
+A model is grown line by line: each line is run on real tensors as soon as it is drawn, and kept only where torch
+accepts it and its numbers are tame. All choices are drawn from a ``random.Random``: a seeded one, or one of
+hypothesis's.
 """
 
 from __future__ import annotations
@@ -100,7 +101,9 @@ class Models:
 
     def parameter(self, *shape: int) -> str:
         """A parameter of this shape: one that is there, or a new one."""
-        same = [f"self.{name}" for name, p in self.owner.named_parameters() if "." not in name and tuple(p.shape) == shape]
+        same = [
+            f"self.{name}" for name, p in self.owner.named_parameters() if "." not in name and tuple(p.shape) == shape
+        ]
         if same and self.chance(30):
             return self.r.choice(same)
         name = self.name("p")
@@ -158,13 +161,26 @@ class Models:
         if value.dtype not in (torch.float64, torch.bool, torch.int64):
             return False
         value = value.detach()
-        return not value.is_floating_point() or not value.numel() or bool(value.isfinite().all() and value.abs().max() <= LARGEST)
+        return (
+            not value.is_floating_point()
+            or not value.numel()
+            or bool(value.isfinite().all() and value.abs().max() <= LARGEST)
+        )
 
     def attribute(self) -> None:
-        """A number, a flag, a word, an option in a dict or in a config: what annealing, warming up and switching off change."""
+        """A number, a flag, a word, an option in a dict or in a config: what annealing, warming up and switching off
+        change."""
         name, key = f"self.{self.name('n')}", ""
         kind = self.r.randrange(6)
-        values = (("0.5", "-1.0", "2.0", "0.0", "1", "True") if kind < 3 else ("True", "False") if kind == 3 else ("'a'", "'b'") if kind == 4 else ("0", "1", "2"))
+        values = (
+            ("0.5", "-1.0", "2.0", "0.0", "1", "True")
+            if kind < 3
+            else ("True", "False")
+            if kind == 3
+            else ("'a'", "'b'")
+            if kind == 4
+            else ("0", "1", "2")
+        )
         value = self.r.choice(values)
         if kind == 1:
             key = '["c"]'
@@ -193,7 +209,10 @@ class Models:
         if not self.attributes:
             return ()
         often = self.r.choice(list(self.attributes))
-        names = [often if self.chance(60) else self.r.choice(list(self.attributes)) for _ in range(self.r.choice([1, 2, 3, 4]))]
+        names = [
+            often if self.chance(60) else self.r.choice(list(self.attributes))
+            for _ in range(self.r.choice([1, 2, 3, 4]))
+        ]
         return tuple(f"{name} = {self.r.choice(self.attributes[name])}" for name in names)
 
     def grow(self) -> None:
@@ -213,7 +232,11 @@ class Models:
 
     def filled(self, template: str) -> str | None:
         """A template with its slots filled; ``None`` where nothing fits one."""
-        found: dict[str, Any] = {"v": "{v}", "c": self.r.choice(["0.5", "-1.0", "2.0", "0.0", *self.numbers, *self.floats()]), "k": self.chance(50)}
+        found: dict[str, Any] = {
+            "v": "{v}",
+            "c": self.r.choice(["0.5", "-1.0", "2.0", "0.0", *self.numbers, *self.floats()]),
+            "k": self.chance(50),
+        }
         main = next((slot for slot in SLOT.findall(template) if re.fullmatch(r"x\d?|e\d", slot)), None)
         assert main is not None, template
         least, exact = (int(main[1:] or 0), False) if main[0] == "x" else (int(main[1:]), True)
@@ -238,7 +261,9 @@ class Models:
             elif slot == "s":
                 found[slot] = self.real(lambda other: other.shape == value.shape)
             elif slot == "m":
-                mask = self.pick([name for name in self.masks if _broadcasts(self.shape(name), value.shape, enlarge=False)])
+                mask = self.pick(
+                    [name for name in self.masks if _broadcasts(self.shape(name), value.shape, enlarge=False)]
+                )
                 other = self.real(lambda other: _broadcasts(other.shape, value.shape, enlarge=False))
                 found[slot] = mask if mask is not None and self.chance(70) else f"({other} > 0.1)"
             elif slot == "at":
@@ -247,8 +272,14 @@ class Models:
                 found[slot] = self.r.randrange(value.shape[-1])
             else:
                 size = n if slot == "i" else value.shape[int(slot[1])]
-                given = self.pick([name for name in self.whole if 0 < self.bounds[name] <= size and self.value(name).ndim == 1])
-                found[slot] = given if given is not None and self.chance(60) else f"torch.tensor({[self.r.randrange(size) for _ in range(self.r.randrange(1, 4))]})"
+                given = self.pick(
+                    [name for name in self.whole if 0 < self.bounds[name] <= size and self.value(name).ndim == 1]
+                )
+                found[slot] = (
+                    given
+                    if given is not None and self.chance(60)
+                    else f"torch.tensor({[self.r.randrange(size) for _ in range(self.r.randrange(1, 4))]})"
+                )
         return None if None in found.values() else SLOT.sub(lambda match: str(found[match[1]]), template)
 
     # -- what is around the model ----------------------------------------------------------------------------------
@@ -269,7 +300,8 @@ class Models:
             return names[0], 1
         shown = ", ".join(names)
         forms = [f"({shown},)", f"[{shown}]", "{" + ", ".join(f'"{k}": {name}' for k, name in zip("zyxwvuts", names, strict=False)) + "}",
-                 f"Out({names[0]}, [{', '.join(names[1:])}])", f"({shown}, None)", f"({names[0]}, {{'rest': [{', '.join(names[1:])}], 'n': 3}})"]  # fmt: skip
+                 f"Out({names[0]}, "
+                 f"[{', '.join(names[1:])}])", f"({shown}, None)", f"({names[0]}, {{'rest': [{', '.join(names[1:])}], 'n': 3}})"]  # fmt: skip
         return self.r.choice(forms), len(names)
 
     def mesh(self) -> dict[str, int]:
@@ -290,10 +322,16 @@ class Models:
             from torch.distributed.tensor import Replicate, Shard
 
             dims = self.r.sample(range(len(shape)), len(shape)) + [None] * len(axes)
-            return tuple(Replicate() if d is None or self.chance(40) else Shard(d) for d, _ in zip(dims, axes, strict=False))
+            return tuple(
+                Replicate() if d is None or self.chance(40) else Shard(d) for d, _ in zip(dims, axes, strict=False)
+            )
         free, spec = list(axes), []
         for size in shape:
-            taken = self.r.sample(free, min(len(free), self.r.choice([1, 1, 1, 2]))) if free and self.chance(percent) else []
+            taken = (
+                self.r.sample(free, min(len(free), self.r.choice([1, 1, 1, 2])))
+                if free and self.chance(percent)
+                else []
+            )
             free = [axis for axis in free if axis not in taken]
             parts = [n for n in (2, 3) if size > n and size % n == 0]
             if parts and taken and self.chance(12):
@@ -375,7 +413,11 @@ class Models:
             options["random"] = "single"  # the numbers of one device
         names = list(self.inputs)
         keywords = tuple(names[self.r.randrange(len(names) + 1) :]) if self.chance(15) else ()
-        given = tuple(sorted(self.r.sample(range(count), self.r.randrange(1, count + 1)))) if count > 1 and self.chance(40) else None
+        given = (
+            tuple(sorted(self.r.sample(range(count), self.r.randrange(1, count + 1))))
+            if count > 1 and self.chance(40)
+            else None
+        )
         changes = self.changes()
         return Case(tuple(self.lines), self.result, self.inputs, mesh, self.plan(list(mesh)), tuple(self.init), keywords,
                     training=not self.chance(8), grad=not self.chance(5), calls=1 + len(changes) if changes else 2 if self.chance(8) else 1,

@@ -90,9 +90,12 @@ def normalization(m: Models) -> None:
         return
     shape = m.shape(x)
     forms = [f"nn.LayerNorm({shape[-1]})", f"nn.RMSNorm({shape[-1]})", f"nn.LayerNorm({list(shape[-2:])})", "nn.PReLU()",
-             f"nn.GroupNorm({m.r.choice([n for n in (1, 2, 3) if shape[1] % n == 0])}, {shape[1]})", f"nn.PReLU({shape[1]})"]  # fmt: skip
+             f"nn.GroupNorm({m.r.choice([n for n in (1, 2, 3) if shape[1] % n == 0])}, "
+             f"{shape[1]})", f"nn.PReLU({shape[1]})"]  # fmt: skip
     if len(shape) in (2, 3):
-        forms += [f"nn.BatchNorm1d({shape[1]}{m.r.choice(['', ', affine=False', ', momentum=0.3', ', track_running_stats=False'])})"] * 2
+        forms += [
+            f"nn.BatchNorm1d({shape[1]}{m.r.choice(['', ', affine=False', ', momentum=0.3', ', track_running_stats=False'])})"
+        ] * 2
     if len(shape) == 4:
         forms += [f"nn.BatchNorm2d({shape[1]})", f"nn.InstanceNorm2d({shape[1]}, affine=True)"] * 2
     _layer(m, m.r.choice(forms), x)
@@ -115,13 +118,23 @@ def attention(m: Models) -> None:
         _layer(m, f"nn.TransformerEncoderLayer({wide}, {heads}, {2 * wide}, dropout={drop}, batch_first=True)", x)
         return
     groups = m.r.choice([n for n in (1, 1, 2) if heads % n == 0])
-    other = m.real(lambda v: v.ndim == 3 and v.shape[0] == m.value(x).shape[0] and v.shape[2] == wide) if m.chance(25) else x
+    other = (
+        m.real(lambda v: v.ndim == 3 and v.shape[0] == m.value(x).shape[0] and v.shape[2] == wide)
+        if m.chance(25)
+        else x
+    )
     each = wide // heads
     made = []
     for of, count in ((x, heads), (other, heads // groups), (other, heads // groups)):
-        projected = _layer(m, f"nn.Linear({wide}, {count * each}, bias={m.chance(50)})", str(of)) if m.chance(80) or count != heads else of
+        projected = (
+            _layer(m, f"nn.Linear({wide}, {count * each}, bias={m.chance(50)})", str(of))
+            if m.chance(80) or count != heads
+            else of
+        )
         name = m.name()
-        if projected is None or not m.add(f"{name} = {projected}.unflatten(-1, ({count}, {each})).transpose(1, 2)", name):
+        if projected is None or not m.add(
+            f"{name} = {projected}.unflatten(-1, ({count}, {each})).transpose(1, 2)", name
+        ):
             return
         made.append(name)
     options = [", is_causal=True", "", f", scale={m.r.choice(['0.5', '1.0'])}"]
@@ -138,7 +151,10 @@ def attention(m: Models) -> None:
         call = f"({made[0]} @ {made[1]}.mT / {math.sqrt(each):.3f}).softmax(-1) @ {made[2]}"
     if m.add(f"{name} = {call}", name):
         last = m.name()
-        m.add(f"{last} = {name}.transpose(1, 2).{m.r.choice(['flatten(2)', f'reshape(*{name}.shape[:1], -1, {wide})'])}", last)
+        m.add(
+            f"{last} = {name}.transpose(1, 2).{m.r.choice(['flatten(2)', f'reshape(*{name}.shape[:1], -1, {wide})'])}",
+            last,
+        )
 
 
 def convolution(m: Models) -> None:
@@ -155,9 +171,15 @@ def convolution(m: Models) -> None:
     if kind < 5:
         _layer(m, f"nn.Conv{n}d({wide}, {out}, {m.r.choice([1, 2, 3])}, groups={groups}{more})", x)
     elif kind == 5:
-        _layer(m, f"nn.ConvTranspose{n}d({wide}, {out}, {m.r.choice([1, 2, 3])}, groups={groups}, stride={m.r.choice([1, 2])})", x)
+        _layer(
+            m,
+            f"nn.ConvTranspose{n}d({wide}, {out}, {m.r.choice([1, 2, 3])}, groups={groups}, "
+            f"stride={m.r.choice([1, 2])})",
+            x,
+        )
     else:
-        pools = ("AvgPool{}d(2)", "MaxPool{}d(2)", "MaxPool{}d(3, stride=1, padding=1)", "AdaptiveAvgPool{}d(1)", "AdaptiveMaxPool{}d(2)",
+        pools = ("AvgPool{}d(2)", "MaxPool{}d(2)", "MaxPool{}d(3, stride=1, "
+                                                   "padding=1)", "AdaptiveAvgPool{}d(1)", "AdaptiveMaxPool{}d(2)",
                  "AvgPool{}d(2, 1, count_include_pad=False, padding=1)")  # fmt: skip
         _layer(m, f"nn.{m.r.choice(pools).format(n)}", x)
 
@@ -165,13 +187,21 @@ def convolution(m: Models) -> None:
 def _ids(m: Models, below: int, *shape: int) -> str:
     """Whole numbers of this shape, each below ``below``."""
     fits = [name for name in m.whole if 0 < m.bounds[name] <= below and m.shape(name) == shape]
-    return m.r.choice(fits) if fits and m.chance(70) else m.input(f"whole(0, {below}{''.join(f', {n}' for n in shape)})", below)
+    return (
+        m.r.choice(fits)
+        if fits and m.chance(70)
+        else m.input(f"whole(0, {below}{''.join(f', {n}' for n in shape)})", below)
+    )
 
 
 def embedding(m: Models) -> None:
     rows, wide = m.r.choice([4, 5, 6, 8, 11]), m.r.choice(m.sizes)
     fits = [name for name in m.whole if 0 < m.bounds[name] <= rows]
-    ids = m.r.choice(fits) if fits and m.chance(70) else _ids(m, rows, *(m.r.choice(m.sizes) for _ in range(m.r.choice([2, 1]))))
+    ids = (
+        m.r.choice(fits)
+        if fits and m.chance(70)
+        else _ids(m, rows, *(m.r.choice(m.sizes) for _ in range(m.r.choice([2, 1]))))
+    )
     kind = m.r.randrange(8)
     if kind < 4:
         made = _layer(m, f"nn.Embedding({rows}, {wide}{', padding_idx=1' if m.chance(30) else ''})", ids)
@@ -179,7 +209,9 @@ def embedding(m: Models) -> None:
             layer = m.lines[-1].split(" = ")[1].split("(")[0]
             head = m.name("l")
             name = m.name()
-            if m.add_init(f"self.{head} = nn.Linear({wide}, {rows}, bias=False)") and m.add_init(f"self.{head}.weight = {layer}.weight"):
+            if m.add_init(f"self.{head} = nn.Linear({wide}, {rows}, bias=False)") and m.add_init(
+                f"self.{head}.weight = {layer}.weight"
+            ):
                 m.add(f"{name} = self.{head}({made})", name)
     elif kind == 4:
         name = m.name()
@@ -212,7 +244,10 @@ def loss(m: Models) -> None:
     name = m.name()
     kind = m.r.randrange(6)
     if kind < 4:
-        m.add(f"{name} = F.cross_entropy({scores}, {labels}{options}{', label_smoothing=0.1' if m.chance(30) else ''})", name)
+        m.add(
+            f"{name} = F.cross_entropy({scores}, {labels}{options}{', label_smoothing=0.1' if m.chance(30) else ''})",
+            name,
+        )
     elif kind == 4:
         m.add(f"{name} = F.nll_loss(F.log_softmax({scores}, 1), {labels}{options})", name)
     else:
@@ -228,7 +263,9 @@ def buffer(m: Models) -> None:
     shape = m.shape(x)
     kind = m.r.randrange(7)
     width = shape[-1:] if kind in (0, 1, 2) else shape
-    if not m.add_init(f'self.register_buffer("{b[5:]}", torch.linspace(0.1, 1, {math.prod(width)}).view({", ".join(map(str, width))}))'):
+    if not m.add_init(
+        f'self.register_buffer("{b[5:]}", torch.linspace(0.1, 1, {math.prod(width)}).view({", ".join(map(str, width))}))'
+    ):
         return
     dims = tuple(range(len(shape) - 1))
     reduced = f"{x}.detach().mean({dims})" if dims else f"{x}.detach()"
@@ -257,7 +294,13 @@ def shape_change(m: Models) -> None:
         return
     total, new = math.prod(shape), []
     while total > 1 and len(new) < 4:
-        new.append(m.r.choice([n for n in range(1, total + 1) if total % n == 0 and (n <= 8 or n == total)] if len(new) < 3 else [total]))
+        new.append(
+            m.r.choice(
+                [n for n in range(1, total + 1) if total % n == 0 and (n <= 8 or n == total)]
+                if len(new) < 3
+                else [total]
+            )
+        )
         total //= new[-1]
     if total > 1:
         new.append(total)

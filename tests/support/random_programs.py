@@ -33,7 +33,9 @@ SCALARS = st.one_of(
     st.complex_numbers(), st.sampled_from([torch.device("cpu"), torch.device("cuda", 3), torch.device("meta")]),
     st.sampled_from([math.inf, -math.inf, math.nan, -0.0, 1e-300, 1e300, 5e-324, 0.1, "it's", 'a "b" # c', "\\", "\n#"]),
 )  # fmt: skip
-ARGUMENTS = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple), max_leaves=6)
+ARGUMENTS = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple), max_leaves=6
+)
 
 MESHES = meshes(max_ranks=12)
 KINDS = ("sum", "sum", "max", "min")
@@ -67,14 +69,17 @@ STRINGS = st.text(max_size=5)
 
 @st.composite
 def programs(draw: st.DrawFn) -> Program:
-    """Anything that prints and parses: tensors stand where an op takes them; nothing else of its schema is kept, and no rule."""
+    """Anything that prints and parses: tensors stand where an op takes them; nothing else of its schema is kept, and no
+    rule."""
     level = draw(st.sampled_from(LEVELS))
     mesh = None if level == "traced" and draw(st.booleans()) else draw(MESHES)
     stages: dict[str, Mesh] = {}
     if mesh is not None and level not in LOCAL:
         for name in draw(st.lists(NAMES, max_size=2, unique=True)):
             sub = draw(MESHES)
-            stages[name] = Mesh(dict(sub.axes), ranks=range(shift := draw(st.integers(0, 2)), shift + sub.size), name=name)
+            stages[name] = Mesh(
+                dict(sub.axes), ranks=range(shift := draw(st.integers(0, 2)), shift + sub.size), name=name
+            )
     at = draw(st.sampled_from(list(mesh.points()))) if mesh is not None and level in LOCAL else None
     streams = tuple(draw(st.lists(NAMES, max_size=2, unique=True))) if level == "scheduled" else ()
     program = Program(fx.Graph(), level, mesh, stages=stages, streams=streams, coordinates=at)
@@ -100,7 +105,11 @@ def nodes(draw: st.DrawFn, program: Program, name: str, values: list[fx.Node], p
                                         torch.zeros(0, 3), torch.arange(40), torch.tensor([1 + 2j]), torch.ones(2, dtype=torch.bfloat16)]))  # fmt: skip
         node = make_node(program.graph, name, "get_attr", name, (), {})
         program.constants[name] = Constant.of(content)
-        type = TensorType(tuple(content.shape), content.dtype, type.layout and Layout(type.layout.mesh, DistAttr.replicated(content.ndim)))
+        type = TensorType(
+            tuple(content.shape),
+            content.dtype,
+            type.layout and Layout(type.layout.mesh, DistAttr.replicated(content.ndim)),
+        )
         if program.level == "traced":
             type = replace(type, layout=None)
         set_record(node, Record(type, phase=phase, stream=stream))
@@ -134,12 +143,16 @@ def nodes(draw: st.DrawFn, program: Program, name: str, values: list[fx.Node], p
         user = draw(STRINGS)
         node = make_node(program.graph, name, "placeholder", name, (), {})
         index = draw(st.integers(0, 3)) if role == "tangent" else None
-        set_record(node, Record(type, phase=phase, role=role, index=index, name="" if user == name else user, stream=stream))
+        set_record(
+            node, Record(type, phase=phase, role=role, index=index, name="" if user == name else user, stream=stream)
+        )
     return node
 
 
 @st.composite
-def calls(draw: st.DrawFn, program: Program, name: str, values: list[fx.Node]) -> tuple[fx.Node, tuple[Requirement | None, ...]]:
+def calls(
+    draw: st.DrawFn, program: Program, name: str, values: list[fx.Node]
+) -> tuple[fx.Node, tuple[Requirement | None, ...]]:
     operand = st.sampled_from(values) if values else st.none()
     some = st.lists(operand | ARGUMENTS | st.lists(operand, max_size=2), max_size=3)
     args = tuple(draw(some))
@@ -163,7 +176,9 @@ def requirements(draw: st.DrawFn, program: Program, values: list[fx.Node]) -> tu
         elif draw(st.booleans()):
             needs.append(Requirement(own.layout, own.dtype))
         else:
-            needs.append(Requirement(draw(layouts(program, own.shape)), draw(st.sampled_from([own.dtype, torch.float16]))))
+            needs.append(
+                Requirement(draw(layouts(program, own.shape)), draw(st.sampled_from([own.dtype, torch.float16])))
+            )
     return tuple(needs)
 
 
@@ -171,8 +186,10 @@ def finish(draw: st.DrawFn, program: Program, values: list[fx.Node]) -> None:
     """The output: a tree of returned values, gradients of some placeholders, all states."""
     some = st.sampled_from(values)
     returned = draw(st.lists(some, max_size=3))
-    fragments = ["{'it # as': ", ", 'b': [None, inf, ", "], \"x,'\": Out(f32=", ", n=-3)}"]
-    program.tree = (*fragments[: len(returned)], "".join(fragments[len(returned) :])) if returned or draw(st.booleans()) else ()
+    fragments = ["{'it # as': ", ", 'b': [None, inf, ", '], "x,\'": Out(f32=', ", n=-3)}"]
+    program.tree = (
+        (*fragments[: len(returned)], "".join(fragments[len(returned) :])) if returned or draw(st.booleans()) else ()
+    )
     found = [(Result("return"), value) for value in returned]
     found += [(Result("grad", p.name), draw(some)) for p in program.placeholders if draw(st.booleans())]
     found += [(Result("state", p.name), draw(some)) for p in program.placeholders if record_of(p).role == "state"]

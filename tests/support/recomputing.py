@@ -42,7 +42,9 @@ def results(parallel: Any, batch: Mapping[str, torch.Tensor], call: str = "simul
 
 def same(a: Sequence[torch.Tensor | None], b: Sequence[torch.Tensor | None]) -> bool:
     """Bit by bit."""
-    return len(a) == len(b) and all(x is y is None or (x is not None and y is not None and torch.equal(x, y)) for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and all(
+        x is y is None or (x is not None and y is not None and torch.equal(x, y)) for x, y in zip(a, b, strict=True)
+    )
 
 
 class Loss(nn.Module):
@@ -92,7 +94,9 @@ class Normed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), Counting()) for _ in range(2)))
+        self.layers = nn.Sequential(
+            *(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), Counting()) for _ in range(2))
+        )
         self.head = nn.Linear(8, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ def read(text: str, mesh: Mesh = MESH) -> TensorType:
 
 
 def run_and_differentiate(
-    cases: Sequence[tuple[str, str, Mapping[int, torch.Tensor], Mapping[int, torch.Tensor]]]
+    cases: Sequence[tuple[str, str, Mapping[int, torch.Tensor], Mapping[int, torch.Tensor]]],
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """What this rank gets of each relay, and the gradient of what it gave."""
     rank, found = distributed.get_rank(), []
@@ -37,7 +37,9 @@ def run_and_differentiate(
     return found
 
 
-def there_and_back(source: TensorType, target: TensorType, pieces: Mapping[int, torch.Tensor]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def there_and_back(
+    source: TensorType, target: TensorType, pieces: Mapping[int, torch.Tensor]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     rank = distributed.get_rank()
     relay = Redistribution(source, target)
     if rank not in relay.program.mesh:

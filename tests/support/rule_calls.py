@@ -92,11 +92,29 @@ def saved(*rest: Any, **options: Any) -> list[Call]:
 
 def along(*before: Callable[..., Operand], after: tuple[Any, ...] = ()) -> list[Call]:
     """Ops along one dim, of tensors of one to four dims, on dims from both ends."""
-    shapes = [((4, 5), 1), ((4, 5), 0), ((5,), 0), ((3, 4, 5), -1), ((3, 4, 5), 1), ((2, 3, 4, 2), -2), ((1, 6), 1), ((3, 2), 0)]
+    shapes = [
+        ((4, 5), 1),
+        ((4, 5), 0),
+        ((5,), 0),
+        ((3, 4, 5), -1),
+        ((3, 4, 5), 1),
+        ((2, 3, 4, 2), -2),
+        ((1, 6), 1),
+        ((3, 2), 0),
+    ]
     return [call(*(draw(*shape) for draw in before), dim, *after) for shape, dim in shapes]
 
 
-REDUCED = [((4, 5), 1), ((4, 5), 0), ((5,), 0), ((3, 4, 5), -1), ((3, 4, 5), 1), ((2, 3, 4, 5), 2), ((1, 6), 0), ((3, 2), 1)]
+REDUCED = [
+    ((4, 5), 1),
+    ((4, 5), 0),
+    ((5,), 0),
+    ((3, 4, 5), -1),
+    ((3, 4, 5), 1),
+    ((2, 3, 4, 5), 2),
+    ((1, 6), 0),
+    ((3, 2), 1),
+]
 BY_DIM = [call(F(*shape), dim, keep) for shape, dim in REDUCED for keep in (False, True)]
 BY_DIMS = [call(F(*shape), [dim], keep) for shape, dim in REDUCED for keep in (False, True)] + [
     call(F(3, 4, 5), [0, 2]), call(F(3, 4, 5), [0, -1], True), call(F(4, 5), [0, 1]), call(F(2, 3, 4, 5), [1, 2, 3], True),
@@ -137,7 +155,8 @@ def attention_backward(causal: bool, mask: tuple[int, ...] | None, heads: int) -
     return call(q, q, k, v, q, F(*q.shape[:3]), *rest, **options)
 
 
-CONVOLUTIONS: list[tuple[tuple[int, ...], tuple[int, ...], int, bool, bool]] = [  # image, weight, groups, transposed, bias
+# image, weight, groups, transposed, bias
+CONVOLUTIONS: list[tuple[tuple[int, ...], tuple[int, ...], int, bool, bool]] = [
     ((4, 4, 5), (6, 4, 3), 1, False, True), ((3, 4, 5), (5, 4, 3), 1, False, False), ((4, 6, 5, 4), (4, 6, 3, 2), 1, False, True),
     ((3, 4, 4, 5), (6, 2, 3, 3), 2, False, True), ((3, 4, 4, 5), (8, 1, 3, 3), 4, False, True), ((3, 4, 5), (4, 1, 3), 4, False, False),
     ((4, 6, 5), (6, 4, 3), 1, True, True), ((3, 4, 4, 3), (4, 3, 2, 3), 2, True, True), ((2, 3, 4, 3, 4), (4, 3, 2, 2, 2), 1, False, True),
@@ -172,7 +191,10 @@ def pooled(op: str, *how: Any, shapes: list[tuple[int, ...]], index_at: int | No
     return found
 
 
-OVERLAPPING = ([[[0, 4, 2], [7, 4, 11], [2, 15, 0]]] * 4, [[[[0, 4, 2], [4, 9, 0]]] * 2])  # windows with the same largest element
+OVERLAPPING = (
+    [[[0, 4, 2], [7, 4, 11], [2, 15, 0]]] * 4,
+    [[[[0, 4, 2], [4, 9, 0]]] * 2],
+)  # windows with the same largest element
 
 
 def at(places: Any) -> Any:
@@ -194,7 +216,11 @@ NEAREST = [f"upsample_nearest{n}d" for n in (1, 2, 3)] + [f"_upsample_nearest_ex
 VECTORS = [*((op, resampled(int(op[-2]))) for op in NEAREST), *((op, resampled(n, False)) for op, n in RESAMPLED.items()),
            *((op, resampled(2, False)) for op in ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"))]  # fmt: skip
 PADS = [(1, [(4, 5, 6), (3, 4)], [2, 1]), (2, PLANES, [1, 2, 2, 0]), (3, SPACES, [1, 0, 1, 2, 0, 1])]
-GROUP_NORMS: list[tuple[tuple[int, ...], int, bool]] = [((4, 6, 3), 2, True), ((3, 4, 3, 2), 4, True), ((5, 4, 3, 2), 1, False)]
+GROUP_NORMS: list[tuple[tuple[int, ...], int, bool]] = [
+    ((4, 6, 3), 2, True),
+    ((3, 4, 3, 2), 4, True),
+    ((5, 4, 3, 2), 1, False),
+]
 
 
 def group_norm(shape: tuple[int, ...], groups: int, affine: bool) -> Call:
@@ -242,11 +268,13 @@ CALLS: list[tuple[str, list[Call]]] = [
     ("sin cos tan atan sinh cosh tanh asinh acosh erf erfc lgamma digamma sinc nan_to_num isnan isinf", unary(F)),
     ("log log1p log2 log10 sqrt rsqrt asin acos atanh erfinv logit", unary(P)),
     ("polygamma", [call(1, P(4, 5)), call(2, P(6))]),
-    ("relu gelu silu sigmoid elu celu leaky_relu hardtanh hardsigmoid hardswish hardshrink softshrink softplus mish", unary(F)),
+    ("relu gelu silu sigmoid elu celu leaky_relu hardtanh hardsigmoid hardswish hardshrink softshrink softplus "
+     "mish", unary(F)),
     ("gelu", [call(F(4, 5), approximate="tanh")]),
     ("elu", [call(F(4, 5), 1.5, 1.1, 0.9)]),
     ("softplus", [call(F(4, 5), 2.0, 1.0)]),
-    ("add.Scalar sub.Scalar rsub.Scalar pow.Tensor_Scalar remainder.Scalar fmod.Scalar clamp clamp_min clamp_max", unary(F, 3)),
+    ("add.Scalar sub.Scalar rsub.Scalar pow.Tensor_Scalar remainder.Scalar fmod.Scalar clamp clamp_min "
+     "clamp_max", unary(F, 3)),
     ("pow.Scalar", [call(2, F(4, 5)), call(0.5, F(2, 3, 4))]),
     ("clamp", [call(F(4, 5), -1.0, 1.0), call(F(4, 5), None, 0.5)]),
     ("threshold", unary(F, 0.1, 0.2)),
@@ -279,7 +307,8 @@ CALLS: list[tuple[str, list[Call]]] = [
     ("_to_copy", [call(W(4, 5), dtype=torch.float64), call(W(4, 5), dtype=torch.int32), call(I(4, 5), dtype=torch.float64)]),
     ("_to_copy", [call(W(3, dtype=torch.bfloat16), dtype=torch.float32), call(B(4, 5), dtype=torch.float64), call(F())]),
     # their backwards
-    ("silu_backward tanh_backward sigmoid_backward hardsigmoid_backward hardswish_backward mish_backward logit_backward", saved()),
+    ("silu_backward tanh_backward sigmoid_backward hardsigmoid_backward hardswish_backward mish_backward "
+     "logit_backward", saved()),
     ("gelu_backward", [*saved(), call(F(4, 5), F(4, 5), approximate="tanh")]),
     ("threshold_backward hardshrink_backward softshrink_backward", saved(0.5)),
     ("elu_backward", [call(F(*s), 1.5, 1.1, 0.9, kept, F(*s)) for s in SHAPES for kept in (False, True)]),
@@ -348,7 +377,8 @@ CALLS: list[tuple[str, list[Call]]] = [
     ("_adaptive_avg_pool2d_backward", [call(F(*s[:-2], 2, 3), F(*s)) for s in PLANES]),
     ("_adaptive_avg_pool3d_backward", [call(F(*s[:-3], 2, 3, 2), F(*s)) for s in SPACES]),
     *((f"upsample_nearest{n}d _upsample_nearest_exact{n}d", resampled(n)) for n in (1, 2, 3)),
-    *((f"upsample_nearest{n}d_backward _upsample_nearest_exact{n}d_backward", resampled_backward(n)) for n in (1, 2, 3)),
+    *((f"upsample_nearest{n}d_backward "
+       f"_upsample_nearest_exact{n}d_backward", resampled_backward(n)) for n in (1, 2, 3)),
     *((op, resampled(n, c)) for op, n in RESAMPLED.items() for c in (False, True)),
     *((f"{op}_backward", resampled_backward(n, c)) for op, n in RESAMPLED.items() for c in (False, True)),
     *((f"reflection_pad{n}d replication_pad{n}d", [call(F(*s), pad) for s in shapes]) for n, shapes, pad in PADS),
@@ -361,7 +391,8 @@ CALLS: list[tuple[str, list[Call]]] = [
     # losses
     ("smooth_l1_loss huber_loss", [call(F(*s), F(*s), NONE, 0.7) for s in SHAPES]),
     ("soft_margin_loss", [call(F(*s), F(*s), NONE) for s in SHAPES]),
-    ("smooth_l1_loss_backward huber_loss_backward", [call(F(), F(4, 5), F(4, 5), NONE, 0.7), *(call(F(*s), F(*s), F(*s), NONE, 0.7) for s in SHAPES)]),
+    ("smooth_l1_loss_backward "
+     "huber_loss_backward", [call(F(), F(4, 5), F(4, 5), NONE, 0.7), *(call(F(*s), F(*s), F(*s), NONE, 0.7) for s in SHAPES)]),
     ("soft_margin_loss_backward", [call(F(), F(4, 5), F(4, 5), NONE), *(call(F(*s), F(*s), F(*s), NONE) for s in SHAPES)]),
     ("binary_cross_entropy", [call(P(4, 5), P(4, 5), None, NONE), call(P(4, 5), P(4, 5), P(5), NONE), call(P(6), P(6), P(6), NONE)]),
     ("binary_cross_entropy_backward", [call(F(*g), P(4, 5), P(4, 5), w, NONE) for g in ((), (4, 5)) for w in (None, P(4, 5), P(4, 1))]),
@@ -467,7 +498,8 @@ CALLS: list[tuple[str, list[Call]]] = [
     ("bucketize.Scalar", [call(0.3, K([-1.0, 0.0, 0.5, 1.0]))]),
     ("searchsorted.Scalar", [call(K([-1.0, 0.0, 0.5, 1.0]), 0.3)]),
     ("isin.Tensor_Tensor", [call(I(4, 5), I(3)), call(I(6), I(2, 2))]),
-    ("_embedding_bag _embedding_bag_forward_only", [call(F(6, 5), I(7, below=6), K([0, 3, 4]), False, mode, False, w) for mode, w in ((0, None), (0, F(7)), (1, None), (2, None))]),
+    ("_embedding_bag "
+     "_embedding_bag_forward_only", [call(F(6, 5), I(7, below=6), K([0, 3, 4]), False, mode, False, w) for mode, w in ((0, None), (0, F(7)), (1, None), (2, None))]),
     ("_embedding_bag_backward", [call(F(3, 5), I(7, below=6), K([0, 3, 4]), K([0, 0, 0, 1, 2, 2, 2]), K([3, 1, 3]), K([0, 0, 0]), 6, False, 0, False, w, -1) for w in (None, F(7))]),
     ("_embedding_bag_backward", [call(F(3, 5), I(7, below=6), K([0, 3, 4]), K([0, 0, 0, 1, 2, 2, 2]), K([3, 1, 3]), I(3, 5, below=6), 6, False, 2, False, None, -1)]),
     ("squeeze_copy.dims", [call(F(2, 1, 3, 1), [1, 3]), call(F(3, 1, 5), [0, 1])]),

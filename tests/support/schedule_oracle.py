@@ -1,7 +1,9 @@
-"""What a pipeline schedule does, by brute force: all interleavings of its ranks, with values that say how they were made.
+"""What a pipeline schedule does, by brute force: all interleavings of its ranks, with values that say how they were
+made.
 
-Nothing here is shared with the verifier but the tasks. A message takes the *value* that is there when it is sent, and what is
-received is the oldest on its way between the two ranks, whatever its name: a wrong order shows as a wrong gradient.
+Nothing here is shared with the verifier but the tasks. A message takes the *value* that is there when it is sent, and
+what is received is the oldest on its way between the two ranks, whatever its name: a wrong order shows as a wrong
+gradient.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from typing import Any
 from autopar.pipeline.schedule import PipelineSchedule
 from autopar.pipeline.task import Slot, Task
 
-Key = tuple[str, int, int]  # pass, stage, micro-batch: in capitals what was computed, in small letters what was received
+Key = tuple[
+    str, int, int
+]  # pass, stage, micro-batch: in capitals what was computed, in small letters what was received
 Store = frozenset[tuple[Key, Any, int]]  # what a rank has: key, value, and the row in which it was made
 Step = tuple[str, Any, int]  # what a rank does next: its name, the task, the row
 
@@ -37,13 +41,18 @@ def is_right(schedule: PipelineSchedule) -> bool:
 
 
 def _stated(schedule: PipelineSchedule) -> None:
-    """What values cannot show: each task once, messages between neighbours on two ranks, what is done to a stage on its rank."""
+    """What values cannot show: each task once, messages between neighbours on two ranks, what is done to a stage on its
+    rank."""
     counts = Counter(task[:3] for _, _, task in schedule.tasks())
     if any(count > 1 for count in counts.values()):
         raise Wrong("a task twice")
     for _, _, task in schedule.tasks():
         step = {"FS": 1, "FR": -1, "BS": -1, "BR": 1}.get(task.kind)
-        if step and (task.peer != task.stage + step or not 0 <= task.peer < schedule.stages or schedule.rank_of[task.peer] == schedule.rank_of[task.stage]):
+        if step and (
+            task.peer != task.stage + step
+            or not 0 <= task.peer < schedule.stages
+            or schedule.rank_of[task.peer] == schedule.rank_of[task.stage]
+        ):
             raise Wrong("a message for nobody")
     for row in schedule.slots:
         for rank, slot in enumerate(row):
@@ -51,7 +60,8 @@ def _stated(schedule: PipelineSchedule) -> None:
                 raise Wrong("another rank's parameters")
 
 
-# -- values --------------------------------------------------------------------------------------------------------------
+# -- values
+# --------------------------------------------------------------------------------------------------------------
 
 
 def _run_rows(schedule: PipelineSchedule) -> None:
@@ -96,13 +106,21 @@ def _run_all(schedule: PipelineSchedule) -> None:
                     on_way[pair] = tuple(rest)
                 store = _with(store, (task.kind[0].lower(), task.stage, task.batch), value, max(row, sent))
             elif name == "reduce":
-                if {key for key, _, _ in store if key[:2] == ("W", task)} != {("W", task, batch) for batch in range(schedule.batches)}:
+                if {key for key, _, _ in store if key[:2] == ("W", task)} != {
+                    ("W", task, batch) for batch in range(schedule.batches)
+                }:
                     raise Wrong("reduced before all gradients are there")
                 store = _with(store, ("reduced", task, -1), None, row)
             else:
                 for key, value in _computed(task, store, None, schedule, split, row):
                     store = _with(store, key, value, row)
-            following.append(((*at[:rank], at[rank] + 1, *at[rank + 1 :]), (*stores[:rank], store, *stores[rank + 1 :]), frozenset(on_way.items())))
+            following.append(
+                (
+                    (*at[:rank], at[rank] + 1, *at[rank + 1 :]),
+                    (*stores[:rank], store, *stores[rank + 1 :]),
+                    frozenset(on_way.items()),
+                )
+            )
         if not following:
             ends.add(state)
         todo += (new for new in following if new not in seen)
@@ -165,7 +183,12 @@ def _ended_right(schedule: PipelineSchedule, stores: tuple[Store, ...], *, reduc
 
     @cache
     def backward(stage: int, batch: int) -> Any:
-        return ("B", stage, forward(stage, batch), backward(stage + 1, batch) if stage + 1 < schedule.stages else "loss")
+        return (
+            "B",
+            stage,
+            forward(stage, batch),
+            backward(stage + 1, batch) if stage + 1 < schedule.stages else "loss",
+        )
 
     found = {key: value for store in stores for key, value, _ in store}
     for stage, rank in enumerate(schedule.rank_of):
@@ -176,11 +199,13 @@ def _ended_right(schedule: PipelineSchedule, stores: tuple[Store, ...], *, reduc
             raise Wrong("gradients that are not reduced")
 
 
-# -- buffers: receives complete as late as they can, when they are read --------------------------------------------------
+# -- buffers: receives complete as late as they can, when they are read
+# --------------------------------------------------
 
 
 def _released_in_order(schedule: PipelineSchedule) -> None:
-    """On its rank a buffer is released once, after it was sent and, where forwards are run again, after the backward."""
+    """On its rank a buffer is released once, after it was sent and, where forwards are run again, after the
+    backward."""
     for rank in range(schedule.ranks):
         sent: set[Task] = set()
         released: set[Task] = set()
@@ -218,7 +243,11 @@ def _released_late(schedule: PipelineSchedule) -> None:
                 steps[rank].append((slot.free if i == 0 else (), task, ()))
             for task in slot.send:
                 sent[rank, schedule.rank_of[task.peer]].append(task)
-    launched = {task: next(i for i, step in enumerate(steps[schedule.rank_of[task.stage]]) if task in step[2]) for own in sent.values() for task in own}
+    launched = {
+        task: next(i for i, step in enumerate(steps[schedule.rank_of[task.stage]]) if task in step[2])
+        for own in sent.values()
+        for task in own
+    }
     start = (0,) * schedule.ranks
     seen, todo = {start}, [start]
     while todo:

@@ -25,17 +25,23 @@ def cyclic(optimizer: Optimizer) -> LRScheduler:
     return CyclicLR(optimizer, 1e-3, 1e-2, step_size_up=3)
 
 
-SCHEDULES: dict[str, tuple[Callable[[Any], Optimizer], Callable[[Optimizer], LRScheduler], str]] = {  # …, and what is cycled beside the learning rate
+SCHEDULES: dict[
+    str, tuple[Callable[[Any], Optimizer], Callable[[Optimizer], LRScheduler], str]
+] = {  # …, and what is cycled beside the learning rate
     "adamw one cycle": (lambda model: AdamW(loops.groups_of(model), lr=1e-2), one_cycle, "beta1"),
     "adam cyclic": (lambda model: Adam(loops.groups_of(model), lr=1e-2, amsgrad=True), cyclic, "beta1"),
-    "sgd one cycle": (lambda model: SGD(loops.groups_of(model), lr=1e-2, momentum=0.9, nesterov=True), one_cycle, "momentum"),
+    "sgd one cycle": (
+        lambda model: SGD(loops.groups_of(model), lr=1e-2, momentum=0.9, nesterov=True),
+        one_cycle,
+        "momentum",
+    ),
     "sgd cyclic": (lambda model: SGD(loops.groups_of(model), lr=1e-2, momentum=0.9), cyclic, "momentum"),
 }
 
 
 def scheduled_alike(name: str, sizes: dict[str, int], zero: int, called: bool = False) -> None:
-    """Ten steps under a scheduler, with a weight decay that grows: losses and parameters are those of torch's loop at each of them, and one
-    update has been made, whose operands the numbers are."""
+    """Ten steps under a scheduler, with a weight decay that grows: losses and parameters are those of torch's loop at
+    each of them, and one update has been made, whose operands the numbers are."""
     make, schedule, cycled = SCHEDULES[name]
     torch.manual_seed(0)
     of, batches, _ = steps.MODELS["mlp"]

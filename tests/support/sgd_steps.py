@@ -17,7 +17,12 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
-def made(model: nn.Module | None = None, optimizer: Callable[[nn.Module], Any] = sgd, mesh: Mesh | None = None, **options: Any) -> Any:
+def made(
+    model: nn.Module | None = None,
+    optimizer: Callable[[nn.Module], Any] = sgd,
+    mesh: Mesh | None = None,
+    **options: Any,
+) -> Any:
     parallel = autopar.parallelize(model or Pair(), mesh or Mesh(dp=2, tp=2))
     return parallel.train_step(optimizer(parallel), **options)
 

@@ -43,13 +43,24 @@ def smaller(case: Case) -> Iterator[Case]:
     if len(names) > 1 or case.result not in names:
         yield from (replace(case, result=name, given=None) for name in dict.fromkeys(names))
     drawn = {key: value for key, value in case.options.items() if key == "random"}
-    for change in ({"changes": ()}, *({"calls": n} for n in range(1, case.calls)), {"loss": "weights"}, {"grad": True}, {"training": True}, {"given": None}, {"options": drawn}, {"keywords": ()}):
-        (key, value), = change.items()
+    for change in (
+        {"changes": ()},
+        *({"calls": n} for n in range(1, case.calls)),
+        {"loss": "weights"},
+        {"grad": True},
+        {"training": True},
+        {"given": None},
+        {"options": drawn},
+        {"keywords": ()},
+    ):
+        ((key, value),) = change.items()
         if getattr(case, key) != value:
             yield replace(case, **change)
     for axis, size in case.mesh.items():
         if len(case.mesh) > 1:
-            yield replace(case, mesh={a: n for a, n in case.mesh.items() if a != axis}, plan=_without_axis(case.plan, axis))
+            yield replace(
+                case, mesh={a: n for a, n in case.mesh.items() if a != axis}, plan=_without_axis(case.plan, axis)
+            )
         if size > 2:
             yield replace(case, mesh={**case.mesh, axis: 2})
     if len(read := _read(case)) < (count := len(case.lines)):
@@ -77,7 +88,11 @@ def smaller(case: Case) -> Iterator[Case]:
         for glob, spec in case.plan.items():
             yield replace(case, plan={g: s for g, s in case.plan.items() if g != glob})
             if isinstance(spec, tuple):
-                yield from (replace(case, plan={**case.plan, glob: (*spec[:d], None, *spec[d + 1 :])}) for d, entry in enumerate(spec) if entry)
+                yield from (
+                    replace(case, plan={**case.plan, glob: (*spec[:d], None, *spec[d + 1 :])})
+                    for d, entry in enumerate(spec)
+                    if entry
+                )
 
 
 def _read(case: Case) -> tuple[str, ...]:
@@ -92,7 +107,11 @@ def _read(case: Case) -> tuple[str, ...]:
 
 
 def _without(plan: Any, name: str) -> Any:
-    return {g: s for g, s in plan.items() if g.lstrip("*.").split(".")[0].removesuffix("()") != name} if isinstance(plan, dict) else plan
+    return (
+        {g: s for g, s in plan.items() if g.lstrip("*.").split(".")[0].removesuffix("()") != name}
+        if isinstance(plan, dict)
+        else plan
+    )
 
 
 def _without_axis(plan: Any, axis: str) -> Any:
@@ -101,4 +120,8 @@ def _without_axis(plan: Any, axis: str) -> Any:
             return tuple(strip(e) for e in entry if e != axis)
         return None if entry == axis else entry.replace(f"/{axis}", "") if isinstance(entry, str) else entry
 
-    return {g: tuple(None if e == axis else strip(e) for e in s) if isinstance(s, tuple) else s for g, s in plan.items()} if isinstance(plan, dict) else plan
+    return (
+        {g: tuple(None if e == axis else strip(e) for e in s) if isinstance(s, tuple) else s for g, s in plan.items()}
+        if isinstance(plan, dict)
+        else plan
+    )

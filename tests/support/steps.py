@@ -101,7 +101,8 @@ def differences(step: Any, single: Single) -> dict[str, float]:
 
 def steps_alike(name: str, sizes: dict[str, int], options: dict[str, Any], count: int = 10,
                 optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw, tolerance: float = 1e-9, called: bool = False) -> None:  # fmt: skip
-    """Losses, norms, parameters, buffers and the optimizer's state equal those of a single device after so many steps."""
+    """Losses, norms, parameters, buffers and the optimizer's state equal those of a single device after so many
+    steps."""
     torch.manual_seed(0)
     make, batches, plan = MODELS[name]
     model = make()
@@ -125,8 +126,9 @@ def steps_alike(name: str, sizes: dict[str, int], options: dict[str, Any], count
 
 
 class LowPrecision:
-    """The loop of a single device in mixed precision, as people write it: O1 is ``torch.autocast``; O2 a model in low precision that
-    takes its parameters from those in float32, and hands its gradients to them. fp16 with a ``GradScaler``. ``amp=None``: in float32.
+    """The loop of a single device in mixed precision, as people write it: O1 is ``torch.autocast``; O2 a model in low
+    precision that takes its parameters from those in float32, and hands its gradients to them. fp16 with a
+    ``GradScaler``. ``amp=None``: in float32.
 
     Attributes:
         scales: the scale after each step.
@@ -134,21 +136,41 @@ class LowPrecision:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, amp: str | None, scaling: LossScaling, *, clip_norm: float | None = None,
                  microbatches: int = 1) -> None:  # fmt: skip
-        self.model, self.optimizer, self.amp, self.clip_norm, self.microbatches = model, optimizer, amp or "", clip_norm, microbatches
+        self.model, self.optimizer, self.amp, self.clip_norm, self.microbatches = (
+            model,
+            optimizer,
+            amp or "",
+            clip_norm,
+            microbatches,
+        )
         self.dtype = torch.float16 if self.amp.startswith("fp16") else torch.bfloat16
         self.low = copy.deepcopy(model).to(self.dtype) if self.amp.endswith("O2") else model
-        self.scaler = torch.amp.GradScaler("cpu", scaling.initial, scaling.growth, scaling.backoff, scaling.interval, enabled=self.amp.startswith("fp16"))
+        self.scaler = torch.amp.GradScaler(
+            "cpu",
+            scaling.initial,
+            scaling.growth,
+            scaling.backoff,
+            scaling.interval,
+            enabled=self.amp.startswith("fp16"),
+        )
         self.scales: list[float] = []
 
     def __call__(self, **batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The loss, and the norm of the gradients before they are clipped."""
         cut = {name: tensor.chunk(self.microbatches) for name, tensor in batch.items()}
-        labels = [(part[:, 1:] != -100).sum() for part in cut["labels"]] if "labels" in cut else [torch.tensor(1)] * self.microbatches
+        labels = (
+            [(part[:, 1:] != -100).sum() for part in cut["labels"]]
+            if "labels" in cut
+            else [torch.tensor(1)] * self.microbatches
+        )
         total = torch.zeros(())
         for k, count in enumerate(labels):
             given = {name: parts[k] for name, parts in cut.items()}
             if self.low is not self.model:
-                given = {name: tensor.to(self.dtype) if tensor.is_floating_point() else tensor for name, tensor in given.items()}
+                given = {
+                    name: tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+                    for name, tensor in given.items()
+                }
             with torch.autocast("cpu", self.dtype, enabled=self.amp.endswith("O1")):
                 found = self.low(**given)
             loss = (found if isinstance(found, torch.Tensor) else found.loss).float() * count / sum(labels)
@@ -158,7 +180,9 @@ class LowPrecision:
             for master, low in zip(self.model.parameters(), self.low.parameters(), strict=True):
                 master.grad, low.grad = low.grad.float(), None
         self.scaler.unscale_(self.optimizer)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), float("inf") if self.clip_norm is None else self.clip_norm)
+        norm = nn.utils.clip_grad_norm_(
+            self.model.parameters(), float("inf") if self.clip_norm is None else self.clip_norm
+        )
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.scales.append(self.scaler.get_scale())
@@ -180,20 +204,35 @@ def narrow(batch: Batch) -> dict[str, torch.Tensor]:
 
 def distance(a: nn.Module, b: nn.Module) -> float:
     """The norm of all differences between their parameters."""
-    return float(torch.cat([(loops.whole(p) - loops.whole(q)).detach().flatten() for p, q in zip(a.parameters(), b.parameters(), strict=True)]).norm())
+    return float(
+        torch.cat(
+            [
+                (loops.whole(p) - loops.whole(q)).detach().flatten()
+                for p, q in zip(a.parameters(), b.parameters(), strict=True)
+            ]
+        ).norm()
+    )
 
 
 def mixed_alike(name: str, sizes: dict[str, int], amp: str, options: dict[str, Any], optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
                 parameters: float = 2.0, count: int = 5) -> None:  # fmt: skip
-    """Steps in mixed precision are about as far from float32 as those of a single device: parameters at most ``parameters`` times as far and
-    at least a third; losses and norms at most three times as far, or a rounding of the low precision."""
+    """Steps in mixed precision are about as far from float32 as those of a single device: parameters at most
+    ``parameters`` times as far and at least a third; losses and norms at most three times as far, or a rounding of the
+    low precision."""
     torch.manual_seed(0)
     make, batches, plan = MODELS[name]
     model = make().float()
     begin = copy.deepcopy(model)
-    exact, low = (LowPrecision(own := copy.deepcopy(model), optimizer(own), one, LossScaling(1024.0), clip_norm=options["clip_norm"]) for one in (None, amp))
+    exact, low = (
+        LowPrecision(
+            own := copy.deepcopy(model), optimizer(own), one, LossScaling(1024.0), clip_norm=options["clip_norm"]
+        )
+        for one in (None, amp)
+    )
     parallel = autopar.parallelize(model, Mesh(sizes), plan if "tp" in sizes else None)
-    step = parallel.train_step(optimizer(parallel), amp=amp, **({"loss_scale": 1024.0} if amp.startswith("fp16") else {}), **options)
+    step = parallel.train_step(
+        optimizer(parallel), amp=amp, **({"loss_scale": 1024.0} if amp.startswith("fp16") else {}), **options
+    )
     rounding = torch.finfo(low.dtype).eps / 2
     for k in range(count):
         batch = narrow(batches(k))
@@ -202,16 +241,26 @@ def mixed_alike(name: str, sizes: dict[str, int], amp: str, options: dict[str, A
         assert loss.dtype == torch.float32 and not step.skipped
         for a, b, c in zip(ours, exactly, lowly, strict=True):
             assert relative(a, b) <= max(3 * relative(c, b), rounding), (k, a, b, c)
-    tensors = [*parallel.parameters(), *parallel.state_dict().values(), *(t for one in step.optimizer.state.values() for t in one.values())]
+    tensors = [
+        *parallel.parameters(),
+        *parallel.state_dict().values(),
+        *(t for one in step.optimizer.state.values() for t in one.values()),
+    ]
     assert {tensor.dtype for tensor in tensors if tensor.is_floating_point()} == {torch.float32}, "master weights"
-    noise, found, moved = distance(low.model, exact.model), distance(parallel, exact.model), distance(begin, exact.model)
+    noise, found, moved = (
+        distance(low.model, exact.model),
+        distance(parallel, exact.model),
+        distance(begin, exact.model),
+    )
     assert noise < 0.2 * moved and noise / 3 <= found <= parameters * noise, (noise, found, moved)
 
 
 def overflows_alike(sizes: dict[str, int], amp: str, zero: int) -> None:
-    """The first scale is far too large and falls until gradients fit; every third step it rises, too far. All as torch's GradScaler has it.
+    """The first scale is far too large and falls until gradients fit; every third step it rises, too far. All as
+    torch's GradScaler has it.
 
-    The factors are large so that no scale is near the largest that fits: ranks add up fewer rows, and that is another for them.
+    The factors are large so that no scale is near the largest that fits: ranks add up fewer rows, and that is another
+    for them.
     """
     torch.manual_seed(0)
     make, batches, plan = MODELS["mlp"]
@@ -230,7 +279,9 @@ def overflows_alike(sizes: dict[str, int], amp: str, zero: int) -> None:
         skipped.append(bool(step.skipped))
         if skipped[-1]:
             assert all(torch.equal(before[name], after[name]) for name in before), "nothing is changed, bit for bit"
-            assert not any(tensor.any() for name, tensor in after.items() if name not in before), "the first step makes the optimizer's state"
+            assert not any(tensor.any() for name, tensor in after.items() if name not in before), (
+                "the first step makes the optimizer's state"
+            )
         else:
             assert before.keys() == after.keys() and not all(torch.equal(before[name], after[name]) for name in before)
         scales.append(float(step.scaler[0]))
@@ -243,5 +294,9 @@ def overflows_alike(sizes: dict[str, int], amp: str, zero: int) -> None:
 def _all_of(step: Any) -> dict[str, torch.Tensor]:
     """Copies of parameters and of the optimizer's state."""
     found = {name: p.detach() for name, p in step.parallel.named_parameters()}
-    found |= {f"{name}.{key}": value for name, p in step.parallel.named_parameters() for key, value in step.optimizer.state.get(p, {}).items()}
+    found |= {
+        f"{name}.{key}": value
+        for name, p in step.parallel.named_parameters()
+        for key, value in step.optimizer.state.get(p, {}).items()
+    }
     return {name: loops.whole(tensor).clone() for name, tensor in found.items()}

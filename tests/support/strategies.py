@@ -25,14 +25,22 @@ def ascending(draw: st.DrawFn, sizes: Sequence[int], ranks: Sequence[int]) -> li
     placed: dict[tuple[int, ...], int] = {}
     for rank in sorted(ranks):
         before = ([(*point[:k], n - 1, *point[k + 1 :]) for k, n in enumerate(point) if n] for point in grid)
-        free = [point for point, others in zip(grid, before, strict=True) if point not in placed and all(other in placed for other in others)]
+        free = [
+            point
+            for point, others in zip(grid, before, strict=True)
+            if point not in placed and all(other in placed for other in others)
+        ]
         placed[draw(st.sampled_from(free))] = rank
     return [placed[point] for point in grid]
 
 
 @st.composite
-def meshes(draw: st.DrawFn, *, max_axes: int = 3, max_size: int = 4, max_ranks: int = 16, permuted: bool = False) -> Mesh:
-    sizes = draw(st.lists(st.integers(1, max_size), min_size=1, max_size=max_axes).filter(lambda s: math.prod(s) <= max_ranks))
+def meshes(
+    draw: st.DrawFn, *, max_axes: int = 3, max_size: int = 4, max_ranks: int = 16, permuted: bool = False
+) -> Mesh:
+    sizes = draw(
+        st.lists(st.integers(1, max_size), min_size=1, max_size=max_axes).filter(lambda s: math.prod(s) <= max_ranks)
+    )
     names = draw(st.permutations(NAMES))
     ranks = ascending(draw, sizes, range(math.prod(sizes))) if permuted and draw(st.booleans()) else None
     return Mesh(dict(zip(names, sizes, strict=False)), ranks=ranks)
@@ -46,7 +54,8 @@ def kinds(dtype: torch.dtype) -> tuple[str, ...]:
 
 @st.composite
 def worlds(draw: st.DrawFn, max_ranks: int = 6, *, permuted: bool = True) -> tuple[Mesh, Mesh]:
-    """Two meshes of some of the ranks below ``max_ranks``: equal, of different shape, disjoint, overlapping, one in the other."""
+    """Two meshes of some of the ranks below ``max_ranks``: equal, of different shape, disjoint, overlapping, one in the
+    other."""
     found = []
     for name in ("s0", "s1"):
         axes = draw(meshes(max_ranks=max_ranks, max_size=max_ranks)).axes
@@ -76,8 +85,11 @@ def part_lists(draw: st.DrawFn, size: int, max_parts: int = 3) -> tuple[int, ...
 
 
 @st.composite
-def attrs(draw: st.DrawFn, mesh: Mesh, shape: Sequence[int], *, pending: Sequence[str] = ("sum",), max_parts: int = 3) -> DistAttr:
-    """Each axis splits some part of some dim, in any order, or is pending, or is not named; one kind of pending a value."""
+def attrs(
+    draw: st.DrawFn, mesh: Mesh, shape: Sequence[int], *, pending: Sequence[str] = ("sum",), max_parts: int = 3
+) -> DistAttr:
+    """Each axis splits some part of some dim, in any order, or is pending, or is not named; one kind of pending a
+    value."""
     parts = [draw(part_lists(size, max_parts)) for size in shape]
     axes: list[list[list[str]]] = [[[] for _ in sizes] for sizes in parts]
     kinds: dict[str, str] = {}

@@ -15,7 +15,15 @@ from autopar.cli.train import run as running
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No job around the tests, no terminal that is forced, one thread; typer replaces ``sys.excepthook``."""
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "FORCE_COLOR", "TTY_COMPATIBLE", running.STARTED):
+    for name in (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "FORCE_COLOR",
+        "TTY_COMPATIBLE",
+        running.STARTED,
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     threads = torch.get_num_threads()

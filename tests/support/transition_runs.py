@@ -73,10 +73,14 @@ def grid(mesh: Mesh) -> str:
 
 
 def explicit_program(source: TensorType, target: TensorType, world: Mesh | None = None) -> Program:
-    """An input that lies as ``source``, re-laid and returned as ``target``; ``world`` where they do not lie on the mesh itself."""
+    """An input that lies as ``source``, re-laid and returned as ``target``; ``world`` where they do not lie on the mesh
+    itself."""
     ends = [type.layout.mesh for type in (source, target)]
     stages = heads({mesh.name: grid(mesh) for mesh in ends if mesh.name is not None})
-    program = Program.parse(f"program explicit on {grid(world or ends[0])}\n{stages}  x : {print_type(normal(source))} = input\n  return x\n")
+    program = Program.parse(
+        f"program explicit on {grid(world or ends[0])}\n{stages}  x : {print_type(normal(source))} = input\n  return "
+        f"x\n"
+    )
     x, output = program.node("x"), program.output
     with program.edit() as edit:
         value = x
@@ -114,7 +118,11 @@ def addends(type: TensorType, values: torch.Tensor) -> tuple[torch.Tensor, Piece
     chosen = {tuple(at[axis] for axis, _ in pending): value for at, value in zip(mesh.points(), values, strict=True)}
     kinds = {kind for _, kind in pending} or {"sum"}
     assert len(kinds) == 1, "which of two kinds is reduced first would matter"
-    whole = REDUCE[kinds.pop()]([wide(value) for value in chosen.values()]).to(values.dtype) if len(chosen) > 1 else next(iter(chosen.values()))
+    whole = (
+        REDUCE[kinds.pop()]([wide(value) for value in chosen.values()]).to(values.dtype)
+        if len(chosen) > 1
+        else next(iter(chosen.values()))
+    )
     held = replace(type, layout=Layout(mesh, type.attr.without_pending()))
     return whole, {
         rank: cut(chosen[tuple(mesh.coordinates(rank)[axis] for axis, _ in pending)], held, mesh.coordinates(rank))
@@ -132,7 +140,9 @@ def whole_numbers(type: TensorType) -> torch.Tensor:
     return (values * (mesh.size if kinds == {"avg"} else 1)).to(type.dtype)
 
 
-def check(source: TensorType, target: TensorType, values: torch.Tensor | None = None, world: Mesh | None = None) -> Pieces:
+def check(
+    source: TensorType, target: TensorType, values: torch.Tensor | None = None, world: Mesh | None = None
+) -> Pieces:
     """Run the transition; each rank must hold its piece, or pieces that reduce to it where the target is pending."""
     whole, pieces = addends(source, whole_numbers(source) if values is None else values)
     found = run(source, target, pieces, world)
@@ -146,7 +156,12 @@ def check(source: TensorType, target: TensorType, values: torch.Tensor | None = 
         assert tuple(found[rank].shape) == target.attr.local_shape(target.shape, mesh, at)
         assert found[rank].is_contiguous()
         ours = reduced(found, mesh, at, target.attr.pending).to(target.dtype)
-        assert equal(ours, cut(wanted, there, at)), (rank, print_type(source), print_type(target), transitions(source, target))
+        assert equal(ours, cut(wanted, there, at)), (
+            rank,
+            print_type(source),
+            print_type(target),
+            transitions(source, target),
+        )
     return found
 
 

@@ -18,7 +18,12 @@ VISIONS = {
     "vit mae": Architecture(
         "ViTMAEForPreTraining",
         VISION
-        | {"decoder_hidden_size": 16, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 4, "decoder_intermediate_size": 24},
+        | {
+            "decoder_hidden_size": 16,
+            "decoder_num_hidden_layers": 1,
+            "decoder_num_attention_heads": 4,
+            "decoder_intermediate_size": 24,
+        },
         lambda: {**pixels(), "noise": torch.rand(ROWS, 16, dtype=torch.float64)},
     ),
     "siglip vision": vision("SiglipForImageClassification", {"vision_config": VISION, "num_labels": 3}),
@@ -63,11 +68,19 @@ VISIONS = {
         None,
     ),
     "resnet": vision(
-        "ResNetForImageClassification", {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [DEPTH, DEPTH], "num_labels": 3}, None
+        "ResNetForImageClassification",
+        {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [DEPTH, DEPTH], "num_labels": 3},
+        None,
     ),
     "resnet basic": vision(
         "ResNetForImageClassification",
-        {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [DEPTH, DEPTH], "layer_type": "basic", "num_labels": 3},
+        {
+            "embedding_size": 8,
+            "hidden_sizes": [8, 16],
+            "depths": [DEPTH, DEPTH],
+            "layer_type": "basic",
+            "num_labels": 3,
+        },
         None,
     ),
     "regnet": vision(
@@ -76,10 +89,14 @@ VISIONS = {
         None,
     ),
     "mobilenet v1": vision(
-        "MobileNetV1ForImageClassification", {"image_size": 32, "depth_multiplier": 0.25, "min_depth": 4, "num_labels": 3}, None
+        "MobileNetV1ForImageClassification",
+        {"image_size": 32, "depth_multiplier": 0.25, "min_depth": 4, "num_labels": 3},
+        None,
     ),
     "mobilenet v2": vision(
-        "MobileNetV2ForImageClassification", {"image_size": 32, "depth_multiplier": 0.25, "min_depth": 4, "num_labels": 3}, None
+        "MobileNetV2ForImageClassification",
+        {"image_size": 32, "depth_multiplier": 0.25, "min_depth": 4, "num_labels": 3},
+        None,
     ),
     "efficientnet": vision(
         "EfficientNetForImageClassification",
@@ -131,7 +148,13 @@ VISIONS = {
     ),
     "pvt": vision(
         "PvtForImageClassification",
-        {"image_size": 32, "depths": [DEPTH] * 4, "hidden_sizes": [8, 8, 16, 16], "num_attention_heads": [1, 2, 2, 4], "num_labels": 3},
+        {
+            "image_size": 32,
+            "depths": [DEPTH] * 4,
+            "hidden_sizes": [8, 8, 16, 16],
+            "num_attention_heads": [1, 2, 2, 4],
+            "num_labels": 3,
+        },
         None,
     ),
     "levit": vision(
@@ -191,7 +214,9 @@ VISIONS = {
         None,
     ),
     "swiftformer": vision(
-        "SwiftFormerForImageClassification", {"image_size": 32, "depths": [DEPTH] * 4, "embed_dims": [8, 8, 16, 16], "num_labels": 3}, None
+        "SwiftFormerForImageClassification",
+        {"image_size": 32, "depths": [DEPTH] * 4, "embed_dims": [8, 8, 16, 16], "num_labels": 3},
+        None,
     ),
     "hiera": vision(
         "HieraForImageClassification",

@@ -26,7 +26,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "mlp": (lambda: Residual(8, 12), COLUMN_ROW),
     "mlp uneven": (lambda: Residual(5, 7), COLUMN_ROW),
     "llama": (lambda: llama(kv=2, layers=2), "megatron"),
-    "llama uneven": (lambda: llama(heads=3, kv=3, head=2, hidden=11), [{"*.embed_tokens.weight": ("tp", None)}, "megatron"]),
+    "llama uneven": (
+        lambda: llama(heads=3, kv=3, head=2, hidden=11),
+        [{"*.embed_tokens.weight": ("tp", None)}, "megatron"],
+    ),
     "llama tied": (lambda: llama(tie_word_embeddings=True), "megatron"),
     "gpt2": (lambda: gpt2(layers=2), "megatron"),
 }
@@ -90,7 +93,9 @@ def single(make: Callable[[], nn.Module], init: str) -> nn.Module:
     names = {name: tied[id(p)] for name, p in empty.named_parameters(remove_duplicate=False)}
     model = empty.to_empty(device="cpu")
     for name, first in names.items():
-        if name != first and init == "function":  # which to_empty takes apart, and the models' own initialisation ties again
+        if (
+            name != first and init == "function"
+        ):  # which to_empty takes apart, and the models' own initialisation ties again
             owner, attribute = name.rsplit(".", 1)
             setattr(model.get_submodule(owner), attribute, model.get_parameter(first))
     torch.manual_seed(SEED)
@@ -123,7 +128,10 @@ def function(model: nn.Module) -> Callable[[nn.Module], Any]:
 
 def same(parallel: nn.Module, wanted: nn.Module) -> None:
     """Every parameter and buffer, to the bit."""
-    for ours, theirs in ((parallel.named_parameters, wanted.named_parameters), (parallel.named_buffers, wanted.named_buffers)):
+    for ours, theirs in (
+        (parallel.named_parameters, wanted.named_parameters),
+        (parallel.named_buffers, wanted.named_buffers),
+    ):
         found = dict(ours(remove_duplicate=False))
         for name, tensor in theirs(remove_duplicate=False):
             assert not found[name].is_meta and torch.equal(whole(found[name]), tensor), name
@@ -169,7 +177,8 @@ def odd_ways(sizes: dict[str, int]) -> None:
 
 
 def refused_without_values() -> None:
-    """What init does not write is named, and the model is on meta as before; the same for a rank that draws otherwise."""
+    """What init does not write is named, and the model is on meta as before; the same for a rank that draws
+    otherwise."""
     make, plan = MODELS["llama"]
     model = on_meta(make)
     parallel = autopar.parallelize(model, Mesh(dp=2, tp=2), plan)
@@ -179,9 +188,18 @@ def refused_without_values() -> None:
             module.reset_parameters()
 
     said = refused(RuntimeError, lambda: parallel.initialize(linears))
-    assert "the parameter model.embed_tokens.weight, the parameter" in said and "the buffer model.rotary_emb.inv_freq" in said, said
-    assert "q_proj" not in said and "in init, a function of a module, or make the model with these on a real device" in said
-    assert all(t.is_meta and (is_dtensor(t) or isinstance(t, torch.Tensor)) for t in (*parallel.parameters(), *parallel.buffers()))
+    assert (
+        "the parameter model.embed_tokens.weight, the parameter" in said
+        and "the buffer model.rotary_emb.inv_freq" in said
+    ), said
+    assert (
+        "q_proj" not in said
+        and "in init, a function of a module, or make the model with these on a real device" in said
+    )
+    assert all(
+        t.is_meta and (is_dtensor(t) or isinstance(t, torch.Tensor))
+        for t in (*parallel.parameters(), *parallel.buffers())
+    )
 
     def scale(module: nn.Module) -> None:
         for parameter in module.parameters(recurse=False):
@@ -195,7 +213,9 @@ def refused_without_values() -> None:
 
     said = refused(RuntimeError, lambda: parallel.initialize(otherwise))
     assert "draws other random numbers on rank 2 than on rank 0" in said, said
-    assert "device='cuda', and the pieces of this process lie on cpu" in refused(ValueError, lambda: parallel.initialize(device="cuda"))
+    assert "device='cuda', and the pieces of this process lie on cpu" in refused(
+        ValueError, lambda: parallel.initialize(device="cuda")
+    )
     parallel.initialize()
     same(parallel, autopar_again(parallel))
 
@@ -302,8 +322,14 @@ def bad_files(folder: str) -> None:
         load = parallel.load_weights
         before = [(p, None if p.is_meta else copy.deepcopy(p)) for p in parallel.parameters()]
         said = refused(RuntimeError, functools.partial(load, here))
-        assert 'Unexpected key(s) in state_dict: "extra.weight".' in said and 'Missing key(s) in state_dict: "lm_head.weight".' in said, said
-        assert "size mismatch for model.norm.weight: copying a param with shape torch.Size([2, 2]) from checkpoint, the shape in current model is torch.Size([16])" in said
+        assert (
+            'Unexpected key(s) in state_dict: "extra.weight".' in said
+            and 'Missing key(s) in state_dict: "lm_head.weight".' in said
+        ), said
+        assert (
+            "size mismatch for model.norm.weight: copying a param with shape torch.Size([2, 2]) from checkpoint, the "
+            "shape in current model is torch.Size([16])" in said
+        )
         said = refused(RuntimeError, functools.partial(load, here, strict=False))
         assert "size mismatch" in said and "Missing" not in said and "Unexpected" not in said
         for now, (p, values) in zip(parallel.parameters(), before, strict=True):

@@ -24,7 +24,9 @@ def adapted(model: nn.Module, layers: list[str], **options: Any) -> nn.Module:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT reads what transformers deprecates
-        return get_peft_model(model, LoraConfig(r=2, init_lora_weights=False, target_modules=layers, **options)).double()
+        return get_peft_model(
+            model, LoraConfig(r=2, init_lora_weights=False, target_modules=layers, **options)
+        ).double()
 
 
 def lora_llama(layers: list[str] = LLAMA_LAYERS, depth: int = 1, **options: Any) -> nn.Module:

@@ -39,8 +39,8 @@ class Architecture:
         config: arguments of its configuration, ``DEPTH`` where it has the number of layers.
         batch: makes the arguments of one call.
         sequence: the inputs whose dim 1 is a sequence, which context parallelism splits.
-        block: the all-reduces over tp, forward and backward, that an expert of Megatron has in one layer; ``None`` where
-            nobody splits such a layer over tp.
+        block: the all-reduces over tp, forward and backward, that an expert of Megatron has in one layer; ``None``
+            where nobody splits such a layer over tp.
     """
 
     model: str
@@ -85,7 +85,11 @@ def set_dropout(config: Any, probability: float) -> None:
     """Every probability of a configuration, and of those inside; whole layers are never dropped."""
     for one in _configs(config):
         for name, value in list(vars(one).items()):
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and any(word in name for word in DROPPED):
+            if (
+                isinstance(value, (int, float))
+                and not isinstance(value, bool)
+                and any(word in name for word in DROPPED)
+            ):
                 vars(one)[name] = 0.0 if "layerdrop" in name else probability  # past the check of types: some say int
 
 
@@ -109,7 +113,12 @@ def text(**more: Callable[[], torch.Tensor]) -> Batch:
     ids, mask = tokens(), torch.ones(ROWS, LENGTH, dtype=torch.long)
     mask[1, -2:] = 0
     ids = ids.where(mask.bool(), 0)
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids.where(mask.bool(), -100), **{k: make() for k, make in more.items()}}
+    return {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "labels": ids.where(mask.bool(), -100),
+        **{k: make() for k, make in more.items()},
+    }
 
 
 def unlabelled() -> Batch:
@@ -139,7 +148,11 @@ def video() -> Batch:
 
 def forecast() -> Batch:
     """A series so far, and what comes."""
-    past = {"past_values": real(ROWS, 6), "past_time_features": real(ROWS, 6, 2), "past_observed_mask": torch.ones(ROWS, 6)}
+    past = {
+        "past_values": real(ROWS, 6),
+        "past_time_features": real(ROWS, 6, 2),
+        "past_observed_mask": torch.ones(ROWS, 6),
+    }
     return {**past, "future_values": real(ROWS, 4), "future_time_features": real(ROWS, 4, 2)}
 
 
@@ -245,15 +258,21 @@ AUDIO = {
 TOKENS = ("input_ids", "attention_mask", "labels")
 
 
-def decoder(model: str, config: Mapping[str, Any] = GROUPED, block: tuple[int, int] | None = (2, 2), **more: Any) -> Architecture:
+def decoder(
+    model: str, config: Mapping[str, Any] = GROUPED, block: tuple[int, int] | None = (2, 2), **more: Any
+) -> Architecture:
     return Architecture(model, {**config, **more}, text, TOKENS, block)
 
 
-def encoder(model: str, config: Mapping[str, Any] = TEXT, block: tuple[int, int] | None = (2, 2), **more: Any) -> Architecture:
+def encoder(
+    model: str, config: Mapping[str, Any] = TEXT, block: tuple[int, int] | None = (2, 2), **more: Any
+) -> Architecture:
     return Architecture(model, {**config, **more}, text, TOKENS, block)
 
 
-def pair(model: str, config: Mapping[str, Any] = PAIR, block: tuple[int, int] | None = (5, 5), **more: Any) -> Architecture:
+def pair(
+    model: str, config: Mapping[str, Any] = PAIR, block: tuple[int, int] | None = (5, 5), **more: Any
+) -> Architecture:
     return Architecture(model, {**config, **more}, translated, TOKENS, block)
 
 
@@ -262,7 +281,9 @@ def side(config: Mapping[str, Any]) -> int:
     return size[0] if isinstance(size, list) else size
 
 
-def vision(model: str, config: Mapping[str, Any] = VISION, block: tuple[int, int] | None = (2, 2), **more: Any) -> Architecture:
+def vision(
+    model: str, config: Mapping[str, Any] = VISION, block: tuple[int, int] | None = (2, 2), **more: Any
+) -> Architecture:
     return Architecture(model, {**config, **more}, functools.partial(image, side(config)), (), block)
 
 
@@ -270,7 +291,9 @@ def sound(rows: int = ROWS) -> Batch:
     return {"input_values": real(rows, 64), "labels": torch.randint(3, (rows,))}
 
 
-def audio(model: str, config: Mapping[str, Any] = AUDIO, block: tuple[int, int] | None = (2, 2), **more: Any) -> Architecture:
+def audio(
+    model: str, config: Mapping[str, Any] = AUDIO, block: tuple[int, int] | None = (2, 2), **more: Any
+) -> Architecture:
     return Architecture(model, {**config, **more}, sound, (), block)
 
 

@@ -47,10 +47,13 @@ AUDIOS = {
     "unispeech": audio("UniSpeechForSequenceClassification"),
     "sew": audio("SEWForSequenceClassification", squeeze_factor=1),
     "data2vec audio": audio("Data2VecAudioForSequenceClassification"),
-    "wav2vec2 conformer": audio("Wav2Vec2ConformerForSequenceClassification", conv_depthwise_kernel_size=3, block=(3, 3)),
+    "wav2vec2 conformer": audio(
+        "Wav2Vec2ConformerForSequenceClassification", conv_depthwise_kernel_size=3, block=(3, 3)
+    ),
     "wav2vec2 bert": Architecture(
         "Wav2Vec2BertForSequenceClassification",
-        AUDIO | {"feature_projection_input_dim": 8, "conv_depthwise_kernel_size": 3, "position_embeddings_type": "relative"},
+        AUDIO
+        | {"feature_projection_input_dim": 8, "conv_depthwise_kernel_size": 3, "position_embeddings_type": "relative"},
         lambda: {"input_features": real(ROWS, 16, 8), "labels": torch.randint(3, (ROWS,))},
         block=(3, 3),
     ),
@@ -97,7 +100,9 @@ MULTIMODAL = {
         (),
         (4, 4),
     ),
-    "git": Architecture("GitForCausalLM", {**CAUSAL, "vision_config": VISION_INSIDE}, lambda: {**text(), **pixels()}, (), (4, 4)),
+    "git": Architecture(
+        "GitForCausalLM", {**CAUSAL, "vision_config": VISION_INSIDE}, lambda: {**text(), **pixels()}, (), (4, 4)
+    ),
     "vilt": Architecture(
         "ViltForQuestionAnswering",
         TEXT | {"image_size": SIDE, "patch_size": 4, "max_image_length": -1, "num_labels": 3},
@@ -117,7 +122,12 @@ MULTIMODAL = {
     ),
     "idefics3": Architecture(
         "Idefics3ForConditionalGeneration",
-        {"text_config": {"model_type": "llama", **GROUPED}, "vision_config": VISION_INSIDE, "image_token_id": 23, "scale_factor": 2},
+        {
+            "text_config": {"model_type": "llama", **GROUPED},
+            "vision_config": VISION_INSIDE,
+            "image_token_id": 23,
+            "scale_factor": 2,
+        },
         lambda: {**with_image_tokens(4), "pixel_values": real(ROWS, 1, 3, SIDE, SIDE)},
         (),
         (4, 4),
@@ -135,7 +145,11 @@ MULTIMODAL = {
     "lxmert": Architecture(
         "LxmertModel",
         TEXT | {"l_layers": DEPTH, "x_layers": DEPTH, "r_layers": DEPTH, "visual_feat_dim": 8},
-        lambda: {**unlabelled(), "visual_feats": real(ROWS, 4, 8), "visual_pos": torch.rand(ROWS, 4, 4, dtype=torch.float64)},
+        lambda: {
+            **unlabelled(),
+            "visual_feats": real(ROWS, 4, 8),
+            "visual_pos": torch.rand(ROWS, 4, 4, dtype=torch.float64),
+        },
         (),
         None,
     ),
@@ -165,7 +179,10 @@ MULTIMODAL = {
     "qwen2 vl text": Architecture(
         "Qwen2VLForConditionalGeneration",
         {
-            "text_config": {**GROUPED, "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 0], "rope_theta": 1e4}},
+            "text_config": {
+                **GROUPED,
+                "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 0], "rope_theta": 1e4},
+            },
             "vision_config": {"depth": 1, "embed_dim": 16, "hidden_size": 16, "num_heads": 4},
         },
         text,
@@ -269,7 +286,15 @@ SERIES = {
     ),
     "decision transformer": Architecture(
         "DecisionTransformerModel",
-        {"state_dim": 3, "act_dim": 2, "hidden_size": 16, "max_ep_len": 16, "n_layer": DEPTH, "n_head": 4, "n_positions": 32},
+        {
+            "state_dim": 3,
+            "act_dim": 2,
+            "hidden_size": 16,
+            "max_ep_len": 16,
+            "n_layer": DEPTH,
+            "n_head": 4,
+            "n_positions": 32,
+        },
         lambda: {
             "states": real(ROWS, 4, 3),
             "actions": real(ROWS, 4, 2),
@@ -288,20 +313,36 @@ PLAIN = {
         "Translator", {"layers": DEPTH}, lambda: {"source": text()["input_ids"], "target": tokens()}, (), (5, 5)
     ),
     "lstm": Architecture("Recurrent", {"kind": "LSTM", "layers": DEPTH}, lambda: {"ids": tokens()}, (), None),
-    "lstm both ways": Architecture("Recurrent", {"kind": "LSTM", "layers": DEPTH, "both": True}, lambda: {"ids": tokens()}, (), None),
+    "lstm both ways": Architecture(
+        "Recurrent", {"kind": "LSTM", "layers": DEPTH, "both": True}, lambda: {"ids": tokens()}, (), None
+    ),
     "gru": Architecture("Recurrent", {"kind": "GRU", "layers": DEPTH}, lambda: {"ids": tokens()}, (), None),
-    "unet": Architecture("UNet", {}, lambda: {"image": real(ROWS, 3, 8, 8), "labels": torch.randint(3, (ROWS, 8, 8))}, (), None),
+    "unet": Architecture(
+        "UNet", {}, lambda: {"image": real(ROWS, 3, 8, 8), "labels": torch.randint(3, (ROWS, 8, 8))}, (), None
+    ),
     "denoiser": Architecture(
-        "Denoiser", {}, lambda: {"noisy": real(ROWS, 3, 4, 4), "step": torch.randint(100, (ROWS,)), "noise": real(ROWS, 3, 4, 4)}, (), None
+        "Denoiser",
+        {},
+        lambda: {"noisy": real(ROWS, 3, 4, 4), "step": torch.randint(100, (ROWS,)), "noise": real(ROWS, 3, 4, 4)},
+        (),
+        None,
     ),
     "dcgan": Architecture("Generative", {}, lambda: {"latent": real(ROWS, 6), "real": real(ROWS, 3, 8, 8)}, (), None),
     "mlp mixer": Architecture(
-        "Mixer", {"layers": DEPTH}, lambda: {"image": real(ROWS, 3, SIDE, SIDE), "labels": torch.randint(3, (ROWS,))}, (), None
+        "Mixer",
+        {"layers": DEPTH},
+        lambda: {"image": real(ROWS, 3, SIDE, SIDE), "labels": torch.randint(3, (ROWS,))},
+        (),
+        None,
     ),
     "dlrm": Architecture(
         "Clicks",
         {},
-        lambda: {"dense": real(ROWS, 5), "categories": torch.randint(10, (ROWS, 3, 2)), "clicked": torch.rand(ROWS, dtype=torch.float64)},
+        lambda: {
+            "dense": real(ROWS, 5),
+            "categories": torch.randint(10, (ROWS, 3, 2)),
+            "clicked": torch.rand(ROWS, dtype=torch.float64),
+        },
         (),
         None,
     ),

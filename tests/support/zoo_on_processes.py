@@ -23,10 +23,14 @@ def same_numbers(name: str, sizes: dict[str, int]) -> None:
     torch.manual_seed(0)
     model = architecture.make(dropout=0.1).float()
     eager = copy.deepcopy(model)
-    parallel = autopar.parallelize(model, mesh, "megatron" if "tp" in sizes else "ddp", random="single", outputs="global")
+    parallel = autopar.parallelize(
+        model, mesh, "megatron" if "tp" in sizes else "ddp", random="single", outputs="global"
+    )
     for seed in (1, 2):
         torch.manual_seed(seed)
-        given = {key: value.float() if value.is_floating_point() else value for key, value in architecture.batch().items()}
+        given = {
+            key: value.float() if value.is_floating_point() else value for key, value in architecture.batch().items()
+        }
         for net in (eager, parallel):
             net.zero_grad()
         torch.manual_seed(seed)

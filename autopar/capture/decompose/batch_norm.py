@@ -1,7 +1,8 @@
 """Decompose batch norm at capture, so that a split batch has the statistics of the whole batch.
 
 A mean and a variance become sums, global counts and divisions, in forward and backward. Running statistics are written
-with ``copy_``, which capture turns into state: ``native_batch_norm`` writes them too, but its schema does not declare it.
+with ``copy_``, which capture turns into state: ``native_batch_norm`` writes them too, but its schema does not declare
+it.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def _normalized(x, weight, bias, mean, scale):
 
 
 def batch_norm(x, weight, bias, running_mean, running_var, training: bool, momentum: float, eps: float):
-    """Return the normalized batch, its mean, and the inverse root of its variance; the last two are empty in evaluation."""
+    """Return the normalized batch, its mean, and the inverse root of its variance; the last two are empty in
+    evaluation."""
     if not training:
         none = aten.full.default([0], 0, dtype=_wide_dtype(x), device=x.device)
         scale = _inverse_root(wide(running_var), eps)
@@ -82,7 +84,8 @@ def batch_norm(x, weight, bias, running_mean, running_var, training: bool, momen
 def batch_norm_backward(
     gradient, x, weight, running_mean, running_var, mean, scale, training: bool, eps: float, mask: Sequence[bool]
 ):
-    """Return the gradients, with two sums over the batch: of the gradient, and of the gradient times the normalized input."""
+    """Return the gradients, with two sums over the batch: of the gradient, and of the gradient times the normalized
+    input."""
     if not training:
         mean, scale = wide(running_mean), _inverse_root(wide(running_var), eps)
     along, dy = _over_channels(x), wide(gradient)
@@ -95,7 +98,9 @@ def batch_norm_backward(
         shared = aten.mul.Tensor(normal, along(aten.div.Scalar(product, count)))
         dy = aten.sub.Tensor(aten.sub.Tensor(dy, along(aten.div.Scalar(total, count))), shared)
     dx = _as(aten.mul.Tensor(dy, along(factor)), x.dtype)
-    return tuple(g if needed else None for g, needed in zip((dx, _as(product, dtype), _as(total, dtype)), mask, strict=True))
+    return tuple(
+        g if needed else None for g, needed in zip((dx, _as(product, dtype), _as(total, dtype)), mask, strict=True)
+    )
 
 
 def _reserved(x):
@@ -121,7 +126,9 @@ def _with_reserve(x, *args):
 
 def _of_a_kernel(x, gradient, weight, running_mean, running_var, mean, scale, eps: float, *_):
     """The backward of cuDNN and MIOpen, which exists for training only."""
-    return batch_norm_backward(gradient, x, weight, running_mean, running_var, mean, scale, True, eps, (True, True, True))
+    return batch_norm_backward(
+        gradient, x, weight, running_mean, running_var, mean, scale, True, eps, (True, True, True)
+    )
 
 
 BATCH_NORM: dict[Any, Callable[..., Any]] = {

@@ -5,8 +5,8 @@
                                                          z : f32[4/dp 1] +tp = sum(exp(s), [1], True)
                                                          y : f32[4/dp 32000/tp] = sub(s, log(z))
 
-An unexpanded op is one kernel, so an op is expanded only where the dim is split. A cross-entropy over split classes then moves a
-few numbers per row instead of all classes (Shoeybi et al., arXiv:1909.08053, section 3).
+An unexpanded op is one kernel, so an op is expanded only where the dim is split. A cross-entropy over split classes
+then moves a few numbers per row instead of all classes (Shoeybi et al., arXiv:1909.08053, section 3).
 """
 
 from __future__ import annotations
@@ -85,7 +85,10 @@ def softmax_backward(gradient, y, dim, dtype):
 def log_softmax_backward(gradient, y, dim, dtype):
     """``g - exp(y) · Σ g``."""
     gradient, y = wide(gradient), wide(y)
-    return _like(aten.sub.Tensor(gradient, aten.mul.Tensor(aten.exp.default(y), aten.sum.dim_IntList(gradient, [dim], True))), dtype)
+    return _like(
+        aten.sub.Tensor(gradient, aten.mul.Tensor(aten.exp.default(y), aten.sum.dim_IntList(gradient, [dim], True))),
+        dtype,
+    )
 
 
 def _places(size, like):
@@ -108,12 +111,16 @@ def gather(x, dim, index, **_):
 
 
 def scatter_add(x, dim, index, source):
-    return aten.add.Tensor(x, sharded_lookup.scatter_held(source, dim, index, _places(x.shape[dim], index), x.shape[dim]))
+    return aten.add.Tensor(
+        x, sharded_lookup.scatter_held(source, dim, index, _places(x.shape[dim], index), x.shape[dim])
+    )
 
 
 def _of_all_others(x, dim, index, source=None, **_) -> bool:
     """Whether the index has the size of ``x`` in every other dim, and the source has the shape of the index."""
-    others = all(n == m for k, (n, m) in enumerate(zip(x.shape, index.shape, strict=True)) if k != dim % max(len(x.shape), 1))
+    others = all(
+        n == m for k, (n, m) in enumerate(zip(x.shape, index.shape, strict=True)) if k != dim % max(len(x.shape), 1)
+    )
     return bool(x.shape) and others and (source is None or source.shape == index.shape)
 
 
@@ -122,7 +129,11 @@ def _used(target, weight, ignore, dtype):
     used = aten.ne.Scalar(target, ignore)
     target = aten.mul.Tensor(target, used)
     counted = _like(used, dtype)
-    return target, aten.logical_not.default(used), counted if weight is None else aten.mul.Tensor(aten.index.Tensor(weight, [target]), counted)
+    return (
+        target,
+        aten.logical_not.default(used),
+        counted if weight is None else aten.mul.Tensor(aten.index.Tensor(weight, [target]), counted),
+    )
 
 
 def nll_loss(scores, target, weight, reduction, ignore):
@@ -139,7 +150,9 @@ def nll_loss(scores, target, weight, reduction, ignore):
 def nll_loss_backward(gradient, scores, target, weight, reduction, ignore, total):
     dim = min(scores.dim() - 1, 1)
     target, ignored, counted = _used(target, weight, ignore, scores.dtype)
-    each = aten.masked_fill.Scalar(aten.neg.default(aten.mul.Tensor(counted, gradient)), ignored, 0)  # masked, because the mean of no target is NaN
+    each = aten.masked_fill.Scalar(
+        aten.neg.default(aten.mul.Tensor(counted, gradient)), ignored, 0
+    )  # masked, because the mean of no target is NaN
     each = aten.unsqueeze.default(each, dim)
     count = scores.shape[dim]
     return sharded_lookup.scatter_held(each, dim, aten.unsqueeze.default(target, dim), _places(count, target), count)
@@ -149,8 +162,12 @@ def causal_attention(query, key, value, dropout=0.0, causal=False, *, attn_mask=
     return sharded_lookup.causal_attention(query, key, value, _places(query.shape[-2], query), scale)
 
 
-def causal_attention_backward(gradient, query, key, value, out, logsumexp, dropout, causal, *, attn_mask=None, scale=None):
-    return sharded_lookup.causal_attention_backward(gradient, query, key, value, out, logsumexp, _places(query.shape[-2], query), scale)
+def causal_attention_backward(
+    gradient, query, key, value, out, logsumexp, dropout, causal, *, attn_mask=None, scale=None
+):
+    return sharded_lookup.causal_attention_backward(
+        gradient, query, key, value, out, logsumexp, _places(query.shape[-2], query), scale
+    )
 
 
 def _is_causal(position):
@@ -185,13 +202,21 @@ EXPANSIONS: dict[Any, Expansion] = {
         ("nll_loss_backward", nll_loss_backward, _classes(1), 1),
         ("nll_loss2d_backward", nll_loss_backward, _classes(1), 1),
         ("_scaled_dot_product_flash_attention_for_cpu", causal_attention, _fixed(2), 0, 1, _is_causal(4)),
-        ("_scaled_dot_product_flash_attention_for_cpu_backward", causal_attention_backward, _fixed(2), 1, 1, _is_causal(7)),
+        (
+            "_scaled_dot_product_flash_attention_for_cpu_backward",
+            causal_attention_backward,
+            _fixed(2),
+            1,
+            1,
+            _is_causal(7),
+        ),
     )
 }
 
 
 def opened_factors(node: fx.Node) -> tuple[tuple[str, int], ...]:
-    """Return the factors that a node's op would not need whole if it were expanded, each with the fewest elements it should have."""
+    """Return the factors that a node's op would not need whole if it were expanded, each with the fewest elements it
+    should have."""
     row = EXPANSIONS.get(node.target)
     if row is None:
         return ()

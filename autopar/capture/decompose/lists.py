@@ -1,4 +1,5 @@
-"""Decompose ops on lists of tensors, ``_foreach_add(xs, ys) → [add(x, y), …]``, because each tensor has its own Layout."""
+"""Decompose ops on lists of tensors, ``_foreach_add(xs, ys) → [add(x, y), …]``, because each tensor has its own
+Layout."""
 
 from __future__ import annotations
 

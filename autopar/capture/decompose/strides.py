@@ -1,7 +1,7 @@
 """Decompose ``as_strided``: an address in memory becomes an index into the flattened tensor.
 
-A piece on a rank has another memory layout than the tensor has on one device. So elements are addressed by indices and not by
-strides: by a view if every element is taken once, and else by a look-up.
+A piece on a rank has another memory layout than the tensor has on one device. So elements are addressed by indices and
+not by strides: by a view if every element is taken once, and else by a look-up.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def _flat(x: Any) -> tuple[Any, list[int]]:
     order = _order(x.shape, x.stride())
     if not _is_dense(x.shape, x.stride(), order):
         raise CaptureError(
-            f"as_strided of a tensor with gaps in its memory: shape {list(x.shape)}, strides {list(x.stride())}\n  take it of x.contiguous()"
+            f"as_strided of a tensor with gaps in its memory: shape {list(x.shape)}, strides {list(x.stride())}\n  "
+            f"take it of x.contiguous()"
         )
     sorted_ = x if order == list(range(x.dim())) else aten.permute.default(x, order)
     return aten.view.default(sorted_, [x.numel()]), order
@@ -40,7 +41,11 @@ def _flat(x: Any) -> tuple[Any, list[int]]:
 def _back(flat: Any, size: Sequence[int], order: Sequence[int]) -> Any:
     """Reshape flat elements, whose dims are in the order ``order``, to a tensor of ``size``."""
     sorted_ = aten.view.default(flat, [size[d] for d in order])
-    return sorted_ if list(order) == list(range(len(size))) else aten.permute.default(sorted_, [order.index(d) for d in range(len(size))])
+    return (
+        sorted_
+        if list(order) == list(range(len(size)))
+        else aten.permute.default(sorted_, [order.index(d) for d in range(len(size))])
+    )
 
 
 def _start(x: Any, size: Sequence[int], stride: Sequence[int], offset: int | None) -> int:
@@ -49,7 +54,8 @@ def _start(x: Any, size: Sequence[int], stride: Sequence[int], offset: int | Non
     last = start + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
     if math.prod(size) and not 0 <= start <= last < x.numel():
         raise CaptureError(
-            f"as_strided reads the places {start} to {last} of a tensor with {x.numel()} elements, those of the tensor it is a part of\n"
+            f"as_strided reads the places {start} to {last} of a tensor with {x.numel()} elements, those of the "
+            f"tensor it is a part of\n"
             f"  take it of that tensor"
         )
     return start

@@ -15,7 +15,8 @@ from autopar.torch_private import FakeTensorMode, OpOverload, TorchDispatchMode,
 
 @dataclass(frozen=True)
 class Ref:
-    """A value: an operand of the function, or the result of an earlier step; ``part`` is its position if the step has several results."""
+    """A value: an operand of the function, or the result of an earlier step; ``part`` is its position if the step has
+    several results."""
 
     step: int  # below 0: operand -step - 1
     part: int | None = None
@@ -42,7 +43,9 @@ class Subgraph:
 _KNOWN: dict[Any, Subgraph] = {}
 
 
-def subgraph(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device) -> Subgraph:
+def subgraph(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device
+) -> Subgraph:
     """Run ``function`` once on fake tensors, and return its ops; calls with equal shapes share the result.
 
     Args:
@@ -57,7 +60,9 @@ def subgraph(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
             with recorder:
                 results = function(*fakes[0], **fakes[1])
         returned = results if isinstance(results, (tuple, list)) else (results,)
-        _KNOWN[key] = Subgraph(tuple(recorder.steps), tuple(None if r is None else recorder.refs[id(r)] for r in returned))
+        _KNOWN[key] = Subgraph(
+            tuple(recorder.steps), tuple(None if r is None else recorder.refs[id(r)] for r in returned)
+        )
     return _KNOWN[key]
 
 
@@ -88,7 +93,9 @@ class _Recorder(TorchDispatchMode):
             return result
         args, options = pytree.tree_map_only(torch.Tensor, lambda t: self.refs[id(t)], (args, kwargs or {}))
         several = isinstance(result, (tuple, list))
-        self.steps.append(SubgraphOp(func, tuple(args), options, tuple(map(_type, result)) if several else _type(result)))  # type: ignore[arg-type]
+        self.steps.append(
+            SubgraphOp(func, tuple(args), options, tuple(map(_type, result)) if several else _type(result))
+        )  # type: ignore[arg-type]
         for part, tensor in enumerate(result if several else (result,)):
             if tensor is not None:
                 self._note(tensor, Ref(len(self.steps) - 1, part if several else None))

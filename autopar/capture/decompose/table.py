@@ -41,10 +41,13 @@ def var(x, dim=None, *, correction=None, keepdim=False):
 
 
 def var_mean(x, dim=None, *, correction=None, keepdim=False):
-    """The variance and the mean, each a sum and a division. The variance of complex numbers is the sum of the variances of both parts."""
+    """The variance and the mean, each a sum and a division. The variance of complex numbers is the sum of the variances
+    of both parts."""
     if x.is_complex():
         parts = aten.view_as_real.default(x)
-        real, imaginary = (var(aten.select.int(parts, -1, k), dim, correction=correction, keepdim=keepdim) for k in (0, 1))
+        real, imaginary = (
+            var(aten.select.int(parts, -1, k), dim, correction=correction, keepdim=keepdim) for k in (0, 1)
+        )
         return aten.add.Tensor(real, imaginary), mean_dim(x, dim or list(range(x.dim())), keepdim)
     wide = _wide(x)
     middle = mean_dim(wide, dim or list(range(x.dim())), True)
@@ -76,7 +79,8 @@ def norm(x, order, dim, keepdim=False):
 
 
 def linalg_vector_norm(x, order=2, dim=None, keepdim=False, *, dtype=None):
-    """Decompose orders 1 and 2 into the sum of magnitudes and the root of the sum of squares; other orders stay whole."""
+    """Decompose orders 1 and 2 into the sum of magnitudes and the root of the sum of squares; other orders stay
+    whole."""
     if order not in (1, 2) or x.is_complex() or dtype not in (None, x.dtype):
         return NotImplemented
     wide = _wide(x)
@@ -97,7 +101,8 @@ def log_sigmoid_backward(gradient, x, buffer):
 
 def _nll_loss_forward(op):
     def forward(scores, target, weight, reduction, ignore_index):
-        """``mean → sum / total weight``: both are sums over the batch. The total weight depends on the targets alone."""
+        """``mean → sum / total weight``: both are sums over the batch. The total weight depends on the targets
+        alone."""
         if reduction != MEAN:
             return NotImplemented
         count = _total_weight(target, weight, ignore_index, scores.dtype)
@@ -170,7 +175,9 @@ def multilabel_margin_loss_forward(x, target, reduction):
     """``max(0, 1 - x[target] + x[other]) / n`` over all pairs; a row's targets end before its first -1."""
     n = max(x.shape[-1], 1) if x.dim() else 1
     if not x.dim():
-        loss, is_target = multilabel_margin_loss_forward(aten.unsqueeze.default(x, 0), aten.view.default(target, [1]), reduction)
+        loss, is_target = multilabel_margin_loss_forward(
+            aten.unsqueeze.default(x, 0), aten.view.default(target, [1]), reduction
+        )
         return loss, aten.view.default(is_target, [])
     is_listed = aten._to_copy.default(aten.ge.Scalar(target, 0), dtype=x.dtype)
     is_listed = aten.cumprod.default(is_listed, -1)
@@ -179,7 +186,9 @@ def multilabel_margin_loss_forward(x, target, reduction):
     is_target = aten._to_copy.default(aten.gt.Scalar(hits, 0), dtype=x.dtype)
     low = aten.unsqueeze.default(aten.sub.Tensor(aten.gather.default(x, -1, target), 1), -1)  # [… targets 1]
     margin = aten.relu.default(aten.sub.Tensor(aten.unsqueeze.default(x, -2), low))  # [… targets classes]
-    left_out = aten.logical_or.default(aten.unsqueeze.default(aten.eq.Scalar(is_listed, 0), -1), aten.unsqueeze.default(aten.gt.Scalar(hits, 0), -2))
+    left_out = aten.logical_or.default(
+        aten.unsqueeze.default(aten.eq.Scalar(is_listed, 0), -1), aten.unsqueeze.default(aten.gt.Scalar(hits, 0), -2)
+    )
     margin = aten.masked_fill.Scalar(margin, left_out, 0)
     return _reduce(aten.div.Scalar(aten.sum.dim_IntList(margin, [-2, -1]), n), reduction), is_target
 
@@ -198,7 +207,8 @@ def _margin_backward(op, position):
 
 
 def convolution_backward(gradient, x, weight, bias_sizes, *rest):
-    """Compute the bias's gradient as a sum of the gradient alone, so that it does not depend on how the input is split."""
+    """Compute the bias's gradient as a sum of the gradient alone, so that it does not depend on how the input is
+    split."""
     *how, (of_x, of_weight, of_bias) = rest
     if not of_bias:
         return NotImplemented
@@ -209,9 +219,11 @@ def convolution_backward(gradient, x, weight, bias_sizes, *rest):
 
 
 def _of_transposed(op):
-    """Transpose a matrix that is not contiguous, so that a determinant keeps the same factors for its backward as on a piece.
+    """Transpose a matrix that is not contiguous, so that a determinant keeps the same factors for its backward as on a
+    piece.
 
-    For a contiguous matrix, as pieces are, torch keeps the factors of the transposed matrix. The backward is captured for one of the two.
+    For a contiguous matrix, as pieces are, torch keeps the factors of the transposed matrix. The backward is captured
+    for one of the two.
     """
 
     def apart(x):
@@ -245,11 +257,16 @@ def squeeze(x, dims=None):
 
 
 def cat(tensors, dim=0):
-    """Drop an operand of shape ``[0]``, which torch allows beside any shape: a cache of keys and values begins as one."""
+    """Drop an operand of shape ``[0]``, which torch allows beside any shape: a cache of keys and values begins as
+    one."""
     full = [x for x in tensors if tuple(x.shape) != (0,)]
     if not full or len(full) == len(tensors) or full[0].dim() == 1 or any(x.dtype != full[0].dtype for x in tensors):
         return NotImplemented
-    return aten.cat.default(full, dim) if len(full) > 1 else aten.clone.default(full[0], memory_format=torch.contiguous_format)
+    return (
+        aten.cat.default(full, dim)
+        if len(full) > 1
+        else aten.clone.default(full[0], memory_format=torch.contiguous_format)
+    )
 
 
 def _of_a_number(op):
@@ -287,7 +304,9 @@ def _empty_like(x, *, dtype=None, layout=None, device=None, pin_memory=None, mem
 def split(x, size, dim=0):
     """``split(x, 2) → split_with_sizes(x, [2, 2, 1])``, which has the same number of results for an empty piece."""
     whole = x.shape[dim]
-    return aten.split_with_sizes.default(x, [min(size, whole - start) for start in range(0, max(whole, 1), max(size, 1))], dim)
+    return aten.split_with_sizes.default(
+        x, [min(size, whole - start) for start in range(0, max(whole, 1), max(size, 1))], dim
+    )
 
 
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
@@ -307,8 +326,14 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.multilabel_margin_loss_forward.default: multilabel_margin_loss_forward,
     aten.multilabel_margin_loss_backward.default: _margin_backward(aten.multilabel_margin_loss_backward.default, 3),
     aten.multi_margin_loss_backward.default: _margin_backward(aten.multi_margin_loss_backward.default, 6),
-    **{op: _of_a_number(op) for op in (aten.gather.default, aten.index_select.default, aten.index_add.default, aten.scatter_add.default)},
-    **{op: _of_complex(op) for op in (aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims)},
+    **{
+        op: _of_a_number(op)
+        for op in (aten.gather.default, aten.index_select.default, aten.index_add.default, aten.scatter_add.default)
+    },
+    **{
+        op: _of_complex(op)
+        for op in (aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims)
+    },
     aten._linalg_det.default: _of_transposed(aten._linalg_det.default),
     aten._linalg_slogdet.default: _of_transposed(aten._linalg_slogdet.default),
     **BATCH_NORM,
@@ -353,7 +378,10 @@ SYNONYMS = {aten._unsafe_view.default: aten.view.default}
 TRANSPOSE = aten.t.default  # twice, it is the value itself
 COPY, ZEROS, FULL = aten.copy.default, aten.zeros_like.default, aten.full.default
 INDEX, SQUEEZE, ARANGE, ARANGE_FROM = aten.index.Tensor, aten.squeeze.dims, aten.arange.default, aten.arange.start
-UNREAD = {aten.nll_loss_backward.default: 6, aten.nll_loss2d_backward.default: 6}  # op → the position of the number that only the mean reads, which is decomposed here
+UNREAD = {
+    aten.nll_loss_backward.default: 6,
+    aten.nll_loss2d_backward.default: 6,
+}  # op → the position of the number that only the mean reads, which is decomposed here
 VIEWS = frozenset({
     aten.view.default, aten.t.default, aten.transpose.int, aten.permute.default, aten.unsqueeze.default, aten.expand.default,
     aten.squeeze.dims, aten.slice.Tensor, aten.select.int,

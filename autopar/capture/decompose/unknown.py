@@ -1,8 +1,9 @@
 """Decompose ops without a sharding rule by torch's own decompositions, if all of the resulting ops have rules.
 
 torch has decompositions for hundreds of ops. One is used only if it helps: it is run once for each op and each kind of
-arguments on fake tensors, outside of the trace, and the ops that it calls are decomposed in turn by torch and by autopar.
-If an op without a rule is left, the original op stays as it is. Ops that draw random numbers are never decomposed.
+arguments on fake tensors, outside of the trace, and the ops that it calls are decomposed in turn by torch and by
+autopar. If an op without a rule is left, the original op stays as it is. Ops that draw random numbers are never
+decomposed.
 """
 
 from __future__ import annotations
@@ -39,14 +40,17 @@ def _where(condition, a, b):
     """``where`` of numbers too, which take the dtype of the tensor beside them."""
     like = next((x for x in (a, b) if isinstance(x, torch.Tensor)), None)
     dtype = torch.result_type(a, b) if like is None else like.dtype
-    full = (x if isinstance(x, torch.Tensor) else aten.full.default((), x, dtype=dtype, device=condition.device) for x in (a, b))
+    full = (
+        x if isinstance(x, torch.Tensor) else aten.full.default((), x, dtype=dtype, device=condition.device)
+        for x in (a, b)
+    )
     return aten.where.self(condition, *full)
 
 
 # torch's references end in prims, which are stricter ops of aten: operands of one dtype, all dims named
 UNARY = (
-    "abs acos acosh asin asinh atan atanh bitwise_not ceil cos cosh digamma erf erfc exp exp2 expm1 floor lgamma log log10 log1p "
-    "log2 neg reciprocal round rsqrt sign signbit sin sinh sqrt tan tanh trunc"
+    "abs acos acosh asin asinh atan atanh bitwise_not ceil cos cosh digamma erf erfc exp exp2 expm1 floor lgamma log "
+    "log10 log1p log2 neg reciprocal round rsqrt sign signbit sin sinh sqrt tan tanh trunc"
 )
 BINARY = "add sub mul eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor fmod remainder"
 PRIMS: dict[Any, Decomposition] = {
@@ -57,7 +61,9 @@ PRIMS: dict[Any, Decomposition] = {
     prims.atan2.default: aten.atan2.default,
     prims.pow.default: aten.pow.Tensor_Tensor,
     prims.where.default: _where,
-    prims.div.default: lambda x, y: aten.div.Tensor(x, y) if x.is_floating_point() else NotImplemented,  # the prim rounds integers
+    prims.div.default: lambda x, y: (
+        aten.div.Tensor(x, y) if x.is_floating_point() else NotImplemented
+    ),  # the prim rounds integers
     prims.convert_element_type.default: lambda x, dtype: aten.to.dtype(x, dtype),
     prims.sum.default: lambda x, dims, *, output_dtype=None: aten.sum.dim_IntList(x, dims, dtype=output_dtype),
     prims.amax.default: lambda x, dims, **_: aten.amax.default(x, dims),
@@ -73,7 +79,8 @@ def decomposition_table() -> Mapping[Any, Decomposition]:
 
 
 def _may_go(op: Any) -> bool:
-    """Whether torch may decompose an op. Views stay, because a later op may write through them, and so do constants, which are views of themselves."""
+    """Whether torch may decompose an op. Views stay, because a later op may write through them, and so do constants,
+    which are views of themselves."""
     kept = op in RULES or op in IDENTITIES or op in SYNONYMS
     return isinstance(op, OpOverload) and not (kept or mutates(op) or is_seeded(op) or returns_alias(op))
 
@@ -105,7 +112,8 @@ _UNCOVERED: dict[Any, frozenset[Any]] = {}
 
 
 def uncovered(op: OpOverload, how: Decomposition, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> frozenset[Any]:
-    """Return the ops without a rule that the decomposition of one call ends in; the op itself if the decomposition fails."""
+    """Return the ops without a rule that the decomposition of one call ends in; the op itself if the decomposition
+    fails."""
     key = (op, _kind(args), _kind(tuple(kwargs.items())))
     without = _UNCOVERED.get(key)
     if without is None or (without and without & RULES.keys()):  # the missing rule may have been registered since

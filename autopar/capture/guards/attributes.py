@@ -14,7 +14,8 @@ class AttributesOfModule(torch.nn.Module):
     """A module that also has the attributes of the module ``self.module``.
 
     Attributes:
-        OWN: names that always belong to this module, whatever ``self.module`` has. Attributes that are already set here belong to it too.
+        OWN: names that always belong to this module, whatever ``self.module`` has. Attributes that are already set here
+            belong to it too.
     """
 
     OWN: frozenset[str] = frozenset()
@@ -24,7 +25,9 @@ class AttributesOfModule(torch.nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             module = self.__dict__.get("module")
-            if module is None or isinstance(inspect.getattr_static(module, name, FUNCTIONS[0]), (*FUNCTIONS, type, classmethod, staticmethod)):
+            if module is None or isinstance(
+                inspect.getattr_static(module, name, FUNCTIONS[0]), (*FUNCTIONS, type, classmethod, staticmethod)
+            ):
                 raise  # a method would run the original model
             return getattr(module, name)
 

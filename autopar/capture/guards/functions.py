@@ -1,4 +1,5 @@
-"""Find the globals, closures and defaults that the user's functions read: functions that run, and functions that these may call."""
+"""Find the globals, closures and defaults that the user's functions read: functions that run, and functions that these
+may call."""
 
 from __future__ import annotations
 
@@ -22,7 +23,15 @@ from autopar.capture.guards.values import (
     is_users_object,
 )
 
-SPECIAL = ("__call__", "__getitem__", "__len__", "__iter__", "__contains__", "__bool__", "__getattr__")  # methods that Python calls without an attribute lookup
+SPECIAL = (
+    "__call__",
+    "__getitem__",
+    "__len__",
+    "__iter__",
+    "__contains__",
+    "__bool__",
+    "__getattr__",
+)  # methods that Python calls without an attribute lookup
 OF_FUNCTIONS = ("forward", "backward", "setup_context", "jvp", "vmap")  # called by ``apply`` of an autograd.Function
 WRAPPED = (types.MethodType, functools.partial, staticmethod, classmethod, property)
 
@@ -31,18 +40,25 @@ class Functions:
     """Examines functions, each once.
 
     Attributes:
-        watched: whether ``begins`` is called for each function that runs; then a function is only examined when it runs.
+        watched: whether ``begins`` is called for each function that runs; then a function is only examined when it
+            runs.
         code: the code objects of the user's functions that were examined.
         places: the globals, attributes of modules and classes, closure variables and defaults that they may read.
         first: the frozen value of each of these places before forward read it.
 
     Args:
-        follow: called with each value that a function may read and with its name, before the function reads the value's attributes.
+        follow: called with each value that a function may read and with its name, before the function reads the value's
+            attributes.
         others: whether a value inside of a container is compared elsewhere, as the model's parameters are.
         skipped: identities of places that are left out.
     """
 
-    def __init__(self, follow: Callable[[Any, str], None], others: Callable[[Any], bool], skipped: Collection[tuple[int, str]] = ()) -> None:
+    def __init__(
+        self,
+        follow: Callable[[Any, str], None],
+        others: Callable[[Any], bool],
+        skipped: Collection[tuple[int, str]] = (),
+    ) -> None:
         self._others, self._skipped = others, skipped
         self.places: dict[tuple[int, str], GuardedPlace] = {}
         self.first: dict[tuple[int, str], Any] = {}
@@ -51,8 +67,12 @@ class Functions:
         self._seen: dict[int, Any] = {}
         self.code: dict[int, types.CodeType] = {}
         self.watched = False
-        self._waiting: dict[int, list[tuple[types.FunctionType, type | None]]] = {}  # functions by their code, until it runs
-        self._unfound: dict[int, tuple[types.CodeType, bool]] = {}  # code that ran and whose function was not found; whether it closes over values
+        self._waiting: dict[
+            int, list[tuple[types.FunctionType, type | None]]
+        ] = {}  # functions by their code, until it runs
+        self._unfound: dict[
+            int, tuple[types.CodeType, bool]
+        ] = {}  # code that ran and whose function was not found; whether it closes over values
         self._open: list[tuple[Any, type | None, str]] | None = None
 
     def look_into(self, function: Any, cls: type | None = None, words: str = "") -> None:
@@ -91,11 +111,16 @@ class Functions:
             return
         self._globals(code, frame.f_globals)
         closed = any(_is_kept(frame.f_locals[name]) for name in code.co_freevars if name in frame.f_locals)
-        if closed or (not waiting and (code.co_argcount or code.co_kwonlyargcount) and not code.co_name.endswith(("comp>", "genexpr>"))):
+        if closed or (
+            not waiting
+            and (code.co_argcount or code.co_kwonlyargcount)
+            and not code.co_name.endswith(("comp>", "genexpr>"))
+        ):
             self._unfound[id(code)] = code, closed
 
     def end(self) -> None:
-        """Search for the functions that ran and were not found, examine them, and drop all references: some functions may hold results of forward."""
+        """Search for the functions that ran and were not found, examine them, and drop all references: some functions
+        may hold results of forward."""
         seen = {id(function.__code__) for function in self._seen.values() if isinstance(function, types.FunctionType)}
         codes = [code for code, closed in self._unfound.values() if closed or id(code) not in seen]
         for function in functions_of(codes) if codes else ():
@@ -145,7 +170,9 @@ class Functions:
     def _partial(self, partial: functools.partial[Any], words: str) -> None:
         for name in ("args", "keywords"):
             if getattr(partial, name):
-                self._note(GuardedPlace(partial, name, f"{words or 'a partial'}.{name}", computed=True), getattr(partial, name))
+                self._note(
+                    GuardedPlace(partial, name, f"{words or 'a partial'}.{name}", computed=True), getattr(partial, name)
+                )
 
     def _defaults(self, function: types.FunctionType) -> None:
         words = f"the defaults of {function.__qualname__}"
@@ -159,8 +186,13 @@ class Functions:
         names = set(names_of(code))
         for name in sorted(names & namespace.keys()):
             value = namespace[name]
-            self._note(GuardedPlace(namespace, name, f"the global {name} of {namespace.get('__name__', 'the program')}"), value)
-            if (isinstance(value, type) or (isinstance(value, types.ModuleType) and is_users_file(getattr(value, "__file__", None) or ""))) and not is_own(value):
+            self._note(
+                GuardedPlace(namespace, name, f"the global {name} of {namespace.get('__name__', 'the program')}"), value
+            )
+            if (
+                isinstance(value, type)
+                or (isinstance(value, types.ModuleType) and is_users_file(getattr(value, "__file__", None) or ""))
+            ) and not is_own(value):
                 self._attributes(value, names)
 
     def _attributes(self, owner: Any, names: set[str]) -> None:
@@ -168,9 +200,15 @@ class Functions:
         for base in owner.__mro__ if isinstance(owner, type) else (owner,):
             root = base.__module__ if isinstance(base, type) else base.__name__
             attributes = self.namespaces.attributes_of(base)
-            for name in sorted(names & attributes.keys()) if root.partition(".")[0] not in ("torch", "typing", "abc", "enum") else ():
+            for name in (
+                sorted(names & attributes.keys())
+                if root.partition(".")[0] not in ("torch", "typing", "abc", "enum")
+                else ()
+            ):
                 value = attributes[name]
-                if not name.startswith("__") and (is_scalar(value) or is_container(value) or (not isinstance(base, type) and is_users_object(value))):
+                if not name.startswith("__") and (
+                    is_scalar(value) or is_container(value) or (not isinstance(base, type) and is_users_object(value))
+                ):
                     self._note(GuardedPlace(attributes, name, f"{owner.__name__}.{name}"), value)
 
     def _methods(self, names: Iterator[str], cls: type | None) -> None:
@@ -184,7 +222,12 @@ class Functions:
     def _note(self, place: GuardedPlace, value: Any) -> None:
         function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
         users = isinstance(function, types.FunctionType) and is_users_file(function.__code__.co_filename)
-        if users or _is_kept(value) or isinstance(value, (functools.partial, property)) or (isinstance(value, (type, types.ModuleType)) and is_own(value)):
+        if (
+            users
+            or _is_kept(value)
+            or isinstance(value, (functools.partial, property))
+            or (isinstance(value, (type, types.ModuleType)) and is_own(value))
+        ):
             self._keep(place, value)
         self._follow(value, place.words)
 

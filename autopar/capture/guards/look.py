@@ -1,7 +1,7 @@
 """Check whether all values that a capture read are unchanged, with a few calls into C for a whole model.
 
-Nearly every value is still the same object, and that is checked by identity, dict by dict. Only a value that is another object is
-compared by value.
+Nearly every value is still the same object, and that is checked by identity, dict by dict. Only a value that is another
+object is compared by value.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class Guards:
         named: the model's modules, each with all of its names.
     """
 
-    def __init__(self, named: Sequence[tuple[str, torch.nn.Module]], found: Sequence[Guard], numbers: Sequence[GuardedPlace] = ()) -> None:
+    def __init__(
+        self, named: Sequence[tuple[str, torch.nn.Module]], found: Sequence[Guard], numbers: Sequence[GuardedPlace] = ()
+    ) -> None:
         self._named, self.numbers = named, tuple(numbers)
         inputs = {place.identity for place in numbers}
         self.found = [guard for guard in found if guard.place.identity not in inputs]
@@ -40,7 +42,11 @@ class Guards:
         self._classes = [type(module) for module in self._modules]
         self._arrange_places()
         paths = {module: path for path, module in reversed(named)}
-        hooks = [(f"{path}.{name}".lstrip("."), vars(module), name) for module, path in reversed(paths.items()) for name in HOOKS]
+        hooks = [
+            (f"{path}.{name}".lstrip("."), vars(module), name)
+            for module, path in reversed(paths.items())
+            for name in HOOKS
+        ]
         hooks += [("hooks of all modules", {"": global_hooks}, "") for global_hooks in GLOBAL_HOOKS]
         self._hooks = [(words, holder, name, list(holder[name].values())) for words, holder, name in hooks]
         self._without = [holder[name] for _, holder, name, before in self._hooks if not before]
@@ -64,13 +70,21 @@ class Guards:
                 self._absent.append(guard)
             else:
                 by_dict.setdefault(id(guard.place.holder), []).append(guard)
-        groups = [guards if len(guards) > 1 else guards * 2 for guards in by_dict.values()]  # itemgetter of a single name returns no tuple
+        groups = [
+            guards if len(guards) > 1 else guards * 2 for guards in by_dict.values()
+        ]  # itemgetter of a single name returns no tuple
         self._reads: list[tuple[Callable[[Any], tuple[Any, ...]], Any]] = [
             (operator.itemgetter(*(guard.place.key for guard in guards)), guards[0].place.holder) for guards in groups
         ]
-        many: dict[Callable[[Any], Any], list[Guard]] = {CONTENT: self._cells, **{operator.attrgetter(key): guards for key, guards in stored.items()}}
+        many: dict[Callable[[Any], Any], list[Guard]] = {
+            CONTENT: self._cells,
+            **{operator.attrgetter(key): guards for key, guards in stored.items()},
+        }
         self._each = [(read, [guard.place.holder for guard in guards]) for read, guards in many.items() if guards]
-        self._grouped = [*(guard for guards in groups for guard in guards), *(guard for guards in many.values() for guard in guards)]
+        self._grouped = [
+            *(guard for guards in groups for guard in guards),
+            *(guard for guards in many.values() for guard in guards),
+        ]
         self._expected = [guard.value for guard in self._grouped]
         self._absent_from = [guard.place.holder for guard in self._absent], [guard.place.key for guard in self._absent]
 
@@ -80,7 +94,12 @@ class Guards:
 
     def hold(self, modules: Sequence[torch.nn.Module]) -> bool:
         """Whether nothing has changed. ``modules``: the model's modules now."""
-        return self._modules_hold(modules) and self._hooks_hold() and all(is_number(place.now()) for place in self.numbers) and self._places_hold()
+        return (
+            self._modules_hold(modules)
+            and self._hooks_hold()
+            and all(is_number(place.now()) for place in self.numbers)
+            and self._places_hold()
+        )
 
     def _modules_hold(self, modules: Sequence[torch.nn.Module]) -> bool:
         same = len(modules) == len(self._modules) and all(map(operator.is_, modules, self._modules))
@@ -99,7 +118,9 @@ class Guards:
         except (KeyError, ValueError):  # an attribute or a closure's variable was deleted
             return False
         if not all(map(operator.is_, now, self._expected)):
-            if not all(guard.holds() for guard, value in zip(self._grouped, now, strict=True) if value is not guard.value):
+            if not all(
+                guard.holds() for guard, value in zip(self._grouped, now, strict=True) if value is not guard.value
+            ):
                 return False
             self._expected = now
         return not any(map(operator.contains, *self._absent_from)) and all(guard.holds() for guard in self._by_value)
@@ -107,12 +128,25 @@ class Guards:
     def changes(self, modules: Sequence[torch.nn.Module]) -> list[GuardedChange]:
         """Return what has changed, in words."""
         changes = [GuardedChange.of(guard) for guard in self.found if not guard.holds()]
-        changes += [GuardedChange(place, place.words, "a number", shown(place.now())) for place in self.numbers if not is_number(place.now())]
+        changes += [
+            GuardedChange(place, place.words, "a number", shown(place.now()))
+            for place in self.numbers
+            if not is_number(place.now())
+        ]
         if not self._modules_hold(modules):
             now, before = [type(module).__name__ for module in modules], [cls.__name__ for cls in self._classes]
             pairs = zip(modules, map(type, modules), self._modules, self._classes, strict=False)
-            at = next((k for k, (a, kind, b, cls) in enumerate(pairs) if a is not b or kind is not cls), min(len(now), len(before)))
-            changes.append(GuardedChange(None, f"module {at} of the model", *("missing" if at >= len(classes) else f"a {classes[at]}" for classes in (before, now))))
+            at = next(
+                (k for k, (a, kind, b, cls) in enumerate(pairs) if a is not b or kind is not cls),
+                min(len(now), len(before)),
+            )
+            changes.append(
+                GuardedChange(
+                    None,
+                    f"module {at} of the model",
+                    *("missing" if at >= len(classes) else f"a {classes[at]}" for classes in (before, now)),
+                )
+            )
         for words, holder, name, before in self._hooks:
             if not _same(holder[name], before):
                 changes.append(GuardedChange(None, words, _shown(before), _shown(holder[name].values())))

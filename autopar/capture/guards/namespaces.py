@@ -1,7 +1,8 @@
 """Note which attributes of classes, Python modules and functions forward may read; Python cannot record these reads.
 
-Each name in the code of the user's functions is looked up in each namespace that the model, its globals or its closures lead to.
-``self.cfg.beta`` reads ``Cfg.beta`` if ``self.cfg`` is the class ``Cfg``, and ``getattr(self.cfg, "beta")`` may too.
+Each name in the code of the user's functions is looked up in each namespace that the model, its globals or its closures
+lead to. ``self.cfg.beta`` reads ``Cfg.beta`` if ``self.cfg`` is the class ``Cfg``, and ``getattr(self.cfg, "beta")``
+may too.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class Namespaces:
 
 
 def names_of(code: types.CodeType, strings: bool = False) -> Iterable[str]:
-    """Yield the names of globals and attributes in code and in the functions inside of it; with ``strings``, also constants that can be names."""
+    """Yield the names of globals and attributes in code and in the functions inside of it; with ``strings``, also
+    constants that can be names."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -75,7 +77,9 @@ def names_of(code: types.CodeType, strings: bool = False) -> Iterable[str]:
 
 def is_users_file(filename: str) -> bool:
     """Whether code is the user's; code of a notebook or of a string is."""
-    return bool(filename) and (is_users(filename) or (filename.startswith("<") and not filename.startswith(("<frozen", "<eval_with_key"))))
+    return bool(filename) and (
+        is_users(filename) or (filename.startswith("<") and not filename.startswith(("<frozen", "<eval_with_key")))
+    )
 
 
 def is_own(owner: Any) -> bool:

@@ -1,12 +1,14 @@
-"""Make inputs of numbers: a float that changes again and again becomes an operand of the program, if it is only used in arithmetic.
+"""Make inputs of numbers: a float that changes again and again becomes an operand of the program, if it is only used in
+arithmetic.
 
     mul : f32[4 8] = mul.Tensor(x, 0.5)        →        beta : f32[] = input('.beta')
                                                         mul : f32[4 8] = mul.Tensor(x, beta)
 
-The step is captured twice: once with the float itself, and once with a ``Tracked`` float of nearly the same value. The tracked float
-notes what Python computes from it, and its digits identify it where an op takes it. If the two programs differ only in such operands,
-of ops in ``OPERANDS``, these operands become inputs, and each call computes them in Python, as eager does. Any other use of the float (a
-comparison, ``int(beta)``, a dropout's ``p``) is noted or makes the programs differ, and then the float stays a constant.
+The step is captured twice: once with the float itself, and once with a ``Tracked`` float of nearly the same value. The
+tracked float notes what Python computes from it, and its digits identify it where an op takes it. If the two programs
+differ only in such operands, of ops in ``OPERANDS``, these operands become inputs, and each call computes them in
+Python, as eager does. Any other use of the float (a comparison, ``int(beta)``, a dropout's ``p``) is noted or makes the
+programs differ, and then the float stays a constant.
 """
 
 from __future__ import annotations
@@ -39,10 +41,17 @@ OPERANDS: dict[Any, tuple[int, Any]] = {
 }  # fmt: skip
 REVERSED = {aten.rsub.Scalar}
 COMPARISONS = {aten.gt.Scalar, aten.ge.Scalar, aten.lt.Scalar, aten.le.Scalar}
-COMPUTED_IN = {torch.float64: torch.float64, torch.float32: torch.float32, torch.bfloat16: torch.float32, torch.float16: torch.float32}  # as torch's kernels take a number
+COMPUTED_IN = {
+    torch.float64: torch.float64,
+    torch.float32: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+}  # as torch's kernels take a number
 
 
-Expression = float | GuardedPlace | tuple[Any, ...]  # a number; a place that holds one; or a function and the expressions of its arguments
+Expression = (
+    float | GuardedPlace | tuple[Any, ...]
+)  # a number; a place that holds one; or a function and the expressions of its arguments
 
 
 def _computed(expression: Expression) -> float:
@@ -129,7 +138,9 @@ def _arithmetic(name: str, function: Callable[..., float], reverse: bool) -> Cal
             self.book.used_otherwise = True
             return digits
         values = [other.expression if type(other) is Tracked else other for other in others]
-        return Tracked.of(self.book, digits, (function, *values, self.expression) if reverse else (function, self.expression, *values))
+        return Tracked.of(
+            self.book, digits, (function, *values, self.expression) if reverse else (function, self.expression, *values)
+        )
 
     return method
 
@@ -187,7 +198,8 @@ class Taken:
 
 
 def taken_by(constant: Program, other: Program, book: Book) -> list[Taken] | None:
-    """Return where a program uses the numbers that are tracked in ``other``; ``None`` if the programs differ in anything else. Linear in their sizes."""
+    """Return where a program uses the numbers that are tracked in ``other``; ``None`` if the programs differ in
+    anything else. Linear in their sizes."""
     uses: list[Taken] = []
     if book.used_otherwise or len(list(constant.nodes)) != len(list(other.nodes)):
         return None
@@ -208,7 +220,13 @@ def taken_by(constant: Program, other: Program, book: Book) -> list[Taken] | Non
 
 def _taken(a: fx.Node, b: fx.Node, position: int, book: Book) -> Taken | None:
     number = book.known.get(b.args[position]) if type(b.args[position]) is float else None
-    if number is None or OPERANDS.get(a.target, (None,))[0] != position or len(a.args) != 2 or a.kwargs or not isinstance(a.args[0], fx.Node):
+    if (
+        number is None
+        or OPERANDS.get(a.target, (None,))[0] != position
+        or len(a.args) != 2
+        or a.kwargs
+        or not isinstance(a.args[0], fx.Node)
+    ):
         return None
     if repr(number.compute()) != repr(a.args[position]):
         return None
@@ -229,7 +247,9 @@ def _text(value: Any) -> str:
 
 def put_in(program: Program, taken: Sequence[Taken]) -> tuple[Number, ...]:
     """Turn the numbers that a program uses into inputs after its other inputs, named after their attributes."""
-    before = next(node for node in program.nodes if node.op != "placeholder" or record_of(node).role in ("tangent", "seed"))
+    before = next(
+        node for node in program.nodes if node.op != "placeholder" or record_of(node).role in ("tangent", "seed")
+    )
     graph, used = program.graph, {node.name for node in program.nodes}
     homes: dict[tuple[int, torch.dtype], fx.Node] = {}
     numbers = []

@@ -1,8 +1,9 @@
 """Copy changes of the user's model into the copy of it that a process runs.
 
-``model.beta = 2.0`` sets an attribute of the user's model, but on processes forward reads the copy, whose parameters are DTensors.
-Before each call, plain values that changed in the model are set in the copy too. A change of anything else, such as a hook or a
-module, is an error that says where to make it. The model is referenced weakly, so the user can free it.
+``model.beta = 2.0`` sets an attribute of the user's model, but on processes forward reads the copy, whose parameters
+are DTensors. Before each call, plain values that changed in the model are set in the copy too. A change of anything
+else, such as a hook or a module, is an error that says where to make it. The model is referenced weakly, so the user
+can free it.
 """
 
 from __future__ import annotations
@@ -48,19 +49,34 @@ class _Followed:
         self._remember()
 
     def _remember(self) -> None:
-        self.names = [name for name, value in self.source.items() if name not in SKIPPED and name not in HOOKS and not isinstance(value, torch.Tensor)]
+        self.names = [
+            name
+            for name, value in self.source.items()
+            if name not in SKIPPED and name not in HOOKS and not isinstance(value, torch.Tensor)
+        ]
         self.count = len(self.source)
         self.values = [self.source[name] for name in self.names]
         names = self.names if len(self.names) > 1 else self.names * 2 or ["_modules"] * 2
         self.read: Callable[[Any], Any] = operator.itemgetter(*names)
         self.seen = self.read(self.source) if names[0] in self.source else ()
-        self.written = {name: frozen(value) for name, value in zip(self.names, self.values, strict=True) if not is_fixed(value)}
+        self.written = {
+            name: frozen(value) for name, value in zip(self.names, self.values, strict=True) if not is_fixed(value)
+        }
         self.hooked = [list(hooks.values()) for hooks in self._hooks]
 
     def take_over(self) -> None:
-        if len(self.source) == self.count and (self.seen == () or self._is_as_seen()) and not self.written and not any(self._hooks):
+        if (
+            len(self.source) == self.count
+            and (self.seen == () or self._is_as_seen())
+            and not self.written
+            and not any(self._hooks)
+        ):
             return
-        changed = [name for name in dict.fromkeys((*self.names, *self.source)) if name not in SKIPPED and name not in HOOKS and self._is_changed(name)]
+        changed = [
+            name
+            for name in dict.fromkeys((*self.names, *self.source))
+            if name not in SKIPPED and name not in HOOKS and self._is_changed(name)
+        ]
         for name in changed:
             self._set(name)
         for name, hooks, before in zip(HOOKS, self._hooks, self.hooked, strict=False):
@@ -101,7 +117,9 @@ class _Followed:
 
 
 def _is_plain(value: Any) -> bool:
-    inside = value.values() if isinstance(value, dict) else vars(value).values() if hasattr(value, "__dict__") else value
+    inside = (
+        value.values() if isinstance(value, dict) else vars(value).values() if hasattr(value, "__dict__") else value
+    )
     return all(is_scalar(member) or (is_container(member) and _is_plain(member)) for member in inside)
 
 

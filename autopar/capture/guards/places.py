@@ -1,4 +1,5 @@
-"""Define the places that forward reads (attributes, entries of dicts, globals, closure variables) and the guards that compare them."""
+"""Define the places that forward reads (attributes, entries of dicts, globals, closure variables) and the guards that
+compare them."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ class _Sign:
 
 MISSING = _Sign("missing")
 UNKNOWN = _Sign("unknown")  # the value was not read while forward ran
-STORED = ("__class__", "__defaults__", "__kwdefaults__")  # attributes that are stored outside of an object's dict, and are not computed at each read
+STORED = (
+    "__class__",
+    "__defaults__",
+    "__kwdefaults__",
+)  # attributes that are stored outside of an object's dict, and are not computed at each read
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,5 +120,9 @@ class GuardedChange:
         value = guard.place.now()
         now = shown(value)
         if guard.text == now and not is_scalar(value):
-            now = f"another {now.removeprefix('a ').removeprefix('the ')}" if value is not guard.value else f"{now} with other contents"
+            now = (
+                f"another {now.removeprefix('a ').removeprefix('the ')}"
+                if value is not guard.value
+                else f"{now} with other contents"
+            )
         return GuardedChange(guard.place, guard.place.words, guard.text, now)

@@ -1,8 +1,8 @@
 """Report which functions run: each once, with its frame, when it begins.
 
-From Python 3.12 on this uses ``sys.monitoring`` and switches the event off for a function after its first report, which costs nearly
-nothing. Before, Python calls a profile function at each call. That function is off while torch dispatches an op: a trace spends most of
-its time there, and no code of the model runs there.
+From Python 3.12 on this uses ``sys.monitoring`` and switches the event off for a function after its first report, which
+costs nearly nothing. Before, Python calls a profile function at each call. That function is off while torch dispatches
+an op: a trace spends most of its time there, and no code of the model runs there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ TOOLS = (4, 3, 5)  # tool numbers of sys.monitoring that are not reserved
 def running_shown(show: Show) -> Iterator[bool]:
     """Call ``show`` once for each function that begins on this thread while the ``with`` block runs.
 
-    Yields ``False``, and reports nothing, if another profiler runs that cannot be shared, such as cProfile before Python 3.12.
+    Yields ``False``, and reports nothing, if another profiler runs that cannot be shared, such as cProfile before
+    Python 3.12.
     """
     monitoring = getattr(sys, "monitoring", None)
     tool = next((k for k in TOOLS if monitoring.get_tool(k) is None), None) if monitoring is not None else None

@@ -1,4 +1,5 @@
-"""Record the Python values that a forward reads: attributes of modules and of the objects that they hold, globals, closures."""
+"""Record the Python values that a forward reads: attributes of modules and of the objects that they hold, globals,
+closures."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ SKIPPED = frozenset(  # structure, flags and hooks, which are compared separatel
     {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl", "_slow_forward", *HOOKS,
      "_is_full_backward_hook", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs",
      "_maybe_warn_non_full_backward_hook", "_get_backward_hooks", "_get_backward_pre_hooks",
-     "_flat_weight_refs"}  # weak references to a recurrent layer's parameters: a reference held here would prevent the swap
+     # weak references to a recurrent layer's parameters: a reference held here would prevent the swap
+     "_flat_weight_refs"}
 )  # fmt: skip
 
 
@@ -66,12 +68,15 @@ class Reads:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Record attribute reads of the model's modules and their objects, and the functions that run, while the ``with`` block runs."""
+        """Record attribute reads of the model's modules and their objects, and the functions that run, while the
+        ``with`` block runs."""
         self._thread = threading.get_ident()
         self._record_reads_of(torch.nn.Module)
         try:
             with running_shown(self._functions.begins) as self._functions.watched:
-                for hook in (hook for module in self._modules for name in HOOKS for hook in vars(module)[name].values()):
+                for hook in (
+                    hook for module in self._modules for name in HOOKS for hook in vars(module)[name].values()
+                ):
                     self._functions.look_into(hook)
                 yield
             self._functions.end()
@@ -97,7 +102,9 @@ class Reads:
         for identity, place in self._functions.places.items():
             places.setdefault(identity, place)
         for value, words in self._reached.values():
-            places.setdefault((id(value), "__class__"), GuardedPlace(value, "__class__", f"{words}.__class__", computed=True))
+            places.setdefault(
+                (id(value), "__class__"), GuardedPlace(value, "__class__", f"{words}.__class__", computed=True)
+            )
         guards = []
         for identity, place in places.items():
             guard = Guard.of(place, self.skipped)
@@ -108,7 +115,8 @@ class Reads:
         return guards
 
     def uses(self, attribute: str) -> bool:
-        """Whether a function of the user reads an attribute on a line that does not also write it, as ``self.calls += 1`` does."""
+        """Whether a function of the user reads an attribute on a line that does not also write it, as ``self.calls +=
+        1`` does."""
         for code in self._functions.code.values():
             lines: dict[str, set[int | None]] = {"LOAD_ATTR": set(), "STORE_ATTR": set()}
             starts, line = dict(dis.findlinestarts(code)), None
@@ -150,7 +158,11 @@ class Reads:
         if name in SKIPPED or name.startswith("__") or (id(owner), name) in self._read:
             return
         is_module = isinstance(owner, torch.nn.Module)
-        if not (is_module and type(owner) is not torch.nn.Module) and id(owner) not in self._reached and id(owner) not in self._paths:
+        if (
+            not (is_module and type(owner) is not torch.nn.Module)
+            and id(owner) not in self._reached
+            and id(owner) not in self._paths
+        ):
             return  # forward has made it, or it is the module in which a trace keeps constants
         if self._inputs and (id(_dict_of(owner)), name) in self._inputs:
             return
@@ -164,9 +176,16 @@ class Reads:
             self._functions.look_into(value, cls)
         elif isinstance(static := inspect.getattr_static(cls, name, None), property):
             self._functions.look_into(static, cls)
-        comparable = is_scalar(value) or value is MISSING or (is_container(value) and not is_module)  # the containers of a module hold stand-ins during a trace
+        comparable = (
+            is_scalar(value) or value is MISSING or (is_container(value) and not is_module)
+        )  # the containers of a module hold stand-ins during a trace
         then = frozen(value, self.skipped) if comparable else UNKNOWN
-        self._read[id(owner), name] = (owner, name, then, user_line() if is_scalar(value) or isinstance(value, torch.Tensor) else "")
+        self._read[id(owner), name] = (
+            owner,
+            name,
+            then,
+            user_line() if is_scalar(value) or isinstance(value, torch.Tensor) else "",
+        )
         self._follow(value, f"{self._words(owner)}{name}")
 
     def _follow(self, value: Any, words: str, depth: int = 0) -> None:
@@ -196,7 +215,8 @@ class Reads:
         return f"{self._reached[id(owner)][1]}."
 
     def _places(self, owner: Any, name: str, then: Any, line: str) -> Iterator[GuardedPlace]:
-        """Yield the places of an attribute: the object's dict, its class, or the object itself if the attribute is computed."""
+        """Yield the places of an attribute: the object's dict, its class, or the object itself if the attribute is
+        computed."""
         words = f"{self._words(owner)}{name}"
         attributes = _dict_of(owner)
         static = inspect.getattr_static(type(owner), name, MISSING)
@@ -211,7 +231,9 @@ class Reads:
                 yield GuardedPlace(owner, name, words, computed=True)
             return
         cls = next(base for base in type(owner).__mro__ if name in vars(base))
-        users = not isinstance(static, FUNCTIONS) or is_users_file(getattr(getattr(static, "__code__", None), "co_filename", ""))
+        users = not isinstance(static, FUNCTIONS) or is_users_file(
+            getattr(getattr(static, "__code__", None), "co_filename", "")
+        )
         if users and not isinstance(static, (property, classmethod, staticmethod)):
             yield GuardedPlace(self._functions.namespaces.attributes_of(cls), name, words)
 

@@ -1,4 +1,5 @@
-"""Compare the values that a forward reads: numbers and strings by value and type, containers by content, the rest by identity."""
+"""Compare the values that a forward reads: numbers and strings by value and type, containers by content, the rest by
+identity."""
 
 from __future__ import annotations
 
@@ -18,11 +19,29 @@ import torch
 from autopar.torch_private import version_of
 
 NUMBERS = (bool, int, float, complex)
-PLAIN = (*NUMBERS, str, bytes, type(None), enum.Enum, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, range, slice, type(...))
+PLAIN = (
+    *NUMBERS,
+    str,
+    bytes,
+    type(None),
+    enum.Enum,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.Size,
+    range,
+    slice,
+    type(...),
+)
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace)  # classes of the standard library in which users keep options
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, types.MappingProxyType)
-HOLDERS = (collections.UserDict, collections.UserList, collections.ChainMap)  # classes of the standard library that hold a container in an attribute
+HOLDERS = (
+    collections.UserDict,
+    collections.UserList,
+    collections.ChainMap,
+)  # classes of the standard library that hold a container in an attribute
 LARGEST = 1024  # entries of a container that are compared; a larger one is compared by identity and length
 DEEPEST = 8
 
@@ -32,7 +51,9 @@ _HEAP = 1 << 9  # the flag of classes that are made by a class statement
 
 def is_scalar(value: Any) -> bool:
     """Whether a value is compared by value and type; NumPy's numbers are too."""
-    return isinstance(value, PLAIN) or (type(value).__module__ == "numpy" and not hasattr(value, "__len__") and hasattr(value, "dtype"))
+    return isinstance(value, PLAIN) or (
+        type(value).__module__ == "numpy" and not hasattr(value, "__len__") and hasattr(value, "dtype")
+    )
 
 
 def is_number(value: Any) -> bool:
@@ -45,13 +66,18 @@ def is_container(value: Any) -> bool:
 
 
 def is_users_object(value: Any) -> bool:
-    """Whether a value is an object with attributes, such as a config, of a class of the user or of a library; an instance of a dict subclass may be one."""
+    """Whether a value is an object with attributes, such as a config, of a class of the user or of a library; an
+    instance of a dict subclass may be one."""
     cls = type(value)
     if cls in HOLDERS:
         return True
     if isinstance(value, (torch.Tensor, torch.nn.Module, type, enum.Enum, BaseException, *NUMBERS, str, bytes)):
         return False
-    if not cls.__flags__ & _HEAP or isinstance(value, torch.ScriptObject) or (isinstance(value, CONTAINERS) and not hasattr(value, "__dict__")):
+    if (
+        not cls.__flags__ & _HEAP
+        or isinstance(value, torch.ScriptObject)
+        or (isinstance(value, CONTAINERS) and not hasattr(value, "__dict__"))
+    ):
         return False
     root = cls.__module__.partition(".")[0]
     return root == "builtins" or root not in FOREIGN
@@ -124,7 +150,11 @@ def frozen(value: Any, skipped: Callable[[Any], bool] = lambda value: False, dep
     if isinstance(value, (set, frozenset)):
         return type(value), frozenset(frozen(member, skipped, depth + 1) for member in value)
     content = tuple(frozen(member, skipped, depth + 1) for member in members(value))
-    keys = tuple(vars(value) if isinstance(value, NAMESPACES) else value) if isinstance(value, (Mapping, *NAMESPACES)) else ()
+    keys = (
+        tuple(vars(value) if isinstance(value, NAMESPACES) else value)
+        if isinstance(value, (Mapping, *NAMESPACES))
+        else ()
+    )
     return type(value), keys, content
 
 
@@ -148,8 +178,14 @@ def shown(value: Any, depth: int = 0) -> str:
     if is_container(value) and depth <= DEEPEST:
         inside = vars(value) if isinstance(value, NAMESPACES) else value
         texts = [shown(member, depth + 1) for member in itertools.islice(members(value), LARGEST)]
-        texts = [f"{key!r}: {text}" for key, text in zip(inside, texts, strict=False)] if isinstance(inside, Mapping) else texts
-        left, right = "{}" if isinstance(inside, (Mapping, set, frozenset)) else "()" if isinstance(value, tuple) else "[]"
+        texts = (
+            [f"{key!r}: {text}" for key, text in zip(inside, texts, strict=False)]
+            if isinstance(inside, Mapping)
+            else texts
+        )
+        left, right = (
+            "{}" if isinstance(inside, (Mapping, set, frozenset)) else "()" if isinstance(value, tuple) else "[]"
+        )
         return _short(f"{left}{', '.join(sorted(texts) if isinstance(value, (set, frozenset)) else texts)}{right}")
     if isinstance(value, torch.Tensor):
         return f"a tensor {list(value.shape)}"

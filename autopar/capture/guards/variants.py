@@ -64,8 +64,12 @@ class Variants:
     def __init__(self) -> None:
         self._of: dict[Hashable, list[Variant]] = {}
         self._made = 0
-        self._values: dict[tuple[Hashable, tuple[int, str]], set[str]] = collections.defaultdict(set)  # the values that a place had, in words
-        self._constant: set[tuple[int, str]] = set()  # places whose values change and cannot be inputs; the user was warned of them
+        self._values: dict[tuple[Hashable, tuple[int, str]], set[str]] = collections.defaultdict(
+            set
+        )  # the values that a place had, in words
+        self._constant: set[tuple[int, str]] = (
+            set()
+        )  # places whose values change and cannot be inputs; the user was warned of them
 
     def call(self, key: Hashable, modules: Sequence[torch.nn.Module]) -> GuardedCall:
         """Return the call with this key, for the model's values as they are now."""
@@ -79,7 +83,11 @@ class Variants:
                     known.append(variant)
                 return variant.call
         changes = tuple(known[-1].guards.changes(modules))
-        again = [place for change in changes if (place := change.place) is not None and can_be_input(place) and self._changes_again(key, place, change)]
+        again = [
+            place
+            for change in changes
+            if (place := change.place) is not None and can_be_input(place) and self._changes_again(key, place, change)
+        ]
         numbers = [place for place in (*known[-1].guards.numbers, *again) if place.identity not in self._constant]
         return GuardedCall(key, self._made, changes, numbers=tuple(dict.fromkeys(numbers)))
 
@@ -89,11 +97,20 @@ class Variants:
 
     def _warn(self, key: Hashable, change: GuardedChange, place: GuardedPlace, guards: Guards) -> None:
         """Warn once of each value that changes again and is not an input."""
-        if self._changes_again(key, place, change) and place not in guards.numbers and place.identity not in self._constant:
+        if (
+            self._changes_again(key, place, change)
+            and place not in guards.numbers
+            and place.identity not in self._constant
+        ):
             self._constant.add(place.identity)
-            how = f"uses {place.words} not only in arithmetic with tensors" if can_be_input(place) else f"reads {place.words}"
+            how = (
+                f"uses {place.words} not only in arithmetic with tensors"
+                if can_be_input(place)
+                else f"reads {place.words}"
+            )
             warnings.warn(
-                f"forward {how}, and each new value captures the step anew ({change})\n" + (f"    {place.line}\n" if place.line else "")
+                f"forward {how}, and each new value captures the step anew "
+                f"({change})\n" + (f"    {place.line}\n" if place.line else "")
                 + "  let it change seldom, or make it a buffer, or an argument of forward that is a tensor",
                 stacklevel=2,
             )  # fmt: skip
@@ -101,7 +118,9 @@ class Variants:
     def add(self, call: GuardedCall, guards: Guards) -> list[GuardedCall]:
         """Keep the capture of a call; return the calls whose captures are dropped for it."""
         known = self._of.setdefault(call.key, [])
-        known.append(Variant(GuardedCall(call.key, call.number, call.changes, known=True, numbers=guards.numbers), guards))
+        known.append(
+            Variant(GuardedCall(call.key, call.number, call.changes, known=True, numbers=guards.numbers), guards)
+        )
         self._made += 1
         for change in call.changes:
             if change.place is not None:

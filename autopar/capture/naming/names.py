@@ -17,7 +17,8 @@ class Names:
 
     Attributes:
         shapes: name → shape, for parameters, buffers, and tensors that parametrizations compute (``up.weight``).
-        aliases: other name → the name in ``shapes``: further names of tied tensors, and names that contain the classes of modules.
+        aliases: other name → the name in ``shapes``: further names of tied tensors, and names that contain the classes
+            of modules.
         through: pairs of a name without wrappers and a name in ``shapes`` that it may mean.
         parts: tensors that are split as another tensor is, unless a plan names them.
         paths: module path → its path without wrappers, if these differ; for the values that modules return.
@@ -49,7 +50,9 @@ def names_of(model: torch.nn.Module) -> Names:
         if len(seen) < len(steps):
             names.through += [(spelled, target) for spelled in dict.fromkeys((joined(seen), joined(seen, with_class)))]
     sizes = {name: names.shapes[target] for name, target in listed.items()}
-    names.parts = [replace(part, name=listed.get(part.name, part.name), base=listed[part.base]) for part in parts(modules, sizes)]
+    names.parts = [
+        replace(part, name=listed.get(part.name, part.name), base=listed[part.base]) for part in parts(modules, sizes)
+    ]
     for path in modules:
         steps = steps_to(path, modules) if path else []
         seen = through(model, steps, calls=True)

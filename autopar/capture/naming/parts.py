@@ -5,7 +5,8 @@
 ``up.parametrizations.*``    what a parametrization computes is ``up.weight``; its originals of the same size follow it
 ===========================  ===================================================================================
 
-The class of the layer decides which dim is ``in`` and which is ``out``: ``transformers``' ``Conv1D`` and embeddings have ``[in out]``.
+The class of the layer decides which dim is ``in`` and which is ``out``: ``transformers``' ``Conv1D`` and embeddings
+have ``[in out]``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from autopar.ir.layout import WHOLE, DistAttr
 
 Shape = tuple[int, ...]
 
-ADAPTERS: dict[str, tuple[str, ...]] = {  # PEFT's name of a part → for each of its dims, the dim of the base weight that it follows
+ADAPTERS: dict[
+    str, tuple[str, ...]
+] = {  # PEFT's name of a part → for each of its dims, the dim of the base weight that it follows
     "lora_A": ("", "in"),
     "lora_B": ("out", ""),
     "lora_embedding_A": ("", "in"),
@@ -59,19 +62,24 @@ class Part:
 
 
 def computed(modules: Mapping[str, torch.nn.Module]) -> dict[str, Shape]:
-    """Return the tensors that parametrizations compute, such as ``up.weight``, with their shapes, if these follow from the originals' shapes."""
+    """Return the tensors that parametrizations compute, such as ``up.weight``, with their shapes, if these follow from
+    the originals' shapes."""
     return {f"{path}.{name}".lstrip("."): shape for path, name, shape, _ in _parametrized(modules) if shape is not None}
 
 
 def parts(modules: Mapping[str, torch.nn.Module], shapes: Mapping[str, Sequence[int]]) -> list[Part]:
-    """Return all parts; a base that is a part itself comes before its parts. ``shapes`` holds all tensors, computed ones too."""
+    """Return all parts; a base that is a part itself comes before its parts. ``shapes`` holds all tensors, computed
+    ones too."""
     result = [part for path, module in modules.items() for part in _adapted(path, module, shapes)]
     for path, name, shape, originals in _parametrized(modules):
         if shape is not None:
             needs_all = any(NEEDS_ALL & class_names(step) for step in modules[path].parametrizations[name])  # type: ignore[union-attr,index]
             base, inside = f"{path}.{name}".lstrip("."), f"{path}.parametrizations.{name}".lstrip(".")
             result.append(Part(f"{inside}()", "computed", base, tuple(range(len(shape)))))
-            result += [Part(f"{inside}.{original}", original, base, (None,) * len(size) if needs_all else _alike(size, shape)) for original, size in originals.items()]
+            result += [
+                Part(f"{inside}.{original}", original, base, (None,) * len(size) if needs_all else _alike(size, shape))
+                for original, size in originals.items()
+            ]
     return result
 
 
@@ -91,21 +99,29 @@ def _adapted(path: str, module: torch.nn.Module, shapes: Mapping[str, Sequence[i
         for name, tensor in child.named_parameters() if kind in ADAPTERS else ():
             dims = [roles.get(role) for role in ADAPTERS[kind]]
             dims += [None] * (tensor.dim() - len(dims))
-            fits = (d if d is not None and size == shapes[base][d] else None for d, size in zip(dims, tensor.shape, strict=False))
+            fits = (
+                d if d is not None and size == shapes[base][d] else None
+                for d, size in zip(dims, tensor.shape, strict=False)
+            )
             yield Part(f"{path}.{kind}.{name}".lstrip("."), kind, base, tuple(fits))
 
 
 def _parametrized(modules: Mapping[str, torch.nn.Module]) -> Iterator[tuple[str, str, Shape | None, dict[str, Shape]]]:
-    """Yield the module's path, the tensor's name and shape, and the shapes of the originals, for each tensor that a parametrization computes."""
+    """Yield the module's path, the tensor's name and shape, and the shapes of the originals, for each tensor that a
+    parametrization computes."""
     for path, module in modules.items():
         if is_parametrized(module):
             for name, chain in module.parametrizations.items():  # type: ignore[union-attr,operator]
-                originals = {key: tuple(tensor.shape) for key, tensor in (*chain.named_parameters(recurse=False), *chain.named_buffers(recurse=False))}
+                originals = {
+                    key: tuple(tensor.shape)
+                    for key, tensor in (*chain.named_parameters(recurse=False), *chain.named_buffers(recurse=False))
+                }
                 yield path, name, _broadcast(list(originals.values())), originals
 
 
 def _broadcast(shapes: Sequence[Shape]) -> Shape | None:
-    """Return the shape of the originals' product, as of a direction times its length; ``None`` if they do not broadcast."""
+    """Return the shape of the originals' product, as of a direction times its length; ``None`` if they do not
+    broadcast."""
     try:
         return tuple(torch.broadcast_shapes(*shapes)) if shapes else None
     except RuntimeError:

@@ -4,8 +4,8 @@
     layers.0._orig_mod.up.weight                     layers.0.up.weight                  torch.compile
     lm_head.modules_to_save.default.weight           lm_head.weight                      a copy that PEFT trains
 
-A path is a list of steps from the root, each with its module. Steps into wrappers are left out; the step before takes the wrapped
-module in the place of the wrapper.
+A path is a list of steps from the root, each with its module. Steps into wrappers are left out; the step before takes
+the wrapped module in the place of the wrapper.
 """
 
 from __future__ import annotations
@@ -15,8 +15,18 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch.nn.utils.parametrize import is_parametrized
 
-WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "base_layer", "token_adapter")  # children with such names
-CALLED_ALIKE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # children whose result the wrapper returns unchanged
+WRAPPERS = (
+    "_orig_mod",
+    "_fsdp_wrapped_module",
+    "_checkpoint_wrapped_module",
+    "base_layer",
+    "token_adapter",
+)  # children with such names
+CALLED_ALIKE = (
+    "_orig_mod",
+    "_fsdp_wrapped_module",
+    "_checkpoint_wrapped_module",
+)  # children whose result the wrapper returns unchanged
 
 WRAPPING = {  # class → the child that it wraps; in other classes this name may be an ordinary child
     "DataParallel": "module",
@@ -27,7 +37,10 @@ WRAPPING = {  # class → the child that it wraps; in other classes this name ma
     "BaseTuner": "model",
     "AuxiliaryTrainingWrapper": "original_module",
 }
-COPIES = ("AuxiliaryTrainingWrapper", "modules_to_save")  # a class, and its child whose children are each a copy of the wrapped module
+COPIES = (
+    "AuxiliaryTrainingWrapper",
+    "modules_to_save",
+)  # a class, and its child whose children are each a copy of the wrapped module
 
 Step = tuple[str, torch.nn.Module | None]  # a name, and the module that is called so; ``None`` for a tensor
 
@@ -38,7 +51,8 @@ def class_names(module: torch.nn.Module | None) -> set[str]:
 
 
 def class_name(module: torch.nn.Module) -> str:
-    """Return the name of a module's class. A parametrized module has a generated class, so the class that it derives from is named."""
+    """Return the name of a module's class. A parametrized module has a generated class, so the class that it derives
+    from is named."""
     kind = type(module)
     return (kind.__bases__[0] if is_parametrized(module) else kind).__name__
 
@@ -50,7 +64,8 @@ def steps_to(name: str, modules: Mapping[str, torch.nn.Module]) -> list[Step]:
 
 
 def through(root: torch.nn.Module, steps: Sequence[Step], *, calls: bool = False) -> list[Step]:
-    """Return the steps without those into wrappers; with ``calls``, only wrappers that return their child's result are left out."""
+    """Return the steps without those into wrappers; with ``calls``, only wrappers that return their child's result are
+    left out."""
     seen: list[Step] = []
     parent: torch.nn.Module | None = root
     copies = False  # whether the last step was into the dict of a layer's copies

@@ -105,7 +105,9 @@ def check(options: TrainOptions, launched: Launched | None) -> Checked:
     processes = launched is not None or (mesh.size > 1 and not options.simulate)
     local = 1 if not processes else mesh.size if launched is None else launched.local_size
     policy = POLICIES.get(options.amp)
-    scaling = LossScaling(options.loss_scale or LOSS_SCALE) if policy is not None and policy.low is torch.float16 else None
+    scaling = (
+        LossScaling(options.loss_scale or LOSS_SCALE) if policy is not None and policy.low is torch.float16 else None
+    )
     given = None if options.tolerance is None else Tolerance(options.tolerance, options.tolerance)
     return Checked(
         options, mesh, plan, plan_name, processes, launched, _device(options.device, local, launched), text, size, options.size,
@@ -119,7 +121,9 @@ def mesh_of(text: str) -> Mesh:
     for part in text.split(","):
         axis, _, count = part.strip().partition("=")
         if not axis.isidentifier() or not count.isdecimal() or axis in sizes:
-            raise Refused(f"--mesh {text!r} is not a list of different axes with their sizes; write it as in --mesh dp=2,tp=2")
+            raise Refused(
+                f"--mesh {text!r} is not a list of different axes with their sizes; write it as in --mesh dp=2,tp=2"
+            )
         sizes[axis] = int(count)
     try:
         return Mesh(sizes)
@@ -128,7 +132,8 @@ def mesh_of(text: str) -> Mesh:
 
 
 def plan_of(name: str) -> Plan:
-    """Return a plan: the name of a preset, or the contents of a JSON file, an object of globs or a list of objects and names of presets."""
+    """Return a plan: the name of a preset, or the contents of a JSON file, an object of globs or a list of objects and
+    names of presets."""
     if name in PRESETS:
         return name
     file = Path(name)
@@ -139,7 +144,9 @@ def plan_of(name: str) -> Plan:
     except OSError as error:
         raise Refused(f"--plan {name}: {error.strerror}; the presets are {', '.join(PRESETS)}") from None
     except ValueError as error:
-        raise Refused(f'--plan {name} is not JSON: {error}; write it as in {{"*.up_proj.weight": ["tp", null]}}') from None
+        raise Refused(
+            f'--plan {name} is not JSON: {error}; write it as in {{"*.up_proj.weight": ["tp", null]}}'
+        ) from None
     parts = plan if isinstance(plan, list) else [plan]
     if not all(isinstance(part, (dict, str)) for part in parts):
         raise Refused(f'--plan {name} is not an object of globs; write it as in {{"*.up_proj.weight": ["tp", null]}}')
@@ -162,14 +169,29 @@ def _one_of(option: str, value: str, names: Iterable[str], more: str = "") -> st
 def _check_step(options: TrainOptions, mesh: Mesh) -> None:
     """Check options that must fit each other."""
     if options.batch % options.microbatches:
-        near = min((n for n in range(1, options.batch + 1) if options.batch % n == 0), key=lambda n: abs(n - options.microbatches))
-        raise Refused(f"--microbatches {options.microbatches} do not divide --batch {options.batch} into equal pieces; try --microbatches {near}")
+        near = min(
+            (n for n in range(1, options.batch + 1) if options.batch % n == 0),
+            key=lambda n: abs(n - options.microbatches),
+        )
+        raise Refused(
+            f"--microbatches {options.microbatches} do not divide --batch {options.batch} into equal pieces; try "
+            f"--microbatches {near}"
+        )
     if options.amp != NONE and options.dtype != "float32":
-        raise Refused(f"--amp {options.amp} computes in low precision what has float32 weights, but --dtype is {options.dtype}; use one of both")
+        raise Refused(
+            f"--amp {options.amp} computes in low precision what has float32 weights, but --dtype is {options.dtype}; "
+            f"use one of both"
+        )
     if options.loss_scale is not None and not options.amp.startswith("fp16"):
-        raise Refused(f"--loss-scale is for fp16, whose small gradients are lost, and --amp is {options.amp}; leave it out, or use --amp fp16-O2")
+        raise Refused(
+            f"--loss-scale is for fp16, whose small gradients are lost, and --amp is {options.amp}; leave it out, or "
+            f"use --amp fp16-O2"
+        )
     if options.zero and not set(mesh.names) - {"tp", "pp", "cp"}:
-        raise Refused(f"--zero {options.zero} splits over a data axis, and --mesh {options.mesh} has none; use --zero 0, or a mesh such as dp=2,tp=2")
+        raise Refused(
+            f"--zero {options.zero} splits over a data axis, and --mesh {options.mesh} has none; use --zero 0, or a "
+            f"mesh such as dp=2,tp=2"
+        )
 
 
 def _check_folder(options: TrainOptions) -> None:
@@ -180,7 +202,10 @@ def _check_folder(options: TrainOptions) -> None:
         return
     newest = latest(options.checkpoint)
     if newest is not None and not options.resume:
-        raise Refused(f"--checkpoint {options.checkpoint} has {newest.name} of another training; continue it with --resume, or name another folder")
+        raise Refused(
+            f"--checkpoint {options.checkpoint} has {newest.name} of another training; continue it with --resume, or "
+            f"name another folder"
+        )
 
 
 def _check_processes(options: TrainOptions, mesh: Mesh, launched: Launched | None) -> None:
@@ -193,21 +218,27 @@ def _check_processes(options: TrainOptions, mesh: Mesh, launched: Launched | Non
             )
         return
     if options.simulate:
-        raise Refused("--simulate runs all ranks in this one process, but RANK and WORLD_SIZE are set; start it without torchrun")
+        raise Refused(
+            "--simulate runs all ranks in this one process, but RANK and WORLD_SIZE are set; start it without torchrun"
+        )
     if launched.size != mesh.size:
         raise Refused(
-            f"the job has {launched.size} {'process' if launched.size == 1 else 'processes'}, but the mesh {mesh} has {mesh.size} ranks; "
-            f"start it with torchrun --nproc-per-node {mesh.size}, or choose --mesh dp={launched.size}"
+            f"the job has {launched.size} {'process' if launched.size == 1 else 'processes'}, but the mesh {mesh} has "
+            f"{mesh.size} ranks; start it with torchrun --nproc-per-node {mesh.size}, or choose --mesh "
+            f"dp={launched.size}"
         )
 
 
 def _device(name: str | None, local: int, launched: Launched | None) -> torch.device:
-    """Return the device of this process. CUDA needs a GPU for each of the machine's ranks, and is the default if there are enough."""
+    """Return the device of this process. CUDA needs a GPU for each of the machine's ranks, and is the default if there
+    are enough."""
     if name is not None:
         _one_of("device", name, DEVICES)
     gpus = torch.cuda.device_count()
     if name == "cuda" and gpus < local:
-        raise Refused(f"--device cuda needs a GPU for each rank, {local} on this machine, which has {gpus}; use --device cpu")
+        raise Refused(
+            f"--device cuda needs a GPU for each rank, {local} on this machine, which has {gpus}; use --device cpu"
+        )
     if name == "cpu" or gpus < local:
         return torch.device("cpu")
     return torch.device("cuda", launched.local_rank if launched else 0)

@@ -35,5 +35,7 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launched | None:
 def _number(environment: Mapping[str, str], name: str, default: str = "") -> int:
     value = environment.get(name, default)
     if not value.isdecimal():
-        raise Refused(f"the environment's {name}={value!r} is not a number; start the job with torchrun, or unset {name}")
+        raise Refused(
+            f"the environment's {name}={value!r} is not a number; start the job with torchrun, or unset {name}"
+        )
     return int(value)

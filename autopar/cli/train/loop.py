@@ -11,12 +11,15 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 Batch = Mapping[str, torch.Tensor]
-Taken = tuple[torch.Tensor, torch.Tensor, bool]  # the loss, the norm of its gradients, whether they overflowed and the step was skipped
+Taken = tuple[
+    torch.Tensor, torch.Tensor, bool
+]  # the loss, the norm of its gradients, whether they overflowed and the step was skipped
 
 
 @dataclass(frozen=True)
 class TrainedStep:
-    """The result of one step: its number from 0, the loss before the update, the norm of its gradients, and its time in seconds.
+    """The result of one step: its number from 0, the loss before the update, the norm of its gradients, and its time in
+    seconds.
 
     The norm is there because AdamW does the same with gradients that are all too large by one factor: losses alone
     would not show it.
@@ -32,7 +35,9 @@ class TrainedStep:
     skipped: bool = False
 
 
-def train(take: Callable[[Batch], Taken], schedule: LRScheduler, batches: Iterable[Batch], first: int = 0) -> Iterator[TrainedStep]:
+def train(
+    take: Callable[[Batch], Taken], schedule: LRScheduler, batches: Iterable[Batch], first: int = 0
+) -> Iterator[TrainedStep]:
     """Train one step for each batch; the first step has the number ``first``."""
     for number, batch in enumerate(batches, first):
         start = time.perf_counter()

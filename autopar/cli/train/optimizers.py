@@ -19,8 +19,8 @@ OPTIMIZERS: dict[str, Callable[[Parameters, float, float], Optimizer]] = {  # of
 
 
 def factor(step: int, warmup: int, steps: int) -> float:
-    """What the learning rate is multiplied by at a step from 0: linear up to 1 in ``warmup`` steps, then half a cosine that
-    reaches 0 after ``steps``; without a warm-up always 1."""
+    """What the learning rate is multiplied by at a step from 0: linear up to 1 in ``warmup`` steps, then half a cosine
+    that reaches 0 after ``steps``; without a warm-up always 1."""
     if not warmup:
         return 1.0
     if step < warmup:

@@ -1,4 +1,5 @@
-"""Run one training, from the options to the exit status: simulated, as a rank of a job, or in processes that it starts."""
+"""Run one training, from the options to the exit status: simulated, as a rank of a job, or in processes that it
+starts."""
 
 from __future__ import annotations
 
@@ -86,7 +87,8 @@ def _start(checked: Checked) -> int:
 
 
 def _train(checked: Checked) -> int:
-    """Train on the mesh; then, when the other ranks have ended, the first rank trains on a single device and compares."""
+    """Train on the mesh; then, when the other ranks have ended, the first rank trains on a single device and
+    compares."""
     first = checked.launched is None or checked.launched.rank == 0
     console = console_of(first)
     o = checked.options
@@ -102,18 +104,29 @@ def _train(checked: Checked) -> int:
     before = saved.resume()
     show_resumed(console, o, len(before))
     taken = train(_take(step, checked.processes), schedule, _batches(checked, len(before)), len(before))
-    steps = [*before, *_shown(checked, f"on {checked.mesh}", saved.kept(before, taken, partial(show_saved, console)), console, len(before))]
+    steps = [
+        *before,
+        *_shown(
+            checked, f"on {checked.mesh}", saved.kept(before, taken, partial(show_saved, console)), console, len(before)
+        ),
+    ]
     if dist.is_initialized():
         dist.destroy_process_group()
     if not first:
         return EQUAL
     reference = _alone(checked, console)
     losses = Comparison([step.loss for step in steps], [step.loss for step in reference])
-    skipped = frozenset(step.number for step, other in zip(steps, reference, strict=True) if step.skipped and other.skipped)
+    skipped = frozenset(
+        step.number for step, other in zip(steps, reference, strict=True) if step.skipped and other.skipped
+    )
     norms = Comparison([step.norm for step in steps], [step.norm for step in reference], skipped)
     differently = [step.number for step, other in zip(steps, reference, strict=True) if step.skipped != other.skipped]
     show_comparison(console, losses, norms, checked, differently)
-    return EQUAL if not differently and losses.within(checked.tolerance.loss) and norms.within(checked.tolerance.norm) else DIFFERENT
+    return (
+        EQUAL
+        if not differently and losses.within(checked.tolerance.loss) and norms.within(checked.tolerance.norm)
+        else DIFFERENT
+    )
 
 
 def _alone(checked: Checked, console: Console) -> list[TrainedStep]:
@@ -122,17 +135,25 @@ def _alone(checked: Checked, console: Console) -> list[TrainedStep]:
     model = _model(checked)
     optimizer = _optimizer(checked, model)
     single = Single(model, optimizer, o.microbatches, o.clip_norm, checked.policy, checked.scaling)
-    return _shown(checked, "on a single device", train(single, schedule_of(optimizer, o.warmup, o.steps), _batches(checked)), console)
+    return _shown(
+        checked,
+        "on a single device",
+        train(single, schedule_of(optimizer, o.warmup, o.steps), _batches(checked)),
+        console,
+    )
 
 
 def _captured(checked: Checked, step: TrainStep) -> Programs:
-    """Capture the step, which also creates the optimizer's state, and return its programs. Globs of modules can only be checked here."""
+    """Capture the step, which also creates the optimizer's state, and return its programs. Globs of modules can only be
+    checked here."""
     try:
         return step.capture(_batch(checked, 0))
     except ValueError as error:
         if checked.options.recompute in RECOMPUTED:
             raise
-        raise Refused(f"--recompute {checked.options.recompute}: {error}; or use one of {', '.join(RECOMPUTED)}") from None
+        raise Refused(
+            f"--recompute {checked.options.recompute}: {error}; or use one of {', '.join(RECOMPUTED)}"
+        ) from None
 
 
 def _take(step: TrainStep, processes: bool) -> Callable[[Batch], Taken]:
@@ -146,7 +167,9 @@ def _take(step: TrainStep, processes: bool) -> Callable[[Batch], Taken]:
     return take
 
 
-def _shown(checked: Checked, title: str, steps: Iterable[TrainedStep], console: Console, first: int = 0) -> list[TrainedStep]:
+def _shown(
+    checked: Checked, title: str, steps: Iterable[TrainedStep], console: Console, first: int = 0
+) -> list[TrainedStep]:
     """Run all steps, and show them while they run."""
     o = checked.options
     return list(show_steps(console, title, steps, o.steps, o.batch * o.sequence, first))

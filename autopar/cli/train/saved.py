@@ -1,7 +1,7 @@
 """Save and resume a training: checkpoints of the step, the schedule, the position in the data and the curves so far.
 
-Batches depend only on the seed and the number of the step, and weights only on the saved state. So a training that is interrupted at
-any moment and resumed has the numbers of an uninterrupted one.
+Batches depend only on the seed and the number of the step, and weights only on the saved state. So a training that is
+interrupted at any moment and resumed has the numbers of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -25,15 +25,22 @@ SAME = ("size", "dtype", "batch", "sequence", "optimizer", "warmup", "weight_dec
 
 
 def numbers_of(checked: Checked) -> dict[str, Any]:
-    """Return the options that determine the numbers of a training. It cannot be resumed with others; the mesh and the like are free."""
+    """Return the options that determine the numbers of a training. It cannot be resumed with others; the mesh and the
+    like are free."""
     o, text = checked.options, checked.text
     options = {name: getattr(o, name) for name in SAME}
-    options |= {"lr": checked.lr, "text": f"{text.name} ({len(text.data):,} bytes, crc32 {zlib.crc32(text.data.numpy()):08x})"}
-    return options | ({"steps": o.steps} if o.warmup else {})  # the schedule of the learning rate ends with the last step
+    options |= {
+        "lr": checked.lr,
+        "text": f"{text.name} ({len(text.data):,} bytes, crc32 {zlib.crc32(text.data.numpy()):08x})",
+    }
+    return options | (
+        {"steps": o.steps} if o.warmup else {}
+    )  # the schedule of the learning rate ends with the last step
 
 
 def check_resumed(checked: Checked) -> int:
-    """Return how many steps the newest complete checkpoint has, 0 if there is none; ``Refused`` if it has other options."""
+    """Return how many steps the newest complete checkpoint has, 0 if there is none; ``Refused`` if it has other
+    options."""
     options = checked.options
     folder = options.checkpoint
     if not options.resume or folder is None:
@@ -46,10 +53,16 @@ def check_resumed(checked: Checked) -> int:
         raise Refused(f"--checkpoint {folder} is not of autopar train; name another folder")
     for name, value in numbers_of(checked).items():
         if (saved := state["options"].get(name)) != value:
-            raise Refused(f"{option(name)} is {value}, and in the checkpoint in {folder} it was {saved}; give {option(name)} as it was, or name another folder")
+            raise Refused(
+                f"{option(name)} is {value}, and in the checkpoint in {folder} it was {saved}; give {option(name)} as "
+                f"it was, or name another folder"
+            )
     taken = len(state["curve"])
     if taken > options.steps:
-        raise Refused(f"--steps {options.steps}, but the checkpoint in {folder} has taken {taken} already; give --steps {taken} or more")
+        raise Refused(
+            f"--steps {options.steps}, but the checkpoint in {folder} has taken {taken} already; give --steps {taken} "
+            f"or more"
+        )
     return taken
 
 
@@ -62,19 +75,26 @@ class Saved:
     schedule: LRScheduler
 
     def resume(self) -> list[TrainedStep]:
-        """Load the newest complete checkpoint into the captured step, and return its past steps; none if there is no checkpoint."""
+        """Load the newest complete checkpoint into the captured step, and return its past steps; none if there is no
+        checkpoint."""
         if not check_resumed(self.checked):
             return []
         state = checkpoint.load(self._folder, self._state([]))
         self.step.load_state_dict(state["step"])
         self.schedule.load_state_dict(state["schedule"])
-        steps = [TrainedStep(number, loss, norm, skipped=skipped) for number, (loss, norm, skipped) in enumerate(state["curve"])]
+        steps = [
+            TrainedStep(number, loss, norm, skipped=skipped)
+            for number, (loss, norm, skipped) in enumerate(state["curve"])
+        ]
         if state["next"] != len(steps):
             raise Refused(f"--checkpoint {self._folder} is not of autopar train; name another folder")
         return steps
 
-    def kept(self, before: list[TrainedStep], steps: Iterable[TrainedStep], on_saved: Callable[[Path, int], None]) -> Iterator[TrainedStep]:
-        """Yield the same steps, and save a checkpoint after every ``--every`` steps and after the last. ``on_saved`` is called after each save."""
+    def kept(
+        self, before: list[TrainedStep], steps: Iterable[TrainedStep], on_saved: Callable[[Path, int], None]
+    ) -> Iterator[TrainedStep]:
+        """Yield the same steps, and save a checkpoint after every ``--every`` steps and after the last. ``on_saved`` is
+        called after each save."""
         curve, o = list(before), self.checked.options
         for step in steps:
             curve.append(step)

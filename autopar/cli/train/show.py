@@ -100,7 +100,9 @@ def show_decisions(console: Console, reports: Reports, step: Program) -> None:
     console.print()
     console.print(table)
     by_axis = ", ".join(f"{axis} {count:,}" for axis, count in total.items()) or "none"
-    console.print(f"\nbytes that a rank receives in a step, by axis: {by_axis}" + f"; {casts} casts" * bool(casts) + "\n")
+    console.print(
+        f"\nbytes that a rank receives in a step, by axis: {by_axis}" + f"; {casts} casts" * bool(casts) + "\n"
+    )
 
 
 def show_resumed(console: Console, options: TrainOptions, taken: int) -> None:
@@ -114,14 +116,19 @@ def show_saved(console: Console, path: Path, taken: int) -> None:
     console.print(f"  step {taken}: {path} is whole", soft_wrap=True)
 
 
-def show_steps(console: Console, title: str, steps: Iterable[TrainedStep], count: int, tokens: int, first: int = 0) -> Iterator[TrainedStep]:
-    """Yield the same steps, from ``first`` to ``count``, and show their progress: as a bar on a terminal, else as some lines."""
+def show_steps(
+    console: Console, title: str, steps: Iterable[TrainedStep], count: int, tokens: int, first: int = 0
+) -> Iterator[TrainedStep]:
+    """Yield the same steps, from ``first`` to ``count``, and show their progress: as a bar on a terminal, else as some
+    lines."""
     if not console.is_terminal or console.quiet:
         console.print(title)
         every = max(1, round(count / LINES))
         for step, rate in _rates(steps, tokens, first):
             if (step.number + 1) % every == 0 or step.number in (first, count - 1):
-                console.print(f"  step {step.number + 1:>{len(str(count))}}/{count}  loss {step.loss:.4f}  {rate:>9,.0f} tokens/s")
+                console.print(
+                    f"  step {step.number + 1:>{len(str(count))}}/{count}  loss {step.loss:.4f}  {rate:>9,.0f} tokens/s"
+                )
             yield step
         return
     columns = (
@@ -136,7 +143,8 @@ def show_steps(console: Console, title: str, steps: Iterable[TrainedStep], count
 
 
 def _rates(steps: Iterable[TrainedStep], tokens: int, first: int) -> Iterator[tuple[TrainedStep, float]]:
-    """Yield each step with the tokens per second so far; the first step, a warm-up, counts only until there is another."""
+    """Yield each step with the tokens per second so far; the first step, a warm-up, counts only until there is
+    another."""
     seconds = 0.0
     for step in steps:
         taken = step.number - first
@@ -144,15 +152,25 @@ def _rates(steps: Iterable[TrainedStep], tokens: int, first: int) -> Iterator[tu
         yield step, tokens * max(1, taken) / seconds
 
 
-def show_comparison(console: Console, losses: Comparison, norms: Comparison, checked: Checked, differently: Sequence[int]) -> None:
+def show_comparison(
+    console: Console, losses: Comparison, norms: Comparison, checked: Checked, differently: Sequence[int]
+) -> None:
     """Print the losses of some steps side by side, the differences of losses and of gradient norms, and the verdict.
 
     ``differently``: the steps that one of both skipped.
     """
     names = ("step", f"loss, {checked.mesh}", "loss, single device", "difference", "of gradient norms")
-    table = Table(*(Column(name, justify="right") for name in names), box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    table = Table(
+        *(Column(name, justify="right") for name in names),
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+        header_style="bold",
+    )
     for step in sorted({*losses.steps(), norms.worst}):
-        marked = [f"{curve.difference(step):.1e}" + (" ←" if step == curve.worst else "  ") for curve in (losses, norms)]
+        marked = [
+            f"{curve.difference(step):.1e}" + (" ←" if step == curve.worst else "  ") for curve in (losses, norms)
+        ]
         table.add_row(str(step + 1), f"{losses.parallel[step]:.6f}", f"{losses.single[step]:.6f}", *marked)
     console.print()
     console.print(table)
@@ -164,10 +182,13 @@ def show_comparison(console: Console, losses: Comparison, norms: Comparison, che
         worst = losses.worst if not math.isfinite(losses.largest) else norms.worst
         verdict = f"NOT finite: step {worst + 1}; try a smaller --lr"
     else:
-        skipped = f"\n{len(norms.skipped)} steps were skipped by both: their gradients overflowed" if norms.skipped else ""
+        skipped = (
+            f"\n{len(norms.skipped)} steps were skipped by both: their gradients overflowed" if norms.skipped else ""
+        )
         verdict = (
-            f"{'the same' if equal else 'NOT the same'} numbers: {len(losses.single)} losses differ by {losses.largest:.1e} at most "
-            f"(step {losses.worst + 1}), the tolerance is {allowed.loss:.0e}\n"
-            f"the norms of their gradients differ by {norms.largest:.1e} at most (step {norms.worst + 1}), the tolerance is {allowed.norm:.0e}{skipped}"
+            f"{'the same' if equal else 'NOT the same'} numbers: {len(losses.single)} losses differ by "
+            f"{losses.largest:.1e} at most (step {losses.worst + 1}), the tolerance is {allowed.loss:.0e}\n"
+            f"the norms of their gradients differ by {norms.largest:.1e} at most (step {norms.worst + 1}), the "
+            f"tolerance is {allowed.norm:.0e}{skipped}"
         )
     console.print(f"\n{verdict}", style="green" if equal else "bold red")

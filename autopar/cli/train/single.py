@@ -19,9 +19,9 @@ from autopar.plan.precision import PrecisionPolicy
 class Single:
     """A training step with gradient accumulation over micro-batches, clipping, and the optimizer's update.
 
-    With O1 the forward runs under ``torch.autocast``; with O2 as apex did it: a copy of the model in low precision runs forward and
-    backward, its gradients add up in float32, and the optimizer's parameters are the float32 masters of the copy. Llama
-    computes its norms and its loss in float32 itself.
+    With O1 the forward runs under ``torch.autocast``; with O2 as apex did it: a copy of the model in low precision runs
+    forward and backward, its gradients add up in float32, and the optimizer's parameters are the float32 masters of the
+    copy. Llama computes its norms and its loss in float32 itself.
     """
 
     model: nn.Module
@@ -37,13 +37,19 @@ class Single:
         self.running = copy.deepcopy(self.model).to(self.policy.low) if copied else self.model  # type: ignore[union-attr]
         self.device = next(self.model.parameters()).device.type
         s = self.scaling or LossScaling()
-        self.scaler = GradScaler(self.device, s.initial, s.growth, s.backoff, s.interval, enabled=self.scaling is not None)
+        self.scaler = GradScaler(
+            self.device, s.initial, s.growth, s.backoff, s.interval, enabled=self.scaling is not None
+        )
 
     def __call__(self, batch: Batch) -> Taken:
         total = torch.zeros((), device=self.device)
         pieces = [value.chunk(self.microbatches) for value in batch.values()]
         for piece in zip(*pieces, strict=True):
-            with torch.autocast(self.device, self.policy and self.policy.low, enabled=self.policy is not None and not self.policy.parameters):
+            with torch.autocast(
+                self.device,
+                self.policy and self.policy.low,
+                enabled=self.policy is not None and not self.policy.parameters,
+            ):
                 loss = self.running(**dict(zip(batch, piece, strict=True))).loss / self.microbatches
             self.scaler.scale(loss).backward()
             total += loss.detach()

@@ -20,8 +20,11 @@ class Text:
     name: str
     data: torch.Tensor  # uint8, one dim
 
-    def batch(self, seed: int, step: int, rows: int, length: int, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
-        """Return the global batch of one step, ``rows`` pieces of the text. It is equal on every rank, and does not depend on earlier steps."""
+    def batch(
+        self, seed: int, step: int, rows: int, length: int, device: torch.device | str = "cpu"
+    ) -> dict[str, torch.Tensor]:
+        """Return the global batch of one step, ``rows`` pieces of the text. It is equal on every rank, and does not
+        depend on earlier steps."""
         generator = torch.Generator().manual_seed(seed * STRIDE + step)
         starts = torch.randint(len(self.data) - length + 1, (rows, 1), generator=generator)
         ids = self.data[starts + torch.arange(length)].long().to(device)
@@ -49,8 +52,12 @@ def check_length(text: Text, length: int) -> None:
     count = len(text.data)
     if count < length:
         shorter = f", or --sequence {count}" if count > 1 else ""
-        raise Refused(f"{text.name} has {count} bytes, but a sequence has {length}; give a longer text with --text{shorter}")
+        raise Refused(
+            f"{text.name} has {count} bytes, but a sequence has {length}; give a longer text with --text{shorter}"
+        )
 
 
 def _text(name: str, data: bytes) -> Text:
-    return Text(name, torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8))
+    return Text(
+        name, torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    )

@@ -1,12 +1,15 @@
-"""Register random ops that are functions of a seed: each random op has a twin in the namespace ``drawn`` with two more arguments.
+"""Register random ops that are functions of a seed: each random op has a twin in the namespace ``drawn`` with two more
+arguments.
 
     y = bernoulli(x, 0.9)       →       y = drawn::bernoulli.p(x, 0.9, seed=seed, stream=3)
 
-``stream`` numbers the random ops of a step, in the order in which a single device calls them. The result depends on these two
-alone, so reordering, recomputing or merging ops cannot change a number. ``seed`` is either one number, from which each stream gets
-its own generator; then ranks with different pieces have different seeds (``folded``). Or it is a table with the state of the
-device's generator for each stream; then the numbers are those of a single device, if the op runs on whole operands.
+``stream`` numbers the random ops of a step, in the order in which a single device calls them. The result depends on
+these two alone, so reordering, recomputing or merging ops cannot change a number. ``seed`` is either one number, from
+which each stream gets its own generator; then ranks with different pieces have different seeds (``folded``). Or it is a
+table with the state of the device's generator for each stream; then the numbers are those of a single device, if the op
+runs on whole operands.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -28,9 +31,9 @@ FUNCTIONAL = {  # ops that fill a tensor → ops that return a new one
 
 RRELU = "rrelu_with_noise"  # writes into its second operand, and returns another tensor
 
-# the number of draws of these ops depends on values, so that the states of a single device's generator are not known in advance
+# the number of draws of these ops depends on values, so that the states of a single device's generator are not known in
+# advance
 REJECTING = frozenset({"poisson", "binomial", "_standard_gamma", "_sample_dirichlet", RRELU})
-
 
 
 def _aten(name: str) -> OpOverload:
@@ -98,11 +101,16 @@ def twin_of(op: OpOverload) -> OpOverload:
 
 
 def _as_a_single_device(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], order: list[int] | None) -> Any:
-    """Run the op on a first operand with this memory order, which decides how many numbers are drawn and where they go."""
+    """Run the op on a first operand with this memory order, which decides how many numbers are drawn and where they
+    go."""
     if order is None:
         return op(*args, **kwargs)
     first, *rest = args
-    as_it_lay = first.permute(order).clone(memory_format=torch.contiguous_format).permute([order.index(d) for d in range(first.dim())])
+    as_it_lay = (
+        first.permute(order)
+        .clone(memory_format=torch.contiguous_format)
+        .permute([order.index(d) for d in range(first.dim())])
+    )
     return FILLING.get(op, op)(as_it_lay, *rest, **kwargs).contiguous()
 
 
@@ -117,7 +125,8 @@ def source_of(op: Any) -> Any:
 
 
 def with_seed(pattern: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Return the rule of a twin from that of its op: one operand more. With a table of states nothing is split: its numbers have one order."""
+    """Return the rule of a twin from that of its op: one operand more. With a table of states nothing is split: its
+    numbers have one order."""
 
     def bound(*args: Any, seed: Any, stream: int, order: Any = None, **kwargs: Any) -> Any:
         if seed.shape:
@@ -157,7 +166,9 @@ def single_device_states(draws: Sequence[Draw], device: torch.device) -> torch.T
     states = []
     for draw in draws:
         states.append(generator.get_state())
-        args, kwargs = pytree.tree_map_only(Like, lambda like: torch.ones(like.shape, dtype=like.dtype, device=device), (draw.args, dict(draw.kwargs)))
+        args, kwargs = pytree.tree_map_only(
+            Like, lambda like: torch.ones(like.shape, dtype=like.dtype, device=device), (draw.args, dict(draw.kwargs))
+        )
         _as_a_single_device(draw.op, args, kwargs, draw.order)
     return torch.stack(states)
 
@@ -172,8 +183,8 @@ SHAPED = frozenset(twin_of(_aten(FUNCTIONAL[name])) for name in FUNCTIONAL if na
 class Streams:
     """Number the random ops of one trace in the order in which a single device calls them.
 
-    Each number belongs to a state of the global generator. If an activation checkpoint restores the state for its recomputation,
-    the same op in the same state gets the same stream, and so the same numbers.
+    Each number belongs to a state of the global generator. If an activation checkpoint restores the state for its
+    recomputation, the same op in the same state gets the same stream, and so the same numbers.
     """
 
     def __init__(self, seed: torch.Tensor) -> None:
@@ -199,7 +210,9 @@ class Streams:
             args[1].copy_(noise)
             return result
         if name in FUNCTIONAL:
-            return args[0].copy_(self._draw(_aten(FUNCTIONAL[name]), *with_defaults(op, args, kwargs), order=_memory_order(args[0])))
+            return args[0].copy_(
+                self._draw(_aten(FUNCTIONAL[name]), *with_defaults(op, args, kwargs), order=_memory_order(args[0]))
+            )
         return self._draw(op, args, kwargs, order=_memory_order(args[0]) if "_like" in name else None)
 
     def seeded_by_the_model(self) -> bool:
@@ -217,6 +230,7 @@ class Streams:
 
 
 def _memory_order(x: torch.Tensor) -> list[int] | None:
-    """Return the dims of a tensor in memory order, in which a single device fills it; ``None`` if that is their own order."""
+    """Return the dims of a tensor in memory order, in which a single device fills it; ``None`` if that is their own
+    order."""
     order = sorted(range(x.dim()), key=lambda d: -x.stride(d))
     return None if x.is_contiguous() or order == list(range(x.dim())) else order

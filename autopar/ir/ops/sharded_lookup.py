@@ -1,9 +1,11 @@
-"""Register lookup and causal-attention ops for ranks that hold a part of a dim: the op gets the indices that the rank holds.
+"""Register lookup and causal-attention ops for ranks that hold a part of a dim: the op gets the indices that the rank
+holds.
 
     embedding(table, ids)      table : f32[32000/tp 64]        look_up(table, ids, held)    held : i64[32000/tp]
 
-``held`` lists the rank's indices in ascending order: a piece of ``arange(32000)``. The op returns zeros for other indices, so
-that the ranks' results add up to the whole. ``rows`` lists the positions of the queries of a causal attention, which masks later keys.
+``held`` lists the rank's indices in ascending order: a piece of ``arange(32000)``. The op returns zeros for other
+indices, so that the ranks' results add up to the whole. ``rows`` lists the positions of the queries of a causal
+attention, which masks later keys.
 """
 
 from __future__ import annotations
@@ -49,8 +51,13 @@ def _check_below(index: torch.Tensor, size: int, error: Exception) -> None:
 
 @_op("within(Tensor index, int size) -> Tensor")
 def within(index: torch.Tensor, size: int) -> torch.Tensor:
-    """Return a copy of ``index``, all of whose values must be at least 0 and below ``size``; ``RuntimeError`` otherwise."""
-    _check_below(index, size, RuntimeError(f"class values are not all between 0 and {size - 1}, as one_hot of {size} classes needs them"))
+    """Return a copy of ``index``, all of whose values must be at least 0 and below ``size``; ``RuntimeError``
+    otherwise."""
+    _check_below(
+        index,
+        size,
+        RuntimeError(f"class values are not all between 0 and {size - 1}, as one_hot of {size} classes needs them"),
+    )
     return index.clone()
 
 
@@ -69,7 +76,9 @@ def look_up_backward(gradient: torch.Tensor, index: torch.Tensor, held: torch.Te
     if not held.numel():
         return gradient.new_zeros(0, gradient.shape[-1])
     positions, is_held = _positions_in(index, held, size)
-    return torch.ops.aten.embedding_dense_backward(gradient.masked_fill(~is_held.unsqueeze(-1), 0), positions, held.numel(), -1, False)
+    return torch.ops.aten.embedding_dense_backward(
+        gradient.masked_fill(~is_held.unsqueeze(-1), 0), positions, held.numel(), -1, False
+    )
 
 
 @_op("gather_held(Tensor input, int dim, Tensor index, Tensor held, int size) -> Tensor")
@@ -100,12 +109,15 @@ def _causal_mask(rows: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype) -> 
 
 
 @_op("causal_attention(Tensor query, Tensor key, Tensor value, Tensor rows, float? scale) -> (Tensor, Tensor)")
-def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: torch.Tensor, scale: float | None) -> Any:
+def causal_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: torch.Tensor, scale: float | None
+) -> Any:
     """Return the attention of the queries at the positions ``rows``, and the log-sum-exp of each row."""
     return FLASH_FOR_CPU[0](query, key, value, 0.0, False, attn_mask=_causal_mask(rows, key, query.dtype), scale=scale)
 
 
-@_op("causal_attention_backward(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, Tensor rows, "
+@_op("causal_attention_backward(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor out, Tensor "
+     "logsumexp, Tensor rows, "
      "float? scale) -> (Tensor, Tensor, Tensor)")  # fmt: skip
 def causal_attention_backward(gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor,
                               logsumexp: torch.Tensor, rows: torch.Tensor, scale: float | None) -> Any:  # fmt: skip

@@ -45,7 +45,9 @@ class _Parser(TypeReader):
         self.may_have_as = False  # whether 'as' may follow the operands of this line
         self.returns: list[tuple[Result, fx.Node, Requirement | None]] = []
         self.grads: list[tuple[Result, fx.Node, Requirement | None]] = []
-        self.states: dict[str, tuple[str, tuple[int, str]]] = {}  # placeholder → its next value, and the line for errors
+        self.states: dict[
+            str, tuple[str, tuple[int, str]]
+        ] = {}  # placeholder → its next value, and the line for errors
         self.state_needs: dict[str, Requirement | None] = {}
 
     # -- lines ---------------------------------------------------------------------------------------------------
@@ -69,7 +71,10 @@ class _Parser(TypeReader):
             if read is None or line[0].isspace() != line.startswith("  "):
                 raise self.error("a line starts with 'program', 'stage', 'stream', a phase, or two spaces and a value")
             if (start == "program") != (not self.level):
-                raise self.error(f"the first line, and no other, is the header, as in 'program explicit on dp=2'; levels are {', '.join(LEVELS)}")
+                raise self.error(
+                    f"the first line, and no other, is the header, as in 'program explicit on dp=2'; levels are "
+                    f"{', '.join(LEVELS)}"
+                )
             read()
             self.close()
         return self._finish(make)
@@ -141,7 +146,8 @@ class _Parser(TypeReader):
         return pairs
 
     def _return_line(self) -> None:
-        """Read the tree, which is Python: quoted keys, ``Class(field=value)``, tuples, lists, dicts. Bare names are values."""
+        """Read the tree, which is Python: quoted keys, ``Class(field=value)``, tuples, lists, dicts. Bare names are
+        values."""
         if self.tree:
             raise self.error("the program returns twice")
         self.word("return")
@@ -171,7 +177,8 @@ class _Parser(TypeReader):
         self.grads.append((Result("grad", of), self.operand(), self.uses[-1]))
 
     def _state_line(self) -> None:
-        """Read the required Layout of a next state. Such a line is written only where it differs from the value's Layout."""
+        """Read the required Layout of a next state. Such a line is written only where it differs from the value's
+        Layout."""
         self.word("state")
         of = self.word()
         if of not in self.states:
@@ -203,7 +210,9 @@ class _Parser(TypeReader):
         set_record(node, Record(type, phase=self.phase, stream=stream, **facts))
         self.values[name] = node
 
-    def _definition(self, name: str, type: ValueType) -> tuple[str, Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]:
+    def _definition(
+        self, name: str, type: ValueType
+    ) -> tuple[str, Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]:
         if self.look() in ROLES and (self.look(1) in ("(", "on") or self.at + 1 == len(self.tokens)):
             return "placeholder", name, (), {}, self._placeholder(name)
         if self.peek("constant"):
@@ -242,7 +251,10 @@ class _Parser(TypeReader):
         if (facts["role"] == "state") != bool(after):
             raise self.error("a state names the value that replaces it, as in 'state(next)'; other placeholders do not")
         if (facts["role"] == "tangent") != ("index" in facts):
-            raise self.error("a tangent names the position of its value among those returned, as in 'tangent(0)'; other placeholders do not")
+            raise self.error(
+                "a tangent names the position of its value among those returned, as in 'tangent(0)'; other "
+                "placeholders do not"
+            )
         if after:
             self.states[name] = (after, (self.number, self.line))
         return facts
@@ -262,7 +274,9 @@ class _Parser(TypeReader):
             except (TypeError, ValueError, RuntimeError) as error:
                 raise self.error(f"these elements make no tensor: {error}") from None
             if tuple(tensor.shape) != type.shape:
-                raise self.error(f"these elements have the shape {list(tensor.shape)}, the type says {list(type.shape)}")
+                raise self.error(
+                    f"these elements have the shape {list(tensor.shape)}, the type says {list(type.shape)}"
+                )
         self.constants[name] = Constant(type.shape, type.dtype, content, tensor)
 
     def _element(self) -> tuple[fx.Node, int]:
@@ -349,13 +363,19 @@ class _Parser(TypeReader):
     def _requirement(self, node: fx.Node) -> Requirement:
         type = record_of(node).type
         if not self.may_have_as or (self.level == "traced" and self.kind() != "word"):
-            raise self.error("only ops and results of placed and explicit programs require a Layout with 'as'; transfers accept any Layout")
+            raise self.error(
+                "only ops and results of placed and explicit programs require a Layout with 'as'; transfers accept "
+                "any Layout"
+            )
         if not isinstance(type, TensorType):
             raise self.error(f"{node.name} has several tensors; require a Layout of its elements")
         if self.level == "traced":
             dtype = self.dtype()
             if self.peek("["):
-                raise self.error(f"a use in a traced program requires a dtype alone, as in '{node.name} as {DTYPE_NAMES[dtype]}': place decides its Layout")
+                raise self.error(
+                    f"a use in a traced program requires a dtype alone, as in '{node.name} as {DTYPE_NAMES[dtype]}': "
+                    f"place decides its Layout"
+                )
             return Requirement(None, dtype)
         dtype = self.dtype() if self.kind() == "word" else type.dtype
         shape, layout = self.placed()

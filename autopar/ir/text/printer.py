@@ -86,7 +86,9 @@ def _call(node: fx.Node, record: Record) -> str:
     if is_getitem(node):
         return f"{operand(node.args[0])}[{node.args[1]}]"
     transfer = transfers.BY_FUNCTION.get(node.target)
-    write = (lambda value: _argument(value, operand, bare=True)) if transfer else (lambda value: _argument(value, operand))
+    write = (
+        (lambda value: _argument(value, operand, bare=True)) if transfer else (lambda value: _argument(value, operand))
+    )
     args = [write(a) for a in node.args] + [f"{k}={write(v)}" for k, v in node.kwargs.items()]
     start = "start " if record.started else ""
     return f"{start}{target_name(node.target)}({', '.join(args)})"
@@ -102,7 +104,11 @@ class _Operands:
         self.position += 1
         need = self.uses[self.position] if self.uses else None
         value = record_of(operand).type
-        if need is None or not isinstance(value, TensorType) or (need.layout, need.dtype) == (value.layout, value.dtype):
+        if (
+            need is None
+            or not isinstance(value, TensorType)
+            or (need.layout, need.dtype) == (value.layout, value.dtype)
+        ):
             return operand.name
         return f"{operand.name} as {print_requirement(need, value)}"
 
@@ -171,11 +177,14 @@ def print_type(value: ValueType) -> str:
         return "None"
     if isinstance(value, tuple):
         return f"({', '.join(map(print_type, value))})"
-    return DTYPE_NAMES[value.dtype] + _placed(value.shape, value.attr, None if value.layout is None else value.layout.mesh)
+    return DTYPE_NAMES[value.dtype] + _placed(
+        value.shape, value.attr, None if value.layout is None else value.layout.mesh
+    )
 
 
 def print_requirement(need: Requirement, value: TensorType) -> str:
-    """Return the text after ``as``: the dtype only if it differs from the value's, and alone at the level ``traced``."""
+    """Return the text after ``as``: the dtype only if it differs from the value's, and alone at the level
+    ``traced``."""
     if need.layout is None:
         return DTYPE_NAMES[need.dtype]
     dtype = "" if need.dtype == value.dtype else DTYPE_NAMES[need.dtype]
@@ -199,5 +208,3 @@ def print_dims(shape: Sequence[int], attr: DistAttr) -> str:
 def print_pending(attr: DistAttr) -> str:
     """Return the pending axes as text: `` +tp`` or `` +max:tp``."""
     return "".join(f" +{axis}" if kind == "sum" else f" +{kind}:{axis}" for axis, kind in attr.pending)
-
-

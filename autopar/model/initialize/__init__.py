@@ -20,7 +20,13 @@ from autopar.runtime.processes.job import Job
 Init = Callable[[torch.nn.Module], Any]
 
 
-def initialize(model: torch.nn.Module, init: Init | None, device: torch.device | str | None, job: Job | None, agreement: Agreement | None) -> None:
+def initialize(
+    model: torch.nn.Module,
+    init: Init | None,
+    device: torch.device | str | None,
+    job: Job | None,
+    agreement: Agreement | None,
+) -> None:
     """Give storage to what is on meta, and run the initialisation on it.
 
     Raises:
@@ -54,9 +60,9 @@ def run_initialization(model: torch.nn.Module, slots: list[StorageSlot], init: I
     _tie(slots, writes)
     if missed := [slot.what for slot in waiting if slot.now is slot.given and writes.time_of(slot.given) is None]:
         raise RuntimeError(
-            f"{', '.join(missed)}: on meta before, and the initialisation writes nothing to {'them' if len(missed) > 1 else 'it'}; "
-            f"write {'them' if len(missed) > 1 else 'it'} in init, a function of a module, or make the model with "
-            f"{'these' if len(missed) > 1 else 'this one'} on a real device"
+            f"{', '.join(missed)}: on meta before, and the initialisation writes nothing to "
+            f"{'them' if len(missed) > 1 else 'it'}; write {'them' if len(missed) > 1 else 'it'} in init, a function "
+            f"of a module, or make the model with {'these' if len(missed) > 1 else 'this one'} on a real device"
         )
 
 
@@ -80,34 +86,42 @@ def _check_draws(job: Job | None, device: torch.device) -> None:
     distributed.all_gather_object(digests, hashlib.sha256(state).digest(), job.control)
     if other := [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]:
         raise RuntimeError(
-            f"the initialisation draws other random numbers on rank{'s' * (len(other) > 1)} {' '.join(other)} than on rank 0; "
-            f"let init do the same on every rank"
+            f"the initialisation draws other random numbers on rank{'s' * (len(other) > 1)} {' '.join(other)} than on "
+            f"rank 0; let init do the same on every rank"
         )
 
 
 def _settle(slot: StorageSlot, writes: Writes, kept: bool) -> None:
     """What an initialisation put in the place of a tensor is laid as that was."""
     new = slot.now
-    if new is slot.given or (new is not None and writes.time_of(new) is not None and is_dtensor(new) == is_dtensor(slot.given)):
+    if new is slot.given or (
+        new is not None and writes.time_of(new) is not None and is_dtensor(new) == is_dtensor(slot.given)
+    ):
         return  # or tied to another
     if kept:
         slot.hold(slot.given)
         return
     if new is None or new.shape != slot.before.shape or new.is_meta:
         found = "nothing" if new is None else f"a tensor {list(new.shape)} on {new.device}"
-        raise RuntimeError(f"{slot.what} is {list(slot.before.shape)}, and the initialisation puts {found} in its place; write to it, as with .copy_()")
+        raise RuntimeError(
+            f"{slot.what} is {list(slot.before.shape)}, and the initialisation puts {found} in its place; write to "
+            f"it, as with .copy_()"
+        )
     if is_dtensor(slot.given) and not is_dtensor(new):
         from torch.distributed.tensor import distribute_tensor
 
         given: Any = slot.given
-        new = distribute_tensor(new.detach().to(local_of(given).device), given.device_mesh, given.placements, src_data_rank=None)
+        new = distribute_tensor(
+            new.detach().to(local_of(given).device), given.device_mesh, given.placements, src_data_rank=None
+        )
     with writes:
         slot.given.copy_(new)
     slot.hold(slot.given)
 
 
 def _tie(slots: list[StorageSlot], writes: Writes) -> None:
-    """Places that shared a tensor share one again: the one that was written last, unless the initialisation tied them."""
+    """Places that shared a tensor share one again: the one that was written last, unless the initialisation tied
+    them."""
     shared: dict[int, list[StorageSlot]] = {}
     for slot in slots:
         if slot.was_on_meta:

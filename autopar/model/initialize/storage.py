@@ -43,7 +43,9 @@ class StorageSlot:
         return f"the {'parameter' if isinstance(self.before, torch.nn.Parameter) else 'buffer'} {self.name}"
 
     def hold(self, tensor: torch.Tensor) -> None:
-        setattr(self.owner, self.attribute, tensor)  # recurrent modules keep their weights a second time, and see to it here
+        setattr(
+            self.owner, self.attribute, tensor
+        )  # recurrent modules keep their weights a second time, and see to it here
 
 
 def slots_of(model: torch.nn.Module) -> list[StorageSlot]:
@@ -60,8 +62,8 @@ def slots_of(model: torch.nn.Module) -> list[StorageSlot]:
 def materialized(model: torch.nn.Module, device: torch.device, *, tied: bool) -> Iterator[list[StorageSlot]]:
     """What is on meta has storage on ``device``, without values, from here on; after an exception it is on meta again.
 
-    DTensors get a piece. ``tied``: a tensor of several places stays one; otherwise each place has its own for the while,
-    as after ``torch.nn.Module.to_empty``.
+    DTensors get a piece. ``tied``: a tensor of several places stays one; otherwise each place has its own for the
+    while, as after ``torch.nn.Module.to_empty``.
     """
     slots = slots_of(model)
     made: dict[int, torch.Tensor] = {}
@@ -85,7 +87,9 @@ def _empty(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         from torch.distributed.tensor import DTensor
 
         like: Any = tensor
-        new = DTensor.from_local(new, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
+        new = DTensor.from_local(
+            new, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        )
     if isinstance(tensor, torch.nn.Parameter):
         new = torch.nn.Parameter(new, requires_grad=tensor.requires_grad)
     vars(new).update({key: value for key, value in vars(tensor).items() if key not in vars(new)})
@@ -93,7 +97,8 @@ def _empty(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def device_for(model: torch.nn.Module, job: Job | None, device: torch.device | str | None) -> torch.device:
-    """Where storage lies: the job's device, else the user's, else that of the model's other tensors, else the accelerator's.
+    """Where storage lies: the job's device, else the user's, else that of the model's other tensors, else the
+    accelerator's.
 
     Raises:
         ValueError: the user's is not of the kind that the job's mesh lies on.
@@ -103,7 +108,10 @@ def device_for(model: torch.nn.Module, job: Job | None, device: torch.device | s
         raise ValueError("device='meta' has no storage; name the device that values shall lie on, as 'cpu'")
     if job is not None:
         if wanted is not None and wanted != job.device and wanted != torch.device(job.device.type):
-            raise ValueError(f"device={str(wanted)!r}, and the pieces of this process lie on {job.device}; leave it out, or give parallelize a DeviceMesh of that kind")
+            raise ValueError(
+                f"device={str(wanted)!r}, and the pieces of this process lie on {job.device}; leave it out, or give "
+                f"parallelize a DeviceMesh of that kind"
+            )
         return job.device
     if wanted is not None:
         return wanted

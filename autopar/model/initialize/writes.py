@@ -1,9 +1,9 @@
 """Writes: how an initialisation that was written for whole tensors runs on pieces, and what it has written.
 
-An op on DTensors runs on whole plain tensors, and what it wrote is cut; so every rank draws the same random numbers as a
-single device does, and no rule of DTensor's is needed. A whole tensor is there for one op, or as long as a view of it is.
-When a view dies differs between ranks (a thread of the process group may hold the storage a moment longer), so whether an
-op communicates never depends on it.
+An op on DTensors runs on whole plain tensors, and what it wrote is cut; so every rank draws the same random numbers as
+a single device does, and no rule of DTensor's is needed. A whole tensor is there for one op, or as long as a view of it
+is. When a view dies differs between ranks (a thread of the process group may hold the storage a moment longer), so
+whether an op communicates never depends on it.
 """
 
 from __future__ import annotations
@@ -44,13 +44,17 @@ class Writes(TorchDispatchMode):
         self._kept = {_identity(tensor) for tensor in kept}
         self._count = 0
         self._times: dict[int, int] = {}  # of the latest write, by storage
-        self._views: dict[int, tuple[StorageReference, Any]] = {}  # by storage of the piece: the whole that views look at
+        self._views: dict[
+            int, tuple[StorageReference, Any]
+        ] = {}  # by storage of the piece: the whole that views look at
 
     def time_of(self, tensor: torch.Tensor) -> int | None:
         """When a tensor was last written, as a number that grows; ``None``: never."""
         return self._times.get(_identity(tensor))
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         self._views = {key: view for key, view in self._views.items() if not view[0].expired()}
         written = written_arguments(func, args, kwargs)
@@ -74,8 +78,17 @@ class Writes(TorchDispatchMode):
         others = [leaf for leaf in pytree.tree_leaves((args[1:], kwargs)) if isinstance(leaf, torch.Tensor)]
         return func.overloadpacket in EXACT and not others
 
-    def _run_on_wholes(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], written: list[torch.Tensor], kept: list[torch.Tensor]) -> Any:
-        overwritten = {id(tensor) for tensor in written} if getattr(func, "overloadpacket", None) in OVERWRITES else set()
+    def _run_on_wholes(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        written: list[torch.Tensor],
+        kept: list[torch.Tensor],
+    ) -> Any:
+        overwritten = (
+            {id(tensor) for tensor in written} if getattr(func, "overloadpacket", None) in OVERWRITES else set()
+        )
         instead: dict[int, torch.Tensor] = {}  # by id of the argument
         origin: dict[int, Any] = {}  # by id of the whole: the DTensor
 
@@ -143,14 +156,21 @@ class Writes(TorchDispatchMode):
 
         stride = torch.empty(target.shape, device="meta").stride()
         whole = written.as_strided(target.shape, stride, 0)
-        local_of(target).copy_(local_of(distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)))
+        local_of(target).copy_(
+            local_of(distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None))
+        )
 
     def _note(self, func: Any, target: torch.Tensor) -> None:
         key = _identity(target)
-        if key in self._names and key not in self._times and torch.Tag.pointwise in func.tags and torch.Tag.inplace in func.tags:
+        if (
+            key in self._names
+            and key not in self._times
+            and torch.Tag.pointwise in func.tags
+            and torch.Tag.inplace in func.tags
+        ):
             raise RuntimeError(
-                f"{self._names[key]} has no values yet, and the initialisation changes them with {func.overloadpacket.__name__}; "
-                f"write it first, as with torch.nn.init.normal_"
+                f"{self._names[key]} has no values yet, and the initialisation changes them with "
+                f"{func.overloadpacket.__name__}; write it first, as with torch.nn.init.normal_"
             )
         self._count += 1
         self._times[key] = self._count

@@ -36,15 +36,23 @@ class Match(NamedTuple):
     unexpected: list[str]
 
 
-def load_weights(model: torch.nn.Module, path: str | os.PathLike[str], strict: bool, mesh: Mesh, job: Job | None, agreement: Agreement | None) -> Any:
-    """Read what the model's ``state_dict`` names; what was on meta and is in no file gets the model's own initialisation.
+def load_weights(
+    model: torch.nn.Module,
+    path: str | os.PathLike[str],
+    strict: bool,
+    mesh: Mesh,
+    job: Job | None,
+    agreement: Agreement | None,
+) -> Any:
+    """Read what the model's ``state_dict`` names; what was on meta and is in no file gets the model's own
+    initialisation.
 
     Returns:
         ``missing_keys`` and ``unexpected_keys``, as ``load_state_dict`` does.
 
     Raises:
-        RuntimeError: keys are missing or unexpected, and ``strict``; a shape is another; a tensor has no values in the end.
-            The model is as before then.
+        RuntimeError: keys are missing or unexpected, and ``strict``; a shape is another; a tensor has no values in the
+            end. The model is as before then.
     """
     agree(agreement, f"load_weights(strict={strict})")
     with CheckpointFiles(path) as files:
@@ -72,7 +80,9 @@ def _match(model: torch.nn.Module, files: CheckpointFiles, strict: bool) -> Matc
     Raises:
         RuntimeError: they do not, in the words of ``load_state_dict``.
     """
-    own = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if isinstance(tensor, torch.Tensor)}
+    own = {
+        name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if isinstance(tensor, torch.Tensor)
+    }
     tied: dict[int, list[str]] = {}
     for name, tensor in own.items():
         tied.setdefault(id(tensor), []).append(name)
@@ -93,8 +103,8 @@ def _match(model: torch.nn.Module, files: CheckpointFiles, strict: bool) -> Matc
     for name, tensor in own.items():
         if name in files.shapes and files.shapes[name] != tuple(tensor.shape):
             said.append(
-                f"size mismatch for {name}: copying a param with shape {torch.Size(files.shapes[name])} from checkpoint, "
-                f"the shape in current model is {tensor.shape}."
+                f"size mismatch for {name}: copying a param with shape {torch.Size(files.shapes[name])} from "
+                f"checkpoint, the shape in current model is {tensor.shape}."
             )
     if said:
         lines = "".join(f"\n\t{line}" for line in said)
@@ -139,7 +149,9 @@ def _read(files: CheckpointFiles, name: str, tensor: torch.Tensor, mesh: Mesh, j
         local[here].copy_(files.read(name, there))
 
 
-def parts_of(attr: DistAttr, shape: Sequence[int], mesh: Mesh, at: Mapping[str, int]) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+def parts_of(
+    attr: DistAttr, shape: Sequence[int], mesh: Mesh, at: Mapping[str, int]
+) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
     """Where the parts of the piece at ``at`` lie in the whole tensor, and where in the piece."""
     spans = iter(attr.local_parts(shape, mesh, at))
     dims = []
@@ -154,7 +166,8 @@ def parts_of(attr: DistAttr, shape: Sequence[int], mesh: Mesh, at: Mapping[str, 
 
 
 def _runs(parts: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
-    """(start, count) in a dim, of what lies at (size, start, count) in each of its parts, major first; none is empty."""
+    """(start, count) in a dim, of what lies at (size, start, count) in each of its parts, major first; none is
+    empty."""
     if not parts:
         return [(0, 1)]
     (_, start, count), *minor = parts

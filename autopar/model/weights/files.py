@@ -52,7 +52,9 @@ class CheckpointFiles:
         try:
             from safetensors import SafetensorError, safe_open
         except ImportError as error:
-            raise ImportError("load_weights reads safetensors, which is not installed; pip install 'autopar[llm]'") from error
+            raise ImportError(
+                "load_weights reads safetensors, which is not installed; pip install 'autopar[llm]'"
+            ) from error
         try:
             opened = self._opened.enter_context(safe_open(file, framework="pt", device="cpu"))
         except SafetensorError as error:
@@ -60,7 +62,10 @@ class CheckpointFiles:
         there = opened.keys()
         for name in there if names is None else names:
             if name not in there:
-                raise ValueError(f"{self.path / INDEX} says that {name} is in {file.name}, which has no such tensor; save the model again")
+                raise ValueError(
+                    f"{self.path / INDEX} says that {name} is in {file.name}, which has no such tensor; save the "
+                    f"model again"
+                )
             self._slices[name] = opened.get_slice(name)
             self._files[name] = opened
             self.shapes[name] = tuple(self._slices[name].get_shape())
@@ -82,14 +87,26 @@ def _files_of(path: Path) -> dict[Path, list[str] | None]:
             return {path / ONE: None}
         if (path / INDEX).is_file():
             return _indexed(path)
-        if pickles := sorted(file.name for file in path.iterdir() if file.suffix in PICKLES and file.name != "training_args.bin"):
-            raise ValueError(f"{path} has {', '.join(pickles)}, and no safetensors; a pickle can run code and is not read: save the model as safetensors, as save_pretrained does")
+        if pickles := sorted(
+            file.name for file in path.iterdir() if file.suffix in PICKLES and file.name != "training_args.bin"
+        ):
+            raise ValueError(
+                f"{path} has {', '.join(pickles)}, and no safetensors; a pickle can run code and is not read: save "
+                f"the model as safetensors, as save_pretrained does"
+            )
         others = sorted(file.name for file in path.glob("*.safetensors"))
-        raise FileNotFoundError(f"{path} has neither {ONE} nor {INDEX}" + (f"; name the file itself: {', '.join(others)}" if others else ""))
+        raise FileNotFoundError(
+            f"{path} has neither {ONE} nor {INDEX}" + (f"; name the file itself: {', '.join(others)}" if others else "")
+        )
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is neither a file nor a folder; load_weights takes what save_pretrained has written")
+        raise FileNotFoundError(
+            f"{path} is neither a file nor a folder; load_weights takes what save_pretrained has written"
+        )
     if path.suffix in PICKLES:
-        raise ValueError(f"{path} is a pickle, which can run code and is not read; save the model as safetensors, as save_pretrained does")
+        raise ValueError(
+            f"{path} is a pickle, which can run code and is not read; save the model as safetensors, as "
+            f"save_pretrained does"
+        )
     return _indexed(path.parent, path) if path.suffix == ".json" else {path: None}
 
 
@@ -102,9 +119,14 @@ def _indexed(folder: Path, index: Path | None = None) -> dict[Path, list[str] | 
     found: dict[Path, list[str] | None] = {}
     for name, file in named:
         if not isinstance(file, str) or Path(file).name != file or Path(file).suffix != ".safetensors":
-            raise ValueError(f"{index} says that {name} is in {file!r}, which is no safetensors file beside it; save the model as safetensors")
+            raise ValueError(
+                f"{index} says that {name} is in {file!r}, which is no safetensors file beside it; save the model as "
+                f"safetensors"
+            )
         if not (folder / file).is_file():
-            raise FileNotFoundError(f"{folder / file} is missing, which {index.name} names; copy all files of the folder")
+            raise FileNotFoundError(
+                f"{folder / file} is missing, which {index.name} names; copy all files of the folder"
+            )
         names = found.setdefault(folder / file, [])
         assert names is not None
         names.append(name)

@@ -1,12 +1,13 @@
-"""Write and read a schedule as the CSV of torch.distributed.pipelining (2.13): a line for each rank, an action in each cell.
+"""Write and read a schedule as the CSV of torch.distributed.pipelining (2.13): a line for each rank, an action in each
+cell.
 
     0F0,0F1,0B0,,0B1        columns are times, and an empty cell is a bubble
     0F0,0SEND_F0,0F1,…      with messages: in the order in which they are launched
 
-``2F0`` is the forward of micro-batch 0 on stage 2. ``B`` is a backward, ``I`` the gradient of the input alone, which leaves that
-of the weights to a later ``W``. ``(0F1;3B0)OVERLAP_F_B`` is a forward and a backward at once. ``3SEND_F1`` and ``3SEND_B1`` go
-from stage 3 to the next stage and to the one before, ``RECV`` comes from there. ``1REDUCE_GRAD``, ``UNSHARD`` and ``RESHARD`` have no
-micro-batch.
+``2F0`` is the forward of micro-batch 0 on stage 2. ``B`` is a backward, ``I`` the gradient of the input alone, which
+leaves that of the weights to a later ``W``. ``(0F1;3B0)OVERLAP_F_B`` is a forward and a backward at once. ``3SEND_F1``
+and ``3SEND_B1`` go from stage 3 to the next stage and to the one before, ``RECV`` comes from there. ``1REDUCE_GRAD``,
+``UNSHARD`` and ``RESHARD`` have no micro-batch.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ PEER = {"FS": 1, "FR": -1, "BS": -1, "BR": 1}  # distance to the stage at the ot
 OVERLAP = "OVERLAP_F_B"
 
 
-# -- writing -------------------------------------------------------------------------------------------------------------
+# -- writing
+# -------------------------------------------------------------------------------------------------------------
 
 
 def to_csv(schedule: ScheduleTable, *, messages: bool = False) -> str:
     """Return the CSV, with ``\\n`` at the end of each line.
 
     Args:
-        messages: whether to write messages and actions on parameters too (torch: ``format="compute_comms"``), or only the
-            computations, with one column for each time (``format="compute_only"``).
+        messages: whether to write messages and actions on parameters too (torch: ``format="compute_comms"``), or only
+            the computations, with one column for each time (``format="compute_only"``).
 
     Raises:
         ScheduleError: a message goes to a stage that is no neighbour; torch has no action for it.
@@ -60,7 +62,9 @@ def to_csv(schedule: ScheduleTable, *, messages: bool = False) -> str:
 def _cells(slot: Slot, split: bool) -> list[str]:
     for task in slot.messages:
         if task.peer != task.stage + PEER[task.kind]:
-            raise ScheduleError(f"{task.where}: torch's actions have messages between neighbouring stages alone; keep it as JSON")
+            raise ScheduleError(
+                f"{task.where}: torch's actions have messages between neighbouring stages alone; keep it as JSON"
+            )
     messages = [_action(task, split) for task in slot.messages]
     return [*messages, *_computations(slot, split), *(f"{stage}{name}" for name, stage in slot.parameters)]
 
@@ -88,7 +92,8 @@ def _action(task: Task, split: bool) -> str:
     return f"{task.stage}{NAME_OF.get(task.kind) or _backward(task, split)}{task.batch}"
 
 
-# -- reading -------------------------------------------------------------------------------------------------------------
+# -- reading
+# -------------------------------------------------------------------------------------------------------------
 
 
 class Action(NamedTuple):
@@ -123,12 +128,19 @@ _ACTION = re.compile(rf"([0-9]{{1,9}})(?:({'|'.join(KIND_OF)})([0-9]{{1,9}})|({'
 _OVERLAPPED = re.compile(rf"\(([^()]*)\){OVERLAP}")
 
 
-def from_csv(text: str, make: Callable[..., Schedule], *, batches: int | None = None, ranks: int | None = None, recompute: bool = False) -> Schedule:
+def from_csv(
+    text: str,
+    make: Callable[..., Schedule],
+    *,
+    batches: int | None = None,
+    ranks: int | None = None,
+    recompute: bool = False,
+) -> Schedule:
     """Return the schedule of a CSV, with messages or without.
 
-    If every computation comes after those that it reads, the columns of computations are the rows of the schedule. Otherwise, and
-    with messages, each action is in the first row that its rank's order allows. A CSV without messages, but with actions on
-    parameters, gets messages.
+    If every computation comes after those that it reads, the columns of computations are the rows of the schedule.
+    Otherwise, and with messages, each action is in the first row that its rank's order allows. A CSV without messages,
+    but with actions on parameters, gets messages.
 
     Args:
         make: the class of the schedule.
@@ -137,12 +149,15 @@ def from_csv(text: str, make: Callable[..., Schedule], *, batches: int | None = 
         recompute: whether a backward runs its forward again, which a CSV does not show.
 
     Raises:
-        ScheduleError: an action cannot be read (with line and column); a stage is on two ranks, or stages are not numbered from 0
-            without gaps; a backward contradicts the weight gradients; ranks wait for each other for ever.
+        ScheduleError: an action cannot be read (with line and column); a stage is on two ranks, or stages are not
+            numbered from 0 without gaps; a backward contradicts the weight gradients; ranks wait for each other for
+            ever.
     """
     if not isinstance(text, str):
         raise TypeError(f"a CSV is a text, not {text!r:.80}; read a file with PipelineSchedule.load(path)")
-    lines = [[_read(cell, number, column) for column, cell in _split(line)] for number, line in enumerate(_lines(text), 1)]
+    lines = [
+        [_read(cell, number, column) for column, cell in _split(line)] for number, line in enumerate(_lines(text), 1)
+    ]
     if ranks is not None and len(lines) != whole(ranks, "ranks"):
         raise ScheduleError(f"there are {len(lines)} lines, one for each rank, but there must be {ranks} ranks")
     actions = [action for line in lines for cell in line for action in cell]
@@ -197,14 +212,18 @@ def _read(cell: str, line: int, column: int) -> Cell:
         actions.append(_read_action(part.strip(), line, at + len(part) - len(part.lstrip())))
         at += len(part) + 1
     if sorted(action.name for action in actions) != ["B", "F"]:
-        _refuse(line, column, cell, "what overlaps is a forward F and a full backward B; write others one after the other")
+        _refuse(
+            line, column, cell, "what overlaps is a forward F and a full backward B; write others one after the other"
+        )
     return tuple(actions)
 
 
 def _read_action(text: str, line: int, column: int) -> Action:
     if (match := _ACTION.fullmatch(text)) is None:
-        _refuse(line, column, text, "there is no such action; write stage, action and micro-batch with numbers from 0, as in 2F0, 2I0, 2B0, 2W0, "
-                                    "1SEND_F0, 2RECV_F0, 2SEND_B0, 1RECV_B0, or 2REDUCE_GRAD, 2UNSHARD, 2RESHARD, or (0F1;3B0)OVERLAP_F_B")  # fmt: skip
+        _refuse(line, column, text, "there is no such action; write stage, action and micro-batch with numbers from "
+                                    "0, as in 2F0, 2I0, 2B0, 2W0, "
+                                    "1SEND_F0, 2RECV_F0, 2SEND_B0, 1RECV_B0, or 2REDUCE_GRAD, 2UNSHARD, 2RESHARD, or "
+                                    "(0F1;3B0)OVERLAP_F_B")  # fmt: skip
     stage, name, batch, on_parameters = match.groups()
     return Action(text, name or on_parameters, int(stage), -1 if batch is None else int(batch), line, column)
 
@@ -218,7 +237,10 @@ def _placement(lines: Sequence[Sequence[Cell]]) -> tuple[int, ...]:
         for action in (action for cell in line for action in cell):
             first_action = first.setdefault(action.stage, action)
             if first_action.line != action.line:
-                action.refuse(f"stage {action.stage} is on line {first_action.line} already, with {first_action.text}; a stage is on one rank")
+                action.refuse(
+                    f"stage {action.stage} is on line {first_action.line} already, with {first_action.text}; a stage "
+                    f"is on one rank"
+                )
     for number, stage in enumerate(sorted(first)):
         if number != stage:
             first[stage].refuse(f"there is a stage {stage} and no stage {number}; number stages from 0 without gaps")
@@ -239,12 +261,17 @@ def _check(actions: Sequence[Action], batches: int, stages: int) -> None:
         if action.batch >= batches:
             action.refuse(f"there is no micro-batch {action.batch}, only 0 to {batches - 1}")
         if action.name == "I" and weight_action is None:
-            action.refuse(f"this is the gradient of the input alone, but no {action.stage}W{action.batch} follows; add it, or write B")
+            action.refuse(
+                f"this is the gradient of the input alone, but no {action.stage}W{action.batch} follows; add it, or "
+                f"write B"
+            )
         if action.name == "B" and weight_action is not None:
             beside = f"on line {weight_action.line}, column {weight_action.column} there is {weight_action.text}"
             action.refuse(f"this is a full backward, but {beside}, which is part of it; write I, or leave that out")
         if action.name in KIND_OF and action.task.kind in PEER and not 0 <= action.task.peer < stages:
-            action.refuse(f"there is no stage {action.task.peer} at the other end, only 0 to {stages - 1}; leave it out")
+            action.refuse(
+                f"there is no stage {action.task.peer} at the other end, only 0 to {stages - 1}; leave it out"
+            )
 
 
 def _slot(cell: Cell, split: bool) -> Slot:
@@ -258,7 +285,8 @@ def _slot(cell: Cell, split: bool) -> Slot:
 
 
 def _order(line: Sequence[Cell], split: bool) -> list[Slot]:
-    """Return the slots of a rank. Actions on parameters belong to the slot before them, or at the very first to a slot of their own."""
+    """Return the slots of a rank. Actions on parameters belong to the slot before them, or at the very first to a slot
+    of their own."""
     slots: list[Slot] = []
     for cell in filter(None, line):
         if cell[0].name not in ON_PARAMETERS:

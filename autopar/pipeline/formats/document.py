@@ -32,7 +32,9 @@ FIELDS = {
     "recompute": "true or false",
     "rows": "a list of rows",
 }
-WORDS = "FW0@1, BW0@1 or WW0@1, FS0@1>2 or BS0@1>0, FR0@1<0 or BR0@1<2, free FS0@1>2, REDUCE_GRAD@1, UNSHARD@1 or RESHARD@1"
+WORDS = (
+    "FW0@1, BW0@1 or WW0@1, FS0@1>2 or BS0@1>0, FR0@1<0 or BR0@1<2, free FS0@1>2, REDUCE_GRAD@1, UNSHARD@1 or RESHARD@1"
+)
 
 _NUMBER = "(0|[1-9][0-9]{0,8})"
 _TASK = re.compile(f"(free )?(FW|BW|WW|FS|FR|BS|BR){_NUMBER}@{_NUMBER}(?:([<>]){_NUMBER})?")
@@ -49,7 +51,11 @@ def to_json(schedule: ScheduleTable) -> str:
 
 
 def _words(slot: Slot) -> list[str]:
-    return [*(f"free {_word(task)}" for task in slot.free), *map(_word, slot.tasks), *(f"{name}@{stage}" for name, stage in slot.parameters)]
+    return [
+        *(f"free {_word(task)}" for task in slot.free),
+        *map(_word, slot.tasks),
+        *(f"{name}@{stage}" for name, stage in slot.parameters),
+    ]
 
 
 def _word(task: Task) -> str:
@@ -105,7 +111,8 @@ _NESTING = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 
 
 class _Document:
-    """A text and its parsed value. A path leads to a value: the number of a member or an element, then the number within that."""
+    """A text and its parsed value. A path leads to a value: the number of a member or an element, then the number
+    within that."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -127,7 +134,9 @@ class _Document:
                 self.refuse((number,), "the field is given twice; leave one out", key=True)
             members[field], self.number[field] = value, number
         if _whole(version := members.get("version")) and version != VERSION:
-            self.refuse((self.number["version"],), f"a document of version {version}; this autopar reads version {VERSION}")
+            self.refuse(
+                (self.number["version"],), f"a document of version {version}; this autopar reads version {VERSION}"
+            )
         for field, number in self.number.items():
             if field not in FIELDS:
                 self.refuse((number,), f"there is no such field; the fields are {', '.join(FIELDS)}", key=True)

@@ -1,7 +1,7 @@
 """Print a schedule as a text table of fixed width.
 
-Each rank has a line, and time runs along it. A slot looks as ONNX Runtime prints it (pull request 4524): eight characters for up
-to two tasks, and nothing between slots.
+Each rank has a line, and time runs along it. A slot looks as ONNX Runtime prints it (pull request 4524): eight
+characters for up to two tasks, and nothing between slots.
 
     FW00    FS00    FW01            BR00    BW00
             FR00    FW00    BW00    BS00
@@ -31,7 +31,9 @@ def table(schedule: ScheduleTable, rows: Table, *, events: bool = False, down: b
     width = most * (2 + digits + (chunks and 1 + chunks))
 
     def task_text(task: Task) -> str:
-        return f"{task.kind}{task.batch:0{digits}d}" + (f".{schedule.chunk_of(task.stage):0{chunks}d}" if chunks else "")
+        return f"{task.kind}{task.batch:0{digits}d}" + (
+            f".{schedule.chunk_of(task.stage):0{chunks}d}" if chunks else ""
+        )
 
     def slot_text(slot: Slot) -> str:
         tasks = "".join(map(task_text, slot.tasks))
@@ -44,7 +46,9 @@ def table(schedule: ScheduleTable, rows: Table, *, events: bool = False, down: b
     width = max([width, *(len(text) for row in texts for text in row)])
     if down:
         return _down(texts, schedule.ranks, width)
-    return "\n".join(("" if fits else " ").join(f"{row[rank]:{width}}" for row in texts) for rank in range(schedule.ranks))
+    return "\n".join(
+        ("" if fits else " ").join(f"{row[rank]:{width}}" for row in texts) for rank in range(schedule.ranks)
+    )
 
 
 def _down(texts: list[list[str]], ranks: int, width: int) -> str:
@@ -52,4 +56,6 @@ def _down(texts: list[list[str]], ranks: int, width: int) -> str:
     width = max([width, *map(len, heads)])
     first = max(len("time"), len(str(len(texts) - 1)))
     lines = [("time", heads), *((str(time), row) for time, row in enumerate(texts))]
-    return "\n".join("  ".join([f"{time:>{first}}", *(f"{text:{width}}" for text in row)]).rstrip() for time, row in lines)
+    return "\n".join(
+        "  ".join([f"{time:>{first}}", *(f"{text:{width}}" for text in row)]).rstrip() for time, row in lines
+    )

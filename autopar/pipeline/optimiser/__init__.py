@@ -3,11 +3,11 @@
     optimised = optimise(Times(forward, backward, weight, transfer), ranks=8, batches=32, limit=12)
     print(optimised)
 
-The objective is the makespan, or the longest span of a rank (``objective="span"``). The span counts where ranks do not wait for
-each other between steps. The bubble rates of Zero Bubble's automatic schedules are published by the span.
+The objective is the makespan, or the longest span of a rank (``objective="span"``). The span counts where ranks do not
+wait for each other between steps. The bubble rates of Zero Bubble's automatic schedules are published by the span.
 
-Stages may take unequal times, and messages take time too. The result is a schedule like any other. It is never longer than the
-policies that fit into the memory, and comes with a lower bound on the length of all schedules.
+Stages may take unequal times, and messages take time too. The result is a schedule like any other. It is never longer
+than the policies that fit into the memory, and comes with a lower bound on the length of all schedules.
 """
 
 from __future__ import annotations
@@ -86,41 +86,48 @@ class Optimised:
         rows = {
             **({"longest span": f"{run.span:.6g}"} if self.objective == "span" else {}),
             "makespan": f"{run.makespan:.6g}",
-            "bubble": f"{run.span_bubble:.6g}, {run.span_bubble_rate:.2%} of the longest span" if self.objective == "span"
+            "bubble": f"{run.span_bubble:.6g}, {run.span_bubble_rate:.2%} of the longest span"
+            if self.objective == "span"
             else f"{run.bubble:.6g}, {run.bubble_rate:.1%} of the makespan",
             "lower bound": f"{self.bound:.6g}",
             "ratio": f"{self.ratio:.4f}" + (", so nothing is faster" if self.ratio <= 1 + EPSILON else ""),
             "best fixed": fixed,
             "peak memory": _numbers(run.peak) + within,
         }
-        placed = "" if schedule.chunks == 1 else f", {schedule.chunks} stages a rank: {' '.join(map(str, schedule.rank_of))}"
+        placed = (
+            "" if schedule.chunks == 1 else f", {schedule.chunks} stages a rank: {' '.join(map(str, schedule.rank_of))}"
+        )
         title = f"{schedule.name}: {schedule.ranks} ranks, {schedule.batches} micro-batches{placed}"
         return "\n".join([title, *(f"  {name:<12} {text}" for name, text in rows.items())])
 
 
 def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: Sizes | None = None, limit: float | Iterable[float] | None = None,
              tries: int = 1000, seed: int = 0, objective: Objective = "makespan") -> Optimised:  # fmt: skip
-    """Search for the shortest schedule by the objective; among equals, for the shortest by the other objective, then for little memory.
+    """Search for the shortest schedule by the objective; among equals, for the shortest by the other objective, then
+    for little memory.
 
-    The schedule has ``ranks * chunks`` stages, for which ``times`` and ``sizes`` are given. The stages are placed in a loop
-    (``0 1 2 0 1 2``), or with two on a rank also in a V (``0 1 2 2 1 0``), whichever is shorter. The schedule is compared with
-    the policies of the same placement. A backward is split if that helps.
+    The schedule has ``ranks * chunks`` stages, for which ``times`` and ``sizes`` are given. The stages are placed in a
+    loop (``0 1 2 0 1 2``), or with two on a rank also in a V (``0 1 2 2 1 0``), whichever is shorter. The schedule is
+    compared with the policies of the same placement. A backward is split if that helps.
 
     Args:
         times: the durations of passes and transfers, measured or guessed.
         ranks, batches: p and m.
         chunks: the number of stages on a rank.
         sizes: default: an activation has size 1, and messages have size 0.
-        limit: the most memory of every rank, or a list with one number for each, in the unit of ``sizes``; counted as ``memory`` counts.
-            ``None``: no limit.
-        tries: how long to search: the number of rules to try; a large schedule gets fewer. The result depends on it, but not on time.
+        limit: the most memory of every rank, or a list with one number for each, in the unit of ``sizes``; counted as
+            ``memory`` counts. ``None``: no limit.
+        tries: how long to search: the number of rules to try; a large schedule gets fewer. The result depends on it,
+            but not on time.
         seed: the seed of the search's random generator.
-        objective: the length to make short: the ``makespan``, or the longest ``span`` of a single rank from its first begin to its
-            last end. Where no rank waits for another between two steps, a step costs its span and not its makespan.
+        objective: the length to make short: the ``makespan``, or the longest ``span`` of a single rank from its first
+            begin to its last end. Where no rank waits for another between two steps, a step costs its span and not its
+            makespan.
 
     Raises:
         TypeError: an argument is of another type.
-        ScheduleError: nothing within the limit was found; the error has the smallest limit for which a schedule was found.
+        ScheduleError: nothing within the limit was found; the error has the smallest limit for which a schedule was
+            found.
     """
     sizes = Sizes() if sizes is None else sizes
     for label, value, kind in (("times", times, Times), ("sizes", sizes, Sizes)):
@@ -150,7 +157,10 @@ def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: 
     shortest = min(fitting, key=lambda run: _length(run, objective), default=None)
     runs = list(fitting)
     for rank_of, cost in costs_of.items():
-        starts = [*(orders_of(run.schedule) for run in fitting if run.schedule.rank_of == rank_of), one_by_one(cost, batches)]
+        starts = [
+            *(orders_of(run.schedule) for run in fitting if run.schedule.rank_of == rank_of),
+            one_by_one(cost, batches),
+        ]
         enough = lower_bound(times, rank_of, batches, sizes, limits, objective)
         if any(_length(run, objective) <= enough * (1 + EPSILON) for run in runs):
             continue
@@ -170,7 +180,8 @@ def _length(run: Simulation, objective: Objective) -> float:
 
 
 def _best_of(runs: Sequence[Simulation], objective: Objective) -> Simulation:
-    """Return the shortest run; among equals the shortest by the other objective, then the one that needs least memory."""
+    """Return the shortest run; among equals the shortest by the other objective, then the one that needs least
+    memory."""
     other: Objective = "makespan" if objective == "span" else "span"
     least = min(_length(run, objective) for run in runs)
     equal = [run for run in runs if _length(run, objective) <= least * (1 + EPSILON)]
@@ -178,7 +189,9 @@ def _best_of(runs: Sequence[Simulation], objective: Objective) -> Simulation:
     return replace(best, schedule=replace(best.schedule, name=NAME))
 
 
-def _best(cost: Costs, batches: int, starts: Sequence[Orders], enough: float, tries: int, seed: int) -> PipelineSchedule | None:
+def _best(
+    cost: Costs, batches: int, starts: Sequence[Orders], enough: float, tries: int, seed: int
+) -> PipelineSchedule | None:
     paper, peaks = Paper(cost, batches), Peaks(cost, batches)
     result = search(paper, peaks, starts, enough, tries, seed)
     if not result.orders:
@@ -209,7 +222,9 @@ def _limits(limit: float | Iterable[float] | None, ranks: int) -> list[float] | 
         numbers = [limit] * ranks
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, Real):
-            raise TypeError(f"optimise: limit must be a number, one number for each rank, or None for no limit, not {shown(limit)}")
+            raise TypeError(
+                f"optimise: limit must be a number, one number for each rank, or None for no limit, not {shown(limit)}"
+            )
         if not number >= 0:
             raise ScheduleError(f"limit is {float(number)}; it must be a number from 0, or None for no limit")
     return [float(number) for number in numbers]
@@ -225,18 +240,34 @@ def _too_much(cost: Costs) -> str:
     When its last forward on a rank begins, a micro-batch keeps an activation for each stage of the rank.
     """
     for rank, rank_stages in enumerate(cost.stages_of):
-        kept, buffers, fixed = sum(cost.activation[stage] for stage in rank_stages), cost.buffers(rank_stages[-1]), cost.fixed[rank]
+        kept, buffers, fixed = (
+            sum(cost.activation[stage] for stage in rank_stages),
+            cost.buffers(rank_stages[-1]),
+            cost.fixed[rank],
+        )
         if not _within([kept + buffers + fixed], [cost.limit[rank]]):
-            parts = [f"{kept:.6g} of activations", *([f"{buffers:.6g} of messages"] if buffers else []), *([f"{fixed:.6g} fixed"] if fixed else [])]
+            parts = [
+                f"{kept:.6g} of activations",
+                *([f"{buffers:.6g} of messages"] if buffers else []),
+                *([f"{fixed:.6g} fixed"] if fixed else []),
+            ]
             return (
-                f"no schedule keeps within limit={cost.limit[rank]:.6g} on rank {rank}: one micro-batch alone needs {kept + buffers + fixed:.6g} "
-                f"there ({', '.join(parts)}); raise the limit to that, or make micro-batches or stages smaller"
+                f"no schedule keeps within limit={cost.limit[rank]:.6g} on rank {rank}: one micro-batch alone needs "
+                f"{kept + buffers + fixed:.6g} there ({', '.join(parts)}); raise the limit to that, or make "
+                f"micro-batches or stages smaller"
             )
     return ""
 
 
-def _nothing(fixed: Sequence[Simulation], costs_of: dict[tuple[int, ...], Costs], batches: int, sizes: Sizes, limits: Sequence[float] | None) -> str:
-    """Return the text of the error, with the schedule nearest to the limit: a policy, or one micro-batch after the other."""
+def _nothing(
+    fixed: Sequence[Simulation],
+    costs_of: dict[tuple[int, ...], Costs],
+    batches: int,
+    sizes: Sizes,
+    limits: Sequence[float] | None,
+) -> str:
+    """Return the text of the error, with the schedule nearest to the limit: a policy, or one micro-batch after the
+    other."""
     assert limits is not None
     peaks = [(run.schedule.name, run.peak) for run in fixed]
     for rank_of, cost in costs_of.items():

@@ -1,7 +1,8 @@
 """Schedule greedily: whenever a rank is free, it takes the task that its rule prefers among those that can begin.
 
-This follows Zero Bubble's automatic scheduling (Qi et al. 2024): forwards run ahead as far as memory allows, backwards as soon as
-possible, and weight gradients in the gaps. A ``PriorityRule`` says how far, how soon and in which gaps; a search varies it.
+This follows Zero Bubble's automatic scheduling (Qi et al. 2024): forwards run ahead as far as memory allows, backwards
+as soon as possible, and weight gradients in the gaps. A ``PriorityRule`` says how far, how soon and in which gaps; a
+search varies it.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ class PriorityRule:
     """The preferences of a rank.
 
     Attributes:
-        ahead: for each rank, a number of passes in flight (forward begun, backward not): below it a forward comes before a backward.
+        ahead: for each rank, a number of passes in flight (forward begun, backward not): below it a forward comes
+            before a backward.
         most: for each rank, the most passes in flight; at least as many as its stages.
         left: for each rank, a number of weight gradients: if more are left, the next weight gradient comes first.
-        gap: a weight gradient begins before a message arrives if the wait is at least this part of the gradient's duration.
+        gap: a weight gradient begins before a message arrives if the wait is at least this part of the gradient's
+            duration.
         patience: a forward waits for a backward that arrives within this part of the forward's duration.
         deep: among forwards that can begin, prefer that of the rank's last stage; else of its first.
         back: among backwards, prefer that of the rank's first stage.
@@ -42,11 +45,14 @@ class PriorityRule:
         return replace(self, **{name: (*old[:rank], value, *old[rank + 1 :])})
 
 
-def follow(rule: PriorityRule, cost: Costs, batches: int, room: Sequence[float] | None = None) -> tuple[float, Orders] | None:
-    """Return the length by the objective of ``cost`` and the orders that a rule makes; ``None`` if memory does not suffice.
+def follow(
+    rule: PriorityRule, cost: Costs, batches: int, room: Sequence[float] | None = None
+) -> tuple[float, Orders] | None:
+    """Return the length by the objective of ``cost`` and the orders that a rule makes; ``None`` if memory does not
+    suffice.
 
-    A forward leaves enough memory for one more forward of each later stage of its rank. Therefore none of these waits for memory
-    that is never freed, and no rank waits for ever.
+    A forward leaves enough memory for one more forward of each later stage of its rank. Therefore none of these waits
+    for memory that is never freed, and no rank waits for ever.
 
     Args:
         room: the memory for activations on each rank; ``None``: all of it.
@@ -105,7 +111,9 @@ def follow(rule: PriorityRule, cost: Costs, batches: int, room: Sequence[float] 
 def one_by_one(cost: Costs, batches: int) -> Orders:
     """Run one micro-batch after the other through all stages, which needs the least memory."""
     ones = tuple(len(rank_stages) for rank_stages in cost.stages_of)
-    followed = follow(PriorityRule((0,) * len(ones), ones, (0,) * len(ones)), replace(cost, limit=[inf] * len(ones)), batches)
+    followed = follow(
+        PriorityRule((0,) * len(ones), ones, (0,) * len(ones)), replace(cost, limit=[inf] * len(ones)), batches
+    )
     assert followed is not None
     return followed[1]
 
@@ -122,7 +130,12 @@ def _choose(rule: PriorityRule, cost: Costs, rank: int, now: float, batches: int
     for number, stage in enumerate(rank_stages):
         code = 4 * stage
         f = done[code]
-        if f < batches and need[stage] <= room and f < len(forward[stage]) and begun + len(rank_stages) - number <= rule.most[rank]:
+        if (
+            f < batches
+            and need[stage] <= room
+            and f < len(forward[stage])
+            and begun + len(rank_stages) - number <= rule.most[rank]
+        ):
             if forward[stage][f] <= now:
                 best_forward = code if rule.deep or best_forward < 0 else best_forward
             elif forward[stage][f] < soon_forward:
@@ -142,7 +155,11 @@ def _choose(rule: PriorityRule, cost: Costs, rank: int, now: float, batches: int
     if weight >= 0 and pending > rule.left[rank]:
         return weight, now
     if best_forward >= 0 and (best_backward < 0 or begun < rule.ahead[rank]):
-        if best_backward >= 0 or begun < rule.ahead[rank] or soon_backward - now >= rule.patience * cost.forward[best_forward >> 2]:
+        if (
+            best_backward >= 0
+            or begun < rule.ahead[rank]
+            or soon_backward - now >= rule.patience * cost.forward[best_forward >> 2]
+        ):
             return best_forward, now
         soon_forward = inf
     if best_backward >= 0:

@@ -1,8 +1,9 @@
 """Run orders of tasks as plain numbers, some ten times faster than ``simulate``.
 
-The order of a rank is a list of codes ``4 * stage + pass``. It has no micro-batches: the n-th task of a code is of micro-batch n.
-This loses nothing. Micro-batches are alike, so in any schedule the n-th forward of each stage may be called that of micro-batch
-n, and so may backwards and weight gradients: the n-th pass of a stage still comes after n passes of the stage that it reads.
+The order of a rank is a list of codes ``4 * stage + pass``. It has no micro-batches: the n-th task of a code is of
+micro-batch n. This loses nothing. Micro-batches are alike, so in any schedule the n-th forward of each stage may be
+called that of micro-batch n, and so may backwards and weight gradients: the n-th pass of a stage still comes after n
+passes of the stage that it reads.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from autopar.pipeline.rows import rows
 from autopar.pipeline.schedule import PipelineSchedule
 from autopar.pipeline.task import Slot, Task
 
-FORWARD, INPUT, WEIGHT, FULL = range(4)  # INPUT is the gradient of the input, WEIGHT that of the weights, FULL both at once
+FORWARD, INPUT, WEIGHT, FULL = range(
+    4
+)  # INPUT is the gradient of the input, WEIGHT that of the weights, FULL both at once
 Order = list[int]
 Orders = list[Order]
 
@@ -31,9 +34,11 @@ def orders_of(schedule: PipelineSchedule) -> Orders:
 
 
 def schedule_of(orders: Orders, rank_of: Sequence[int], batches: int, name: str) -> PipelineSchedule:
-    """Return the schedule of orders, with messages; a weight gradient is of the oldest micro-batch whose backward left one.
+    """Return the schedule of orders, with messages; a weight gradient is of the oldest micro-batch whose backward left
+    one.
 
-    If no backward is split, there are no weight gradients; otherwise an unsplit backward has its weight gradient in the same slot.
+    If no backward is split, there are no weight gradients; otherwise an unsplit backward has its weight gradient in the
+    same slot.
     """
     split = any(code & 3 == WEIGHT for order in orders for code in order)
     slots: list[list[Slot]] = [[] for _ in orders]
@@ -59,7 +64,8 @@ def lengths(cost: Costs, orders: Orders, ends: list[float], forward: list[list[f
 
     Args:
         ends: for each rank, the end of its last task.
-        forward: for each stage, the arrival times of its forwards' inputs. A rank begins with a forward, and waits only for that.
+        forward: for each stage, the arrival times of its forwards' inputs. A rank begins with a forward, and waits only
+            for that.
     """
     if cost.objective == "makespan":
         return ends
@@ -73,8 +79,8 @@ class Paper:
         cost: times and sizes.
         ends: for each rank, the end of each task of the last run.
         lengths: for each rank, its length in the last run by the objective of ``cost``.
-        causes: for each rank and task of the last run, the code and number of the task whose result it waited for; ``None``
-            if it began when its rank was free.
+        causes: for each rank and task of the last run, the code and number of the task whose result it waited for;
+            ``None`` if it began when its rank was free.
     """
 
     def __init__(self, cost: Costs, batches: int) -> None:
@@ -91,10 +97,13 @@ class Paper:
                 self.pair[source, target] = rank_of[source] * len(rank_of) + rank_of[target]
 
     def length(self, orders: Orders) -> float:
-        """Return the makespan or the longest span of a rank, by the objective of ``cost``; infinite if ranks wait for each other for ever."""
+        """Return the makespan or the longest span of a rank, by the objective of ``cost``; infinite if ranks wait for
+        each other for ever."""
         rank_of, transfer, durations, pair = self.cost.rank_of, self.cost.transfer, self.durations, self.pair
         stages, ranks = len(rank_of), len(orders)
-        forward: list[list[float]] = [[] for _ in range(stages)]  # when the input of the n-th forward of a stage arrives
+        forward: list[list[float]] = [
+            [] for _ in range(stages)
+        ]  # when the input of the n-th forward of a stage arrives
         forward[0] = [0.0] * self.batches
         backward: list[list[float]] = [[] for _ in range(stages)]
         begun = [0] * (2 * stages)
@@ -182,4 +191,3 @@ class Paper:
     def fits(self, order: Order, rank: int) -> bool:
         limit = self.cost.limit[rank]
         return limit == inf or self.peak(order, rank) <= limit * (1 + EPSILON)
-

@@ -1,7 +1,8 @@
-"""Compute the memory of orders including the buffers of messages, some twenty times faster than ``memory`` on their schedule.
+"""Compute the memory of orders including the buffers of messages, some twenty times faster than ``memory`` on their
+schedule.
 
-As in ``buffers``, a receive buffer is in use from the row after the one in which its message was made, and a send buffer until
-the first task that can only run after the message was read.
+As in ``buffers``, a receive buffer is in use from the row after the one in which its message was made, and a send
+buffer until the first task that can only run after the message was read.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Peaks:
         self.around = any(abs(rank - neighbour) > 1 for rank, neighbour in pairwise(cost.rank_of))
         ones = [1.0] * stages
         # Each task takes one row, and can be in the row after that of its input.
-        self.table = Paper(replace(cost, forward=ones, backward=ones, weight=ones, transfer=[0.0] * (stages - 1)), batches)
+        self.table = Paper(
+            replace(cost, forward=ones, backward=ones, weight=ones, transfer=[0.0] * (stages - 1)), batches
+        )
         self.table.durations = [1.0] * (4 * stages)
         before, behind = [0.0, *cost.boundary], [*cost.boundary, 0.0]
         self.taken, self.given = [], []  # code → memory that is allocated when it begins, and freed when it ends
@@ -44,7 +47,9 @@ class Peaks:
 
     def excess(self, orders: Orders) -> list[float]:
         """Return by how much each rank exceeds its limit."""
-        return [max(0.0, peak - limit * (1 + EPSILON)) for peak, limit in zip(self.of(orders), self.cost.limit, strict=True)]
+        return [
+            max(0.0, peak - limit * (1 + EPSILON)) for peak, limit in zip(self.of(orders), self.cost.limit, strict=True)
+        ]
 
     def of(self, orders: Orders) -> list[float]:
         """Return the most memory of each rank, for orders that do not wait for each other for ever."""
@@ -69,8 +74,15 @@ class Peaks:
         if not self.buffers:
             return changes
         self.table.length(orders)
-        ends, rank_of, boundary, last = self.table.ends, self.cost.rank_of, self.cost.boundary, len(self.cost.rank_of) - 1
-        places: list[list[int]] = [[] for _ in range(2 * last + 2)]  # positions of the n-th forward and backward of a stage
+        ends, rank_of, boundary, last = (
+            self.table.ends,
+            self.cost.rank_of,
+            self.cost.boundary,
+            len(self.cost.rank_of) - 1,
+        )
+        places: list[list[int]] = [
+            [] for _ in range(2 * last + 2)
+        ]  # positions of the n-th forward and backward of a stage
         for order in orders:
             for place, code in enumerate(order):
                 kind = code & 3
@@ -78,10 +90,13 @@ class Peaks:
                     places[2 * (code >> 2) + (kind != FORWARD)].append(place)
         left = [len(rank_ends) for rank_ends in places]
         never = max(map(len, orders))
-        # For each rank, the first task of every other rank that comes after a message sent from here or later; for readers, its value then.
+        # For each rank, the first task of every other rank that comes after a message sent from here or later; for
+        # readers, its value then.
         soonest = [[never] * len(orders) for _ in orders]
         since: dict[tuple[int, int], list[int]] = {}
-        backwards = [(end, rank, place) for rank, rank_ends in enumerate(ends) for place, end in enumerate(rank_ends)][::-1]
+        backwards = [(end, rank, place) for rank, rank_ends in enumerate(ends) for place, end in enumerate(rank_ends)][
+            ::-1
+        ]
         for _, rank, place in sorted(backwards, reverse=True) if self.around else backwards:
             code = orders[rank][place]
             stage, kind = code >> 2, code & 3

@@ -25,7 +25,11 @@ MEMORY = 64  # of late acceptance: a move is accepted if the result is no longer
 KEPT = 4  # how many of the best orders found by rules are improved by moves
 MOVES = 10  # moves for each rule tried
 WORK = 400_000  # a schedule of so many tasks or more is tried once; one of half as many, twice
-FRACTIONS = (1.0, 1.5, 2.0)  # rules are also tried with less memory: for the activations of so many micro-batches per rank
+FRACTIONS = (
+    1.0,
+    1.5,
+    2.0,
+)  # rules are also tried with less memory: for the activations of so many micro-batches per rank
 ATTEMPTS = 4  # how often a rule is followed with less room, until its messages fit
 
 
@@ -59,7 +63,8 @@ class Found:
 
 @dataclass(frozen=True)
 class Try:
-    """A rule, the room for activations on each rank with which it keeps within the limit including messages, its length and orders."""
+    """A rule, the room for activations on each rank with which it keeps within the limit including messages, its length
+    and orders."""
 
     rule: PriorityRule
     room: Sequence[float]
@@ -68,7 +73,8 @@ class Try:
 
 
 def search(paper: Paper, peaks: Peaks, starts: Sequence[Orders], enough: float, tries: int, seed: int) -> Found:
-    """Return the best orders found by ``tries`` rules and ``MOVES`` times as many moves, or fewer for a large schedule; maybe none.
+    """Return the best orders found by ``tries`` rules and ``MOVES`` times as many moves, or fewer for a large schedule;
+    maybe none.
 
     Args:
         starts: orders to be improved too, if they are within the limit.
@@ -95,17 +101,22 @@ def search(paper: Paper, peaks: Peaks, starts: Sequence[Orders], enough: float, 
 
 
 def rooms(cost: Costs) -> Iterator[tuple[list[float], int]]:
-    """Yield rooms for activations, all memory and less, so that more memory never gives a worse result; and the share of rules for each."""
+    """Yield rooms for activations, all memory and less, so that more memory never gives a worse result; and the share
+    of rules for each."""
     yield cost.room, 1
     for fraction in FRACTIONS:
         batches = floor(fraction * len(cost.stages_of))
-        less = [min(room, batches * sum(cost.activation[s] for s in rank_stages)) for room, rank_stages in zip(cost.room, cost.stages_of, strict=True)]
+        less = [
+            min(room, batches * sum(cost.activation[s] for s in rank_stages))
+            for room, rank_stages in zip(cost.room, cost.stages_of, strict=True)
+        ]
         if any(a < b * (1 - EPSILON) for a, b in zip(less, cost.room, strict=True)):
             yield [min(room, smaller * (1 + EPSILON)) for room, smaller in zip(cost.room, less, strict=True)], 4
 
 
 def some_of(rules: list[PriorityRule], most: int) -> list[PriorityRule]:
-    """Return all rules, or a random sample of ``most``, the same at every call: every other rule of a grid might be one-sided."""
+    """Return all rules, or a random sample of ``most``, the same at every call: every other rule of a grid might be
+    one-sided."""
     if len(rules) <= most:
         return rules
     return [rules[i] for i in sorted(random.Random(0).sample(range(len(rules)), most))]
@@ -159,31 +170,56 @@ def by_turns(found: Found, best: Try, tries: int, choose: random.Random) -> None
 
 
 def filling(cost: Costs) -> Iterator[PriorityRule]:
-    """Yield a few rules that are always tried: as many forwards in flight as a rank has time for before its first backward can arrive,
-    and weight gradients where it would wait."""
+    """Yield a few rules that are always tried: as many forwards in flight as a rank has time for before its first
+    backward can arrive, and weight gradients where it would wait."""
     shortest, ranks = ways(cost), len(cost.stages_of)
     mean = [sum(cost.forward[s] for s in rank_stages) / len(rank_stages) for rank_stages in cost.stages_of]
-    until = [sum(cost.forward[s] + cost.transfer[s] for s in range(rank_stages[0], rank_stages[-1])) + cost.forward[rank_stages[-1]] + shortest.turn[rank_stages[-1]] for rank_stages in cost.stages_of]
-    passes = [ceil(time / each - EPSILON) if each else len(rank_stages) for time, each, rank_stages in zip(until, mean, cost.stages_of, strict=True)]
+    until = [
+        sum(cost.forward[s] + cost.transfer[s] for s in range(rank_stages[0], rank_stages[-1]))
+        + cost.forward[rank_stages[-1]]
+        + shortest.turn[rank_stages[-1]]
+        for rank_stages in cost.stages_of
+    ]
+    passes = [
+        ceil(time / each - EPSILON) if each else len(rank_stages)
+        for time, each, rank_stages in zip(until, mean, cost.stages_of, strict=True)
+    ]
     for more in (-1, 0, 1):
-        most = tuple(max(len(rank_stages), number + more) for number, rank_stages in zip(passes, cost.stages_of, strict=True))
+        most = tuple(
+            max(len(rank_stages), number + more) for number, rank_stages in zip(passes, cost.stages_of, strict=True)
+        )
         for gap in FILLING_GAPS:
             yield PriorityRule(most, most, (10**6,) * ranks, gap)
 
 
 def grid(paper: Paper) -> Iterator[PriorityRule]:
-    """Yield rules in which all ranks use the same numbers, as multiples of what each rank needs until its messages come back."""
+    """Yield rules in which all ranks use the same numbers, as multiples of what each rank needs until its messages come
+    back."""
     cost, shortest = paper.cost, ways(paper.cost)
     ranks = len(cost.stages_of)
-    period = max(sum(cost.forward[s] + cost.backward[s] + cost.weight[s] for s in rank_stages) for rank_stages in cost.stages_of) or 1.0
-    trips = [sum(cost.forward[s] + shortest.turn[s] + cost.backward[s] for s in rank_stages) / period for rank_stages in cost.stages_of]
-    places = [float(sum(len(cost.rank_of) - s for s in rank_stages)) / len(rank_stages) for rank_stages in cost.stages_of]
+    period = (
+        max(
+            sum(cost.forward[s] + cost.backward[s] + cost.weight[s] for s in rank_stages)
+            for rank_stages in cost.stages_of
+        )
+        or 1.0
+    )
+    trips = [
+        sum(cost.forward[s] + shortest.turn[s] + cost.backward[s] for s in rank_stages) / period
+        for rank_stages in cost.stages_of
+    ]
+    places = [
+        float(sum(len(cost.rank_of) - s for s in rank_stages)) / len(rank_stages) for rank_stages in cost.stages_of
+    ]
     chunked = len(cost.rank_of) > ranks
     for base in (places, trips):
         for depth in DEPTHS:
             ahead = tuple(max(1, ceil(depth * number - EPSILON)) for number in base)
             for most in MOST:
-                top = tuple(10**6 if most == inf else max(len(rank_stages), ceil(most * number)) for number, rank_stages in zip(ahead, cost.stages_of, strict=True))
+                top = tuple(
+                    10**6 if most == inf else max(len(rank_stages), ceil(most * number))
+                    for number, rank_stages in zip(ahead, cost.stages_of, strict=True)
+                )
                 for left in LEFT:
                     for gap in GAPS if left else GAPS[:1]:
                         for deep in (True, False) if chunked else (True,):
@@ -206,7 +242,8 @@ def turned(rule: PriorityRule, choose: random.Random) -> PriorityRule:
 
 
 def by_moves(found: Found, start: Orders, tries: int, choose: random.Random) -> None:
-    """Improve orders by late acceptance (Burke and Bykov 2017): move a task of the critical path within its rank's order."""
+    """Improve orders by late acceptance (Burke and Bykov 2017): move a task of the critical path within its rank's
+    order."""
     paper = found.paper
     now = [list(order) for order in start]
     length = paper.length(now)
@@ -244,7 +281,8 @@ def moved(order: Order, place: int, choose: random.Random) -> Order | None:
 
 
 def valid(order: Order, rank: int, paper: Paper) -> bool:
-    """Return whether each backward comes after its forward, each weight gradient after its backward, and memory suffices."""
+    """Return whether each backward comes after its forward, each weight gradient after its backward, and memory
+    suffices."""
     count: dict[int, int] = {}
     for code in order:
         count[code] = n = count.get(code, 0) + 1
@@ -258,7 +296,8 @@ def valid(order: Order, rank: int, paper: Paper) -> bool:
 
 
 def critical_path(orders: Orders, paper: Paper) -> list[tuple[int, int]]:
-    """Return (rank, place) of the tasks of the last run that end when the next one begins, beginning with the last to end."""
+    """Return (rank, place) of the tasks of the last run that end when the next one begins, beginning with the last to
+    end."""
     where: dict[tuple[int, int], tuple[int, int]] = {}
     for rank, order in enumerate(orders):
         count: dict[int, int] = {}
@@ -287,10 +326,15 @@ def critical_path(orders: Orders, paper: Paper) -> list[tuple[int, int]]:
 
 
 def joined(orders: Orders, paper: Paper) -> Orders:
-    """Return orders with unsplit backwards, if that costs no time: the weight gradient follows at once, or takes none."""
+    """Return orders with unsplit backwards, if that costs no time: the weight gradient follows at once, or takes
+    none."""
     length, weight = paper.length(orders), paper.cost.weight
     orders = [
-        [code + FULL - INPUT if code & 3 == INPUT and not weight[code >> 2] else code for code in order if code & 3 != WEIGHT or weight[code >> 2]]
+        [
+            code + FULL - INPUT if code & 3 == INPUT and not weight[code >> 2] else code
+            for code in order
+            if code & 3 != WEIGHT or weight[code >> 2]
+        ]
         for order in orders
     ]
     for rank in range(len(orders)):

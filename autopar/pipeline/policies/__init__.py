@@ -26,8 +26,8 @@ def build(policy: str, ranks: int, batches: int, chunks: int | None = None, *, r
         policy: a name in ``POLICIES``, or the name in torch.distributed.pipelining; upper and lower case are equal.
         ranks, batches: p and m; any numbers from 1.
         chunks: the number of stages on a rank, if the policy leaves it open.
-        rank_of: the rank of each stage, to number ranks differently from the policy. The policy decides which stages share a
-            rank.
+        rank_of: the rank of each stage, to number ranks differently from the policy. The policy decides which stages
+            share a rank.
         messages: whether to add sends and receives, or only computations.
         recompute: whether a backward runs its forward again.
 
@@ -42,7 +42,10 @@ def build(policy: str, ranks: int, batches: int, chunks: int | None = None, *, r
         if number < 1:
             raise ScheduleError(f"{name}: {label}={number}; there is at least one")
     if row.chunks is not None and chunks not in row.chunks:
-        raise ScheduleError(f"{name} has {' or '.join(map(str, row.chunks))} stages on a rank, not {chunks}; interleaved-1f1b and looped-bfs have any number")
+        raise ScheduleError(
+            f"{name} has {' or '.join(map(str, row.chunks))} stages on a rank, not {chunks}; interleaved-1f1b and "
+            f"looped-bfs have any number"
+        )
     placed = row.placement(ranks, chunks)
     if row.table is not None:
         table = row.table(ranks, batches)
@@ -50,18 +53,29 @@ def build(policy: str, ranks: int, batches: int, chunks: int | None = None, *, r
         assert row.phases is not None
         stages = [[stage for stage, rank in enumerate(placed) if rank == r] for r in range(ranks)]
         n = row.made_for(ranks, batches)
-        table = rows([order(row.phases(ranks, r, n, chunks), stages[r], batches, row.split) for r in range(ranks)], placed)
+        table = rows(
+            [order(row.phases(ranks, r, n, chunks), stages[r], batches, row.split) for r in range(ranks)], placed
+        )
     if rank_of is not None:
         table, placed = _renumbered(name, table, placed, placement(rank_of))
     schedule = PipelineSchedule(table, batches, placed, name, recompute).known_right()
     return schedule.with_messages(latest=row.latest) if messages else schedule
 
 
-def _renumbered(name: str, table: Table, placed: Sequence[int], wanted: tuple[int, ...]) -> tuple[Table, tuple[int, ...]]:
+def _renumbered(
+    name: str, table: Table, placed: Sequence[int], wanted: tuple[int, ...]
+) -> tuple[Table, tuple[int, ...]]:
     """Return the table with its ranks in another order, such that each stage is on the wanted rank."""
     old = dict(zip(wanted, placed, strict=False))
-    if len(wanted) != len(placed) or sorted(old) != list(range(len(set(placed)))) or [old[rank] for rank in wanted] != list(placed):
-        raise ScheduleError(f"{name} cannot have its stages on ranks {wanted}: they must be as in {tuple(placed)}, with the ranks numbered in any order")
+    if (
+        len(wanted) != len(placed)
+        or sorted(old) != list(range(len(set(placed))))
+        or [old[rank] for rank in wanted] != list(placed)
+    ):
+        raise ScheduleError(
+            f"{name} cannot have its stages on ranks {wanted}: they must be as in {tuple(placed)}, with the ranks "
+            f"numbered in any order"
+        )
     return tuple(tuple(row[old[rank]] for rank in range(len(row))) for row in table), wanted
 
 
@@ -74,6 +88,12 @@ def named(policy: str) -> str:
         if wanted in (name, *row.aliases):
             return name
     if wanted.startswith("optimi"):
-        raise ScheduleError(f"{shown(policy)} is no policy of its own: call optimise(times, ranks, batches), or autopar schedule optimised")
+        raise ScheduleError(
+            f"{shown(policy)} is no policy of its own: call optimise(times, ranks, batches), or autopar schedule "
+            f"optimised"
+        )
     near = difflib.get_close_matches(wanted, POLICIES, n=1)
-    raise ScheduleError(f"there is no policy {shown(policy)}{f'; did you mean {near[0]!r}' if near else ''}; there are {', '.join(POLICIES)}")
+    raise ScheduleError(
+        f"there is no policy {shown(policy)}{f'; did you mean {near[0]!r}' if near else ''}; there are "
+        f"{', '.join(POLICIES)}"
+    )

@@ -1,8 +1,9 @@
 """Make the order of a rank from phases, which say how often to repeat which passes.
 
-``(3, "F0 F1")`` is three times a forward of chunk 0 and a forward of chunk 1, each of the next micro-batch of its chunk. F is
-a forward, B a backward, I a backward that leaves its weight gradient to a later W. W takes the oldest one left, W1 the oldest
-of chunk 1. Passes in parentheses share a slot. A phase may be longer than there are micro-batches: passes of missing ones are dropped.
+``(3, "F0 F1")`` is three times a forward of chunk 0 and a forward of chunk 1, each of the next micro-batch of its
+chunk. F is a forward, B a backward, I a backward that leaves its weight gradient to a later W. W takes the oldest one
+left, W1 the oldest of chunk 1. Passes in parentheses share a slot. A phase may be longer than there are micro-batches:
+passes of missing ones are dropped.
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ def order(phases: Phases, stages: Sequence[int], batches: int, split: bool) -> l
         slots = list(_slots(pattern))
         for _ in range(count):
             for letters in slots:
-                tasks = [task for letter in letters for task in _tasks(letter, stages, following, left, split) if task.batch < batches]
+                tasks = [
+                    task
+                    for letter in letters
+                    for task in _tasks(letter, stages, following, left, split)
+                    if task.batch < batches
+                ]
                 if tasks:
                     done.append(Slot(tuple(tasks)))
     return done + [Slot((Task("WW", stage, batch),)) for stage, batch in left if batch < batches]

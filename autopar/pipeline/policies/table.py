@@ -34,8 +34,8 @@ class Policy:
         chunks: how many stages a rank may have; ``None``: any number.
         default: the number of stages if it is not given.
         placement: stage → rank.
-        made_for: the number of micro-batches for which the phases are made, from ranks and micro-batches; tasks of missing ones
-            are dropped, which leaves every order valid.
+        made_for: the number of micro-batches for which the phases are made, from ranks and micro-batches; tasks of
+            missing ones are dropped, which leaves every order valid.
         split: whether gradients of inputs and weights are computed separately, if only at times.
         latest: whether messages are just before their reader, instead of just after their computation.
         constant: whether memory does not grow with the number of micro-batches.
@@ -93,7 +93,9 @@ def _zb_v(p: int, r: int, m: int, v: int) -> Phases:
 
 
 def _dualpipe_v(p: int, r: int, m: int, v: int) -> Phases:
-    half = (r + 1) // 2  # of the last r + 1 pairs of backwards are whole; the others leave their weight gradients to the end
+    half = (
+        r + 1
+    ) // 2  # of the last r + 1 pairs of backwards are whole; the others leave their weight gradients to the end
     return [
         (2 * (p - r - 1), "F0"),
         (r + 1, "F0 F1"),

@@ -1,9 +1,9 @@
 """List the ops of ``torch.autocast`` by the names that they have in a captured program.
 
-torch's own lists (``ATen/autocast_mode.h`` and the dispatcher's kernels for ``AutocastCPU`` and ``AutocastCUDA``, torch 2.13; documented as
-"CPU Ops that autocast to …", "CUDA Ops that …") name ops as models call them. A captured program has the ops that these consist of:
-``linear`` is ``addmm`` or ``mm``, ``conv2d`` is ``convolution``, ``cross_entropy_loss`` is ``_log_softmax`` and ``nll_loss_forward``.
-Overloads are not distinguished.
+torch's own lists (``ATen/autocast_mode.h`` and the dispatcher's kernels for ``AutocastCPU`` and ``AutocastCUDA``, torch
+2.13; documented as "CPU Ops that autocast to …", "CUDA Ops that …") name ops as models call them. A captured program
+has the ops that these consist of: ``linear`` is ``addmm`` or ``mm``, ``conv2d`` is ``convolution``,
+``cross_entropy_loss`` is ``_log_softmax`` and ``nll_loss_forward``. Overloads are not distinguished.
 """
 
 from __future__ import annotations
@@ -51,17 +51,26 @@ F32: dict[str, frozenset[str]] = {  # in float32
 
 WIDEST: dict[str, frozenset[str]] = {  # in the widest dtype of the operands, which ops that do not promote need
     "cpu": named("cat stack index_copy"),
-    "cuda": named("cat stack addcdiv addcmul atan2 linalg_cross _trilinear vdot grid_sampler_2d grid_sampler_3d index_put scatter_add"),
+    "cuda": named(
+        "cat stack addcdiv addcmul atan2 linalg_cross _trilinear vdot grid_sampler_2d grid_sampler_3d index_put "
+        "scatter_add"
+    ),
 }
 
 EXCEPTIONS: dict[str, str] = {  # where the dtype of a captured program differs from that under torch.autocast, and why
-    "casts to float32 in the model": "x.float() of a float32 value is no op in a capture; what follows it takes the dtype that x has",
+    "casts to float32 in the "
+    "model": "x.float() of a float32 value is no op in a capture; what follows it takes the dtype that x has",
     "Python code that reads x.dtype": "it was captured in float32: masks and tables that are made like x are float32",
-    "autocast(enabled=False) inside the model": "a capture without autocast does not see it; what is computed of buffers and indices alone, as rotary tables, stays float32",
-    "_softmax, _log_softmax, norms": "where autocast leaves them to low precision (on CPU), they are given float32 and seen in low precision: their backward names the captured dtype",
-    "mean, var, batch norm": "taken apart at capture: sums in float32, where fp16 would overflow; seen in the dtype that the one op gives",
-    "kl_div, l1_loss, cosine_similarity, …": "taken apart above the captured ops, so that only their exp, log, pow and sums are on the lists",
+    "autocast(enabled=False) inside the "
+    "model": "a capture without autocast does not see it; what is computed of buffers and indices alone, as rotary tables, stays float32",
+    "_softmax, _log_softmax, "
+    "norms": "where autocast leaves them to low precision (on CPU), they are given float32 and seen in low precision: their backward names the captured dtype",
+    "mean, var, batch "
+    "norm": "taken apart at capture: sums in float32, where fp16 would overflow; seen in the dtype that the one op gives",
+    "kl_div, l1_loss, cosine_similarity, "
+    "…": "taken apart above the captured ops, so that only their exp, log, pow and sums are on the lists",
     "dot, mv": "matmul of vectors and torch.dot are the same captured op, which is in low precision",
     "math attention": "its scaling of queries that are float32 comes before they are cast",
-    "casts of parameters": "autocast casts a parameter once a forward; gradients of its uses then add up in low precision, here in float32",
+    "casts of "
+    "parameters": "autocast casts a parameter once a forward; gradients of its uses then add up in low precision, here in float32",
 }

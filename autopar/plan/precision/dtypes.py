@@ -1,8 +1,10 @@
-"""Compute the dtype in which each op of a traced program runs under a policy, and the dtype of its result, in three linear walks.
+"""Compute the dtype in which each op of a traced program runs under a policy, and the dtype of its result, in three
+linear walks.
 
-The walks are the forward in order, the sums of gradients in reverse order, and the backward in order. ``Record.call`` names the call that an
-op of the backward belongs to. The op runs as in autograd: an incoming gradient has the dtype of its value, a
-value that the forward kept has the dtype in which the forward used it, and a result has the dtype that torch promotes to.
+The walks are the forward in order, the sums of gradients in reverse order, and the backward in order. ``Record.call``
+names the call that an op of the backward belongs to. The op runs as in autograd: an incoming gradient has the dtype of
+its value, a value that the forward kept has the dtype in which the forward used it, and a result has the dtype that
+torch promotes to.
 """
 
 from __future__ import annotations
@@ -63,11 +65,15 @@ class Dtypes:
     def __post_init__(self) -> None:
         self.apart = _taken_apart(self.program)
         self.tables: set[fx.Node] = set()  # values computed from buffers, indices and constants alone
-        self.weak: set[fx.Node] = set()  # parameters, buffers, and values computed from them alone, if the policy starts in low precision
+        self.weak: set[fx.Node] = (
+            set()
+        )  # parameters, buffers, and values computed from them alone, if the policy starts in low precision
         self.moving: set[fx.Node] = set()  # values computed from tangents
         self.numbers: set[fx.Node] = set()  # inputs that are Python numbers: beside tensors their dtype does not count
         self.statistics: set[fx.Node] = set()
-        self.asked: dict[tuple[int, fx.Node], torch.dtype] = {}  # (call, value) → the dtype in which the call used the value
+        self.asked: dict[
+            tuple[int, fx.Node], torch.dtype
+        ] = {}  # (call, value) → the dtype in which the call used the value
         self.incoming: dict[int, torch.dtype] = {}  # call → the dtype of the incoming gradient of its backward
         self.result: dict[int, torch.dtype] = {}  # call → the dtype in which readers see its result
         self.summed = Summed()
@@ -85,7 +91,11 @@ class Dtypes:
                 self._forward(node)
         self._tangents(output)
         for node in nodes:
-            if record_of(node).phase == "backward" and node.op == "call_function" and self.moving.intersection(node.all_input_nodes):
+            if (
+                record_of(node).phase == "backward"
+                and node.op == "call_function"
+                and self.moving.intersection(node.all_input_nodes)
+            ):
                 self.moving.add(node)
         self.summed.returning = {call.number for node in self.moving if (call := record_of(node).call) is not None}
         named = {node.name: node for node in self.program.placeholders}
@@ -98,7 +108,9 @@ class Dtypes:
                 self._demand(node, output, homes)
         for node in nodes:
             if node.op == "call_function" and record_of(node).phase == "backward":
-                self._element(node) if is_getitem(node) else self._backward(node) if node in self.moving else self._saved(node)
+                self._element(node) if is_getitem(node) else self._backward(
+                    node
+                ) if node in self.moving else self._saved(node)
         return self
 
     # -- inputs --------------------------------------------------------------------------------------------------
@@ -123,7 +135,11 @@ class Dtypes:
 
     def _tangents(self, output: fx.Node) -> None:
         """Give each tangent the dtype of its value."""
-        returned = [value for value, result in zip(operands(output), record_of(output).results, strict=True) if result.kind == "return"]
+        returned = [
+            value
+            for value, result in zip(operands(output), record_of(output).results, strict=True)
+            if result.kind == "return"
+        ]
         for node in self.moving:
             index = record_of(node).index
             assert index is not None
@@ -146,7 +162,11 @@ class Dtypes:
         dtype, wants = self._runs(node, values, kind, [self._seen(value) for value in values])
         self._set(node, dtype, wants)
         if call is not None:
-            inner_values = {value for value in values if (about := record_of(value).call) is not None and about.number == call.number}
+            inner_values = {
+                value
+                for value in values
+                if (about := record_of(value).call) is not None and about.number == call.number
+            }
             for value, want in zip(values, wants, strict=True):
                 if value not in inner_values:
                     self.asked[call.number, value] = want
@@ -174,8 +194,11 @@ class Dtypes:
             return listed_by_op if listed_by_op is not Kind.LOW else Kind.WIDEST
         return listed
 
-    def _runs(self, node: fx.Node, values: Sequence[fx.Node], kind: Kind, have: Sequence[torch.dtype | None]) -> tuple[torch.dtype | None, list[torch.dtype]]:
-        """Return the dtype in which an op runs (``None`` if it has no floating operand), and the dtype in which it takes each operand.
+    def _runs(
+        self, node: fx.Node, values: Sequence[fx.Node], kind: Kind, have: Sequence[torch.dtype | None]
+    ) -> tuple[torch.dtype | None, list[torch.dtype]]:
+        """Return the dtype in which an op runs (``None`` if it has no floating operand), and the dtype in which it
+        takes each operand.
 
         Args:
             have: the dtype in which this op sees each operand.
@@ -191,18 +214,27 @@ class Dtypes:
         if kind in (Kind.LOW, Kind.F32, Kind.INSIDE):
             dtype = self.policy.low if kind is Kind.LOW else F32
         wants = [
-            seen if k not in floats or value in self.statistics or (kind is Kind.PROMOTED and (value not in self.weak or seen == dtype)) else dtype
+            seen
+            if k not in floats
+            or value in self.statistics
+            or (kind is Kind.PROMOTED and (value not in self.weak or seen == dtype))
+            else dtype
             for k, (value, seen) in enumerate(zip(values, have, strict=True))
         ]
         return dtype, wants  # type: ignore[return-value]
 
     def _set(self, node: fx.Node, dtype: torch.dtype | None, wants: Sequence[torch.dtype | None]) -> None:
-        """Note the dtypes of an op's operands and results. A result that is not floating, or whose dtype the call names, stays as captured."""
+        """Note the dtypes of an op's operands and results. A result that is not floating, or whose dtype the call
+        names, stays as captured."""
         values = operands(node)
-        if dtype is not None and not _rank(node) and not self.numbers.isdisjoint(values):  # torch would promote the number
+        if (
+            dtype is not None and not _rank(node) and not self.numbers.isdisjoint(values)
+        ):  # torch would promote the number
             wants = [dtype if value in self.numbers else want for value, want in zip(values, wants, strict=True)]
         cast = node.target in CASTS and _names_dtype(node)
-        self.uses[node] = tuple(None if cast or want == self.made[value] else want for value, want in zip(values, wants, strict=True))
+        self.uses[node] = tuple(
+            None if cast or want == self.made[value] else want for value, want in zip(values, wants, strict=True)
+        )
         captured = record_of(node).type
         fixed = STATISTICS.get(_packet(node), ())
         types = captured if isinstance(captured, tuple) else (captured,)
@@ -227,7 +259,9 @@ class Dtypes:
             if source in group:
                 group.add(node)
 
-    def _tally(self, values: Iterable[fx.Node], kind: Kind, required_dtypes: Sequence[torch.dtype | None], dtype: torch.dtype) -> None:
+    def _tally(
+        self, values: Iterable[fx.Node], kind: Kind, required_dtypes: Sequence[torch.dtype | None], dtype: torch.dtype
+    ) -> None:
         for value, required in zip(values, required_dtypes, strict=True):
             if value in self.weak:
                 while value.op == "call_function" and _is_view(value):
@@ -240,9 +274,18 @@ class Dtypes:
     def _adds_up(self, node: fx.Node) -> bool:
         """Whether an addition accumulates two gradients of one value, as autograd does; the sum belongs to no call."""
         values, call = operands(node), record_of(node).call
-        if node.target is not ADD or node.kwargs or len(values) != 2 or not self.moving.issuperset(values) or call is None:
+        if (
+            node.target is not ADD
+            or node.kwargs
+            or len(values) != 2
+            or not self.moving.issuperset(values)
+            or call is None
+        ):
             return False
-        inside = any(user not in self.summed.of and (about := record_of(user).call) is not None and about.number == call.number for user in node.users)
+        inside = any(
+            user not in self.summed.of and (about := record_of(user).call) is not None and about.number == call.number
+            for user in node.users
+        )
         return not inside and all(shape_of(value) == shape_of(node) for value in values)
 
     def _demand(self, node: fx.Node, output: fx.Node, homes: Mapping[fx.Node, Sequence[fx.Node]]) -> None:
@@ -251,7 +294,9 @@ class Dtypes:
         Args:
             homes: gradient that the program returns → its placeholders.
         """
-        floats = [dtype for value in self.summed.note(node, output, homes) if (dtype := self._dtype_of(value)) in FLOATS]
+        floats = [
+            dtype for value in self.summed.note(node, output, homes) if (dtype := self._dtype_of(value)) in FLOATS
+        ]
         if floats:
             self.demand[node] = _widest(floats)  # type: ignore[arg-type]
 
@@ -267,7 +312,9 @@ class Dtypes:
         incoming = None if call is None else self.incoming.get(call.number)
         if node in self.summed.of:
             dtype = self.demand.get(node)
-            self._set(node, dtype or _widest(d for d in have if d in FLOATS), have if dtype is None else [dtype] * len(values))
+            self._set(
+                node, dtype or _widest(d for d in have if d in FLOATS), have if dtype is None else [dtype] * len(values)
+            )
             return
         if call is None or incoming is None:  # the program does not name the forward call
             name = FORWARD_OF.get(_packet(node), _packet(node).removesuffix("_backward"))
@@ -285,14 +332,23 @@ class Dtypes:
                 have[k] = incoming
             else:
                 have[k] = self.asked.get((call.number, value), have[k])
-        if _is_view(node) and have[0] != (computed := self.made[values[0]]) and torch.promote_types(have[0], computed) == have[0]:  # type: ignore[arg-type]
+        if (
+            _is_view(node)
+            and have[0] != (computed := self.made[values[0]])
+            and torch.promote_types(have[0], computed) == have[0]
+        ):  # type: ignore[arg-type]
             have[0] = computed  # type: ignore[call-overload]  # its readers widen it, so that only half the bytes are moved before
         if listed_by_op is Kind.PROMOTED:
             dtype, wants = self._runs(node, values, listed_by_op, have)
             wants = have  # type: ignore[assignment]
         else:  # a kernel with one dtype, that of the gradient
-            dtype = _widest([d for d, value in zip(have, values, strict=True) if value in self.moving and d in FLOATS] or [incoming])  # type: ignore[misc]
-            wants = [d if d not in FLOATS or value in self.statistics else dtype for d, value in zip(have, values, strict=True)]  # type: ignore[misc]
+            dtype = _widest(
+                [d for d, value in zip(have, values, strict=True) if value in self.moving and d in FLOATS] or [incoming]
+            )  # type: ignore[misc]
+            wants = [
+                d if d not in FLOATS or value in self.statistics else dtype
+                for d, value in zip(have, values, strict=True)
+            ]  # type: ignore[misc]
         self._set(node, dtype, wants)
 
     def _saved(self, node: fx.Node) -> None:
@@ -334,7 +390,12 @@ def _taken_apart(program: Program) -> dict[int, torch.dtype | None]:
     counts: dict[int, list[bool]] = {}
     for node in program.nodes:
         record = record_of(node)
-        if node.op == "call_function" and record.phase == "forward" and record.call is not None and not is_getitem(node):
+        if (
+            node.op == "call_function"
+            and record.phase == "forward"
+            and record.call is not None
+            and not is_getitem(node)
+        ):
             counts.setdefault(record.call.number, []).append(_is_view(node))
     return {number: None for number, views in counts.items() if len(views) > 1 and not all(views)}
 

@@ -1,7 +1,7 @@
 """Refuse ops that have no CPU kernel for low precision, with the user's line, before anything runs.
 
-The table comes from running every op of torch's own samples in both dtypes, on torch 2.13. There is no table for accelerators; there the
-op itself raises when it runs.
+The table comes from running every op of torch's own samples in both dtypes, on torch 2.13. There is no table for
+accelerators; there the op itself raises when it runs.
 """
 
 from __future__ import annotations
@@ -45,11 +45,18 @@ def check_kernels(program: Program, dtypes: Dtypes) -> None:
         if node.op != "call_function" or is_getitem(node):
             continue
         name = node.target.name().partition(".")[0]  # type: ignore[union-attr]
-        if name in missing and low in (want or dtypes.made[value] for value, want in zip(operands(node), dtypes.uses[node], strict=True)):
+        if name in missing and low in (
+            want or dtypes.made[value] for value, want in zip(operands(node), dtypes.uses[node], strict=True)
+        ):
             record = record_of(node)
             op = name if record.call is None else record.call.op
-            other = "" if low is torch.bfloat16 or name in NO_KERNEL[dtypes.device, torch.bfloat16] else '; or amp="bf16-O1", for which it has one'
+            other = (
+                ""
+                if low is torch.bfloat16 or name in NO_KERNEL[dtypes.device, torch.bfloat16]
+                else '; or amp="bf16-O1", for which it has one'
+            )
             raise PrecisionError(
-                f"{name} has no kernel for {DTYPE_NAMES[low]} on {dtypes.device}\n  {print_node(program, node).strip()}\n{at_line(record.source, record.module)}\n"
+                f"{name} has no kernel for {DTYPE_NAMES[low]} on {dtypes.device}\n  "
+                f"{print_node(program, node).strip()}\n{at_line(record.source, record.module)}\n"
                 f"  run it in float32: keep={{{op!r}: 'f32'}}{other}"
             )

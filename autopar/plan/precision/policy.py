@@ -17,8 +17,9 @@ from autopar.rules.registry import overload
 class Kind(Enum):
     """The dtype in which an op runs.
 
-    ``INSIDE`` is float32 for an op that takes low precision and computes internally in float32; its readers see the dtype that it takes.
-    ``PROMOTED`` leaves operands unchanged, because torch promotes their dtypes itself. All others require one dtype for all operands.
+    ``INSIDE`` is float32 for an op that takes low precision and computes internally in float32; its readers see the
+    dtype that it takes. ``PROMOTED`` leaves operands unchanged, because torch promotes their dtypes itself. All others
+    require one dtype for all operands.
     """
 
     LOW = "low"
@@ -28,7 +29,9 @@ class Kind(Enum):
     PROMOTED = "promoted"
 
 
-INSIDE = named("_softmax _log_softmax native_layer_norm native_group_norm _fused_rms_norm logsumexp")  # if they are on no list
+INSIDE = named(
+    "_softmax _log_softmax native_layer_norm native_group_norm _fused_rms_norm logsumexp"
+)  # if they are on no list
 
 NAMED = named("_softmax _log_softmax")  # an argument of their backward names the dtype of the forward
 
@@ -44,8 +47,8 @@ class PrecisionPolicy:
     Attributes:
         name: its name.
         low: the dtype of low precision.
-        parameters: whether parameters and inputs are in low precision from the start (O2), and not only for the ops that
-            benefit from it (O1, as under ``torch.autocast``).
+        parameters: whether parameters and inputs are in low precision from the start (O2), and not only for the ops
+            that benefit from it (O1, as under ``torch.autocast``).
         kept: op → the kind that the user has chosen.
     """
 
@@ -55,7 +58,8 @@ class PrecisionPolicy:
     kept: Mapping[str, Kind] = field(default_factory=dict)
 
     def kind(self, op: str, device: str) -> Kind:
-        """Return the kind of an op. ``op`` is its name with or without overload; other accelerators have CUDA's lists."""
+        """Return the kind of an op. ``op`` is its name with or without overload; other accelerators have CUDA's
+        lists."""
         name = op.partition(".")[0]
         device = "cpu" if device == "cpu" else "cuda"
         if (kept := self.kept.get(op) or self.kept.get(name)) is not None:
@@ -82,7 +86,8 @@ ALIASES = {"bf16": "bf16-O1", "fp16": "fp16-O1"}
 
 
 def policy_of(amp: str, keep: Mapping[str, str] | None = None) -> PrecisionPolicy:
-    """Return a policy by name, with the user's choices for single ops: ``policy_of("fp16-O1", keep={"aten::tanh": "f32"})``.
+    """Return a policy by name, with the user's choices for single ops: ``policy_of("fp16-O1", keep={"aten::tanh":
+    "f32"})``.
 
     Raises:
         ValueError: there is no such policy, or no such dtype.
@@ -112,7 +117,11 @@ def _kind(op: str, dtype: str, policy: PrecisionPolicy) -> Kind:
     low = {torch.bfloat16: "bf16", torch.float16: "f16"}[policy.low]
     kinds = {"f32": Kind.F32, low: Kind.LOW}
     if dtype not in kinds:
-        raise ValueError(f"keep={{{op!r}: {dtype!r}}}: with {policy.name} an op runs in {' or '.join(map(repr, kinds))}")
+        raise ValueError(
+            f"keep={{{op!r}: {dtype!r}}}: with {policy.name} an op runs in {' or '.join(map(repr, kinds))}"
+        )
     if dtype == low and op.partition(".")[0] in NAMED:
-        raise ValueError(f"keep={{{op!r}: {dtype!r}}}: its backward names the dtype that it was captured in, so it runs in float32")
+        raise ValueError(
+            f"keep={{{op!r}: {dtype!r}}}: its backward names the dtype that it was captured in, so it runs in float32"
+        )
     return kinds[dtype]

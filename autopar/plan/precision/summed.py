@@ -1,4 +1,5 @@
-"""Find the value whose gradient a sum is, from the readers of the sum and from its addends, because a backward does not name it."""
+"""Find the value whose gradient a sum is, from the readers of the sum and from its addends, because a backward does not
+name it."""
 
 from __future__ import annotations
 
@@ -35,9 +36,10 @@ class Summed:
     def note(self, node: fx.Node, output: fx.Node, homes: Mapping[fx.Node, Sequence[fx.Node]]) -> list[fx.Node]:
         """Return the value whose gradient a sum is, or several candidates; its readers must have been noted before.
 
-        The sum is read by the backward of the call that computed the value, by the program's output if the value is a placeholder, or by
-        another sum: of the same value, or of an operand from which an addition computes it, because the backward of an addition is no op.
-        If there are several candidates, those count that are read by calls whose backward adds to the sum.
+        The sum is read by the backward of the call that computed the value, by the program's output if the value is a
+        placeholder, or by another sum: of the same value, or of an operand from which an addition computes it, because
+        the backward of an addition is no op. If there are several candidates, those count that are read by calls whose
+        backward adds to the sum.
 
         Args:
             homes: gradient that the program returns → its placeholders.
@@ -52,7 +54,11 @@ class Summed:
                     candidates |= dict.fromkeys((value, *self._made_by_additions(value)))
             elif call is not None and call.number in self.results:
                 candidates[self._behind_additions(self.results[call.number])] = None
-        calls = {call.number for value in operands(node) if value not in self.of and (call := record_of(value).call) is not None}
+        calls = {
+            call.number
+            for value in operands(node)
+            if value not in self.of and (call := record_of(value).call) is not None
+        }
         read = [value for value in candidates if not calls.isdisjoint(self._calls_on(value))]
         self.of[node] = read or list(candidates)
         return self.of[node]

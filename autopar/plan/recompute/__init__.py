@@ -1,7 +1,7 @@
 """Decide by policies which values of the forward are recomputed in the backward, and not kept.
 
-A policy returns a function from nodes to *regions*. A value that is computed in a region is not kept for the backward of that region;
-a value without a region is kept. The pass ``recompute`` applies the policy.
+A policy returns a function from nodes to *regions*. A value that is computed in a region is not kept for the backward
+of that region; a value without a region is kept. The pass ``recompute`` applies the policy.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ def regions(program: Program, what: str | Sequence[str]) -> Regions:
         TypeError: ``what`` is neither a string nor a list of strings.
         ValueError: a glob matches no module of the step, or the model has no blocks.
     """
-    if not isinstance(what, str) and not (isinstance(what, Sequence) and what and all(isinstance(glob, str) for glob in what)):
-        raise TypeError(f'recompute={shown(what)}: say "blocks", "min-cut", or a glob over module paths, as in "*.layers.*", or a list of globs')
+    if not isinstance(what, str) and not (
+        isinstance(what, Sequence) and what and all(isinstance(glob, str) for glob in what)
+    ):
+        raise TypeError(
+            f'recompute={shown(what)}: say "blocks", "min-cut", or a glob over module paths, as in "*.layers.*", or a list of globs'
+        )
     return min_cut(program) if what == "min-cut" else modules(program, what)

@@ -1,8 +1,8 @@
 """Make one region of all values that torch's partitioner would not keep.
 
 The partitioner keeps the smallest set of values from which cheap ops compute the others: a minimum cut between
-forward and backward (torch's ``min_cut_rematerialization_partition``). Only its choice is used, on a copy of the graph: it splits
-graphs into two, and does not keep records.
+forward and backward (torch's ``min_cut_rematerialization_partition``). Only its choice is used, on a copy of the graph:
+it splits graphs into two, and does not keep records.
 """
 
 from __future__ import annotations

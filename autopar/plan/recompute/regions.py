@@ -19,8 +19,8 @@ Regions = Callable[[fx.Node], str | None]  # from a node of either phase to its 
 def modules(program: Program, choice: str | Sequence[str]) -> Regions:
     """Return the regions of ``"blocks"`` or of globs; a backward op is in the region of its forward op.
 
-    A glob is matched against ``"." + path`` and against the path, as in a plan. If modules contain each other, the outermost is
-    the region.
+    A glob is matched against ``"." + path`` and against the path, as in a plan. If modules contain each other, the
+    outermost is the region.
 
     Raises:
         ValueError: a glob matches no module that runs an op; no module is a block.
@@ -48,6 +48,9 @@ def matches(paths: Sequence[str], globs: Iterable[str]) -> frozenset[str]:
         if not matched:
             named = [path for path in paths if path]
             near = difflib.get_close_matches(glob.lstrip("*."), named, n=3, cutoff=0.3) or named[:3]
-            raise ValueError(f"recompute's glob {glob!r} matches no module that the step runs; near it: {', '.join(near) or 'there are none'}")
+            raise ValueError(
+                f"recompute's glob {glob!r} matches no module that the step runs; near it: "
+                f"{', '.join(near) or 'there are none'}"
+            )
         matching |= matched
     return frozenset(matching)

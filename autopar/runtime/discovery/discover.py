@@ -1,11 +1,13 @@
 """Discover the rule of one call of an op without a rule, by running the op on small pieces.
 
-Guesses (``guesses``) are proven as registered rules are; a dim whose guess fails stays whole. No rule is discovered for an op
-that writes, draws random numbers, returns another result the second time, or does not run on the CPU in double precision. The ops run
-in a sandbox, so an op that ends its process only has no rule, and changes nothing in this process.
+Guesses (``guesses``) are proven as registered rules are; a dim whose guess fails stays whole. No rule is discovered for
+an op that writes, draws random numbers, returns another result the second time, or does not run on the CPU in double
+precision. The ops run in a sandbox, so an op that ends its process only has no rule, and changes nothing in this
+process.
 
-A discovered rule holds on the calls that were tried. It may be wrong for an op that behaves differently for other sizes or values.
-A registered rule is certain, and ``strict=True`` accepts nothing else. All processes discover the same rules.
+A discovered rule holds on the calls that were tried. It may be wrong for an op that behaves differently for other sizes
+or values. A registered rule is certain, and ``strict=True`` accepts nothing else. All processes discover the same
+rules.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ _OUTCOMES: dict[Any, Outcome] = {}
 
 
 @discover_with
-def discover(rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[TensorType | None]) -> Finding:
+def discover(
+    rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[TensorType | None]
+) -> Finding:
     """Discover the rule of one call. Calls that become equal when they are scaled down share the result.
 
     Args:
@@ -79,13 +83,20 @@ def _refused(op: OpOverload, arguments: Sequence[Any], results: Sequence[TensorT
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Run the block outside of any trace, without warnings and without gradients."""
-    with warnings.catch_warnings(), without_modes(), torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False):
+    with (
+        warnings.catch_warnings(),
+        without_modes(),
+        torch.inference_mode(False),
+        torch.no_grad(),
+        torch.autocast("cpu", enabled=False),
+    ):
         warnings.simplefilter("ignore")
         yield
 
 
 def _search_in_sandbox(search: Search) -> Outcome:
-    """Run a search in a sandbox. If the op crashes on pieces that do not fit together, search again without such pieces."""
+    """Run a search in a sandbox. If the op crashes on pieces that do not fit together, search again without such
+    pieces."""
     for search.together in (False, True):
         try:
             return isolated(lambda: _outcome(search))

@@ -23,7 +23,8 @@ class Factor:
 
 
 def pattern_of(factors: Sequence[Factor], operands: Shapes, results: Shapes, kind: str = "sum") -> str:
-    """Return a pattern such as ``... c! -> ... c!``. Dims that belong to no factor stay whole, and share a name if they have the same size."""
+    """Return a pattern such as ``... c! -> ... c!``. Dims that belong to no factor stay whole, and share a name if they
+    have the same size."""
     letters = iter([*LETTERS, *(f"{letter}{number}" for number in range(2, 100) for letter in LETTERS)])
     names: dict[object, str] = {}
 
@@ -50,5 +51,7 @@ def pattern_of(factors: Sequence[Factor], operands: Shapes, results: Shapes, kin
 
 def _leading(rows: Sequence[Sequence[str]]) -> int:
     """Return how many leading dims are factors of all tensors, so that ``...`` can stand for them."""
-    alike = itertools.takewhile(lambda names: len(set(names)) == 1 and names[0] != "1" and not names[0].endswith("!"), zip(*rows, strict=False))
+    alike = itertools.takewhile(
+        lambda names: len(set(names)) == 1 and names[0] != "1" and not names[0].endswith("!"), zip(*rows, strict=False)
+    )
     return len(list(alike))

@@ -1,7 +1,8 @@
 """Guess the factors of an op from the dependence of its results on its operands, and prove a rule of them.
 
-The search changes one slice of an operand. If a result changes in one slice only, the two dims are one factor. The other dims of
-operands may be summed over. Each guess is proven as registered rules are (``proof``), on calls of several sizes and values.
+The search changes one slice of an operand. If a result changes in one slice only, the two dims are one factor. The
+other dims of operands may be summed over. Each guess is proven as registered rules are (``proof``), on calls of several
+sizes and values.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Search:
     """The search for one call's rule.
 
     Attributes:
-        together: whether dims of the same size are split together in all operands, and sizes that may be related stay related.
+        together: whether dims of the same size are split together in all operands, and sizes that may be related stay
+            related.
     """
 
     together = False
@@ -54,7 +56,9 @@ class Search:
         arguments = slots(op, args, kwargs)
         self.shapes = [value.shape if isinstance(value, TensorType) else None for value in arguments]
         self.results = [None if result is None else result.shape for result in results]
-        self.floats = [k for k, value in enumerate(arguments) if isinstance(value, TensorType) and value.dtype.is_floating_point]
+        self.floats = [
+            k for k, value in enumerate(arguments) if isinstance(value, TensorType) and value.dtype.is_floating_point
+        ]
         self.tried = 0
 
     def run(self) -> Rule:
@@ -64,7 +68,10 @@ class Search:
         self.calls = self._calls(scale, candidates[-1])
         self._check_values()
         influence = {dim: self._influence(dim) for dim in self._dims()}
-        guesses = (next((factor for factor in self._completed(factor) if self._holds([factor])), None) for factor in self._carried_over(influence))
+        guesses = (
+            next((factor for factor in self._completed(factor) if self._holds([factor])), None)
+            for factor in self._carried_over(influence)
+        )
         kept = [factor for factor in guesses if factor is not None]
         kind, summed = "sum", list(self._summed(influence, kept, "sum"))
         if not summed and all(len(factor.results) == self._count() for factor in kept):  # nothing is pending yet
@@ -72,13 +79,19 @@ class Search:
                 if not summed and (summed := list(self._summed(influence, kept, other))):
                     kind = other
         kept += summed
-        linear = ", ".join(operands for operands in self._sums() if kept and self._adds(operands) and self._holds(kept, kind, linear=operands))
+        linear = ", ".join(
+            operands
+            for operands in self._sums()
+            if kept and self._adds(operands) and self._holds(kept, kind, linear=operands)
+        )
         rule = self._proven(kept, kind, linear)
         if rule is None:
             kept = [factor for factor in kept if self._holds([factor], kind, "", self.calls)]
             rule = self._proven(kept, kind, linear)
         if rule is None:
-            raise NothingError("it cannot be split along all of its dims at once" if kept else "it can be split along no dim")
+            raise NothingError(
+                "it cannot be split along all of its dims at once" if kept else "it can be split along no dim"
+            )
         return rule
 
     def _proven(self, factors: Sequence[Factor], kind: str, linear: str) -> Rule | None:
@@ -139,7 +152,9 @@ class Search:
         """Refuse an op with a result that is always zero or not finite: it would be right for any pieces."""
         runs = [self._run(call) for call in self.calls]
         for position, shape in enumerate(self.results):
-            if shape is not None and not any(bool((run[position].isfinite() & (run[position] != 0)).any()) for run in runs):  # type: ignore[union-attr]
+            if shape is not None and not any(
+                bool((run[position].isfinite() & (run[position] != 0)).any()) for run in runs
+            ):  # type: ignore[union-attr]
                 raise NothingError(f"its result {position} is zero for all operands")
 
     # -- guesses ---------------------------------------------------------------------------------------------------
@@ -154,7 +169,8 @@ class Search:
         return self.shapes[dim[0]][dim[1]]  # type: ignore[index]
 
     def _influence(self, dim: Dim) -> list[list[int] | None]:
-        """Return, for each result, the dims in which a slice of an operand changes only the same slice; ``None`` if it changes nothing."""
+        """Return, for each result, the dims in which a slice of an operand changes only the same slice; ``None`` if it
+        changes nothing."""
         confined: list[set[int] | None] = [None] * len(self.results)
         for call, index in itertools.product(self.calls[: len(FILLS)], (1, -2)):
             operand = slots(self.op, *call)[dim[0]]
@@ -169,7 +185,11 @@ class Search:
                     continue
                 differs = ~((before == after) | ((before != before) & (after != after)))
                 if bool(differs.any()):
-                    alike = {e for e, n in enumerate(shape) if n == self._size(dim) and before.shape[e] == operand.shape[dim[1]]}
+                    alike = {
+                        e
+                        for e, n in enumerate(shape)
+                        if n == self._size(dim) and before.shape[e] == operand.shape[dim[1]]
+                    }
                     alone = {e for e in alike if not bool(differs.index_fill(e, torch.tensor(index), False).any())}
                     confined[position] = alone & (alone if confined[position] is None else confined[position])  # type: ignore[operator]
         return [None if dims is None else sorted(dims) for dims in confined]
@@ -201,27 +221,46 @@ class Search:
 
     def _fits(self, group: Sequence[Dim]) -> bool:
         """Whether the op may be run on pieces along these dims."""
-        return not self.together or {dim for dim in self._dims() if self._size(dim) == self._size(group[0])} == set(group)
+        return not self.together or {dim for dim in self._dims() if self._size(dim) == self._size(group[0])} == set(
+            group
+        )
 
     def _summed(self, influence: Influence, kept: Sequence[Factor], kind: str) -> Iterator[Factor]:
-        """Yield factors of operand dims that no result has, and that can be proven; no dim twice. For max and min, all results must depend on them."""
+        """Yield factors of operand dims that no result has, and that can be proven; no dim twice. For max and min, all
+        results must depend on them."""
         taken = {dim for factor in kept for dim in factor.operands}
         positions = [position for position, shape in enumerate(self.results) if shape is not None]
         enough = any if kind == "sum" else all
-        free = [dim for dim, influenced in influence.items() if enough(influenced[position] is not None for position in positions)]
+        free = [
+            dim
+            for dim, influenced in influence.items()
+            if enough(influenced[position] is not None for position in positions)
+        ]
         for size in dict.fromkeys(map(self._size, free)):
-            choices = [[None, *(dim for dim in free if dim[0] == slot and self._size(dim) == size)] for slot in range(len(self.shapes))]
+            choices = [
+                [None, *(dim for dim in free if dim[0] == slot and self._size(dim) == size)]
+                for slot in range(len(self.shapes))
+            ]
             groups = [tuple(dim for dim in group if dim is not None) for group in itertools.product(*choices)]
             for group in sorted(groups, key=len, reverse=True)[:SHARED]:
-                if group and not taken & set(group) and self._fits(group) and self._holds([factor := Factor(group)], kind):
+                if (
+                    group
+                    and not taken & set(group)
+                    and self._fits(group)
+                    and self._holds([factor := Factor(group)], kind)
+                ):
                     taken |= set(group)
                     yield factor
 
     def _adds(self, operands: str) -> bool:
-        """Whether the op is linear in these operands, ``0`` or ``0+1``: its results for two addends sum up to the result for their sum."""
+        """Whether the op is linear in these operands, ``0`` or ``0+1``: its results for two addends sum up to the
+        result for their sum."""
         call, random = self.calls[0], torch.Generator().manual_seed(1)
         arguments = slots(self.op, *call)
-        shares = {id(arguments[int(slot)]): torch.randn(arguments[int(slot)].shape, generator=random, dtype=torch.float64) for slot in operands.split("+")}
+        shares = {
+            id(arguments[int(slot)]): torch.randn(arguments[int(slot)].shape, generator=random, dtype=torch.float64)
+            for slot in operands.split("+")
+        }
         first, second = (
             self._run(pytree.tree_map(lambda leaf: part(leaf, shares[id(leaf)]) if id(leaf) in shares else leaf, call))  # noqa: B023
             for part in (lambda x, share: share, torch.sub)
@@ -236,7 +275,9 @@ class Search:
 
     # -- the rule --------------------------------------------------------------------------------------------------
 
-    def _holds(self, factors: Sequence[Factor], kind: str = "sum", linear: str = "", calls: Sequence[Arguments] = ()) -> bool:
+    def _holds(
+        self, factors: Sequence[Factor], kind: str = "sum", linear: str = "", calls: Sequence[Arguments] = ()
+    ) -> bool:
         """Whether a rule with these factors can be proven on ``calls``; without ``calls``, on the first small call."""
         self.tried += not calls
         if not calls and self.tried > GUESSES:
@@ -250,7 +291,9 @@ class Search:
         return True
 
     def _rule(self, factors: Sequence[Factor], kind: str, linear: str = "") -> Rule:
-        return replace(self.rule, pattern=pattern_of(factors, self.shapes, self.results, kind), linear=linear, empty=False)
+        return replace(
+            self.rule, pattern=pattern_of(factors, self.shapes, self.results, kind), linear=linear, empty=False
+        )
 
 
 # -- tensors -------------------------------------------------------------------------------------------------------
@@ -262,7 +305,10 @@ def _copied(values: Any) -> Any:
 
 def _same(left: Any, right: Any) -> bool:
     pairs = zip(pytree.tree_leaves(left), pytree.tree_leaves(right), strict=True)
-    return all(not isinstance(a, torch.Tensor) or (a.dtype == b.dtype and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)) for a, b in pairs)
+    return all(
+        not isinstance(a, torch.Tensor) or (a.dtype == b.dtype and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True))
+        for a, b in pairs
+    )
 
 
 def _with_other_slice(operand: torch.Tensor, dim: int, index: int) -> torch.Tensor:

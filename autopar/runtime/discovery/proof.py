@@ -56,7 +56,9 @@ class Proof:
     idle: frozenset[str]
 
 
-def prove(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, rule: Rule | None = None) -> Proof:
+def prove(
+    op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, rule: Rule | None = None
+) -> Proof:
     """Prove every claim that ``op``'s rule makes about one call.
 
     A ``!`` is tested if an operand has the factor, with a size above one: a factor of results alone is no loop over an
@@ -65,7 +67,8 @@ def prove(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any] | None 
 
     Args:
         op: the overload.
-        args, kwargs: the arguments of one call, with real tensors for which rounding does not matter: float64, or whole numbers.
+        args, kwargs: the arguments of one call, with real tensors for which rounding does not matter: float64, or whole
+            numbers.
         rule: a rule to prove instead of the registered one.
 
     Raises:
@@ -162,7 +165,9 @@ class _Call:
             if (far := difference(have, want)) > (TOLERANCE if want.is_floating_point() or want.is_complex() else 0):
                 raise self._wrong(claim, f"result {position} differs by {far:.3g} of its largest value")
 
-    def _run_ranks(self, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], split: Mapping[str, Dim], mesh: Mesh) -> dict[int, tuple[Any, ...]]:
+    def _run_ranks(
+        self, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], split: Mapping[str, Dim], mesh: Mesh
+    ) -> dict[int, tuple[Any, ...]]:
         cuts = [self._pieces(tensor, attr, mesh) for tensor, attr in zip(self.operands, needs, strict=True)]
         by_rank = {}
         for rank in mesh.ranks:
@@ -179,11 +184,13 @@ class _Call:
         """Return each rank's piece of an operand; of a pending operand, each rank's piece of a different addend."""
         type = replace(_type(tensor), layout=Layout(mesh, attr))
         addends = self._addends(tensor, mesh.size) if attr.pending else [tensor] * mesh.size
-        return {rank: cut(addend, type, mesh.coordinates(rank)) for rank, addend in zip(mesh.ranks, addends, strict=True)}
+        return {
+            rank: cut(addend, type, mesh.coordinates(rank)) for rank, addend in zip(mesh.ranks, addends, strict=True)
+        }
 
     def _addends(self, tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
-        """Return tensors that sum up to ``tensor``: small whole numbers, or quarters for floats, and the rest. They are exact in every
-        dtype."""
+        """Return tensors that sum up to ``tensor``: small whole numbers, or quarters for floats, and the rest. They are
+        exact in every dtype."""
         free = [torch.randint(-16, 17, tensor.shape, generator=self.random) for _ in range(count - 1)]
         whole = not (tensor.is_floating_point() or tensor.is_complex())
         free = [(f // 4 if whole else f / 4).to(tensor.dtype) for f in free]
@@ -192,7 +199,8 @@ class _Call:
     def _wrong(self, claim: str, observed: str) -> ProofError:
         shapes = ", ".join(str(list(tensor.shape)) for tensor in self.operands)
         return ProofError(
-            f"the rule of {self.bound.rule.op}, {self.bound.pattern.text!r}, does not hold on {shapes or 'no operands'}\n"
+            f"the rule of {self.bound.rule.op}, {self.bound.pattern.text!r}, does not hold on "
+            f"{shapes or 'no operands'}\n"
             f"  claim: {claim}\n"
             f"  {observed}"
         )
@@ -222,7 +230,8 @@ def _joined(pieces: Mapping[int, torch.Tensor], type: TensorType) -> torch.Tenso
 
 
 def difference(have: torch.Tensor, want: torch.Tensor) -> float:
-    """Return the largest difference, relative to the largest value (at least 1). Equal infinities and NaNs do not differ."""
+    """Return the largest difference, relative to the largest value (at least 1). Equal infinities and NaNs do not
+    differ."""
     wide = torch.complex128 if want.is_complex() else torch.float64
     have, want = have.to(wide), want.to(wide)
     apart = ~((have == want) | (have.isnan() & want.isnan()))

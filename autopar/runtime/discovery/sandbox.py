@@ -32,7 +32,8 @@ class CrashError(SandboxError):
 
 
 def isolated(function: Callable[[], Any]) -> Any:
-    """Return the result of a function, which must be plain data. The function sees this process's state, and cannot change it.
+    """Return the result of a function, which must be plain data. The function sees this process's state, and cannot
+    change it.
 
     The process is a fork with one thread, like a worker of a ``DataLoader``; the function must not use an accelerator.
 
@@ -61,7 +62,9 @@ def isolated(function: Callable[[], Any]) -> Any:
         raise SandboxError(f"running it on pieces did not end in {SECONDS} seconds")
     if not data:
         code = os.waitstatus_to_exitcode(status)
-        raise CrashError(f"running it on pieces ended the process{f' ({signal.Signals(-code).name})' if code < 0 else ''}")
+        raise CrashError(
+            f"running it on pieces ended the process{f' ({signal.Signals(-code).name})' if code < 0 else ''}"
+        )
     return pickle.loads(data)
 
 
@@ -73,7 +76,9 @@ def _serve(function: Callable[[], Any], out: int) -> None:
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
-        sys.stdout = sys.stderr = os.fdopen(null, "w")  # the parent's may be locked by a thread that the child does not have
+        sys.stdout = sys.stderr = os.fdopen(
+            null, "w"
+        )  # the parent's may be locked by a thread that the child does not have
         torch.set_num_threads(1)
         data = pickle.dumps(function())
         while data:

@@ -1,8 +1,8 @@
 """Scale a call with large operands down to small calls, on which its rule can be discovered.
 
-Equal sizes stay equal, and different sizes stay different. With 2 and 3 ranks each piece has at least 4 elements, so that
-indices, which are below 4, are within any piece. A small call is used only if the sizes of its results are scaled in the same way
-as those of the call.
+Equal sizes stay equal, and different sizes stay different. With 2 and 3 ranks each piece has at least 4 elements, so
+that indices, which are below 4, are within any piece. A small call is used only if the sizes of its results are scaled
+in the same way as those of the call.
 """
 
 from __future__ import annotations
@@ -71,11 +71,12 @@ class Scale:
 def scales(args: Sequence[Any], kwargs: Mapping[str, Any], *, related: bool = False) -> list[Scale]:
     """Return ways to scale a call down, the better ones first.
 
-    The last one is the call itself, if it is small enough; else the one in which numbers are small too, because a number may be a
-    threshold along a dim.
+    The last one is the call itself, if it is small enough; else the one in which numbers are small too, because a
+    number may be a threshold along a dim.
 
     Args:
-        related: whether sizes that may be products or multiples of other sizes stay so in the first scales; else in later ones.
+        related: whether sizes that may be products or multiples of other sizes stay so in the first scales; else in
+            later ones.
     """
     leaves = _leaves(args, kwargs)
     types = [leaf for leaf in leaves if isinstance(leaf, TensorType)]
@@ -91,9 +92,16 @@ def scales(args: Sequence[Any], kwargs: Mapping[str, Any], *, related: bool = Fa
     multiples = dict(zip(sizes, itertools.count(EVEN, FEW)))
     candidates += [Scale(multiples, {**numbers, **{n: multiples[n] for n in numbers if n in multiples}, **counted})]
     if _safe(types):
-        candidates += [Scale({n: plain[n] if n in first else n for n in sizes}, numbers), Scale({n: n for n in sizes}, numbers)]
+        candidates += [
+            Scale({n: plain[n] if n in first else n for n in sizes}, numbers),
+            Scale({n: n for n in sizes}, numbers),
+        ]
     distinct = {(tuple(scale.sizes.items()), tuple(scale.numbers.items())): scale for scale in candidates}
-    return [scale for scale in distinct.values() if sum(math.prod(scale.sizes.get(n, n) for n in type.shape) for type in types) <= LARGEST]
+    return [
+        scale
+        for scale in distinct.values()
+        if sum(math.prod(scale.sizes.get(n, n) for n in type.shape) for type in types) <= LARGEST
+    ]
 
 
 def _leaves(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -101,8 +109,11 @@ def _leaves(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
 
 
 def _safe(types: Sequence[TensorType]) -> bool:
-    """Whether dims may keep their sizes: otherwise an index might be outside of a piece, which not every kernel checks."""
-    indices = any(not (type.dtype.is_floating_point or type.dtype.is_complex or type.dtype == torch.bool) for type in types)
+    """Whether dims may keep their sizes: otherwise an index might be outside of a piece, which not every kernel
+    checks."""
+    indices = any(
+        not (type.dtype.is_floating_point or type.dtype.is_complex or type.dtype == torch.bool) for type in types
+    )
     return not indices or all(n >= EVEN or n == 1 for type in types for n in type.shape)
 
 
@@ -162,9 +173,12 @@ FILLS: tuple[Fill, ...] = (_normal, _shares, _wide)
 
 
 def drawn(call: Arguments, fill: Fill) -> Arguments:
-    """Return a call with real tensors, the same in every process: floats in double precision, other dtypes unchanged."""
+    """Return a call with real tensors, the same in every process: floats in double precision, other dtypes
+    unchanged."""
     random = torch.Generator().manual_seed(0)
-    below = min([BELOW, *(leaf for leaf in _leaves(*call) if type(leaf) is int and leaf > 1)])  # such a number may be the number of classes
+    below = min(
+        [BELOW, *(leaf for leaf in _leaves(*call) if type(leaf) is int and leaf > 1)]
+    )  # such a number may be the number of classes
 
     def draw(value: Any) -> Any:
         return _drawn(value, fill, below, random) if isinstance(value, TensorType) else value

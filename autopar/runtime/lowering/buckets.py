@@ -1,12 +1,14 @@
 """Bucket reductions and gathers over one axis, so that they share a collective.
 
-A collective of a small tensor costs nearly as much as one of a large tensor. So several tensors are sent as one flat tensor:
+A collective of a small tensor costs nearly as much as one of a large tensor. So several tensors are sent as one flat
+tensor:
 
-* gradients, in the order in which they are computed: a full bucket is reduced while the backward goes on. The sizes are those of
-  DistributedDataParallel (Li et al., PyTorch Distributed, VLDB 2020): a small first bucket, which starts early, then large ones. If
-  each micro-batch scatters its gradients, as with ZeRO 2, a bucket is added to the sums of gradients one bucket later;
-* parameters that are gathered where they are used, as with ZeRO 3: those of a block are gathered while the block before is computed
-  (Zhao et al., PyTorch FSDP, VLDB 2023);
+* gradients, in the order in which they are computed: a full bucket is reduced while the backward goes on. The sizes are
+  those of DistributedDataParallel (Li et al., PyTorch Distributed, VLDB 2020): a small first bucket, which starts
+  early, then large ones. If each micro-batch scatters its gradients, as with ZeRO 2, a bucket is added to the sums of
+  gradients one bucket later;
+* parameters that are gathered where they are used, as with ZeRO 3: those of a block are gathered while the block before
+  is computed (Zhao et al., PyTorch FSDP, VLDB 2023);
 * the parameters that an update gathers at its end;
 * small values that are reduced side by side, such as the sum and the count of a loss.
 """
@@ -41,7 +43,8 @@ SHARED = (transfers.all_reduce, transfers.reduce_scatter, transfers.all_gather)
 
 
 def largest_pieces(explicit: Program) -> dict[str, int]:
-    """Map each reduction and gather to the bytes of its operand's largest piece. Buckets count these bytes, so that they are the same on every rank."""
+    """Map each reduction and gather to the bytes of its operand's largest piece. Buckets count these bytes, so that
+    they are the same on every rank."""
     sizes = {}
     for node in explicit.nodes:
         if node.target in SHARED:
@@ -86,7 +89,9 @@ class Buckets:
     _limit: dict[Key, int] = field(default_factory=dict)
 
     @staticmethod
-    def of(program: Program, nodes: Sequence[fx.Node], bytes: Mapping[str, int], sums: Collection[fx.Node] = ()) -> Buckets:
+    def of(
+        program: Program, nodes: Sequence[fx.Node], bytes: Mapping[str, int], sums: Collection[fx.Node] = ()
+    ) -> Buckets:
         """Assign the nodes of a phase to buckets. ``sums``: additions to donated memory."""
         buckets, computed, output = Buckets(bytes), set(nodes), program.output
         runs: list[list[fx.Node]] = [[]]
@@ -100,7 +105,9 @@ class Buckets:
             elif operand in computed and len(node.users) == 1 and next(iter(node.users)) in sums:
                 buckets.late[node] = next(iter(node.users))
                 buckets.due.setdefault(operand, []).append(node)
-            elif operand in sums or (node.target is transfers.all_reduce and operand in computed and set(node.users) == {output}):
+            elif operand in sums or (
+                node.target is transfers.all_reduce and operand in computed and set(node.users) == {output}
+            ):
                 buckets.due.setdefault(operand, []).append(node)
             else:
                 limit = OTHERS if node.target is transfers.all_gather else SMALL
@@ -109,7 +116,9 @@ class Buckets:
                 _put(runs, node, bytes, limit)
         buckets.runs = {run[0]: run for run in runs if len(run) > 1}
         buckets.ahead = ahead.stages
-        buckets.stage = {node: k for k, stage in enumerate(ahead.stages) for members in stage.values() for node in members}
+        buckets.stage = {
+            node: k for k, stage in enumerate(ahead.stages) for members in stage.values() for node in members
+        }
         return buckets
 
     def begin(self, stage: int) -> list[list[fx.Node]]:
@@ -162,9 +171,14 @@ class _Ahead:
 
 
 def _may_share(node: fx.Node) -> bool:
-    """Whether a transfer may share a bucket: reductions in their own dtype, pieces of one size; gathers of parameters."""
+    """Whether a transfer may share a bucket: reductions in their own dtype, pieces of one size; gathers of
+    parameters."""
     arguments = transfers.arguments(node.target, node.args, node.kwargs)
-    if node.target is transfers.all_gather and not is_parameter(operands(node)[0]) and record_of(node).phase != "update":
+    if (
+        node.target is transfers.all_gather
+        and not is_parameter(operands(node)[0])
+        and record_of(node).phase != "update"
+    ):
         return False
     kind = arguments.get("op", "sum")
     is_plain = kind != "avg" and not is_gathered(kind, record_of(node).type.dtype)  # type: ignore[union-attr]
@@ -199,10 +213,15 @@ def start_bucket(pieces: list[torch.Tensor], op: str, group: str) -> torch.Tenso
 def finish_bucket(started: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
     """Wait for a bucket; return its members as views of the flat tensor."""
     flat = FUNCTIONAL.wait_tensor(started)
-    return [piece.view(shape) for piece, shape in zip(flat.split([math.prod(shape) for shape in shapes]), shapes, strict=True)]
+    return [
+        piece.view(shape)
+        for piece, shape in zip(flat.split([math.prod(shape) for shape in shapes]), shapes, strict=True)
+    ]
 
 
-def start_scatter_bucket(pieces: list[torch.Tensor], places: Sequence[Place], ranks: int, op: str, group: str) -> torch.Tensor:
+def start_scatter_bucket(
+    pieces: list[torch.Tensor], places: Sequence[Place], ranks: int, op: str, group: str
+) -> torch.Tensor:
     """Start a bucket with one row per rank, which holds the rank's parts of all members."""
     rows = [
         torch.stack(piece.reshape(view).chunk(ranks, dim)).reshape(ranks, -1) if dim else piece.reshape(ranks, -1)
@@ -214,7 +233,10 @@ def start_scatter_bucket(pieces: list[torch.Tensor], places: Sequence[Place], ra
 def finish_scatter_bucket(started: torch.Tensor, places: Sequence[Place], rank: int) -> list[torch.Tensor]:
     """Wait for a bucket; return the members as views of this rank's row. ``rank``: its index in the group."""
     row = own_row(started, rank)
-    return [piece.view(shape) for piece, (_, _, shape) in zip(row.split([math.prod(shape) for _, _, shape in places]), places, strict=True)]
+    return [
+        piece.view(shape)
+        for piece, (_, _, shape) in zip(row.split([math.prod(shape) for _, _, shape in places]), places, strict=True)
+    ]
 
 
 def start_gather_bucket(pieces: list[torch.Tensor], ranks: int, group: str) -> torch.Tensor:
@@ -225,6 +247,8 @@ def finish_gather_bucket(started: torch.Tensor, places: Sequence[Place]) -> list
     rows = FUNCTIONAL.wait_tensor(started)  # [ranks, all pieces]
     columns = rows.split([math.prod(view) for view, _, _ in places], 1)
     return [
-        torch.cat([piece.reshape(view) for piece in column.unbind()], dim).reshape(shape) if dim else column.reshape(shape)
+        torch.cat([piece.reshape(view) for piece in column.unbind()], dim).reshape(shape)
+        if dim
+        else column.reshape(shape)
         for column, (view, dim, shape) in zip(columns, places, strict=True)
     ]

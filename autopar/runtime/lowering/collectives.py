@@ -1,9 +1,10 @@
 """Run transfers on real processes by functional collectives, which the first reader of a result waits for.
 
 Each transfer that exchanges data is a pair of functions on one rank's piece. ``start_…`` brings the piece into the form
-that the collective takes and starts it; ``finish_…`` waits and brings the received data into the form of the result. In between
-the program goes on. The collectives are torch's own, native on gloo and NCCL: nothing is gathered in order to be reduced
-or exchanged. Pieces of unequal sizes are padded to the largest, except in an all-to-all, which takes unequal sizes.
+that the collective takes and starts it; ``finish_…`` waits and brings the received data into the form of the result. In
+between the program goes on. The collectives are torch's own, native on gloo and NCCL: nothing is gathered in order to
+be reduced or exchanged. Pieces of unequal sizes are padded to the largest, except in an all-to-all, which takes unequal
+sizes.
 
 ``view`` is the shape to which ``dim`` refers: the shape of the piece with merged dims split into their parts.
 """
@@ -84,9 +85,13 @@ def start_uneven_all_gather(x: torch.Tensor, ranks: int, received: Shape, group:
     return FUNCTIONAL.all_to_all_single(flat.repeat(ranks), list(received), [flat.numel()] * ranks, group)
 
 
-def finish_uneven_all_gather(started: torch.Tensor, shape: Shape, dim: int, received: Shape, pieces: Sequence[Shape], dtype: torch.dtype) -> torch.Tensor:
+def finish_uneven_all_gather(
+    started: torch.Tensor, shape: Shape, dim: int, received: Shape, pieces: Sequence[Shape], dtype: torch.dtype
+) -> torch.Tensor:
     flat = wait(started).split(list(received))
-    return torch.cat([from_bytes(c, dtype).reshape(piece) for c, piece in zip(flat, pieces, strict=True)], dim).reshape(shape)
+    return torch.cat([from_bytes(c, dtype).reshape(piece) for c, piece in zip(flat, pieces, strict=True)], dim).reshape(
+        shape
+    )
 
 
 def start_redistribute(x: torch.Tensor, sends: Sequence[Places | None], received: Shape, group: str) -> torch.Tensor:
@@ -107,12 +112,16 @@ def redistribute_locally(x: torch.Tensor, plan: Packing) -> torch.Tensor:
     return new_piece(plan, x.dtype, x.device, x, [])
 
 
-def exchange_between_stages(x: torch.Tensor | None, plan: Packing, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def exchange_between_stages(
+    x: torch.Tensor | None, plan: Packing, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
     """Send and receive point to point, all at the same time. A rank that only sends returns its own piece.
 
     These are plain sends, and this function waits for them: torch never frees the sends of its functional collectives.
     """
-    received = [torch.empty(size_of(places) * dtype.itemsize, dtype=torch.uint8, device=device) for _, places in plan.receives]
+    received = [
+        torch.empty(size_of(places) * dtype.itemsize, dtype=torch.uint8, device=device) for _, places in plan.receives
+    ]
     operations = []
     for is_send, k in plan.order:
         if is_send:
@@ -141,8 +150,8 @@ def finish_reduce_scatter(started: torch.Tensor, shape: Shape, dim: int, size: i
 def start_scatter(rows: torch.Tensor, op: str, group: str) -> torch.Tensor:
     """Reduce ``rows``, ``[ranks, …]``, so that each rank gets the sum of one row. ``rows`` may be overwritten.
 
-    On CPU this is an all-reduce: gloo's reduce-scatter is an all-reduce of a copy, and takes more than twice as long (8 MB on two ranks: 2.8 and 6.4 ms
-    with torch 2.13).
+    On CPU this is an all-reduce: gloo's reduce-scatter is an all-reduce of a copy, and takes more than twice as long (8
+    MB on two ranks: 2.8 and 6.4 ms with torch 2.13).
     """
     if rows.is_cpu:
         return FUNCTIONAL.all_reduce_(rows, op, group)
@@ -165,11 +174,17 @@ def finish_product(started: torch.Tensor) -> torch.Tensor:
     return functools.reduce(torch.mul, wait(started).unbind())
 
 
-def finish_scattered_product(started: torch.Tensor, view: Shape, dim: int, sizes: Shape, index: int, shape: Shape) -> torch.Tensor:
-    return finish_product(started).reshape(view).narrow(dim, sum(sizes[:index]), sizes[index]).reshape(shape).contiguous()
+def finish_scattered_product(
+    started: torch.Tensor, view: Shape, dim: int, sizes: Shape, index: int, shape: Shape
+) -> torch.Tensor:
+    return (
+        finish_product(started).reshape(view).narrow(dim, sum(sizes[:index]), sizes[index]).reshape(shape).contiguous()
+    )
 
 
-def start_all_to_all(x: torch.Tensor, view: Shape, target: int, new_sizes: Shape, received: Shape, group: str) -> torch.Tensor:
+def start_all_to_all(
+    x: torch.Tensor, view: Shape, target: int, new_sizes: Shape, received: Shape, group: str
+) -> torch.Tensor:
     pieces = [piece.reshape(-1) for piece in x.reshape(view).split(list(new_sizes), target)]
     sent = [piece.numel() for piece in pieces]
     flat = torch.cat(pieces)
@@ -178,7 +193,9 @@ def start_all_to_all(x: torch.Tensor, view: Shape, target: int, new_sizes: Shape
     return FUNCTIONAL.all_to_all_single(torch.view_as_real(flat), list(received), sent, group)
 
 
-def finish_all_to_all(started: torch.Tensor, shape: Shape, source: int, pieces: Sequence[Shape], dtype: torch.dtype) -> torch.Tensor:
+def finish_all_to_all(
+    started: torch.Tensor, shape: Shape, source: int, pieces: Sequence[Shape], dtype: torch.dtype
+) -> torch.Tensor:
     flat = wait(started)
     flat = torch.view_as_complex(flat) if dtype.is_complex else flat.view(dtype)
     columns = flat.split([math.prod(piece) for piece in pieces])
@@ -219,11 +236,23 @@ def exchange(function: Callable[..., Any], arguments: Mapping[str, Any], piece: 
         kind = arguments.get("op", "sum")
         if is_gathered(kind, dtype):
             scattered = None if dim is None else (view, dim, sizes, index, shape)
-            return Exchange(start_product, (ranks, group), finish_scattered_product if scattered else finish_product, scattered or ())
+            return Exchange(
+                start_product,
+                (ranks, group),
+                finish_scattered_product if scattered else finish_product,
+                scattered or (),
+            )
         reduction = Reduction.of(kind, dtype, ranks)
         if dim is None:
             return Exchange(start_all_reduce, (reduction.op, group), wait, (), reduction.before, reduction.after)
-        return Exchange(start_reduce_scatter, (view, dim, sizes, reduction.op, group), finish_reduce_scatter, (shape, dim, sizes[index], index), reduction.before, reduction.after)
+        return Exchange(
+            start_reduce_scatter,
+            (view, dim, sizes, reduction.op, group),
+            finish_reduce_scatter,
+            (shape, dim, sizes[index], index),
+            reduction.before,
+            reduction.after,
+        )
     if function is transfers.all_gather:
         assert dim is not None
         if max(sizes) * len(sizes) > PADDING * sum(sizes):

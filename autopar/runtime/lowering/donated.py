@@ -4,9 +4,9 @@
     adamw = autopar::adamw(w, g, m, v, step, …)    →    adamw_in_place = update([w, w_1], [g, g_1], [[m, m_1], …], …)
     adamw_1 = autopar::adamw(w_1, g_1, m_1, …)
 
-Gradients are added to their sums in place; if a sum starts as zeros, the first gradient takes its place. The updates of parameters
-whose optimizer has the same numbers are one fused kernel (``optimizers.IN_PLACE``). A value is overwritten only if nothing reads it
-afterwards.
+Gradients are added to their sums in place; if a sum starts as zeros, the first gradient takes its place. The updates of
+parameters whose optimizer has the same numbers are one fused kernel (``optimizers.IN_PLACE``). A value is overwritten
+only if nothing reads it afterwards.
 """
 
 from __future__ import annotations
@@ -56,14 +56,24 @@ class Donated:
         sums = {}
         for node in donated:
             value = next(iter(node.users), node)
-            if len(node.users) == 1 and value.target is ADD and value.args[0] is node and isinstance(value.args[1], fx.Node) and not value.kwargs and value.args[1] is not node:
+            if (
+                len(node.users) == 1
+                and value.target is ADD
+                and value.args[0] is node
+                and isinstance(value.args[1], fx.Node)
+                and not value.kwargs
+                and value.args[1] is not node
+            ):
                 sums[value] = node
         empty = frozenset(node for node in sums.values() if node.name in zeros)
-        return Donated(donated, sums, empty, {updates[-1]: tuple(updates) for updates in _alike(program, donated)}, offloaded)
+        return Donated(
+            donated, sums, empty, {updates[-1]: tuple(updates) for updates in _alike(program, donated)}, offloaded
+        )
 
 
 def _alike(program: Program, donated: frozenset[fx.Node]) -> list[list[fx.Node]]:
-    """Group updates with the same numbers that can run as one op at the place of the last one, because nothing reads a result earlier."""
+    """Group updates with the same numbers that can run as one op at the place of the last one, because nothing reads a
+    result earlier."""
     open_: dict[object, list[fx.Node]] = {}
     done: list[list[fx.Node]] = []
     keys: dict[fx.Node, object] = {}
@@ -89,7 +99,10 @@ def _written(update: fx.Node) -> Sequence[fx.Node]:
 def _is_last(value: fx.Node, update: fx.Node, donated: frozenset[fx.Node]) -> bool:
     """Whether a value has its own memory and is not read beside an update or after it."""
     others = [user for user in value.users if user is not update]
-    if any(user.op == "output" or record_of(user).phase == "update" for user in others) or operands(update).count(value) != 1:
+    if (
+        any(user.op == "output" or record_of(user).phase == "update" for user in others)
+        or operands(update).count(value) != 1
+    ):
         return False
     if value.op == "placeholder":
         return value in donated

@@ -1,7 +1,7 @@
 """Compute the lifetimes of the memory of a lowered function, as ``liveness`` does for a program.
 
-A lowered function has memory that a program does not show: buckets, which copy what they send; gathers that start early; the operands
-of collectives, which must be kept until the collective has ended; gradients that become their sums.
+A lowered function has memory that a program does not show: buckets, which copy what they send; gathers that start
+early; the operands of collectives, which must be kept until the collective has ended; gradients that become their sums.
 """
 
 from __future__ import annotations
@@ -40,13 +40,16 @@ class LoweredMemory(NamedTuple):
 Args = tuple[Any, ...]
 Sizes = Callable[[Any], int]  # an operand, or several → their bytes
 
+
 def _rows(places: Sequence[buckets.Place]) -> int:
     """Return the number of ranks for which a scattered bucket has a row."""
     whole, piece = (sum(math.prod(place[k]) for place in places) for k in (0, 2))
     return whole // max(piece, 1)
 
 
-MEMORY: dict[Callable[..., Any], Callable[[Args, Sizes, int], LoweredMemory]] = {  # function → from its arguments, sizes and the bytes of its result
+MEMORY: dict[
+    Callable[..., Any], Callable[[Args, Sizes, int], LoweredMemory]
+] = {  # function → from its arguments, sizes and the bytes of its result
     buckets.start_bucket: lambda args, sizes, own: LoweredMemory(sizes(args[0])),
     buckets.finish_bucket: lambda args, sizes, own: LoweredMemory(None),
     buckets.start_scatter_bucket: lambda args, sizes, own: LoweredMemory(sizes(args[0])),
@@ -58,12 +61,16 @@ MEMORY: dict[Callable[..., Any], Callable[[Args, Sizes, int], LoweredMemory]] = 
     collectives.start_all_reduce_in_place: lambda args, sizes, own: LoweredMemory(None),
     collectives.wait: lambda args, sizes, own: LoweredMemory(None),
     collectives.start_all_gather: lambda args, sizes, own: LoweredMemory(own),
-    collectives.finish_all_gather: lambda args, sizes, own: LoweredMemory(None if args[2] == 0 and len(set(args[3])) == 1 else own),
+    collectives.finish_all_gather: lambda args, sizes, own: LoweredMemory(
+        None if args[2] == 0 and len(set(args[3])) == 1 else own
+    ),
     collectives.start_product: lambda args, sizes, own: LoweredMemory(sizes(args[0]) * args[1], sizes(args[0])),
     collectives.start_reduce_scatter: lambda args, sizes, own: LoweredMemory(sizes(args[0])),
     collectives.finish_reduce_scatter: lambda args, sizes, own: LoweredMemory(own),
     collectives.start_all_to_all: lambda args, sizes, own: LoweredMemory(own, sizes(args[0])),
-    lower.own_piece: lambda args, sizes, own: LoweredMemory(None if args[2] == 0 and tuple(args[1][1:]) == tuple(args[5][1:]) else own),
+    lower.own_piece: lambda args, sizes, own: LoweredMemory(
+        None if args[2] == 0 and tuple(args[1][1:]) == tuple(args[5][1:]) else own
+    ),
     torch.reshape: lambda args, sizes, own: LoweredMemory(None),
     aten.add_.Tensor: lambda args, sizes, own: LoweredMemory(None),
 }
@@ -71,7 +78,9 @@ MEMORY: dict[Callable[..., Any], Callable[[Args, Sizes, int], LoweredMemory]] = 
 GATHERS = (collectives.start_all_gather, buckets.start_gather_bucket, collectives.start_product)
 
 
-def lifetimes(program: Program, lowered: Lowered, kept: Collection[str], kinds: Mapping[str, str], on_cpu: bool = True) -> Lifetimes:
+def lifetimes(
+    program: Program, lowered: Lowered, kept: Collection[str], kinds: Mapping[str, str], on_cpu: bool = True
+) -> Lifetimes:
     """Return when each storage of a rank is in use; linear in the function.
 
     Args:
@@ -84,12 +93,18 @@ def lifetimes(program: Program, lowered: Lowered, kept: Collection[str], kinds: 
 
 
 class _Walk:
-    def __init__(self, program: Program, lowered: Lowered, kept: Collection[str], kinds: Mapping[str, str], on_cpu: bool) -> None:
+    def __init__(
+        self, program: Program, lowered: Lowered, kept: Collection[str], kinds: Mapping[str, str], on_cpu: bool
+    ) -> None:
         self.program, self.lowered, self.kept, self.kinds, self.on_cpu = program, lowered, kept, kinds, on_cpu
         self.ops = [node for node in lowered.graph.nodes if node.op == "call_function"]
         self.storages: list[Storage] = []
-        self.parts: dict[fx.Node, tuple[tuple[Storage, ...], ...]] = {}  # value → for each of its parts the storages that it uses
-        self.in_flight: dict[fx.Node, Storage] = {}  # start of a collective → a storage that it needs until something waits for it
+        self.parts: dict[
+            fx.Node, tuple[tuple[Storage, ...], ...]
+        ] = {}  # value → for each of its parts the storages that it uses
+        self.in_flight: dict[
+            fx.Node, Storage
+        ] = {}  # start of a collective → a storage that it needs until something waits for it
         self.bytes: dict[fx.Node, int] = {}
 
     def run(self) -> Lifetimes:
@@ -99,7 +114,13 @@ class _Walk:
             home = homes[str(node.target)]  # FX may write node names in lower case
             self.bytes[node] = size(record_of(home).type)
             stays = home.op == "get_attr" or home.name in self.kept
-            self.parts[node] = ((self.store(home, self.bytes[node], self.kinds.get(home.name, "buffers"), START, end if stays else START),),)
+            self.parts[node] = (
+                (
+                    self.store(
+                        home, self.bytes[node], self.kinds.get(home.name, "buffers"), START, end if stays else START
+                    ),
+                ),
+            )
         origin = self.program.output
         origins = []
         for position, node in enumerate(self.ops):
@@ -112,11 +133,16 @@ class _Walk:
         return Lifetimes(self.program, tuple(origins), tuple(self.storages))
 
     def mark_gradients(self) -> None:
-        """Count a gradient that becomes a sum as a gradient and not as an activation: a sum that starts as zero is its first addend."""
+        """Count a gradient that becomes a sum as a gradient and not as an activation: a sum that starts as zero is its
+        first addend."""
         values = {node.name: node for node in self.ops}
         for node in self.program.nodes:
             home = node.args[0] if node.target is aten.add.Tensor else None
-            if not isinstance(home, fx.Node) or self.kinds.get(home.name) != "gradients" or home.name in self.lowered.takes:
+            if (
+                not isinstance(home, fx.Node)
+                or self.kinds.get(home.name) != "gradients"
+                or home.name in self.lowered.takes
+            ):
                 continue
             for name in (node.name, *(value.name for value in operands(node)[1:])):
                 for storage in (storage for part in self.parts.get(values.get(name), ()) for storage in part):  # type: ignore[arg-type]
@@ -125,7 +151,10 @@ class _Walk:
     def read(self, node: fx.Node, position: int) -> None:
         for value in node.all_input_nodes:
             parts = (self.part(node),) if node.target is operator.getitem else self.parts[value]
-            for storage in (*(storage for part in parts for storage in part), *((self.in_flight[value],) if value in self.in_flight else ())):
+            for storage in (
+                *(storage for part in parts for storage in part),
+                *((self.in_flight[value],) if value in self.in_flight else ()),
+            ):
                 storage.dies = max(storage.dies, position)
 
     def part(self, element: fx.Node) -> tuple[Storage, ...]:
@@ -144,7 +173,9 @@ class _Walk:
         sizes = [size(part) for part in (type if isinstance(type, tuple) else (type,))]
         memory = self.memory(node, sum(sizes))
         if memory.new is None:
-            shared = tuple(dict.fromkeys(storage for part in self.parts[values[0]] for storage in part)) if values else ()
+            shared = (
+                tuple(dict.fromkeys(storage for part in self.parts[values[0]] for storage in part)) if values else ()
+            )
             self.parts[node] = (shared,)
             self.bytes[node] = sum(sizes) or (self.bytes[values[0]] if values else 0)
             return
@@ -152,7 +183,9 @@ class _Walk:
         rows = sizes if memory.new == sum(sizes) else [memory.new]
         self.parts[node] = tuple((self.store(origin, bytes, kind, position, position),) for bytes in rows)
         self.bytes[node] = memory.new
-        if self.on_cpu and node.target in GATHERS:  # gloo's own buffer; gloo frees it when all data has arrived, mostly before something waits
+        if (
+            self.on_cpu and node.target in GATHERS
+        ):  # gloo's own buffer; gloo frees it when all data has arrived, mostly before something waits
             self.store(origin, memory.new, "transfers", position, position)
         if memory.in_flight:
             self.in_flight[node] = self.store(origin, memory.in_flight, "transfers", position, position)
@@ -165,7 +198,11 @@ class _Walk:
             return LoweredMemory(None if self.bytes[node.all_input_nodes[0]] == result_bytes else result_bytes)
         if isinstance(node.target, OpOverload):
             return LoweredMemory(None if returns_alias(node.target) or node.target in HIDDEN_VIEWS else result_bytes)
-        return LoweredMemory(None) if node.target in (*IN_PLACE.values(), *OFFLOADED.values()) else LoweredMemory(result_bytes)
+        return (
+            LoweredMemory(None)
+            if node.target in (*IN_PLACE.values(), *OFFLOADED.values())
+            else LoweredMemory(result_bytes)
+        )
 
     def size(self, values: Any) -> int:
         return self.bytes[values] if isinstance(values, fx.Node) else sum(map(self.size, values))

@@ -7,9 +7,10 @@
     u : f32[16 64] = mm(y, z)                              y = finish_all_gather(y_start, …);  y_start = None
                                                            u = torch.ops.aten.mm.default(y, z);  y = z = None
 
-The joint graph is split by phase: the forward also returns the values that the backward reads. A collective starts at the line of
-its transfer, and its first reader waits for it. Arguments come in a list that the function empties, so that a tensor is freed after
-its last reader, as in eager. Gradients that are reduced over one axis share collectives (``buckets``).
+The joint graph is split by phase: the forward also returns the values that the backward reads. A collective starts at
+the line of its transfer, and its first reader waits for it. Arguments come in a list that the function empties, so that
+a tensor is freed after its last reader, as in eager. Gradients that are reduced over one axis share collectives
+(``buckets``).
 """
 
 from __future__ import annotations
@@ -109,7 +110,9 @@ def lower(program: Program, groups: Mapping[Ranks, str], gate: Callable[[], None
     lowered = {}
     for phase, nodes in values.items():
         buckets = Buckets.of(program, nodes, bytes or {})
-        builder = _Phase(program, groups, f"{phase} of rank {program.rank}", buckets, gate, device or torch.device("cpu"), hunt=hunt)
+        builder = _Phase(
+            program, groups, f"{phase} of rank {program.rank}", buckets, gate, device or torch.device("cpu"), hunt=hunt
+        )
         lowered[phase] = builder.run(nodes, list(dict.fromkeys(results[phase])))
     return lowered
 
@@ -127,7 +130,16 @@ def lower_whole(program: Program, groups: Mapping[Ranks, str], gate: Callable[[]
     nodes = [node for node in program.nodes if node.op in ("call_function", "get_attr")]
     title = f"{' and '.join(dict.fromkeys(record_of(node).phase for node in nodes))} of rank {program.rank}"
     donated = donated or Donated()
-    phase = _Phase(program, groups, title, Buckets.of(program, nodes, bytes or {}, donated.sums), gate, device or torch.device("cpu"), donated, hunt)
+    phase = _Phase(
+        program,
+        groups,
+        title,
+        Buckets.of(program, nodes, bytes or {}, donated.sums),
+        gate,
+        device or torch.device("cpu"),
+        donated,
+        hunt,
+    )
     return phase.run(nodes, list(dict.fromkeys(operands(program.output))))
 
 
@@ -143,7 +155,14 @@ class _Phase:
 
     def __init__(self, program: Program, groups: Mapping[Ranks, str], title: str, buckets: Buckets,
                  gate: Callable[[], None] | None, device: torch.device, donated: Donated | None = None, hunt: Hunt | None = None) -> None:  # fmt: skip
-        self.program, self.groups, self.title, self.buckets, self.gate, self.device = program, groups, title, buckets, gate, device
+        self.program, self.groups, self.title, self.buckets, self.gate, self.device = (
+            program,
+            groups,
+            title,
+            buckets,
+            gate,
+            device,
+        )
         self.graph = fx.Graph()
         self.values: dict[fx.Node, fx.Node] = {}
         self.started: dict[fx.Node, tuple[fx.Node, Exchange]] = {}  # collectives that nothing has waited for yet
@@ -156,7 +175,10 @@ class _Phase:
         self.lines: dict[str, fx.Node] = {}  # name in the generated code → node of the program
         self.hunt = hunt
         if hunt is not None:
-            self.look, self.look_at_updates = hunt.look, hunt.look_at_updates  # bound once, because generated code refers to an object by its identity
+            self.look, self.look_at_updates = (
+                hunt.look,
+                hunt.look_at_updates,
+            )  # bound once, because generated code refers to an object by its identity
 
     def run(self, nodes: list[fx.Node], results: list[fx.Node]) -> Lowered:
         constants = [node for node in nodes if node.op == "get_attr"]
@@ -180,7 +202,9 @@ class _Phase:
         self.settle()
         self.graph.output([self.read(node) for node in results])
         self.graph.set_codegen(BoxedCodeGen())
-        return Lowered(self.compile(), tuple(n.name for n in takes), tuple(n.name for n in results), self.graph, self.lines)
+        return Lowered(
+            self.compile(), tuple(n.name for n in takes), tuple(n.name for n in results), self.graph, self.lines
+        )
 
     def start_due(self, node: fx.Node) -> None:
         """Start the buckets that this value fills."""
@@ -210,7 +234,12 @@ class _Phase:
             self.open(self.shared[node])
         elif node in self.started:
             started, collective = self.started.pop(node)
-            received = self.call(node, node.name + "_came" * bool(collective.after), collective.finish, (started, *collective.finish_args))
+            received = self.call(
+                node,
+                node.name + "_came" * bool(collective.after),
+                collective.finish,
+                (started, *collective.finish_args),
+            )
             self.values[node] = self.calls(node, node.name, received, collective.after)
         return self.values[node]
 
@@ -220,7 +249,14 @@ class _Phase:
             value = self.call(node, f"{name}_{left}" if left else name, function, (value, *args))
         return value
 
-    def call(self, node: fx.Node, name: str, target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> fx.Node:
+    def call(
+        self,
+        node: fx.Node,
+        name: str,
+        target: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> fx.Node:
         new = self.graph.create_node("call_function", target, args, dict(kwargs or {}), name=name)
         self.lines[new.name] = node
         if name == node.name:
@@ -256,7 +292,8 @@ class _Phase:
             self.fresh.add(node)
 
     def sum(self, node: fx.Node) -> fx.Node:
-        """Add a gradient to its sum in place. The first gradient becomes the sum itself, if no other value shares its memory."""
+        """Add a gradient to its sum in place. The first gradient becomes the sum itself, if no other value shares its
+        memory."""
         sum, addend = self.donated.sums[node], operands(node)[1]
         value = self.read(addend)
         if sum not in self.donated.zeros:
@@ -275,14 +312,17 @@ class _Phase:
         update = (OFFLOADED if self.donated.offloaded else IN_PLACE)[nodes[0].target]  # type: ignore[index]
         self.call(nodes[0], f"{nodes[0].name}_in_place", update, (parameters, gradients, states, *shared), numbers)
         if self.hunt is not None:
-            self.graph.call_function(self.look_at_updates, ([node.name for node in nodes], gradients, [parameters, *states]))
+            self.graph.call_function(
+                self.look_at_updates, ([node.name for node in nodes], gradients, [parameters, *states])
+            )
 
     def result_of_update(self, node: fx.Node, element: int) -> fx.Node:
         """Return a result of an update: the old value, which the update overwrites."""
         return self.read(node.args[element and element + 1])  # type: ignore[arg-type]
 
     def is_fresh(self, node: fx.Node) -> bool:
-        """Whether no other value shares the memory of a value: it is new, or it is a view of a value that nothing else reads."""
+        """Whether no other value shares the memory of a value: it is new, or it is a view of a value that nothing else
+        reads."""
         if not isinstance(node.target, OpOverload):
             return False
         if not returns_alias(node.target) and not rule_of(node.target).view:
@@ -305,7 +345,9 @@ class _Phase:
         collective = self.exchange(node, arguments, ranks, group)
         x = self.calls(node, f"{node.name}_operand", x, collective.before)
         start = collective.start
-        if start is start_all_reduce and (collective.before or (operand in self.fresh and len(operand.users) == 1 and self.hunt is None)):
+        if start is start_all_reduce and (
+            collective.before or (operand in self.fresh and len(operand.users) == 1 and self.hunt is None)
+        ):
             start = start_all_reduce_in_place
         if node.target is transfers.redistribute:
             collective = replace(collective, finish_args=(x, *collective.finish_args))
@@ -314,7 +356,8 @@ class _Phase:
         self.fresh.add(node)
 
     def group(self, arguments: Mapping[str, Any]) -> tuple[Ranks, str]:
-        """Return the ranks of a collective, in the order of its axes, and the name of their process group, whose order is ascending."""
+        """Return the ranks of a collective, in the order of its axes, and the name of their process group, whose order
+        is ascending."""
         ranks = self.program.meshes[arguments.get("stage")].group(self.program.rank, arguments["axis"])
         return ranks, self.groups[tuple(sorted(ranks))]
 
@@ -322,10 +365,14 @@ class _Phase:
         source, result = record_of(operands(node)[0]).type, record_of(node).type
         assert isinstance(source, TensorType) and isinstance(result, TensorType)
         if node.target is transfers.redistribute:
-            plan = packing(transfers.Ends.of(arguments, self.program.meshes), self.program.rank, arguments.get("kept", ()))
+            plan = packing(
+                transfers.Ends.of(arguments, self.program.meshes), self.program.rank, arguments.get("kept", ())
+            )
             return redistribution(plan, sorted(ranks), source.dtype, group)
         if node.target is not transfers.all_reduce and list(ranks) != sorted(ranks):
-            raise SimulationError(f"the ranks {ranks} of a group are not in ascending order along {arguments['axis']}; number the mesh so")
+            raise SimulationError(
+                f"the ranks {ranks} of a group are not in ascending order along {arguments['axis']}; number the mesh so"
+            )
         index = ranks.index(self.program.rank)
         return exchange(node.target, arguments, source.shape, result.shape, source.dtype, index, len(ranks), group)  # type: ignore[arg-type]
 
@@ -336,7 +383,9 @@ class _Phase:
         plan = packing(transfers.Ends.of(arguments, self.program.meshes), self.program.rank)
         values = [self.read(value) for value in operands(node)]
         self.open_gate()
-        return self.call(node, node.name, exchange_between_stages, (values[0] if values else None, plan, type.dtype, self.device))
+        return self.call(
+            node, node.name, exchange_between_stages, (values[0] if values else None, plan, type.dtype, self.device)
+        )
 
     def open_gate(self) -> None:
         """Insert the call of the gate before the first collective."""
@@ -360,7 +409,9 @@ class _Phase:
     def start(self, members: list[fx.Node]) -> None:
         """Start several collectives as one collective."""
         reduction = self.reduction(members[0])
-        pieces = [self.calls(node, f"{node.name}_operand", self.read(operands(node)[0]), reduction.before) for node in members]
+        pieces = [
+            self.calls(node, f"{node.name}_operand", self.read(operands(node)[0]), reduction.before) for node in members
+        ]
         self.open_gate()
         first = members[0]
         arguments = transfers.arguments(first.target, first.args, first.kwargs)
@@ -379,8 +430,13 @@ class _Phase:
     def places(self, members: Sequence[fx.Node]) -> tuple[Place, ...]:
         rows = []
         for node in members:
-            arguments, source = transfers.arguments(node.target, node.args, node.kwargs), record_of(operands(node)[0]).type
-            view = tuple(n for dim in arguments["parts"] for n in dim) if arguments.get("parts") else tuple(source.shape)  # type: ignore[union-attr]
+            arguments, source = (
+                transfers.arguments(node.target, node.args, node.kwargs),
+                record_of(operands(node)[0]).type,
+            )
+            view = (
+                tuple(n for dim in arguments["parts"] for n in dim) if arguments.get("parts") else tuple(source.shape)
+            )  # type: ignore[union-attr]
             rows.append((view, arguments["dim"], tuple(record_of(node).type.shape)))  # type: ignore[union-attr]
         return tuple(rows)
 
@@ -420,16 +476,22 @@ class _Phase:
         if node.target is transfers.wait:
             return x
         if node.target is transfers.fold_in:
-            return self.call(node, node.name, folded, (x, place_along(arguments, at, self.program.meshes[arguments.get("stage")])))
+            return self.call(
+                node, node.name, folded, (x, place_along(arguments, at, self.program.meshes[arguments.get("stage")]))
+            )
         if node.target is transfers.pend:
             return self.call(node, node.name, pending_piece, (x, arguments, at))
         if node.target is transfers.redistribute:
-            plan = packing(transfers.Ends.of(arguments, self.program.meshes), self.program.rank, arguments.get("kept", ()))
+            plan = packing(
+                transfers.Ends.of(arguments, self.program.meshes), self.program.rank, arguments.get("kept", ())
+            )
             return self.call(node, node.name, redistribute_locally, (x, plan))
         source = record_of(operands(node)[0]).type
         view = tuple(n for dim in arguments["parts"] for n in dim) if arguments.get("parts") else source.shape  # type: ignore[union-attr]
         sizes, index = arguments["sizes"], at[arguments["axis"]]
-        return self.call(node, node.name, own_piece, (x, view, arguments["dim"], sum(sizes[:index]), sizes[index], shape))
+        return self.call(
+            node, node.name, own_piece, (x, view, arguments["dim"], sum(sizes[:index]), sizes[index], shape)
+        )
 
     def compile(self) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
         """Compile the function; register its source for tracebacks, and the op of each line."""
@@ -460,7 +522,9 @@ def own_copy(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return x.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
-def own_piece(x: torch.Tensor, view: tuple[int, ...], dim: int, start: int, size: int, shape: tuple[int, ...]) -> torch.Tensor:
+def own_piece(
+    x: torch.Tensor, view: tuple[int, ...], dim: int, start: int, size: int, shape: tuple[int, ...]
+) -> torch.Tensor:
     return x.reshape(view).narrow(dim, start, size).reshape(shape).contiguous()
 
 

@@ -1,7 +1,8 @@
 """Plan which parts of its piece a rank sends in an exchange, and where it puts the parts that it receives.
 
 An exchange between two Layouts (``redistribute``, ``send`` and ``recv``) is planned once for a rank, from the boxes of
-``autopar.ir.boxes``. At run time there are only slices, one concatenation, and a view as bytes. Each dtype is sent at its own width.
+``autopar.ir.boxes``. At run time there are only slices, one concatenation, and a view as bytes. Each dtype is sent at
+its own width.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ class Packing(NamedTuple):
     Attributes:
         sends: (receiver, positions in the old piece), in the order of all messages.
         receives: (sender, positions in the new piece), in the order of all messages.
-        order: (whether it is a send, index into ``sends`` or ``receives``), in the order in which the rank sends and receives.
-        keeps: the positions, in the old and in the new piece, of the elements that the rank keeps; ``None`` if it keeps none.
+        order: (whether it is a send, index into ``sends`` or ``receives``), in the order in which the rank sends and
+            receives.
+        keeps: the positions, in the old and in the new piece, of the elements that the rank keeps; ``None`` if it keeps
+            none.
         shape: the shape of the new piece; ``None`` if the rank gets none.
     """
 

@@ -1,10 +1,13 @@
 """Reduce partial values with the results that torch has on one device, on backends that compute others.
 
-* gloo adds bools as bytes: two of them make the byte 2, and 256 wrap to ``False``. So their sum is a maximum and their product a minimum.
-* The maximum or minimum of a backend may drop a NaN that only some ranks have. Floats are compared as integers of the same order,
-  in which NaN comes after all numbers.
-* A dtype that a backend does not reduce is reduced in a wider one (``transfers.REDUCED_AS``); an average is a sum and a division.
-* No backend multiplies complex numbers. Each rank gathers the factors and multiplies them (``collectives.start_product``).
+* gloo adds bools as bytes: two of them make the byte 2, and 256 wrap to ``False``. So their sum is a maximum and their
+  product a minimum.
+* The maximum or minimum of a backend may drop a NaN that only some ranks have. Floats are compared as integers of the
+  same order, in which NaN comes after all numbers.
+* A dtype that a backend does not reduce is reduced in a wider one (``transfers.REDUCED_AS``); an average is a sum and a
+  division.
+* No backend multiplies complex numbers. Each rank gathers the factors and multiplies them
+  (``collectives.start_product``).
 """
 
 from __future__ import annotations
@@ -18,11 +21,19 @@ import torch
 
 from autopar.ir import transfers
 
-REDUCE = {"sum": "sum", "avg": "sum", "max": "max", "min": "min", "prod": "product"}  # autopar's name → the name of torch.distributed
+REDUCE = {
+    "sum": "sum",
+    "avg": "sum",
+    "max": "max",
+    "min": "min",
+    "prod": "product",
+}  # autopar's name → the name of torch.distributed
 OF_BOOLS = {"sum": "max", "prod": "min"}
 ORDERED = {torch.float32: torch.int32, torch.float64: torch.int64}  # floats → integers of their width
 
-Calls = tuple[tuple[Callable[..., torch.Tensor], tuple[Any, ...]], ...]  # functions, with their arguments after the tensor
+Calls = tuple[
+    tuple[Callable[..., torch.Tensor], tuple[Any, ...]], ...
+]  # functions, with their arguments after the tensor
 
 
 @dataclass(frozen=True)
@@ -60,7 +71,9 @@ def as_ordered(x: torch.Tensor, nan_is_largest: bool) -> torch.Tensor:
     """Convert floats to integers of the same order; NaN becomes the largest integer, or the smallest."""
     limits = torch.iinfo(ORDERED[x.dtype])
     bits = x.contiguous().view(ORDERED[x.dtype])
-    ordered = torch.where(bits < 0, bits ^ limits.max, bits)  # the larger bits of two negative numbers are the smaller number
+    ordered = torch.where(
+        bits < 0, bits ^ limits.max, bits
+    )  # the larger bits of two negative numbers are the smaller number
     return torch.where(x.isnan(), limits.max if nan_is_largest else limits.min, ordered)
 
 

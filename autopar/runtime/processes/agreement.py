@@ -1,9 +1,9 @@
-"""Agreement: all ranks make the same calls, in the same order, on tensors of the same shapes; and what is one value on the
-mesh is one value.
+"""Agreement: all ranks make the same calls, in the same order, on tensors of the same shapes; and what is one value on
+the mesh is one value.
 
 Ranks that do not would meet in collectives that do not belong together, and some of these give wrong sums without an
-error. So with each forward and each backward a digest of all that was called so far goes round, with checksums of what the
-ranks bring along, while the step computes; they are compared before the step's first collective.
+error. So with each forward and each backward a digest of all that was called so far goes round, with checksums of what
+the ranks bring along, while the step computes; they are compared before the step's first collective.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ class Agreement:
         """
         self._history.update(call.encode())
         count = self._seen[kind or call] = self._seen.get(kind or call, 0) + 1
-        look = count <= FIRST or (sum(b.piece.nbytes for b in brought) <= SMALL and all(b.piece.device.type == "cpu" for b in brought))
+        look = count <= FIRST or (
+            sum(b.piece.nbytes for b in brought) <= SMALL and all(b.piece.device.type == "cpu" for b in brought)
+        )
         own = torch.zeros(1 + 2 * KINDS, dtype=torch.float64)
         own[0], own[1] = int.from_bytes(self._history.digest(), "little"), fact
         groups: dict[tuple[str, ...], list[Brought]] = {}
@@ -120,14 +122,25 @@ class Agreement:
         if len({digest for digest, _ in ranks}) == 1:
             return
         every = [one for _, one in ranks]
-        differing = [name for name in dict.fromkeys(name for one in every for name in one) if len({one.get(name) for one in every}) > 1]
+        differing = [
+            name
+            for name in dict.fromkeys(name for one in every for name in one)
+            if len({one.get(name) for one in every}) > 1
+        ]
         if differing:
             self._begin_anew()
-            shown = [f"\n    {name}: " + ", ".join(f"{one.get(name, 'not read')} on rank {rank}" for rank, one in enumerate(every)) for name in differing[:10]]
-            raise RuntimeError(f"forward reads values that differ between the ranks{''.join(shown)}\n  set them alike on all ranks")
+            shown = [
+                f"\n    {name}: "
+                + ", ".join(f"{one.get(name, 'not read')} on rank {rank}" for rank, one in enumerate(every))
+                for name in differing[:10]
+            ]
+            raise RuntimeError(
+                f"forward reads values that differ between the ranks{''.join(shown)}\n  set them alike on all ranks"
+            )
 
     def finish(self) -> None:
-        """Wait for the others' calls, unless that was done. What is refused is refused on all ranks, and they may go on with calls that are alike.
+        """Wait for the others' calls, unless that was done. What is refused is refused on all ranks, and they may go on
+        with calls that are alike.
 
         Raises:
             RuntimeError: a rank makes another call, or brings other values of what is one; ranks and calls are told.
@@ -156,14 +169,22 @@ class Agreement:
             ranks.setdefault(one, []).append(rank)
         told = "".join(f"\n    {_ranks(some)}: {one}" for one, some in ranks.items())
         if len(ranks) == 1:
-            raise RuntimeError(f"the ranks have not made the same calls before this one{told}\n  let all ranks call forward and backward alike, also in the last step")
+            raise RuntimeError(
+                f"the ranks have not made the same calls before this one{told}\n  let all ranks call forward and "
+                f"backward alike, also in the last step"
+            )
         raise RuntimeError(
-            f"the ranks make different calls{told}\n  let all ranks call forward and backward alike, in the same mode, with the same options, learning rates and optimizer states, with tensors of the same shapes: "
-            f"with inputs=\"global\" the same batch, with inputs=\"local\" pieces that differ in the number of rows alone"
+            f"the ranks make different calls{told}\n  let all ranks call forward and backward alike, in the same "
+            f"mode, with the same options, learning rates and optimizer states, with tensors of the same shapes: "
+            f'with inputs="global" the same batch, with inputs="local" pieces that differ in the number of rows alone'
         )
 
 
-current_op.register(Agreement.finish.__code__, {Agreement.finish.__code__.co_firstlineno: "the comparison of the ranks' calls"}, is_call=True)
+current_op.register(
+    Agreement.finish.__code__,
+    {Agreement.finish.__code__.co_firstlineno: "the comparison of the ranks' calls"},
+    is_call=True,
+)
 
 
 def _checksum(pieces: Sequence[torch.Tensor]) -> tuple[float, float]:
@@ -186,12 +207,12 @@ def other_values(names: Sequence[str], axes: tuple[str, ...], a: int, b: int, me
     what, at = ", ".join(names), mesh.coordinates(a)
     said = f"ranks {a} and {b} bring different values of {what}, which are one on the mesh"
     if not axes:
-        return f"{said}\n  let all ranks have the same (the same batch, sampled with one seed), or pass pieces with inputs=\"local\""
+        return f'{said}\n  let all ranks have the same (the same batch, sampled with one seed), or pass pieces with inputs="local"'
     piece = " ".join(f"{axis}={at[axis]}" for axis in axes)
     axis = axes[0]
     return (
-        f"{said}: both hold the piece at {piece}\n  let them have the same: a DistributedSampler takes num_replicas={mesh.sizes[axis]} "
-        f"and rank=mesh.coordinates(rank)[{axis!r}]"
+        f"{said}: both hold the piece at {piece}\n  let them have the same: a DistributedSampler takes "
+        f"num_replicas={mesh.sizes[axis]} and rank=mesh.coordinates(rank)[{axis!r}]"
     )
 
 

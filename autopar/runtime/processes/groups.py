@@ -28,8 +28,8 @@ class ProcessGroups:
     """The process groups that autopar has made since ``init_process_group``, and how many users each of them has.
 
     Every rank makes and closes all groups in one order, also groups that it is no member of. So all ranks know which
-    groups exist, and agree on which ones to make and to close. The default group and the groups of a ``DeviceMesh`` that
-    the user has made belong to the user: they are used, and never closed.
+    groups exist, and agree on which ones to make and to close. The default group and the groups of a ``DeviceMesh``
+    that the user has made belong to the user: they are used, and never closed.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,9 @@ class ProcessGroups:
         for key in keys:
             if key not in self._groups:
                 backend = "gloo" if purpose in ON_THE_HOST else None
-                self._groups[key] = distributed.new_group(list(key[1]), backend=backend, use_local_synchronization=False)
+                self._groups[key] = distributed.new_group(
+                    list(key[1]), backend=backend, use_local_synchronization=False
+                )
         self._users.update(keys)
         taken += keys
         return next(self._groups[key] for key in keys if rank in key[1])
@@ -70,11 +72,14 @@ class ProcessGroups:
         """torch's mesh of the same ranks, with shared groups. All ranks call it alike. ``taken`` is as in ``take``."""
         whole = self._whole_world(device_type)
         ranks = distributed.get_world_size()
-        groups = [whole if size == ranks else self.take(DATA, groups_over(mesh, (axis,)), taken) for axis, size in mesh.axes]
+        groups = [
+            whole if size == ranks else self.take(DATA, groups_over(mesh, (axis,)), taken) for axis, size in mesh.axes
+        ]
         return device_mesh_of(mesh, device_type, groups)
 
     def _whole_world(self, device_type: str) -> distributed.ProcessGroup:
-        """The group of all ranks that torch uses for such devices: the default group, where that has a backend for them.
+        """The group of all ranks that torch uses for such devices: the default group, where that has a backend for
+        them.
 
         It chooses this process's device, too, where neither the user nor the launcher has.
         """

@@ -72,7 +72,10 @@ def job_of(mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | None, tim
     groups, taken = process_groups(), list[Key]()
     control = groups.take(CONTROL, [tuple(sorted(mesh.ranks))], taken)
     try:  # else ranks that give different meshes would wait for each other, each in another collective
-        _agree(Agreement(control, mesh), f"parallelize on {mesh!r} of {device.type}" + ", given as a DeviceMesh" * (device_mesh is not None))
+        _agree(
+            Agreement(control, mesh),
+            f"parallelize on {mesh!r} of {device.type}" + ", given as a DeviceMesh" * (device_mesh is not None),
+        )
         jobs, key = _worlds[0].jobs, (mesh, device.type, device_mesh)
         if key not in jobs:
             jobs[key] = _join(mesh, device, device_mesh)
@@ -83,7 +86,8 @@ def job_of(mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | None, tim
 
 @dataclass
 class _World:
-    """What was made in one initialisation of the processes: a job for each mesh, and one watch, with the time-out of the first."""
+    """What was made in one initialisation of the processes: a job for each mesh, and one watch, with the time-out of
+    the first."""
 
     group: distributed.ProcessGroup | None
     watch: Watch | None
@@ -124,13 +128,16 @@ def _join(mesh: Mesh, device: torch.device, theirs: DeviceMesh | None) -> Job:
     control = groups.take(CONTROL, [tuple(sorted(mesh.ranks))], taken)
     device_mesh = theirs or groups.device_mesh(mesh, device.type, taken)
     if device_mesh.device_type != "cpu":
-        device = torch.device(device_mesh.device_type, torch.get_device_module(device_mesh.device_type).current_device())
+        device = torch.device(
+            device_mesh.device_type, torch.get_device_module(device_mesh.device_type).current_device()
+        )
     names = groups_of(mesh, device_mesh, groups, taken)
     return Job(distributed.get_rank(), device_mesh, names, device, control, tuple(taken), theirs is None)
 
 
 def groups_of(mesh: Mesh, device_mesh: DeviceMesh, groups: ProcessGroups, taken: list[Key]) -> dict[Ranks, str]:
-    """The names of the groups of this rank along each axis, and along several as one. All ranks make all groups, in one order.
+    """The names of the groups of this rank along each axis, and along several as one. All ranks make all groups, in one
+    order.
 
     Args:
         device_mesh: torch's mesh of the same ranks, whose groups are those along one axis.
@@ -173,8 +180,8 @@ class Membership:
     def close(self) -> None:
         """Give the job back. All ranks call it; a second time does nothing.
 
-        It waits for the other ranks, but not while an exception is handled: another rank may be inside a collective that
-        this one never comes to. Then the groups end with the process.
+        It waits for the other ranks, but not while an exception is handled: another rank may be inside a collective
+        that this one never comes to. Then the groups end with the process.
 
         Raises:
             RuntimeError: a rank makes another call. The model is closed on no rank then.
@@ -189,7 +196,8 @@ class Membership:
 
 
 def _initialize(device: torch.device, timeout: float) -> None:
-    """As ``init_process_group`` under torchrun. Groups wait longer than the watch does, which says more than they do."""
+    """As ``init_process_group`` under torchrun. Groups wait longer than the watch does, which says more than they
+    do."""
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     backend = "gloo" if device.type == "cpu" else None
@@ -200,6 +208,7 @@ def _check_size(mesh: Mesh, processes: int) -> None:
     if mesh.size != processes or sorted(mesh.ranks) != list(range(processes)):
         ranks = "" if mesh.ranks == tuple(range(mesh.size)) else f", {' '.join(map(str, mesh.ranks))}"
         raise ValueError(
-            f"the mesh ({mesh}) has {mesh.size} rank{'s' * (mesh.size != 1)}{ranks}, and there {'is' if processes == 1 else 'are'} {processes} "
-            f"process{'es' * (processes != 1)}; start one for each, as with torchrun --nproc-per-node {mesh.size}, or give a mesh of {processes}"
+            f"the mesh ({mesh}) has {mesh.size} rank{'s' * (mesh.size != 1)}{ranks}, and there "
+            f"{'is' if processes == 1 else 'are'} {processes} process{'es' * (processes != 1)}; start one for each, "
+            f"as with torchrun --nproc-per-node {mesh.size}, or give a mesh of {processes}"
         )

@@ -91,7 +91,9 @@ def launch(
         except ChildFailedError as error:
             failure = _failed(error, dist.PrefixStore(PREFIX, store))
         except SignalException as error:
-            failure = LaunchError(f"autopar: {error.sigval.name} came; all ranks have been ended", status=128 + error.sigval)
+            failure = LaunchError(
+                f"autopar: {error.sigval.name} came; all ranks have been ended", status=128 + error.sigval
+            )
     if failure is not None:
         raise failure
 
@@ -123,7 +125,11 @@ def _failed(error: ChildFailedError, store: dist.Store) -> LaunchError:
     name = first.signal_name()
     how = f"was killed by {name}" if first.exitcode < 0 else f"exited with status {first.exitcode}"
     if verdict is not None:  # of the other ranks, which did not see how it went
-        text = verdict["text"].replace(f"rank {rank} {LOST}", f"rank {rank} {how}") if first.exitcode < 0 else verdict["text"]
+        text = (
+            verdict["text"].replace(f"rank {rank} {LOST}", f"rank {rank} {how}")
+            if first.exitcode < 0
+            else verdict["text"]
+        )
         return LaunchError(text, rank=rank, status=status)
     seen = ""
     if store.check([f"beat/{rank}"]):
@@ -138,13 +144,16 @@ def _refuse_used_port(endpoint: str) -> None:
     if not host or not port.isdigit() or not 0 <= int(port) < 2**16:
         raise LaunchError(f"the endpoint {endpoint!r} is not host:port, such as localhost:29500")
     try:
-        with socket.create_server((host.strip("[]"), int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+        with socket.create_server(
+            (host.strip("[]"), int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        ):
             return
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise LaunchError(f"nothing can listen on {endpoint} of this machine: {error.strerror or error}") from None
     raise LaunchError(
-        f"port {port} is in use, perhaps by another run; nothing was started\n  give another port, or no endpoint: a free port is found then"
+        f"port {port} is in use, perhaps by another run; nothing was started\n  give another port, or no endpoint: a "
+        f"free port is found then"
     )
 
 

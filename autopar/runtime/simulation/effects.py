@@ -1,4 +1,5 @@
-"""Define what each transfer does to the pieces of the ranks: simulation runs these functions, and processes must match them."""
+"""Define what each transfer does to the pieces of the ranks: simulation runs these functions, and processes must match
+them."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ def neutral(op: str, dtype: torch.dtype) -> Any:
 
 
 def pending_piece(x: torch.Tensor, arguments: Arguments, at: Mapping[str, int]) -> torch.Tensor:
-    """Return a rank's piece of a value that becomes pending: the value, its part among neutral elements, or neutral elements alone."""
+    """Return a rank's piece of a value that becomes pending: the value, its part among neutral elements, or neutral
+    elements alone."""
     op, index = arguments.get("op", "sum"), at[arguments["axis"]]
     if arguments.get("dim") is None:
         return x if index == 0 or op not in ("sum", "prod") else torch.full_like(x, neutral(op, x.dtype))
@@ -84,8 +86,13 @@ def _pend(x: torch.Tensor, arguments: Arguments, position: RankPosition) -> torc
     return pending_piece(x, arguments, position.at)
 
 
-def _all_gather(xs: list[torch.Tensor], arguments_by_rank: list[Arguments], positions: list[RankPosition]) -> list[torch.Tensor]:
-    whole = torch.cat([_in_parts(x, arguments) for x, arguments in zip(xs, arguments_by_rank, strict=True)], dim=arguments_by_rank[0]["dim"])
+def _all_gather(
+    xs: list[torch.Tensor], arguments_by_rank: list[Arguments], positions: list[RankPosition]
+) -> list[torch.Tensor]:
+    whole = torch.cat(
+        [_in_parts(x, arguments) for x, arguments in zip(xs, arguments_by_rank, strict=True)],
+        dim=arguments_by_rank[0]["dim"],
+    )
     return [_result(whole, _local_shape(transfers.all_gather, xs[0], arguments_by_rank[0], {}))] * len(xs)
 
 
@@ -97,27 +104,41 @@ def _reduced(xs: list[torch.Tensor], arguments_by_rank: list[Arguments]) -> torc
     return functools.reduce(_REDUCE[op], xs).to(dtype)
 
 
-def _all_reduce(xs: list[torch.Tensor], arguments_by_rank: list[Arguments], positions: list[RankPosition]) -> list[torch.Tensor]:
+def _all_reduce(
+    xs: list[torch.Tensor], arguments_by_rank: list[Arguments], positions: list[RankPosition]
+) -> list[torch.Tensor]:
     return [_reduced(xs, arguments_by_rank)] * len(xs)
 
 
-def _reduce_scatter(xs: list[torch.Tensor], arguments_by_rank: list[Arguments], positions: list[RankPosition]) -> list[torch.Tensor]:
+def _reduce_scatter(
+    xs: list[torch.Tensor], arguments_by_rank: list[Arguments], positions: list[RankPosition]
+) -> list[torch.Tensor]:
     arguments = arguments_by_rank[0]
     pieces = _in_parts(_reduced(xs, arguments_by_rank), arguments).split(list(arguments["sizes"]), dim=arguments["dim"])
     shapes = [_local_shape(transfers.reduce_scatter, xs[0], arguments, {arguments["axis"]: k}) for k in range(len(xs))]
     return [_result(piece, shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
-def _all_to_all(xs: list[torch.Tensor], arguments_by_rank: list[Arguments], positions: list[RankPosition]) -> list[torch.Tensor]:
+def _all_to_all(
+    xs: list[torch.Tensor], arguments_by_rank: list[Arguments], positions: list[RankPosition]
+) -> list[torch.Tensor]:
     arguments = arguments_by_rank[0]
-    rows = [_in_parts(x, arguments).split(list(arguments["new_sizes"]), dim=arguments["target"]) for x, arguments in zip(xs, arguments_by_rank, strict=True)]
+    rows = [
+        _in_parts(x, arguments).split(list(arguments["new_sizes"]), dim=arguments["target"])
+        for x, arguments in zip(xs, arguments_by_rank, strict=True)
+    ]
     columns = [torch.cat(column, dim=arguments["source"]) for column in zip(*rows, strict=True)]
     shapes = [_local_shape(transfers.all_to_all, xs[0], arguments, {arguments["axis"]: k}) for k in range(len(xs))]
     return [_result(column, shape) for column, shape in zip(columns, shapes, strict=True)]
 
 
-def _redistribute(xs: list[torch.Tensor], arguments_by_rank: list[Arguments], positions: list[RankPosition]) -> list[torch.Tensor]:
-    plans = [packing(transfers.Ends.of(arguments, position.meshes), position.rank, arguments.get("kept", ())) for arguments, position in zip(arguments_by_rank, positions, strict=True)]
+def _redistribute(
+    xs: list[torch.Tensor], arguments_by_rank: list[Arguments], positions: list[RankPosition]
+) -> list[torch.Tensor]:
+    plans = [
+        packing(transfers.Ends.of(arguments, position.meshes), position.rank, arguments.get("kept", ()))
+        for arguments, position in zip(arguments_by_rank, positions, strict=True)
+    ]
     sent = {
         (position.rank, receiver): take(x, places)
         for position, x, plan in zip(positions, xs, plans, strict=True)
@@ -130,7 +151,8 @@ def _redistribute(xs: list[torch.Tensor], arguments_by_rank: list[Arguments], po
 
 
 def place_along(arguments: Arguments, at: Mapping[str, int], mesh: Mesh) -> int:
-    """Return the index of a rank's piece along the axes of a transfer; ranks that differ only along other axes have the same index."""
+    """Return the index of a rank's piece along the axes of a transfer; ranks that differ only along other axes have the
+    same index."""
     place = 0
     for axis in transfers.axes_of(arguments["axis"]):
         place = place * mesh.sizes[axis] + at[axis]
@@ -141,9 +163,13 @@ LOCAL: dict[Any, Callable[..., torch.Tensor]] = {
     transfers.slice: _slice,
     transfers.pend: _pend,
     transfers.cast: lambda x, arguments, position: x.to(arguments["dtype"]),
-    transfers.fold_in: lambda x, arguments, position: folded(x, place_along(arguments, position.at, position.meshes[arguments.get("stage")])),
+    transfers.fold_in: lambda x, arguments, position: folded(
+        x, place_along(arguments, position.at, position.meshes[arguments.get("stage")])
+    ),
     transfers.wait: lambda x, arguments, position: x,
-    transfers.redistribute: lambda x, arguments, position: _redistribute([x], [arguments], [position])[0],  # only if nothing is sent
+    transfers.redistribute: lambda x, arguments, position: _redistribute([x], [arguments], [position])[
+        0
+    ],  # only if nothing is sent
 }
 
 COLLECTIVE: dict[Any, Callable[..., list[torch.Tensor]]] = {

@@ -76,7 +76,9 @@ def _instruction(program: Program, node: fx.Node) -> Instruction:
     if node.op == "get_attr":
         constant = program.constants[str(node.target)]
         if constant.tensor is None:
-            raise SimulationError(f"the constant {node.name} was read from a dump by its hash; its values are not known")
+            raise SimulationError(
+                f"the constant {node.name} was read from a dump by its hash; its values are not known"
+            )
         return Instruction(node.name, node, constant.tensor.clone, (), {})
     args, kwargs = (fx.map_arg(a, lambda n: _Name(n.name)) for a in (node.args, dict(node.kwargs)))
     row = transfers.BY_FUNCTION.get(node.target)
@@ -85,16 +87,35 @@ def _instruction(program: Program, node: fx.Node) -> Instruction:
     arguments = transfers.arguments(node.target, args, kwargs)
     if node.target in (transfers.send, transfers.recv):
         type = record_of(node).type
-        return Instruction(node.name, node, node.target, (args[0],), {"arguments": arguments, "dtype": type.dtype}, BETWEEN)  # type: ignore[union-attr]
+        return Instruction(
+            node.name, node, node.target, (args[0],), {"arguments": arguments, "dtype": type.dtype}, BETWEEN
+        )  # type: ignore[union-attr]
     if row.collective and arguments["axis"]:
-        return Instruction(node.name, node, COLLECTIVE[node.target], (args[0],), {"arguments": arguments}, arguments["axis"], arguments.get("stage"))
-    return Instruction(node.name, node, LOCAL[node.target], (args[0],), {"arguments": arguments}, None, arguments.get("stage"))
+        return Instruction(
+            node.name,
+            node,
+            COLLECTIVE[node.target],
+            (args[0],),
+            {"arguments": arguments},
+            arguments["axis"],
+            arguments.get("stage"),
+        )
+    return Instruction(
+        node.name, node, LOCAL[node.target], (args[0],), {"arguments": arguments}, None, arguments.get("stage")
+    )
 
 
 def line_of(program: Program, node: fx.Node) -> str:
-    """Describe an op for an error: its line, the user's line, and the call's arguments from which its indices are computed."""
+    """Describe an op for an error: its line, the user's line, and the call's arguments from which its indices are
+    computed."""
     record = record_of(node)
-    sources = {name_of(source) for value in operands(node) if _is_index(value) and value.op != "placeholder" for source in behind([value]) if _is_input(source)}
+    sources = {
+        name_of(source)
+        for value in operands(node)
+        if _is_index(value) and value.op != "placeholder"
+        for source in behind([value])
+        if _is_input(source)
+    }
     suffix = f"   of {', '.join(sorted(sources))}" if sources else ""
     return f"{print_node(program, node).strip()}   {at_line(record.source, record.module).strip()}{suffix}"
 
@@ -186,7 +207,9 @@ def _meet(meshes: Meshes, waiting: dict[int, Arrival]) -> dict[int, Any]:
                     f"    rank {member}: {other.name} = {other.node.format_node()}"
                 )
         positions = [RankPosition(meshes, member, mesh.coordinates(member)) for member in group]
-        results = first.function([a.operand for a in arrivals], [a.instruction.kwargs["arguments"] for a in arrivals], positions)
+        results = first.function(
+            [a.operand for a in arrivals], [a.instruction.kwargs["arguments"] for a in arrivals], positions
+        )
         ready.update(zip(group, results, strict=True))
     return ready
 
@@ -195,14 +218,18 @@ def _packing(meshes: Meshes, rank: int, step: Instruction) -> Packing:
     return packing(transfers.Ends.of(step.kwargs["arguments"], meshes), rank)
 
 
-def _post(meshes: Meshes, rank: int, arrival: Arrival, mail: dict[tuple[int, int], deque[tuple[str, torch.Tensor]]]) -> None:
+def _post(
+    meshes: Meshes, rank: int, arrival: Arrival, mail: dict[tuple[int, int], deque[tuple[str, torch.Tensor]]]
+) -> None:
     """Send the boxes of a rank in an exchange between stages."""
     step = arrival.instruction
     for receiver, places in _packing(meshes, rank, step).sends:
         mail.setdefault((rank, receiver), deque()).append((step.name, take(arrival.operand, places)))
 
 
-def _deliver(meshes: Meshes, waiting: dict[int, Arrival], mail: dict[tuple[int, int], deque[tuple[str, torch.Tensor]]]) -> dict[int, Any]:
+def _deliver(
+    meshes: Meshes, waiting: dict[int, Arrival], mail: dict[tuple[int, int], deque[tuple[str, torch.Tensor]]]
+) -> dict[int, Any]:
     """Finish the exchanges between stages whose boxes have all arrived."""
     ready: dict[int, Any] = {}
     for rank, arrival in list(waiting.items()):

@@ -17,7 +17,8 @@ def check(tasks: Mapping[int, Sequence[Task]], channels: Iterable[Channels] = AL
     """Check the tasks of all ranks, given by rank. Linear in their number.
 
     Args:
-        channels: the channels on which the ranks must finish; without any, only the order of collectives and messages is checked.
+        channels: the channels on which the ranks must finish; without any, only the order of collectives and messages
+            is checked.
 
     Raises:
         ChannelError: collectives or messages do not fit together, or ranks wait for each other for ever.
@@ -33,7 +34,9 @@ def check_tasks(tasks: Mapping[int, Sequence[Task]], channels: Iterable[Channels
     collectives: dict[Ranks, dict[int, list[Collective]]] = defaultdict(lambda: defaultdict(list))
     sends: dict[tuple[int, int], list[Send]] = defaultdict(list)
     receives: dict[tuple[int, int], list[Receive]] = defaultdict(list)
-    steps = functools.cache(lambda together: {rank: _steps(tasks_of_rank, together) for rank, tasks_of_rank in tasks.items()})
+    steps = functools.cache(
+        lambda together: {rank: _steps(tasks_of_rank, together) for rank, tasks_of_rank in tasks.items()}
+    )
     for rank, tasks_of_rank in steps(False).items():
         for (task,) in tasks_of_rank:
             if isinstance(task, Collective):
@@ -78,7 +81,10 @@ def _check_collectives(collectives: Mapping[Ranks, Mapping[int, list[Collective]
             raise ChannelError(f"{some_ranks(ranks)} are no group: a rank is given twice")
         for rank, tasks in runs.items():
             if rank not in ranks:
-                raise ChannelError(f"rank {rank} runs a collective of a group it is not in:\n{_line(rank, tasks[0], lines)}remove it from this rank")
+                raise ChannelError(
+                    f"rank {rank} runs a collective of a group it is not in:\n{_line(rank, tasks[0], lines)}remove it "
+                    f"from this rank"
+                )
         first, *others = ranks
         expected = runs.get(first, [])
         for other in others:
@@ -95,19 +101,31 @@ def _check_messages(sends: Mapping[tuple[int, int], list[Send]], receives: Mappi
         sender, receiver = pair
         sent, received = sends.get(pair, []), receives.get(pair, [])
         if sender == receiver:
-            raise ChannelError(f"a rank exchanges a message with itself:\n{_line(sender, (sent or received)[0], lines)}use the value without one")
+            raise ChannelError(
+                f"a rank exchanges a message with itself:\n{_line(sender, (sent or received)[0], lines)}use the value "
+                f"without one"
+            )
         if [s.value for s in sent] != [r.value for r in received]:
-            raise _different(f"message {{}} from rank {sender} to rank {receiver}", (sender, sent), (receiver, received), lines)
+            raise _different(
+                f"message {{}} from rank {sender} to rank {receiver}", (sender, sent), (receiver, received), lines
+            )
         for number, (s, r) in enumerate(zip(sent, received, strict=True), 1):
             if s.bytes != r.bytes and s.bytes is not None and r.bytes is not None:
                 raise ChannelError(
                     f"a message has {s.bytes} bytes where it is sent and {r.bytes} where it is received:\n"
                     f"{_line(sender, s, lines)}{_line(receiver, r, lines)}give both ends the same shape and dtype"
                 )
-            _check_payloads(f"message {number} from rank {sender} to rank {receiver}", (sender, s), (receiver, r), lines)
+            _check_payloads(
+                f"message {number} from rank {sender} to rank {receiver}", (sender, s), (receiver, r), lines
+            )
 
 
-def _check_payloads(where: str, first_task: tuple[int, Collective | Send | Receive], second_task: tuple[int, Collective | Send | Receive], lines: Lines) -> None:
+def _check_payloads(
+    where: str,
+    first_task: tuple[int, Collective | Send | Receive],
+    second_task: tuple[int, Collective | Send | Receive],
+    lines: Lines,
+) -> None:
     """Check that both tasks have the same payload, if both have one."""
     (first, left_task), (second, right_task) = first_task, second_task
     if not left_task.payload or not right_task.payload or left_task.payload == right_task.payload:
@@ -115,18 +133,25 @@ def _check_payloads(where: str, first_task: tuple[int, Collective | Send | Recei
     left, right = dict(left_task.payload), dict(right_task.payload)
     key = next(key for key in {**left, **right} if left.get(key) != right.get(key))
     raise ChannelError(
-        f"{where} has another {key} on rank {second} than on rank {first}:\n{_line(first, left_task, lines)}{_line(second, right_task, lines)}"
-        f"the {key} is {left.get(key, 'not there')} on rank {first} and {right.get(key, 'not there')} on rank {second}; give both ranks the same {key}"
+        f"{where} has another {key} on rank {second} than on rank "
+        f"{first}:\n{_line(first, left_task, lines)}{_line(second, right_task, lines)}the {key} is "
+        f"{left.get(key, 'not there')} on rank {first} and {right.get(key, 'not there')} on rank {second}; give both "
+        f"ranks the same {key}"
     )
 
 
 def _different(where: str, left: RankTasks, right: RankTasks, lines: Lines) -> ChannelError:
-    """Return an error about the first difference of two sequences that must be equal, and whether a task is missing there."""
+    """Return an error about the first difference of two sequences that must be equal, and whether a task is missing
+    there."""
     keys = [[_key(task) for task in tasks] for _, tasks in (left, right)]
     place = next((i for i, (a, b) in enumerate(zip(*keys, strict=False)) if a != b), min(map(len, keys)))
     quoted, uneven = "", {}
     for rank, tasks in (left, right):
-        quoted += _line(rank, tasks[place], lines) if place < len(tasks) else f"  rank {rank}: {'no more' if tasks else 'none at all'}\n"
+        quoted += (
+            _line(rank, tasks[place], lines)
+            if place < len(tasks)
+            else f"  rank {rank}: {'no more' if tasks else 'none at all'}\n"
+        )
         for key in map(_key, tasks[place : place + 1]):
             left_count, right_count = (rank_keys.count(key) for rank_keys in keys)
             if left_count != right_count:
@@ -152,7 +177,8 @@ def _deadlock(run: Run, finished: Sequence[Channels], lines: Lines) -> ChannelEr
     others = f"on {', '.join(model.name for model in finished)} channels they finish; " if finished else ""
     remedy = ONE_ORDER if all(isinstance(task, Collective) for _, task in cycle) else run.channels.remedy
     return ChannelError(
-        f"ranks wait for each other for ever on {run.channels.name} channels ({run.channels.about}):\n{waits}{others}{remedy}"
+        f"ranks wait for each other for ever on {run.channels.name} channels "
+        f"({run.channels.about}):\n{waits}{others}{remedy}"
     )
 
 

@@ -1,9 +1,10 @@
-"""Describe the payload of a transfer in a local program: the facts on which all members of a group, or both ends of a message, must agree.
+"""Describe the payload of a transfer in a local program: the facts on which all members of a group, or both ends of a
+message, must agree.
 
     y : f32[16 256] = all_gather(h, 1, tp, sizes=[128, 128])   →   dtype f32 · dim 1 · piece sizes [128 128] · shape [16 256]
 
-Pieces of different ranks may differ in size. So the shape in the payload is that of the whole value, and each rank's own
-piece is compared with the size that the members state for it.
+Pieces of different ranks may differ in size. So the shape in the payload is that of the whole value, and each rank's
+own piece is compared with the size that the members state for it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from autopar.ir import transfers
 from autopar.ir.record import DTYPE_NAMES, TensorType
 
 Payload = tuple[tuple[str, str], ...]  # (name, value), for comparison and for errors
-Piece = tuple[int, tuple[int, ...], str]  # the size of the rank's piece, the stated sizes of all members, and their axis
+Piece = tuple[
+    int, tuple[int, ...], str
+]  # the size of the rank's piece, the stated sizes of all members, and their axis
 
 # transfer → (name in an error, argument, default)
 AGREED: dict[Any, tuple[tuple[str, str, Any], ...]] = {
@@ -28,14 +31,19 @@ AGREED: dict[Any, tuple[tuple[str, str, Any], ...]] = {
     transfers.redistribute: tuple((name, name, None) for name in ("axis", "kept")),
 }  # fmt: skip
 ENDS = (("source splits", "source"), ("source parts", "source_parts"), ("splits", "splits"), ("parts", "parts"))
-JOINED = {transfers.all_gather: "dim", transfers.all_to_all: "source"}  # the argument with the dim along which pieces are concatenated
+JOINED = {
+    transfers.all_gather: "dim",
+    transfers.all_to_all: "source",
+}  # the argument with the dim along which pieces are concatenated
 
 
 def payload_of(function: Any, arguments: Mapping[str, Any], operand: TensorType) -> Payload:
     """Return the facts on which all members of a collective must agree."""
     facts = [("dtype", DTYPE_NAMES[operand.dtype])]
     if function in (transfers.all_reduce, transfers.reduce_scatter):
-        facts.append(("dtype of the reduction", DTYPE_NAMES[transfers.reduced_as(arguments.get("op", "sum"), operand.dtype)]))
+        facts.append(
+            ("dtype of the reduction", DTYPE_NAMES[transfers.reduced_as(arguments.get("op", "sum"), operand.dtype)])
+        )
     facts += [(label, _text(arguments.get(name, default))) for label, name, default in AGREED[function]]
     if function is transfers.redistribute:
         return (*facts, *_ends(arguments))

@@ -47,13 +47,19 @@ def check_programs(programs: Mapping[int, Program], channels: Iterable[Channels]
     by_rank = dict(programs)
     for rank, program in by_rank.items():
         if (actual := _rank_of(program)) != rank:
-            raise ChannelError(f"the program given as that of rank {rank} is at {program.coordinates}, which is rank {actual}")
+            raise ChannelError(
+                f"the program given as that of rank {rank} is at {program.coordinates}, which is rank {actual}"
+            )
     walks = {id(program.graph): walk for program, walk in _by_graph(by_rank.values())}
-    uneven = {graph: [item for item in walk if item.piece and len(set(item.piece[1])) > 1] for graph, walk in walks.items()}
+    uneven = {
+        graph: [item for item in walk if item.piece and len(set(item.piece[1])) > 1] for graph, walk in walks.items()
+    }
     looked_at = set[int]()
     for rank, program in by_rank.items():
         walk = walks[id(program.graph)]
-        if id(program.graph) in looked_at:  # this graph is checked; only pieces of different sizes differ between its ranks
+        if (
+            id(program.graph) in looked_at
+        ):  # this graph is checked; only pieces of different sizes differ between its ranks
             walk = uneven[id(program.graph)]
         looked_at.add(id(program.graph))
         _check_pieces(rank, program, walk)
@@ -72,8 +78,8 @@ def creation_order(programs: Iterable[Program]) -> list[Ranks]:
     """Return the groups that the local programs need, in one order, in which all ranks may create them.
 
     A job makes every group of its mesh beforehand. Stages are meshes of their own, whose groups follow from the
-    programs. The order depends only on the graphs, not on the ranks of the programs: if all ranks share a graph, a rank may call
-    this with its own program. Groups of one rank are left out.
+    programs. The order depends only on the graphs, not on the ranks of the programs: if all ranks share a graph, a rank
+    may call this with its own program. Groups of one rank are left out.
     """
     groups: set[Ranks] = set()
     for program, walk in _by_graph(programs):
@@ -115,7 +121,10 @@ def _walk(program: Program) -> list[_Communication]:
             if axis is not None:
                 operand = record_of(node.args[0]).type  # type: ignore[arg-type]
                 assert isinstance(operand, TensorType)
-                payload, piece = payload_of(row.function, arguments, operand), piece_of(row.function, arguments, operand)
+                payload, piece = (
+                    payload_of(row.function, arguments, operand),
+                    piece_of(row.function, arguments, operand),
+                )
             item = _Communication(node.name, row.name, place, node if axis is None else None, payload, piece)
             phases[record_of(node).phase].append(item)
     return [item for phase in phases.values() for item in phase]
@@ -129,7 +138,10 @@ def _alike(programs: Mapping[int, Program], walks: Sequence[Sequence[_Communicat
         all(other == first for other in others)
         and all(other == meshes for other in more)
         and not any(other.node for other in first)
-        and all(stage in meshes and programs.keys() == set(meshes[stage].ranks) for stage in {other.place[0] for other in first})
+        and all(
+            stage in meshes and programs.keys() == set(meshes[stage].ranks)
+            for stage in {other.place[0] for other in first}
+        )
     )
 
 
@@ -172,9 +184,14 @@ def _check_pieces(rank: int, program: Program, walk: Sequence[_Communication]) -
             size, sizes, axis = item.piece
             place = program.coordinates_on(item.place[0])[axis]
             if place >= len(sizes) or sizes[place] != size:
-                stated = f"that it is {sizes[place]} long" if place < len(sizes) else f"the sizes of {len(sizes)} pieces alone"
+                stated = (
+                    f"that it is {sizes[place]} long"
+                    if place < len(sizes)
+                    else f"the sizes of {len(sizes)} pieces alone"
+                )
                 raise ChannelError(
-                    f"the piece of rank {rank} is {size} long, but the collective says {stated}:\n  rank {rank}: {_quoted(program, item.value)}\n"
+                    f"the piece of rank {rank} is {size} long, but the collective says {stated}:\n  rank {rank}: "
+                    f"{_quoted(program, item.value)}\n"
                     f"list the actual size of each member's piece"
                 )
 
@@ -185,7 +202,9 @@ def _group(program: Program, rank: int, item: _Communication) -> Ranks:
         return program.meshes[stage].group(rank, axis)
     except (KeyError, ValueError) as error:
         why = f"there is no stage {stage!r}" if isinstance(error, KeyError) else str(error)
-        raise ChannelError(f"rank {rank} cannot take part in a collective:\n  {_quoted(program, item.value)}\n{why}") from None
+        raise ChannelError(
+            f"rank {rank} cannot take part in a collective:\n  {_quoted(program, item.value)}\n{why}"
+        ) from None
 
 
 def _rank_of(program: Program) -> int:

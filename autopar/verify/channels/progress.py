@@ -22,8 +22,9 @@ class _Pair:
 class Run:
     """A run of all ranks until each has finished or waits for ever; ``blocked`` lists those that wait.
 
-    No rank chooses between tasks, so an event that is possible stays possible until it happens. One run therefore decides for all
-    orders of events (the ranks are a marked graph: Commoner, Holt, Even, Pnueli, "Marked directed graphs", 1971).
+    No rank chooses between tasks, so an event that is possible stays possible until it happens. One run therefore
+    decides for all orders of events (the ranks are a marked graph: Commoner, Holt, Even, Pnueli, "Marked directed
+    graphs", 1971).
     """
 
     def __init__(self, steps: Mapping[int, Sequence[Step]], channels: Channels) -> None:
@@ -68,7 +69,8 @@ class Run:
         return (sender, pair.sent - sent), (receiver, pair.received - received)
 
     def cycle(self) -> list[tuple[int, Collective | Send | Receive]]:
-        """Return ranks that wait for each other in a cycle, each for the next and the last for the first, with the tasks they wait in."""
+        """Return ranks that wait for each other in a cycle, each for the next and the last for the first, with the
+        tasks they wait in."""
         waits: dict[int, Collective | Send | Receive] = {}
         rank = self.blocked[0]
         while rank not in waits:
@@ -87,7 +89,9 @@ class Run:
         for message in reversed(step):  # the last messages of each pair are the unfinished ones
             pair = self.pairs[_ends(rank, message)]
             posted[_ends(rank, message)] += 1
-            if posted[_ends(rank, message)] <= (pair.sends - pair.sent if isinstance(message, Send) else pair.receives - pair.received):
+            if posted[_ends(rank, message)] <= (
+                pair.sends - pair.sent if isinstance(message, Send) else pair.receives - pair.received
+            ):
                 task = message
         return task, task.to if isinstance(task, Send) else task.source
 

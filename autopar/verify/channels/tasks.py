@@ -10,8 +10,8 @@ Ranks = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """An op that all ``ranks``, in the order of their group, run together. ``payload`` has facts (name, value) that must agree on all
-    ranks; it is compared where it is given."""
+    """An op that all ``ranks``, in the order of their group, run together. ``payload`` has facts (name, value) that
+    must agree on all ranks; it is compared where it is given."""
 
     value: str
     op: str
@@ -50,7 +50,8 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Messages that are posted together, as by ``batch_isend_irecv``. The group has finished when all its messages have."""
+    """Messages that are posted together, as by ``batch_isend_irecv``. The group has finished when all its messages
+    have."""
 
     tasks: tuple[Send | Receive, ...]
 
@@ -64,7 +65,8 @@ class Channels:
     """The rule that decides when a message is done.
 
     Attributes:
-        capacity: a send to a rank waits while so many messages are unreceived there; 0: until it is received, ``None``: never.
+        capacity: a send to a rank waits while so many messages are unreceived there; 0: until it is received, ``None``:
+            never.
         together: whether the messages of a group are posted together, and not one after the other.
         about: what a send waits for, in words.
         remedy: what to do if ranks wait for ever.
@@ -81,7 +83,8 @@ class Channels:
         return -math.inf if self.capacity is None else -self.capacity, not self.together
 
     def looser(self, other: Channels) -> bool:
-        """Return whether all programs that finish on ``other`` finish on these channels: more room and earlier posts block nobody."""
+        """Return whether all programs that finish on ``other`` finish on these channels: more room and earlier posts
+        block nobody."""
         return all(a <= b for a, b in zip(self.strictness, other.strictness, strict=True))
 
 
@@ -94,13 +97,18 @@ def buffered(k: int) -> Channels:
 
 
 ASYNCHRONOUS = Channels("asynchronous", None, True, "only receives wait", "send earlier what another rank waits for")
-GROUPED = Channels("grouped", 0, True, "both ends of a message wait for each other, and all of a group are posted together",
+GROUPED = Channels("grouped", 0, True, "both ends of a message wait for each other, and all of a group are posted "
+                                       "together",
                    "put messages that cross into one group, on each rank")  # fmt: skip
-BLOCKING = Channels("blocking", 0, False, "both ends of a message wait for each other, and a rank does one after the other",
-                    "put the messages of all ranks into one order, or group those that cross and post groups together")  # fmt: skip
+BLOCKING = Channels("blocking", 0, False, "both ends of a message wait for each other, and a rank does one after the "
+                                          "other",
+                    "put the messages of all ranks into one order, or group those that cross and post groups "
+                    "together")  # fmt: skip
 ALL = (ASYNCHRONOUS, buffered(1), GROUPED, BLOCKING)
 
 
 def some_ranks(ranks: Ranks) -> str:
-    shown = " ".join(map(str, ranks)) if len(ranks) <= 8 else f"{ranks[0]} {ranks[1]} … {ranks[-1]} ({len(ranks)} in all)"
+    shown = (
+        " ".join(map(str, ranks)) if len(ranks) <= 8 else f"{ranks[0]} {ranks[1]} … {ranks[-1]} ({len(ranks)} in all)"
+    )
     return f"ranks {shown}"

@@ -25,7 +25,12 @@ def test_placeholders_have_roles_and_the_users_names() -> None:
     program = capture(Language(), (torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, 3, dtype=torch.long))).program
     rows = [(n.name, record_of(n).role, record_of(n).name) for n in program.placeholders]
     assert rows[0] == ("embed_weight", "param", "embed.weight")
-    assert rows[-4:] == [("ids", "input", ""), ("labels", "input", ""), ("d_loss", "tangent", ""), ("d_logits", "tangent", "")]
+    assert rows[-4:] == [
+        ("ids", "input", ""),
+        ("labels", "input", ""),
+        ("d_loss", "tangent", ""),
+        ("d_logits", "tangent", ""),
+    ]
 
 
 def test_module_paths_and_source_lines() -> None:
@@ -101,7 +106,9 @@ class Everything(nn.Module):
 
 def test_structures_in_and_out() -> None:
     x, extra = torch.randn(5, 4, dtype=d), [torch.randn(4, dtype=d), torch.randn(5, 1, dtype=d)]
-    parallel = check_equal(Everything().double(), Mesh(dp=2), {"inner.weight": (None, "dp")}, (x,), {"scale": 3.0, "more": extra})
+    parallel = check_equal(
+        Everything().double(), Mesh(dp=2), {"inner.weight": (None, "dp")}, (x,), {"scale": 3.0, "more": extra}
+    )
     text = str(parallel.program)
     assert "  return [add_2, None, (x, {'k': 3, 'why': \"it's\", 'mask': gt}), inner_weight]\n" in text
     assert "constant((0.0, 1.0, 2.0, 3.0))" in text
@@ -189,7 +196,9 @@ def test_nothing_fake_stays_in_the_program() -> None:
 def test_a_model_on_meta_is_captured_without_memory() -> None:
     with torch.device("meta"):
         model, x = Block(2**14, 2**16), torch.randn(2**10, 2**14)
-    parallel = autopar.parallelize(model, Mesh(dp=4, tp=8), {"*.up.weight": ("tp",), "*.down.weight": (None, "tp")}, example=(x,))
+    parallel = autopar.parallelize(
+        model, Mesh(dp=4, tp=8), {"*.up.weight": ("tp",), "*.down.weight": (None, "tp")}, example=(x,)
+    )
     assert "f32[1024/dp 65536/tp]" in str(parallel.program)
 
 

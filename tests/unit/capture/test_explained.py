@@ -47,7 +47,9 @@ def experts(x: torch.Tensor) -> torch.Tensor:
 
 def selective(x: torch.Tensor) -> torch.Tensor:
     kept = functools.partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, [torch.ops.aten.tanh.default])
-    return torch.utils.checkpoint.checkpoint(lambda x: torch.tanh(x).mul_(2) * x, x, use_reentrant=False, context_fn=kept)
+    return torch.utils.checkpoint.checkpoint(
+        lambda x: torch.tanh(x).mul_(2) * x, x, use_reentrant=False, context_fn=kept
+    )
 
 
 CASES = {
@@ -75,9 +77,15 @@ def test_errors_of_torch_in_the_users_words(piece: str) -> None:
 @pytest.mark.parametrize(
     ("function", "remedy"),
     [
-        (lambda x: x * torch.cov(x).sum(), "  write it as a product of what is left of the rows without their means, divided by their length less the correction"),
-        (lambda x: torch.nn.functional.ctc_loss(x.log_softmax(1)[:, None], torch.ones(1, 2).long(), (4,), (2,)),
-         "  return what goes into it from forward, and take the loss of that afterwards"),
+        (
+            lambda x: x * torch.cov(x).sum(),
+            "  write it as a product of what is left of the rows without their means, divided by their length less "
+            "the correction",
+        ),
+        (
+            lambda x: torch.nn.functional.ctc_loss(x.log_softmax(1)[:, None], torch.ones(1, 2).long(), (4,), (2,)),
+            "  return what goes into it from forward, and take the loss of that afterwards",
+        ),
         (lambda x: x[x > 0], "  keep the choice inside the graph with torch.where, or move it out of forward"),
     ],
 )
@@ -90,7 +98,10 @@ def test_values_that_are_read(function: Callable[[torch.Tensor], torch.Tensor], 
 @pytest.mark.parametrize("mesh", [Mesh(dp=2), Mesh(tp=2)])
 def test_sparse_gradients(mesh: Mesh) -> None:
     model = nn.Embedding(8, 4, sparse=True)
-    with pytest.raises(CaptureError, match=r"makes a sparse tensor, which has no pieces\n.*\n  make it dense: .* sparse=False in an embedding"):
+    with pytest.raises(
+        CaptureError,
+        match=r"makes a sparse tensor, which has no pieces\n.*\n  make it dense: .* sparse=False in an embedding",
+    ):
         autopar.parallelize(model, mesh, example=(torch.arange(4),))
     with torch.no_grad():
         autopar.parallelize(model, mesh, example=(torch.arange(4),))
@@ -103,7 +114,11 @@ def test_an_assignment_to_data() -> None:
         x.data = x.data * 2
         return x
 
-    with pytest.raises(CaptureError, match=r"forward assigns to \.data, .*\n    test_explained.py:\d+  x.data = x.data \* 2\n  give the value another"):
+    with pytest.raises(
+        CaptureError,
+        match=r"forward assigns to \.data, .*\n    test_explained.py:\d+  x.data = x.data \* 2\n  give the value "
+        r"another",
+    ):
         autopar.parallelize(Apply(assign), Mesh(dp=2), example=(x,))
     y = x.clone()
     y.data = torch.zeros(2)
@@ -124,7 +139,11 @@ class Copying(nn.Module):
 
 
 def test_a_write_is_told_where_it_is() -> None:
-    with pytest.raises(CaptureError, match=r"writes into the parameter layer.bias, .*\n    test_explained.py:\d+  self.layer.bias\[:4\].copy_\(middle\[:4\]\)"):
+    with pytest.raises(
+        CaptureError,
+        match=r"writes into the parameter layer.bias, .*\n    test_explained.py:\d+  "
+        r"self.layer.bias\[:4\].copy_\(middle\[:4\]\)",
+    ):
         autopar.parallelize(Copying(), Mesh(dp=2), example=(x,))
 
 
@@ -162,7 +181,9 @@ def test_classes_that_are_none(model: nn.Module, wrong: int) -> None:
     right = torch.tensor([0, 3, 1, 2])
     parallel = autopar.parallelize(model, Mesh(dp=2), example=(right,))
     assert torch.equal(parallel.simulate(right), one_hot(right, 4))
-    with pytest.raises(RuntimeError, match="class values are not all between 0 and 3, as one_hot of 4 classes needs them"):
+    with pytest.raises(
+        RuntimeError, match="class values are not all between 0 and 3, as one_hot of 4 classes needs them"
+    ):
         parallel.simulate(torch.tensor([0, wrong, 1, 2]))
     with pytest.raises(RuntimeError, match="Class values must be"):  # it is torch's own again
         model(torch.tensor([0, wrong, 1, 2]))
@@ -195,13 +216,17 @@ def straight(z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="errors take notes from 3.11 on")
 @pytest.mark.filterwarnings("ignore:Using a target size")
 @pytest.mark.parametrize(("loss", "target", "message", "line", "module"), [
-    (straight, torch.randn(6, 3), "must match the size of tensor b (3)", "return nn.functional.mse_loss(z, y)", "the root"),
+    (straight, torch.randn(6, 3), "must match the size of tensor b "
+                                  "(3)", "return nn.functional.mse_loss(z, y)", "the root"),
     (nn.MSELoss(), torch.randn(6, 3), "must match the size of tensor b (3)", "return self.loss(z, y)", "loss"),
     (nn.BCEWithLogitsLoss(), torch.rand(6, 3), "must be the same as input size", "return self.loss(z, y)", "loss"),
-    (nn.CrossEntropyLoss(), torch.zeros(5, dtype=torch.int64), "Expected input batch_size (6) to match target batch_size (5)", "return self.loss(z, y)", "loss"),
+    (nn.CrossEntropyLoss(), torch.zeros(5, dtype=torch.int64), "Expected input batch_size (6) to match target "
+                                                               "batch_size (5)", "return self.loss(z, y)", "loss"),
 ], ids=["function", "mse", "bce", "cross-entropy"])  # fmt: skip
 @pytest.mark.parametrize("step", [False, True], ids=["call", "step"])
-def test_a_target_of_a_wrong_shape(loss: Any, target: torch.Tensor, message: str, line: str, module: str, step: bool) -> None:
+def test_a_target_of_a_wrong_shape(
+    loss: Any, target: torch.Tensor, message: str, line: str, module: str, step: bool
+) -> None:
     """torch refuses it before it calls an op: the line is that of the loss, and not of the op before."""
     parallel = autopar.parallelize(Loss(loss), Mesh(dp=2))
     with pytest.raises((RuntimeError, ValueError), match=re.escape(message)) as caught:

@@ -47,28 +47,44 @@ def test_arguments_buffers_parameters_and_attributes(kind: str) -> None:
     make, remedy = TENSORS[kind]
     name = kind.partition(",")[0]
     model = Apply(torch.tanh)
-    with pytest.raises(CaptureError, match=f"^argument x is a {name} tensor, which has no pieces\n  {re.escape(remedy)}$"):
+    with pytest.raises(
+        CaptureError, match=f"^argument x is a {name} tensor, which has no pieces\n  {re.escape(remedy)}$"
+    ):
         autopar.parallelize(model, MESH).capture(make())
     model.register_buffer("table", make())
-    with pytest.raises(CaptureError, match=f"^the buffer table is a {name} tensor, which has no pieces\n  {re.escape(remedy)}$"):
+    with pytest.raises(
+        CaptureError, match=f"^the buffer table is a {name} tensor, which has no pieces\n  {re.escape(remedy)}$"
+    ):
         autopar.parallelize(model, MESH)
     kept = make()
-    with pytest.raises(CaptureError, match=f"a {name.partition('_')[0]} tensor, which has no pieces\n    test_not_dense.py:.*\n  {re.escape(remedy)}$"):
+    with pytest.raises(
+        CaptureError,
+        match=f"a {name.partition('_')[0]} tensor, which has no pieces\n    test_not_dense.py:.*\n  "
+        f"{re.escape(remedy)}$",
+    ):
         autopar.parallelize(Apply(lambda x: x + kept.clone().sum()), MESH, example=(x,))
 
 
 def test_a_parameter() -> None:
     model = Apply(torch.tanh)
     model.table = nn.Parameter(torch.eye(4).to_sparse())
-    with pytest.raises(CaptureError, match=f"^the parameter table is a sparse_coo tensor, which has no pieces\n  {re.escape(SPARSE)}$"):
+    with pytest.raises(
+        CaptureError, match=f"^the parameter table is a sparse_coo tensor, which has no pieces\n  {re.escape(SPARSE)}$"
+    ):
         autopar.parallelize(model, MESH)
 
 
 MADE: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
     "nested_tensor": (lambda x: torch.nested.nested_tensor([x[0], x[1, :2]]).to_padded_tensor(0.0), NESTED),
     "as_nested_tensor": (lambda x: torch.nested.as_nested_tensor([x[0], x[1, :2]]).to_padded_tensor(0.0), NESTED),
-    "jagged": (lambda x: torch.nested.as_nested_tensor([x[0], x[1, :2]], layout=torch.jagged).to_padded_tensor(0.0), NESTED),
-    "from_jagged": (lambda x: torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 2, 8])).to_padded_tensor(0.0), NESTED),
+    "jagged": (
+        lambda x: torch.nested.as_nested_tensor([x[0], x[1, :2]], layout=torch.jagged).to_padded_tensor(0.0),
+        NESTED,
+    ),
+    "from_jagged": (
+        lambda x: torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 2, 8])).to_padded_tensor(0.0),
+        NESTED,
+    ),
     "to_sparse": (lambda x: x.to_sparse().to_dense(), SPARSE),
     "to_sparse_csr": (lambda x: x.to_sparse_csr().to_dense(), SPARSE),
     "quantize": (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize(), QUANTIZED),
@@ -79,7 +95,10 @@ MADE: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
 @pytest.mark.parametrize("function", MADE)
 def test_made_in_forward(function: str) -> None:
     make, remedy = MADE[function]
-    with pytest.raises(CaptureError, match=f"which has no pieces\n    test_not_dense.py:.*{function.removeprefix('as_')}.*\n  {re.escape(remedy)}$"):
+    with pytest.raises(
+        CaptureError,
+        match=f"which has no pieces\n    test_not_dense.py:.*{function.removeprefix('as_')}.*\n  {re.escape(remedy)}$",
+    ):
         autopar.parallelize(Apply(make), MESH, example=(x,))
 
 

@@ -20,7 +20,9 @@ MODELS = {"llama": lambda: llama(layers=2), "gpt2": gpt2, "bert": bert}
 
 def known(program: Program, phase: str, paths: set[str]) -> float:
     """The share of a phase's call nodes that have a line and a path of the model."""
-    records = [record_of(node) for node in program.nodes if node.op == "call_function" and record_of(node).phase == phase]
+    records = [
+        record_of(node) for node in program.nodes if node.op == "call_function" and record_of(node).phase == phase
+    ]
     return sum(bool(r.source) and r.module in paths for r in records) / len(records)
 
 

@@ -37,7 +37,9 @@ def test_what_it_saves_it_loads(policy: str, tmp_path: Path) -> None:
         assert [(t.kind, t.stage, t.batch) for _, r, t in loaded.tasks() if r == 1] == [
             (t.kind, t.stage, t.batch) for _, r, t in build(policy, 2, 3).tasks() if r == 1
         ]
-        status, out, _ = asked(str(path), "--forward", "3", "--transfer", "0.5", *(["--recompute"] if suffix == "csv" else []))
+        status, out, _ = asked(
+            str(path), "--forward", "3", "--transfer", "0.5", *(["--recompute"] if suffix == "csv" else [])
+        )
         assert status == 0 and "on 2 ranks" in out
 
 
@@ -48,8 +50,15 @@ def test_it_draws_and_traces(tmp_path: Path) -> None:
 
 
 def test_it_optimises() -> None:
-    status, out, _ = asked("optimised", "--forward", "2,2,2,3", "--backward", "2,2,2,3", "--transfer", "0.2", "--limit", "5")
-    assert status == 0 and "lower bound" in out and "best fixed   zb-h1: 66.2, 1.015 times as long" in out and "of  5 5 5 5" in out
+    status, out, _ = asked(
+        "optimised", "--forward", "2,2,2,3", "--backward", "2,2,2,3", "--transfer", "0.2", "--limit", "5"
+    )
+    assert (
+        status == 0
+        and "lower bound" in out
+        and "best fixed   zb-h1: 66.2, 1.015 times as long" in out
+        and "of  5 5 5 5" in out
+    )
 
 
 def test_it_optimises_the_longest_span() -> None:
@@ -99,5 +108,7 @@ def test_a_wrong_file_is_told_with_its_place(tmp_path: Path, capsys: pytest.Capt
 
 def test_the_options_and_their_defaults_are_those_of_the_request() -> None:
     status, out, _ = asked("--help")
-    assert status == 0 and all(f"--{name}" in out for name in ("ranks", "batches", "chunks", "forward", "boundary", "draw", "trace", "save"))
+    assert status == 0 and all(
+        f"--{name}" in out for name in ("ranks", "batches", "chunks", "forward", "boundary", "draw", "trace", "save")
+    )
     assert all(name in out for name in POLICIES)

@@ -35,7 +35,8 @@ EXCHANGES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "redist
 
 # -- the forms ---------------------------------------------------------------------------------------------------------
 
-# by hand: n=24, p=6 on one node for the flat forms (a=2, b=3); k=3, m=2 for those of two levels (a_i=2, b_i=3, a_e=5, b_e=7)
+# by hand: n=24, p=6 on one node for the flat forms (a=2, b=3); k=3, m=2 for those of two levels (a_i=2, b_i=3, a_e=5,
+# b_e=7)
 EXAMPLES = {
     ("all_reduce", "ring"): 2 * 5 * 2 + 2 * 5 / 6 * 24 * 3,
     ("all_reduce", "doubling"): 3 * (2 + 24 * 3),
@@ -47,7 +48,10 @@ EXAMPLES = {
     ("reduce_scatter", "ring"): 5 * 2 + 20 * 3,
     ("reduce_scatter", "halving"): 3 * 2 + 20 * 3,
     ("reduce_scatter", "two-level"): 2 * 2 + 16 * 3 + 1 * 5 + 4 * 7,
-    ("all_to_all", "pairwise"): 2 * 2 + 3 * 5 + 8 * 3 + 12 * 7,  # two peers on the node, three elsewhere, four bytes each
+    ("all_to_all", "pairwise"): 2 * 2
+    + 3 * 5
+    + 8 * 3
+    + 12 * 7,  # two peers on the node, three elsewhere, four bytes each
     ("all_to_all", "bruck"): 3 * (2 + 12 * 3),
     ("all_to_all", "two-level"): 2 * 2 + 16 * 3 + 1 * 5 + 12 * 7,
     ("redistribute", "pairwise"): 5 * 2 + 24 * 3,
@@ -109,7 +113,9 @@ def test_bytes_are_counted_once() -> None:
     n, p = 10**9, 4
     assert price("all_reduce", n, p, PLAIN) / n == pytest.approx(2 * 3 / 4, rel=1e-6)
     assert price("all_to_all", n, p, PLAIN) / n == pytest.approx(3 / 4, rel=1e-6)
-    assert price("all_gather", n, p, PLAIN) + price("reduce_scatter", n, p, PLAIN) == pytest.approx(price("all_reduce", n, p, PLAIN))
+    assert price("all_gather", n, p, PLAIN) + price("reduce_scatter", n, p, PLAIN) == pytest.approx(
+        price("all_reduce", n, p, PLAIN)
+    )
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
@@ -124,7 +130,9 @@ def test_two_levels_are_for_several_nodes_with_a_slow_network(name: str) -> None
         inside = replace(PLAIN, ranks_per_node=64, outside=Link(0.0, 1e9))
         assert algorithm(name, 10**6, ranks, inside) != "two-level"
         assert algorithm(name, 10**6, ranks, PLAIN, shape=(ranks, 1)) != "two-level"
-        assert np.isinf(_candidates(name, 10**6, ranks, PLAIN, (ranks, 1))[-1])  # on one node it would be a ring, but for rounding
+        assert np.isinf(
+            _candidates(name, 10**6, ranks, PLAIN, (ranks, 1))[-1]
+        )  # on one node it would be a ring, but for rounding
     assert price(name, 10**6, 64, PLAIN, shape=(1, 64)) == flat() == flat(shape=(1, 64))
 
 
@@ -156,7 +164,8 @@ def test_a_price_is_monotone(name: str, of: str, n: int, more: int, p: int, othe
 @pytest.mark.parametrize("of", MACHINES)
 @pytest.mark.parametrize("name", FORMS)
 def test_no_step_goes_down(name: str, of: str) -> None:
-    """From one number of ranks to the next, and from one size to the next; with nothing to send, or nobody to send to."""
+    """From one number of ranks to the next, and from one size to the next; with nothing to send, or nobody to send
+    to."""
     one = MACHINES[of]
     table = price(name, 2.0 ** np.arange(36)[:, None], np.arange(1, 200), one)
     assert np.all(np.diff(table, axis=0) >= 0) and np.all(np.diff(table, axis=1) >= 0)
@@ -169,7 +178,12 @@ def test_no_step_goes_down(name: str, of: str) -> None:
 
 
 @quick
-@given(st.sampled_from(sorted(FORMS)), st.sampled_from(sorted(MACHINES)), st.lists(sizes, min_size=1, max_size=4), st.lists(counts, min_size=1, max_size=4))
+@given(
+    st.sampled_from(sorted(FORMS)),
+    st.sampled_from(sorted(MACHINES)),
+    st.lists(sizes, min_size=1, max_size=4),
+    st.lists(counts, min_size=1, max_size=4),
+)
 def test_arrays_are_priced_as_numbers_are(name: str, of: str, n: list[int], p: list[int]) -> None:
     table = price(name, np.array(n)[:, None], np.array(p), MACHINES[of])
     assert table.shape == (len(n), len(p))
@@ -194,18 +208,26 @@ def test_what_was_measured_is_the_price() -> None:
         assert MEASURED.fit("send").seconds(n).tolist() == pytest.approx(seconds)  # type: ignore[union-attr]
         assert algorithm(name, 10**6, 2, MEASURED) == "measured"
     for name in ("all_gather", "all_to_all"):
-        assert price(name, 10**9, 4, MEASURED) == pytest.approx(3 * (1e-4 + 4096 / 1e9) + 1.5)  # three messages for one, 3/4 for 1/2
+        assert price(name, 10**9, 4, MEASURED) == pytest.approx(
+            3 * (1e-4 + 4096 / 1e9) + 1.5
+        )  # three messages for one, 3/4 for 1/2
         assert price(name, 0, 3, MEASURED) == pytest.approx(2 * 3e-4)
-    assert price("redistribute", 10**9, 2, MEASURED) == pytest.approx(1e-4 + 4096 / 1e9 + 2)  # all of it travels, not half
+    assert price("redistribute", 10**9, 2, MEASURED) == pytest.approx(
+        1e-4 + 4096 / 1e9 + 2
+    )  # all of it travels, not half
 
 
 def test_only_what_was_measured_is() -> None:
     part = MACHINES["in part"]
-    assert algorithm("all_reduce", 10**6, 4, part) == "measured" and algorithm("all_gather", 10**6, 4, part) == "doubling"
+    assert (
+        algorithm("all_reduce", 10**6, 4, part) == "measured" and algorithm("all_gather", 10**6, 4, part) == "doubling"
+    )
     assert price("all_gather", 10**6, 4, part) == price("all_gather", 10**6, 4, replace(part, measured=()))
     slow = replace(PLAIN, measured=(Measured("all_reduce", 2, 1e9, 0.0, 1.0, 0.0),))
     assert price("all_reduce", 1, 9, slow) == price("all_reduce", 1, 4, slow) == 3e9  # no less than on a full node
-    assert algorithm("all_reduce", 1, 5, PLAIN) == algorithm("all_reduce", 1, 5, replace(part, inside=PLAIN.inside, outside=PLAIN.outside))
+    assert algorithm("all_reduce", 1, 5, PLAIN) == algorithm(
+        "all_reduce", 1, 5, replace(part, inside=PLAIN.inside, outside=PLAIN.outside)
+    )
 
 
 # -- refused -----------------------------------------------------------------------------------------------------------
@@ -220,8 +242,20 @@ def test_only_what_was_measured_is() -> None:
         ("send", float("nan"), 2, None, "send: bytes are ≥ 0, not nan"),
         ("send", 1, 0, None, "send: ranks are ≥ 1, not 0"),
         ("send", [1, 2], [2, 0], None, "send: ranks are ≥ 1, not [2, 0]"),
-        ("all_reduce", 1, 5, (2, 2), "all_reduce: 5 ranks do not fit on nodes of the shape (2, 2), (ranks on a node, nodes)"),
-        ("all_reduce", 1, 2, (4, 1), "all_reduce: 2 ranks do not fit on nodes of the shape (4, 1), (ranks on a node, nodes)"),
+        (
+            "all_reduce",
+            1,
+            5,
+            (2, 2),
+            "all_reduce: 5 ranks do not fit on nodes of the shape (2, 2), (ranks on a node, nodes)",
+        ),
+        (
+            "all_reduce",
+            1,
+            2,
+            (4, 1),
+            "all_reduce: 2 ranks do not fit on nodes of the shape (4, 1), (ranks on a node, nodes)",
+        ),
     ],
 )
 def test_what_has_no_price(name: str, bytes: int, ranks: int, shape: tuple[int, int] | None, text: str) -> None:
@@ -251,28 +285,47 @@ def test_the_shapes_of_the_groups_of_a_mesh() -> None:
         group_shapes(mesh, ("pp",), 8)
 
 
-def value(mesh: Mesh, *axes: object, shape: tuple[int, ...] = (24, 64), dtype: torch.dtype = torch.float32, **more: object) -> TensorType:
+def value(
+    mesh: Mesh, *axes: object, shape: tuple[int, ...] = (24, 64), dtype: torch.dtype = torch.float32, **more: object
+) -> TensorType:
     return TensorType(shape, dtype, Layout(mesh, DistAttr.split(*axes, **more)))  # type: ignore[arg-type]
 
 
 def paid(function: object, operand: TensorType, /, **given: object) -> float:
-    meshes = {"s1": Mesh(dp=2, tp=2, ranks=[4, 5, 6, 7], name="s1"), "s0": Mesh(dp=2, tp=2, ranks=[0, 2, 1, 3], name="s0")}
+    meshes = {
+        "s1": Mesh(dp=2, tp=2, ranks=[4, 5, 6, 7], name="s1"),
+        "s0": Mesh(dp=2, tp=2, ranks=[0, 2, 1, 3], name="s0"),
+    }
     result = transfers.BY_FUNCTION[function].infer(operand, given, meshes)  # type: ignore[index]
     return step_price(function, operand, given, result, PLAIN)  # type: ignore[arg-type]
 
 
 def test_the_price_of_a_transfer_on_a_mesh() -> None:
     mesh, whole = Mesh(dp=2, tp=2), 24 * 64 * 4
-    assert paid(transfers.all_reduce, value(mesh, None, None, pending=["tp"]), axis="tp") == price("all_reduce", whole, 2, PLAIN)
-    assert paid(transfers.all_reduce, value(mesh, "dp", None, pending=["tp"]), axis="tp") == price("all_reduce", whole / 2, 2, PLAIN)
+    assert paid(transfers.all_reduce, value(mesh, None, None, pending=["tp"]), axis="tp") == price(
+        "all_reduce", whole, 2, PLAIN
+    )
+    assert paid(transfers.all_reduce, value(mesh, "dp", None, pending=["tp"]), axis="tp") == price(
+        "all_reduce", whole / 2, 2, PLAIN
+    )
     both = value(mesh, None, None, pending=["dp", "tp"])
     assert paid(transfers.all_reduce, both, axis=("dp", "tp")) == price("all_reduce", whole, 4, PLAIN)
-    assert paid(transfers.all_gather, value(mesh, "dp", "tp"), dim=0, axis="dp") == price("all_gather", whole / 2, 2, PLAIN)
-    assert paid(transfers.reduce_scatter, value(mesh, None, None, pending=["tp"]), dim=0, axis="tp") == price("reduce_scatter", whole, 2, PLAIN)
-    assert paid(transfers.all_to_all, value(mesh, "tp", None), source=0, target=1, axis="tp") == price("all_to_all", whole / 2, 2, PLAIN)
-    assert paid(transfers.slice, value(mesh, None, None), dim=0, axis="tp") == price("slice", whole, 2, PLAIN)  # half is read, and written
+    assert paid(transfers.all_gather, value(mesh, "dp", "tp"), dim=0, axis="dp") == price(
+        "all_gather", whole / 2, 2, PLAIN
+    )
+    assert paid(transfers.reduce_scatter, value(mesh, None, None, pending=["tp"]), dim=0, axis="tp") == price(
+        "reduce_scatter", whole, 2, PLAIN
+    )
+    assert paid(transfers.all_to_all, value(mesh, "tp", None), source=0, target=1, axis="tp") == price(
+        "all_to_all", whole / 2, 2, PLAIN
+    )
+    assert paid(transfers.slice, value(mesh, None, None), dim=0, axis="tp") == price(
+        "slice", whole, 2, PLAIN
+    )  # half is read, and written
     assert paid(transfers.pend, value(mesh, "dp", None), axis="tp") == price("pend", whole / 2, 2, PLAIN)
-    assert paid(transfers.cast, value(mesh, "dp", None), dtype=torch.bfloat16) == price("cast", whole / 2 * 1.5, 1, PLAIN)
+    assert paid(transfers.cast, value(mesh, "dp", None), dtype=torch.bfloat16) == price(
+        "cast", whole / 2 * 1.5, 1, PLAIN
+    )
     assert paid(transfers.wait, value(mesh, "dp", None)) == 0
     narrow = replace(value(mesh, None, None, pending=["tp"]), dtype=torch.int16)  # reduced as int32
     assert paid(transfers.all_reduce, narrow, axis="tp") == price("all_reduce", whole, 2, PLAIN)
@@ -284,9 +337,13 @@ def test_the_price_of_a_transfer_on_a_mesh() -> None:
 def test_uneven_pieces_are_priced_as_the_largest() -> None:
     mesh = Mesh(tp=4)
     for shape in ((5, 8), (6, 8), (8, 8)):  # pieces 2 2 1 0, 2 2 2 0, 2 2 2 2
-        assert paid(transfers.all_gather, value(mesh, "tp", None, shape=shape), dim=0, axis="tp") == price("all_gather", 4 * 2 * 8 * 4, 4, PLAIN)
+        assert paid(transfers.all_gather, value(mesh, "tp", None, shape=shape), dim=0, axis="tp") == price(
+            "all_gather", 4 * 2 * 8 * 4, 4, PLAIN
+        )
         source = value(mesh, None, None, shape=shape, pending=["tp"])
-        assert paid(transfers.reduce_scatter, source, dim=0, axis="tp") == price("reduce_scatter", 4 * 2 * 8 * 4, 4, PLAIN)
+        assert paid(transfers.reduce_scatter, source, dim=0, axis="tp") == price(
+            "reduce_scatter", 4 * 2 * 8 * 4, 4, PLAIN
+        )
 
 
 def test_a_group_pays_for_where_it_stands() -> None:
@@ -296,9 +353,15 @@ def test_a_group_pays_for_where_it_stands() -> None:
     assert near == price("all_reduce", whole, 4, PLAIN)
     assert far == price("all_reduce", whole, 2, PLAIN, shape=(1, 2)) > 5 * near
     uneven = paid(transfers.all_reduce, value(Mesh(dp=2, tp=3), None, None, pending=["tp"]), axis="tp")
-    assert uneven == price("all_reduce", whole, 3, PLAIN, shape=(2, 2)) > price("all_reduce", whole, 3, PLAIN, shape=(3, 1))
+    assert (
+        uneven
+        == price("all_reduce", whole, 3, PLAIN, shape=(2, 2))
+        > price("all_reduce", whole, 3, PLAIN, shape=(3, 1))
+    )
     there = value(Mesh(dp=2, tp=2, ranks=[0, 4, 1, 5]), "dp", "tp")
-    assert paid(transfers.redistribute, there, splits=(("tp",), ("dp",))) == price("redistribute", whole / 4, 2, PLAIN, shape=(1, 2))
+    assert paid(transfers.redistribute, there, splits=(("tp",), ("dp",))) == price(
+        "redistribute", whole / 4, 2, PLAIN, shape=(1, 2)
+    )
 
 
 @pytest.mark.parametrize(
@@ -317,16 +380,22 @@ def test_a_pending_value_is_exchanged_among_those_with_like_addends(ranks: list[
 def test_a_message_is_paid_once() -> None:
     source, whole = value(Mesh(dp=2, tp=2, ranks=[0, 1, 2, 3], name="s0"), "dp", "tp"), 24 * 64 * 4
     assert paid(transfers.send, source, stage="s1") == 0
-    assert paid(transfers.recv, source, stage="s1") == price("recv", whole / 4, 2, PLAIN, shape=(1, 2))  # ranks 4-7 are another node
+    assert paid(transfers.recv, source, stage="s1") == price(
+        "recv", whole / 4, 2, PLAIN, shape=(1, 2)
+    )  # ranks 4-7 are another node
     assert paid(transfers.recv, source, stage="s0") == price("recv", whole / 4, 2, PLAIN)
     gathered = paid(transfers.recv, source, stage="s1", splits=((), ()))  # each gets four pieces, from four ranks
     assert gathered == price("redistribute", whole, 5, PLAIN, shape=(1, 5))
     one = value(Mesh(dp=1, ranks=[0], name="one"), None, None)
-    assert paid(transfers.recv, one, stage="s1", splits=((), ())) == price("redistribute", 4 * whole, 5, PLAIN, shape=(1, 5))  # the sender has most
+    assert paid(transfers.recv, one, stage="s1", splits=((), ())) == price(
+        "redistribute", 4 * whole, 5, PLAIN, shape=(1, 5)
+    )  # the sender has most
 
 
 def test_a_value_without_a_layout_is_only_cast() -> None:
     bare = TensorType((4, 4), torch.float32)
-    assert step_price(transfers.cast, bare, {"dtype": torch.float64}, replace(bare, dtype=torch.float64), PLAIN) == price("cast", 64 + 128, 1, PLAIN)
+    assert step_price(
+        transfers.cast, bare, {"dtype": torch.float64}, replace(bare, dtype=torch.float64), PLAIN
+    ) == price("cast", 64 + 128, 1, PLAIN)
     with pytest.raises(ValueError, match=re.escape("all_reduce exchanges values on a mesh; TensorType(shape=(4, 4)")):
         step_price(transfers.all_reduce, bare, {"axis": "tp"}, bare, PLAIN)

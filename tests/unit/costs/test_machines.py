@@ -73,16 +73,34 @@ def test_the_figures_of_a_machine_are_of_its_kind(one: Machine) -> None:
 
 
 def test_no_machine_of_that_name() -> None:
-    with pytest.raises(ValueError, match=re.escape("there is no machine 'NVIDIA H100 PCI'; did you mean 'NVIDIA H100 PCIe'?")):
+    with pytest.raises(
+        ValueError, match=re.escape("there is no machine 'NVIDIA H100 PCI'; did you mean 'NVIDIA H100 PCIe'?")
+    ):
         machine("NVIDIA H100 PCI")
-    with pytest.raises(ValueError, match=re.escape("there is no machine 'abacus'; there are generic, cpu, Tesla V100-SXM2-16GB, ")):
+    with pytest.raises(
+        ValueError, match=re.escape("there is no machine 'abacus'; there are generic, cpu, Tesla V100-SXM2-16GB, ")
+    ):
         machine("abacus")
 
 
 # -- devices -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("device", ["NVIDIA A100", "NVIDIA A100-SXM4-160GB", "TPU v9", "cuda:99", "cuda:128", "cuda:255", "meta", "mps", "", torch.device("meta")])
+@pytest.mark.parametrize(
+    "device",
+    [
+        "NVIDIA A100",
+        "NVIDIA A100-SXM4-160GB",
+        "TPU v9",
+        "cuda:99",
+        "cuda:128",
+        "cuda:255",
+        "meta",
+        "mps",
+        "",
+        torch.device("meta"),
+    ],
+)
 def test_an_unknown_device_is_generic_and_named(device: torch.device | str) -> None:
     found = machine_of(device)
     assert found.name == "generic" and found.kind == "any"
@@ -143,20 +161,27 @@ BAD: list[tuple[tuple[str | int, ...], Any, str]] = [
     (("machines", 0, "outside"), 1e9, "machines[0].outside: an object is wanted, not 1000000000.0"),
     (("machines", 0, "inside", "latency"), -1e-6, "machines[0].inside.latency: a number ≥ 0 is wanted, not -1e-06"),
     (("machines", 0, "inside", "bandwidth"), 0, "machines[0].inside.bandwidth: a number > 0 is wanted, not 0"),
-    (("machines", 0, "memory", "bandwidth"), "fast", "machines[0].memory.bandwidth: a number > 0 is wanted, not 'fast'"),
-    (("machines", 0, "memory", "bandwidth"), float("nan"), "machines[0].memory.bandwidth: a number > 0 is wanted, not nan"),
-    (("machines", 0, "memory", "bandwidth"), float("inf"), "machines[0].memory.bandwidth: a number > 0 is wanted, not inf"),
-    (("machines", 0, "memory", "size"), 1, "machines[0].memory.size: there is no such field; there are latency, bandwidth"),
-    (("machines", 0, "peak", "f33"), 1e12, f"machines[0].peak.f33: there is no such field; there are {', '.join(DTYPES)}"),
+    (("machines", 0, "memory", "bandwidth"), "fast", "machines[0].memory.bandwidth: a number > 0 is wanted, not "
+                                                     "'fast'"),
+    (("machines", 0, "memory", "bandwidth"), float("nan"), "machines[0].memory.bandwidth: a number > 0 is wanted, not "
+                                                           "nan"),
+    (("machines", 0, "memory", "bandwidth"), float("inf"), "machines[0].memory.bandwidth: a number > 0 is wanted, not "
+                                                           "inf"),
+    (("machines", 0, "memory", "size"), 1, "machines[0].memory.size: there is no such field; there are latency, "
+                                           "bandwidth"),
+    (("machines", 0, "peak", "f33"), 1e12, f"machines[0].peak.f33: there is no such field; there are "
+                                           f"{', '.join(DTYPES)}"),
     (("machines", 0, "peak", "f32"), True, "machines[0].peak.f32: a number > 0 is wanted, not True"),
-    (("machines", 0, "measured", 1, "operation"), "broadcast", f"machines[0].measured[1].operation: 'broadcast' is none of {', '.join(MEASURABLE)}"),
+    (("machines", 0, "measured", 1, "operation"), "broadcast", f"machines[0].measured[1].operation: 'broadcast' is "
+                                                               f"none of {', '.join(MEASURABLE)}"),
     (("machines", 0, "measured", 1, "operation"), "all_reduce", "machines[0].measured: all_reduce is measured twice"),
     (("machines", 0, "measured", 0, "ranks"), 1, "machines[0].measured[0].ranks: an integer ≥ 2 is wanted, not 1"),
     (("machines", 0, "measured", 0, "half"), None, "machines[0].measured[0].half: missing"),
     (("machines", 0, "aliases"), "cpu", "machines[0].aliases: a list is wanted, not 'cpu'"),
     (("machines", 0, "aliases", 0), 1, "machines[0].aliases[0]: a string is wanted, not 1"),
     (("machines", 0, "aliases", 0), "my server", "machines[0]: the name 'my server' is given twice"),
-    (("machines", 0, "cores"), 2, "machines[0].cores: there is no such field; there are name, kind, ranks_per_node, inside, outside, "
+    (("machines", 0, "cores"), 2, "machines[0].cores: there is no such field; there are name, kind, ranks_per_node, "
+                                  "inside, outside, "
                                   "memory, peak, measured, aliases, source, note"),
 ]  # fmt: skip
 
@@ -224,7 +249,10 @@ def test_a_fit_finds_what_made_the_times(floor: float, fixed: float, bandwidth: 
     """Nearly so where there is no floor to be seen; and though one small size took eight times as long."""
     n = np.array(calibrate.SIZES)
     true = np.maximum(floor, fixed + n / bandwidth)
-    times = [(bytes, t * (8 if k == disturbed else 1)) for k, (bytes, t) in enumerate(zip(n.tolist(), true.tolist(), strict=True))]
+    times = [
+        (bytes, t * (8 if k == disturbed else 1))
+        for k, (bytes, t) in enumerate(zip(n.tolist(), true.tolist(), strict=True))
+    ]
     fit = calibrate.fitted("all_gather", 4, times)
     assert (fit.operation, fit.ranks) == ("all_gather", 4)
     assert fit.seconds(n) == pytest.approx(true, rel=1e-2)
@@ -244,7 +272,9 @@ def test_calibrate_writes_a_machine(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     calibrate.arguments(parser)
     path = tmp_path / "mine.json"
-    printed = calibrate.run(parser.parse_args(["--rounds", "2", "--sizes", "4", "4096", "1048576", "--write", str(path)]))
+    printed = calibrate.run(
+        parser.parse_args(["--rounds", "2", "--sizes", "4", "4096", "1048576", "--write", str(path)])
+    )
     one = Machine.load(path)
     assert machine_of("cpu", also=[one]) is one and one.note == "outside is not measured"
     assert tuple(fit.operation for fit in one.measured) == MEASURABLE and {fit.ranks for fit in one.measured} == {2}

@@ -108,14 +108,26 @@ def test_a_split_behind_the_first_part_is_several_runs() -> None:
     assert box_of(behind, (12,), 0) == (((0, 2), (4, 6), (8, 10)),)
     assert box_of(behind, (12,), 1) == (((2, 4), (6, 8), (10, 12)),)
     both = Layout(mesh, DistAttr((((3, ("dp",)), (4, ("tp",))),)))
-    assert [box_of(both, (12,), rank)[0] for rank in range(4)] == [((0, 2), (4, 6)), ((2, 4), (6, 8)), ((8, 10),), ((10, 12),)]
+    assert [box_of(both, (12,), rank)[0] for rank in range(4)] == [
+        ((0, 2), (4, 6)),
+        ((2, 4), (6, 8)),
+        ((8, 10),),
+        ((10, 12),),
+    ]
     two = Layout(mesh, DistAttr((((2, ()), (6, ("tp", "dp"))),)))
-    assert [box_of(two, (12,), rank)[0] for rank in range(4)] == [((0, 2), (6, 8)), ((3, 5), (9, 11)), ((2, 3), (8, 9)), ((5, 6), (11, 12))]
+    assert [box_of(two, (12,), rank)[0] for rank in range(4)] == [
+        ((0, 2), (6, 8)),
+        ((3, 5), (9, 11)),
+        ((2, 3), (8, 9)),
+        ((5, 6), (11, 12)),
+    ]
 
 
 def test_the_rank_and_not_its_place_decides() -> None:
     layout = Layout(Mesh(dp=2, tp=2, ranks=[0, 2, 1, 3]), DistAttr.split("dp", "tp"))
-    assert [box_of(layout, (2, 2), rank) for rank in (0, 2, 1, 3)] == [(((d, d + 1),), ((t, t + 1),)) for d in (0, 1) for t in (0, 1)]
+    assert [box_of(layout, (2, 2), rank) for rank in (0, 2, 1, 3)] == [
+        (((d, d + 1),), ((t, t + 1),)) for d in (0, 1) for t in (0, 1)
+    ]
 
 
 def test_a_value_without_dims_is_one_element() -> None:
@@ -139,7 +151,9 @@ def test_what_the_worst_rank_lacks(pair: tuple[Layout, Layout, tuple[int, ...]])
 # -- messages ------------------------------------------------------------------------------------------------------
 
 
-def check_messages(sent: Sequence[Message], own: dict[int, list[int]], needs: dict[int, list[int]], shape: tuple[int, ...]) -> None:
+def check_messages(
+    sent: Sequence[Message], own: dict[int, list[int]], needs: dict[int, list[int]], shape: tuple[int, ...]
+) -> None:
     """Each rank gets each element that it needs and lacks once, from one that holds it, and nothing else."""
     got: dict[int, list[int]] = defaultdict(list)
     for one in sent:
@@ -195,7 +209,12 @@ def test_messages_stay_where_a_value_is_pending(data: st.DataObject) -> None:
 
     def split_over_others() -> Layout:
         dims = data.draw(attrs(mesh, shape, pending=())).dims
-        return Layout(mesh, DistAttr(tuple(tuple((n, tuple(axis for axis in axes if axis not in kept)) for n, axes in dim) for dim in dims)))
+        return Layout(
+            mesh,
+            DistAttr(
+                tuple(tuple((n, tuple(axis for axis in axes if axis not in kept)) for n, axes in dim) for dim in dims)
+            ),
+        )
 
     source, target = split_over_others(), split_over_others()
     sent = messages(source, target, shape, kept)
@@ -235,7 +254,11 @@ def test_between_meshes_replicas_send_about_equal_shares(data: st.DataObject) ->
         replicas[tuple(numbers)].append(rank)
     for numbers, ranks in replicas.items():
         lacked = {rank: len(set(need) & set(numbers) - set(own.get(rank, ()))) for rank, need in needs.items()}
-        boxes = {rank: tuple(map(overlap, box_of(source, shape, ranks[0]), box_of(target, shape, rank))) for rank, n in lacked.items() if n}
+        boxes = {
+            rank: tuple(map(overlap, box_of(source, shape, ranks[0]), box_of(target, shape, rank)))
+            for rank, n in lacked.items()
+            if n
+        }
         row = max((volume(box) / max(map(count, box), default=1) for box in boxes.values()), default=0)
         assert max(load[rank] for rank in ranks) <= max(undivided[rank] for rank in ranks)
         if any(volume(box) >= 2 * least for box in boxes.values()):
@@ -252,7 +275,9 @@ def test_a_lone_receiver_is_served_by_all_replicas() -> None:
     source = Layout(Mesh({"r": 3}, name="s0"), DistAttr.replicated(2))
     target = Layout(Mesh({"one": 1}, ranks=[5], name="s1"), DistAttr.replicated(2))
     sent = messages(source, target, (2, 9), least=1)
-    assert [(one.sender, one.receiver, one.box) for one in sent] == [(r, 5, (((0, 2),), ((3 * r, 3 * r + 3),))) for r in range(3)]
+    assert [(one.sender, one.receiver, one.box) for one in sent] == [
+        (r, 5, (((0, 2),), ((3 * r, 3 * r + 3),))) for r in range(3)
+    ]
 
 
 def test_two_receivers_are_served_by_three_in_four_parts() -> None:
@@ -260,7 +285,12 @@ def test_two_receivers_are_served_by_three_in_four_parts() -> None:
     source = Layout(Mesh({"r": 3}, name="s0"), DistAttr.replicated(1))
     target = Layout(Mesh({"d": 2}, ranks=[4, 5], name="s1"), DistAttr.split("d"))
     sent = messages(source, target, (12,), least=1)
-    assert [(one.sender, one.receiver, one.box[0]) for one in sent] == [(0, 4, ((0, 4),)), (1, 4, ((4, 6),)), (1, 5, ((6, 8),)), (2, 5, ((8, 12),))]
+    assert [(one.sender, one.receiver, one.box[0]) for one in sent] == [
+        (0, 4, ((0, 4),)),
+        (1, 4, ((4, 6),)),
+        (1, 5, ((6, 8),)),
+        (2, 5, ((8, 12),)),
+    ]
 
 
 def test_a_box_of_several_runs_is_divided_among_them() -> None:
@@ -270,7 +300,19 @@ def test_a_box_of_several_runs_is_divided_among_them() -> None:
     assert [one.box[0] for one in sent] == [((0, 2), (4, 5)), ((5, 6), (8, 10)), ((2, 4), (6, 7)), ((7, 8), (10, 12))]
 
 
-@pytest.mark.parametrize(("size", "parts"), [(1, [1]), (9, [9]), (10, [5, 5]), (11, [6, 5]), (14, [7, 7]), (15, [5, 5, 5]), (17, [6, 5, 6]), (20, [5, 5, 5, 5])])
+@pytest.mark.parametrize(
+    ("size", "parts"),
+    [
+        (1, [1]),
+        (9, [9]),
+        (10, [5, 5]),
+        (11, [6, 5]),
+        (14, [7, 7]),
+        (15, [5, 5, 5]),
+        (17, [6, 5, 6]),
+        (20, [5, 5, 5, 5]),
+    ],
+)
 def test_no_part_is_smaller_than_is_worth_a_message(size: int, parts: list[int]) -> None:
     source = Layout(Mesh({"r": 4}, name="s0"), DistAttr.replicated(1))
     target = Layout(Mesh({"one": 1}, ranks=[5], name="s1"), DistAttr.replicated(1))
@@ -296,7 +338,8 @@ def test_on_one_mesh_boxes_stay_whole_and_come_along_few_axes() -> None:
 
 
 def test_the_share_of_a_replica_is_counted_in_elements() -> None:
-    """Three hold rows 3-5; needed of them are one row and two, by halves: two of them send two elements, one sends one twice."""
+    """Three hold rows 3-5; needed of them are one row and two, by halves: two of them send two elements, one sends one
+    twice."""
     source = Layout(Mesh({"dp": 2, "r": 3}, name="s0"), DistAttr.split("dp", None))
     target = Layout(Mesh({"d": 3, "t": 2}, ranks=range(6, 12), name="s1"), DistAttr.split("d", "t"))
     sent = messages(source, target, (6, 2))

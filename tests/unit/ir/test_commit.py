@@ -25,7 +25,10 @@ def test_a_transfer_that_reads_something_else_is_named_after_it(sync: bool) -> N
 def test_an_operand_is_replaced_only_where_it_stands() -> None:
     program = base()
     node = program.node
-    with pytest.raises(EditError, match=r"^mul does not read x_dp as operand 0; it reads g_tp, x_dp$"), program.edit() as edit:
+    with (
+        pytest.raises(EditError, match=r"^mul does not read x_dp as operand 0; it reads g_tp, x_dp$"),
+        program.edit() as edit,
+    ):
         edit.replace_use(node("mul"), node("x_dp"), node("g_tp"), index=0)
     assert str(program) == TEXT
     with program.edit() as edit:
@@ -52,12 +55,20 @@ def test_what_was_replaced_may_be_replaced_again(sync: bool, index: int | None) 
 
 def test_a_record_has_only_its_fields() -> None:
     program = base()
-    with pytest.raises(TypeError, match=r"^a record has no colour; it has type, uses, phase, role, "), program.edit() as edit:
+    with (
+        pytest.raises(TypeError, match=r"^a record has no colour; it has type, uses, phase, role, "),
+        program.edit() as edit,
+    ):
         edit.annotate(program.node("add"), phase="backward", colour="red")
     assert str(program) == TEXT
 
 
 def test_what_has_no_layout_cannot_be_transferred() -> None:
-    program = Program.parse("program traced on dp=2\n  x : f32[8] = input\nforward:\n  y : f32[8] = relu(x)\n  return y\n")
-    with pytest.raises(EditError, match=r"^slice\(x, 0, dp\): x has no Layout; transfers work on placed values$"), program.edit() as edit:
+    program = Program.parse(
+        "program traced on dp=2\n  x : f32[8] = input\nforward:\n  y : f32[8] = relu(x)\n  return y\n"
+    )
+    with (
+        pytest.raises(EditError, match=r"^slice\(x, 0, dp\): x has no Layout; transfers work on placed values$"),
+        program.edit() as edit,
+    ):
         edit.slice(program.node("x"), 0, "dp", before=program.node("y"))

@@ -60,7 +60,10 @@ REFUSED = {
     "Shard(dim=2) over dp splits dim 2 of a value of 2; use Replicate() or an existing dim": (Shard(2), Replicate()),
     "Shard(dim=-3) over tp splits dim -3 of a value of 2; use Replicate() or an existing dim": (Replicate(), Shard(-3)),
     "over tp is neither Shard, Replicate nor Partial; give the axes of each dim instead": (Replicate(), Strided(0)),
-    "over dp has a reduction that autopar does not have; reduce by one of sum, max, min, product, avg": (Partial("bor"), Replicate()),
+    "over dp has a reduction that autopar does not have; reduce by one of sum, max, min, product, avg": (
+        Partial("bor"),
+        Replicate(),
+    ),
     "is partial in two ways at once; the order of the reductions would matter": (Partial("max"), Partial("sum")),
 }
 
@@ -73,7 +76,9 @@ def test_refused(text: str) -> None:
 
 
 def test_what_placements_cannot_say() -> None:
-    with pytest.raises(ValueError, match="dim 0 is split over tp/dp; placements have axes in the order of the mesh, dp/tp"):
+    with pytest.raises(
+        ValueError, match="dim 0 is split over tp/dp; placements have axes in the order of the mesh, dp/tp"
+    ):
         placements_of(DistAttr.split(("tp", "dp")), MESH, (8,))
     with pytest.raises(ValueError, match="dim 0 is split in parts, which placements cannot express"):
         placements_of(DistAttr((((3, ("dp",)), (4, ("tp",))),)), MESH, (12,))
@@ -99,7 +104,9 @@ def test_the_nearest_that_placements_say() -> None:
         DistAttr.split(("tp", "dp"), None): DistAttr.replicated(2),
         DistAttr.split(("dp", "tp"), None, pending=()): DistAttr.split(("dp", "tp"), None),
         DistAttr.split("dp", None, pending=["tp"]): DistAttr.split("dp", None),
-        DistAttr((((3, ()), (4, ("tp",))), ((None, ("dp",)),))): DistAttr((((3, ()), (4, ("tp",))), ((None, ("dp",)),))),
+        DistAttr((((3, ()), (4, ("tp",))), ((None, ("dp",)),))): DistAttr(
+            (((3, ()), (4, ("tp",))), ((None, ("dp",)),))
+        ),
         DistAttr((((3, ("tp",)), (4, ("dp",))), ((None, ()),))): DistAttr.replicated(2),
     }.items():
         assert edge_of(attr, MESH, (12, 8), strided=True) == edge
@@ -129,10 +136,13 @@ def test_plans_that_are_refused() -> None:
         return str(caught.value)
 
     assert refused((Shard(2), Replicate())).endswith(
-        "Shard(dim=2) over dp splits dim 2 of a value of 2; use Replicate() or an existing dim, on up.weight with the shape [12, 8]"
+        "Shard(dim=2) over dp splits dim 2 of a value of 2; use Replicate() or an existing dim, on up.weight with the "
+        "shape [12, 8]"
     )
     assert "Shard(dim=0) is no tuple; give one placement for each axis of the mesh: dp, tp" in refused(Shard(0))
-    assert refused((Replicate(), Partial())).endswith("is pending, but up.weight is no partial sum; only Shard and Replicate are allowed")
+    assert refused((Replicate(), Partial())).endswith(
+        "is pending, but up.weight is no partial sum; only Shard and Replicate are allowed"
+    )
 
 
 def test_device_meshes_need_processes_and_names() -> None:

@@ -36,7 +36,13 @@ def test_a_batch_of_edits_is_committed_once() -> None:
         assert len(program.graph.nodes) == 14  # nothing has been touched
         assert str(program) == TEXT
     counts = program.counts
-    assert (counts.commits, counts.inserted, counts.removed, counts.record_updates, counts.node_visits) == (1, 6, 0, 1, 20)
+    assert (counts.commits, counts.inserted, counts.removed, counts.record_updates, counts.node_visits) == (
+        1,
+        6,
+        0,
+        1,
+        20,
+    )
 
 
 def test_an_edit_without_operations_commits_nothing() -> None:
@@ -65,7 +71,14 @@ def test_erased_nodes_are_counted_and_gone() -> None:
 
 
 def place() -> Place:
-    return Place(Mesh(dp=2, tp=2), {"x": DistAttr.split("dp", None), "up_weight": DistAttr.split("tp", None), "down_weight": DistAttr.split(None, "tp")})
+    return Place(
+        Mesh(dp=2, tp=2),
+        {
+            "x": DistAttr.split("dp", None),
+            "up_weight": DistAttr.split("tp", None),
+            "down_weight": DistAttr.split(None, "tp"),
+        },
+    )
 
 
 def test_each_pass_commits_once_if_it_edits() -> None:
@@ -114,7 +127,9 @@ def test_names_are_given_in_graph_order() -> None:
 
 def test_a_name_for_every_op_parses_back() -> None:
     """FX renames builtins; axes and hints may be anything that is a name."""
-    program = Program.parse("program explicit on dp=2 é=2\n  x : f32[8/dp/é] = input\nforward:\n  y : f32[8/dp/é] = neg(x)\n  return y\n")
+    program = Program.parse(
+        "program explicit on dp=2 é=2\n  x : f32[8/dp/é] = input\nforward:\n  y : f32[8/dp/é] = neg(x)\n  return y\n"
+    )
     x, y = map(program.node, "xy")
     with program.edit() as edit:
         edit.insert(aten.sum.default, (x,), before=y, type=TensorType((), torch.float32, layout(program, pending=("dp", "é"))),
@@ -126,7 +141,10 @@ def test_a_name_for_every_op_parses_back() -> None:
     assert [node.name for node in program.nodes] == ["x", "sum_1", "mine", "mine_1", "x__", "x_bfloat16", "y", "output"]
     program.verify()
     assert Program.parse(str(program)) == program
-    assert program.graph.create_node("call_function", aten.relu.default, (x,), name="mine").name not in ("mine", "mine_1")
+    assert program.graph.create_node("call_function", aten.relu.default, (x,), name="mine").name not in (
+        "mine",
+        "mine_1",
+    )
 
 
 def test_inserted_nodes_know_where_they_come_from() -> None:
@@ -166,7 +184,9 @@ def test_one_occurrence_or_all_of_them() -> None:
         edit.replace_use(add, x, copy, index=0)
     assert lines(program)["add"] == "f32[8/dp 4] = add.Tensor(x_dp_dp, x)"
     with program.edit() as edit:
-        again = edit.insert(aten.neg.default, (x,), before=x.next.next.next, type=record_of(x).type, uses=record_of(relu).uses)
+        again = edit.insert(
+            aten.neg.default, (x,), before=x.next.next.next, type=record_of(x).type, uses=record_of(relu).uses
+        )
         edit.replace_all_uses(x, again)  # but in what replaces it
     assert lines(program)["neg_1"] == "f32[8/dp 4] = neg(x)"
     assert all(node.args[0] is not x for node in program.nodes if node.op == "call_function" and node is not again.node)
@@ -215,4 +235,7 @@ def test_what_is_said_of_a_transfer_does_not_change_its_type() -> None:
     x_dp = program.node("x_dp")
     with program.edit() as edit:
         edit.annotate(x_dp, type=record_of(program.node("x")).type, phase="backward")
-    assert (record_of(x_dp).type, record_of(x_dp).phase) == (TensorType((8, 4), torch.float32, layout(program, None, None)), "backward")
+    assert (record_of(x_dp).type, record_of(x_dp).phase) == (
+        TensorType((8, 4), torch.float32, layout(program, None, None)),
+        "backward",
+    )

@@ -155,7 +155,8 @@ REFUSED: dict[str, tuple[Operation, str]] = {
     ),
     "no such axis": (
         lambda e, n: e.slice(n("x"), 0, "pp", before=n("add")),
-        "slice(x, 0, pp): the mesh (dp=2 tp=2) has no axis 'pp'; its axes are dp, tp; did you mean 'tp'?; x is f32[8/dp 4]",
+        "slice(x, 0, pp): the mesh (dp=2 tp=2) has no axis 'pp'; its axes are dp, tp; did you mean 'tp'?; x is "
+        "f32[8/dp 4]",
     ),
     "no such dim": (
         lambda e, n: e.slice(n("x"), 2, "tp", before=n("add")),
@@ -175,7 +176,8 @@ REFUSED: dict[str, tuple[Operation, str]] = {
     ),
     "an argument of another kind": (
         lambda e, n: e.slice(n("x"), "1", "tp", before=n("add")),
-        "slice(x, 1, tp): it does not take arguments of this kind ('<=' not supported between instances of 'int' and 'str')",
+        "slice(x, 1, tp): it does not take arguments of this kind ('<=' not supported between instances of 'int' and "
+        "'str')",
     ),
     "parts of another number of dims": (
         lambda e, n: e.slice(n("x"), 1, "tp", parts=((8,),), before=n("add")),
@@ -185,10 +187,14 @@ REFUSED: dict[str, tuple[Operation, str]] = {
         lambda e, n: e.all_reduce(n("g"), [], before=n("add")),
         "all_reduce(g, []): a reduction needs at least one axis; g is f32[8 4] +tp",
     ),
-    "no dtype": (lambda e, n: e.cast(n("x"), "f32", before=n("add")), "cast(x, f32): 'f32' is no torch.dtype; x is f32[8/dp 4]"),
-    "no arguments": (lambda e, n: e.insert(transfers.slice, (), before=n("add")), "slice got no operand, but needs a value of the program first"),
-    "nothing to read": (lambda e, n: e.replace_use(n("add"), n("x"), None), "add cannot read None, which is no value of the program"),
-    "no value": (lambda e, n: e.slice(None, 0, "tp", before=n("add")), "slice got None, but needs a value of the program first"),
+    "no "
+    "dtype": (lambda e, n: e.cast(n("x"), "f32", before=n("add")), "cast(x, f32): 'f32' is no torch.dtype; x is f32[8/dp 4]"),
+    "no "
+    "arguments": (lambda e, n: e.insert(transfers.slice, (), before=n("add")), "slice got no operand, but needs a value of the program first"),
+    "nothing to "
+    "read": (lambda e, n: e.replace_use(n("add"), n("x"), None), "add cannot read None, which is no value of the program"),
+    "no "
+    "value": (lambda e, n: e.slice(None, 0, "tp", before=n("add")), "slice got None, but needs a value of the program first"),
     "several tensors": (
         lambda e, n: e.slice(n("ln"), 0, "tp", before=n("mm")),
         "slice(ln, 0, tp): ln is several tensors; transfer its elements",
@@ -214,7 +220,8 @@ REFUSED: dict[str, tuple[Operation, str]] = {
         "concat joins along dim 0, which is split; gather it first",
     ),
     "no pieces": (lambda e, n: e.concat([], 0, before=n("add")), "concat needs pieces, each one tensor"),
-    "no such dim to join": (lambda e, n: e.concat([n("x"), n("x")], -1, before=n("add")), "concat along dim -1 of a value of 2"),
+    "no such dim to "
+    "join": (lambda e, n: e.concat([n("x"), n("x")], -1, before=n("add")), "concat along dim -1 of a value of 2"),
     "a staged value": (
         lambda e, n: e.annotate(e.slice(n("x"), 1, "tp", before=n("add")), phase="update"),
         None,
@@ -240,14 +247,26 @@ def test_what_is_refused_says_why(what: str, sync: bool) -> None:
 @pytest.mark.parametrize("name", ["sum", "lambda", "f32", "state", "a.b", "", "ü"])
 def test_names_that_cannot_be_are_refused(name: str) -> None:
     program = base()
-    with pytest.raises(EditError, match="cannot name a value: Python, FX or the program's text has a meaning for it"), program.edit() as edit:
-        edit.insert(aten.relu.default, (program.node("x"),), before=program.node("add"), type=record_of(program.node("x")).type, name=name)
+    with (
+        pytest.raises(EditError, match="cannot name a value: Python, FX or the program's text has a meaning for it"),
+        program.edit() as edit,
+    ):
+        edit.insert(
+            aten.relu.default,
+            (program.node("x"),),
+            before=program.node("add"),
+            type=record_of(program.node("x")).type,
+            name=name,
+        )
 
 
 def test_a_transfer_that_does_not_apply_is_refused_when_other_types_change_too() -> None:
     program = base()
     x, w = program.node("x"), program.node("w")
-    with pytest.raises(EditError, match=r"all_gather\(w, 0, dp\): dim 0 is not split over dp last; w is f32\[4 4/tp\]"), program.edit() as edit:
+    with (
+        pytest.raises(EditError, match=r"all_gather\(w, 0, dp\): dim 0 is not split over dp last; w is f32\[4 4/tp\]"),
+        program.edit() as edit,
+    ):
         edit.annotate(x, type=replace(record_of(x).type, dtype=torch.bfloat16))
         edit.all_gather(w, 0, "dp", before=program.node("mm"))
     assert str(program) == TEXT
@@ -258,7 +277,12 @@ def test_nodes_of_other_programs_are_refused() -> None:
     for operation in (
         lambda edit: edit.slice(other.node("x"), 1, "tp", before=program.node("add")),
         lambda edit: edit.slice(program.node("x"), 1, "tp", before=other.node("add")),
-        lambda edit: edit.insert(aten.cat.default, ([program.node("x"), other.node("x")],), before=program.node("add"), type=record_of(other.node("x")).type),
+        lambda edit: edit.insert(
+            aten.cat.default,
+            ([program.node("x"), other.node("x")],),
+            before=program.node("add"),
+            type=record_of(other.node("x")).type,
+        ),
         lambda edit: edit.replace_use(program.node("relu"), program.node("x"), other.node("x")),
         lambda edit: edit.replace_all_uses(other.node("x"), program.node("x")),
         lambda edit: edit.annotate(other.node("x"), phase="update"),
@@ -266,7 +290,10 @@ def test_nodes_of_other_programs_are_refused() -> None:
     ):
         with pytest.raises(EditError) as caught, program.edit() as edit:
             operation(edit)
-        assert re.fullmatch(r"(x|add) belongs to another program; take the node from this one, as in program.node\('(x|add)'\)", str(caught.value))
+        assert re.fullmatch(
+            r"(x|add) belongs to another program; take the node from this one, as in program.node\('(x|add)'\)",
+            str(caught.value),
+        )
     assert str(program) == str(other) == TEXT
 
 

@@ -1,4 +1,5 @@
-"""Edits: an interrupt at any line of a commit, or of what undoes it, leaves the program as it was; and one edit is open at a time."""
+"""Edits: an interrupt at any line of a commit, or of what undoes it, leaves the program as it was; and one edit is open
+at a time."""
 
 from __future__ import annotations
 
@@ -30,15 +31,21 @@ from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
 from autopar.torch_private import inputs_of
 
-MODULES = (torch_private, *(import_module(f"autopar.ir.{name}") for name in ("edit", "commit", "uses", "undo", "nodes", "program_data", "program")))
+MODULES = (
+    torch_private,
+    *(
+        import_module(f"autopar.ir.{name}")
+        for name in ("edit", "commit", "uses", "undo", "nodes", "program_data", "program")
+    ),
+)
 FILES = {str(module.__file__) for module in MODULES}
 FILES |= {torch.fx.graph.__file__, torch.fx.node.__file__}
 
 
 @contextlib.contextmanager
 def fault_at(*places: int, fault: type[BaseException] = KeyboardInterrupt) -> Iterator[list[str]]:
-    """Raise at these lines, counted from the first that runs in the files of edits; yields the lines that ran. What C code has called
-    raises a SystemError instead."""
+    """Raise at these lines, counted from the first that runs in the files of edits; yields the lines that ran. What C
+    code has called raises a SystemError instead."""
     lines: list[str] = []
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
@@ -59,13 +66,21 @@ def fault_at(*places: int, fault: type[BaseException] = KeyboardInterrupt) -> It
 
 
 def exact(program: Program) -> list[Any]:
-    """All of a program: the node objects in both directions, what they read and who reads them, in order; records, torch's tables, counts."""
+    """All of a program: the node objects in both directions, what they read and who reads them, in order; records,
+    torch's tables, counts."""
     graph, nodes = program.graph, list(program.nodes)
-    found: list[Any] = [replace(program.counts), len(graph.nodes), list(map(id, nodes)), list(map(id, reversed(graph.nodes)))[::-1]]
+    found: list[Any] = [
+        replace(program.counts),
+        len(graph.nodes),
+        list(map(id, nodes)),
+        list(map(id, reversed(graph.nodes)))[::-1],
+    ]
     found += [(node.name, repr(node.args), repr(node.kwargs), list(map(id, operands(node))), list(map(id, node.users)), id(record_of(node)),
                node._sort_key, list(map(id, inputs_of(node)))) for node in nodes]  # fmt: skip
     found += [list(map(id, graph.find_nodes(op=op))) for op in ("placeholder", "output", "get_attr")]
-    return found + [list(map(id, graph.find_nodes(op="call_function", target=target))) for target in dict.fromkeys(TARGETS)]
+    return found + [
+        list(map(id, graph.find_nodes(op="call_function", target=target))) for target in dict.fromkeys(TARGETS)
+    ]
 
 
 def after(program: Program) -> str:
@@ -88,7 +103,8 @@ SCRIPTS: dict[str, list[Call]] = {
         ("replace_use", (add, relu, x), {"index": 0}), ("replace_use", (mul, x_dp, g_tp), {}), ("replace_use", (output, neg, mm), {}),
         ("replace_use", (add, relu, x), {}), ("replace_use", (mul, g_tp, x_dp), {"index": 0}),
     ],
-    "all uses": [("slice", (x, 1, "tp"), {"before": relu}), ("all_gather", ((V, 14), 1, "tp"), {"before": relu}), ("replace_all_uses", (relu, (V, 15)), {})],
+    "all "
+    "uses": [("slice", (x, 1, "tp"), {"before": relu}), ("all_gather", ((V, 14), 1, "tp"), {"before": relu}), ("replace_all_uses", (relu, (V, 15)), {})],
     "erasures": [("replace_all_uses", (neg, mm), {}), ("erase", (neg,), {}), ("replace_all_uses", (x_dp_tp, mm), {}), ("erase", (x_dp_tp,), {})],
     "erasures of neighbours, and of what was inserted": [
         ("pend", (y, "tp"), {"before": g_tp}), ("replace_all_uses", (neg, g_tp), {}), ("erase", (neg,), {}), ("erase", (mm,), {}),
@@ -104,7 +120,11 @@ SCRIPTS: dict[str, list[Call]] = {
 def play_in(edit: Edit, calls: list[Call], after_each: Callable[[], None] = lambda: None) -> None:
     values: list[Any] = list(edit.program.nodes)
     for name, args, kwargs in calls:
-        Script.one(edit, values, (name, args, {**kwargs, "type": record_of(values[9]).type} if kwargs.get("type") == LIKE_G_TP else kwargs))
+        Script.one(
+            edit,
+            values,
+            (name, args, {**kwargs, "type": record_of(values[9]).type} if kwargs.get("type") == LIKE_G_TP else kwargs),
+        )
         after_each()
 
 
@@ -117,7 +137,8 @@ def play(program: Program, calls: list[Call], mode: str) -> None:
 @pytest.mark.parametrize("mode", ["batched", "explicit", "sync"])
 @pytest.mark.parametrize("kind", SCRIPTS)
 def test_an_interrupt_at_any_line_of_an_edit_leaves_the_program_as_it_was(kind: str, mode: str) -> None:
-    """Beginning, staging, commit, end: the line is the next one each time (one of the next), until the edit runs through."""
+    """Beginning, staging, commit, end: the line is the next one each time (one of the next), until the edit runs
+    through."""
     whole, program = base(), base()
     play(whole, SCRIPTS[kind], mode)
     before = exact(program)
@@ -126,7 +147,9 @@ def test_an_interrupt_at_any_line_of_an_edit_leaves_the_program_as_it_was(kind: 
             play(program, SCRIPTS[kind], mode)
         if len(lines) <= place:
             break
-        assert exact(program) == before and not edits._OPEN.get(program.graph), f"an interrupt at {lines[place]} left something"
+        assert exact(program) == before and not edits._OPEN.get(program.graph), (
+            f"an interrupt at {lines[place]} left something"
+        )
     assert place > 100 and str(program) == str(whole)
 
 
@@ -150,7 +173,9 @@ def test_an_interrupt_while_an_edit_is_undone_leaves_the_program_as_it_was(kind:
         lines = refused(fault_at(place, fault=MemoryError))
         if len(lines) <= place:
             break
-        assert exact(program) == before and not edits._OPEN.get(program.graph), f"a lack of memory at {lines[place]} left something"
+        assert exact(program) == before and not edits._OPEN.get(program.graph), (
+            f"a lack of memory at {lines[place]} left something"
+        )
     assert place > 50
 
 
@@ -230,7 +255,10 @@ def test_programs_that_share_a_graph_have_one_open_edit() -> None:
 def test_an_edit_begins_with_its_block_and_ends_with_it() -> None:
     program = base()
     edit = program.edit()
-    with pytest.raises(EditError, match=r"^this edit has not begun; call its operations inside its block: with program.edit\(\) as edit:$"):
+    with pytest.raises(
+        EditError,
+        match=r"^this edit has not begun; call its operations inside its block: with program.edit\(\) as edit:$",
+    ):
         edit.pend(program.node("x"), "tp", before=program.node("relu"))
     with edit, pytest.raises(EditError, match=OPEN), edit:
         pass

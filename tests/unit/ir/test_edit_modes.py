@@ -40,7 +40,10 @@ def test_the_modes_of_reshard_give_the_same_program(name: str) -> None:
     model, args = {
         "block": lambda: (models.Block(), (torch.randn(6, 8),)),
         "residual": lambda: (models.Residual(7, 9), (torch.randn(5, 3, 7),)),
-        "language": lambda: (models.Language(), (torch.zeros(4, 3, dtype=torch.long), torch.zeros(4, 3, dtype=torch.long))),
+        "language": lambda: (
+            models.Language(),
+            (torch.zeros(4, 3, dtype=torch.long), torch.zeros(4, 3, dtype=torch.long)),
+        ),
     }[name]()
     placed = capture(model, args, {}).program
     split = {}
@@ -67,13 +70,18 @@ def test_a_transfer_may_apply_only_after_what_is_staged_before_it() -> None:
         program = base()
         with program.edit(sync=sync) as edit:
             edit.replace_use(program.node("x_dp_tp"), program.node("x_dp"), program.node("relu"))
-            edit.annotate(program.node("x"), type=TensorType((8, 4), torch.float32, layout(program, "dp", None, pending=("tp",))))
+            edit.annotate(
+                program.node("x"), type=TensorType((8, 4), torch.float32, layout(program, "dp", None, pending=("tp",)))
+            )
             edit.all_reduce(program.node("x"), "tp", before=program.node("relu"))
             again = edit.reduce_scatter(program.node("x_dp"), 1, "tp", before=program.node("mul"))
             edit.all_gather(again, 1, "tp", before=program.node("mul"))
         made.append(str(program))
     assert made[0] == made[1]
-    assert "  x_dp_tp_1 : f32[8 4/tp] = reduce_scatter(x_dp, 1, tp)\n  x_dp_tp_1_tp : f32[8 4] = all_gather(x_dp_tp_1, 1, tp)\n" in made[0]
+    assert (
+        "  x_dp_tp_1 : f32[8 4/tp] = reduce_scatter(x_dp, 1, tp)\n  x_dp_tp_1_tp : f32[8 4] = all_gather(x_dp_tp_1, "
+        "1, tp)\n" in made[0]
+    )
 
 
 @pytest.mark.simulated

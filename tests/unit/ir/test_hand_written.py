@@ -1,4 +1,5 @@
-"""Programs that people wrote before any pass made one like them: stages, a ZeRO-1 update, uneven pieces, two streams."""
+"""Programs that people wrote before any pass made one like them: stages, a ZeRO-1 update, uneven pieces, two
+streams."""
 
 from __future__ import annotations
 
@@ -55,14 +56,22 @@ def test_what_is_sent_must_be_received_by_that_stage() -> None:
     unsent = Program.parse(text.replace("recv(relu_s1, s1)", "recv(relu, s1)"))
     with pytest.raises(VerifyError, match=r"relu was not sent to s1: receive a send\(relu, s1\)"):
         unsent.verify()
-    elsewhere = Program.parse(text.replace("relu_s1_s1 : f32[6/dp 16] @s1 = recv(relu_s1, s1)", "relu_s1_s1 : f32[6/dp 16] @s0 = recv(relu_s1, s0)"))
+    elsewhere = Program.parse(
+        text.replace(
+            "relu_s1_s1 : f32[6/dp 16] @s1 = recv(relu_s1, s1)", "relu_s1_s1 : f32[6/dp 16] @s0 = recv(relu_s1, s0)"
+        )
+    )
     with pytest.raises(VerifyError, match="relu_s1 was not sent to s0"):
         elsewhere.verify()
-    read = Program.parse(text.replace("threshold_backward(mm_3_s0_s0, relu, 0)", "threshold_backward(mm_3_s0_s0, relu_s1, 0)"))
+    read = Program.parse(
+        text.replace("threshold_backward(mm_3_s0_s0, relu, 0)", "threshold_backward(mm_3_s0_s0, relu_s1, 0)")
+    )
     with pytest.raises(VerifyError, match=r"relu_s1 is on its way to s1: read a recv\(relu_s1, s1\)"):
         read.verify()
     across = Program.parse(text.replace("mm(relu_s1_s1, t_1)", "mm(relu, t_1)"))
-    with pytest.raises(VerifyError, match="operands and results are on different meshes; an op runs on one: insert a send and a recv"):
+    with pytest.raises(
+        VerifyError, match="operands and results are on different meshes; an op runs on one: insert a send and a recv"
+    ):
         across.verify()
 
 
@@ -84,7 +93,9 @@ def test_the_update_is_an_update() -> None:
 
 def test_a_state_must_keep_its_layout() -> None:
     _, text = load("zero1_update.txt")
-    with pytest.raises(VerifyError, match=r"gradient and its next value must have the same Layout: require zeros as f32\[8 4\] \+dp"):
+    with pytest.raises(
+        VerifyError, match=r"gradient and its next value must have the same Layout: require zeros as f32\[8 4\] \+dp"
+    ):
         Program.parse(text.replace("state(zeros_dp, 'grad.up.weight')", "state(zeros, 'grad.up.weight')")).verify()
 
 
@@ -93,7 +104,9 @@ def test_a_started_collective_is_only_read_by_its_wait() -> None:
     with pytest.raises(VerifyError, match=r"mm_4_tp is only started here: read wait\(mm_4_tp\)"):
         Program.parse(text.replace("grad x = wait\n", "grad x = mm_4_tp\n")).verify()
     with pytest.raises(VerifyError, match=r"mm_2_dp is started and never waited for: insert wait\(mm_2_dp\)"):
-        Program.parse(text.replace("  wait_1 : f32[4 8] = wait(mm_2_dp)\n", "").replace("down = wait_1", "down = mm_2")).verify()
+        Program.parse(
+            text.replace("  wait_1 : f32[4 8] = wait(mm_2_dp)\n", "").replace("down = wait_1", "down = mm_2")
+        ).verify()
     overlapped = [node.name for node in program.nodes]
     assert overlapped.index("mm_2_dp") < overlapped.index("mm_4") < overlapped.index("wait_1")
 
@@ -103,7 +116,9 @@ def test_edits_work_on_a_scheduled_program() -> None:
     program, text = load("two_streams.txt")
     node = program.node
     with program.edit() as edit:
-        late = edit.insert(node("wait").target, (node("mm_4_tp"),), before=program.output, name="late", phase="backward")
+        late = edit.insert(
+            node("wait").target, (node("mm_4_tp"),), before=program.output, name="late", phase="backward"
+        )
         edit.replace_use(program.output, node("wait"), late)
         edit.erase(node("wait"))
     program.verify()

@@ -30,7 +30,9 @@ def chunks(tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
 def test_chunk_is_that_of_torch(size: int, count: int) -> None:
     spans = [chunk(size, count, index) for index in range(count)]
     whole = torch.arange(size)
-    assert [whole[start : start + n].tolist() for start, n in spans] == [piece.tolist() for piece in chunks(whole, count)]
+    assert [whole[start : start + n].tolist() for start, n in spans] == [
+        piece.tolist() for piece in chunks(whole, count)
+    ]
 
 
 @quick
@@ -127,7 +129,16 @@ def all_dims(size: int, mesh: Mesh) -> Iterator[tuple]:
                 yield from (tuple(zip(sizes, placed, strict=True)) for placed in placements(axes, len(sizes)))
 
 
-EXHAUSTIVE = [((2, 2), 12), ((2, 3), 12), ((4, 2), 8), ((4, 2), 12), ((3, 4), 6), ((4, 3), 12), ((2, 2, 2), 8), ((2, 3, 2), 6)]
+EXHAUSTIVE = [
+    ((2, 2), 12),
+    ((2, 3), 12),
+    ((4, 2), 8),
+    ((4, 2), 12),
+    ((3, 4), 6),
+    ((4, 3), 12),
+    ((2, 2, 2), 8),
+    ((2, 3, 2), 6),
+]
 
 
 @pytest.mark.parametrize(("sizes", "size"), EXHAUSTIVE)

@@ -74,28 +74,55 @@ def test_a_mesh_without_axes_is_one_rank() -> None:
         (lambda: Mesh(dp=-2), "axis 'dp' has size -2; the size of an axis is an integer ≥ 1"),
         (lambda: Mesh(dp=True), "axis 'dp' has size True; the size of an axis is an integer ≥ 1"),
         (lambda: Mesh(dp=2.0), "axis 'dp' has size 2.0; the size of an axis is an integer ≥ 1"),
-        (lambda: Mesh({"d p": 2}), "axis name 'd p' is not an identifier; use letters, digits and '_', as in Mesh(dp=2)"),
+        (
+            lambda: Mesh({"d p": 2}),
+            "axis name 'd p' is not an identifier; use letters, digits and '_', as in Mesh(dp=2)",
+        ),
         (lambda: Mesh({"?": 2}), "axis name '?' is not an identifier"),
         (lambda: Mesh(dp=2, name="s 0"), "stage name 's 0' is not an identifier"),
-        (lambda: Mesh(dp=2, tp=2, ranks=[0, 1, 2, 2]), "dp=2 tp=2 needs 4 different ranks, but rank 2 is given twice: [0, 1, 2, 2]"),
-        (lambda: Mesh(dp=4, ranks=[0, 7, 7, 7]), "dp=4 needs 4 different ranks, but rank 7 is given 3 times: [0, 7, 7, 7]"),
-        (lambda: Mesh(dp=2, tp=2, ranks=[0, 1, 3, 2]), "the ranks of dp=2 tp=2 do not ascend along tp: 2 comes after 3 in [0, 1, 3, 2]; "
-                                                       "give them in ascending order along each axis, as in ranks=[0, 1, 2, 3]"),
-        (lambda: Mesh(dp=2, tp=2, ranks=[4, 5, 0, 7]), "the ranks of dp=2 tp=2 do not ascend along dp: 0 comes after 4 in [4, 5, 0, 7]; "
-                                                       "give them in ascending order along each axis, as in ranks=[0, 4, 5, 7]"),
+        (
+            lambda: Mesh(dp=2, tp=2, ranks=[0, 1, 2, 2]),
+            "dp=2 tp=2 needs 4 different ranks, but rank 2 is given twice: [0, 1, 2, 2]",
+        ),
+        (
+            lambda: Mesh(dp=4, ranks=[0, 7, 7, 7]),
+            "dp=4 needs 4 different ranks, but rank 7 is given 3 times: [0, 7, 7, 7]",
+        ),
+        (
+            lambda: Mesh(dp=2, tp=2, ranks=[0, 1, 3, 2]),
+            "the ranks of dp=2 tp=2 do not ascend along tp: 2 comes after 3 in [0, 1, 3, 2]; "
+            "give them in ascending order along each axis, as in ranks=[0, 1, 2, 3]",
+        ),
+        (
+            lambda: Mesh(dp=2, tp=2, ranks=[4, 5, 0, 7]),
+            "the ranks of dp=2 tp=2 do not ascend along dp: 0 comes after 4 in [4, 5, 0, 7]; "
+            "give them in ascending order along each axis, as in ranks=[0, 4, 5, 7]",
+        ),
         (lambda: Mesh(ranks=[0, 1]), "a mesh without axes needs 1 different ranks, got 2: [0, 1]"),
-        (lambda: Mesh({"dp": 2}, dp=3), "axis 'dp' is given twice, with the sizes 2 and 3; give it once, as in Mesh(dp=2, tp=2)"),
+        (
+            lambda: Mesh({"dp": 2}, dp=3),
+            "axis 'dp' is given twice, with the sizes 2 and 3; give it once, as in Mesh(dp=2, tp=2)",
+        ),
         (lambda: Mesh(dp="2"), "axis 'dp' has size '2'; the size of an axis is an integer ≥ 1"),
-        (lambda: Mesh(dp=2, ranks=["a", "b"]), "rank 'a' is not an integer ≥ 0; leave the ranks out, as in Mesh(dp=2, tp=2), or give ranks=[0, 1]"),
+        (
+            lambda: Mesh(dp=2, ranks=["a", "b"]),
+            "rank 'a' is not an integer ≥ 0; leave the ranks out, as in Mesh(dp=2, tp=2), or give ranks=[0, 1]",
+        ),
         (lambda: Mesh(dp=2, ranks=[0, -1]), "rank -1 is not an integer ≥ 0"),
         (lambda: Mesh(dp=2, ranks=[0, True]), "rank True is not an integer ≥ 0"),
         (lambda: Mesh(dp=2, ranks=[0, 1.0]), "rank 1.0 is not an integer ≥ 0"),
         (lambda: Mesh(dp=2).check_axis(["dp"]), "the mesh (dp=2) has no axis ['dp']; its axes are dp"),
         (lambda: Mesh(dp=2, ranks=[0, 1, 2]), "dp=2 needs 2 different ranks, got 3: [0, 1, 2]"),
-        (lambda: Mesh(dp=2, tp=4).check_axis("tpp"), "the mesh (dp=2 tp=4) has no axis 'tpp'; its axes are dp, tp; did you mean 'tp'?"),
+        (
+            lambda: Mesh(dp=2, tp=4).check_axis("tpp"),
+            "the mesh (dp=2 tp=4) has no axis 'tpp'; its axes are dp, tp; did you mean 'tp'?",
+        ),
         (lambda: Mesh(dp=2).group(0, "tp"), "the mesh (dp=2) has no axis 'tp'; its axes are dp"),
         (lambda: Mesh(dp=2).coordinates(2), "rank 2 is not on the mesh (dp=2), whose ranks are 0 1"),
-        (lambda: Mesh(dp=6, ranks=[0, 1, 2, 3, 8, 9]).group(4, "dp"), "rank 4 is not on the mesh (dp=6), whose ranks are 0-3 8 9"),
+        (
+            lambda: Mesh(dp=6, ranks=[0, 1, 2, 3, 8, 9]).group(4, "dp"),
+            "rank 4 is not on the mesh (dp=6), whose ranks are 0-3 8 9",
+        ),
         (lambda: Mesh(dp=2).rank({"dp": 2}), "coordinate dp=2 is outside the mesh (dp=2)"),
         (lambda: Mesh(dp=2).rank({"dp": -1}), "coordinate dp=-1 is outside the mesh (dp=2)"),
         (lambda: Mesh(dp=2, tp=2).rank({"dp": 1}), "coordinates {'dp': 1} lack the axis 'tp' of the mesh (dp=2 tp=2)"),
@@ -113,13 +140,32 @@ def test_errors_name_the_offender_and_the_remedy(make, text: str) -> None:
         (lambda: Mesh(4), "Mesh(4) gives sizes without names; name the axes, as in Mesh(dp=2, tp=2)"),
         (lambda: Mesh((2, 2)), "Mesh((2, 2)) gives sizes without names; name the axes, as in Mesh(dp=2, tp=2)"),
         (lambda: Mesh([]), "Mesh([]) gives sizes without names; name the axes, as in Mesh(dp=2, tp=2)"),
-        (lambda: Mesh([("dp", 2)]), "Mesh([('dp', 2)]) gives sizes without names; name the axes, as in Mesh(dp=2, tp=2)"),
-        (lambda: Mesh({"dp": 2}, {"tp": 2}), "Mesh({'dp': 2}, {'tp': 2}) gives sizes without names; name the axes, as in Mesh(dp=2, tp=2)"),
+        (
+            lambda: Mesh([("dp", 2)]),
+            "Mesh([('dp', 2)]) gives sizes without names; name the axes, as in Mesh(dp=2, tp=2)",
+        ),
+        (
+            lambda: Mesh({"dp": 2}, {"tp": 2}),
+            "Mesh({'dp': 2}, {'tp': 2}) gives sizes without names; name the axes, as in Mesh(dp=2, tp=2)",
+        ),
         (lambda: Mesh({1: 2}), "axis name 1 is not a string; name the axes, as in Mesh(dp=2, tp=2)"),
-        (lambda: Mesh(dp=2, name=3), "name=3 is not a string; it names a stage, as in Mesh(dp=2, tp=2, name='first') (an axis called 'name' is Mesh({'name': 2}))"),
-        (lambda: Mesh(dp=2, ranks=2), "ranks=2 is not a list of ranks; leave it out, as in Mesh(dp=2, tp=2), or give ranks=[0, 1]"),
-        (lambda: Mesh(dp=2, ranks="ab"), "ranks='ab' is not a list of ranks; leave it out, as in Mesh(dp=2, tp=2), or give ranks=[0, 1]"),
-        (lambda: Mesh(dp=2, ranks={0, 1}), "ranks={0, 1} is not a list of ranks; leave it out, as in Mesh(dp=2, tp=2), or give ranks=[0, 1]"),
+        (
+            lambda: Mesh(dp=2, name=3),
+            "name=3 is not a string; it names a stage, as in Mesh(dp=2, tp=2, name='first') (an axis called 'name' is "
+            "Mesh({'name': 2}))",
+        ),
+        (
+            lambda: Mesh(dp=2, ranks=2),
+            "ranks=2 is not a list of ranks; leave it out, as in Mesh(dp=2, tp=2), or give ranks=[0, 1]",
+        ),
+        (
+            lambda: Mesh(dp=2, ranks="ab"),
+            "ranks='ab' is not a list of ranks; leave it out, as in Mesh(dp=2, tp=2), or give ranks=[0, 1]",
+        ),
+        (
+            lambda: Mesh(dp=2, ranks={0, 1}),
+            "ranks={0, 1} is not a list of ranks; leave it out, as in Mesh(dp=2, tp=2), or give ranks=[0, 1]",
+        ),
     ],
 )
 def test_wrong_types(make, text: str) -> None:

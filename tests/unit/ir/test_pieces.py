@@ -65,7 +65,9 @@ def test_replicas_may_differ_by_rounding_and_share_nans() -> None:
 
 def test_pending_values_have_no_whole() -> None:
     type = TensorType((2,), torch.float32, Layout(Mesh(dp=2), DistAttr.split(None, pending=["dp"])))
-    with pytest.raises(SimulationError, match=re.escape("loss is still pending and has no global value; reduce it first")):
+    with pytest.raises(
+        SimulationError, match=re.escape("loss is still pending and has no global value; reduce it first")
+    ):
         join({0: torch.ones(2), 1: torch.ones(2)}, type, "loss")
 
 

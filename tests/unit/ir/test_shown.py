@@ -55,4 +55,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 def test_errors_have_no_addresses(what: str, odd: Any) -> None:
     with pytest.raises((TypeError, ValueError)) as caught:
         CALLS[what](odd)
-    assert not re.search("0x[0-9a-f]+", str(caught.value)) and re.search("Odd|named", str(caught.value)), str(caught.value)
+    assert not re.search("0x[0-9a-f]+", str(caught.value)) and re.search("Odd|named", str(caught.value)), str(
+        caught.value
+    )

@@ -53,8 +53,14 @@ def test_every_level_of_captured_models(name: str) -> None:
     program = capture(model, args, {}).program
     check(program)
     mesh = Mesh(dp=2, tp=2)
-    split = {p.name: DistAttr.split("dp", *[None] * (len(record_of(p).type.shape) - 1)) for p in program.placeholders if record_of(p).role == "input"}
-    split |= {p.name: DistAttr.split("tp", None) for p in program.placeholders if record_of(p).name.endswith("up.weight")}
+    split = {
+        p.name: DistAttr.split("dp", *[None] * (len(record_of(p).type.shape) - 1))
+        for p in program.placeholders
+        if record_of(p).role == "input"
+    }
+    split |= {
+        p.name: DistAttr.split("tp", None) for p in program.placeholders if record_of(p).name.endswith("up.weight")
+    }
     before = str(program)
     for step in (Place(mesh, split), Reshard(), Share()):
         run_passes(program, [step])
@@ -78,7 +84,9 @@ def test_comments_are_outside_equality() -> None:
     text = program.text(comments=True)
     assert re.search(r"= gelu\(addmm\)  # act  models\.py:\d+  return self\.down", text)
     assert Program.parse(text) == program
-    noisy = "\n# on top\n\n" + str(program).replace("\n", "   # said 'so'\n").replace("forward:", "\n  # between\nforward:")
+    noisy = "\n# on top\n\n" + str(program).replace("\n", "   # said 'so'\n").replace(
+        "forward:", "\n  # between\nforward:"
+    )
     assert Program.parse(noisy) == program
 
 
@@ -156,7 +164,9 @@ def test_merged_dims_print_in_their_normal_form() -> None:
     mesh = Mesh(dp=2, tp=2, one=1)
 
     def normal(text: str) -> str:
-        return print_type(record_of(Program.parse(f"program explicit on dp=2 tp=2 one=1\n  x : f32{text} = input\n").node("x")).type)[3:]
+        return print_type(
+            record_of(Program.parse(f"program explicit on dp=2 tp=2 one=1\n  x : f32{text} = input\n").node("x")).type
+        )[3:]
 
     assert normal("[(4/dp 128)]") == "[512/dp]"
     assert normal("[(3 128/tp)]") == "[(3 128/tp)]"
@@ -206,7 +216,14 @@ def test_axes_named_like_literals_print_in_quotes() -> None:
 
 
 def test_constants() -> None:
-    tensors = [torch.tensor(2.5), torch.arange(6).reshape(2, 3), torch.arange(17.0), torch.tensor([True, False]), torch.zeros(0, 2), torch.tensor([1j])]
+    tensors = [
+        torch.tensor(2.5),
+        torch.arange(6).reshape(2, 3),
+        torch.arange(17.0),
+        torch.tensor([True, False]),
+        torch.zeros(0, 2),
+        torch.tensor([1j]),
+    ]
     graph = fx.Graph()
     program = Program(graph, constants={f"c{k}": Constant.of(t) for k, t in enumerate(tensors)})
     for k, t in enumerate(tensors):

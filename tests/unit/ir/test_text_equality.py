@@ -37,7 +37,11 @@ def test_any_single_change_is_seen(program: Program, data: st.DataObject) -> Non
         "stream": "another",
         "started": not record.started,
     }
-    what = data.draw(st.sampled_from([*fields, "args", "kwargs", "tree", "streams", "level", "mesh", "at", "stage", "name_", "comment"]))
+    what = data.draw(
+        st.sampled_from(
+            [*fields, "args", "kwargs", "tree", "streams", "level", "mesh", "at", "stage", "name_", "comment"]
+        )
+    )
     if what in fields:
         set_record(node, record._replace(**{what: fields[what]}))
     elif what == "args":
@@ -67,7 +71,9 @@ def test_equal_means_the_same_kind_of_zero() -> None:
     def text(literal: str) -> str:
         return f"program traced\n  x : f32[2] = input\nforward:\n  c : f32[] = constant({literal})\n  y : f32[2] = add.Scalar(x, {literal})\n"
 
-    kinds = {literal: Program.parse(text(literal)) for literal in ("0", "0.0", "-0.0", "nan", "1", "1.0", "True", "False")}
+    kinds = {
+        literal: Program.parse(text(literal)) for literal in ("0", "0.0", "-0.0", "nan", "1", "1.0", "True", "False")
+    }
     for literal, program in kinds.items():
         assert [other for other in kinds if kinds[other] == program] == [literal]
         assert str(program) == text(literal)
@@ -83,7 +89,10 @@ def mutations(text: str) -> list[str]:
     for k, line in enumerate(lines):
         cursor.open(k, line)
         where += [(k, token) for token in cursor.tokens]
-    kinds = {kind: sorted({token.text for _, token in where if token.kind == kind}) for kind in ("word", "number", "string", "sign")}
+    kinds = {
+        kind: sorted({token.text for _, token in where if token.kind == kind})
+        for kind in ("word", "number", "string", "sign")
+    }
     found = []
     for k, token in where:
         for other in ("", *kinds[token.kind]):
@@ -129,4 +138,7 @@ def test_diff_is_the_lines_that_differ() -> None:
     other = Program.parse(DENSE.replace("op=max", "op=min"))
     assert base.diff(base) == ""
     changed = [line for line in base.diff(other).splitlines() if line[0] in "+-"]
-    assert changed == ["-  b_tp : bf16[12 6] = all_reduce(b, tp, op=max)", "+  b_tp : bf16[12 6] = all_reduce(b, tp, op=min)"]
+    assert changed == [
+        "-  b_tp : bf16[12 6] = all_reduce(b, tp, op=max)",
+        "+  b_tp : bf16[12 6] = all_reduce(b, tp, op=min)",
+    ]

@@ -25,11 +25,13 @@ PLANS = {
     ),
     "no match": (
         {"*.upp.weight": ("tp", None)},
-        r"the plan's glob '\*\.upp\.weight' matches no parameter or input; near it: up\.weight, down\.weight, \w+\.bias",
+        r"the plan's glob '\*\.upp\.weight' matches no parameter or input; near it: up\.weight, down\.weight, "
+        r"\w+\.bias",
     ),
     "axis twice": (
         {"up.weight": ("tp", "tp")},
-        r"the plan's 'up\.weight': \('tp', 'tp'\) uses the axis 'tp' twice on up\.weight; an axis splits one dim of a value once",
+        r"the plan's 'up\.weight': \('tp', 'tp'\) uses the axis 'tp' twice on up\.weight; an axis splits one dim of a "
+        r"value once",
     ),
     "axis twice on one dim": (
         {"up.weight": (("tp", "dp", "tp"),)},
@@ -121,7 +123,8 @@ def test_an_op_without_a_rule_is_refused_when_strict(monkeypatch: pytest.MonkeyP
     monkeypatch.delitem(RULES, torch.ops.aten.linalg_inv_ex.default)
     refuses(
         RuleError,
-        rf"linalg_inv_ex: no sharding rule for linalg_inv_ex \(rules exist for .*\); if it works element by element, register one in a line:\n"
+        rf"linalg_inv_ex: no sharding rule for linalg_inv_ex \(rules exist for .*\); if it works element by element, "
+        rf"register one in a line:\n"
         rf'    autopar\.register_rule\("\.\.\. -> \.\.\., \.\.\.", "aten::linalg_inv_ex"\)\n'
         rf"    {HERE}:\d+  return torch\.linalg\.inv\(self\.inner\(x\)\)   in module the root",
         Inverse(),
@@ -136,8 +139,10 @@ def test_an_op_without_a_rule_is_computed_whole_and_reported(monkeypatch: pytest
     parallel = check_equal(model, Mesh(dp=2, tp=2), {"inner.weight": ("tp", None), "inner.bias": ("tp",)}, (given,))
     (note,) = parallel.reports["place"].notes
     assert re.fullmatch(
-        rf"linalg_inv_ex has no sharding rule, and none was found: its result 1 is zero for all operands; each rank computes all of "
-        rf"it, on whole operands \(1 times, \d+ bytes gathered, 132 bytes of results\); register_rule one, or refuse it with strict=True\n    {HERE}:\d+  return torch\.linalg\.inv\(self\.inner\(x\)\)   in module the root",
+        rf"linalg_inv_ex has no sharding rule, and none was found: its result 1 is zero for all operands; each rank "
+        rf"computes all of "
+        rf"it, on whole operands \(1 times, \d+ bytes gathered, 132 bytes of results\); register_rule one, or refuse "
+        rf"it with strict=True\n    {HERE}:\d+  return torch\.linalg\.inv\(self\.inner\(x\)\)   in module the root",
         note,
     )
     assert note in str(parallel.reports)
@@ -192,7 +197,8 @@ def test_an_argument_that_cannot_be_flattened() -> None:
 
     refuses(
         CaptureError,
-        r"argument extra is a object, which capture cannot look into; pass tensors, numbers, strings, or containers and "
+        r"argument extra is a object, which capture cannot look into; pass tensors, numbers, strings, or containers "
+        r"and "
         r"dataclasses of them",
         Takes(),
         example=(x, object()),
@@ -204,11 +210,15 @@ def test_a_result_that_cannot_be_flattened() -> None:
         def forward(self, x: torch.Tensor) -> object:
             return {"y": x, "what": {1, 2}}
 
-    refuses(CaptureError, r"the model returns a set, which capture cannot look into; return tensors, numbers or .*", Gives())
+    refuses(
+        CaptureError, r"the model returns a set, which capture cannot look into; return tensors, numbers or .*", Gives()
+    )
 
 
 def test_wrong_types() -> None:
-    refuses(TypeError, r"parallelize takes an autopar\.Mesh, as in autopar\.Mesh\(dp=2, tp=2\), not int", Block(), mesh=4)
+    refuses(
+        TypeError, r"parallelize takes an autopar\.Mesh, as in autopar\.Mesh\(dp=2, tp=2\), not int", Block(), mesh=4
+    )
     refuses(TypeError, r"example is the arguments of one call: a tuple \(x,\), a dict of keywords, or both "
                        r"\(\(x,\), \{'labels': y\}\), not a Tensor", Block(), example=x)  # fmt: skip
     with pytest.raises(TypeError, match=r"parallelize takes a torch\.nn\.Module, not function"):

@@ -17,6 +17,7 @@ from autopar import CaptureError, Mesh
 
 HERE = re.escape("test_bad_models.py")
 
+
 def forwards(function: Any, **attributes: Any) -> nn.Module:
     """A model with a layer ``w``, attributes, and ``function(self, x)`` for its forward."""
 
@@ -59,14 +60,19 @@ def _scales(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 HELD = {
-    "an attribute": (_keeps, {}, r"forward keeps a tensor in last, which a captured step cannot do\n  return it, or .*"),
+    "an attribute": (
+        _keeps,
+        {},
+        r"forward keeps a tensor in last, which a captured step cannot do\n  return it, or .*",
+    ),
     "a list": (_logs, {"log": []}, r"forward keeps a tensor in log, .*\n.*"),
     "a cache": (_caches, {"mask": None}, r"forward keeps a tensor in mask, .*\n.*"),
     "a write": (
         _writes,
         {"c": torch.zeros(1)},
         rf"forward writes into a tensor that is neither a parameter, nor a buffer, nor an argument, nor made in it\n"
-        rf"    {HERE}:\d+  self\.c\.add_\(1\)   in module the root\n  make it a buffer of the module, with register_buffer",
+        rf"    {HERE}:\d+  self\.c\.add_\(1\)   in module the root\n  make it a buffer of the module, with "
+        rf"register_buffer",
     ),
     "an unregistered parameter": (
         _scales,
@@ -89,7 +95,9 @@ def test_tensors_that_a_step_cannot_hold(case: str) -> None:
     after = vars(model)
     assert before.keys() == after.keys() and all(before[key] is after[key] for key in before)
     for key, value in kept.items():
-        same = torch.equal(value, getattr(model, key)) if isinstance(value, torch.Tensor) else value == getattr(model, key)
+        same = (
+            torch.equal(value, getattr(model, key)) if isinstance(value, torch.Tensor) else value == getattr(model, key)
+        )
         assert same
 
 
@@ -112,7 +120,8 @@ HOOKED = {
     "weight_norm": (torch.nn.utils.weight_norm, "up.weight", r"use torch\.nn\.utils\.parametrizations\.weight_norm, which computes the same"),
     "spectral_norm": (torch.nn.utils.spectral_norm, "up.weight", r"use torch\.nn\.utils\.parametrizations\.spectral_norm, which computes the same"),
     "prune": (lambda layer: prune.l1_unstructured(layer, "bias", 0.5), "up.bias",
-              r"end it with torch\.nn\.utils\.prune\.remove\(module, 'bias'\), or multiply by the mask in a parametrization"),
+              r"end it with torch\.nn\.utils\.prune\.remove\(module, 'bias'\), or multiply by the mask in a "
+              r"parametrization"),
 }  # fmt: skip
 
 
@@ -124,7 +133,8 @@ def test_hooks_that_compute_weights(name: str) -> None:
     register(model.up)
     refuses(
         CaptureError,
-        rf"a hook of torch\.nn\.utils\.{name} puts a computed tensor into {re.escape(tensor)} before each forward, which a captured step cannot do\n"
+        rf"a hook of torch\.nn\.utils\.{name} puts a computed tensor into {re.escape(tensor)} before each forward, "
+        rf"which a captured step cannot do\n"
         rf"    models\.py:\d+  return self\.down\(self\.act\(self\.up\(x\)\)\)\n"
         rf"  {remedy}",
         model,
@@ -148,12 +158,26 @@ def test_buffers_that_share_memory() -> None:
 
 
 WRAPPED = {
-    "data parallel": (lambda m: nn.DataParallel(m), r"parallelize takes the model itself, not DataParallel; pass what it wraps, model\.module"),
+    "data parallel": (
+        lambda m: nn.DataParallel(m),
+        r"parallelize takes the model itself, not DataParallel; pass what it wraps, model\.module",
+    ),
     "data parallel inside": (
-        lambda m: nn.Sequential(nn.DataParallel(m)), r"parallelize takes the model itself, not DataParallel \(model\.0\); pass what it wraps, model\.0\.module"),
-    "scripted": (lambda m: torch.jit.trace(m, x, check_trace=False), r"parallelize takes an eager model, not one of torch\.jit; .*"),
-    "compiled": (lambda m: torch.compile(m), r"parallelize takes the model before torch\.compile; pass model\._orig_mod"),
-    "lazy": (lambda m: nn.LazyLinear(3), r"the parameter weight has no shape yet; run the model once before parallelize"),
+        lambda m: nn.Sequential(nn.DataParallel(m)),
+        r"parallelize takes the model itself, not DataParallel \(model\.0\); pass what it wraps, model\.0\.module",
+    ),
+    "scripted": (
+        lambda m: torch.jit.trace(m, x, check_trace=False),
+        r"parallelize takes an eager model, not one of torch\.jit; .*",
+    ),
+    "compiled": (
+        lambda m: torch.compile(m),
+        r"parallelize takes the model before torch\.compile; pass model\._orig_mod",
+    ),
+    "lazy": (
+        lambda m: nn.LazyLinear(3),
+        r"the parameter weight has no shape yet; run the model once before parallelize",
+    ),
 }
 
 
@@ -168,15 +192,22 @@ def test_models_that_are_not_plain(case: str) -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "instead"),
-    [({"pp": 2, "dp": 2}, "dp=4"), ({"dp": 2, "pp": 2, "tp": 2}, "dp=4, tp=2"), ({"pp": 2, "tp": 2}, "dp=2, tp=2"), ({"pp": 4}, "dp=4")],
+    [
+        ({"pp": 2, "dp": 2}, "dp=4"),
+        ({"dp": 2, "pp": 2, "tp": 2}, "dp=4, tp=2"),
+        ({"pp": 2, "tp": 2}, "dp=2, tp=2"),
+        ({"pp": 4}, "dp=4"),
+    ],
     ids=str,
 )
 def test_a_mesh_with_pp(sizes: dict[str, int], instead: str) -> None:
     """It would have every stage compute the whole model; a mesh of one stage is as one without."""
     mesh = Mesh(sizes)
     text = (
-        rf"the mesh \({mesh}\) has an axis pp, for the stages of a pipeline, and parallelize does not run pipelines yet: each stage would compute "
-        rf"the whole model; give these ranks to another axis, as in Mesh\({instead}\); schedules by themselves are in autopar\.pipeline"
+        rf"the mesh \({mesh}\) has an axis pp, for the stages of a pipeline, and parallelize does not run pipelines "
+        rf"yet: each stage would compute "
+        rf"the whole model; give these ranks to another axis, as in Mesh\({instead}\); schedules by themselves are in "
+        rf"autopar\.pipeline"
     )
     refuses(ValueError, text, Block(), mesh=mesh)
     refuses(ValueError, text, Block(), mesh=mesh, plan={"up.weight": ("pp", None)})
@@ -189,7 +220,8 @@ def test_a_stage_is_not_the_mesh() -> None:
 
 
 def test_tensors_that_are_not_dense() -> None:
-    refuses(CaptureError, r"argument x is a sparse_coo tensor, which has no pieces\n  make it dense: to_dense\(\), or sparse=False in an embedding", Block(),
+    refuses(CaptureError, r"argument x is a sparse_coo tensor, which has no pieces\n  make it dense: to_dense\(\), or "
+                          r"sparse=False in an embedding", Block(),
             example=(x.to_sparse(),))  # fmt: skip
 
 
@@ -219,7 +251,11 @@ def test_writes_into_tensors_of_other_objects() -> None:
         holder[0][0].add_(1)
         return self.w(x + holder[0][0])
 
-    refuses(CaptureError, rf"forward writes into a tensor that is neither .*\n    {HERE}:\d+  holder\[0\]\[0\]\.add_\(1\) .*\n.*", forwards(writes))
+    refuses(
+        CaptureError,
+        rf"forward writes into a tensor that is neither .*\n    {HERE}:\d+  holder\[0\]\[0\]\.add_\(1\) .*\n.*",
+        forwards(writes),
+    )
     assert not holder[0][0].any()
 
 

@@ -55,7 +55,9 @@ CALLS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "step": lambda parallel, x: parallel.train_step(sgd(parallel))(x),
     "step of a dict": lambda parallel, x: parallel.train_step(sgd(parallel))({"x": x}),
     "step of micro-batches": lambda parallel, x: parallel.train_step(sgd(parallel), microbatches=4)(x),
-    "step with a number of items": lambda parallel, x: parallel.train_step(sgd(parallel), microbatches=4)(x, num_items_in_batch=16),
+    "step with a number of items": lambda parallel, x: parallel.train_step(sgd(parallel), microbatches=4)(
+        x, num_items_in_batch=16
+    ),
 }
 
 
@@ -66,7 +68,10 @@ def test_a_call_is_bound_once(bound: list[int], name: str) -> None:
     assert bound == [1]
 
 
-@pytest.mark.parametrize("simulate", [lambda parallel: parallel.simulate, lambda parallel: parallel.train_step(sgd(parallel), microbatches=2).simulate])
+@pytest.mark.parametrize(
+    "simulate",
+    [lambda parallel: parallel.simulate, lambda parallel: parallel.train_step(sgd(parallel), microbatches=2).simulate],
+)
 def test_a_simulated_call_is_bound_once(bound: list[int], simulate: Callable[[Any], Any]) -> None:
     simulated, x = simulate(autopar.parallelize(Loss(), Mesh(dp=2))), torch.randn(8, 4)
     for count in (1, 2):
@@ -90,8 +95,15 @@ def test_another_value_of_a_keyword(items: Any, first: bool) -> None:
 
     before, after, wanted = call(items), call(items).with_keyword("num_items_in_batch", SHARE), call(SHARE)
     assert str(before.keyword("num_items_in_batch")) == str(items) and before.keyword("num_items") is None
-    assert (after.passed, after.names, after.spec, after.whole) == (wanted.passed, wanted.names, wanted.spec, wanted.whole)
-    assert list(map(id, after.tensors)) == list(map(id, wanted.tensors)) and list(map(id, after.flat)) == list(map(id, wanted.flat))
+    assert (after.passed, after.names, after.spec, after.whole) == (
+        wanted.passed,
+        wanted.names,
+        wanted.spec,
+        wanted.whole,
+    )
+    assert list(map(id, after.tensors)) == list(map(id, wanted.tensors)) and list(map(id, after.flat)) == list(
+        map(id, wanted.flat)
+    )
 
 
 def test_a_copy_keeps_the_layouts_of_its_own_parameters() -> None:

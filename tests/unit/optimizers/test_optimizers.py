@@ -1,4 +1,5 @@
-"""Optimizers as ops: the steps of torch.optim, also where they are scaled, skipped, scheduled, or continued by the other."""
+"""Optimizers as ops: the steps of torch.optim, also where they are scaled, skipped, scheduled, or continued by the
+other."""
 
 from __future__ import annotations
 
@@ -41,8 +42,12 @@ def check_alike(stepped: Stepped, optimizer: Optimizer, **tolerance: float) -> N
 
 
 @CASES
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, DOUBLE), (torch.float32, SINGLE)], ids=["float64", "float32"])
-def test_ten_steps_are_torchs(kind: type[Optimizer], options: dict[str, Any], dtype: torch.dtype, tolerance: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, DOUBLE), (torch.float32, SINGLE)], ids=["float64", "float32"]
+)
+def test_ten_steps_are_torchs(
+    kind: type[Optimizer], options: dict[str, Any], dtype: torch.dtype, tolerance: dict[str, float]
+) -> None:
     """In two groups, with a schedule of the learning rate."""
     params = parameters(dtype)
     groups = [{"params": params[:2]}, {"params": params[2:], "lr": 0.05, "weight_decay": 0.2}]
@@ -64,16 +69,29 @@ def chosen(draw: st.DrawFn) -> tuple[type[Optimizer], dict[str, Any]]:
         "lr": st.floats(0, 1), "weight_decay": st.sampled_from([0.0, 1e-3, 0.5]), "momentum": st.floats(0, 0.99), "eps": st.floats(1e-9, 1e-2),
         "lr_decay": st.floats(0, 1), "betas": st.tuples(st.floats(0, 0.99), st.floats(0, 0.999)),
     }  # fmt: skip
-    options = {name: draw(numbers[name]) if name in numbers and draw(st.booleans()) else value for name, value in options.items()}
+    options = {
+        name: draw(numbers[name]) if name in numbers and draw(st.booleans()) else value
+        for name, value in options.items()
+    }
     if options.get("nesterov") and not options["momentum"]:
         options["momentum"] = 0.9
     return kind, options
 
 
 @settings(max_examples=60, deadline=None)
-@given(chosen(), st.lists(st.tuples(st.sampled_from([None, 0.25, 3.0, 65536.0]), st.sampled_from([None, 0.0, 1.0])), min_size=1, max_size=6))
-def test_scaled_and_skipped_steps(case: tuple[type[Optimizer], dict[str, Any]], steps: list[tuple[float | None, float | None]]) -> None:
-    """What torch does with gradients divided before, and without the steps that are skipped; their gradients are not finite."""
+@given(
+    chosen(),
+    st.lists(
+        st.tuples(st.sampled_from([None, 0.25, 3.0, 65536.0]), st.sampled_from([None, 0.0, 1.0])),
+        min_size=1,
+        max_size=6,
+    ),
+)
+def test_scaled_and_skipped_steps(
+    case: tuple[type[Optimizer], dict[str, Any]], steps: list[tuple[float | None, float | None]]
+) -> None:
+    """What torch does with gradients divided before, and without the steps that are skipped; their gradients are not
+    finite."""
     kind, options = case
     optimizer = kind(parameters(), **options)
     stepped = Stepped(optimizer)
@@ -145,7 +163,9 @@ def test_nothing_is_written_and_nothing_shares_memory() -> None:
             before = [nn.Parameter(stepped.params[0]), drawn(SHAPES[:1], 3)[0], *stepped.states[0].values()]
             kept = [tensor.clone() for tensor in before]
             update = stepped.definition.update(stepped.groups[0])
-            new, state = update(before[0], before[1], stepped.states[0], torch.tensor(0.1, dtype=torch.float64), None, found_inf)
+            new, state = update(
+                before[0], before[1], stepped.states[0], torch.tensor(0.1, dtype=torch.float64), None, found_inf
+            )
             assert not any(tensor.requires_grad for tensor in (new, *state.values()))
             assert all(torch.equal(a, b) for a, b in zip(before, kept, strict=True))
             storages = [tensor.untyped_storage().data_ptr() for tensor in (*before, new, *state.values())]
@@ -155,8 +175,15 @@ def test_nothing_is_written_and_nothing_shares_memory() -> None:
 def test_a_step_is_traced_to_its_ops() -> None:
     optimizer = AdamW(parameters())
     update = definition_of(optimizer).update(optimizer.param_groups[0])
-    assert (update.op, update.states, update.counted) == (UPDATES["adamw"], ("exp_avg", "exp_avg_sq", "step"), ("step",))
-    assert update.scheduled == {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01} and update.constants == {"eps": 1e-8, "maximize": False}
+    assert (update.op, update.states, update.counted) == (
+        UPDATES["adamw"],
+        ("exp_avg", "exp_avg_sq", "step"),
+        ("step",),
+    )
+    assert update.scheduled == {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01} and update.constants == {
+        "eps": 1e-8,
+        "maximize": False,
+    }
 
     def step(param: Any, grad: Any, mean: Any, square: Any, count: Any, lr: Any, scheduled: Any) -> Any:
         return update(param, grad, {"exp_avg": mean, "exp_avg_sq": square, "step": count}, lr, scheduled=scheduled)
@@ -171,7 +198,9 @@ def test_a_step_is_traced_to_its_ops() -> None:
 @CASES
 def test_fake_results_are_like_the_real_ones(kind: type[Optimizer], options: dict[str, Any]) -> None:
     """In shape, dtype and strides; the formula is not run for them."""
-    turned = [tensor.t().contiguous().t() if tensor.dim() == 2 else tensor for tensor in drawn(SHAPES, 0, torch.bfloat16)]
+    turned = [
+        tensor.t().contiguous().t() if tensor.dim() == 2 else tensor for tensor in drawn(SHAPES, 0, torch.bfloat16)
+    ]
     optimizer = kind([nn.Parameter(tensor) for tensor in turned], **options)
     (group,) = optimizer.param_groups
     definition = definition_of(optimizer)
@@ -179,7 +208,14 @@ def test_fake_results_are_like_the_real_ones(kind: type[Optimizer], options: dic
     assert has_kernel(update.op, "meta")
     lr = torch.tensor(0.1, dtype=torch.float64)
     for param in turned:
-        given = (param, param.contiguous().float(), *definition.initial(param, group).values(), lr, torch.ones(()), torch.zeros(()))
+        given = (
+            param,
+            param.contiguous().float(),
+            *definition.initial(param, group).values(),
+            lr,
+            torch.ones(()),
+            torch.zeros(()),
+        )
         wanted = update.function(*given, **update.operands(), **update.constants)
         with FakeTensorMode() as mode:
             found = update.function(*map(mode.from_tensor, given), **update.operands(), **update.constants)
@@ -199,7 +235,8 @@ def test_updates_tell_changed_options() -> None:
     assert definition.update({**group, "dampening": 0.1}).op != before.op
 
 
-# -- which optimizers ---------------------------------------------------------------------------------------------------
+# -- which optimizers
+# ---------------------------------------------------------------------------------------------------
 
 
 class Named(AdamW):
@@ -219,15 +256,24 @@ def test_a_class_that_inherits_its_step_is_known() -> None:
 
 
 @pytest.mark.parametrize(("make", "kind", "message"), [
-    (lambda: Own(parameters()), TypeError, "Own cannot be part of a step's graph: it does not change the parameters of its groups; train it in the plain loop, "),
-    (lambda: torch.optim.LBFGS(parameters()), TypeError, "LBFGS cannot be part of a step's graph: it calls the model several times in a step, through a closure; "),
-    (lambda: torch.optim.SparseAdam(parameters()), TypeError, "it takes sparse gradients, and those of a step are dense; train it in the plain loop, "),
-    (lambda: nn.Linear(2, 2), TypeError, "is a Linear and no torch.optim.Optimizer; make one from parallel.parameters()"),
-    (lambda: Adam(parameters(), differentiable=True), ValueError, "group 0 of Adam has differentiable=True: gradients do not flow"),
+    (lambda: Own(parameters()), TypeError, "Own cannot be part of a step's graph: it does not change the parameters "
+                                           "of its groups; train it in the plain loop, "),
+    (lambda: torch.optim.LBFGS(parameters()), TypeError, "LBFGS cannot be part of a step's graph: it calls the model "
+                                                         "several times in a step, through a closure; "),
+    (lambda: torch.optim.SparseAdam(parameters()), TypeError, "it takes sparse gradients, and those of a step are "
+                                                              "dense; train it in the plain loop, "),
+    (lambda: nn.Linear(2, 2), TypeError, "is a Linear and no torch.optim.Optimizer; make one from "
+                                         "parallel.parameters()"),
+    (lambda: Adam(parameters(), differentiable=True), ValueError, "group 0 of Adam has differentiable=True: gradients "
+                                                                  "do not flow"),
     (lambda: SGD([{"params": parameters()}, {"params": [nn.Parameter(torch.ones(2, dtype=torch.complex64))]}]), ValueError,
      "parameter 0 in group 1 of SGD is complex64; parameters of a step in the graph are dense and of a floating dtype"),
-    (lambda: SGD([("table", nn.Parameter(torch.eye(3).to_sparse()))]), ValueError, "parameter table in group 0 of SGD is sparse"),
-    (lambda: AdamW(parameters(), betas=(torch.tensor(0.9), torch.tensor(0.99))), ValueError, "beta1 of AdamW is a tensor, but the graph would keep its value; give a number"),
+    (lambda: SGD([("table", nn.Parameter(torch.eye(3).to_sparse()))]), ValueError, "parameter table in group 0 of SGD "
+                                                                                   "is sparse"),
+    (lambda: AdamW(parameters(), betas=(torch.tensor(0.9), torch.tensor(0.99))), ValueError, "beta1 of AdamW is a "
+                                                                                             "tensor, but the graph "
+                                                                                             "would keep its value; "
+                                                                                             "give a number"),
 ])  # fmt: skip
 def test_what_is_refused(make: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=re.escape(message)):
@@ -239,11 +285,14 @@ def test_hooks_of_a_step_are_refused() -> None:
     torch.optim.lr_scheduler.ConstantLR(optimizer)
     definition_of(optimizer)
     optimizer.register_step_post_hook(lambda *_: None)
-    with pytest.raises(ValueError, match=r"AdamW has step hooks, but a step in the graph does not call them: remove them"):
+    with pytest.raises(
+        ValueError, match=r"AdamW has step hooks, but a step in the graph does not call them: remove them"
+    ):
         definition_of(optimizer)
 
 
-# -- rules --------------------------------------------------------------------------------------------------------------
+# -- rules
+# --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
@@ -255,7 +304,9 @@ def test_rules_hold_on_pieces(name: str) -> None:
     given |= {option: K(given[option]) for option in scheduled_of(name)}
     for shape in ((4, 5), (6,), (2, 1, 3), ()):
         scalars = [K(3.0) for _ in without_dims.split()]
-        spec = call(F(*shape), F(*shape), *(P(*shape) for _ in lying.split()), *scalars, K(0.1), K(2.0), K(0.0), **given)
+        spec = call(
+            F(*shape), F(*shape), *(P(*shape) for _ in lying.split()), *scalars, K(0.1), K(2.0), K(0.0), **given
+        )
         proof = prove(UPDATES[name], *made(spec, name))
         assert len(proof.claims) >= sum(size > 1 for size in shape)
     assert not any("sum" in claim for claim in proof.claims)

@@ -18,7 +18,12 @@ from autopar.torch_private import OpOverload
 
 CASES = pytest.mark.parametrize(("kind", "options"), OPTIMIZERS, ids=NAMES)
 LR = torch.tensor(0.01, dtype=torch.float64)
-CLOSE = {torch.float64: (1e-12, 1e-12), torch.float32: (5e-7, 5e-7), torch.bfloat16: (2**-7, 1e-3), torch.float16: (2**-10, 1e-4)}
+CLOSE = {
+    torch.float64: (1e-12, 1e-12),
+    torch.float32: (5e-7, 5e-7),
+    torch.bfloat16: (2**-7, 1e-3),
+    torch.float16: (2**-10, 1e-4),
+}
 
 Laid = Callable[[torch.Tensor], torch.Tensor]
 
@@ -47,22 +52,42 @@ class InPlace:
         self.shared = stepped.definition.shared
         lays = [lay[k % len(lay)] for k in range(9)]
         self.params = [lays[0](param.clone()) for param in stepped.params]
-        self.states = [[lays[k](state[name].clone()) for state in stepped.states] for k, name in enumerate(self.update.states, start=1)]
+        self.states = [
+            [lays[k](state[name].clone()) for state in stepped.states]
+            for k, name in enumerate(self.update.states, start=1)
+        ]
         self.lay_gradient = lays[-1]
 
-    def step(self, grads: Sequence[torch.Tensor], grad_scale: torch.Tensor | None = None, found_inf: torch.Tensor | None = None) -> None:
+    def step(
+        self,
+        grads: Sequence[torch.Tensor],
+        grad_scale: torch.Tensor | None = None,
+        found_inf: torch.Tensor | None = None,
+    ) -> None:
         for name, some in zip(self.update.states, self.states, strict=True):
             if name in self.update.counted:
                 count(some, found_inf)
         assert self.update.op is not None
         grads = [self.lay_gradient(grad.clone()) for grad in grads]
-        IN_PLACE[self.update.op](self.params, grads, self.states, LR, grad_scale, found_inf, **self.update.operands(), **self.update.constants)
+        IN_PLACE[self.update.op](
+            self.params,
+            grads,
+            self.states,
+            LR,
+            grad_scale,
+            found_inf,
+            **self.update.operands(),
+            **self.update.constants,
+        )
 
 
 def check_alike(ours: InPlace, stepped: Stepped) -> None:
     rtol, atol = CLOSE[stepped.params[0].dtype]
     for k, (param, state) in enumerate(zip(stepped.params, stepped.states, strict=True)):
-        for have, want in [(ours.params[k], param), *((some[k], state[name]) for name, some in zip(ours.update.states, ours.states, strict=True))]:
+        for have, want in [
+            (ours.params[k], param),
+            *((some[k], state[name]) for name, some in zip(ours.update.states, ours.states, strict=True)),
+        ]:
             torch.testing.assert_close(have, want, rtol=rtol, atol=atol)
 
 
@@ -70,7 +95,14 @@ def started(kind: type[Optimizer], options: dict[str, Any], dtype: torch.dtype) 
     return Stepped(kind([nn.Parameter(tensor) for tensor in drawn(SHAPES, 0, dtype)], **{**options, "lr": LR.item()}))
 
 
-STEPS: list[tuple[float | None, float | None]] = [(None, 1.0), (None, None), (8.0, None), (0.3, 0.0), (2.0, 1.0), (None, 0.0)]  # scale, skipped
+STEPS: list[tuple[float | None, float | None]] = [
+    (None, 1.0),
+    (None, None),
+    (8.0, None),
+    (0.3, 0.0),
+    (2.0, 1.0),
+    (None, 0.0),
+]  # scale, skipped
 
 
 @CASES
@@ -83,7 +115,10 @@ def test_buckets_are_the_op_for_each(kind: type[Optimizer], options: dict[str, A
         scale, found = (None if number is None else torch.tensor(number) for number in numbers)
         if dtype == torch.float64 and scale is not None:
             scale = scale.double() + 1e-9  # what float32 does not hold
-        if dtype in (torch.bfloat16, torch.float16):  # kernels and ops round at other places: each step from the same numbers
+        if dtype in (
+            torch.bfloat16,
+            torch.float16,
+        ):  # kernels and ops round at other places: each step from the same numbers
             ours = InPlace(stepped)
         stepped.step(grads, scale, found)
         ours.step(grads, scale, found)
@@ -95,7 +130,9 @@ def test_buckets_are_the_op_for_each(kind: type[Optimizer], options: dict[str, A
 def test_long_pieces_in_half_precision(kind: type[Optimizer], options: dict[str, Any], dtype: torch.dtype) -> None:
     """Of more elements than a register of the CPU holds, and some beside: all are written."""
     shapes = [(35,), (64,), (7, 19)]
-    stepped = Stepped(kind([nn.Parameter(tensor) for tensor in drawn(shapes, 0, dtype)], **{**options, "lr": LR.item()}))
+    stepped = Stepped(
+        kind([nn.Parameter(tensor) for tensor in drawn(shapes, 0, dtype)], **{**options, "lr": LR.item()})
+    )
     for k in range(3):
         ours = InPlace(stepped)
         grads = drawn(shapes, k + 1, dtype)
@@ -107,7 +144,14 @@ def test_long_pieces_in_half_precision(kind: type[Optimizer], options: dict[str,
 @CASES
 def test_memory_may_lie_otherwise(kind: type[Optimizer], options: dict[str, Any]) -> None:
     """Kernels take memory as it lies; what is around a piece stays as it was."""
-    for lay in ((transposed,), (plain, transposed), (transposed, plain), (sliced,), (plain, sliced), (plain, plain, sliced)):
+    for lay in (
+        (transposed,),
+        (plain, transposed),
+        (transposed, plain),
+        (sliced,),
+        (plain, sliced),
+        (plain, plain, sliced),
+    ):
         stepped = started(kind, options, torch.float64)
         ours = InPlace(stepped, lay)
         tensors = [tensor for some in (ours.params, *ours.states) for tensor in some]
@@ -143,7 +187,9 @@ def test_a_count_may_be_shared() -> None:
     ours = InPlace(stepped)
     stepped.step(drawn(SHAPES, 1))
     ours.states[-1] = [torch.ones(())] * len(SHAPES)
-    IN_PLACE[UPDATES["adamw"]](ours.params, drawn(SHAPES, 1), ours.states, LR, None, None, **ours.update.operands(), **ours.update.constants)
+    IN_PLACE[UPDATES["adamw"]](
+        ours.params, drawn(SHAPES, 1), ours.states, LR, None, None, **ours.update.operands(), **ours.update.constants
+    )
     check_alike(ours, stepped)
 
 
@@ -182,7 +228,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
         return Kernel()
 
-    monkeypatch.setattr(in_place, "FUSED", {name: (noted(kernel), *rest) for name, (kernel, *rest) in in_place.FUSED.items()})
+    monkeypatch.setattr(
+        in_place, "FUSED", {name: (noted(kernel), *rest) for name, (kernel, *rest) in in_place.FUSED.items()}
+    )
     yield seen
 
 

@@ -31,9 +31,17 @@ class Lamb(ByHand):
 
     def step_of(self, param: torch.Tensor, grad: torch.Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         if not state:
-            state |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(param), "exp_avg_sq": torch.full_like(param, 0.1)}
+            state |= {
+                "step": torch.zeros(()),
+                "exp_avg": torch.zeros_like(param),
+                "exp_avg_sq": torch.full_like(param, 0.1),
+            }
         state["step"] += 1
-        mean, square, step = state["exp_avg"].lerp_(grad, 0.1), state["exp_avg_sq"].lerp_(grad * grad, 0.01), int(state["step"])
+        mean, square, step = (
+            state["exp_avg"].lerp_(grad, 0.1),
+            state["exp_avg_sq"].lerp_(grad * grad, 0.01),
+            int(state["step"]),
+        )
         direction = mean / (1 - 0.9**step) / ((square / (1 - 0.99**step)).sqrt() + group["eps"])
         long, wide = param.norm(), direction.norm()
         param.add_(direction, alpha=-group["lr"] * float(long / wide if long > 0 and wide > 0 else 1))
@@ -64,16 +72,34 @@ def tenths(param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, torch.Ten
 
 
 REGISTERED: list[tuple[type[Optimizer], dict[str, Any], dict[str, Any]]] = [
-    (Lion, {"lr": 1e-2, "betas": (0.9, 0.99), "weight_decay": 0.1}, {"update": lion, "state": "exp_avg", "options": "betas weight_decay"}),
-    (Lamb, {"lr": 1e-2, "eps": 1e-6}, {"update": lamb, "state": ("step", "exp_avg", "exp_avg_sq"), "shared": ["step"], "options": "eps", "initial": tenths}),
+    (
+        Lion,
+        {"lr": 1e-2, "betas": (0.9, 0.99), "weight_decay": 0.1},
+        {"update": lion, "state": "exp_avg", "options": "betas weight_decay"},
+    ),
+    (
+        Lamb,
+        {"lr": 1e-2, "eps": 1e-6},
+        {
+            "update": lamb,
+            "state": ("step", "exp_avg", "exp_avg_sq"),
+            "shared": ["step"],
+            "options": "eps",
+            "initial": tenths,
+        },
+    ),
     (NormalizedDescent, {"lr": 1e-2}, {"update": normalized}),
 ]
-CASES = pytest.mark.parametrize(("kind", "options", "told"), REGISTERED, ids=[kind.__name__ for kind, _, _ in REGISTERED])
+CASES = pytest.mark.parametrize(
+    ("kind", "options", "told"), REGISTERED, ids=[kind.__name__ for kind, _, _ in REGISTERED]
+)
 
 
 @CASES
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_registered_steps_are_the_optimizers(kind: Any, options: dict[str, Any], told: dict[str, Any], dtype: torch.dtype) -> None:
+def test_registered_steps_are_the_optimizers(
+    kind: Any, options: dict[str, Any], told: dict[str, Any], dtype: torch.dtype
+) -> None:
     """Also scaled, and where some are skipped; gradients may have another dtype."""
     register_optimizer(kind, **told)
     optimizer = kind([nn.Parameter(tensor) for tensor in drawn(SHAPES, 0, dtype)], **options)
@@ -142,14 +168,19 @@ def test_a_second_definition_takes_the_place_of_the_first() -> None:
     ((nn.Linear,), TypeError, "is no subclass of torch.optim.Optimizer; give the class of your optimizer"),
     ((Lion(params=[nn.Parameter(torch.ones(2))]),), TypeError, "is no subclass of torch.optim.Optimizer"),
     ((Lion, "lion"), TypeError, "the update of Lion is a function of (param, grad, state, lr), not 'lion'"),
-    ((Lion, lion, "exp_avg", "step"), ValueError, "'step' is shared, but no state of Lion; its states are exp_avg: name it in state too"),
-    ((Lion, lion, "exp_avg", "", "decay"), ValueError, "'decay' is scheduled, but no option of Lion; its options are betas weight_decay: name it in options too"),
-    ((Lion, lion, "exp_avg", "", "lr"), ValueError, "'lr' is scheduled, but no option of Lion; a step has one of its own"),
+    ((Lion, lion, "exp_avg", "step"), ValueError, "'step' is shared, but no state of Lion; its states are exp_avg: "
+                                                  "name it in state too"),
+    ((Lion, lion, "exp_avg", "", "decay"), ValueError, "'decay' is scheduled, but no option of Lion; its options are "
+                                                       "betas weight_decay: name it in options too"),
+    ((Lion, lion, "exp_avg", "", "lr"), ValueError, "'lr' is scheduled, but no option of Lion; a step has one of its "
+                                                    "own"),
 ])  # fmt: skip
 def test_what_cannot_be_registered(given: tuple[Any, ...], error: type[Exception], message: str) -> None:
     kind, update, state, shared, scheduled = (*given, *(None, lion, "exp_avg", (), ())[len(given) :])
     with pytest.raises(error, match=re.escape(message)):
-        register_optimizer(kind, update=update, state=state, shared=shared, options="betas weight_decay", scheduled=scheduled)
+        register_optimizer(
+            kind, update=update, state=state, shared=shared, options="betas weight_decay", scheduled=scheduled
+        )
 
 
 def test_what_is_scheduled_is_a_number_or_some() -> None:
@@ -160,27 +191,50 @@ def test_what_is_scheduled_is_a_number_or_some() -> None:
     assert (update.scheduled, update.constants) == ({"betas.0": 0.9, "betas.1": 0.99, "weight_decay": 0.1}, {})
     assert definition_of(optimizer).update({**group, "betas": (0.8, 0.99)}) == update
     group["weight_decay"] = True
-    with pytest.raises(ValueError, match="weight_decay of Lion is True, but a scheduled option is a number, or a tuple of numbers: remove it from scheduled"):
+    with pytest.raises(
+        ValueError,
+        match="weight_decay of Lion is True, but a scheduled option is a number, or a tuple of numbers: remove it "
+        "from scheduled",
+    ):
         definition_of(optimizer)
 
 
 def test_options_are_entries_of_groups() -> None:
     register_optimizer(Lion, update=lion, state="exp_avg", options="betas decay")
     optimizer = Lion([nn.Parameter(torch.ones(2))], lr=0.1, betas=(0.9, 0.99))
-    with pytest.raises(ValueError, match="'decay' is an option of Lion, but its groups have betas, lr: name one of these"):
+    with pytest.raises(
+        ValueError, match="'decay' is an option of Lion, but its groups have betas, lr: name one of these"
+    ):
         definition_of(optimizer)
     register_optimizer(Lion, update=lion, state="exp_avg", options="betas")
     optimizer.param_groups[0]["betas"] = (0.9, torch.tensor(0.99))
-    with pytest.raises(ValueError, match="betas of Lion is a tensor, but the graph would keep its value; give a number"):
+    with pytest.raises(
+        ValueError, match="betas of Lion is a tensor, but the graph would keep its value; give a number"
+    ):
         definition_of(optimizer)
 
 
 WRONG: list[tuple[Callable[..., Any], str]] = [
-    (lambda p, g, s, lr: p - g, "the update of Lion returns a tensor, not the new parameter and a dict of its new states: return param, {…}"),
-    (lambda p, g, s, lr: (p - g, {}), "the update of Lion returns the states none, and was registered with exp_avg: return each of these"),
-    (lambda p, g, s, lr: (p.sum(), s), "the update of Lion changes the shape of the parameter from [4, 3] to []: keep the shape"),
-    (lambda p, g, s, lr: (p, {"exp_avg": 0}), "the update of Lion changes the shape of exp_avg from [4, 3] to 0: keep the shape"),
-    (lambda p, g, s, lr: (p - g, {"exp_avg": s["exp_avg"].add_(g)}), "the update of Lion writes to exp_avg: return a new tensor instead"),
+    (
+        lambda p, g, s, lr: p - g,
+        "the update of Lion returns a tensor, not the new parameter and a dict of its new states: return param, {…}",
+    ),
+    (
+        lambda p, g, s, lr: (p - g, {}),
+        "the update of Lion returns the states none, and was registered with exp_avg: return each of these",
+    ),
+    (
+        lambda p, g, s, lr: (p.sum(), s),
+        "the update of Lion changes the shape of the parameter from [4, 3] to []: keep the shape",
+    ),
+    (
+        lambda p, g, s, lr: (p, {"exp_avg": 0}),
+        "the update of Lion changes the shape of exp_avg from [4, 3] to 0: keep the shape",
+    ),
+    (
+        lambda p, g, s, lr: (p - g, {"exp_avg": s["exp_avg"].add_(g)}),
+        "the update of Lion writes to exp_avg: return a new tensor instead",
+    ),
     (lambda p, g, s, lr: (p.sub_(g), s), "the update of Lion writes to the parameter: return a new tensor instead"),
 ]
 
@@ -196,7 +250,9 @@ def test_wrong_updates_are_told(update: Callable[..., Any], message: str, fake: 
             found(x, x.clone(), {"exp_avg": x.clone()}, torch.ones(()))
 
 
-@pytest.mark.parametrize("looks", [lambda norm: 1.0 if norm > 0 else 2.0, lambda norm: norm.item(), float], ids=["if", "item", "float"])
+@pytest.mark.parametrize(
+    "looks", [lambda norm: 1.0 if norm > 0 else 2.0, lambda norm: norm.item(), float], ids=["if", "item", "float"]
+)
 def test_an_update_that_looks_at_values_is_told_where(looks: Callable[[torch.Tensor], float]) -> None:
     def update(param: torch.Tensor, grad: torch.Tensor, state: State, lr: torch.Tensor) -> Any:
         return param - lr * looks(grad.norm()) * grad, {}

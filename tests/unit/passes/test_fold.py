@@ -42,7 +42,10 @@ def chain(types: list[TensorType]) -> Program:
 
 
 def results(program: Program, pieces: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-    code = {rank: compile_phases(localize(program, program.mesh.coordinates(rank))).get("forward", []) for rank in program.mesh.ranks}
+    code = {
+        rank: compile_phases(localize(program, program.mesh.coordinates(rank))).get("forward", [])
+        for rank in program.mesh.ranks
+    }
     values = {rank: {"x": piece} for rank, piece in pieces.items()}
     run_ranks(program.meshes, code, values)
     return {rank: held[operands(program.output)[0].name] for rank, held in values.items()}
@@ -64,7 +67,10 @@ def test_a_chain_is_one_transition(data: st.DataObject) -> None:
     assert program.counts.commits <= before + 1
     left = [node for node in program.nodes if node.target in transfers.BY_FUNCTION]
     assert record_of(operands(program.output)[0]).type == types[-1]
-    assert (sum(map(_received, left)), len(left)) <= (cost(types[0], types[-1]), len(transitions(types[0], types[-1])))  # by bytes, then by transfers
+    assert (sum(map(_received, left)), len(left)) <= (
+        cost(types[0], types[-1]),
+        len(transitions(types[0], types[-1])),
+    )  # by bytes, then by transfers
     if wanted is not None:
         found = results(program, pieces)
         assert all(equal(found[rank], wanted[rank]) for rank in wanted)
@@ -78,7 +84,8 @@ def _received(node: torch.fx.Node) -> int:
 def test_what_no_transition_does_is_left() -> None:
     """A max that is reduced, and held as a sum."""
     text = (
-        "program explicit on dp=2\n  x : f32[4] +max:dp = input\nforward:\n  x_dp : f32[4] = all_reduce(x, dp, op=max)\n"
+        "program explicit on dp=2\n  x : f32[4] +max:dp = input\nforward:\n  x_dp : f32[4] = all_reduce(x, dp, "
+        "op=max)\n"
         "  x_dp_dp : f32[4] +dp = pend(x_dp, dp)\n  return x_dp_dp\n"
     )
     program = Program.parse(text)

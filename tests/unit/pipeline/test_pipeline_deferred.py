@@ -1,7 +1,7 @@
 """torch's schedules as a peer: with deferred receives some of them pair the wrong tensors, and the verifier says which.
 
-``defer_pp_recv`` (torch 2.13) moves each receive to its reader. Between two ranks the i-th send and the i-th receive may then no
-longer be the two ends of one message; messages have no tags, so gradients are wrong and nothing is raised.
+``defer_pp_recv`` (torch 2.13) moves each receive to its reader. Between two ranks the i-th send and the i-th receive
+may then no longer be the two ends of one message; messages have no tags, so gradients are wrong and nothing is raised.
 """
 
 from __future__ import annotations
@@ -70,7 +70,11 @@ def _slots(own: list[Any], split: bool) -> Iterator[Slot]:
         tasks = []
         for part in action.sub_actions or (action,):
             kind = KINDS[part.computation_type.value]
-            tasks.append(Task(kind, part.stage_index, part.microbatch_index, part.stage_index + PEER[kind] if kind in PEER else -1))
+            tasks.append(
+                Task(
+                    kind, part.stage_index, part.microbatch_index, part.stage_index + PEER[kind] if kind in PEER else -1
+                )
+            )
             if split and part.computation_type.value == "B":
                 tasks.append(Task("WW", part.stage_index, part.microbatch_index))
         yield Slot(tuple(tasks))
@@ -103,7 +107,11 @@ def test_exactly_what_deferral_breaks_is_refused(name: str) -> None:
         schedule = converted(deferred, rank_of, batches)
         if mispaired(deferred, rank_of):
             broken.append((ranks, chunks, batches))
-            with pytest.raises(ScheduleError, match=r"^message \d+ from rank \d to rank \d is not the same on both:\n  rank \d: send .S\d\d of stage \d to \d\n      row"):
+            with pytest.raises(
+                ScheduleError,
+                match=r"^message \d+ from rank \d to rank \d is not the same on both:\n  rank \d: send .S\d\d of "
+                r"stage \d to \d\n      row",
+            ):
                 schedule.verify()
         else:
             schedule.verify()

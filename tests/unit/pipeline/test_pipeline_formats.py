@@ -1,4 +1,5 @@
-"""Schedules as tables, documents and CSVs: what is written is read back the same, by torch too; what is wrong is refused."""
+"""Schedules as tables, documents and CSVs: what is written is read back the same, by torch too; what is wrong is
+refused."""
 
 from __future__ import annotations
 
@@ -26,11 +27,19 @@ from_csv, from_json, table = PipelineSchedule.from_csv, PipelineSchedule.from_js
 def schedules(draw: st.DrawFn, *, most: int = 9) -> PipelineSchedule:
     policy = draw(st.sampled_from(sorted(POLICIES)))
     chunks = draw(st.integers(1, 3)) if POLICIES[policy].chunks is None else None
-    made = build(policy, draw(st.integers(1, 4)), draw(st.integers(1, most)), chunks, messages=draw(st.booleans()), recompute=draw(st.booleans()))
+    made = build(
+        policy,
+        draw(st.integers(1, 4)),
+        draw(st.integers(1, most)),
+        chunks,
+        messages=draw(st.booleans()),
+        recompute=draw(st.booleans()),
+    )
     return with_frees(made) if made.has_messages and draw(st.booleans()) else made
 
 
-# -- table ---------------------------------------------------------------------------------------------------------------
+# -- table
+# ---------------------------------------------------------------------------------------------------------------
 
 ONNX_RUNTIME = """\
 FW00    FW01    FW02                    BW00    FW03    BW01            BW02            BW03    .
@@ -76,7 +85,10 @@ def test_table_is_read_by_cutting_it(made: PipelineSchedule, messages: bool) -> 
         pieces = cut(line + " " * gap, (len(line) + gap) // len(slots))
         assert len(pieces) == len(slots) and (not narrow or len(pieces[0]) == 8)
         for piece, row in zip(pieces, slots, strict=True):
-            texts = [f"{t.kind}{t.batch:02d}" + (f".{made.chunk_of(t.stage)}" if made.chunks > 1 else "") for t in row[rank].tasks]
+            texts = [
+                f"{t.kind}{t.batch:02d}" + (f".{made.chunk_of(t.stage)}" if made.chunks > 1 else "")
+                for t in row[rank].tasks
+            ]
             assert [word for word in cut(piece.rstrip(), each) if word] == texts
 
 
@@ -87,7 +99,8 @@ def test_large_numbers_make_all_tasks_wider() -> None:
     assert table(build("1f1b", 2, 100), messages=False).startswith("FW00    FW01    ")
 
 
-# -- document ------------------------------------------------------------------------------------------------------------
+# -- document
+# ------------------------------------------------------------------------------------------------------------
 
 TWO = """\
 {
@@ -131,9 +144,7 @@ def test_events_are_derived() -> None:
     assert from_json(to_json(replace(made, slots=made.compute_comm_table))) == made
 
 
-WORDS = (
-    "there is no such word; there are FW0@1, BW0@1 or WW0@1, FS0@1>2 or BS0@1>0, FR0@1<0 or BR0@1<2, free FS0@1>2, REDUCE_GRAD@1, UNSHARD@1 or RESHARD@1"
-)
+WORDS = "there is no such word; there are FW0@1, BW0@1 or WW0@1, FS0@1>2 or BS0@1>0, FR0@1<0 or BR0@1<2, free FS0@1>2, REDUCE_GRAD@1, UNSHARD@1 or RESHARD@1"
 DOCUMENT_ERRORS = {
     ('"FW0@0"', '"FW0@7"'): 'line 9, column 7: "FW0@7": there is no stage 7, only 0 to 1',
     ('"FW0@0"', '"FW1@0"'): 'line 9, column 7: "FW1@0": there is no micro-batch 1, only 0 to 0',
@@ -152,18 +163,24 @@ DOCUMENT_ERRORS = {
     ('"batches": 1', '"batches": NaN'): "line 5, column 14: NaN: batches is a whole number from 1 to 999999999",
     ('"batches": 1', '"batches": 0'): "line 5, column 14: 0: batches is a whole number from 1 to 999999999",
     ('"batches": 1', '"batches": true'): "line 5, column 14: true: batches is a whole number from 1 to 999999999",
-    ('"batches": 1', '"batches": ' + "9" * 5000): f"line 5, column 14: {'9' * 37}...: batches is a whole number from 1 to 999999999",
-    ("[0, 1]", "[0, 2]"): "line 6, column 14: [0, 2]: rank_of is a list, the rank of each stage, with ranks from 0 without gaps",
-    ("[0, 1]", "[]"): "line 6, column 14: []: rank_of is a list, the rank of each stage, with ranks from 0 without gaps",
-    ("[0, 1]", "[0, 999999999]"): "line 6, column 14: [0, 999999999]: rank_of is a list, the rank of each stage, with ranks from 0 without gaps",
+    ('"batches": 1', '"batches": ' + "9" * 5000): f"line 5, column 14: {'9' * 37}...: batches is a whole number from "
+                                                  f"1 to 999999999",
+    ("[0, 1]", "[0, 2]"): "line 6, column 14: [0, 2]: rank_of is a list, the rank of each stage, with ranks from 0 "
+                          "without gaps",
+    ("[0, 1]", "[]"): "line 6, column 14: []: rank_of is a list, the rank of each stage, with ranks from 0 without "
+                      "gaps",
+    ("[0, 1]", "[0, 999999999]"): "line 6, column 14: [0, 999999999]: rank_of is a list, the rank of each stage, with "
+                                  "ranks from 0 without gaps",
     ("false", "0"): "line 7, column 16: 0: recompute is true or false",
     ('"1f1b"', "null"): "line 4, column 11: null: name is a string that can be printed, the name of the policy",
     ('"batches"', '"version"'): 'line 5, column 3: "version": the field is given twice; leave one out',
     ('"batches"', '"microbatches"'): f'line 5, column 3: "microbatches": there is no such field; the fields are {", ".join(FIELDS)}',
-    ('"version": 1', '"version": 2, "more": 3'): "line 3, column 14: 2: a document of version 2; this autopar reads version 1",
+    ('"version": 1', '"version": 2, "more": 3'): "line 3, column 14: 2: a document of version 2; this autopar reads "
+                                                 "version 1",
     ('"version": 1', '"version": true'): "line 3, column 14: true: version is 1",
     ("autopar pipeline", "another"): 'line 2, column 13: "another schedule": format is "autopar pipeline schedule"',
-    ('  "name": "1f1b",\n', ""): "line 1, column 1: {   \"format\": \"autopar pipeline sched...: the field name is missing; it is a string that can be printed, the name of the policy",
+    ('  "name": "1f1b",\n', ""): "line 1, column 1: {   \"format\": \"autopar pipeline sched...: the field name is "
+                                 "missing; it is a string that can be printed, the name of the policy",
     (TWO, "[1]"): f"line 1, column 1: [1]: a schedule is an object with the fields {', '.join(FIELDS)}",
     (TWO, "\n "): "line 2, column 2: this is not JSON: Expecting value",
     (TWO, '{"a": "[[[[[[", "b": ' + "[" * 100000): "line 1, column 25: lists nest deeper than rows, row, slot",
@@ -181,7 +198,9 @@ def test_document_errors(change: tuple[str, str], message: str) -> None:
 
 def test_errors_are_found_wherever_lines_end() -> None:
     text = json.dumps(json.loads(TWO.replace("BW0@0", "BW3@0")), indent=1)
-    line, column = next((number, line.index('"BW3') + 1) for number, line in enumerate(text.split("\n"), 1) if "BW3" in line)
+    line, column = next(
+        (number, line.index('"BW3') + 1) for number, line in enumerate(text.split("\n"), 1) if "BW3" in line
+    )
     with pytest.raises(ScheduleError, match=f'^line {line}, column {column}: "BW3@0": there is no micro-batch 3'):
         from_json(text)
     flat = text.replace("\n", "").replace('"name"', '"n\\"[{,:ame"')
@@ -189,15 +208,25 @@ def test_errors_are_found_wherever_lines_end() -> None:
         from_json(flat)
 
 
-# -- actions -------------------------------------------------------------------------------------------------------------
+# -- actions
+# -------------------------------------------------------------------------------------------------------------
 
 
 def torch_cells(text: str) -> dict[int, list[Action | None]]:
-    return {rank: [Action.from_str(cell) for cell in row] for rank, row in enumerate(csv.reader(io.StringIO(text, newline="")))}
+    return {
+        rank: [Action.from_str(cell) for cell in row]
+        for rank, row in enumerate(csv.reader(io.StringIO(text, newline="")))
+    }
 
 
 def leaves(order: list[Action | None]) -> list[Action]:
-    return [leaf for action in order if action for leaf in (action.sub_actions or (action,)) if leaf.microbatch_index is not None]
+    return [
+        leaf
+        for action in order
+        if action
+        for leaf in (action.sub_actions or (action,))
+        if leaf.microbatch_index is not None
+    ]
 
 
 @settings(deadline=None)
@@ -208,12 +237,20 @@ def test_torch_reads_what_is_written(made: PipelineSchedule) -> None:
     for messages in (False, True):
         text = to_csv(made, messages=messages)
         actions = torch_cells(text)
-        assert "".join(",".join("" if one is None else str(one) for one in order) + "\n" for order in actions.values()) == text
+        assert (
+            "".join(",".join("" if one is None else str(one) for one in order) + "\n" for order in actions.values())
+            == text
+        )
         orders = {rank: leaves(order) for rank, order in actions.items()}
         assert torch_schedules._validate_schedule(orders, made.ranks, made.stages, made.batches) == stage_of
         if messages:
             torch_schedules._simulate_comms_compute(orders, made.rank_of.__getitem__, made.stages)
-            reductions = [(rank, action.stage_index) for rank, order in actions.items() for action in order if action.computation_type == "REDUCE_GRAD"]
+            reductions = [
+                (rank, action.stage_index)
+                for rank, order in actions.items()
+                for action in order
+                if action.computation_type == "REDUCE_GRAD"
+            ]
             assert sorted(stage for _, stage in reductions) == list(range(made.stages))
             assert all(stage_of[stage] == rank for rank, stage in reductions)
 
@@ -224,7 +261,9 @@ def test_csv_is_read_back(made: PipelineSchedule) -> None:
     text = to_csv(made)
     computed = from_csv(text)
     assert to_csv(computed) == text
-    assert computed == replace(made.without_messages() if "W" in text else whole(made.without_messages()), name="", recompute=False)
+    assert computed == replace(
+        made.without_messages() if "W" in text else whole(made.without_messages()), name="", recompute=False
+    )
     text = to_csv(made, messages=True)
     found = from_csv(text)
     assert to_csv(found, messages=True) == text
@@ -236,7 +275,10 @@ def test_csv_is_read_back(made: PipelineSchedule) -> None:
 
 def whole(made: PipelineSchedule) -> PipelineSchedule:
     """Where no weight gradient is computed apart, a backward is one task."""
-    return replace(made, slots=tuple(tuple(Slot(tuple(t for t in slot.tasks if t.kind != "WW")) for slot in row) for row in made.slots))
+    return replace(
+        made,
+        slots=tuple(tuple(Slot(tuple(t for t in slot.tasks if t.kind != "WW")) for slot in row) for row in made.slots),
+    )
 
 
 def orders_of(made: PipelineSchedule) -> list[list[Task]]:
@@ -292,11 +334,14 @@ def test_torch_schedules_are_read(name: str, p: int, m: int, data: st.DataObject
     assert found.rank_of == tuple(rank_of) and found.batches == m
     assert found.verify(), "parameters are gathered and freed in an order that can be"
     assert to_csv(found, messages=True) == text.replace("\r\n", "\n")
-    assert {stage for row in found.slots for slot in row for name, stage in slot.parameters if name == "UNSHARD"} == set(range(len(rank_of)))
+    assert {
+        stage for row in found.slots for slot in row for name, stage in slot.parameters if name == "UNSHARD"
+    } == set(range(len(rank_of)))
 
 
 def test_columns_are_times_where_they_can_be() -> None:
-    """Torch's columns of 1F1B over several stages are; those whose reader is too early are not, and its order counts."""
+    """Torch's columns of 1F1B over several stages are; those whose reader is too early are not, and its order
+    counts."""
     text = "0F0,0F1,,,0B0,,0B1\n,1F0,1B0,1F1,,1B1\n"
     assert to_csv(from_csv(text)) == text
     assert len(from_csv("0F0,,,\n,,1F0\n").slots) == 4
@@ -321,7 +366,11 @@ def test_quoted_cells_and_line_ends() -> None:
     assert from_csv('"0F0", 0SEND_F0 ,"0UNSHARD"\r\n1UNSHARD,,"1RECV_F0",1F0\r\n\r\n', ranks=2) == plain
     assert from_csv("0F0\r1F0", batches=3).batches == 3
     skip = PipelineSchedule(((Slot((Task("FS", 0, 0, 2),)), Slot(), Slot()),), 1, (0, 1, 2))
-    with pytest.raises(ScheduleError, match=r"^FS00 of stage 0 to stage 2: torch's actions have messages between neighbouring stages alone; keep it as JSON$"):
+    with pytest.raises(
+        ScheduleError,
+        match=r"^FS00 of stage 0 to stage 2: torch's actions have messages between neighbouring stages alone; keep it "
+        r"as JSON$",
+    ):
         to_csv(skip, messages=True)
 
 
@@ -366,7 +415,8 @@ def test_csv_sizes() -> None:
         from_csv("0F0\n1F1,1F2", batches=2)
 
 
-# -- damage --------------------------------------------------------------------------------------------------------------
+# -- damage
+# --------------------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=300)
@@ -375,7 +425,11 @@ def test_damaged_texts_are_refused_or_read(made: PipelineSchedule, form: str, da
     text = to_json(made) if form == "json" else to_csv(made, messages=form == "messages")
     at = data.draw(st.integers(0, len(text) - 1))
     edit = data.draw(st.sampled_from(["cut", "delete", "replace", "insert"]))
-    new = data.draw(st.sampled_from('0123456789FBWSR@<>,;()[]{}":\\\n\r e-.') | st.characters()) if edit in ("replace", "insert") else ""
+    new = (
+        data.draw(st.sampled_from('0123456789FBWSR@<>,;()[]{}":\\\n\r e-.') | st.characters())
+        if edit in ("replace", "insert")
+        else ""
+    )
     text = text[:at] + new + ("" if edit == "cut" else text[at + (edit != "insert") :])
     try:
         found = from_json(text) if form == "json" else from_csv(text)
@@ -390,7 +444,10 @@ def test_damaged_texts_are_refused_or_read(made: PipelineSchedule, form: str, da
 def test_a_weight_gradient_that_is_missing_stays_missing() -> None:
     """Its backward is not written as a whole one, which would be right."""
     made = build("zb-h1", 2, 2, messages=False)
-    rows = tuple(tuple(Slot(tuple(task for task in slot.tasks if task != Task("WW", 0, 1))) for slot in row) for row in made.slots)
+    rows = tuple(
+        tuple(Slot(tuple(task for task in slot.tasks if task != Task("WW", 0, 1))) for slot in row)
+        for row in made.slots
+    )
     text = to_csv(PipelineSchedule(rows, 2, (0, 1)))
     assert "0I1" in text and "0B1" not in text
     with pytest.raises(ScheduleError, match="0I1"):

@@ -24,7 +24,8 @@ from autopar.pipeline.simulate import simulate
 MiB = 2.0**20
 
 
-# -- when buffers are free -----------------------------------------------------------------------------------------------
+# -- when buffers are free
+# -----------------------------------------------------------------------------------------------
 
 
 def first_reached(schedule: PipelineSchedule, send: Task) -> int:
@@ -48,7 +49,14 @@ def first_reached(schedule: PipelineSchedule, send: Task) -> int:
         new = [task for task in edges[todo.pop()] if task not in seen]
         seen.update(new)
         todo += new
-    return min((numbers[task] for task in seen if task in numbers and schedule.rank_of[task.stage] == schedule.rank_of[send.stage]), default=NEVER)
+    return min(
+        (
+            numbers[task]
+            for task in seen
+            if task in numbers and schedule.rank_of[task.stage] == schedule.rank_of[send.stage]
+        ),
+        default=NEVER,
+    )
 
 
 @settings(deadline=None)
@@ -61,8 +69,8 @@ def test_a_buffer_is_free_where_a_path_leads_to(schedule: PipelineSchedule) -> N
 
 @pytest.mark.parametrize("ranks", (2, 3, 5, 8))
 def test_the_published_rules_for_1f1b(ranks: int) -> None:
-    """A forward's buffer is free by the time the gradient of the same micro-batch has come, before the last stage not sooner; a
-    backward's with the forward two steps on (PaddlePaddle, pull requests 34086 and 34230).
+    """A forward's buffer is free by the time the gradient of the same micro-batch has come, before the last stage not
+    sooner; a backward's with the forward two steps on (PaddlePaddle, pull requests 34086 and 34230).
     """
     for batches in (1, 2, ranks - 1, ranks, 2 * ranks, 3 * ranks + 1):
         schedule = with_frees(build("1f1b", ranks, batches))
@@ -73,7 +81,9 @@ def test_the_published_rules_for_1f1b(ranks: int) -> None:
             assert released.pop(Task(kind, stage, batch, stage + 1)) == (Task("BW", stage, of),)
         for kind, stage, batch, _ in (send for send in sends if send.kind == "BS"):
             forward = batch + 2 + (ranks - 1 - stage)  # what a step computes besides the backward two micro-batches on
-            assert released.pop(Task(kind, stage, batch, stage - 1), None) == ((Task("FW", stage, forward),) if forward < batches else None)
+            assert released.pop(Task(kind, stage, batch, stage - 1), None) == (
+                (Task("FW", stage, forward),) if forward < batches else None
+            )
         assert not released
 
 
@@ -89,20 +99,26 @@ def test_one_step_sooner_is_refused() -> None:
         slots = {}
         for time in (rows[known], rows[sooner]):
             slot = schedule.slots[time][send.stage]
-            slots[time, send.stage] = replace(slot, free=(*slot.free, send) if time == rows[sooner] else tuple(one for one in slot.free if one != send))
-        with pytest.raises(ScheduleError, match=f"^row {rows[sooner]}, rank {send.stage}: the buffer of {send.where} is released before that rank can know .* "
+            slots[time, send.stage] = replace(
+                slot,
+                free=(*slot.free, send) if time == rows[sooner] else tuple(one for one in slot.free if one != send),
+            )
+        with pytest.raises(ScheduleError, match=f"^row {rows[sooner]}, rank {send.stage}: the buffer of {send.where} "
+                                                f"is released before that rank can know .* "
                                                 f"release it in row {rows[known]}$"):  # fmt: skip
             changed(schedule, slots).verify()
 
 
-# -- what is in use ------------------------------------------------------------------------------------------------------
+# -- what is in use
+# ------------------------------------------------------------------------------------------------------
 
 Instant = tuple[int, int]  # row, and which of the slot's computations runs; -1: its messages are launched
 END = (10**9, 0)
 
 
 def kept(schedule: PipelineSchedule, held: str = "") -> Iterator[tuple[Task, Instant, Instant]]:
-    """All that is ever kept: an activation (FW), what of it is for the weights (WW), a buffer of a message; first and last instant."""
+    """All that is ever kept: an activation (FW), what of it is for the weights (WW), a buffer of a message; first and
+    last instant."""
     at: dict[Task, Instant] = {}
     freed: dict[Task, Instant] = {}
     for time, row in enumerate(schedule.slots):
@@ -128,8 +144,15 @@ def kept(schedule: PipelineSchedule, held: str = "") -> Iterator[tuple[Task, Ins
 @given(right(4, 6), st.data(), st.sampled_from(("", "B", "F", "FB")))
 def test_memory_is_what_intervals_say(schedule: PipelineSchedule, data: st.DataObject, held: str) -> None:
     schedule = with_frees(schedule)
-    numbers = {"activation": schedule.stages, "for_weights": schedule.stages, "boundary": schedule.stages - 1, "fixed": schedule.stages}
-    sizes = {name: data.draw(st.lists(st.integers(0, 9), min_size=n, max_size=n), label=name) for name, n in numbers.items()}
+    numbers = {
+        "activation": schedule.stages,
+        "for_weights": schedule.stages,
+        "boundary": schedule.stages - 1,
+        "fixed": schedule.stages,
+    }
+    sizes = {
+        name: data.draw(st.lists(st.integers(0, 9), min_size=n, max_size=n), label=name) for name, n in numbers.items()
+    }
     sizes["for_weights"] = [min(pair) for pair in zip(sizes["activation"], sizes["for_weights"], strict=True)]
     found = memory(schedule, Sizes(**sizes), held=held)  # type: ignore[arg-type]
 
@@ -140,9 +163,15 @@ def test_memory_is_what_intervals_say(schedule: PipelineSchedule, data: st.DataO
 
     for rank in range(schedule.ranks):
         fixed = sum(sizes["fixed"][stage] for stage in schedule.stages_of[rank])
-        own = [(size(task), first, last) for task, first, last in kept(schedule, held) if schedule.rank_of[task.stage] == rank]
+        own = [
+            (size(task), first, last)
+            for task, first, last in kept(schedule, held)
+            if schedule.rank_of[task.stage] == rank
+        ]
         instants = [(time, i) for time, row in enumerate(schedule.slots) for i in range(-1, len(row[rank].compute))]
-        assert found.peak[rank] == fixed + max(sum(bytes for bytes, first, last in own if first <= now <= last) for now in instants)
+        assert found.peak[rank] == fixed + max(
+            sum(bytes for bytes, first, last in own if first <= now <= last) for now in instants
+        )
         assert fixed + sum(found.at_peak[rank].values()) == found.peak[rank]
 
 
@@ -161,7 +190,8 @@ def test_buffers_of_channels_are_what_intervals_say(schedule: PipelineSchedule) 
     assert schedule.verify().buffers == {pair: (ends["S"], ends["R"]) for pair, ends in most.items()}
 
 
-# -- what grows with the micro-batches -----------------------------------------------------------------------------------
+# -- what grows with the micro-batches
+# -----------------------------------------------------------------------------------
 
 
 def peaks(name: str, ranks: int, batches: int, chunks: int, recompute: bool, sizes: Sizes) -> tuple[float, ...]:
@@ -172,27 +202,40 @@ def peaks(name: str, ranks: int, batches: int, chunks: int, recompute: bool, siz
 @pytest.mark.parametrize("recompute", (False, True))
 @pytest.mark.parametrize("name", POLICIES)
 def test_memory_is_constant_in_the_number_of_micro_batches(name: str, recompute: bool) -> None:
-    """Within one boundary tensor from 2p micro-batches on, and exactly from 4p on if they fill the groups of interleaved 1F1B; or it
-    grows by what a micro-batch keeps.
+    """Within one boundary tensor from 2p micro-batches on, and exactly from 4p on if they fill the groups of
+    interleaved 1F1B; or it grows by what a micro-batch keeps.
     """
     for ranks in (2, 3, 5):
         for chunks in POLICIES[name].chunks or (1, 2, 3):
             for activation, boundary in ((0.0, 1.0), (10.0, 1.0), (1.0, 7.0)):
                 first, *others = (
                     peaks(name, ranks, batches, chunks, recompute, Sizes(activation, boundary=boundary))
-                    for batches in (2 * ranks, 2 * ranks + 1, 3 * ranks - 1, 4 * ranks + 3, 4 * ranks, 5 * ranks, 9 * ranks)
+                    for batches in (
+                        2 * ranks,
+                        2 * ranks + 1,
+                        3 * ranks - 1,
+                        4 * ranks + 3,
+                        4 * ranks,
+                        5 * ranks,
+                        9 * ranks,
+                    )
                 )
                 if POLICIES[name].constant:
-                    assert all(abs(other - one) <= boundary for peak in others for one, other in zip(first, peak, strict=True))
+                    assert all(
+                        abs(other - one) <= boundary for peak in others for one, other in zip(first, peak, strict=True)
+                    )
                     assert others[-3] == others[-2] == others[-1]
                 else:
-                    assert all(other - one >= activation * 7 * ranks for one, other in zip(first, others[-1], strict=True))
+                    assert all(
+                        other - one >= activation * 7 * ranks for one, other in zip(first, others[-1], strict=True)
+                    )
                     assert others[-1] > first
 
 
 def test_the_published_growth_of_1f1b() -> None:
-    """GPT-2 medium on 8 ranks: one boundary tensor of 16 MiB for each micro-batch, on all stages but the first, where the backward's
-    send buffers are kept (PaddlePaddle, pull request 34086: 16.125 MB measured); none where they are released.
+    """GPT-2 medium on 8 ranks: one boundary tensor of 16 MiB for each micro-batch, on all stages but the first, where
+    the backward's send buffers are kept (PaddlePaddle, pull request 34086: 16.125 MB measured); none where they are
+    released.
     """
     sizes = Sizes(activation=100 * MiB, boundary=16 * MiB, fixed=1000 * MiB)
     few, many, most = (build("1f1b", 8, batches) for batches in (16, 64, 256))
@@ -221,7 +264,8 @@ LIVE: dict[str, Live] = {
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_live_micro_batches(name: str) -> None:
-    """In units of a rank's share of the model. Interleaved: with incomplete groups it may be less, until there are 2p micro-batches."""
+    """In units of a rank's share of the model. Interleaved: with incomplete groups it may be less, until there are 2p
+    micro-batches."""
     for p in range(1, 7):
         for m in range(1, 3 * p + 3):
             for v in POLICIES[name].chunks or (1, 2, 3):
@@ -232,7 +276,10 @@ def test_live_micro_batches(name: str) -> None:
                 elif name in ("v-half", "v-min"):
                     assert all(a <= min(b, m) for a, b in zip(live, formula, strict=True)), (p, m)
                     if m >= 2 * p:  # the published peak, on all ranks; of a few one micro-batch less
-                        assert max(live) == formula[0] and min(live) >= formula[0] - (name == "v-min" and p % 3 == 2), (p, m)
+                        assert max(live) == formula[0] and min(live) >= formula[0] - (name == "v-min" and p % 3 == 2), (
+                            p,
+                            m,
+                        )
                 else:
                     assert live == formula, (p, m, v)
 
@@ -246,7 +293,9 @@ def test_zb_h1_keeps_as_many_more_as_its_stage_has_before_it() -> None:
 
 def test_what_is_no_size() -> None:
     for number in (-1, float("inf"), float("nan"), 1e101):
-        with pytest.raises(ScheduleError, match=r"^Sizes\(boundary=…\) is .*: a finite number from 0, to 1e\+100 at most$"):
+        with pytest.raises(
+            ScheduleError, match=r"^Sizes\(boundary=…\) is .*: a finite number from 0, to 1e\+100 at most$"
+        ):
             Sizes(boundary=[1.0, number])
     for wrong in (True, "1", b"1", None, {1: 2}, {1.0}, [1.0, None], 1j):
         with pytest.raises(TypeError, match=r"^Sizes\(boundary=…\) is a number, or a list of one for each stage, not"):
@@ -263,6 +312,6 @@ def test_what_is_no_size() -> None:
 
 
 def test_sizes_may_come_from_anywhere() -> None:
-    assert Sizes(activation=(n for n in (1, 2)), boundary=np.float32(2), fixed=np.array([1, 2]), for_weights=torch.tensor(0.5)) == Sizes(
-        activation=(1.0, 2.0), boundary=2.0, fixed=(1.0, 2.0), for_weights=0.5
-    )
+    assert Sizes(
+        activation=(n for n in (1, 2)), boundary=np.float32(2), fixed=np.array([1, 2]), for_weights=torch.tensor(0.5)
+    ) == Sizes(activation=(1.0, 2.0), boundary=2.0, fixed=(1.0, 2.0), for_weights=0.5)

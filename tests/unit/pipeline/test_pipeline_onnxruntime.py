@@ -92,7 +92,12 @@ def first_fit(stages: int, batches: int) -> dict[tuple[str, int, int], int]:
 def test_the_compute_table_is_first_fit(stages: int, batches: int) -> None:
     table = build("onnxruntime", stages, batches).compute_table
     assert len(table) == 2 * stages + 2 * (batches - 1)
-    found = {(task.kind, task.stage, task.batch): time for time, row in enumerate(table) for slot in row for task in slot.tasks}
+    found = {
+        (task.kind, task.stage, task.batch): time
+        for time, row in enumerate(table)
+        for slot in row
+        for task in slot.tasks
+    }
     assert found == first_fit(stages, batches)
 
 
@@ -113,7 +118,11 @@ def test_messages_stand_in_the_newest_row_that_may_have_them(stages: int, batche
                     (one.kind[1] == "R" and one.peer == task.peer) or (one.kind[1] == "S" and one.peer == task.stage)
                     for slot in table[newer] for one in slot.tasks
                 )  # fmt: skip
-            send = next(one for one in time if one.kind == task.kind[0] + "S" and one.batch == task.batch and one.peer == task.stage)
+            send = next(
+                one
+                for one in time
+                if one.kind == task.kind[0] + "S" and one.batch == task.batch and one.peer == task.stage
+            )
             assert time[send] == t and send.stage == task.peer
 
 

@@ -38,9 +38,12 @@ def times_of(draw: st.DrawFn, stages: int, most: int = 40) -> Times:
 # -- all orders ------------------------------------------------------------------------------------------------------
 
 
-def shortest(times: Times, rank_of: Sequence[int], batches: int, activation: float = 1.0, later: float = 1.0, limit: float = inf) -> float:
-    """The makespan of the fastest schedule: all ways to append tasks, where of those that did the same none is kept that is not
-    earlier in anything. A state is when each rank and link is free, and when each message that is not read is there."""
+def shortest(
+    times: Times, rank_of: Sequence[int], batches: int, activation: float = 1.0, later: float = 1.0, limit: float = inf
+) -> float:
+    """The makespan of the fastest schedule: all ways to append tasks, where of those that did the same none is kept
+    that is not earlier in anything. A state is when each rank and link is free, and when each message that is not read
+    is there."""
     stages, ranks = len(rank_of), max(rank_of) + 1
     duration = (times.forward, times.backward, times.weight)
     free, links = tuple(range(ranks)), ranks
@@ -77,10 +80,14 @@ def shortest(times: Times, rank_of: Sequence[int], batches: int, activation: flo
                             arrival = clocks[link] = max(clocks[link], arrival) + times.transfer[min(stage, to)]
                         unread[of * stages + to] += (arrival,)
                     # What was there before its rank is free might as well come then.
-                    unread = [tuple(max(one, clocks[rank_of[i % stages]]) for one in own) for i, own in enumerate(unread)]
+                    unread = [
+                        tuple(max(one, clocks[rank_of[i % stages]]) for one in own) for i, own in enumerate(unread)
+                    ]
                     following.setdefault(new, set()).add((tuple(clocks), tuple(unread)))
         layer = {done: _earliest(states) for done, states in following.items()}
-    return min(max(clocks[rank] for rank in free) for states in layer.values() for clocks, _ in states) if layer else inf
+    return (
+        min(max(clocks[rank] for rank in free) for states in layer.values() for clocks, _ in states) if layer else inf
+    )
 
 
 def _earliest(states: set) -> list:
@@ -105,7 +112,11 @@ def test_the_oracle_is_the_shortest_of_all_orders_simulated(data: st.DataObject)
     cost = costs(times, range(stages), None, [limit] * stages)
     paper = Paper(cost, batches)
     own = [[order for order in words(batches, stage) if paper.fits(order, stage)] for stage in range(stages)]
-    spans = [schedule_of(list(orders), range(stages), batches, "").simulate(times).makespan for orders in product(*own) if paper.length(list(orders)) < inf]
+    spans = [
+        schedule_of(list(orders), range(stages), batches, "").simulate(times).makespan
+        for orders in product(*own)
+        if paper.length(list(orders)) < inf
+    ]
     assert shortest(times, range(stages), batches, limit=limit) == min(spans)
 
 
@@ -118,7 +129,10 @@ def tiny(draw: random.Random, cases: Sequence[tuple[int, int, int]]) -> tuple:
     """A small case, and the makespan of the fastest schedule for each placement."""
     ranks, batches, chunks = draw.choice(cases)
     stages = ranks * chunks
-    times = Times(*([float(draw.randint(0, 9)) for _ in range(stages)] for _ in range(3)), [float(draw.randint(0, 4)) for _ in range(stages - 1)])
+    times = Times(
+        *([float(draw.randint(0, 9)) for _ in range(stages)] for _ in range(3)),
+        [float(draw.randint(0, 4)) for _ in range(stages - 1)],
+    )
     later, limit = draw.choice([1.0, 0.5, 0.0]), draw.choice([inf, *(chunks + one / 2 for one in range(4))])
     placements = {loop(ranks, chunks), vee(ranks, chunks)} if chunks == 2 else {loop(ranks, chunks)}
     optima = {rank_of: shortest(times, rank_of, batches, later=later, limit=limit) for rank_of in placements}
@@ -134,8 +148,12 @@ def test_nothing_is_below_the_bounds(choose: random.Random) -> None:
             assert bound(costs(times, rank_of, sizes, [limit] * ranks), batches) <= optimum * (1 + 1e-9), name
 
 
-@pytest.mark.parametrize(("cases", "all_of", "shortest_of", "worst"), [(ONE_STAGE, 40, 39, 1.05), (TWO_STAGES, 12, 9, 1.15)])
-def test_it_is_the_shortest_or_near(cases: Sequence[tuple[int, int, int]], all_of: int, shortest_of: int, worst: float) -> None:
+@pytest.mark.parametrize(
+    ("cases", "all_of", "shortest_of", "worst"), [(ONE_STAGE, 40, 39, 1.05), (TWO_STAGES, 12, 9, 1.15)]
+)
+def test_it_is_the_shortest_or_near(
+    cases: Sequence[tuple[int, int, int]], all_of: int, shortest_of: int, worst: float
+) -> None:
     choose, count = random.Random(0), 0
     for _ in range(all_of):
         ranks, batches, chunks, times, sizes, limit, optima = tiny(choose, cases)
@@ -159,9 +177,13 @@ def test_it_is_the_shortest_or_near(cases: Sequence[tuple[int, int, int]], all_o
         ("area", Times([1.0, 3.0, 0.0, 0.0], [0.0, 0.0, 2.0, 2.0], [0.0, 2.0, 3.0, 4.0], 2.0), (0, 1, 0, 1), 3, 0.5, 2, 44.25),
     ],
 )  # fmt: skip
-def test_each_bound_is_the_greatest_somewhere(bound: str, times: Times, rank_of: tuple[int, ...], batches: int, later: float, limit: float, is_: float) -> None:
+def test_each_bound_is_the_greatest_somewhere(
+    bound: str, times: Times, rank_of: tuple[int, ...], batches: int, later: float, limit: float, is_: float
+) -> None:
     limits = [limit] * (max(rank_of) + 1)
-    values = {name: one(costs(times, rank_of, Sizes(for_weights=later), limits), batches) for name, one in BOUNDS.items()}
+    values = {
+        name: one(costs(times, rank_of, Sizes(for_weights=later), limits), batches) for name, one in BOUNDS.items()
+    }
     assert values[bound] == pytest.approx(is_) == lower_bound(times, rank_of, batches, Sizes(for_weights=later), limits)
     assert all(value < values[bound] - 1e-6 for name, value in values.items() if name != bound)
 
@@ -172,7 +194,8 @@ def test_each_bound_is_the_greatest_somewhere(bound: str, times: Times, rank_of:
 @settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_paper_is_the_simulation(data: st.DataObject) -> None:
-    """Makespan, ends and memory of the policies' orders, of those that rules make, and of both with backwards not split."""
+    """Makespan, ends and memory of the policies' orders, of those that rules make, and of both with backwards not
+    split."""
     name, chunks = data.draw(st.sampled_from(FIXED))
     ranks, batches = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 7))
     rank_of = POLICIES[name].placement(ranks, chunks)
@@ -182,7 +205,13 @@ def test_paper_is_the_simulation(data: st.DataObject) -> None:
     some = [orders_of(build(name, ranks, batches, chunks))]
     number = st.integers(0, 3)
     genes = [tuple(data.draw(number) for _ in range(ranks)) for _ in range(3)]
-    rule = PriorityRule(genes[0], tuple(chunks + one for one in genes[1]), genes[2], deep=data.draw(st.booleans()), back=data.draw(st.booleans()))
+    rule = PriorityRule(
+        genes[0],
+        tuple(chunks + one for one in genes[1]),
+        genes[2],
+        deep=data.draw(st.booleans()),
+        back=data.draw(st.booleans()),
+    )
     span, made = follow(rule, paper.cost, batches)
     assert paper.length(made) == span
     assert all(paper.fits(order, rank) for rank, order in enumerate(made))
@@ -207,12 +236,21 @@ def test_paper_is_the_simulation_where_messages_wait_for_their_link(name: str, c
 @settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_paper_knows_the_memory_of_messages_too(data: st.DataObject) -> None:
-    """Peaks of orders that rules make, split and not, are those of their schedule: in a row, in a V and around a loop."""
-    (ranks, chunks), batches = data.draw(st.sampled_from([(3, 2), (4, 2), (2, 2), (4, 1)])), data.draw(st.integers(3, 7))
+    """Peaks of orders that rules make, split and not, are those of their schedule: in a row, in a V and around a
+    loop."""
+    (ranks, chunks), batches = (
+        data.draw(st.sampled_from([(3, 2), (4, 2), (2, 2), (4, 1)])),
+        data.draw(st.integers(3, 7)),
+    )
     rank_of = data.draw(st.sampled_from([loop, vee]))(ranks, chunks)
     stages, number = ranks * chunks, st.integers(0, 8).map(lambda one: one / 4)
     activation, part = [data.draw(number) for _ in range(stages)], data.draw(st.sampled_from([1.0, 0.5, 0.0]))
-    sizes = Sizes(activation, [part * one for one in activation], [data.draw(st.integers(1, 8)) / 4 for _ in range(stages - 1)], 0.5)
+    sizes = Sizes(
+        activation,
+        [part * one for one in activation],
+        [data.draw(st.integers(1, 8)) / 4 for _ in range(stages - 1)],
+        0.5,
+    )
     cost = costs(data.draw(times_of(stages)), rank_of, sizes, [1000.0] * ranks)
     rule = data.draw(st.sampled_from(list(grid(paper := Paper(cost, batches)))))
     _, orders = follow(rule, cost, batches)
@@ -228,8 +266,15 @@ def test_paper_knows_the_memory_of_messages_too(data: st.DataObject) -> None:
 def test_it_is_right_within_the_limit_and_no_slower_than_what_is_fixed(data: st.DataObject) -> None:
     ranks, batches, chunks = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6)), data.draw(st.integers(1, 2))
     times = data.draw(times_of(ranks * chunks))
-    sizes = Sizes(1, data.draw(st.sampled_from([None, 0.5])), data.draw(st.sampled_from([0, 0, 0.25])), data.draw(st.sampled_from([0, 2])))
-    limit = data.draw(st.none() | st.lists(st.integers(4 + 4 * chunks, 30).map(lambda one: one / 2), min_size=ranks, max_size=ranks))
+    sizes = Sizes(
+        1,
+        data.draw(st.sampled_from([None, 0.5])),
+        data.draw(st.sampled_from([0, 0, 0.25])),
+        data.draw(st.sampled_from([0, 2])),
+    )
+    limit = data.draw(
+        st.none() | st.lists(st.integers(4 + 4 * chunks, 30).map(lambda one: one / 2), min_size=ranks, max_size=ranks)
+    )
     if limit is not None:
         limit = [one + chunks * sizes.fixed for one in limit]
     try:
@@ -239,7 +284,12 @@ def test_it_is_right_within_the_limit_and_no_slower_than_what_is_fixed(data: st.
         return
     schedule = found.schedule
     schedule.verify()
-    assert (schedule.name, schedule.batches, schedule.ranks, schedule.stages) == ("optimised", batches, ranks, ranks * chunks)
+    assert (schedule.name, schedule.batches, schedule.ranks, schedule.stages) == (
+        "optimised",
+        batches,
+        ranks,
+        ranks * chunks,
+    )
     assert found.bound <= found.makespan == simulate(schedule, times).makespan
     assert found.ratio >= 1
     inside = limit or [inf] * ranks
@@ -299,14 +349,19 @@ def test_it_leaves_backwards_whole_where_splitting_them_is_for_nothing() -> None
 def test_buffers_of_messages_count() -> None:
     """The same limit is met where messages are nothing with more micro-batches under way, and so sooner."""
     times, limit = Times(10, 10, 6, 3), 6.5
-    without, within = (optimise(times, 4, 8, sizes=Sizes(boundary=boundary, fixed=0.5), limit=limit) for boundary in (0, 0.25))
+    without, within = (
+        optimise(times, 4, 8, sizes=Sizes(boundary=boundary, fixed=0.5), limit=limit) for boundary in (0, 0.25)
+    )
     assert without.makespan < within.makespan
     assert max(memory(without.schedule, Sizes(boundary=0.25, fixed=0.5)).peak) > limit >= max(within.simulation.peak)
 
 
 def test_more_memory_is_not_worse_and_messages_take_little_of_it() -> None:
     times, limits = Times(18.522, 18.086, 9.337, 0.601), (10.5, 12.5, 14.5, 18.5)
-    without, within = ([optimise(times, 8, 16, sizes=Sizes(boundary=one), limit=limit, tries=100).makespan for limit in limits] for one in (0.0, 0.1))
+    without, within = (
+        [optimise(times, 8, 16, sizes=Sizes(boundary=one), limit=limit, tries=100).makespan for limit in limits]
+        for one in (0.0, 0.1)
+    )
     assert within == sorted(within, reverse=True)
     assert all(one <= 1.011 * least for one, least in zip(within, without, strict=True))
 
@@ -326,7 +381,15 @@ def test_a_placement_that_does_not_fit_leaves_the_other() -> None:
 
 
 def test_numbers_may_be_numpys() -> None:
-    found = optimise(UNEVEN, np.int64(4), np.int32(8), chunks=np.int8(1), limit=np.array([5, 5, 4, 4]), tries=np.int64(50), seed=np.int64(1))
+    found = optimise(
+        UNEVEN,
+        np.int64(4),
+        np.int32(8),
+        chunks=np.int8(1),
+        limit=np.array([5, 5, 4, 4]),
+        tries=np.int64(50),
+        seed=np.int64(1),
+    )
     assert found == optimise(UNEVEN, 4, 8, limit=(5, 5, 4, 4), tries=50, seed=1)
     assert optimise(UNEVEN, 4, 8, limit=np.float32(5), tries=5) == optimise(UNEVEN, 4, 8, limit=5, tries=5)
 
@@ -336,14 +399,18 @@ def test_with_two_stages_a_rank_the_placement_is_chosen() -> None:
     assert free.schedule.rank_of == vee(4, 2)
     assert free.ratio == 1
     # The loop sends what the V has on one rank already, from the fourth stage to the fifth.
-    assert optimise(Times(transfer=[0.0, 0.0, 0.0, 9.0, 0.0, 0.0, 0.0]), 4, 4, chunks=2, limit=8, tries=50).schedule.rank_of == vee(4, 2)
+    assert optimise(
+        Times(transfer=[0.0, 0.0, 0.0, 9.0, 0.0, 0.0, 0.0]), 4, 4, chunks=2, limit=8, tries=50
+    ).schedule.rank_of == vee(4, 2)
     # The loop has the two long stages on different ranks, the V on one.
     long = Times([1.0, 8.0, 8.0, 1.0], [1.0, 8.0, 8.0, 1.0], [1.0, 8.0, 8.0, 1.0])
     assert optimise(long, 2, 4, chunks=2, tries=50).schedule.rank_of == loop(2, 2)
 
 
 def test_text() -> None:
-    assert str(optimise(HEAD, 4, 8, limit=[5, 5, 5, 8])) == """\
+    assert (
+        str(optimise(HEAD, 4, 8, limit=[5, 5, 5, 8]))
+        == """\
 optimised: 4 ranks, 8 micro-batches
   makespan     351
   bubble       39, 11.1% of the makespan
@@ -351,7 +418,10 @@ optimised: 4 ranks, 8 micro-batches
   ratio        1.0000, so nothing is faster
   best fixed   zb-h1: 360, 1.026 times as long
   peak memory  5 5 5 8  of  5 5 5 8"""
-    assert str(optimise(Times(2, 1, 1, 1), 2, 2, chunks=2, limit=2)) == """\
+    )
+    assert (
+        str(optimise(Times(2, 1, 1, 1), 2, 2, chunks=2, limit=2))
+        == """\
 optimised: 2 ranks, 2 micro-batches, 2 stages a rank: 0 1 1 0
   makespan     30
   bubble       14, 46.7% of the makespan
@@ -359,15 +429,19 @@ optimised: 2 ranks, 2 micro-batches, 2 stages a rank: 0 1 1 0
   ratio        1.1538
   best fixed   none is within the limit
   peak memory  2 2  of  2 2"""
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"limit": 0.5}, "no schedule keeps within limit=0.5 on rank 0: one micro-batch alone needs 1 there (1 of activations); raise the limit to that, "
+        ({"limit": 0.5}, "no schedule keeps within limit=0.5 on rank 0: one micro-batch alone needs 1 there (1 of "
+                         "activations); raise the limit to that, "
                          "or make micro-batches or stages smaller"),
-        ({"limit": [9, 3, 9], "sizes": Sizes(1, None, 0.25, 2), "chunks": 2}, "limit=3 on rank 1: one micro-batch alone needs 6.5 there "
-                                                                              "(2 of activations, 0.5 of messages, 4 fixed)"),
+        ({"limit": [9, 3, 9], "sizes": Sizes(1, None, 0.25, 2), "chunks": 2}, "limit=3 on rank 1: one micro-batch "
+                                                                              "alone needs 6.5 there "
+                                                                              "(2 of activations, 0.5 of messages, 4 "
+                                                                              "fixed)"),
         ({"limit": [1, 2]}, "limit has 2 numbers, but there are 3 ranks"),
         ({"limit": -1}, "limit is -1.0; it must be a number from 0, or None for no limit"),
         ({"ranks": 0}, "optimise: ranks=0; there is at least one"),
@@ -390,9 +464,15 @@ def test_errors(arguments: dict, text: str) -> None:
         ({"seed": None}, "optimise: seed is a whole number, not None"),
         ({"times": 3}, "optimise: times is a Times, not 3"),
         ({"sizes": 3}, "optimise: sizes is a Sizes, not 3"),
-        ({"limit": "333"}, "optimise: limit must be a number, one number for each rank, or None for no limit, not '333'"),
+        (
+            {"limit": "333"},
+            "optimise: limit must be a number, one number for each rank, or None for no limit, not '333'",
+        ),
         ({"limit": True}, "optimise: limit must be a number, one number for each rank, or None for no limit, not True"),
-        ({"limit": [None, 3, 3]}, "optimise: limit must be a number, one number for each rank, or None for no limit, not [None, 3, 3]"),
+        (
+            {"limit": [None, 3, 3]},
+            "optimise: limit must be a number, one number for each rank, or None for no limit, not [None, 3, 3]",
+        ),
     ],
 )
 def test_other_types(arguments: dict, text: str) -> None:
@@ -402,6 +482,10 @@ def test_other_types(arguments: dict, text: str) -> None:
 
 def test_a_limit_within_which_nothing_is_found_is_told_with_one_that_will_do() -> None:
     sizes = Sizes(1, 0.5, [2.0, 0.0, 0.0])
-    with pytest.raises(ScheduleError, match="nothing was found within limit=2; the smallest schedule found needs 4, optimised: raise the limit to that"):
+    with pytest.raises(
+        ScheduleError,
+        match="nothing was found within limit=2; the smallest schedule found needs 4, optimised: raise the limit to "
+        "that",
+    ):
         optimise(Times(), 2, 3, chunks=2, sizes=sizes, limit=2)
     assert max(optimise(Times(), 2, 3, chunks=2, sizes=sizes, limit=4).simulation.peak) <= 4

@@ -24,7 +24,13 @@ from autopar.pipeline.trace import save_trace, trace
 from autopar.pipeline.tracks import COMPUTATIONS, tracks
 
 SVG = "{http://www.w3.org/2000/svg}"
-CASES = [("zb-h1", 4, 8, None), ("interleaved-1f1b", 2, 4, 2), ("dualpipe-v", 2, 5, None), ("zb-h1", 2, 1, None), ("1f1b", 1, 1, None)]
+CASES = [
+    ("zb-h1", 4, 8, None),
+    ("interleaved-1f1b", 2, 4, 2),
+    ("dualpipe-v", 2, 5, None),
+    ("zb-h1", 2, 1, None),
+    ("1f1b", 1, 1, None),
+]
 
 
 def simulated(policy: str = "zb-h1", ranks: int = 4, batches: int = 8, chunks: int | None = None) -> Simulation:
@@ -39,10 +45,14 @@ def simulations(draw: st.DrawFn) -> Simulation:
         schedule = build(policy, draw(st.integers(1, 4)), draw(st.integers(1, 6)))
     except ScheduleError:  # the policy has none of this size
         schedule = build("zb-v", 2, 3)
-    return schedule.simulate(Times(*(draw(number) for _ in range(4))), Sizes(2, draw(st.sampled_from([None, 0.7])), draw(number), draw(number)))
+    return schedule.simulate(
+        Times(*(draw(number) for _ in range(4))),
+        Sizes(2, draw(st.sampled_from([None, 0.7])), draw(number), draw(number)),
+    )
 
 
-# -- tracks ----------------------------------------------------------------------------------------------------------------
+# -- tracks
+# ----------------------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=60)
@@ -60,7 +70,9 @@ def test_memory_is_taken_and_given_back_when_it_happens() -> None:
     """Rank 1 of two, one micro-batch: it receives at 0, computes from 2.3 to 6.3, then the weights; by hand."""
     track = tracks(simulated("zb-h1", 2, 1))[1]
     assert track.fixed == 7.0
-    assert list(zip(track.times, track.bytes["activations"], track.bytes["sends"], track.bytes["receives"], strict=True)) == [
+    assert list(
+        zip(track.times, track.bytes["activations"], track.bytes["sends"], track.bytes["receives"], strict=True)
+    ) == [
         (0.0, 0.0, 0.0, 0.0),
         (0.0, 0.0, 0.0, 0.5),
         (2.3, 3.0, 0.0, 0.5),
@@ -74,11 +86,16 @@ def test_memory_is_taken_and_given_back_when_it_happens() -> None:
 def test_send_buffers_are_given_back_when_the_slot_has_waited() -> None:
     """Rank 0 of two waits for the gradient from 2 to 6.6, which tells that its message has arrived."""
     track = tracks(simulated("zb-h1", 2, 1))[0]
-    given_back = [time for time, before, after in zip(track.times[1:], track.bytes["sends"], track.bytes["sends"][1:], strict=False) if after < before]
+    given_back = [
+        time
+        for time, before, after in zip(track.times[1:], track.bytes["sends"], track.bytes["sends"][1:], strict=False)
+        if after < before
+    ]
     assert given_back == [pytest.approx(6.6)]
 
 
-# -- pictures --------------------------------------------------------------------------------------------------------------
+# -- pictures
+# --------------------------------------------------------------------------------------------------------------
 
 
 def picture(simulation: Simulation, folder: Path) -> ElementTree.Element:
@@ -88,11 +105,18 @@ def picture(simulation: Simulation, folder: Path) -> ElementTree.Element:
 
 def boxes(root: ElementTree.Element, name: str) -> int:
     """Closed shapes of a group; 0 if it is not there."""
-    return sum(path.get("d", "").count("z") for group in root.iter(f"{SVG}g") if group.get("id") == name for path in group.iter(f"{SVG}path"))
+    return sum(
+        path.get("d", "").count("z")
+        for group in root.iter(f"{SVG}g")
+        if group.get("id") == name
+        for path in group.iter(f"{SVG}path")
+    )
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_picture_has_a_box_for_each_computation_and_two_for_each_message(case: tuple[str, int, int, int | None], tmp_path: Path) -> None:
+def test_a_picture_has_a_box_for_each_computation_and_two_for_each_message(
+    case: tuple[str, int, int, int | None], tmp_path: Path
+) -> None:
     simulation = simulated(*case)
     root = picture(simulation, tmp_path)
     for name in COMPUTATIONS:
@@ -102,13 +126,18 @@ def test_a_picture_has_a_box_for_each_computation_and_two_for_each_message(case:
         assert boxes(root, name) == 2 * sum(span.op.of == of for span in simulation.sent)
     texts = Counter(text.text for text in root.iter(f"{SVG}text"))
     assert all(texts[f"rank {rank}"] == 1 for rank in range(case[1]))
-    assert all(any(text and text.startswith(f"peak {peak:.4g} ({7 * simulation.schedule.chunks} fixed)") for text in texts) for peak in simulation.peak)
+    assert all(
+        any(text and text.startswith(f"peak {peak:.4g} ({7 * simulation.schedule.chunks} fixed)") for text in texts)
+        for peak in simulation.peak
+    )
     assert any(text and text.startswith(f"{case[0]}, ") for text in texts)
 
 
 def test_each_computation_bears_its_micro_batch(tmp_path: Path) -> None:
     root = picture(simulated(), tmp_path)
-    small = [text.text for text in root.iter(f"{SVG}text") if text.get("x") and "anchor: middle" in text.get("style", "")]
+    small = [
+        text.text for text in root.iter(f"{SVG}text") if text.get("x") and "anchor: middle" in text.get("style", "")
+    ]
     # Four ranks with three passes each; the axis has a 0 of its own.
     assert {number: small.count(number) for number in "01234567"} == {"0": 13, **dict.fromkeys("1234567", 12)}
 
@@ -132,7 +161,9 @@ def test_a_picture_is_the_same_each_time_and_changes_no_setting(tmp_path: Path) 
         assert (tmp_path / f"first{suffix}").read_bytes() == (tmp_path / f"second{suffix}").read_bytes(), suffix
     assert (tmp_path / "first.svg").stat().st_size < 200_000
     assert "dc:date" not in (tmp_path / "first.svg").read_text(encoding="utf-8")
-    assert (tmp_path / "first.png").read_bytes().startswith(b"\x89PNG") and (tmp_path / "first.pdf").read_bytes().startswith(b"%PDF")
+    assert (tmp_path / "first.png").read_bytes().startswith(b"\x89PNG") and (
+        tmp_path / "first.pdf"
+    ).read_bytes().startswith(b"%PDF")
 
 
 def test_lanes_lie_under_one_another() -> None:
@@ -151,8 +182,14 @@ def test_what_takes_no_time_and_no_memory_is_drawn(tmp_path: Path) -> None:
 
 def test_what_is_no_simulation_or_no_picture_is_refused(tmp_path: Path) -> None:
     schedule = build("1f1b", 2, 2)
-    for refused in (lambda: draw(schedule, tmp_path / "a.svg"), lambda: trace(schedule), lambda: save_trace(schedule, tmp_path / "a.json")):  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match=r"is a PipelineSchedule; give a Simulation, as schedule\.simulate\(\) makes it"):
+    for refused in (
+        lambda: draw(schedule, tmp_path / "a.svg"),
+        lambda: trace(schedule),
+        lambda: save_trace(schedule, tmp_path / "a.json"),
+    ):  # type: ignore[arg-type]
+        with pytest.raises(
+            TypeError, match=r"is a PipelineSchedule; give a Simulation, as schedule\.simulate\(\) makes it"
+        ):
             refused()
     for path in ("a.gif", "a"):
         with pytest.raises(ValueError, match=rf"'{path}' ends in '.*'; a picture is written as \.svg, \.png, \.pdf"):
@@ -169,13 +206,16 @@ def test_without_matplotlib_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch, 
 def test_pyplot_is_not_imported(tmp_path: Path) -> None:
     """It would choose a window system."""
     code = (
-        "import sys; from autopar.pipeline import build; from autopar.pipeline.picture import draw; assert 'matplotlib' not in sys.modules;"
-        f"draw(build('1f1b', 2, 2).simulate(), {str(tmp_path / 'a.png')!r}); assert 'matplotlib.pyplot' not in sys.modules"
+        "import sys; from autopar.pipeline import build; from autopar.pipeline.picture import draw; assert "
+        "'matplotlib' not in sys.modules;"
+        f"draw(build('1f1b', 2, 2).simulate(), {str(tmp_path / 'a.png')!r}); assert 'matplotlib.pyplot' not in "
+        f"sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-# -- traces ----------------------------------------------------------------------------------------------------------------
+# -- traces
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def nanoseconds(event: dict, key: str) -> int:
@@ -209,7 +249,13 @@ def test_each_message_is_an_arrow_from_its_send_to_its_receive(simulation: Simul
     events = trace(simulation)["traceEvents"]
     threads = threads_of(events)
     ends = {ph: {e["id"]: e for e in events if e["ph"] == ph} for ph in "sf"}
-    assert len(ends["s"]) == len(ends["f"]) == sum(e["ph"] == "s" for e in events) == sum(e["ph"] == "f" for e in events) == len(simulation.sent)
+    assert (
+        len(ends["s"])
+        == len(ends["f"])
+        == sum(e["ph"] == "s" for e in events)
+        == sum(e["ph"] == "f" for e in events)
+        == len(simulation.sent)
+    )
     assert set(ends["s"]) == set(ends["f"])
     slices = defaultdict(list)
     for event in events:
@@ -218,7 +264,11 @@ def test_each_message_is_an_arrow_from_its_send_to_its_receive(simulation: Simul
 
     def around(end: dict) -> list[dict]:
         at = nanoseconds(end, "ts")
-        return [e for e in slices[end["pid"], end["tid"]] if nanoseconds(e, "ts") <= at <= nanoseconds(e, "ts") + nanoseconds(e, "dur")]
+        return [
+            e
+            for e in slices[end["pid"], end["tid"]]
+            if nanoseconds(e, "ts") <= at <= nanoseconds(e, "ts") + nanoseconds(e, "dur")
+        ]
 
     for number, span in enumerate(simulation.sent):
         start, finish = ends["s"][number], ends["f"][number]
@@ -228,13 +278,22 @@ def test_each_message_is_an_arrow_from_its_send_to_its_receive(simulation: Simul
         assert threads[finish["pid"], finish["tid"]] == f"receives from rank {sender}"
         assert start["ts"] <= finish["ts"]
         task = span.op
-        assert (f"{task.of}S{task.batch:02d}", task.stage, task.peer) in [(e["name"], e["args"]["stage"], e["args"]["peer"]) for e in around(start)]
-        assert (f"{task.of}R{task.batch:02d}", task.peer, task.stage) in [(e["name"], e["args"]["stage"], e["args"]["peer"]) for e in around(finish)]
+        assert (f"{task.of}S{task.batch:02d}", task.stage, task.peer) in [
+            (e["name"], e["args"]["stage"], e["args"]["peer"]) for e in around(start)
+        ]
+        assert (f"{task.of}R{task.batch:02d}", task.peer, task.stage) in [
+            (e["name"], e["args"]["stage"], e["args"]["peer"]) for e in around(finish)
+        ]
         drawn = next(e for e in around(start) if e["name"] == str(task) and e["args"]["stage"] == task.stage)
-        assert nanoseconds(drawn, "dur") >= max(1, round((span.end - span.start) * 1e6) - 1), "it can be seen and bound to"
+        assert nanoseconds(drawn, "dur") >= max(1, round((span.end - span.start) * 1e6) - 1), (
+            "it can be seen and bound to"
+        )
         assert ("takes no time" in drawn["args"]) == (span.end == span.start)
         # Inside of one slice, its end left out: Perfetto binds to that one and to no other.
-        assert [sum(nanoseconds(end, "ts") < nanoseconds(e, "ts") + nanoseconds(e, "dur") for e in around(end)) for end in (start, finish)] == [1, 1]
+        assert [
+            sum(nanoseconds(end, "ts") < nanoseconds(e, "ts") + nanoseconds(e, "dur") for e in around(end))
+            for end in (start, finish)
+        ] == [1, 1]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -245,14 +304,19 @@ def test_counters_rise_to_the_peak_and_ranks_are_named(case: tuple[str, int, int
         counters = [e for e in events if e["ph"] == "C" and e["pid"] == rank + 1]
         assert max(sum(e["args"].values()) for e in counters) == pytest.approx(peak)
         assert all(set(e["args"]) == {"activations", "sends", "receives", "fixed"} for e in counters)
-        names = {e["name"]: e["args"] for e in events if e["ph"] == "M" and e["pid"] == rank + 1 and e["name"].startswith("process")}
+        names = {
+            e["name"]: e["args"]
+            for e in events
+            if e["ph"] == "M" and e["pid"] == rank + 1 and e["name"].startswith("process")
+        }
         assert names["process_name"] == {"name": f"rank {rank}"} and names["process_sort_index"] == {"sort_index": rank}
         assert "compute" in [name for (pid, _), name in threads_of(events).items() if pid == rank + 1]
 
 
 @pytest.mark.parametrize(("times", "longest"), [(Times(2, 2, 1, 0), 45_000), (Times(0, 0, 0, 0), 1000)])
 def test_messages_that_take_no_time_can_be_seen(times: Times, longest: int) -> None:
-    """A thousandth of the makespan, less where the next message begins sooner; those that begin at once come one after the other."""
+    """A thousandth of the makespan, less where the next message begins sooner; those that begin at once come one after
+    the other."""
     simulation = build("1f1b", 2, 8).simulate(times)
     slices = defaultdict(list)
     for event in trace(simulation)["traceEvents"]:
@@ -266,7 +330,11 @@ def test_messages_that_take_no_time_can_be_seen(times: Times, longest: int) -> N
 
 def test_a_slice_tells_its_pass_and_its_time_in_microseconds() -> None:
     events = trace(simulated("zb-h1", 2, 1))["traceEvents"]
-    assert [(e["pid"], e["name"], e["ts"], e["dur"], e["args"]["pass"], e["args"]["stage"]) for e in events if e["ph"] == "X" and "peer" not in e["args"]] == [
+    assert [
+        (e["pid"], e["name"], e["ts"], e["dur"], e["args"]["pass"], e["args"]["stage"])
+        for e in events
+        if e["ph"] == "X" and "peer" not in e["args"]
+    ] == [
         (1, "FW00", 0, 2000, "forward", 0),
         (1, "BW00", 6600, 2000, "input gradient", 0),
         (1, "WW00", 8600, 1000, "weight gradient", 0),

@@ -30,7 +30,15 @@ def orders(schedule: PipelineSchedule) -> list[list[str]]:
             for task in slot.compute:
                 together = split and {Task("BW", *task[1:3]), Task("WW", *task[1:3])} <= set(slot.tasks)
                 if task.kind != "WW" or not together:
-                    letter = "F" if task.kind == "FW" else "W" if task.kind == "WW" else "B" if together or not split else "I"
+                    letter = (
+                        "F"
+                        if task.kind == "FW"
+                        else "W"
+                        if task.kind == "WW"
+                        else "B"
+                        if together or not split
+                        else "I"
+                    )
                     words.append(f"{task.stage}{letter}{task.batch}")
             if words:
                 found[rank].append(words[0] if len(words) == 1 else f"({';'.join(words)})OVERLAP_F_B")
@@ -52,13 +60,16 @@ def test_torchs_own_orders(ranks: int, batches: int, chunks: int) -> None:
     """Of the schedules that torch has too, where it has them."""
     assert orders(build("zb-v", ranks, batches, messages=False)) == torchs("ScheduleZBVZeroBubble", ranks, batches, 2)
     whole = batches * ranks
-    assert orders(build("interleaved-1f1b", ranks, whole, chunks, messages=False)) == torchs("ScheduleInterleaved1F1B", ranks, whole, chunks)
+    assert orders(build("interleaved-1f1b", ranks, whole, chunks, messages=False)) == torchs(
+        "ScheduleInterleaved1F1B", ranks, whole, chunks
+    )
     enough = 2 * ranks + batches - 1
     assert orders(build("dualpipe-v", ranks, enough, messages=False)) == torchs("ScheduleDualPipeV", ranks, enough, 2)
 
 
 def wraps(schedule: PipelineSchedule) -> list[Task]:
-    """What waits for a message around the ring, but for the first micro-batch of each group of as many as there are ranks."""
+    """What waits for a message around the ring, but for the first micro-batch of each group of as many as there are
+    ranks."""
     p, last = schedule.ranks, schedule.stages - 1
     return [
         task for _, _, task in schedule.tasks()
@@ -66,7 +77,9 @@ def wraps(schedule: PipelineSchedule) -> list[Task]:
     ]  # fmt: skip
 
 
-PUBLISHED = (  # Zero Bubble (Qi et al. 2024): micro-batches; F, B, W, c in ms; chunks; 1F1B, 1F1B-I, that with every dependency, ZB-H1, ZB-H2
+# Zero Bubble (Qi et al. 2024): micro-batches; F, B, W, c in ms; chunks; 1F1B, 1F1B-I, that with every dependency,
+# ZB-H1, ZB-H2
+PUBLISHED = (
     (24, (18.522, 18.086, 9.337, 0.601), 3, (0.2431, 0.1055, 0.1090, 0.1585, 0.1083)),
     (32, (18.513, 18.086, 9.331, 0.626), 3, (0.1985, 0.0818, 0.0847, 0.1242, 0.0837)),
     (64, (18.546, 18.097, 9.321, 0.762), 3, (0.1240, 0.0443, 0.0461, 0.0674, 0.0444)),
@@ -77,8 +90,11 @@ PUBLISHED = (  # Zero Bubble (Qi et al. 2024): micro-batches; F, B, W, c in ms; 
 
 
 @pytest.mark.parametrize(("batches", "times", "chunks", "rates"), PUBLISHED)
-def test_zero_bubbles_published_rates(batches: int, times: tuple[float, ...], chunks: int, rates: tuple[float, ...]) -> None:
-    """1F1B and ZB-H1 by makespan, ZB-H2 by the longest span. The published 1F1B-I leaves most waits around the ring out."""
+def test_zero_bubbles_published_rates(
+    batches: int, times: tuple[float, ...], chunks: int, rates: tuple[float, ...]
+) -> None:
+    """1F1B and ZB-H1 by makespan, ZB-H2 by the longest span. The published 1F1B-I leaves most waits around the ring
+    out."""
     *whole, c = times
     interleaved = build("interleaved-1f1b", 8, batches, chunks)
     chunk = Times(*(time / chunks for time in whole), c)
@@ -114,7 +130,8 @@ def test_bubbles_are_those_of_the_formulas(p: int, m: int, v: int, f: int, b: in
 
 
 def test_the_building_blocks_of_the_memory_controlled() -> None:
-    """No two passes of a rank on one unit; a rank's two stages keep a micro-batch for the same sum of units on all ranks."""
+    """No two passes of a rank on one unit; a rank's two stages keep a micro-batch for the same sum of units on all
+    ranks."""
     for offsets, per_rank in (((1, 1, 1, 1), 4), ((1, 2, 1, 2), 6)):
         for p in range(1, 40):
             times = block(p, offsets)
@@ -164,13 +181,25 @@ def test_ranks_may_be_numbered_otherwise(policy: str, order: list[int], m: int) 
 
 def test_stages_share_ranks_as_the_policy_says() -> None:
     for rank_of in ((0, 1), (0, 1, 1), (0, 2, 1, 0), (0, 1, 2, 2, 1, 0, 0), (0, 1, 0, 2, 1, 2)):
-        with pytest.raises(ScheduleError, match=r"zb-v cannot have its stages on ranks .*: they must be as in \(0, 1, 2, 2, 1, 0\)"):
+        with pytest.raises(
+            ScheduleError, match=r"zb-v cannot have its stages on ranks .*: they must be as in \(0, 1, 2, 2, 1, 0\)"
+        ):
             build("zb-v", 3, 4, rank_of=rank_of)
 
 
 def test_phases_repeat_passes_in_order() -> None:
     slots = order([(2, "F0 F1"), (1, "I1 (F0 B1)"), (5, "W"), (1, "I0")], (0, 3), 3, True)
-    assert [str(slot).strip() for slot in slots] == ["FW00", "FW00", "FW01", "FW01", "BW00", "FW02BW01WW01", "WW00", "BW00", "WW00"]
+    assert [str(slot).strip() for slot in slots] == [
+        "FW00",
+        "FW00",
+        "FW01",
+        "FW01",
+        "BW00",
+        "FW02BW01WW01",
+        "WW00",
+        "BW00",
+        "WW00",
+    ]
 
 
 def test_the_page_names_every_policy() -> None:
@@ -181,7 +210,16 @@ def test_the_page_names_every_policy() -> None:
 def test_names() -> None:
     for name, row in POLICIES.items():
         assert named(name) == name and all(named(alias) == name for alias in row.aliases)
-    for torchs_name in ("GPipe", "1F1B", "Schedule1F1B", "Interleaved1F1B", "LoopedBFS", "ZBVZeroBubble", "DualPipeV", "ScheduleGPipe"):
+    for torchs_name in (
+        "GPipe",
+        "1F1B",
+        "Schedule1F1B",
+        "Interleaved1F1B",
+        "LoopedBFS",
+        "ZBVZeroBubble",
+        "DualPipeV",
+        "ScheduleGPipe",
+    ):
         assert named(torchs_name) in POLICIES
     with pytest.raises(ScheduleError, match="no policy 'zb-h3'; did you mean 'zb-h"):
         build("zb-h3", 2, 2)

@@ -28,7 +28,8 @@ FORWARD, BACKWARD = Slot((Task("FW", 0, 0),)), Slot((Task("BW", 0, 0),))
     ([[Slot((Task("FW", 1, 0),))]], 1, (0,), "row 0, rank 0: FW00 of stage 1: there is no stage 1, only 0 to 0"),
     ([[Slot((Task("FW", 0, 1),))]], 1, (0,), "there is no micro-batch 1, only 0 to 0"),
     ([[Slot(), FORWARD]], 1, (0, 1), "row 0, rank 1: FW00 of stage 0, but that stage is on rank 0"),
-    ([[Slot((Task("QW", 0, 0),))]], 1, (0,), r"row 0, rank 0: Task\(kind='QW', .* is no task; a Task has one of the kinds BR, BS, BW, FR, FS, FW, WW"),
+    ([[Slot((Task("QW", 0, 0),))]], 1, (0,), r"row 0, rank 0: Task\(kind='QW', .* is no task; a Task has one of the "
+                                             r"kinds BR, BS, BW, FR, FS, FW, WW"),
     ([[Slot((Task("", 0, 0),))]], 1, (0,), "is no task"),
     ([[Slot(("FW0",))]], 1, (0,), "'FW0' is no task"),
     ([[Slot(free=("x",))]], 1, (0,), "the buffer of 'x' is released, but that is no send"),
@@ -69,7 +70,11 @@ def test_a_slot_of_a_stage_has_that_stages_tasks() -> None:
 
 def test_a_wrong_schedule_is_not_saved(tmp_path: Path) -> None:
     good = build("1f1b", 2, 2)
-    wrong = PipelineSchedule([row for row in good.slots if not any(task.kind == "BW" and task.batch for slot in row for task in slot.tasks)], 2, (0, 1))
+    wrong = PipelineSchedule(
+        [row for row in good.slots if not any(task.kind == "BW" and task.batch for slot in row for task in slot.tasks)],
+        2,
+        (0, 1),
+    )
     for name in ("a.json", "a.csv"):
         with pytest.raises(ScheduleError, match="BW01 of stage"):
             wrong.save(tmp_path / name)
@@ -95,19 +100,28 @@ def test_files(tmp_path: Path) -> None:
     (tmp_path / "c.csv").write_bytes(b"\xff\xfe0")
     with pytest.raises(ScheduleError, match=r"c\.csv: the file is not text in UTF-8"):
         PipelineSchedule.load(tmp_path / "c.csv")
-    for options, error, text in (({"batches": 0}, ScheduleError, "batches=0; there is at least one"), ({"ranks": "x"}, TypeError, "ranks is a whole number")):
+    for options, error, text in (
+        ({"batches": 0}, ScheduleError, "batches=0; there is at least one"),
+        ({"ranks": "x"}, TypeError, "ranks is a whole number"),
+    ):
         with pytest.raises(error, match=text):
             PipelineSchedule.from_csv("0F0,0B0", **options)
     for wrong in (None, b"{}"):
-        with pytest.raises(TypeError, match=r"^a CSV is a text, not .*; read a file with PipelineSchedule\.load\(path\)$"):
+        with pytest.raises(
+            TypeError, match=r"^a CSV is a text, not .*; read a file with PipelineSchedule\.load\(path\)$"
+        ):
             PipelineSchedule.from_csv(wrong)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match=r"^a document is a text, not .*; read a file with PipelineSchedule\.load\(path\)$"):
+        with pytest.raises(
+            TypeError, match=r"^a document is a text, not .*; read a file with PipelineSchedule\.load\(path\)$"
+        ):
             PipelineSchedule.from_json(wrong)  # type: ignore[arg-type]
 
 
 def test_it_prints_what_it_is() -> None:
     assert str(build("1f1b", 1, 1, messages=False)) == "1f1b on 1 rank, 1 micro-batch\nFW00    BW00    "
-    assert repr(build("zb-v", 2, 3)) == "PipelineSchedule(batches=3, rank_of=(0, 1, 1, 0), name='zb-v', recompute=False)"
+    assert (
+        repr(build("zb-v", 2, 3)) == "PipelineSchedule(batches=3, rank_of=(0, 1, 1, 0), name='zb-v', recompute=False)"
+    )
     assert build("zb-v", 2, 3).title == "zb-v on 2 ranks, 4 stages, 3 micro-batches"
 
 
@@ -115,7 +129,10 @@ def test_a_slot_that_is_not_there_is_refused() -> None:
     schedule = build("1f1b", 2, 2)
     rows = len(schedule.slots)
     for time in (rows, 9999, -1):
-        with pytest.raises(ScheduleError, match=rf"^there is no row {time}, only 0 to {rows - 1}; len\(schedule\.slots\) is the number of rows$"):
+        with pytest.raises(
+            ScheduleError,
+            match=rf"^there is no row {time}, only 0 to {rows - 1}; len\(schedule\.slots\) is the number of rows$",
+        ):
             schedule.slot(time, 0)
     for stage in (2, -1):
         with pytest.raises(ScheduleError, match=rf"^there is no stage {stage}, only 0 to 1$"):

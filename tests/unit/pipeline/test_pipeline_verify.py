@@ -29,7 +29,8 @@ def reason(schedule: PipelineSchedule, **options: object) -> str:
     return str(found.value)
 
 
-# -- what is right -------------------------------------------------------------------------------------------------------
+# -- what is right
+# -------------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None)
@@ -37,7 +38,10 @@ def reason(schedule: PipelineSchedule, **options: object) -> str:
 def test_what_policies_make_is_right_on_all_channels(schedule: PipelineSchedule) -> None:
     found = schedule.verify(channels=ALL)
     kinds = Counter(task.kind for _, _, task in schedule.tasks())
-    passes, cut = schedule.stages * schedule.batches, sum(a != b for a, b in zip(schedule.rank_of, schedule.rank_of[1:], strict=False))
+    passes, cut = (
+        schedule.stages * schedule.batches,
+        sum(a != b for a, b in zip(schedule.rank_of, schedule.rank_of[1:], strict=False)),
+    )
     assert found.computations == passes * (3 if kinds["WW"] else 2)
     assert found.messages == (2 * schedule.batches * cut if schedule.has_messages else 0)
     assert found.finishes == (dict.fromkeys((model.name for model in ALL), "") if schedule.has_messages else {})
@@ -53,7 +57,8 @@ def test_what_is_told_of_a_right_schedule() -> None:
     )
 
 
-# -- one fault -----------------------------------------------------------------------------------------------------------
+# -- one fault
+# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", FAULTS)
@@ -72,7 +77,10 @@ def test_the_order_in_a_slot_counts() -> None:
     PipelineSchedule(((Slot(own),),), 1, (0,)).verify()
     for wrong in ((own[1], own[0], own[2]), (own[0], own[2], own[1])):
         text = reason(PipelineSchedule(((Slot(wrong),),), 1, (0,)))
-        assert text.startswith(f"{own[2] if wrong[0] == own[0] else own[1]} of stage 0 comes before the task that it reads:\n  row 0, rank 0: "), text
+        assert text.startswith(
+            f"{own[2] if wrong[0] == own[0] else own[1]} of stage 0 comes before the task that it reads:\n  row 0, "
+            f"rank 0: "
+        ), text
 
 
 def drawn(text: str, batches: int) -> PipelineSchedule:
@@ -85,7 +93,13 @@ def drawn(text: str, batches: int) -> PipelineSchedule:
 
 
 def _drawn(word: str, rank: int) -> Slot:
-    return Slot(tuple(Task(one[:2], rank, int(one[2:]), -1 if one[1] == "W" else 1 - rank) for one in word.strip(".").split("+") if one))
+    return Slot(
+        tuple(
+            Task(one[:2], rank, int(one[2:]), -1 if one[1] == "W" else 1 - rank)
+            for one in word.strip(".").split("+")
+            if one
+        )
+    )
 
 
 SWAPPED = """
@@ -118,19 +132,29 @@ def test_messages_are_told_with_their_rows() -> None:
     exchanged(schedule, *places(schedule, "FS")).verify()
 
 
-# -- buffers -------------------------------------------------------------------------------------------------------------
+# -- buffers
+# -------------------------------------------------------------------------------------------------------------
 
 
 def released(schedule: PipelineSchedule) -> list[tuple[int, int, Task]]:
-    return [(time, rank, send) for time, row in enumerate(schedule.slots) for rank, slot in enumerate(row) for send in slot.free]
+    return [
+        (time, rank, send)
+        for time, row in enumerate(schedule.slots)
+        for rank, slot in enumerate(row)
+        for send in slot.free
+    ]
 
 
 def moved(schedule: PipelineSchedule, place: tuple[int, int, Task], row: int) -> PipelineSchedule:
     """A release in another row."""
     time, rank, send = place
-    less = replace(schedule.slots[time][rank], free=tuple(one for one in schedule.slots[time][rank].free if one != send))
+    less = replace(
+        schedule.slots[time][rank], free=tuple(one for one in schedule.slots[time][rank].free if one != send)
+    )
     schedule = changed(schedule, {(time, rank): less})
-    return changed(schedule, {(row, rank): replace(schedule.slots[row][rank], free=(*schedule.slots[row][rank].free, send))})
+    return changed(
+        schedule, {(row, rank): replace(schedule.slots[row][rank], free=(*schedule.slots[row][rank].free, send))}
+    )
 
 
 @settings(deadline=None)
@@ -141,7 +165,9 @@ def test_releases_are_tight(schedule: PipelineSchedule, choose: random.Random) -
         time, rank, send = place
         busy = [row for row in range(time) if schedule.slots[row][rank].tasks]
         for row in {busy[-1], choose.randrange(busy[-1] + 1)}:
-            assert reason(moved(schedule, place, row)).startswith(f"row {row}, rank {rank}: the buffer of {send.where} is released before ")
+            assert reason(moved(schedule, place, row)).startswith(
+                f"row {row}, rank {rank}: the buffer of {send.where} is released before "
+            )
         moved(schedule, place, choose.randrange(time, len(schedule.slots))).verify()
 
 
@@ -186,10 +212,17 @@ def test_releases_that_make_no_sense() -> None:
     schedule = with_frees(build("1f1b", 2, 3))
     last = len(schedule.slots) - 1
     own, other = Task("FS", 0, 0, 1), Task("BS", 1, 0, 0)
-    for send, where in ((Task("FS", 0, 7, 1), "but that rank does not send it"), (other, "but that rank does not send it"),
-                        (Task("FR", 1, 0, 0), "but that rank does not send it"), (own, "a second time; leave one out")):  # fmt: skip
-        broken = changed(schedule, {(last, 0): Slot(schedule.slots[last][0].tasks, (send,), schedule.slots[last][0].parameters)})
-        assert reason(broken) == f"row {last}, rank 0: the buffer of {send.where} is released{',' * ('but' in where)} {where}"
+    for send, where in ((Task("FS", 0, 7, 1), "but that rank does not send "
+                                              "it"), (other, "but that rank does not send it"),
+                        (Task("FR", 1, 0, 0), "but that rank does not send "
+                                              "it"), (own, "a second time; leave one out")):  # fmt: skip
+        broken = changed(
+            schedule, {(last, 0): Slot(schedule.slots[last][0].tasks, (send,), schedule.slots[last][0].parameters)}
+        )
+        assert (
+            reason(broken)
+            == f"row {last}, rank 0: the buffer of {send.where} is released{',' * ('but' in where)} {where}"
+        )
     alone = build("1f1b", 2, 3, messages=False)
     assert "but that rank does not send it" in reason(changed(alone, {(2, 0): Slot(alone.slots[2][0].tasks, (own,))}))
 
@@ -207,14 +240,19 @@ def test_a_wrong_schedule_stays_wrong() -> None:
         memory(moved(good, released(good)[0], 0))
 
 
-# -- a run by brute force ------------------------------------------------------------------------------------------------
+# -- a run by brute force
+# ------------------------------------------------------------------------------------------------
 
 
 def test_it_says_what_all_runs_say() -> None:
     verdicts: Counter[bool] = Counter()
 
     @settings(deadline=None, max_examples=600)
-    @given(st.one_of(right(2, 3, messages=None), right(2, 3, frees=True), right(3, 2, frees=True), disordered()), st.integers(0, 2), randoms)
+    @given(
+        st.one_of(right(2, 3, messages=None), right(2, 3, frees=True), right(3, 2, frees=True), disordered()),
+        st.integers(0, 2),
+        randoms,
+    )
     def compare(schedule: PipelineSchedule, times: int, choose: random.Random) -> None:
         for _ in range(times):
             schedule = shaken(schedule, choose)
@@ -226,7 +264,8 @@ def test_it_says_what_all_runs_say() -> None:
     assert min(verdicts[True], verdicts[False]) >= 20, verdicts
 
 
-# -- progress ------------------------------------------------------------------------------------------------------------
+# -- progress
+# ------------------------------------------------------------------------------------------------------------
 
 
 def finishing(schedule: PipelineSchedule) -> list[str]:
@@ -266,7 +305,8 @@ CROSSING = """
     BW1 .
 """
 CYCLE = (
-    "ranks wait for each other for ever on grouped channels (both ends of a message wait for each other, and all of a group are posted together):\n"
+    "ranks wait for each other for ever on grouped channels (both ends of a message wait for each other, and all of a "
+    "group are posted together):\n"
     "  rank 0 waits for rank 1 in send FS01 of stage 0 to 1\n"
     "      row 4: FS01 of stage 0 to stage 1\n"
     "  rank 1 waits for rank 0 in send BS00 of stage 1 to 0\n"
@@ -317,7 +357,10 @@ def test_all_forwards_ahead_of_one_by_one_needs_more_room() -> None:
     """Rank 0 as in GPipe, rank 1 as in 1F1B."""
     schedule = drawn(AHEAD, 4)
     assert told(schedule) == finishing(schedule) == ["asynchronous"]
-    assert "rank 0 waits for rank 1 in send FS03 of stage 0 to 1" in schedule.verify(channels=[buffered(2)]).finishes["1-buffered"]
+    assert (
+        "rank 0 waits for rank 1 in send FS03 of stage 0 to 1"
+        in schedule.verify(channels=[buffered(2)]).finishes["1-buffered"]
+    )
 
 
 WAITING = """
@@ -348,20 +391,24 @@ def test_ranks_that_wait_for_ever_on_all_channels() -> None:
     )
 
 
-# -- parameters ----------------------------------------------------------------------------------------------------------
+# -- parameters
+# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("line", "text"), [
     ("0F0,0UNSHARD,0B0,0REDUCE_GRAD",
-     "row 0, rank 0: FW00 of stage 0: its parameters have not been gathered; put UNSHARD of stage 0 into an earlier row"),
+     "row 0, rank 0: FW00 of stage 0: its parameters have not been gathered; put UNSHARD of stage 0 into an earlier "
+     "row"),
     ("0UNSHARD,0F0,0RESHARD,0B0,0REDUCE_GRAD",
-     "row 2, rank 0: BW00 of stage 0: RESHARD in row 1 has freed its parameters; put UNSHARD of stage 0 into an earlier row"),
+     "row 2, rank 0: BW00 of stage 0: RESHARD in row 1 has freed its parameters; put UNSHARD of stage 0 into an "
+     "earlier row"),
     ("0UNSHARD,0F0,0UNSHARD,0B0,0REDUCE_GRAD",
      "row 1, rank 0: UNSHARD of stage 0 comes after UNSHARD in row 0; leave it out, or put RESHARD before it"),
     ("0UNSHARD,0F0,0B0,0REDUCE_GRAD,0RESHARD,0RESHARD",
      "row 2, rank 0: RESHARD of stage 0 comes after RESHARD in row 2; leave it out, or put UNSHARD before it"),
     ("0RESHARD,0UNSHARD,0F0,0B0,0REDUCE_GRAD",
-     "row 0, rank 0: RESHARD of stage 0 has nothing to free, the stage has not been gathered; leave it out, or put UNSHARD before it"),
+     "row 0, rank 0: RESHARD of stage 0 has nothing to free, the stage has not been gathered; leave it out, or put "
+     "UNSHARD before it"),
 ])  # fmt: skip
 def test_parameters_are_gathered_before_they_are_used_and_freed_once(line: str, text: str) -> None:
     assert reason(PipelineSchedule.from_csv(line)) == text

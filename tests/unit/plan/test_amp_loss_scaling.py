@@ -1,4 +1,5 @@
-"""Dynamic loss scaling: the same scales as ``torch.amp.GradScaler``, step by step; its state, both ways; an error at the bottom."""
+"""Dynamic loss scaling: the same scales as ``torch.amp.GradScaler``, step by step; its state, both ways; an error at
+the bottom."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from autopar.runtime.discovery.proof import prove
 from autopar.verify.levels import verify
 
 
-def step(scaling: LossScaling, scale: torch.Tensor, tracker: torch.Tensor, overflow: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def step(
+    scaling: LossScaling, scale: torch.Tensor, tracker: torch.Tensor, overflow: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     return updated_scale(scale, tracker, torch.tensor(float(overflow)), **scaling.constants)
 
 
@@ -78,7 +81,13 @@ def test_repeated_overflows_are_an_error_that_says_so() -> None:
         scale, tracker = step(scaling, scale, tracker, True)
         scaling.check(scale)
     scale, tracker = step(scaling, scale, tracker, True)
-    with pytest.raises(OverflowingError, match=re.escape("the loss scale has fallen to 3.05176e-05, below 6.10352e-05: gradients overflow at every scale\n  look for inf")):
+    with pytest.raises(
+        OverflowingError,
+        match=re.escape(
+            "the loss scale has fallen to 3.05176e-05, below 6.10352e-05: gradients overflow at every scale\n  look "
+            "for inf"
+        ),
+    ):
         scaling.check(scale)
 
 
@@ -88,7 +97,10 @@ def test_repeated_overflows_are_an_error_that_says_so() -> None:
         ({"growth": 1.0}, "growth=1.0: the scale rises, by a factor above 1"),
         ({"backoff": 1.5}, "backoff=1.5: the scale falls, by a factor between 0 and 1"),
         ({"interval": 0}, "interval=0: the scale rises after a number of steps, at least 1"),
-        ({"initial": float("inf")}, "initial=inf, minimum=6.103515625e-05: a scale is finite, and begins at its minimum or above"),
+        (
+            {"initial": float("inf")},
+            "initial=inf, minimum=6.103515625e-05: a scale is finite, and begins at its minimum or above",
+        ),
     ],
 )
 def test_scalings_that_make_no_sense_are_refused(options: dict[str, float], text: str) -> None:
@@ -97,16 +109,24 @@ def test_scalings_that_make_no_sense_are_refused(options: dict[str, float], text
 
 
 def test_states_that_lack_an_entry_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"the state of a loss scale has scale, growth_factor.*; this one lacks scale, growth_factor"):
+    with pytest.raises(
+        ValueError, match=r"the state of a loss scale has scale, growth_factor.*; this one lacks scale, growth_factor"
+    ):
         LossScaling.load_state_dict(torch.amp.GradScaler("cpu", enabled=False).state_dict())
 
 
 def test_the_op_is_a_node_with_a_rule() -> None:
     """Numbers without dims: nothing is split, and nothing is pending."""
-    prove(updated_scale, (torch.tensor(4.0), torch.tensor(1, dtype=torch.int32), torch.tensor(0.0)), LossScaling().constants)
+    prove(
+        updated_scale,
+        (torch.tensor(4.0), torch.tensor(1, dtype=torch.int32), torch.tensor(0.0)),
+        LossScaling().constants,
+    )
     program = Program.parse(
-        "program placed on dp=2\n  scale : f32[] = state(next_scale)\n  tracker : i32[] = state(next_tracker)\n  found_inf : f32[] = input\nupdate:\n"
-        "  updated : (f32[], i32[]) = autopar::updated_scale(scale, tracker, found_inf, growth=2.0, backoff=0.5, interval=2000)\n"
+        "program placed on dp=2\n  scale : f32[] = state(next_scale)\n  tracker : i32[] = state(next_tracker)\n  "
+        "found_inf : f32[] = input\nupdate:\n"
+        "  updated : (f32[], i32[]) = autopar::updated_scale(scale, tracker, found_inf, growth=2.0, backoff=0.5, "
+        "interval=2000)\n"
         "  next_scale : f32[] = updated[0]\n  next_tracker : i32[] = updated[1]\n"
     )
     verify(program)

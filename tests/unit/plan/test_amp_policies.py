@@ -1,4 +1,5 @@
-"""The tables of mixed precision: torch's own lists, op by op, and the kernels that there are; requirements in traced programs."""
+"""The tables of mixed precision: torch's own lists, op by op, and the kernels that there are; requirements in traced
+programs."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from autopar.verify.levels import verify
 TAKEN = {  # what torch's lists name → the captured ops that it is made of, which are on the list of the same kind
     "linear": "addmm mm", "matmul": "mm bmm mv dot", "conv1d": "convolution", "conv2d": "convolution", "conv3d": "convolution",
     "_convolution": "convolution", "conv_transpose1d": "convolution", "conv_transpose2d": "convolution", "conv_transpose3d": "convolution",
-    "cudnn_convolution": "convolution", "cudnn_convolution_transpose": "convolution",  # made by convolution, below autocast
+    # made by convolution, below autocast
+    "cudnn_convolution": "convolution", "cudnn_convolution_transpose": "convolution",
     "prelu": "_prelu_kernel", "scaled_dot_product_attention": "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention bmm",
     "einsum": "bmm", "chain_matmul": "mm", "linalg_multi_dot": "mm", "lstm_cell": "addmm _thnn_fused_lstm_cell",
     "gru_cell": "addmm _thnn_fused_gru_cell", "rnn_tanh_cell": "addmm", "rnn_relu_cell": "addmm", "_native_multi_head_attention": "bmm addmm",
@@ -67,7 +69,10 @@ def test_lists_are_those_of_torchs_dispatcher(device: str) -> None:
 @pytest.mark.parametrize("device", KEYS)
 def test_no_op_is_on_two_lists(device: str) -> None:
     assert not (LOW[device] & F32[device] or LOW[device] & WIDEST[device] or F32[device] & WIDEST[device])
-    assert all(hasattr(torch.ops.aten, name.removeprefix("aten::")) for name in LOW[device] | F32[device] | WIDEST[device] | INSIDE | PROMOTED)
+    assert all(
+        hasattr(torch.ops.aten, name.removeprefix("aten::"))
+        for name in LOW[device] | F32[device] | WIDEST[device] | INSIDE | PROMOTED
+    )
 
 
 def test_kinds_by_policy_and_device() -> None:
@@ -83,14 +88,20 @@ def test_kinds_by_policy_and_device() -> None:
         "mylib::rope": ("WIDEST", "WIDEST", "WIDEST"),
     }
     first, second = POLICIES["bf16-O1"], POLICIES["bf16-O2"]
-    assert {op: (first.kind(op, "cpu").name, first.kind(op, "cuda").name, second.kind(op, "cpu").name) for op in rows} == rows
+    assert {
+        op: (first.kind(op, "cpu").name, first.kind(op, "cuda").name, second.kind(op, "cpu").name) for op in rows
+    } == rows
     assert first.kind("aten::exp", "xpu") is Kind.F32
 
 
 def test_names_and_aliases() -> None:
     assert (policy_of("bf16"), policy_of("fp16")) == (POLICIES["bf16-O1"], POLICIES["fp16-O1"])
     kept = policy_of("fp16", {"aten::silu": "f32", "add.Tensor": "f16"})
-    assert (kept.kind("aten::silu", "cpu"), kept.kind("aten::add.Tensor", "cpu"), kept.kind("aten::add.Scalar", "cpu")) == (Kind.F32, Kind.LOW, Kind.PROMOTED)
+    assert (
+        kept.kind("aten::silu", "cpu"),
+        kept.kind("aten::add.Tensor", "cpu"),
+        kept.kind("aten::add.Scalar", "cpu"),
+    ) == (Kind.F32, Kind.LOW, Kind.PROMOTED)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -99,7 +110,11 @@ def test_kernels_are_missing_where_the_table_says(dtype: torch.dtype) -> None:
     ops = {op_name(op): op for op in RULES}
     missing, seen = NO_KERNEL["cpu", dtype], set()
     for name, specs in TABLE.items():
-        if name not in ops or ops[name].namespace != "aten" or name in ("_scaled_dot_product_flash_attention_for_cpu_backward", "_weight_norm_interface_backward"):
+        if (
+            name not in ops
+            or ops[name].namespace != "aten"
+            or name in ("_scaled_dot_product_flash_attention_for_cpu_backward", "_weight_norm_interface_backward")
+        ):
             continue
         for spec in specs:
             call = made(spec, name)
@@ -133,7 +148,11 @@ HEAD = "program traced on dp=2\n  x : f32[8/dp 4] = input\n  w : f32[4 4] = para
 
 
 def test_requirements_of_traced_programs_print_and_parse() -> None:
-    text = HEAD + "  mm : bf16[8 4] = mm(x as bf16, w as bf16)\n  add : f32[8 4] = add.Tensor(mm as f32, x)\n  return add as bf16\n"
+    text = (
+        HEAD
+        + "  mm : bf16[8 4] = mm(x as bf16, w as bf16)\n  add : f32[8 4] = add.Tensor(mm as f32, x)\n  return add as "
+        "bf16\n"
+    )
     program = Program.parse(text)
     verify(program)
     assert str(program) == text
@@ -143,15 +162,23 @@ def test_requirements_of_traced_programs_print_and_parse() -> None:
     assert str(program).endswith(
         "forward:\n  x_bfloat16 : bf16[8/dp 4] = cast(x, bf16)\n  w_bfloat16 : bf16[4 4] = cast(w, bf16)\n"
         "  mm : bf16[8/dp 4] = mm(x_bfloat16, w_bfloat16)\n  mm_float32 : f32[8/dp 4] = cast(mm, f32)\n"
-        "  add : f32[8/dp 4] = add.Tensor(mm_float32, x)\n  add_bfloat16 : bf16[8/dp 4] = cast(add, bf16)\n  return add_bfloat16\n"
+        "  add : f32[8/dp 4] = add.Tensor(mm_float32, x)\n  add_bfloat16 : bf16[8/dp 4] = cast(add, bf16)\n  return "
+        "add_bfloat16\n"
     )
 
 
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        ("relu(x as bf16[8 4])", "line 5: a use in a traced program requires a dtype alone, as in 'x as bf16': place decides its Layout"),
-        ("relu(x as [8 4])", "line 5: only ops and results of placed and explicit programs require a Layout with 'as'; transfers accept any Layout"),
+        (
+            "relu(x as bf16[8 4])",
+            "line 5: a use in a traced program requires a dtype alone, as in 'x as bf16': place decides its Layout",
+        ),
+        (
+            "relu(x as [8 4])",
+            "line 5: only ops and results of placed and explicit programs require a Layout with 'as'; transfers "
+            "accept any Layout",
+        ),
         ("relu(x as bf17)", "line 5: no dtype 'bf17'; dtypes are f64, f32"),
     ],
 )
@@ -171,7 +198,9 @@ def test_requirements_fit_their_level() -> None:
         edit.annotate(program.node("y"), uses=(None, None))
     with pytest.raises(VerifyError, match="1 operands, but 2 requirements: every use has one, or none has"):
         verify(program)
-    placed = Program.parse("program placed on dp=2\n  x : f32[8/dp 4] = input\nforward:\n  y : f32[8/dp 4] = relu(x)\n  return y\n")
+    placed = Program.parse(
+        "program placed on dp=2\n  x : f32[8/dp 4] = input\nforward:\n  y : f32[8/dp 4] = relu(x)\n  return y\n"
+    )
     with placed.edit() as edit:
         edit.annotate(placed.node("y"), uses=(Requirement(None, torch.float32),))
     with pytest.raises(VerifyError, match="the use of x requires a dtype alone; place gives it a Layout"):
@@ -181,9 +210,14 @@ def test_requirements_fit_their_level() -> None:
 def test_what_is_narrowed_is_reduced_first() -> None:
     """A pending value is not passed on where a use rounds it: it would be reduced, and made pending again."""
     program = Program.parse(
-        "program traced on tp=2\n  x : f32[8 4/tp] = input\n  w : f32[4/tp 4] = param\n  v : bf16[4 8] = input\nforward:\n"
-        "  mm : f32[8 4] = mm(x, w)\n  t : bf16[4 8] = t(mm as bf16)\n  add : bf16[4 8] = add.Tensor(t, v)\n  return add\n"
+        "program traced on tp=2\n  x : f32[8 4/tp] = input\n  w : f32[4/tp 4] = param\n  v : bf16[4 8] = "
+        "input\nforward:\n"
+        "  mm : f32[8 4] = mm(x, w)\n  t : bf16[4 8] = t(mm as bf16)\n  add : bf16[4 8] = add.Tensor(t, v)\n  return "
+        "add\n"
     )
     run_passes(program, pipeline())
-    assert "  mm_tp : f32[8 4] = all_reduce(mm, tp)\n  mm_tp_bfloat16 : bf16[8 4] = cast(mm_tp, bf16)\n  t : bf16[4 8] = t(mm_tp_bfloat16)\n" in str(program)
+    assert (
+        "  mm_tp : f32[8 4] = all_reduce(mm, tp)\n  mm_tp_bfloat16 : bf16[8 4] = cast(mm_tp, bf16)\n  t : bf16[4 8] = "
+        "t(mm_tp_bfloat16)\n" in str(program)
+    )
     assert "pend(" not in str(program)

@@ -39,7 +39,9 @@ def test_what_is_not_a_dict(plan: object) -> None:
     )
 
 
-@pytest.mark.parametrize(("plan", "wrong"), [([("up.weight", ("tp",))], "tuple"), (["ddp", 5], "int"), ([None], "NoneType")], ids=str)
+@pytest.mark.parametrize(
+    ("plan", "wrong"), [([("up.weight", ("tp",))], "tuple"), (["ddp", 5], "int"), ([None], "NoneType")], ids=str
+)
 def test_what_is_no_plan_in_a_list(plan: list[object], wrong: str) -> None:
     assert refused(plan).endswith(f"or a list of these, not a {wrong}: {plan[-1]!r}")
 
@@ -91,7 +93,9 @@ def test_an_axis_of_the_wrong_type(inner: object) -> None:
 
 
 def test_a_wrong_axis_is_told_before_its_input_is_known() -> None:
-    assert refused({"an_input": ("tq",)}).startswith("the plan's 'an_input': ('tq',): the mesh (dp=2 tp=2) has no axis 'tq'")
+    assert refused({"an_input": ("tq",)}).startswith(
+        "the plan's 'an_input': ('tq',): the mesh (dp=2 tp=2) has no axis 'tq'"
+    )
     assert resolve({"an_input": ("tp",)}, mesh, SHAPES, None).attrs == {}
 
 
@@ -114,7 +118,9 @@ def test_names_that_are_split_alike_are_no_contradiction() -> None:
     assert attrs(plan, aliases=ALIASES) == {"up.weight": UP}
 
 
-@pytest.mark.parametrize(("first", "second"), [("head.weight", "up.weight"), ("up.weight", "head.weight"), ("head.weight", "tail.weight")])
+@pytest.mark.parametrize(
+    ("first", "second"), [("head.weight", "up.weight"), ("up.weight", "head.weight"), ("head.weight", "tail.weight")]
+)
 def test_two_names_of_one_tensor_split_differently(first: str, second: str) -> None:
     assert refused({first: ("tp", None), second: (None, "tp")}, aliases=ALIASES) == (
         f"the plan contradicts itself on one tensor with the names {first} and {second}: {first!r} says ('tp', None), "
@@ -131,7 +137,8 @@ def test_one_name_split_differently_stays_a_matter_of_that_name() -> None:
 
 def test_errors_tell_the_name_that_was_found() -> None:
     assert refused({"head.weight": (None, None, "tp")}, aliases=ALIASES) == (
-        "the plan's 'head.weight': (None, None, 'tp') splits dim 2, but head.weight has the shape [12, 8] and only 2 dims"
+        "the plan's 'head.weight': (None, None, 'tp') splits dim 2, but head.weight has the shape [12, 8] and only 2 "
+        "dims"
     )
     assert "near it: head.weight" in refused({"heads.weight": ("tp",)}, {}, aliases=ALIASES)
 
@@ -143,13 +150,23 @@ def test_an_alias_is_no_input() -> None:
 
 
 def test_an_input_that_a_plan_names_whole() -> None:
-    """Leaves the default to the others, also where it comes first, and is as long as the batch; one that is split takes it from all."""
+    """Leaves the default to the others, also where it comes first, and is as long as the batch; one that is split takes
+    it from all."""
     inputs = {"mask": (4, 4), "x": (4, 8), "y": (4,)}
     for whole in ((None, None), (Replicate(), Replicate())):
         found = resolve({"mask": whole}, mesh, {}, inputs)
-        assert found.attrs == {"mask": DistAttr.replicated(2), "x": DistAttr.split("dp", None), "y": DistAttr.split("dp")}
-        assert found.notes == ["dp splits dim 0 of the inputs x, y (the batch, 4); name inputs in the plan to change it"]
-    assert resolve({"mask": (None, None), "y": ("dp",)}, mesh, {}, inputs).attrs == {"mask": DistAttr.replicated(2), "y": DistAttr.split("dp")}
+        assert found.attrs == {
+            "mask": DistAttr.replicated(2),
+            "x": DistAttr.split("dp", None),
+            "y": DistAttr.split("dp"),
+        }
+        assert found.notes == [
+            "dp splits dim 0 of the inputs x, y (the batch, 4); name inputs in the plan to change it"
+        ]
+    assert resolve({"mask": (None, None), "y": ("dp",)}, mesh, {}, inputs).attrs == {
+        "mask": DistAttr.replicated(2),
+        "y": DistAttr.split("dp"),
+    }
 
 
 def test_whether_dim_0_of_what_a_plan_names_is_the_batch() -> None:
@@ -163,7 +180,10 @@ def test_whether_dim_0_of_what_a_plan_names_is_the_batch() -> None:
     assert asked({"x": (("tp", "dp"),), "mask": ("tp",)}, dp=1, tp=2) == {"x": True, "mask": False}
     assert asked({"x": ("ep",), "mask": ("cp",), "none": ()}, ep=2, cp=2) == {"x": True, "mask": False, "none": False}
     assert asked({"x": ("(2 -1/dp)",)}, dp=2) == {"x": True}
-    assert asked({"x": (Replicate(), Shard(0)), "mask": (Shard(0), Shard(-1))}, tp=2, dp=1) == {"x": True, "mask": False}
+    assert asked({"x": (Replicate(), Shard(0)), "mask": (Shard(0), Shard(-1))}, tp=2, dp=1) == {
+        "x": True,
+        "mask": False,
+    }
     assert asked({"x": (Replicate(), Shard(-2))}, tp=2, dp=1) == {"x": True}
     assert asked([{"x": ("dp",)}, {"x": (None,)}], dp=2) == {"x": False}  # the later has the last word
     assert asked({"x": (None,), "mask": ("tp",)}, tp=2) == {}  # a mesh without an axis of the batch

@@ -53,7 +53,11 @@ def test_without_a_plan_tp_gets_megatron_and_says_so() -> None:
     unmatched = parallel.reports["capture"].unmatched
     matched = (f'the preset megatron splits 4 parameters over tp: q_proj 1, k_proj 1, v_proj 1, o_proj 1; {len(unmatched)} other names of it '
                f'match nothing (reports["capture"].unmatched)')  # fmt: skip
-    assert len(unmatched) > 100 and {"gate_proj", "attn.c_attn:Conv1D", "lm_head"} < set(unmatched) and "q_proj" not in unmatched
+    assert (
+        len(unmatched) > 100
+        and {"gate_proj", "attn.c_attn:Conv1D", "lm_head"} < set(unmatched)
+        and "q_proj" not in unmatched
+    )
     assert parallel.reports["capture"].notes == (f"without a plan, {matched}; give a plan to change it", BATCH)
     asked = autopar.parallelize(model, MESH, "megatron", example=(X.clone().requires_grad_(),))
     assert str(asked.program) == str(parallel.program)
@@ -64,8 +68,8 @@ def test_without_a_plan_tp_gets_megatron_and_says_so() -> None:
 
 def test_a_model_without_the_presets_names() -> None:
     assert notes(Block()) == (
-        "without a plan, the preset megatron is for this mesh, but the model has none of its names: every rank of tp does the "
-        "same work; give a plan",
+        "without a plan, the preset megatron is for this mesh, but the model has none of its names: every rank of tp "
+        "does the same work; give a plan",
         BATCH,
     )  # fmt: skip
     unused = "the axis tp splits nothing: its 2 ranks do the same work; a plan that names it, or a preset with the names of the model's layers, uses it"
@@ -95,7 +99,9 @@ def test_what_a_preset_leaves_whole() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x + self.table)
 
-    assert notes(Odd())[2:] == ("whole on every rank of tp: 1 parameter of two dims or more: table 1; name them in a plan to split them",)
+    assert notes(Odd())[2:] == (
+        "whole on every rank of tp: 1 parameter of two dims or more: table 1; name them in a plan to split them",
+    )
     assert notes(Odd(), ["megatron", {"table": (None, "tp")}])[2:] == ()
 
 
@@ -116,8 +122,8 @@ def test_a_preset_that_does_not_fit_is_passed_over_and_told() -> None:
             return x @ self.in_proj_weight
 
     assert notes(Odd()) == (
-        "without a plan, the preset megatron is for this mesh, but the model has none of its names: every rank of tp does the "
-        "same work; give a plan",
+        "without a plan, the preset megatron is for this mesh, but the model has none of its names: every rank of tp "
+        "does the same work; give a plan",
         "of the preset megatron, '*.in_proj_weight' does not fit in_proj_weight, which stays as it is: the plan's "
         "'*.in_proj_weight': ('(3 -1/tp)', None): the parts do not make up a dim of 8, as in_proj_weight has it",
         BATCH,
@@ -134,22 +140,40 @@ def test_presets_are_data() -> None:
 @pytest.mark.parametrize(
     ("plan", "mesh", "text"),
     [
-        ("megatorn", MESH, "no preset 'megatorn'; presets are ddp, megatron, megatron+sp, and a plan of your own is a dict from globs; did you mean 'megatron'?"),
-        (["ddp", "mine"], MESH, "no preset 'mine'; presets are ddp, megatron, megatron+sp, and a plan of your own is a dict from globs"),
-        ("megatron", Mesh(dp=2), "the preset 'megatron' splits over an axis named tp, and the mesh (dp=2) has none; name one so: Mesh(tp=2)"),
-        (["ddp", {"nothing": ("tp",)}], MESH, "the plan's glob 'nothing' matches no parameter or input; near it: down.weight"),
-        ({"dwn()": ("?",)}, MESH, "the plan's glob 'dwn()' matches no module that is called and returns one tensor, which the step needs; near it: down(), (), up()"),
-        ({"up.weight": ("?",)}, MESH, "the plan's 'up.weight': ('?',) leaves a dim undecided ('?'), which only a module's output may be; give an axis or None"),
-        ({"up.weight": ("(3 tp)",)}, MESH, "the plan's 'up.weight': ('(3 tp)',) has '(3 tp)', which is no merged dim; write sizes and axes, as in \"(3 -1/tp)\""),
-        ({"up.weight": ("(5 -1/tp)",)}, MESH, "the plan's 'up.weight': ('(5 -1/tp)',): the parts do not make up a dim of 12, as up.weight has it"),
-        ({"up.weight": ("(3 5/tp)",)}, MESH, "the plan's 'up.weight': ('(3 5/tp)',): the parts do not make up a dim of 12, as up.weight has it"),
-        ({"up.weight": ("(-1 -1/tp)",)}, MESH, "the plan's 'up.weight': ('(-1 -1/tp)',): the parts do not make up a dim of 12, as up.weight has it; leave one size open"),
-        ({"up.weight": ("(3 4/tq)",)}, MESH, "the plan's 'up.weight': ('(3 4/tq)',): the mesh (dp=2 tp=2) has no axis 'tq'; its axes are dp, tp; did you mean 'tp'?"),
-        ({"up.weight": ("(3/tp 4/tp)",)}, MESH, "the plan's 'up.weight': ('(3/tp 4/tp)',) uses the axis 'tp' twice on up.weight; write parts of one size once, as in \"(3 -1/tp)\"; if the parts have different sizes, split the dim as one, \"tp\": the parts are moved where an op separates them"),
-        ({"up()": ("tp", "tp")}, MESH, "the plan's 'up()': ('tp', 'tp') uses the axis 'tp' twice on up(); an axis splits one dim of a value once"),
-        ({"up.weight": (None, "tp", None)}, MESH, "the plan's 'up.weight': (None, 'tp', None) has 3 entries, but up.weight has the shape [12, 8] and only 2 dims"),
-        ({"up.weight": (None, None, "tp", None)}, MESH, "the plan's 'up.weight': (None, None, 'tp', None) splits dim 2, but up.weight has the shape [12, 8] and only 2 dims"),
-        ({"up()": (None, None, None, "tp")}, MESH, "the plan's 'up()': (None, None, None, 'tp') splits dim 3, but up() has the shape [4, 6, 12] and only 3 dims"),
+        ("megatorn", MESH, "no preset 'megatorn'; presets are ddp, megatron, megatron+sp, and a plan of your own is a "
+                           "dict from globs; did you mean 'megatron'?"),
+        (["ddp", "mine"], MESH, "no preset 'mine'; presets are ddp, megatron, megatron+sp, and a plan of your own is "
+                                "a dict from globs"),
+        ("megatron", Mesh(dp=2), "the preset 'megatron' splits over an axis named tp, and the mesh (dp=2) has none; "
+                                 "name one so: Mesh(tp=2)"),
+        (["ddp", {"nothing": ("tp",)}], MESH, "the plan's glob 'nothing' matches no parameter or input; near it: "
+                                              "down.weight"),
+        ({"dwn()": ("?",)}, MESH, "the plan's glob 'dwn()' matches no module that is called and returns one tensor, "
+                                  "which the step needs; near it: down(), (), up()"),
+        ({"up.weight": ("?",)}, MESH, "the plan's 'up.weight': ('?',) leaves a dim undecided ('?'), which only a "
+                                      "module's output may be; give an axis or None"),
+        ({"up.weight": ("(3 tp)",)}, MESH, "the plan's 'up.weight': ('(3 tp)',) has '(3 tp)', which is no merged dim; "
+                                           "write sizes and axes, as in \"(3 -1/tp)\""),
+        ({"up.weight": ("(5 -1/tp)",)}, MESH, "the plan's 'up.weight': ('(5 -1/tp)',): the parts do not make up a dim "
+                                              "of 12, as up.weight has it"),
+        ({"up.weight": ("(3 5/tp)",)}, MESH, "the plan's 'up.weight': ('(3 5/tp)',): the parts do not make up a dim "
+                                             "of 12, as up.weight has it"),
+        ({"up.weight": ("(-1 -1/tp)",)}, MESH, "the plan's 'up.weight': ('(-1 -1/tp)',): the parts do not make up a "
+                                               "dim of 12, as up.weight has it; leave one size open"),
+        ({"up.weight": ("(3 4/tq)",)}, MESH, "the plan's 'up.weight': ('(3 4/tq)',): the mesh (dp=2 tp=2) has no axis "
+                                             "'tq'; its axes are dp, tp; did you mean 'tp'?"),
+        ({"up.weight": ("(3/tp 4/tp)",)}, MESH, "the plan's 'up.weight': ('(3/tp 4/tp)',) uses the axis 'tp' twice on "
+                                                "up.weight; write parts of one size once, as in \"(3 -1/tp)\"; if the "
+                                                "parts have different sizes, split the dim as one, \"tp\": the parts "
+                                                "are moved where an op separates them"),
+        ({"up()": ("tp", "tp")}, MESH, "the plan's 'up()': ('tp', 'tp') uses the axis 'tp' twice on up(); an axis "
+                                       "splits one dim of a value once"),
+        ({"up.weight": (None, "tp", None)}, MESH, "the plan's 'up.weight': (None, 'tp', None) has 3 entries, but "
+                                                  "up.weight has the shape [12, 8] and only 2 dims"),
+        ({"up.weight": (None, None, "tp", None)}, MESH, "the plan's 'up.weight': (None, None, 'tp', None) splits dim "
+                                                        "2, but up.weight has the shape [12, 8] and only 2 dims"),
+        ({"up()": (None, None, None, "tp")}, MESH, "the plan's 'up()': (None, None, None, 'tp') splits dim 3, but "
+                                                   "up() has the shape [4, 6, 12] and only 3 dims"),
     ],
     ids=lambda value: str(value)[:30],
 )  # fmt: skip
@@ -214,5 +238,9 @@ def test_a_module_that_returns_two_ways() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.act(x).sum(1) + self.act(x.sum(1))
 
-    with pytest.raises(PlanError, match=r"the plan's layout of act\(\) does not fit all values that it returns, or contradicts another module .*: relu_1 : f64\[4 8\]"):
+    with pytest.raises(
+        PlanError,
+        match=r"the plan's layout of act\(\) does not fit all values that it returns, or contradicts another module "
+        r".*: relu_1 : f64\[4 8\]",
+    ):
         autopar.parallelize(Twice(), MESH, {"act()": ("tp",)}, example=(X,))

@@ -183,6 +183,7 @@ def test_what_is_printed_meanwhile_stays(clock: Clock, terminal: Any) -> None:
 
 def test_errors_of_the_capture_keep_their_class(clock: Clock, terminal: Any) -> None:
     read = terminal()
+
     class Reads(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             clock.pass_()

@@ -66,7 +66,10 @@ def test_no_transition_is_below_its_bound(data: st.DataObject) -> None:
     mesh, shape = data.draw(meshes(max_ranks=12)), data.draw(shapes())
     pending = data.draw(st.sampled_from([(), ("sum",)]))
     source, target = (
-        TensorType(shape, torch.float32, Layout(mesh, data.draw(attrs(mesh, shape, pending=pending)).normalize(shape, mesh))) for _ in range(2)
+        TensorType(
+            shape, torch.float32, Layout(mesh, data.draw(attrs(mesh, shape, pending=pending)).normalize(shape, mesh))
+        )
+        for _ in range(2)
     )
     least = least_bytes(source, target)
     assert cost(source, target) >= least
@@ -101,8 +104,10 @@ def test_a_line_tells_what_it_serves_and_what_it_costs() -> None:
 
 def test_a_way_of_several_transfers_has_one_ratio() -> None:
     program = autopar.ir.program.Program.parse(
-        "program explicit on dp=2 tp=2\n  x : f32[8/dp 8/tp] = input\nforward:\n  x_dp : f32[8 8/tp] = all_gather(x, 0, dp)\n"
-        "  x_dp_tp : f32[8 8] = all_gather(x_dp, 1, tp)\n  relu : f32[8 8] = relu(x_dp_tp)\n  x_tp : f32[8/dp 8] = all_gather(x, 1, tp)\n"
+        "program explicit on dp=2 tp=2\n  x : f32[8/dp 8/tp] = input\nforward:\n  x_dp : f32[8 8/tp] = all_gather(x, "
+        "0, dp)\n"
+        "  x_dp_tp : f32[8 8] = all_gather(x_dp, 1, tp)\n  relu : f32[8 8] = relu(x_dp_tp)\n  x_tp : f32[8/dp 8] = "
+        "all_gather(x, 1, tp)\n"
         "  x_tp_dp : f32[8/dp 8] = relu(x_tp)\n  return (relu, x_tp_dp)\n"
     )
     lines = lines_of(program, machine("generic"))
@@ -112,6 +117,8 @@ def test_a_way_of_several_transfers_has_one_ratio() -> None:
 
 
 def test_an_unknown_device_is_priced_as_generic_and_named() -> None:
-    program = autopar.ir.program.Program.parse("program explicit on dp=2\n  x : f32[8] +dp = input\nforward:\n  y : f32[8] = all_reduce(x, dp)\n  return y\n")
+    program = autopar.ir.program.Program.parse(
+        "program explicit on dp=2\n  x : f32[8] +dp = input\nforward:\n  y : f32[8] = all_reduce(x, dp)\n  return y\n"
+    )
     text = str(transfers_of(program, "Some Accelerator X1").lines)
     assert "prices are those of generic (" in text and "Some Accelerator X1" in text

@@ -1,4 +1,5 @@
-"""Rules and decompositions on the calls that torch's own samples make; and what no sample can show: accelerators' kernels."""
+"""Rules and decompositions on the calls that torch's own samples make; and what no sample can show: accelerators'
+kernels."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ UNBOUND = {
 
 
 def ours() -> dict[OpOverload, Rule]:
-    return {op: rule for op, rule in RULES.items() if op.namespace == "aten"}  # other tests may register ops of their own
+    return {
+        op: rule for op, rule in RULES.items() if op.namespace == "aten"
+    }  # other tests may register ops of their own
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +74,14 @@ def test_every_rule_is_shown_somewhere(samples: Samples) -> None:
 def test_whole_factors_of_sampled_ops_are_needed(samples: Samples) -> None:
     """Of ops that have no calls by hand, each ``!`` is needed by a sample."""
     for op, rule in ours().items():
-        if rule.op in TABLE or rule.op in BY_SCHEMA or rule.op == "_embedding_bag_per_sample_weights_backward":  # it would read past an end
+        if (
+            rule.op in TABLE or rule.op in BY_SCHEMA or rule.op == "_embedding_bag_per_sample_weights_backward"
+        ):  # it would read past an end
             continue
         proofs: list[Proof] = [prove(op, *call) for call in samples.of(op)]
-        idle = frozenset[str]().union(*(one.idle for one in proofs)) - frozenset[str]().union(*(one.needed for one in proofs))
+        idle = frozenset[str]().union(*(one.idle for one in proofs)) - frozenset[str]().union(
+            *(one.needed for one in proofs)
+        )
         assert not idle, f"{rule.op}: no sample goes wrong when {', '.join(sorted(idle))} is split"
 
 
@@ -83,7 +90,8 @@ def test_what_is_taken_apart_gives_the_ops_results(samples: Samples) -> None:
     assert len(samples.apart) >= 95
 
 
-# -- kernels that do not run here: the shapes of their results on pieces ------------------------------------------------
+# -- kernels that do not run here: the shapes of their results on pieces
+# ------------------------------------------------
 
 B, H, S, D = 4, 6, 10, 8
 KEYS = (B, 3, S, D)  # of half as many heads
@@ -93,16 +101,28 @@ QKV = ((B, H, S, D),) * 3
 KERNELS: list[tuple[str, tuple[Any, ...]]] = [  # tuples are tensors of that shape
     ("_scaled_dot_product_flash_attention", (*QKV, 0.0, False, False)),
     ("_scaled_dot_product_flash_attention", (*QKV, 0.0, True, False)),
-    ("_scaled_dot_product_flash_attention_backward", (QKV[0], *QKV, QKV[0], ROWS, None, None, S, S, 0.0, False, (2,), ())),
+    (
+        "_scaled_dot_product_flash_attention_backward",
+        (QKV[0], *QKV, QKV[0], ROWS, None, None, S, S, 0.0, False, (2,), ()),
+    ),
     ("_scaled_dot_product_efficient_attention", (*QKV, None, True, 0.0, False)),
     ("_scaled_dot_product_efficient_attention", (*QKV, (B, H, S, S), True, 0.0, False)),
     ("_scaled_dot_product_efficient_attention", (*QKV, None, False, 0.0, True)),
-    ("_scaled_dot_product_efficient_attention_backward", (QKV[0], *QKV, None, QKV[0], PADDED, (), (), 0.0, [True, True, True, False], False)),
+    (
+        "_scaled_dot_product_efficient_attention_backward",
+        (QKV[0], *QKV, None, QKV[0], PADDED, (), (), 0.0, [True, True, True, False], False),
+    ),
     ("_scaled_dot_product_cudnn_attention", (*QKV, None, True, 0.0, False)),
     ("_scaled_dot_product_cudnn_attention", (*QKV, (1, 1, S, S), True, 0.0, False)),
-    ("_scaled_dot_product_cudnn_attention_backward", (QKV[0], *QKV, QKV[0], COLUMN, (), (), None, None, None, S, S, 0.0, False)),
+    (
+        "_scaled_dot_product_cudnn_attention_backward",
+        (QKV[0], *QKV, QKV[0], COLUMN, (), (), None, None, None, S, S, 0.0, False),
+    ),
     ("_scaled_dot_product_fused_attention_overrideable", (*QKV, None, 0.0, False)),
-    ("_scaled_dot_product_fused_attention_overrideable_backward", (QKV[0], *QKV, (B, H, S, S), [True] * 4, QKV[0], ROWS, None, None, S, S, 0.0, False, (), ())),
+    (
+        "_scaled_dot_product_fused_attention_overrideable_backward",
+        (QKV[0], *QKV, (B, H, S, S), [True] * 4, QKV[0], ROWS, None, None, S, S, 0.0, False, (), ()),
+    ),
     ("_fused_rms_norm_backward", ((B, S, D), (B, S, D), [D], (B, S, 1), (D,), [True, True])),
     ("_fused_rms_norm_backward", ((B, S, D), (B, S, D), [D], (B, S, 1), None, [True, False])),
     ("_thnn_fused_lstm_cell", ((B, 4 * H), (B, 4 * H), (B, H), (4 * H,), (4 * H,))),
@@ -137,7 +157,10 @@ def test_kernels_of_accelerators_give_these_shapes_on_pieces(name: str, args: tu
                 if any(0 in piece for piece in local if isinstance(piece, tuple)):
                     continue
                 have = [None if r is None else r.shape for r in _run(op, local)]
-                want = [None if r is None or attr is None else attr.local_shape(r.shape, mesh, at) for r, attr in zip(results, gives, strict=True)]
+                want = [
+                    None if r is None or attr is None else attr.local_shape(r.shape, mesh, at)
+                    for r, attr in zip(results, gives, strict=True)
+                ]
                 assert have == want, (factor, rank)
 
 
@@ -152,7 +175,17 @@ def test_what_every_rank_has_is_no_sum() -> None:
     types = [TensorType(a, torch.float32) if isinstance(a, tuple) else a for a in args]
     bound = bind(op, types, {}, _run(op, args))
     _, gives = bound.place(Strategy(split=(("h", SPLIT),)), MESHES[0])
-    assert [attr and attr.pending for attr in gives] == [(), (), None, None, None, None, (("p", "max"),), (("p", "max"),), (("p", "max"),)]
+    assert [attr and attr.pending for attr in gives] == [
+        (),
+        (),
+        None,
+        None,
+        None,
+        None,
+        (("p", "max"),),
+        (("p", "max"),),
+        (("p", "max"),),
+    ]
     assert isinstance(gives[0], DistAttr)
 
 

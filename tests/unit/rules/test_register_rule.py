@@ -30,10 +30,18 @@ def _rules_stay() -> Iterator[None]:
         ("a -> b", "mm", "rule 'a -> b' has 1 operand, aten::mm has 2: self, mat2"),
         ("a -> b", aten.mm, "rule 'a -> b' has 1 operand, aten::mm has 2: self, mat2"),
         ("a, b, c -> a", aten.mm.default, "rule 'a, b, c -> a' has 3 operands, aten::mm has 2: self, mat2"),
-        ("... -> ...", "clamp.Tensor", "rule '... -> ...' has 1 operand, aten::clamp.Tensor has 3: self, min, max; it fits aten::clamp"),
+        (
+            "... -> ...",
+            "clamp.Tensor",
+            "rule '... -> ...' has 1 operand, aten::clamp.Tensor has 3: self, min, max; it fits aten::clamp",
+        ),
         ("... -> ...", "frexp.Tensor", "rule '... -> ...' has 1 result, aten::frexp.Tensor has 2"),
         ("... -> ..., ...", "aten::erfinv", "rule '... -> ..., ...' has 2 results, aten::erfinv has 1"),
-        ("..., ... -> ...", aten.mul, "rule '..., ... -> ...' has 2 operands, aten::mul has 0; it fits aten::mul.Tensor"),
+        (
+            "..., ... -> ...",
+            aten.mul,
+            "rule '..., ... -> ...' has 2 operands, aten::mul has 0; it fits aten::mul.Tensor",
+        ),
         ("... -> ...", "arange", "rule '... -> ...' has 1 operand, aten::arange has 0"),
         ("a -> a, a", "cat", "rule 'a -> a, a' has 2 results, aten::cat has 1"),
     ],
@@ -92,7 +100,11 @@ def raises(*_: object) -> str:
     ("function", "text"),
     [
         (raises, "the function that gives the rule of test_register_rule::halved failed: KeyError: 'd'"),
-        (lambda x: 3, "the function that gives the rule of test_register_rule::halved returned 3; a pattern is text, alone or in a pair"),
+        (
+            lambda x: 3,
+            "the function that gives the rule of test_register_rule::halved returned 3; a pattern is text, alone or "
+            "in a pair",
+        ),
         (lambda x: "a b", "rule 'a b': it needs exactly one '->'"),
     ],
 )
@@ -141,30 +153,54 @@ def test_what_is_not_an_op(op: Any, remedy: str) -> None:
 def test_what_is_not_a_pattern(pattern: Any) -> None:
     with pytest.raises(TypeError) as caught:
         register_rule(pattern, "erfinv")
-    assert str(caught.value) == f'{pattern!r} is not a pattern; write one as "... -> ...", or a function that returns one'
+    assert (
+        str(caught.value) == f'{pattern!r} is not a pattern; write one as "... -> ...", or a function that returns one'
+    )
 
 
 @pytest.mark.parametrize(("op", "name"), [(aten.lerp, "default"), ("lerp", "default"), ("aten::lerp.Tensr", "Tensr")])
 def test_an_overload_that_is_not_there(op: Any, name: str) -> None:
-    with pytest.raises(RuleError, match=f"^aten::lerp has no overload '{name}'; name one of aten::lerp\\.Scalar, aten::lerp\\.Tensor, "):
+    with pytest.raises(
+        RuleError, match=f"^aten::lerp has no overload '{name}'; name one of aten::lerp\\.Scalar, aten::lerp\\.Tensor, "
+    ):
         register_rule("..., ..., ... -> ...", op)
 
 
 @pytest.mark.parametrize("name", ["nowhere::op", "no_such_op", "aten::", "", "name", "no such::op"])
 def test_an_op_that_is_not_there(name: str) -> None:
-    with pytest.raises(RuleError, match=f"^torch has no op {re.escape(repr(name))}; write it as 'add.Tensor' or 'library::op'$"):
+    with pytest.raises(
+        RuleError, match=f"^torch has no op {re.escape(repr(name))}; write it as 'add.Tensor' or 'library::op'$"
+    ):
         register_rule("... -> ...", name)
 
 
 @pytest.mark.parametrize(
     ("op", "text"),
     [
-        (aten.i0.default, '; if it works element by element, register one in a line:\n    autopar.register_rule("... -> ...", "aten::i0")'),
-        (aten.nextafter.default, '; if it works element by element, register one in a line:\n    autopar.register_rule("..., ... -> ...", "aten::nextafter")'),
-        (aten.frexp.Tensor, '; if it works element by element, register one in a line:\n    autopar.register_rule("... -> ..., ...", "aten::frexp.Tensor")'),
-        (aten._foreach_exp.default, '; register a function of its arguments that returns its pattern:\n    autopar.register_rule(pattern_of, "aten::_foreach_exp")'),
-        (aten.block_diag.default, '; register a function of its arguments that returns its pattern:\n    autopar.register_rule(pattern_of, "aten::block_diag")'),
-        (aten.eye.default, '; register a function of its arguments that returns its pattern:\n    autopar.register_rule(pattern_of, "aten::eye")'),
+        (
+            aten.i0.default,
+            '; if it works element by element, register one in a line:\n    autopar.register_rule("... -> ...", "aten::i0")',
+        ),
+        (
+            aten.nextafter.default,
+            '; if it works element by element, register one in a line:\n    autopar.register_rule("..., ... -> ...", "aten::nextafter")',
+        ),
+        (
+            aten.frexp.Tensor,
+            '; if it works element by element, register one in a line:\n    autopar.register_rule("... -> ..., ...", "aten::frexp.Tensor")',
+        ),
+        (
+            aten._foreach_exp.default,
+            '; register a function of its arguments that returns its pattern:\n    autopar.register_rule(pattern_of, "aten::_foreach_exp")',
+        ),
+        (
+            aten.block_diag.default,
+            '; register a function of its arguments that returns its pattern:\n    autopar.register_rule(pattern_of, "aten::block_diag")',
+        ),
+        (
+            aten.eye.default,
+            '; register a function of its arguments that returns its pattern:\n    autopar.register_rule(pattern_of, "aten::eye")',
+        ),
         (len, ""),
     ],
     ids=str,

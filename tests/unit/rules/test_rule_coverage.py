@@ -13,7 +13,18 @@ from autopar.rules import RULES
 from autopar.torch_private import OpOverload, is_seeded, mutates
 
 FOLDER = Path(rules.__file__).parent
-MACHINERY = {"__init__", "notation", "unknown", "registry", "binding", "dims", "regroup", "forms", "indexing", "by_schema"}
+MACHINERY = {
+    "__init__",
+    "notation",
+    "unknown",
+    "registry",
+    "binding",
+    "dims",
+    "regroup",
+    "forms",
+    "indexing",
+    "by_schema",
+}
 
 # core ops of which no program has a node, and why
 REFUSED = {
@@ -29,8 +40,14 @@ REFUSED = {
 
 def core() -> list[OpOverload]:
     """Every overload that torch tags as core."""
-    names = {schema.name.removeprefix("aten::") for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("aten::")}
-    packets = (getattr(torch.ops.aten, name, None) for name in sorted(names))  # dir() has only those that were called before
+    names = {
+        schema.name.removeprefix("aten::")
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("aten::")
+    }
+    packets = (
+        getattr(torch.ops.aten, name, None) for name in sorted(names)
+    )  # dir() has only those that were called before
     found = [getattr(packet, name) for packet in packets if hasattr(packet, "overloads") for name in packet.overloads()]
     return [op for op in found if torch.Tag.core in op.tags]
 
@@ -41,7 +58,9 @@ def test_every_core_op_has_a_rule_or_is_taken_apart() -> None:
     left = set()
     for op in ops:
         written = mutates(op)  # capture puts atan2 in the place of atan2.out
-        made_of_others = op._can_decompose() and not op.name().startswith("aten::sym_")  # torch takes it apart before it is traced
+        made_of_others = op._can_decompose() and not op.name().startswith(
+            "aten::sym_"
+        )  # torch takes it apart before it is traced
         drawn = is_seeded(op)  # test_random
         if not (op in RULES or op in DECOMPOSITIONS or drawn or written or made_of_others):
             left.add(op.name().removeprefix("aten::"))

@@ -92,7 +92,9 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("before", ["", "if os.fork(): os._exit(-os.waitstatus_to_exitcode(os.wait()[1]))"], ids=["process", "fork"])
+@pytest.mark.parametrize(
+    "before", ["", "if os.fork(): os._exit(-os.waitstatus_to_exitcode(os.wait()[1]))"], ids=["process", "fork"]
+)
 def test_sigterm_ends_a_process_whose_watch_hangs(before: str) -> None:
     done = subprocess.run([sys.executable, "-c", ENDED.format(before=before)], timeout=120, check=False)
     assert done.returncode == (-signal.SIGTERM if not before else signal.SIGTERM)

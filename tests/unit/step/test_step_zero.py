@@ -20,7 +20,8 @@ from autopar.step.zero import STAGES, data_axis, split_over
 @settings(deadline=None, max_examples=300)
 @given(data=st.data())
 def test_one_more_dim_is_split(data: st.DataObject) -> None:
-    """Over any axis, of any value that DTensor can say: nothing but one free dim changes, and where there is none, nothing."""
+    """Over any axis, of any value that DTensor can say: nothing but one free dim changes, and where there is none,
+    nothing."""
     mesh, shape = data.draw(strategies.meshes()), data.draw(strategies.shapes())
     before = edge_of(data.draw(strategies.attrs(mesh, shape, pending=())), mesh, shape, strided=True)
     axis = data.draw(st.sampled_from(mesh.names))
@@ -37,7 +38,11 @@ def test_one_more_dim_is_split(data: st.DataObject) -> None:
     if axis in before.axes or size == 1 or not free:
         assert after == before
         return
-    (changed,) = [d for d, (one, other) in enumerate(zip(before.normalize(shape, mesh).dims, after.dims, strict=True)) if one != other]
+    (changed,) = [
+        d
+        for d, (one, other) in enumerate(zip(before.normalize(shape, mesh).dims, after.dims, strict=True))
+        if one != other
+    ]
     assert changed in free and after.dims[changed] == ((None, (axis,)),)
     even = [d for d in free if shape[d] % size == 0]
     assert changed == even[0] if even else shape[changed] == max(shape[d] for d in free)
@@ -52,7 +57,9 @@ def test_no_piece_is_more_than_its_share(data: st.DataObject) -> None:
     axis = data.draw(st.sampled_from(mesh.names))
     assume(any(n % mesh.sizes[axis] == 0 for n in shape))
     after = split_over(DistAttr.replicated(len(shape)), shape, mesh, axis)
-    assert all(len(numbers) * mesh.sizes[axis] == math.prod(shape) for _, numbers in strategies.holdings(after, shape, mesh))
+    assert all(
+        len(numbers) * mesh.sizes[axis] == math.prod(shape) for _, numbers in strategies.holdings(after, shape, mesh)
+    )
 
 
 CASES: dict[str, tuple[tuple[int, ...], DistAttr, DistAttr]] = {  # over dp=2 tp=2
@@ -63,7 +70,11 @@ CASES: dict[str, tuple[tuple[int, ...], DistAttr, DistAttr]] = {  # over dp=2 tp
     "no free dim": ((8,), DistAttr.split("tp"), DistAttr.split("tp")),
     "too short": ((1, 1), DistAttr.split(None, None), DistAttr.split(None, None)),
     "without dims": ((), DistAttr.split(), DistAttr.split()),
-    "a fused weight": ((12, 4), DistAttr((((3, ()), (4, ("tp",))), ((None, ()),))), DistAttr((((3, ()), (4, ("tp",))), ((None, ("dp",)),)))),
+    "a fused weight": (
+        (12, 4),
+        DistAttr((((3, ()), (4, ("tp",))), ((None, ()),))),
+        DistAttr((((3, ()), (4, ("tp",))), ((None, ("dp",)),))),
+    ),
     "split already": ((8, 4), DistAttr.split(None, "dp"), DistAttr.split(None, "dp")),
 }
 
@@ -83,7 +94,8 @@ def test_the_data_axis() -> None:
     mesh = Mesh(tp=2, dp=2, ep=2)
     assert data_axis(mesh, {"x": DistAttr.split(None, "tp"), "y": DistAttr.split(("ep", "dp"), "tp")}) == "dp"
     text = re.escape(
-        "zero= splits what an axis of the batch replicates, but no axis of the mesh (tp=2 dp=2 ep=2) splits an input; use zero=0, or split the batch"
+        "zero= splits what an axis of the batch replicates, but no axis of the mesh (tp=2 dp=2 ep=2) splits an input; "
+        "use zero=0, or split the batch"
     )
     for inputs in ({}, {"x": DistAttr.split(None, "tp")}, {"x": DistAttr.split(None, None)}):
         with pytest.raises(ValueError, match=text):

@@ -36,7 +36,9 @@ def pairs(draw: st.DrawFn, first: torch.dtype, second: torch.dtype) -> tuple[Ten
     here, there = draw(worlds())
     world = WORLD
     if draw(st.integers(0, 3)) == 0:
-        world = draw(meshes(max_ranks=6).filter(lambda mesh: max(*here.ranks, *there.ranks) < mesh.size) | st.just(WORLD))
+        world = draw(
+            meshes(max_ranks=6).filter(lambda mesh: max(*here.ranks, *there.ranks) < mesh.size) | st.just(WORLD)
+        )
         here, there = draw(st.sampled_from([(world, there), (here, world)]))
     shape = draw(shapes())
     before = () if first in UNREDUCED else tuple(kind for kind in kinds(first) if first == second or kind != "prod")
@@ -58,7 +60,9 @@ def test_every_rank_holds_its_piece(data: st.DataObject) -> None:
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_casts_keep_the_value_and_stand_where_fewer_bytes_move(data: st.DataObject) -> None:
-    two = st.tuples(st.sampled_from(EVERY), st.sampled_from(EVERY)).filter(lambda two: two[1].is_complex >= two[0].is_complex)
+    two = st.tuples(st.sampled_from(EVERY), st.sampled_from(EVERY)).filter(
+        lambda two: two[1].is_complex >= two[0].is_complex
+    )
     source, target, world = data.draw(two.flatmap(lambda two: pairs(*two)))
     check(source, target, world=world)
     sent = next(step for step in transitions(source, target) if step.function is transfers.send)
@@ -151,7 +155,14 @@ forward:
     program.verify()
     names = [[n.name for n in localize(program, {"w": rank}).nodes if n.op == "call_function"] for rank in range(4)]
     assert names == [["a", "b", "d"], ["a", "b", "d"], ["b", "c", "d"], ["b", "c", "d"]]
-    kinds = [[n.target.__name__ for n in localize(program, {"w": rank}).nodes if n.target in (transfers.send, transfers.recv)] for rank in (0, 3)]
+    kinds = [
+        [
+            n.target.__name__
+            for n in localize(program, {"w": rank}).nodes
+            if n.target in (transfers.send, transfers.recv)
+        ]
+        for rank in (0, 3)
+    ]
     assert kinds == [["send", "recv"], ["recv", "send"]]
     assert not operands(localize(program, {"w": 3}).output)
 
@@ -159,7 +170,11 @@ forward:
 def test_what_cannot_be_pending_is_refused_between_meshes_too() -> None:
     stages = {"s0": "dp=2", "s1": "dp=2 ranks 2 3"}
     for before, after, why in [
-        ("i32[4] @s0", "i32[4] +avg:dp @s1", "an average of torch.int32 is no torch.int32; only floating point is averaged"),
+        (
+            "i32[4] @s0",
+            "i32[4] +avg:dp @s1",
+            "an average of torch.int32 is no torch.int32; only floating point is averaged",
+        ),
         ("c64[4] +max:dp @s0", "c64[4] @s1", "complex numbers have no max"),
     ]:
         message = f"no transfers lead from {before} to {after}: {why}"

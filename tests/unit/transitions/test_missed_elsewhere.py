@@ -48,7 +48,9 @@ def local_programs(source: TensorType, target: TensorType, world: Mesh | None = 
 def sends(source: TensorType, target: TensorType, world: Mesh) -> list[tuple[int, Send]]:
     """Every message between two meshes, with its sender."""
     programs = local_programs(source, target, world)
-    groups = [(rank, task) for rank, program in programs.items() for task in tasks_of(program) if isinstance(task, Group)]
+    groups = [
+        (rank, task) for rank, program in programs.items() for task in tasks_of(program) if isinstance(task, Group)
+    ]
     return [(rank, one) for rank, group in groups for one in group.tasks if isinstance(one, Send)]
 
 
@@ -56,7 +58,8 @@ def sends(source: TensorType, target: TensorType, world: Mesh) -> list[tuple[int
 
 
 def test_target_ranks_partly_overlap_source_ranks() -> None:
-    """Static-graph frameworks plan nothing, silently, where two meshes share some ranks; a rank on both keeps what it has."""
+    """Static-graph frameworks plan nothing, silently, where two meshes share some ranks; a rank on both keeps what it
+    has."""
     stages = {"s0": "dp=2", "s1": "dp=2 ranks 1 2"}
     source, target = (read(text, "w=3", **stages) for text in ("f32[8/dp 3] @s0", "f32[8/dp 3] @s1"))
     check(source, target, world=Mesh(w=3))
@@ -64,12 +67,22 @@ def test_target_ranks_partly_overlap_source_ranks() -> None:
     assert [(rank, one.to, one.bytes) for rank, one in sends(source, target, Mesh(w=3))] == [(0, 1, 48), (1, 2, 48)]
     kept = read("f32[8 3] @s1", "w=3", **stages)
     check(source, kept, world=Mesh(w=3))
-    assert {(rank, one.to, one.bytes) for rank, one in sends(source, kept, Mesh(w=3))} == {(0, 1, 48), (0, 2, 48), (1, 2, 48)}
+    assert {(rank, one.to, one.bytes) for rank, one in sends(source, kept, Mesh(w=3))} == {
+        (0, 1, 48),
+        (0, 2, 48),
+        (1, 2, 48),
+    }
 
 
 @pytest.mark.parametrize(
     ("here", "there"),
-    [("dp=2", "x=3 ranks 2 3 4"), ("dp=2 tp=2", "x=3 ranks 1 4 5"), ("x=6", "dp=2 tp=2"), ("dp=2 tp=3", "dp=3 tp=2"), ("x=1", "dp=2 tp=3")],
+    [
+        ("dp=2", "x=3 ranks 2 3 4"),
+        ("dp=2 tp=2", "x=3 ranks 1 4 5"),
+        ("x=6", "dp=2 tp=2"),
+        ("dp=2 tp=3", "dp=3 tp=2"),
+        ("x=1", "dp=2 tp=3"),
+    ],
 )
 def test_meshes_of_different_shape(here: str, there: str) -> None:
     """Where ranks are paired one to one, 2 → 3 is refused; boxes overlap as they do, whatever the meshes."""
@@ -86,7 +99,8 @@ def test_meshes_of_different_shape(here: str, there: str) -> None:
 
 @pytest.mark.parametrize("after", ["[12]", "[12/dp]", "[12/tp]", "[12/tp/dp]", "[(3 4/dp/tp)]", "[(2/tp 6/dp)]"])
 def test_a_dim_split_by_several_axes(after: str) -> None:
-    """DTensor's placements have one order of the axes that split a dim; here the order is part of the Layout, and any leads to any."""
+    """DTensor's placements have one order of the axes that split a dim; here the order is part of the Layout, and any
+    leads to any."""
     for grid in (GRID, "dp=2 tp=4", "dp=3 tp=2"):
         source, target = read("i64[12/dp/tp]", grid), read(f"i64{after}", grid)
         check(source, target)
@@ -95,9 +109,13 @@ def test_a_dim_split_by_several_axes(after: str) -> None:
     assert names(read("f32[12/dp/tp]", GRID), read("f32[12/tp/dp]", GRID)) == ["redistribute"]
 
 
-@pytest.mark.parametrize(("size", "ranks", "pieces"), [(5, 4, [2, 2, 1, 0]), (6, 4, [2, 2, 2, 0]), (9, 8, [2, 2, 2, 2, 1, 0, 0, 0]), (1, 3, [1, 0, 0])])
+@pytest.mark.parametrize(
+    ("size", "ranks", "pieces"),
+    [(5, 4, [2, 2, 1, 0]), (6, 4, [2, 2, 2, 0]), (9, 8, [2, 2, 2, 2, 1, 0, 0, 0]), (1, 3, [1, 0, 0])],
+)
 def test_more_than_the_last_piece_is_short(size: int, ranks: int, pieces: list[int]) -> None:
-    """Where only the last piece may be short, 5 over 4 starts its fourth at 6, behind its end at 5; pieces may be empty."""
+    """Where only the last piece may be short, 5 over 4 starts its fourth at 6, behind its end at 5; pieces may be
+    empty."""
     grid = f"dp={ranks}"
     split = read(f"i64[{size}/dp 3]", grid)
     assert [volume(box_of(split.layout, split.shape, rank)) for rank in range(ranks)] == [3 * n for n in pieces]
@@ -113,9 +131,12 @@ def test_more_than_the_last_piece_is_short(size: int, ranks: int, pieces: list[i
 # -- pending values ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "wanted"), [("max", [4.0, 3, 8, 7]), ("min", [1.0, 2, 5, 0]), ("avg", [2.5, 2.5, 6.5, 3.5])])
+@pytest.mark.parametrize(
+    ("kind", "wanted"), [("max", [4.0, 3, 8, 7]), ("min", [1.0, 2, 5, 0]), ("avg", [2.5, 2.5, 6.5, 3.5])]
+)
 def test_a_pending_maximum_or_average_becomes_a_split(kind: str, wanted: list[float]) -> None:
-    """Where only sums are reduce-scattered, a maximum is refused and an average summed; each kind is reduced as what it is."""
+    """Where only sums are reduce-scattered, a maximum is refused and an average summed; each kind is reduced as what it
+    is."""
     source, target = read(f"f32[4] +{kind}:dp", "dp=2"), read("f32[4/dp]", "dp=2")
     found = run(source, target, {0: torch.tensor([4.0, 2, 5, 7]), 1: torch.tensor([1.0, 3, 8, 0])})
     assert torch.cat([found[0], found[1]]).tolist() == wanted
@@ -126,33 +147,49 @@ def test_a_pending_maximum_or_average_becomes_a_split(kind: str, wanted: list[fl
 
 
 def test_another_kind_of_pending_is_refused() -> None:
-    """Where a partial maximum is taken for a partial sum the numbers are wrong; here it is refused, with both and why."""
+    """Where a partial maximum is taken for a partial sum the numbers are wrong; here it is refused, with both and
+    why."""
     for before, after, why in [
-        ("f32[4] +max:dp", "f32[4] +dp", "candidates for the largest (pending max), and would have to hold addends (pending sum)"),
-        ("f32[4] +dp", "f32[4] +avg:dp", "addends (pending sum), and would have to hold values to be averaged (pending avg)"),
+        (
+            "f32[4] +max:dp",
+            "f32[4] +dp",
+            "candidates for the largest (pending max), and would have to hold addends (pending sum)",
+        ),
+        (
+            "f32[4] +dp",
+            "f32[4] +avg:dp",
+            "addends (pending sum), and would have to hold values to be averaged (pending avg)",
+        ),
     ]:
-        message = f"no transfers lead from {before} to {after}: over dp the ranks hold {why}; reduce the value over dp first"
+        message = (
+            f"no transfers lead from {before} to {after}: over dp the ranks hold {why}; reduce the value over dp first"
+        )
         with pytest.raises(TransitionError, match=f"^{re.escape(message)}$"):
             transitions(read(before, GRID), read(after, GRID))
 
 
-@pytest.mark.parametrize("pending", ["+dp", "+tp", "+dp +cp", "+dp +tp +cp", "+avg:tp +avg:cp", "+prod:dp +prod:tp", "+max:cp +max:dp"])
+@pytest.mark.parametrize(
+    "pending", ["+dp", "+tp", "+dp +cp", "+dp +tp +cp", "+avg:tp +avg:cp", "+prod:dp +prod:tp", "+max:cp +max:dp"]
+)
 def test_a_replicated_value_becomes_pending_on_a_mesh_of_several_axes(pending: str) -> None:
-    """Where a rank counts as first by its number, all other rows and columns hold nothing; the first along each pending axis
-    has the addend, at each point of the others."""
+    """Where a rank counts as first by its number, all other rows and columns hold nothing; the first along each pending
+    axis has the addend, at each point of the others."""
     grid = "dp=2 tp=3 cp=2"
     source, target = read("f32[4 3]", grid), read(f"f32[4 3] {pending}", grid)
     found = check(source, target)
     assert set(names(source, target)) == {"pend"} and cost(source, target) == 0
     if ":" not in pending:
         mesh, axes = target.layout.mesh, [axis for axis, _ in target.attr.pending]
-        assert [bool(found[rank].any()) for rank in mesh.ranks] == [not any(mesh.coordinates(rank)[a] for a in axes) for rank in mesh.ranks]
+        assert [bool(found[rank].any()) for rank in mesh.ranks] == [
+            not any(mesh.coordinates(rank)[a] for a in axes) for rank in mesh.ranks
+        ]
     if "dp" not in pending:
         check(read("f32[5/dp 3]", grid), read(f"f32[5/dp 3] {pending}", grid))
 
 
 def test_the_gradient_of_a_reshard_is_not_left_pending() -> None:
-    """Where the backward leads to the source's own Layout, the gradient of P → R is left pending; each addend has the whole one."""
+    """Where the backward leads to the source's own Layout, the gradient of P → R is left pending; each addend has the
+    whole one."""
     pending, split, whole = (read(text, "dp=2") for text in ("f32[4] +dp", "f32[4/dp]", "f32[4]"))
     scattered, reduced = Redistribution(pending, split), Redistribution(pending, whole)
     assert names(scattered.backward.source, scattered.backward.target) == ["all_gather"]
@@ -199,7 +236,9 @@ def test_receives_without_inputs_keep_their_order() -> None:
     first = next(k for k, line in enumerate(text) if line.startswith("  first :"))
     text[first : first + 2] = text[first + 1], text[first]
     broken = {**programs, 2: Program.parse("".join(text))}
-    with pytest.raises(ChannelError, match=r"message 1 from rank 1 to rank 2 is not the same on both:\n(.|\n)*receive unread from 1"):
+    with pytest.raises(
+        ChannelError, match=r"message 1 from rank 1 to rank 2 is not the same on both:\n(.|\n)*receive unread from 1"
+    ):
         check_programs(broken)
     with pytest.raises(SimulationError, match="rank 2 receives in unread what rank 1 has sent in first"):
         simulated(broken)
@@ -216,7 +255,8 @@ def simulated(programs: dict[int, Program]) -> list[float]:
 
 @pytest.mark.parametrize("ranks", [range(8), [0, 4, 2, 6, 1, 5, 3, 7]], ids=["ascending", "permuted"])
 def test_all_ranks_create_groups_in_one_order(ranks: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where each rank creates the groups that it is in, as it needs them, creation itself hangs; all create all, in one order."""
+    """Where each rank creates the groups that it is in, as it needs them, creation itself hangs; all create all, in one
+    order."""
     mesh, axes = Mesh(dp=2, tp=2, cp=2, ranks=ranks), ("dp", "tp", "cp")
     calls: dict[int, list[tuple[int, ...]]] = {}
     found = {}
@@ -248,7 +288,8 @@ def test_all_ranks_create_groups_in_one_order(ranks: Sequence[int], monkeypatch:
 
 
 def test_only_the_slice_that_is_needed_is_sent() -> None:
-    """Elsewhere the owner sends its whole piece and the receiver slices; here a message is what both pieces have in common."""
+    """Elsewhere the owner sends its whole piece and the receiver slices; here a message is what both pieces have in
+    common."""
     stages, world = {"s0": "dp=2", "s1": "tp=4 ranks 2 3 4 5"}, Mesh(w=6)
     source, target = (read(text, "w=6", **stages) for text in ("f32[8/dp 4] @s0", "f32[8 4/tp] @s1"))
     check(source, target, world=world)
@@ -260,7 +301,11 @@ def test_only_the_slice_that_is_needed_is_sent() -> None:
 def test_the_sender_is_not_always_the_first_replica() -> None:
     """Where the first that holds a piece sends it, rank 0 serves all and the others idle; here replicas take shares."""
     stages, world = {"s0": "dp=2 tp=2", "s1": "x=8 ranks 4 5 6 7 8 9 10 11"}, Mesh(w=12)
-    for before, after in (("f32[16] @s0", "f32[16/x] @s1"), ("f32[16] @s0", "f32[16] @s1"), ("f32[16/dp] @s0", "f32[16/x] @s1")):
+    for before, after in (
+        ("f32[16] @s0", "f32[16/x] @s1"),
+        ("f32[16] @s0", "f32[16] @s1"),
+        ("f32[16/dp] @s0", "f32[16/x] @s1"),
+    ):
         source, target = (read(text, "w=12", **stages) for text in (before, after))
         messages = sends(source, target, world)
         assert Counter(rank for rank, _ in messages) == dict.fromkeys(range(4), 2), (before, after)
@@ -284,7 +329,8 @@ class Copies(TorchDispatchMode):
 
 @pytest.mark.parametrize("count", [2, 16])
 def test_many_pieces_are_joined_at_once(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """k pieces joined pair by pair are copied k²/2 times; here each element is written once, and a gather is one concatenation."""
+    """k pieces joined pair by pair are copied k²/2 times; here each element is written once, and a gather is one
+    concatenation."""
     grid, size = f"dp={count}", 3 * count * count
     gathered = read(f"f32[3 {count}/dp]", grid), read(f"f32[3 {count}]", grid)
     (program, _), copies = recorded(*gathered, None, 0, torch.float32, monkeypatch), Copies()
@@ -292,7 +338,10 @@ def test_many_pieces_are_joined_at_once(count: int, monkeypatch: pytest.MonkeyPa
         run_lowered(program, torch.zeros(3, 1), {tuple(range(count)): "g"})
     assert (copies.concatenations, copies.elements) == (1, 3 * count)
     stages = {"s0": grid, "s1": f"x=1 ranks {count}"}
-    sent = (read(text, f"w={count + 1}", **stages) for text in (f"f32[{3 * count} {count}/dp] @s0", f"f32[{3 * count} {count}] @s1"))
+    sent = (
+        read(text, f"w={count + 1}", **stages)
+        for text in (f"f32[{3 * count} {count}/dp] @s0", f"f32[{3 * count} {count}] @s1")
+    )
     (program, _), copies = recorded(*sent, Mesh(w=count + 1), count, torch.float32, monkeypatch), Copies()
     with copies:
         run_lowered(program, None, {})
@@ -332,7 +381,8 @@ def run_lowered(program: Program, piece: torch.Tensor | None, groups: dict[tuple
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_every_dtype_travels_at_its_own_width(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where masks are sent as int64 they take eight times the bytes; here what is planned and what is packed have one width."""
+    """Where masks are sent as int64 they take eight times the bytes; here what is planned and what is packed have one
+    width."""
     name = next(text for text, one in DTYPES.items() if one == dtype)
     stages = {"s0": "dp=2 tp=2", "s1": "x=2 ranks 4 5"}
     groups = {(0, 2): "dp", (1, 3): "tp", (0, 1): "g", (2, 3): "g", (0, 1, 2, 3): "all"}
@@ -343,7 +393,10 @@ def test_every_dtype_travels_at_its_own_width(dtype: torch.dtype, monkeypatch: p
         ("[5/tp 1]", "[5 1]", 1, 3, 4),
         ("[8/dp 4] @s0", "[8 4/x] @s1", 0, 16, 8),
     ]:
-        source, target = (read(f"{name}{text}", "w=6" if "@" in text else GRID, **(stages if "@" in text else {})) for text in (before, after))
+        source, target = (
+            read(f"{name}{text}", "w=6" if "@" in text else GRID, **(stages if "@" in text else {}))
+            for text in (before, after)
+        )
         program, handed = recorded(source, target, Mesh(w=6) if "@" in before else None, rank, dtype, monkeypatch)
         _, pieces = addends(source, whole_numbers(source))
         run_lowered(program, pieces[rank], groups)
@@ -365,7 +418,8 @@ forward:
 
 
 def test_users_of_one_value_in_one_layout_share_a_transfer() -> None:
-    """Elsewhere each use has a reshard of its own; here a mismatch is one transfer, and equal ones are folded into it."""
+    """Elsewhere each use has a reshard of its own; here a mismatch is one transfer, and equal ones are folded into
+    it."""
     program = Program.parse(TWO_USERS)
     assert inserted(program) == []
     run_passes(program, [Reshard()])
@@ -377,4 +431,8 @@ def test_users_of_one_value_in_one_layout_share_a_transfer() -> None:
 
 def inserted(program: Program) -> list[tuple[str, list[str]]]:
     """Each transfer, and who uses it."""
-    return [(node.target.__name__, [user.name for user in node.users]) for node in program.nodes if node.target in transfers.BY_FUNCTION]
+    return [
+        (node.target.__name__, [user.name for user in node.users])
+        for node in program.nodes
+        if node.target in transfers.BY_FUNCTION
+    ]

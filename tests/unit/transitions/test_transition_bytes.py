@@ -45,10 +45,15 @@ def moves(here: TensorType, goal: TensorType) -> Iterator[tuple[Any, dict[str, A
         yield transfers.pend, {"dim": dim, "axis": axis}
         if axis in loose:
             yield transfers.reduce_scatter, {"dim": dim, "axis": axis}
-        yield from ((transfers.all_to_all, {"source": dim, "target": other, "axis": axis}) for other in dims if other != dim)
+        yield from (
+            (transfers.all_to_all, {"source": dim, "target": other, "axis": axis}) for other in dims if other != dim
+        )
     yield from ((transfers.pend, {"axis": axis}) for axis in names)
     for count in range(1, len(loose) + 1):
-        yield from ((transfers.all_reduce, {"axis": some[0] if count == 1 else some}) for some in itertools.combinations(loose, count))
+        yield from (
+            (transfers.all_reduce, {"axis": some[0] if count == 1 else some})
+            for some in itertools.combinations(loose, count)
+        )
     if here.attr.pending == goal.attr.pending:
         splits, parts = transfers.flat_splits(goal.attr, goal.shape)
         yield transfers.redistribute, {"splits": splits, **({} if parts is None else {"parts": parts})}
@@ -91,8 +96,14 @@ def test_no_search_finds_fewer_bytes_for_even_pieces(free_starts: None, pair: tu
     mesh, kept = source.layout.mesh, dict(target.attr.pending)
     reduced = [axis for axis, _ in source.attr.pending if axis not in kept]
     outermost = min((mesh.names.index(axis) for axis in reduced), default=0)
-    assume(all(axis in source.attr.axes for axis in mesh.names[:outermost]))  # replicas over slower links are not borrowed
-    assert cost(source, target) <= least(source, target), (print_type(source), print_type(target), transitions(source, target))
+    assume(
+        all(axis in source.attr.axes for axis in mesh.names[:outermost])
+    )  # replicas over slower links are not borrowed
+    assert cost(source, target) <= least(source, target), (
+        print_type(source),
+        print_type(target),
+        transitions(source, target),
+    )
 
 
 @settings(max_examples=100, deadline=None)
@@ -107,7 +118,8 @@ def test_no_search_finds_fewer_bytes_between_splits(pair: tuple[TensorType, Tens
 def test_borrowed_replicas_lead_to_the_same_pieces(free_starts: None, data: st.DataObject) -> None:
     mesh, shape = data.draw(meshes(max_ranks=8, permuted=True)), data.draw(shapes())
     source, target = (
-        TensorType(shape, torch.int64, Layout(mesh, data.draw(attrs(mesh, shape, pending=kinds)))) for kinds in (("sum", "max"), ("sum",))
+        TensorType(shape, torch.int64, Layout(mesh, data.draw(attrs(mesh, shape, pending=kinds))))
+        for kinds in (("sum", "max"), ("sum",))
     )
     kinds = dict(source.attr.pending)
     assume(all(kinds.get(axis, "sum") == "sum" for axis, _ in target.attr.pending))
@@ -138,7 +150,11 @@ def test_replicas_are_borrowed_where_it_pays(before: str, after: str) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "wanted"),
     [
-        ("f64[4] +dp", "f64[(1/dp 4)]", "all_reduce slice"),  # the first of three ranks gets all: 64 bytes scattered, 43 all-reduced
+        (
+            "f64[4] +dp",
+            "f64[(1/dp 4)]",
+            "all_reduce slice",
+        ),  # the first of three ranks gets all: 64 bytes scattered, 43 all-reduced
         ("f64[9] +dp", "f64[9/dp]", "reduce_scatter"),
         ("f64[8] +dp", "f64[8/dp]", "reduce_scatter"),
         ("f64[1 4] +max:dp", "f64[1/dp 4]", "all_reduce slice"),

@@ -25,7 +25,9 @@ from autopar.transitions import cost, plan, relayouts, transitions, way
 
 
 @st.composite
-def pairs(draw: st.DrawFn, mesh: Mesh, shape: tuple[int, ...], dtypes: st.SearchStrategy) -> tuple[TensorType, TensorType]:
+def pairs(
+    draw: st.DrawFn, mesh: Mesh, shape: tuple[int, ...], dtypes: st.SearchStrategy
+) -> tuple[TensorType, TensorType]:
     """A source and a target, pending in any way; an axis that is pending at both ends keeps its kind."""
     first, second = draw(dtypes)
     before = () if first in UNREDUCED else kinds(first)
@@ -40,7 +42,9 @@ def pairs(draw: st.DrawFn, mesh: Mesh, shape: tuple[int, ...], dtypes: st.Search
 
 EVERY = list(DTYPES.values())
 SAME = st.sampled_from(EVERY).map(lambda dtype: (dtype, dtype))
-ANY = st.tuples(st.sampled_from(EVERY), st.sampled_from(EVERY)).filter(lambda two: two[1].is_complex >= two[0].is_complex)
+ANY = st.tuples(st.sampled_from(EVERY), st.sampled_from(EVERY)).filter(
+    lambda two: two[1].is_complex >= two[0].is_complex
+)
 
 
 @pytest.mark.simulated
@@ -170,7 +174,11 @@ def test_an_average_is_reduced_too() -> None:
 def test_a_max_may_be_reduced_and_held_as_a_sum_over_another_axis() -> None:
     source, target = read("f32[4/tp] +max:dp", "dp=2 tp=2"), read("f32[4/dp] +tp", "dp=2 tp=2")
     check(source, target, torch.tensor([[-3.0, 1, 2, 5], [0] * 4, [-4.0, 3, -2, 4], [0] * 4])[[0, 0, 2, 2]])
-    assert [step.function for step in transitions(source, target)] == [transfers.all_reduce, transfers.pend, transfers.slice]
+    assert [step.function for step in transitions(source, target)] == [
+        transfers.all_reduce,
+        transfers.pend,
+        transfers.slice,
+    ]
 
 
 def test_axes_of_one_leave_no_trace() -> None:
@@ -186,14 +194,14 @@ def test_axes_of_one_leave_no_trace() -> None:
     ("before", "after", "why"),
     [
         ("f32[4] +dp", "f32[4] +max:dp",
-         "over dp the ranks hold addends (pending sum), and would have to hold candidates for the largest (pending max); "
-         "reduce the value over dp first"),
+         "over dp the ranks hold addends (pending sum), and would have to hold candidates for the largest (pending "
+         "max); reduce the value over dp first"),
         ("f32[4] +max:dp", "f32[4/tp] +dp",
-         "over dp the ranks hold candidates for the largest (pending max), and would have to hold addends (pending sum); "
-         "reduce the value over dp first"),
+         "over dp the ranks hold candidates for the largest (pending max), and would have to hold addends (pending "
+         "sum); reduce the value over dp first"),
         ("f32[4] +min:tp", "bf16[4] +prod:tp",
-         "over tp the ranks hold candidates for the smallest (pending min), and would have to hold factors (pending prod); "
-         "reduce the value over tp first"),
+         "over tp the ranks hold candidates for the smallest (pending min), and would have to hold factors (pending "
+         "prod); reduce the value over tp first"),
         ("f32[4] +avg:tp", "f32[4] +tp",
          "over tp the ranks hold values to be averaged (pending avg), and would have to hold addends (pending sum); "
          "reduce the value over tp first"),
@@ -221,19 +229,39 @@ def test_refusals_name_both_and_say_why(before: str, after: str, why: str) -> No
         ("f32[4] +dp", transfers.all_reduce, {"axis": "tp"}, "the value is not pending sum over tp"),
         ("f32[4] +max:dp", transfers.reduce_scatter, {"dim": 0, "axis": "dp"}, "the value is not pending sum over dp"),
         ("f32[4/dp/tp]", transfers.all_gather, {"dim": 0, "axis": "dp"}, "dim 0 is not split over dp last"),
-        ("f32[4/dp 4]", transfers.all_to_all, {"source": 1, "target": 0, "axis": "dp"}, "dim 1 is not split over dp last"),
+        (
+            "f32[4/dp 4]",
+            transfers.all_to_all,
+            {"source": 1, "target": 0, "axis": "dp"},
+            "dim 1 is not split over dp last",
+        ),
         ("f32[4/dp 4]", transfers.slice, {"dim": 1, "axis": "dp"}, "the value already uses the axis dp"),
         ("f32[4] +dp", transfers.slice, {"dim": 0, "axis": "dp"}, "the value already uses the axis dp"),
         ("f32[4] +dp", transfers.pend, {"axis": "dp"}, "the value already uses the axis dp"),
         ("f32[4/dp]", transfers.pend, {"axis": "dp"}, "the value already uses the axis dp"),
         ("f32[4/dp]", transfers.pend, {"axis": "tp", "dim": 0}, "dim 0 is not split over tp last"),
-        ("f32[4/dp]", transfers.pend, {"axis": "dp", "dim": 0, "op": "avg"}, "only a pending sum or max or min or prod can be made of pieces, no avg"),
-        ("f32[4] +dp", transfers.pend, {"axis": "tp", "op": "max"}, "the value is pending sum already; reductions of two kinds do not commute"),
+        (
+            "f32[4/dp]",
+            transfers.pend,
+            {"axis": "dp", "dim": 0, "op": "avg"},
+            "only a pending sum or max or min or prod can be made of pieces, no avg",
+        ),
+        (
+            "f32[4] +dp",
+            transfers.pend,
+            {"axis": "tp", "op": "max"},
+            "the value is pending sum already; reductions of two kinds do not commute",
+        ),
         ("i64[4]", transfers.pend, {"axis": "tp", "op": "avg"}, "an average of torch.int64 is no torch.int64"),
         ("f32[4/dp 4]", transfers.redistribute, {"splits": (("dp",),)}, "1 splits are given for 2 parts"),
         ("f32[4/dp 4]", transfers.redistribute, {"splits": (("dp",), ("dp",))}, "the axis dp would be used twice"),
         ("f32[4] +dp", transfers.redistribute, {"splits": (("dp",),)}, "the axis dp would be used twice"),
-        ("f32[4]", transfers.redistribute, {"splits": (("dp",), ()), "parts": ((2, 3),)}, "the parts ((2, 3),) do not make the shape [4]"),
+        (
+            "f32[4]",
+            transfers.redistribute,
+            {"splits": (("dp",), ()), "parts": ((2, 3),)},
+            "the parts ((2, 3),) do not make the shape [4]",
+        ),
         ("f32[4] +dp", transfers.send, {"stage": None}, "a pending value is reduced before it is sent"),
         ("f32[4]", transfers.recv, {"stage": "s9"}, "there is no stage 's9'; stages are none"),
         ("f32[4]", transfers.slice, {"dim": 1, "axis": "dp"}, "there is no dim 1 in a value of 1"),
@@ -253,11 +281,16 @@ def test_transfers_that_do_not_apply(before: str, function: Any, arguments: dict
         ((4,), DistAttr.split("dp", pending=["dp"]), "f32[4/dp] +dp uses the axis dp twice"),
         ((-4,), DistAttr.split(None), "a value has no shape [-4]"),
         ((12,), DistAttr((((5, ("dp",)), (2, ())),)), "the parts of f32[(5/dp 2)] do not make a dim of 12"),
-        ((4,), DistAttr.split(None, pending={"dp": "xor"}), "there is no reduction 'xor'; there are sum, avg, max, min, prod"),
-        ((4,), DistAttr.split(None, pending={"dp": "max", "tp": "sum"}), "f32[4] +max:dp +tp is pending max and sum at once, and these do not commute; reduce one first"),
+        ((4,), DistAttr.split(None, pending={"dp": "xor"}), "there is no reduction 'xor'; there are sum, avg, max, "
+                                                            "min, prod"),
+        ((4,), DistAttr.split(None, pending={"dp": "max", "tp": "sum"}), "f32[4] +max:dp +tp is pending max and sum "
+                                                                         "at once, and these do not commute; reduce "
+                                                                         "one first"),
     ],
 )  # fmt: skip
-def test_what_nothing_lies_as_is_refused_even_where_both_ends_are_alike(shape: tuple[int, ...], attr: DistAttr, why: str) -> None:
+def test_what_nothing_lies_as_is_refused_even_where_both_ends_are_alike(
+    shape: tuple[int, ...], attr: DistAttr, why: str
+) -> None:
     type = TensorType(shape, torch.float32, Layout(Mesh(dp=2, tp=2), attr))
     with pytest.raises(TransitionError, match=f": {re.escape(why)}$"):
         transitions(type, type)
@@ -306,7 +339,9 @@ def test_a_reduction_is_counted_in_the_dtype_in_which_it_is_done(dtype: str, wid
         ("f32[{n} 8 8 8 8] +cp +dp +tp", "bf16[{n} 8 8 8 8] +cp +dp +tp", 34),
     ],
 )
-def test_planning_a_new_pair_is_little_work(before: str, after: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planning_a_new_pair_is_little_work(
+    before: str, after: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Counted, not timed: Layouts inferred and lacks computed, of a size that no other test has planned for."""
     source, target = (read(text.format(n=8 * 1009), "cp=4 dp=8 tp=8") for text in (before, after))
     assert 0 < (made := len(planned(source, target, monkeypatch))) <= most, made
@@ -321,7 +356,9 @@ def test_planning_a_new_pair_is_little_work(before: str, after: str, most: int, 
         ("f32[{n} 512 512/b] +max:a +max:d", "f32[{n} 512 512/a] +max:b", 45),
     ],
 )
-def test_planning_a_new_pair_on_four_axes_is_little_work(before: str, after: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planning_a_new_pair_on_four_axes_is_little_work(
+    before: str, after: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There are dozens of ways to reduce these values. Types are inferred for the best alone."""
     n = 8 * 1013
     source, target = (read(text.format(n=n, m=8 * n), "a=2 b=2 c=2 d=2") for text in (before, after))

@@ -23,7 +23,8 @@ MISFITS: dict[str, tuple[Tasks, str]] = {
         "collective 2 of ranks 0 1 2 is not the same on both:\n"
         "  rank 0: b = all_reduce of ranks 0 1 2\n"
         "  rank 2: b = all_gather of ranks 0 1 2\n"
-        "rank 0 does b = all_reduce once, rank 2 never; rank 0 does b = all_gather never, rank 2 once; let both do it as often",
+        "rank 0 does b = all_reduce once, rank 2 never; rank 0 does b = all_gather never, rank 2 once; let both do it "
+        "as often",
     ),
     "a member is missing": (
         {0: AB, 1: AB},
@@ -41,7 +42,8 @@ MISFITS: dict[str, tuple[Tasks, str]] = {
     ),
     "not a member": (
         {0: AB, 1: AB, 2: AB, 3: AB},
-        "rank 3 runs a collective of a group it is not in:\n  rank 3: a = all_reduce of ranks 0 1 2\nremove it from this rank",
+        "rank 3 runs a collective of a group it is not in:\n  rank 3: a = all_reduce of ranks 0 1 2\nremove it from "
+        "this rank",
     ),
     "a member twice": ({0: [Collective("a", "all_reduce", (0, 0))]}, "ranks 0 0 are no group: a rank is given twice"),
     "received in another order": (

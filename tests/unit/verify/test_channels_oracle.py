@@ -25,7 +25,10 @@ def test_a_global_order_finishes_on_all_channels(tasks: Tasks, choose: random.Ra
 @given(schedules(), st.data())
 def test_one_fault_is_found_on_all_channels(tasks: Tasks, data: st.DataObject) -> None:
     """A task dropped, doubled or renamed on one rank."""
-    shared = {rank: [i for i, t in enumerate(own) if not (isinstance(t, Collective) and len(t.ranks) == 1)] for rank, own in tasks.items()}
+    shared = {
+        rank: [i for i, t in enumerate(own) if not (isinstance(t, Collective) and len(t.ranks) == 1)]
+        for rank, own in tasks.items()
+    }
     places = [(rank, i) for rank, found in shared.items() for i in found]
     if not places:
         return
@@ -95,7 +98,9 @@ def test_it_says_what_all_interleavings_say() -> None:
             verdicts[model.name, finished] += 1
         alone = finishing(tasks)
         assert passes(tasks, MODELS) == (len(alone) == len(MODELS))
-        assert alone == [model.name for model in MODELS][: len(alone)], "what finishes with less room finishes with more"
+        assert alone == [model.name for model in MODELS][: len(alone)], (
+            "what finishes with less room finishes with more"
+        )
 
     compare()
     assert all(verdicts[model.name, verdict] >= 20 for model in MODELS for verdict in (False, True)), verdicts

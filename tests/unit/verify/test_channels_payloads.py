@@ -1,4 +1,5 @@
-"""Members of a collective that disagree about what goes on the wire are refused: one thing changed on one rank, each in turn."""
+"""Members of a collective that disagree about what goes on the wire are refused: one thing changed on one rank, each in
+turn."""
 
 from __future__ import annotations
 
@@ -30,8 +31,12 @@ def texts(name: str) -> list[dict[int, str]]:
         return [{rank: str(p) for rank, p in LocalPrograms(Program.parse(EXCHANGES), Program.verify).items()}]
     if name == "step":
         return [{rank: str(programs[rank]) for rank in range(4)} for programs in steps_programs()]
-    model, x = (models.Block(), torch.randn(7, 8)) if name == "uneven" else (models.Residual(7, 9), torch.randn(5, 3, 7))
-    parallel = autopar.parallelize(model, autopar.Mesh(dp=3, tp=2) if name == "uneven" else autopar.Mesh(dp=2, tp=2), example=(x,))
+    model, x = (
+        (models.Block(), torch.randn(7, 8)) if name == "uneven" else (models.Residual(7, 9), torch.randn(5, 3, 7))
+    )
+    parallel = autopar.parallelize(
+        model, autopar.Mesh(dp=3, tp=2) if name == "uneven" else autopar.Mesh(dp=2, tp=2), example=(x,)
+    )
     return [{rank: str(parallel.local(rank)) for rank in parallel.mesh.ranks}]
 
 
@@ -88,10 +93,13 @@ def test_the_error_names_ranks_lines_values_and_remedy(kind: str) -> None:
     programs = {0: Program.parse(TEXT.format(0, "f32", 8, "f32", 8, "")), 1: Program.parse(TEXT.format(1, *other))}
     with pytest.raises(ChannelError) as caught:
         check_programs(programs)
-    lines = [next(line.strip() for line in str(programs[rank]).splitlines() if line.startswith("  y")) for rank in (0, 1)]
+    lines = [
+        next(line.strip() for line in str(programs[rank]).splitlines() if line.startswith("  y")) for rank in (0, 1)
+    ]
     assert str(caught.value) == (
         f"collective 1 of ranks 0 1 has another {what} on rank 1 than on rank 0:\n"
-        f"  rank 0: y = all_reduce of ranks 0 1\n      {lines[0]}\n  rank 1: y = all_reduce of ranks 0 1\n      {lines[1]}\n"
+        f"  rank 0: y = all_reduce of ranks 0 1\n      {lines[0]}\n  rank 1: y = all_reduce of ranks 0 1\n      "
+        f"{lines[1]}\n"
         f"the {what} is {left} on rank 0 and {right} on rank 1; give both ranks the same {what}"
     )
 
@@ -110,6 +118,7 @@ def test_a_piece_is_as_long_as_all_members_say() -> None:
 def test_payloads_are_compared_where_both_are_given() -> None:
     check({0: [Collective("a", "all_reduce", (0, 1), (("dtype", "f32"),))], 1: [Collective("a", "all_reduce", (0, 1))]})
     tasks = {0: [Send("x", 1, 4, (("dtype", "f32"),))], 1: [Receive("x", 0, 4, (("dtype", "i32"),))]}
-    with pytest.raises(ChannelError, match=r"^message 1 from rank 0 to rank 1 has another dtype on rank 1 than on rank 0:\n"):
+    with pytest.raises(
+        ChannelError, match=r"^message 1 from rank 0 to rank 1 has another dtype on rank 1 than on rank 0:\n"
+    ):
         check(tasks)
-

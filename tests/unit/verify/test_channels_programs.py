@@ -21,7 +21,9 @@ def test_localized_programs_finish(name: str, monkeypatch: pytest.MonkeyPatch) -
     check_programs(programs)
     check({rank: tasks_of(program) for rank, program in programs.items()})
     if not programs[0].stages:  # ranks of two stages run different sequences
-        monkeypatch.setattr(channels.programs, "_tasks", lambda *arguments: pytest.fail("equal sequences need no tasks"))
+        monkeypatch.setattr(
+            channels.programs, "_tasks", lambda *arguments: pytest.fail("equal sequences need no tasks")
+        )
     check_programs(one_each(programs))
 
 
@@ -30,7 +32,11 @@ def test_tasks_come_phase_by_phase_in_the_order_of_the_graph() -> None:
     text += "forward:\n  a : f32[4] = all_reduce(x, tp)\nbackward:\n  b : f32[4] = all_reduce(d, dp)\nforward:\n"
     text += "  c : f32[8] = all_gather(x, 0, dp, sizes=[4, 4])\n  p : f32[4] = pend(x, tp)\n  return c\n"
     program = Program.parse(text)
-    wanted = [Collective("a", "all_reduce", (2, 3)), Collective("c", "all_gather", (0, 2)), Collective("b", "all_reduce", (0, 2))]
+    wanted = [
+        Collective("a", "all_reduce", (2, 3)),
+        Collective("c", "all_gather", (0, 2)),
+        Collective("b", "all_reduce", (0, 2)),
+    ]
     assert tasks_of(program) == wanted
     assert [task.ranks for task in tasks_of(program.at({"dp": 0, "tp": 1}))] == [(0, 1), (1, 3), (1, 3)]  # type: ignore[union-attr]
 
@@ -75,13 +81,17 @@ def test_crossing_axes_in_programs_quote_their_lines() -> None:
 def test_a_rank_without_a_program() -> None:
     programs = local_programs("column_row_pair")
     del programs[3]
-    with pytest.raises(ChannelError, match=r"collective 1 of ranks 1 3 is not the same on both:\n(.|\n)*\n  rank 3: none at all\n"):
+    with pytest.raises(
+        ChannelError, match=r"collective 1 of ranks 1 3 is not the same on both:\n(.|\n)*\n  rank 3: none at all\n"
+    ):
         check_programs(programs)
 
 
 def test_programs_of_another_rank_or_level() -> None:
     programs = local_programs("column_row_pair")
-    with pytest.raises(ChannelError, match=r"the program given as that of rank 0 is at {'dp': 0, 'tp': 1}, which is rank 1"):
+    with pytest.raises(
+        ChannelError, match=r"the program given as that of rank 0 is at {'dp': 0, 'tp': 1}, which is rank 1"
+    ):
         check_programs({**programs, 0: programs[1]})
     explicit = Program.parse((GOLDEN / "column_row_pair.txt").read_text().partition("---\n")[0])
     with pytest.raises(ChannelError, match="in the local programs of all ranks; this program is explicit"):
@@ -114,7 +124,10 @@ def staged() -> dict[int, Program]:
 
 def test_joint_groups_lie_on_their_stage() -> None:
     programs = staged()
-    assert tasks_of(programs[5]) == [Collective("joint", "all_reduce", (4, 6, 5, 7)), Collective("both", "all_reduce", (1, 5))]
+    assert tasks_of(programs[5]) == [
+        Collective("joint", "all_reduce", (4, 6, 5, 7)),
+        Collective("both", "all_reduce", (1, 5)),
+    ]
     assert creation_order(programs.values()) == [(0, 2, 1, 3), (0, 4), (1, 5), (2, 6), (3, 7), (4, 6, 5, 7)]
     check_programs(programs)
 
@@ -140,7 +153,9 @@ def test_equal_sequences_on_other_meshes_are_not_alike() -> None:
     with pytest.raises(ChannelError, match=r"collective 1 of ranks 4 [56] [56] 7 is not the same on both"):
         check_programs({**programs, 7: other})
     turned = "program local on dp=2 tp=2 ranks {} at dp={} tp={}\n  x : f32[4] = input\nforward:\n  y : f32[4] = all_reduce(x, (dp, tp))\n  return y\n"
-    of_ranks = {rank: Program.parse(turned.format("0 1 2 3" if rank else "0 2 1 3", rank // 2, rank % 2)) for rank in range(4)}
+    of_ranks = {
+        rank: Program.parse(turned.format("0 1 2 3" if rank else "0 2 1 3", rank // 2, rank % 2)) for rank in range(4)
+    }
     with pytest.raises(ChannelError, match=r"collective 1 of ranks 0 [12] [12] 3 is not the same on both"):
         check_programs(of_ranks)
 
@@ -149,7 +164,10 @@ def test_exchanges_between_stages_are_messages() -> None:
     """Rank 1 lies on both: it sends and receives in one go."""
     programs = dict(LocalPrograms(Program.parse(EXCHANGES), lambda made: made.verify()))
     assert tasks_of(programs[0]) == [Group((Send("x_b_b", 1, 8),)), Group((Receive("y_a_a", 1, 8),))]
-    assert tasks_of(programs[1]) == [Group((Receive("x_b_b", 0, 8), Send("x_b_b", 2, 8))), Group((Send("y_a_a", 0, 8), Receive("y_a_a", 2, 8)))]
+    assert tasks_of(programs[1]) == [
+        Group((Receive("x_b_b", 0, 8), Send("x_b_b", 2, 8))),
+        Group((Send("y_a_a", 0, 8), Receive("y_a_a", 2, 8))),
+    ]
     check_programs(programs)
 
 

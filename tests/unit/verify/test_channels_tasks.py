@@ -15,14 +15,18 @@ def test_crossing_sends_finish_with_room_or_in_a_group() -> None:
     crossing: Tasks = {0: [Send("x", 1), Receive("y", 1)], 1: [Send("y", 0), Receive("x", 0)]}
     assert finishing(crossing) == ["asynchronous", "2-buffered", "1-buffered"]
     assert reason(crossing, [BLOCKING]) == (
-        "ranks wait for each other for ever on blocking channels (both ends of a message wait for each other, and a rank does one after the other):\n"
+        "ranks wait for each other for ever on blocking channels (both ends of a message wait for each other, and a "
+        "rank does one after the other):\n"
         "  rank 0 waits for rank 1 in send x to 1\n"
         "  rank 1 waits for rank 0 in send y to 0\n"
         "put the messages of all ranks into one order, or group those that cross and post groups together"
     )
     grouped = {rank: [Group(tuple(own))] for rank, own in crossing.items()}  # type: ignore[arg-type]
     assert finishing(grouped) == ["asynchronous", "2-buffered", "1-buffered", "grouped"]
-    assert "on grouped, 1-buffered, asynchronous channels they finish; put the messages of all ranks into one order" in reason(grouped)
+    assert (
+        "on grouped, 1-buffered, asynchronous channels they finish; put the messages of all ranks into one order"
+        in reason(grouped)
+    )
     turned = {**crossing, 1: crossing[1][::-1]}
     assert len(finishing(turned)) == len(MODELS)
 
@@ -42,17 +46,23 @@ def test_receives_first_finish_only_in_a_group() -> None:
 def test_k_messages_fit_and_one_more_does_not(k: int) -> None:
     def full(n: int) -> Tasks:
         """Both ranks send n messages before they receive any."""
-        return {me: [Send(f"v{i}", 1 - me) for i in range(n)] + [Receive(f"v{i}", 1 - me) for i in range(n)] for me in (0, 1)}
+        return {
+            me: [Send(f"v{i}", 1 - me) for i in range(n)] + [Receive(f"v{i}", 1 - me) for i in range(n)]
+            for me in (0, 1)
+        }
 
     check(full(k), [buffered(k)])
     assert reason(full(k + 1), [buffered(k), ASYNCHRONOUS]) == (
-        f"ranks wait for each other for ever on {k}-buffered channels (a send waits while {k} before it are unreceived):\n"
+        f"ranks wait for each other for ever on {k}-buffered channels (a send waits while {k} before it are "
+        f"unreceived):\n"
         f"  rank 0 waits for rank 1 in send v{k} to 1\n"
         f"  rank 1 waits for rank 0 in send v{k} to 0\n"
         f"on asynchronous channels they finish; receive earlier, or make room for more than {k}"
     )
     check(full(k + 1), [buffered(k + 1)])
-    with pytest.raises(ValueError, match=r"buffered\(0\) holds no message; without buffers channels are GROUPED or BLOCKING"):
+    with pytest.raises(
+        ValueError, match=r"buffered\(0\) holds no message; without buffers channels are GROUPED or BLOCKING"
+    ):
         buffered(0)
 
 
@@ -67,7 +77,10 @@ def test_room_is_of_an_ordered_pair() -> None:
 
 
 def test_a_ring_of_three_is_named_from_its_lowest_rank() -> None:
-    ring: Tasks = {0: [], **{me: [Send(f"to{me % 3 + 1}", me % 3 + 1), Receive(f"to{me}", (me - 2) % 3 + 1)] for me in (3, 2, 1)}}
+    ring: Tasks = {
+        0: [],
+        **{me: [Send(f"to{me % 3 + 1}", me % 3 + 1), Receive(f"to{me}", (me - 2) % 3 + 1)] for me in (3, 2, 1)},
+    }
     assert reason(ring, [GROUPED]).splitlines()[1:] == [
         "  rank 1 waits for rank 2 in send to2 to 2",
         "  rank 2 waits for rank 3 in send to3 to 3",
@@ -91,7 +104,11 @@ def test_of_a_group_the_first_message_that_waits_is_named() -> None:
     """Rank 0's first two are done, and its group waits for the third; the others are not its fault."""
     tasks: Tasks = {
         0: [Group((Send("a", 1), Receive("b", 1), Send("c", 1), Send("d", 1), Send("e", 1)))],
-        1: [Group((Receive("a", 0), Send("b", 0))), Send("z", 2), Group((Receive("c", 0), Receive("d", 0), Receive("e", 0)))],
+        1: [
+            Group((Receive("a", 0), Send("b", 0))),
+            Send("z", 2),
+            Group((Receive("c", 0), Receive("d", 0), Receive("e", 0))),
+        ],
         2: [Collective("w", "all_reduce", (0, 2)), Receive("z", 1)],
     }
     tasks[0].append(Collective("w", "all_reduce", (0, 2)))

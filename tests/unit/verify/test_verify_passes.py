@@ -43,7 +43,9 @@ class Careless(Pass):
         assert program.mesh is not None
         with program.edit() as edit:
             node = program.node("relu")
-            edit.annotate(node, type=TensorType((32, 256), torch.float32, Layout(program.mesh, DistAttr.split("tp", "dp"))))
+            edit.annotate(
+                node, type=TensorType((32, 256), torch.float32, Layout(program.mesh, DistAttr.split("tp", "dp")))
+            )
 
 
 TRACED = """\
@@ -64,22 +66,28 @@ def test_a_pass_that_drops_a_transfer_is_blamed() -> None:
     program = Program.parse(TRACED)
     with pytest.raises(VerifyError) as caught:
         run_passes(program, [Place(), Forgetful()])
-    assert str(caught.value) == """\
+    assert (
+        str(caught.value)
+        == """\
 forgetful left gelu inconsistent
     mm_1 : f32[32/dp 64] +tp = mm(relu, down)
     gelu : f32[32/dp 64] = gelu(mm_1 as [32/dp 64])
   gelu needs mm_1 as [32/dp 64], but it is f32[32/dp 64] +tp: insert the transfers between them"""
+    )
 
 
 def test_a_pass_that_lays_a_value_wrongly_is_blamed() -> None:
     program = Program.parse(TRACED)
     with pytest.raises(VerifyError) as caught:
         run_passes(program, [Place(), Reshard(), Careless()])
-    assert str(caught.value) == """\
+    assert (
+        str(caught.value)
+        == """\
 careless left relu inconsistent
     mm : f32[32/dp 256/tp] = mm(x, up)
     relu : f32[32/tp 256/dp] = relu(mm)
   relu splits the factor ...1 (... -> ...) over dp in one place and over tp in the result: place them alike"""
+    )
 
 
 def test_right_passes_are_not() -> None:

@@ -30,13 +30,20 @@ def test_a_node_without_record() -> None:
     program = mlp()
     with program.graph.inserting_before(program.node("relu")):
         program.graph.call_function(aten.neg.default, (program.node("mm"),))
-    assert complaint(program, "fuse") == "fuse left neg_default inconsistent\n  every node has a record; this one was made without program.edit()"
+    assert (
+        complaint(program, "fuse")
+        == "fuse left neg_default inconsistent\n  every node has a record; this one was made without program.edit()"
+    )
 
 
 def test_a_value_that_is_read_before_it_is_made() -> None:
     program = mlp()
     program.node("mm").append(program.node("mm_1"))
-    assert complaint(program) == "this explicit program is inconsistent at mm_1\n    mm_1 : f32[32/dp 64] +tp = mm(relu, down)\n  relu is read before it is made"
+    assert (
+        complaint(program)
+        == "this explicit program is inconsistent at mm_1\n    mm_1 : f32[32/dp 64] +tp = mm(relu, down)\n  relu is "
+        "read before it is made"
+    )
 
 
 def test_a_name_that_is_given_twice() -> None:
@@ -46,13 +53,20 @@ def test_a_name_that_is_given_twice() -> None:
 
 
 def test_phases_and_roles() -> None:
-    assert complaint(change(mlp(), "relu", phase="middle")).endswith("  no phase 'middle'; phases are forward, backward, update")
-    assert complaint(change(mlp(), "x", role="weight")).endswith("    x : f32[32/dp 64] = weight\n  no role 'weight'; roles are input, param, buffer, tangent, seed, state")
+    assert complaint(change(mlp(), "relu", phase="middle")).endswith(
+        "  no phase 'middle'; phases are forward, backward, update"
+    )
+    assert complaint(change(mlp(), "x", role="weight")).endswith(
+        "    x : f32[32/dp 64] = weight\n  no role 'weight'; roles are input, param, buffer, tangent, seed, state"
+    )
 
 
 def test_results_that_are_not_told() -> None:
     program = change(mlp(), "output", results=())
-    assert complaint(program) == "this explicit program is inconsistent at output\n  1 results, but the record describes 0 of them"
+    assert (
+        complaint(program)
+        == "this explicit program is inconsistent at output\n  1 results, but the record describes 0 of them"
+    )
     program = mlp()
     program.tree = ("", ", ", "")
     assert complaint(program).endswith("  1 values are returned, but the tree has places for 2")
@@ -102,7 +116,10 @@ def test_layouts_that_are_none() -> None:
     for attr, why in (
         (DistAttr.split("dp"), "    mm does not print\n  the Layout has 1 dims, the value 2"),
         (DistAttr.split("dp", "ep"), "the mesh (dp=4 tp=2) has no axis 'ep'; its axes are dp, tp; did you mean 'tp'?"),
-        (DistAttr((((4, ("dp",)), (8, ())), ((None, ()),))), "the Layout is not in its normal form; make it with DistAttr.normalize"),
+        (
+            DistAttr((((4, ("dp",)), (8, ())), ((None, ()),))),
+            "the Layout is not in its normal form; make it with DistAttr.normalize",
+        ),
     ):
         program = mlp()
         change(program, "mm", uses=(Requirement(Layout(program.mesh, attr), torch.float32), None))
@@ -117,7 +134,9 @@ def test_every_use_has_a_requirement() -> None:
     assert complaint(change(mlp(), "mm", uses=())).endswith("  2 operands, but 0 requirements: every use has one")
     program = mlp()
     need = record_of(program.node("mm")).uses[0]
-    assert complaint(change(program, "mm", uses=(need, None))).endswith("    up : f32[64 256/tp] = param\n    mm : f32[32/dp 256/tp] = mm(x, up)\n  the use of up has no requirement")
+    assert complaint(change(program, "mm", uses=(need, None))).endswith(
+        "    up : f32[64 256/tp] = param\n    mm : f32[32/dp 256/tp] = mm(x, up)\n  the use of up has no requirement"
+    )
     assert complaint(change(mlp(), "output", uses=())).endswith("  1 operands, but 0 requirements: every use has one")
 
 
@@ -132,7 +151,9 @@ def test_local_programs_have_no_layouts() -> None:
 def test_transfers_take_one_tensor() -> None:
     local = Program.parse(LOCAL + "  z : f32[2 4] = all_reduce(x, tp)\n")
     local.node("z").args = (local.node("p"), "tp")
-    assert complaint(local).endswith("    z : f32[2 4] = all_reduce(p, tp)\n  all_reduce takes one tensor and makes one")
+    assert complaint(local).endswith(
+        "    z : f32[2 4] = all_reduce(p, tp)\n  all_reduce takes one tensor and makes one"
+    )
     explicit = Program.parse(PLACED.replace("placed", "explicit") + "  z : f32[4/dp 6] = slice(x, 0, dp)\n")
     explicit.node("z").args = (explicit.node("p"), 0, "dp")
     assert complaint(explicit).endswith("    z : f32[4/dp 6] = slice(p, 0, dp)\n  slice takes one tensor and makes one")

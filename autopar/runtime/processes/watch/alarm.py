@@ -1,8 +1,9 @@
 """Wake the watch at once when a process of this host ends, or when SIGTERM comes.
 
-torchrun ends all ranks with SIGTERM within 0.1 to 0.5 s after one was killed: before the next beat. A main thread that is blocked in a
-collective runs no handler, so the signal's number goes into a socket, which a thread reads. The watch then looks who is to blame, and
-ends the process as the signal would have. A handler of the user's own stays; forks of this process have none of this.
+torchrun ends all ranks with SIGTERM within 0.1 to 0.5 s after one was killed: before the next beat. A main thread that
+is blocked in a collective runs no handler, so the signal's number goes into a socket, which a thread reads. The watch
+then looks who is to blame, and ends the process as the signal would have. A handler of the user's own stays; forks of
+this process have none of this.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ class Alarm:
 
     def start(self) -> None:
         """Take SIGTERM where nobody handles it."""
-        if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        if (
+            threading.current_thread() is not threading.main_thread()
+            or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+        ):
             return
         before = signal.set_wakeup_fd(self._written.fileno(), warn_on_full_buffer=False)
         if before != -1:  # an event loop's

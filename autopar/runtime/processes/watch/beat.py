@@ -18,7 +18,8 @@ RUNNING, STOPPED, DEAD, UNKNOWN = "running", "stopped", "dead", "unknown"
 
 
 _BROKEN = re.compile(
-    r"gloo/|NCCL|Connection (closed|reset|refused)|Broken pipe|Timed out waiting|pair closure|failed to (recv|send)", re.IGNORECASE
+    r"gloo/|NCCL|Connection (closed|reset|refused)|Broken pipe|Timed out waiting|pair closure|failed to (recv|send)",
+    re.IGNORECASE,
 )
 
 

@@ -22,7 +22,9 @@ from autopar.runtime.processes.watch.beat import (
     Beat,
 )
 
-SILENCE = 20.0  # seconds without a beat, and without progress of any rank, until a rank that is not known to run is lost
+SILENCE = (
+    20.0  # seconds without a beat, and without progress of any rank, until a rank that is not known to run is lost
+)
 GRACE = 3.0  # how long a rank whose connection broke waits for the cause to be found
 HASTE = 1.5  # seconds without a beat that count once a connection broke
 
@@ -93,7 +95,9 @@ def judge(seen: Mapping[int, Seen], timeout: float) -> Verdict | None:
     dead = [rank for rank, s in seen.items() if s.is_in(ALIVE) and s.process == DEAD]
     if dead:
         return _lost(dead, seen)
-    ended = [rank for rank, s in seen.items() if s.is_in(TERMINATED) and s.settled >= HASTE]  # soon all are, if the job is ended
+    ended = [
+        rank for rank, s in seen.items() if s.is_in(TERMINATED) and s.settled >= HASTE
+    ]  # soon all are, if the job is ended
     if ended and any(s.is_in(ALIVE, CUT) for s in seen.values()):
         return _lost(ended, seen)
     cut = sorted((rank for rank, s in seen.items() if s.is_in(CUT)), key=lambda rank: -seen[rank].settled)
@@ -146,7 +150,11 @@ def _lost(ranks: Sequence[int], seen: Mapping[int, Seen]) -> Verdict:
         parts.append(f"rank {rank} {how}; {last_seen(_beat(seen, rank))}")
     waiting = _by_doing(seen, [rank for rank, s in seen.items() if rank not in ranks and s.inside])
     parts += [_listed(waiting)] if waiting else []
-    remedy = "" if any(seen[rank].process == STOPPED or seen[rank].is_in(TERMINATED) for rank in ranks) else "\n  if memory ran out, the kernel killed it: see dmesg"
+    remedy = (
+        ""
+        if any(seen[rank].process == STOPPED or seen[rank].is_in(TERMINATED) for rank in ranks)
+        else "\n  if memory ran out, the kernel killed it: see dmesg"
+    )
     return Verdict(tuple(ranks), "autopar: " + "; ".join(parts) + remedy)
 
 
@@ -156,7 +164,8 @@ def _ended(seen: Mapping[int, Seen], waiting: Sequence[int]) -> Verdict | None:
         return None
     return Verdict(
         tuple(ended),
-        f"autopar: {_ranks(ended)} ended; {_listed(_by_doing(seen, waiting))}\n  all ranks must take the same number of steps: see how the data is split",
+        f"autopar: {_ranks(ended)} ended; {_listed(_by_doing(seen, waiting))}\n  all ranks must take the same number "
+        f"of steps: see how the data is split",
     )
 
 
@@ -191,7 +200,11 @@ def _doing(seen: Seen) -> _Doing:
     place = " " + at(beat.place)
     if seen.silent >= GRACE:
         return _Doing("is silent, last seen", "are silent, last seen", place)
-    return _Doing("waits", "wait", place) if beat.place.inside else _Doing("is outside of a step,", "are outside of a step,", place)
+    return (
+        _Doing("waits", "wait", place)
+        if beat.place.inside
+        else _Doing("is outside of a step,", "are outside of a step,", place)
+    )
 
 
 def _by_doing(seen: Mapping[int, Seen], ranks: Sequence[int]) -> list[tuple[_Doing, list[int]]]:
@@ -202,7 +215,9 @@ def _by_doing(seen: Mapping[int, Seen], ranks: Sequence[int]) -> list[tuple[_Doi
 
 
 def _listed(groups: Sequence[tuple[_Doing, Sequence[int]]]) -> str:
-    return "; ".join(f"{_ranks(ranks)} {doing.many if len(ranks) > 1 else doing.one}{doing.place}" for doing, ranks in groups)
+    return "; ".join(
+        f"{_ranks(ranks)} {doing.many if len(ranks) > 1 else doing.one}{doing.place}" for doing, ranks in groups
+    )
 
 
 def at(place: CurrentOp) -> str:

@@ -119,7 +119,9 @@ class Watch:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if kind is not None and error is not None and issubclass(kind, (Exception, KeyboardInterrupt)):
             self._raised(kind, error, trace)  # whoever started this process may catch it, and say nothing to the others
         self.stop()
@@ -156,7 +158,8 @@ class Watch:
         return self._over.is_set()
 
     def _terminated(self) -> None:
-        """SIGTERM came: because a rank was lost, or for no reason that is known here. It ends this process as it would any."""
+        """SIGTERM came: because a rank was lost, or for no reason that is known here. It ends this process as it would
+        any."""
         with contextlib.suppress(RuntimeError):  # the store is gone
             if self._failure is None:
                 self._failure = (TERMINATED, where(), "")
@@ -300,7 +303,11 @@ class Watch:
         for rank in range(1, self._ranks):
             self._look(rank)
         beats = {rank: other.beat for rank, other in self._others.items() if rank != 0 and other.beat is not None}
-        return {rank: beat for rank, beat in beats.items() if beat.state != ENDED and beat.process.state() not in (DEAD, STOPPED)}
+        return {
+            rank: beat
+            for rank, beat in beats.items()
+            if beat.state != ENDED and beat.process.state() not in (DEAD, STOPPED)
+        }
 
     def _rank_0_ended(self) -> bool:
         first = self._others[0].beat

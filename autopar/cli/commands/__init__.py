@@ -1,0 +1,1 @@
+"""Define the options of each command and their help, one command a file."""
