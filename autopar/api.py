@@ -38,8 +38,9 @@ def parallelize(
     strict: bool = False,
     timeout: float = 60.0,
 ) -> Parallel:
-    """Put ``model`` on ``mesh``: capture its forward and backward once, give every value a layout, and insert the
-    transfers.
+    """Put ``model`` on ``mesh``: capture it once, give every value a layout, and insert the transfers.
+
+    The capture has the forward and the backward.
 
     Args:
         model: any ``torch.nn.Module`` on one device; it does not change.
@@ -104,7 +105,7 @@ def parallelize(
 
 
 def check_pipeline(mesh: Mesh) -> None:
-    """``ValueError`` if the mesh has several stages of a pipeline."""
+    """Raise ``ValueError`` if the mesh has several stages of a pipeline."""
     stages = mesh.sizes.get(PIPELINE, 1)
     if stages > 1:
         rest = {axis: size for axis, size in mesh.axes if axis != PIPELINE}
@@ -127,7 +128,7 @@ def _check_switch(option: str, value: bool) -> None:
 
 
 def _device(model: torch.nn.Module, device_mesh: DeviceMesh | None) -> torch.device:
-    """The kind of device of the pieces: that of the device mesh, else of the model, else of the accelerator."""
+    """Return the type of device of the pieces: that of the device mesh, else of the model, else the accelerator."""
     if device_mesh is not None:
         return torch.device(device_mesh.device_type)
     device = next((t.device for t in (*model.parameters(), *model.buffers()) if not t.is_meta), None)

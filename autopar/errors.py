@@ -46,8 +46,10 @@ class ChannelError(AutoparError, RuntimeError):
 
 
 class ScheduleError(AutoparError, ValueError):
-    """A pipeline schedule that cannot be made, read or run: tasks are missing or doubled, messages do not fit, or tasks
-    wait in a cycle."""
+    """A pipeline schedule that cannot be made, read or run.
+
+    Tasks are missing or doubled, messages do not fit, or tasks wait in a cycle.
+    """
 
 
 class LaunchError(AutoparError, RuntimeError):

@@ -86,14 +86,18 @@ class Parallel(ModelProxy):
 
     @property
     def transfers(self) -> Transfers:
-        """The transfers: where each was inserted, and the bytes that it moves. Prints as a table; ``.lines`` has a line
-        for each transfer. ``RuntimeError`` before a capture."""
+        """The transfers: where each was inserted, and the bytes that it moves. Prints as a table.
+
+        ``.lines`` has a line for each transfer. ``RuntimeError`` before a capture.
+        """
         return transfers_of(self.program, "cpu" if self.job is None else self.job.device)
 
     @property
     def captures(self) -> int:
-        """The number of captured calls: one for each structure, shapes and dtypes of arguments, mode, and values that
-        forward reads."""
+        """The number of captured calls.
+
+        There is one for each structure, shapes and dtypes of arguments, mode, and values that forward reads.
+        """
         return len(self._calls.captures)
 
     def local(self, rank: int) -> Program:
@@ -155,8 +159,9 @@ class Parallel(ModelProxy):
         return _returned_like_the_model(compiled, outputs, args, kwargs)
 
     def simulate(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model with all ranks in this process, on full tensors. Signature and output structure are the
-        model's own.
+        """Call the model with all ranks in this process, on full tensors.
+
+        Signature and output structure are the model's own.
 
         The outputs have autograd graphs: ``backward()`` fills full-size ``.grad`` of the model's parameters.
         """
@@ -237,8 +242,10 @@ class Parallel(ModelProxy):
 def _returned_like_the_model(
     compiled: Compiled, tensors: list[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """The model's own output structure with these tensors. Caches among the arguments that forward extends get the
-    returned tensors, too."""
+    """Return the model's own output structure with these tensors.
+
+    Caches among the arguments that forward extends get the returned tensors, too.
+    """
     returned = compiled.captured.with_tensors(tensors)
     for position, way in compiled.captured.extended:
         take_over((*args, *kwargs.values())[position], part_at(returned, way))

@@ -70,18 +70,22 @@ def running_backward_of() -> int | None:
 
 @contextlib.contextmanager
 def single_threaded_backward() -> Iterator[None]:
-    """Run backward on the calling thread, where the tracing modes are active. Public; it is here because of its
-    reason."""
+    """Run backward on the calling thread, where the tracing modes are active.
+
+    Public; it is here because of its reason.
+    """
     with torch.autograd.set_multithreading_enabled(False):
         yield
 
 
 @contextlib.contextmanager
 def value_checks_replaced(by: Callable[[], None]) -> Iterator[None]:
-    """Call ``by`` instead of each check that reads a tensor's values only to raise an error:
-    ``torch._check_tensor_all``, and the checks of distributions, which also check nothing later. ``nn.Transformer``
-    does not look whether an unspecified mask is causal, which it does only for speed, and ``gaussian_nll_loss`` does
-    not look for variances below 0. Tried on 2.13."""
+    """Call ``by`` instead of each check that reads a tensor's values only to raise an error.
+
+    These are ``torch._check_tensor_all``, and the checks of distributions, which also check nothing later.
+    ``nn.Transformer`` does not look whether an unspecified mask is causal, which it does only for speed, and
+    ``gaussian_nll_loss`` does not look for variances below 0. Tried on 2.13.
+    """
     kind, transformer, functional = torch.distributions.Distribution, torch.nn.modules.transformer, torch.nn.functional
     kept = torch._check_tensor_all, torch._check_tensor_all_with, kind.__init__, transformer._detect_is_causal_mask
     gaussian, look = functional.gaussian_nll_loss, torch.any
@@ -114,8 +118,11 @@ def value_checks_replaced(by: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def zero_tensors_viewed() -> Iterator[None]:
-    """Keep views of the zero tensors that forward mode makes, as ``vmap(hessian(f))`` does, on their device under fake
-    tensors. torch's own kernels return the inner tensor of the fake tensor, which is on meta. Tried on 2.13."""
+    """Keep views of forward mode's zero tensors on their device under fake tensors.
+
+    ``vmap(hessian(f))`` makes such views. torch's own kernels return the inner tensor of the fake tensor, which is on
+    meta. Tried on 2.13.
+    """
 
     def view(tensor: torch.Tensor, size: Sequence[int], *_: Any) -> torch.Tensor:
         return torch._efficientzerotensor(
@@ -143,8 +150,10 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 
 class StorageReference:
-    """A reference to a storage that does not keep it alive; while it exists, no other storage has the address. Tried on
-    2.13."""
+    """A reference to a storage that does not keep it alive.
+
+    While it exists, no other storage has the address. Tried on 2.13.
+    """
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._address = storage._weak_ref()
@@ -169,8 +178,9 @@ def store_of_processes() -> torch.distributed.Store:
 
 
 def dtensor_like(piece: torch.Tensor, other: Any) -> torch.Tensor:
-    """Make a DTensor of this rank's piece with the layout of another DTensor: ``from_local`` without its 0.1 ms. Tried
-    on 2.13.
+    """Make a DTensor of this rank's piece with the layout of another DTensor.
+
+    It is ``from_local`` without its 0.1 ms. Tried on 2.13.
 
     The piece gets the other's strides too: fused optimizers read both in memory order.
     """
@@ -186,8 +196,10 @@ def are_saved_tensors_hooked() -> bool:
 
 
 def as_functional(tensor: torch.Tensor) -> torch.Tensor:
-    """Wrap a tensor like the arguments of ``torch.func.functionalize``, so that copies of it may be written. Tried on
-    2.13."""
+    """Wrap a tensor like the arguments of ``torch.func.functionalize``, so that copies may be written.
+
+    Tried on 2.13.
+    """
     level = torch._C._functorch.current_level()
     return torch._C._functorch._wrap_functional_tensor(tensor, level)
 
@@ -226,8 +238,10 @@ def is_random_composite(op: Any) -> bool:
 
 
 def operator_schema(op: OpOverload) -> str:
-    """Return the schema of a random op's twin: ``(Tensor self, float p=0.5, *, Tensor seed, int stream, int[]?
-    order=None) -> Tensor``. Tried on 2.13."""
+    """Return the schema of a random op's twin.
+
+    For example ``(Tensor self, float p=0.5, *, Tensor seed, int stream, int[]? order=None) -> Tensor``. Tried on 2.13.
+    """
     parameters, _, returned = str(op._schema).partition("(")[2].rpartition(") -> ")
     kept = [parameter.strip() for parameter in parameters.split(", ") if "Generator" not in parameter]
     star = [] if "*" in kept else ["*"]
@@ -240,8 +254,7 @@ def overload_of(op: torch.library.CustomOpDef) -> OpOverload:
 
 
 def with_defaults(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Return a call's arguments, all that can be positional by position, with defaults for missing ones. Tried on
-    2.13."""
+    """Return a call's arguments, all that can be positional by position, with defaults. Tried on 2.13."""
     positional, rest = list(args), dict(kwargs)
     for argument in op._schema.arguments[len(args) :]:
         if not argument.kwarg_only:
@@ -281,8 +294,10 @@ def without_function_modes() -> contextlib.AbstractContextManager[Any]:
 
 
 def functional_name(op: OpOverload) -> tuple[str, str]:
-    """Return the packet and the overload of an in-place op's functional form: ``("add", "Tensor")`` for
-    ``add_.Tensor``. Tried on 2.13."""
+    """Return the packet and the overload of an in-place op's functional form.
+
+    For example ``("add", "Tensor")`` for ``add_.Tensor``. Tried on 2.13.
+    """
     return op._opname.removesuffix("_"), op._overloadname
 
 
@@ -396,8 +411,10 @@ def has_kernel(op: OpOverload, device: str) -> bool:
 
 
 def steps_as(kind: type[torch.optim.Optimizer], base: type[torch.optim.Optimizer]) -> bool:
-    """Return whether a class of optimizers has the step and the state of a base. torch wraps ``step`` in each class.
-    Tried on 2.13."""
+    """Return whether a class of optimizers has the step and the state of a base. Tried on 2.13.
+
+    torch wraps ``step`` in each class.
+    """
     return all(
         inspect.unwrap(getattr(kind, name, base)) is inspect.unwrap(getattr(base, name, base))
         for name in ("step", "_init_group")
@@ -431,8 +448,10 @@ def note_a_step(optimizer: torch.optim.Optimizer) -> None:
 
 
 def refer_weakly(model: torch.nn.Module, whether: bool) -> None:
-    """Set or drop weak references of recurrent layers to their parameters: ``swap_tensors`` refuses them, a forward
-    needs them. Tried on 2.13."""
+    """Set or drop weak references of recurrent layers to their parameters. Tried on 2.13.
+
+    ``swap_tensors`` refuses them, and a forward needs them.
+    """
     for layer in (module for module in model.modules() if isinstance(module, torch.nn.RNNBase)):
         layer._flat_weight_refs = (
             [None if weight is None else weakref.ref(weight) for weight in layer._flat_weights] if whether else []
@@ -452,16 +471,20 @@ def have_gradient_hooks(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Return how often a tensor's memory was written to; 0 for an inference tensor, which has no count. Tried on
-    2.13."""
+    """Return how often a tensor's memory was written to. Tried on 2.13.
+
+    It is 0 for an inference tensor, which has no count.
+    """
     return 0 if tensor.is_inference() else tensor._version
 
 
 def dtensor_around(
     piece: torch.Tensor, device_mesh: Any, placements: Sequence[Any], shape: Sequence[int], stride: Sequence[int]
 ) -> torch.Tensor:
-    """Make a DTensor whose local tensor is ``piece``, on its device; ``from_local`` would move it to the mesh's device.
-    Tried on 2.13."""
+    """Make a DTensor whose local tensor is ``piece``, on its device. Tried on 2.13.
+
+    ``from_local`` would move it to the mesh's device.
+    """
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta  # tried on 2.13
 
@@ -472,8 +495,11 @@ def dtensor_around(
 
 
 def forget_groups(device_mesh: Any) -> None:
-    """Drop the closed groups of a device mesh: their threads end, also while DTensors keep the mesh. DTensor's rules
-    for ops forget it, too: else an op on an equal mesh would return a DTensor on this one. Tried on 2.13."""
+    """Drop the closed groups of a device mesh, so that their threads end. Tried on 2.13.
+
+    They also end while DTensors keep the mesh. DTensor's rules for ops forget the mesh, too: else an op on an equal
+    mesh would return a DTensor on this one.
+    """
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache  # tried on 2.13
 
     device_mesh._pg_registry.clear()
@@ -492,8 +518,9 @@ is_erased = operator.attrgetter("_erased")  # tried on 2.13
 def call_inserter(
     graph: fx.Graph, made: dict[fx.Node, Any]
 ) -> Callable[[fx.Node, str, Any, tuple[Any, ...], Mapping[str, Any], Any], fx.Node]:
-    """Return ``Graph.call_function`` in front of a node, with this name or, if it has been used before, with a number
-    appended.
+    """Return ``Graph.call_function`` in front of a node, with this name.
+
+    If the name has been used before, a number is appended.
 
     It omits what takes half of the time: an insertion point, checks of the arguments for symbolic numbers, hooks.
     ``about`` is written to ``made`` before the node becomes part of the graph. Tried on 2.13.
@@ -518,8 +545,7 @@ def call_inserter(
 
 
 def set_arguments(node: fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Set ``node.args = args; node.kwargs = kwargs`` and update users, without a table update for each. Tried on
-    2.13."""
+    """Set ``node.args`` and ``node.kwargs`` and update users, without a table update for each. Tried on 2.13."""
     node._update_args_kwargs(args, kwargs)
 
 
@@ -537,8 +563,10 @@ def tables_of(graph: fx.Graph, nodes: Iterable[fx.Node]) -> dict[Any, list[fx.No
 def relink(
     graph: fx.Graph, order: Sequence[fx.Node], gone: Collection[fx.Node], tables: Mapping[Any, Sequence[fx.Node]]
 ) -> None:
-    """Make ``order`` the nodes of a graph, without those in ``gone``; ``tables`` come from ``tables_of``. After an
-    interrupt it may be called again. Tried on 2.13."""
+    """Make ``order`` the nodes of a graph, without those in ``gone``. Tried on 2.13.
+
+    ``tables`` come from ``tables_of``. After an interrupt it may be called again.
+    """
     lookup, names = graph._find_nodes_lookup_table, graph._graph_namespace
     write = object.__setattr__  # Node's own method would first remove the node from a table
     for key, row in tables.items():
@@ -559,8 +587,10 @@ def relink(
 
 @contextlib.contextmanager
 def compiled_parts_in_eager() -> Iterator[None]:
-    """Run functions of torch.compile that are traced in this block as plain Python; elsewhere torch refuses to trace
-    them. Tried on 2.13."""
+    """Run functions of torch.compile that are traced in this block as plain Python.
+
+    Elsewhere torch refuses to trace them. Tried on 2.13.
+    """
     with torch._dynamo.config.patch(error_on_nested_fx_trace=False), warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", r"Using `torch\.compile\(module\)` when there are global hooks"

@@ -1,5 +1,6 @@
-"""List the passes in the order in which they run. Each takes a program of one level and gives one of the same or the
-next level.
+"""List the passes in the order in which they run.
+
+Each takes a program of one level and gives one of the same or the next level.
 
 ``PIPELINE`` is the whole order. Capture comes before it, and ``localize`` (one program per class of ranks) after it.
 """
@@ -29,8 +30,10 @@ PIPELINE: tuple[type[Pass], ...] = (Expand, Place, Follow, Lift, Defer, Reshard,
 
 def pipeline(mesh: Mesh | None = None, constraints: Mapping[str, DistAttr] | None = None, *, strict: bool = False, whole: bool = False,
              device: torch.device | None = None, widen: bool = False) -> list[Pass]:  # fmt: skip
-    """Return the passes in order, with the options of ``expand`` and ``place``. ``widen``: reduce partial sums of low
-    precision in float32."""
+    """Return the passes in order, with the options of ``expand`` and ``place``.
+
+    ``widen``: reduce partial sums of low precision in float32.
+    """
     place_options = (mesh, constraints or {}, strict, whole)
     options: dict[type[Pass], tuple[Any, ...]] = {Place: place_options, Expand: (*place_options, device)}
     order = [other for step in PIPELINE for other in ((Widen, step) if widen and step is Reshard else (step,))]

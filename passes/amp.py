@@ -24,8 +24,9 @@ GRADIENTS = ("f32", "compute")
 
 @dataclass(frozen=True)
 class Amp(Pass):
-    """Decide for each op of a program captured in float32 in which dtype it takes its operands; the dtype of its result
-    follows.
+    """Decide for each op of a program captured in float32 in which dtype it takes its operands.
+
+    The dtype of its result follows.
 
         x : f32[8 4] = input                                       x : f32[8 4] = input
         w : f32[4 4] = param                                       w : f32[4 4] = param
@@ -81,8 +82,10 @@ class Amp(Pass):
         ]
 
     def results(self, program: Program, found: Dtypes) -> tuple[Requirement | None, ...]:
-        """Return the required dtypes of the results: gradients as in ``gradients``, states in their own dtype, other
-        values unchanged."""
+        """Return the required dtypes of the results.
+
+        Gradients are as in ``gradients``, states in their own dtype, and other values unchanged.
+        """
         homes = {node.name: node for node in program.placeholders}
         uses: list[Requirement | None] = []
         for value, result in zip(operands(program.output), record_of(program.output).results, strict=True):

@@ -18,8 +18,7 @@ from autopar.transitions import cost
 
 @dataclass(frozen=True)
 class Follow(Pass):
-    """If all uses of a view or a cast need another Layout than it has, give it that Layout, and require it of its
-    operand.
+    """Give a view or a cast another Layout if all its uses need that Layout, and require it of the operand.
 
         y : f32[8/tp 4] = …                                        y : f32[8/tp 4] = …
         t : f32[4 8/tp] = t(y)                              →      t : f32[4 8] = t(y as [8 4])

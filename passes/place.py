@@ -70,8 +70,10 @@ class Place(Pass):
 
 
 def notes(program: Program) -> list[str]:
-    """Note for each op without a rule, with the user's line, the rule that was discovered, or that every rank computes
-    all of it."""
+    """Note for each op without a rule, with the user's line, the rule that was discovered.
+
+    If none was, the note says that every rank computes all of it.
+    """
     discovered: dict[tuple[str, str], list[fx.Node]] = {}
     whole: dict[tuple[str, str, str], list[fx.Node]] = {}
     for node in program.nodes:

@@ -23,8 +23,9 @@ from autopar.torch_private import OpOverload, returns_alias
 
 @dataclass(frozen=True)
 class Recompute(Pass):
-    """Activation checkpointing (Chen et al., arXiv:1604.06174): copy forward ops to the backward, before the first op
-    that needs them.
+    """Copy forward ops to the backward, before the first op that needs them: activation checkpointing.
+
+    Chen et al., arXiv:1604.06174.
 
         forward:                                              forward:
           a : f32[8 64] = mm(x, v)                              a : f32[8 64] = mm(x, v)
@@ -88,8 +89,10 @@ class Recompute(Pass):
 
 
 def needed(program: Program, region: Regions) -> dict[fx.Node, fx.Node]:
-    """Map each recomputed value to the backward op before which it is computed, in reverse order of the forward. One
-    backward walk."""
+    """Map each recomputed value to the backward op before which it is computed, last values first.
+
+    It takes one backward walk.
+    """
     place = {node: k for k, node in enumerate(program.nodes)}
     pinned = reading_states(program)
     first_readers: dict[fx.Node, fx.Node] = {}

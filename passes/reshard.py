@@ -59,8 +59,9 @@ _NONE: list[Call] = []
 
 
 def disagreements(program: Program) -> Iterator[tuple[fx.Node, int, fx.Node, list[Call], fx.Node, str]]:
-    """Yield every use that disagrees with its value: user, operand index, value, the transfers, the node that they
-    precede, their phase.
+    """Yield every use that disagrees with its value.
+
+    Each comes as user, operand index, value, the transfers, the node that they precede, and their phase.
 
     The transfers of results of the forward are at the end of the forward, those of other results at the end of the
     program.

@@ -74,8 +74,10 @@ def _narrows(node: fx.Node) -> bool:
 
 
 def _turning(program: Program) -> set[fx.Node]:
-    """Return the gathers of parameters in the backward that belong to the last block of the forward, with which the
-    backward begins."""
+    """Return the backward's gathers of parameters that belong to the last block of the forward.
+
+    The backward begins with that block.
+    """
     block = block_of(program)
     last: str | None = None
     gathers = set()

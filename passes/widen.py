@@ -22,8 +22,9 @@ LOW = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Widen(Pass):
-    """Cast a pending value of low precision to float32 before the uses that need it reduced; the dtypes of the uses
-    stay.
+    """Cast a pending value of low precision to float32 before the uses that need it reduced.
+
+    The dtypes of the uses stay.
 
         mm : bf16[8 4] +tp = mm(x, w)                               mm : bf16[8 4] +tp = mm(x, w)
         y : bf16[8 4] = relu(mm as [8 4])                   →       wide : f32[8 4] +tp = _to_copy(mm, dtype=f32)
@@ -65,8 +66,10 @@ class Widen(Pass):
 
 
 def _reduces(value: fx.Node, need: Requirement) -> bool:
-    """Whether a use needs a pending sum of low precision reduced. A maximum is one of the values: reducing it rounds
-    nothing."""
+    """Return whether a use needs a pending sum of low precision reduced.
+
+    A maximum is one of the values: reducing it rounds nothing.
+    """
     type = record_of(value).type
     if not isinstance(type, TensorType) or type.dtype not in LOW or need.layout is None:
         return False

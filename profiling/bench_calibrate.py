@@ -1,5 +1,4 @@
-"""Measure how long collectives take on this machine; with --write, write a machine description that prices are made
-of."""
+"""Measure how long collectives take on this machine; with --write, write a machine description."""
 
 from autopar.costs.calibrate import arguments, run
 

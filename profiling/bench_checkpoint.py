@@ -1,4 +1,6 @@
-"""What checksums cost a save and a load: a state of 128 MB, with CRC-32, and with a checksum that reads nothing.
+"""Measure what checksums cost a save and a load.
+
+The state has 128 MB; the checksums are CRC-32, and one that reads nothing.
 
 Rounds alternate, and each ratio is the median over rounds of two neighbours.
 """

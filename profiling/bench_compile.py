@@ -1,4 +1,4 @@
-"""Llama-2-7B, forward and backward, to the local programs: seconds, memory, and how each part grows with the layers.
+"""Measure Llama-2-7B, forward and backward, to the local programs: seconds, memory, and growth with the layers.
 
 The model is on meta, dims full, sequence 2048, Megatron over tp on dp=2 tp=2. Of several runs each part's fastest
 counts. The exponent is that of seconds over nodes; 1 is linear. Memory is the peak (VmHWM) of a process of its own that

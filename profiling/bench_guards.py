@@ -1,4 +1,4 @@
-"""Looking whether the Python values that forward reads are as they were, at each call: a Llama of 32 layers, on meta.
+"""Measure how long each call checks the Python values that forward reads: a Llama of 32 layers, on meta.
 
 ``look`` is what a call does where nothing has changed; ``equal`` where a float is another object of the same value,
 ``changed`` what finding out costs where one has changed. ``inventory`` is the walk over the modules that a call makes

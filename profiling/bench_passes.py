@@ -1,4 +1,4 @@
-"""Each pass on residual MLPs of growing depth: milliseconds, nodes, commits, and the fitted exponent.
+"""Measure each pass on residual MLPs of growing depth: milliseconds, nodes, commits, and the fitted exponent.
 
 The exponent is that of milliseconds over nodes; 1 is linear. Reshard is run with one commit, one a reshard and one an
 operation, on copies of one placed program, in the same run.

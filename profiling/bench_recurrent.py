@@ -1,4 +1,4 @@
-"""Recurrent layers: the time to parallelize one, and the functions that Python calls for it, by steps."""
+"""Measure recurrent layers: the time to parallelize one, and the functions that Python calls for it, by steps."""
 
 from __future__ import annotations
 

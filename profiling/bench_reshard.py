@@ -1,4 +1,4 @@
-"""Reshard on Llama-2-7B cut to some layers: with one commit, one a reshard and one an operation.
+"""Measure reshard on Llama-2-7B cut to some layers: with one commit, one a reshard and one an operation.
 
 The setting of PaddlePaddle #60022, as far as it exists here: 12 layers, dims full, sequence 2048, forward and backward;
 on dp=2 tp=2, Megatron over tp, parameters and gradients split over dp as well. The pass alone is timed, with what it

@@ -1,4 +1,4 @@
-"""Pipeline schedules: each policy on ranks x micro-batches, simulated and verified; and how long a large one takes.
+"""Measure pipeline schedules: each policy on ranks x micro-batches, simulated and verified, and a large one.
 
 Times are those of a rank, by default a published 1.5B model's in ms; a stage of a rank that has several takes its share
 of them. Bubble: of the makespan, and of the longest span of a single rank. Live: micro-batches whose activations a rank

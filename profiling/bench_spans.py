@@ -1,5 +1,6 @@
-"""Zero Bubble's published bubble rates of the longest span of a rank (ZB-2p), and what ``optimise(objective="span")``
-finds.
+"""Compare Zero Bubble's published bubble rates (ZB-2p) with those of ``optimise(objective="span")``.
+
+The rates are those of the longest span of a rank.
 
 Times are the published ones in ms. Memory is as published: each rank has room for 2p activations; an activation takes
 34 h + 5 a s bytes of a token (hidden size h, heads a, sequence 1024), and what is kept of it for the weight gradient 32

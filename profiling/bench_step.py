@@ -1,5 +1,6 @@
-"""One training step on 1, 2 and 4 processes, beside eager, DistributedDataParallel, FSDP2, DTensor and a Megatron by
-hand.
+"""Measure one training step on 1, 2 and 4 processes, beside the systems that people use.
+
+They are eager, DistributedDataParallel, FSDP2, DTensor and a Megatron by hand.
 
 A step is forward, backward, AdamW and zero_grad of a Llama with two layers of 256 and two sequences of 128 tokens a
 rank, or four micro-batches of as many; gloo processes with one thread each. Before anything is timed, all systems give

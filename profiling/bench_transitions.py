@@ -1,4 +1,4 @@
-"""Transitions between pairs of Layouts: steps, bytes and planning time, against a lower bound and DTensor's planners.
+"""Compare transitions between pairs of Layouts with a lower bound and DTensor's planners: steps, bytes, time.
 
 All bytes are counted by ``transfers.received``; DTensor's plans are read as transfers, and must lead to the target. The
 bound is counted element by element, from what each rank holds and wants.

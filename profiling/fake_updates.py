@@ -1,4 +1,4 @@
-"""The edits of reshard, with metadata kept by Inductor's ``FakeTensorUpdater``: a comparison from outside.
+"""Run the edits of reshard with metadata kept by Inductor's ``FakeTensorUpdater``, to compare from outside.
 
 The same number of nodes at the same places of the same graph, and the same uses replaced. What is inserted is
 ``aten.clone``, because transfers are the identity on global values; what is kept up to date is ``meta["val"]``, a fake

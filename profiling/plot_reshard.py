@@ -1,4 +1,4 @@
-"""The plot of ``bench_reshard``: seconds over inserted ops, a line a mode."""
+"""Plot ``bench_reshard``: seconds over inserted ops, a line a mode."""
 
 from __future__ import annotations
 

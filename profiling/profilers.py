@@ -1,5 +1,7 @@
-"""What benchmarks share: the profilers' tables, cProfile and line_profiler on given functions, and the counts they
-take."""
+"""Hold what benchmarks share: the profilers' tables, and the counts of functions called.
+
+The profilers are cProfile and line_profiler on given functions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Benchmarks: ``python profiling/run.py NAME [--tool time|cprofile|lines] [--record]``.
+"""Run a benchmark: ``python profiling/run.py NAME [--tool time|cprofile|lines] [--record]``.
 
 Each benchmark is a file ``bench_NAME.py`` with ``arguments(parser)`` and ``run(options) -> str``; ``--record`` writes
 what it prints, with machine, versions and command, to ``results/NAME.txt``. The campaigns in ``tests/campaigns`` run

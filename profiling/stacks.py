@@ -1,4 +1,4 @@
-"""A sampling profiler, and its samples as a speedscope file (https://www.speedscope.app).
+"""Sample stacks, and write the samples as a speedscope file (https://www.speedscope.app).
 
 A timer interrupts the main thread and notes its stack. Nothing else is slowed down, so that short functions are not
 made to look expensive, as they are by profilers that are called at every call.

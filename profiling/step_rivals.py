@@ -1,5 +1,7 @@
-"""The systems that ``bench_step`` compares: one Llama of Hugging Face, trained by AdamW, on processes in the ways
-people do it."""
+"""Define the systems that ``bench_step`` compares, in the ways people train on processes.
+
+All train one Llama of Hugging Face by AdamW.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,10 @@ def own_rows(whole: Batch) -> Batch:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a first step leaves: the global loss, and by name the whole parameters and the means of their gradients,
-    which AdamW's first change of parameters, a sign, does not tell the size of."""
+    """The results of a first step: the global loss, and by name the parameters and mean gradients.
+
+    All are whole. AdamW's first change of parameters, a sign, does not show the size of the gradients.
+    """
 
     loss: torch.Tensor
     parameters: dict[str, torch.Tensor]

@@ -38,16 +38,16 @@ class Arguments:
     whole: bool = False
 
     def with_leaves(self, leaves: Sequence[Any]) -> Arguments:
-        """The same call with other leaves: tensors in the places of tensors, constants in those of constants."""
+        """Return the same call with other leaves: tensors for tensors, constants for constants."""
         return replace(self, flat=list(leaves), tensors=[leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
 
     def keyword(self, name: str) -> Any:
-        """What the call passes by this keyword; ``None`` where it passes nothing by it."""
+        """Return the argument that the call passes by this keyword; ``None`` if there is none."""
         place = self._place_of(name)
         return None if place is None else unflatten(self.flat[place], self.spec.parts[1].parts[self._position_of(name)])
 
     def with_keyword(self, name: str, tensor: torch.Tensor) -> Arguments:
-        """The same call with a tensor as what it passes by this keyword."""
+        """Return the same call with a tensor as the argument of this keyword."""
         place, k = self._place_of(name), self._position_of(name)
         assert place is not None
         positional, keywords = self.spec.parts
@@ -65,7 +65,7 @@ class Arguments:
         return self.spec.parts[1].keys.index(keyword)
 
     def _place_of(self, keyword: str) -> slice | None:
-        """Where the leaves of a keyword's value are among all leaves."""
+        """Return the positions of a keyword's leaves among all leaves."""
         positional, keywords = self.spec.parts
         if keyword not in keywords.keys:
             return None
@@ -105,8 +105,10 @@ def bind_arguments(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[
 
 @functools.lru_cache(maxsize=256)
 def _parameters_of(forward: Callable[..., Any], bound: bool) -> tuple[str, ...]:
-    """Return the names of a forward's parameters, without the first if ``bound``. Cached, because reading a signature
-    takes 0.1 ms."""
+    """Return the names of a forward's parameters, without the first if ``bound``.
+
+    Cached, because reading a signature takes 0.1 ms.
+    """
     try:
         return tuple(inspect.signature(types.MethodType(forward, ()) if bound else forward).parameters)
     except (TypeError, ValueError):

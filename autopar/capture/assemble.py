@@ -62,7 +62,7 @@ class Captured:
     numbers: tuple[Number, ...] = ()
 
     def with_tensors(self, tensors: Sequence[Any]) -> Any:
-        """What the model returns: its own structure around these tensors, with the leaves that are no tensors."""
+        """Return the model's own output structure around these tensors, with the leaves that are no tensors."""
         rest = iter(tensors)
         leaves = [self.leaves[k] if k in self.leaves else next(rest) for k in range(self.outputs + len(self.leaves))]
         return unflatten(leaves, self.spec)
@@ -153,8 +153,10 @@ class _GraphBuilder:
     def _states(
         self, graph: fx.Graph, placeholders: Sequence[fx.Node], reassigned: Mapping[fx.Node, fx.Node]
     ) -> list[tuple[fx.Node, fx.Node]]:
-        """Return the buffers that the step writes, with their next values; they become state. Refuse all other
-        writes."""
+        """Return the buffers that the step writes, with their next values; they become state.
+
+        All other writes are refused.
+        """
         next_values: dict[fx.Node, fx.Node] = {}
         for node in list(graph.nodes):
             if node.target is not torch.ops.aten.copy_.default:

@@ -16,8 +16,10 @@ from autopar.ir.program import Program
 
 
 def module_paths(program: Program) -> list[str]:
-    """Return the paths of the modules that run ops in the forward, and of the modules around them; the root is
-    ``""``."""
+    """Return the paths of the modules that run ops in the forward, and of all modules around them.
+
+    The root is ``""``.
+    """
     running = dict.fromkeys(
         record_of(n).module for n in program.nodes if n.op == "call_function" and record_of(n).phase == "forward"
     )
@@ -25,8 +27,10 @@ def module_paths(program: Program) -> list[str]:
 
 
 def blocks(paths: Iterable[str]) -> frozenset[str]:
-    """Return the numbered modules that contain modules and are in no other such module: ``h.0``, ``encoder.block.3``. A
-    model may have several lists of them."""
+    """Return the numbered modules that contain modules and are in no other such module.
+
+    Examples are ``h.0`` and ``encoder.block.3``. A model may have several lists of them.
+    """
     paths = list(paths)
     composite = {path.rpartition(".")[0] for path in paths if path}
     numbered = {path for path in paths if path.rpartition(".")[2].isdecimal() and path in composite}

@@ -29,8 +29,7 @@ def caches_forgotten(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _caches(model: torch.nn.Module) -> list[Any]:
-    """Return the caches in the classes of the model's modules, in the files that define those classes, and behind
-    decorators of their functions."""
+    """Return the caches in the model's classes, in the files of these, and behind their functions' decorators."""
     kinds = {base for module in model.modules() for base in type(module).__mro__}
     kinds = {kind for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "builtins")}
     files = [vars(sys.modules[name]) for name in {kind.__module__ for kind in kinds} if name in sys.modules]

@@ -1,5 +1,4 @@
-"""Detect what Python does in a forward beside tensor ops, which a captured step does not repeat, and note or refuse
-it."""
+"""Detect what Python does in a forward besides tensor ops; note it or refuse it, because a step does not repeat it."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ class Beside:
 
 
 class ClassesChecked(TorchFunctionMode):
-    """Puts an op that checks the classes into the graph: ``one_hot`` checks its operand's values, but not those of a
-    fake tensor."""
+    """Puts an op that checks the classes into the graph: ``one_hot`` does not check those of a fake tensor."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -101,8 +99,10 @@ COMPUTED_BEFORE: dict[str, tuple[str, str]] = {  # module of a hook's class → 
 
 @contextlib.contextmanager
 def hooked_weights_refused(paths: Mapping[int, str]) -> Iterator[None]:
-    """Refuse torch's hooks that put a computed tensor into a module before each forward. ``paths``: id of a module →
-    its path."""
+    """Refuse torch's hooks that put a computed tensor into a module before each forward.
+
+    ``paths``: id of a module → its path.
+    """
 
     def check(module: torch.nn.Module, args: Any) -> None:
         for hook in module._forward_pre_hooks.values():

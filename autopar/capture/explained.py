@@ -1,5 +1,4 @@
-"""Explain the errors of torch that a capture meets, by tables: a piece of torch's message, what happens, and the
-remedy."""
+"""Explain torch's errors during a capture, by tables: a part of the message, what happens, and the remedy."""
 
 from __future__ import annotations
 
@@ -92,7 +91,9 @@ def explained(error: Exception, origin: Origin) -> CaptureError | None:
 
 
 def _through_nested(error: Exception) -> str:
-    """Return ``torch/nested/`` if an error went through the package of jagged tensors, because its message does not
-    mention them."""
+    """Return ``torch/nested/`` if an error went through the package of jagged tensors.
+
+    Its message does not mention them.
+    """
     files = (frame.f_code.co_filename.replace(os.sep, "/") for frame, _ in traceback.walk_tb(error.__traceback__))
     return next((" torch/nested/" for name in files if "/torch/nested/" in name), "")

@@ -29,8 +29,9 @@ from autopar.torch_private import rename
 
 
 def simplify(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Drop identities, give synonyms one name, replace a transpose of a transpose by the value, and read each constant
-    once.
+    """Simplify a graph: drop identities and double transposes, and read each constant once.
+
+    Synonyms of an op get one name.
 
     A random op that only needs a shape reads the original tensor and not a tensor of zeros that was made for its shape.
 
@@ -147,8 +148,10 @@ def sweep(graph: fx.Graph) -> None:
 
 
 def forward_first(graph: fx.Graph, results: Sequence[Result], values: Sequence[fx.Node]) -> None:
-    """Move all that returned values and states depend on before the backward; functionalizing may put views of theirs
-    later."""
+    """Move all values that returned values and states depend on before the backward.
+
+    Functionalizing may put views of theirs later.
+    """
     of_tangents: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op == "call_function" and any(v in of_tangents or is_tangent(v) for v in node.all_input_nodes):

@@ -15,8 +15,9 @@ MANY = 16  # calls of one module, above which they are steps of a loop and not s
 def about_loops(
     program: Program, model: torch.nn.Module, steps: Mapping[str, int], calls: Mapping[str, int]
 ) -> Iterator[str]:
-    """Yield a sentence for each recurrent layer, and for each module that forward calls many times; modules inside of
-    these get no sentence.
+    """Yield a sentence for each recurrent layer, and for each module that forward calls many times.
+
+    Modules inside of these get no sentence.
 
     Args:
         steps: path of a recurrent layer → the number of steps of all its calls.

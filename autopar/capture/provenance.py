@@ -53,8 +53,10 @@ LINE = 100  # characters of a user's line that are quoted
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Module path ("" is the root), the user's line, phase, and the call; a backward op has the call of its forward
-    op."""
+    """Module path ("" is the root), the user's line, phase, and the call.
+
+    A backward op has the call of its forward op.
+    """
 
     module: str = ""
     source: str = ""
@@ -70,7 +72,10 @@ def is_users(filename: str) -> bool:
 
 
 def user_line(past: str = "") -> str:
-    """Return ``model.py:41  self.act(self.up(x))`` for the innermost frame outside torch, autopar and the package ``past``; "" if there is none."""
+    """Return ``model.py:41 self.act(self.up(x))`` for the innermost frame of the user; "" if there is none.
+
+    The frame is outside torch, autopar and the package ``past``.
+    """
     frame = sys._getframe(1)
     while frame is not None:
         if is_users(frame.f_code.co_filename) and not (past and f"{os.sep}{past}{os.sep}" in frame.f_code.co_filename):
@@ -254,8 +259,7 @@ class Recorder(TorchDispatchMode):
 
 
 class Replay(Recorder):
-    """Runs a captured graph again, node by node; each new node has the origin of the captured node that it is made
-    for."""
+    """Runs a captured graph again, node by node; each new node has the origin of its captured node."""
 
     def __init__(self, model: torch.nn.Module, graph: fx.GraphModule, origins: dict[fx.Node, Origin]) -> None:
         super().__init__(model)
@@ -278,8 +282,10 @@ class Replay(Recorder):
 
 
 def _written(graph: fx.Graph, origins: Mapping[fx.Node, Origin]) -> dict[int, Origin]:
-    """Map the position of each placeholder that is written, directly or through a view, to the origin of its last
-    write."""
+    """Map the position of each placeholder that is written to the origin of its last write.
+
+    It may be written directly or through a view.
+    """
     position_of: dict[fx.Node, int] = {node: k for k, node in enumerate(graph.find_nodes(op="placeholder"))}
     last_writes: dict[int, Origin] = {}
     for node in graph.nodes:

@@ -131,7 +131,9 @@ CELLS: dict[Any, Step] = {
 
 
 class Unroller(TorchFunctionMode):
-    """Unrolls the recurrences of a forward. Packed sequences are left to torch, which reads their lengths.
+    """Unrolls the recurrences of a forward.
+
+    Packed sequences are left to torch, which reads their lengths.
 
     Attributes:
         steps: the path of the module that was running → how many steps it was unrolled into.

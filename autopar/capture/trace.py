@@ -107,8 +107,10 @@ class Tracer:
         return (*[changed] * bool(names), *self.beside.notes())
 
     def _warn_of_changes(self) -> None:
-        """Warn of values that forward changes and reads in its next call: the captured step keeps their first
-        values."""
+        """Warn of values that forward changes and reads in its next call.
+
+        The captured step keeps their first values.
+        """
         read = {guard.place.words for guard in self.guards.found}
         changed = [
             *(name for name in self.model_swap.changed if name in read and self.reads.uses(name.rpartition(".")[2])),
@@ -308,16 +310,20 @@ def _with_accumulated(leaf: torch.Tensor, gradient: torch.Tensor | None) -> torc
 
 
 def _device(tensors: Sequence[torch.Tensor]) -> torch.device:
-    """Return the device of the first tensor that is not on meta. If all are, return the accelerator or the CPU, so that
-    the ops are those of a run."""
+    """Return the device of the first tensor that is not on meta; else the accelerator or the CPU.
+
+    The ops are then those of a run.
+    """
     real = next((tensor.device for tensor in tensors if not tensor.is_meta), None)
     return real or torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 @contextlib.contextmanager
 def _plain_recurrences() -> Iterator[None]:
-    """Trace recurrent layers as plain ops and not as one op of oneDNN, whose backward takes a tensor that may be
-    undefined. This does not change which kernels the ops use in a run."""
+    """Trace recurrent layers as plain ops and not as one op of oneDNN.
+
+    Its backward takes a tensor that may be undefined. This does not change which kernels the ops use in a run.
+    """
     before = torch.backends.mkldnn.enabled
     set_onednn(False)
     try:

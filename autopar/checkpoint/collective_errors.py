@@ -106,8 +106,9 @@ def lost(error: Exception, outcome: str = "no checkpoint was written or loaded")
 
 @contextmanager
 def torch_failures(outcome: str, group: Group) -> Iterator[None]:
-    """Turn failures inside of ``torch.distributed.checkpoint`` into errors of autopar: ``except Exception`` does not
-    catch torch's own.
+    """Turn failures inside of ``torch.distributed.checkpoint`` into errors of autopar.
+
+    ``except Exception`` does not catch torch's own.
 
     Raises:
         CheckpointError: names the first rank that failed.

@@ -15,8 +15,10 @@ State = dict[str, Any]
 
 
 def as_saved(state: State) -> State:
-    """Convert any of these to the form of ``TrainStep.state_dict``. A state inside of an application's object,
-    ``{"app": {…}}``, is unwrapped."""
+    """Convert any of these forms to that of ``TrainStep.state_dict``.
+
+    A state inside of an application's object, ``{"app": {…}}``, is unwrapped.
+    """
     inner = next(iter(state.values()), None)
     if len(state) == 1 and isinstance(inner, dict) and {"model", "optim", "optimizer"} & set(inner):
         state = inner
@@ -79,8 +81,10 @@ def _flattened(optimizer: Mapping[str, Any]) -> State:
 
 
 def _nested(flat: Mapping[str, Any], order: list[str]) -> State:
-    """Nest a flattened optimizer by names of parameters, in the order of the model; parameters with the same options
-    are one group."""
+    """Nest a flattened optimizer by names of parameters, in the order of the model.
+
+    Parameters with the same options are one group.
+    """
     parts: dict[str, dict[str, State]] = {"state": {}, "param_groups": {}}
     parameters = set(order)
     for full, value in flat.items():

@@ -1,5 +1,4 @@
-"""Check whether a checkpoint fits a state, with the same tensors of the same shapes and dtypes, and explain it if
-not."""
+"""Check whether a checkpoint has a state's tensors with their shapes and dtypes, and explain it if not."""
 
 from __future__ import annotations
 

@@ -184,8 +184,10 @@ def check_place(place: Path) -> None:
 
 
 def tidy(checkpoint: Path, keep: int | None) -> None:
-    """Point ``latest`` to a new checkpoint, and remove all but the ``keep`` newest complete ones. The new checkpoint is
-    complete, so a failure here is only a warning."""
+    """Point ``latest`` to a new checkpoint, and remove all but the ``keep`` newest complete ones.
+
+    The new checkpoint is complete, so a failure here is only a warning.
+    """
     folder = checkpoint.parent
     try:
         pointer = folder / f".{LATEST}"

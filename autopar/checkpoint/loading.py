@@ -21,8 +21,7 @@ from autopar.checkpoint.values import Tree, decode_state, encode_state
 
 
 def load(folder: str | os.PathLike[str], state: Mapping[str, Any], *, strict: bool = True, group: Group = None) -> Any:
-    """Fill a state from the newest complete checkpoint of a folder, or from a checkpoint that is named. All ranks call
-    this.
+    """Fill a state from the newest complete checkpoint of a folder, or from a named one. All ranks call this.
 
     A damaged checkpoint in a folder, even by a single bit, is skipped with a warning.
 

@@ -165,8 +165,10 @@ def _tensor(name: str, value: Any, files: dict[str, StoredFile]) -> StoredTensor
 
 
 def _overlap(chunks: Iterable[Chunk]) -> bool:
-    """Whether two chunks share an element. Chunks are sorted by the dim with the most distinct starts; only those that
-    meet in it are compared."""
+    """Return whether two chunks share an element.
+
+    Chunks are sorted by the dim with the most distinct starts; only those that meet in it are compared.
+    """
     filled = [chunk for chunk in chunks if 0 not in chunk.sizes]
     dims = range(len(filled[0].start)) if filled else ()
     dim = max(dims, key=lambda d: len({chunk.start[d] for chunk in filled}), default=None)

@@ -24,8 +24,9 @@ from autopar.runtime.processes.groups import CHECKPOINT, process_groups
 def save(
     folder: str | os.PathLike[str], state: Mapping[str, Any], *, keep: int | None = 2, group: Group = None
 ) -> Path:
-    """Write a checkpoint into a folder of checkpoints. All ranks call this. When it returns, the checkpoint is complete
-    and forced to disk.
+    """Write a checkpoint into a folder of checkpoints. All ranks call this.
+
+    When it returns, the checkpoint is complete and forced to disk.
 
     Args:
         folder: a folder on a file system that all ranks share; it is made if it does not exist.

@@ -42,8 +42,10 @@ def describe_tensor(tensor: torch.Tensor) -> str:
 
 
 def describe_values(tensor: torch.Tensor) -> str:
-    """Describe the values of a replicated integer tensor, such as the state of a generator. It may differ between
-    ranks, and only one rank's would be saved."""
+    """Describe the values of a replicated integer tensor, such as the state of a generator.
+
+    It may differ between ranks, and only one rank's would be saved.
+    """
     if is_dtensor(tensor) or tensor.is_floating_point() or tensor.is_complex() or tensor.nbytes > SMALL:
         return ""
     return (

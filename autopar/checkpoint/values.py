@@ -70,8 +70,10 @@ def child(name: str, key: str | int) -> str:
 
 
 def leaves(tree: Tree, name: str = "") -> Iterator[tuple[str, Tree]]:
-    """Yield name and value of every leaf that is no tensor: numbers and texts; a list without tensors or an empty dict
-    is one leaf."""
+    """Yield name and value of every leaf that is no tensor: numbers and texts.
+
+    A list without tensors or an empty dict is one leaf.
+    """
     for inner, value in _inner(tree, name):
         if _inner(value, inner):
             yield from leaves(value, inner)

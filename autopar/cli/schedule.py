@@ -23,8 +23,10 @@ RANKS, BATCHES = 4, 8  # defaults for the schedule of a policy
 
 @dataclass(frozen=True)
 class Request:
-    """The options of ``autopar schedule`` and their defaults. A text of numbers has one number for all stages, or one
-    for each: ``18.5,18.5,22``."""
+    """The options of ``autopar schedule`` and their defaults.
+
+    A text of numbers has one number for all stages, or one for each: ``18.5,18.5,22``.
+    """
 
     source: str = "1f1b"
     ranks: int | None = None

@@ -1,5 +1,4 @@
-"""Measure how long collectives take on this machine, fit what they cost, and write a machine description that prices
-are made of.
+"""Measure how long collectives take on this machine, and write a machine description with the fitted costs.
 
 Gloo processes with one thread each. Each operation runs at each size, operations in turn, in rounds; one call's time is
 that of its slowest rank (of a message, half a round trip), and a size's time the lower decile over all calls, because

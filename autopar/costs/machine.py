@@ -34,8 +34,9 @@ class Link:
 
 @dataclass(frozen=True)
 class Measured:
-    """A fit to measured times of one operation: ``t(n) = max(floor, latency + n/B(n))`` with ``B(n) = bandwidth · n /
-    (n + half)``.
+    """A fit to measured times of one operation, ``t(n) = max(floor, latency + n/B(n))``.
+
+    ``B(n) = bandwidth · n / (n + half)``.
 
     At ``n = half`` half the bandwidth is reached. ``n/B(n)`` is ``(n + half) / bandwidth``, so ``t`` never falls. Times
     determine only ``latency + half/bandwidth``; of this, ``latency`` is the part up to the floor.
@@ -143,8 +144,9 @@ def machine(name: str) -> Machine:
 
 
 def machine_of(device: torch.device | str, also: Iterable[Machine] = ()) -> Machine:
-    """Return the machine of a device: one of ``also`` (measured ones), a known one, or else the generic one with a
-    note.
+    """Return the machine of a device: one of ``also`` (measured ones), or a known one.
+
+    Otherwise it is the generic one, with a note.
 
     ``device`` is a device of torch, or the name of a device, which need not be present. There is no error for unknown
     devices.
@@ -210,8 +212,10 @@ Reader = Callable[[Any, str], Any]  # (value, the field's name) → the field's 
 
 
 def _fields(value: Any, at: str, optional: Mapping[str, Any] | None = None, **readers: Reader) -> dict[str, Any]:
-    """Read the fields of an object, each by its reader. Fields without a default are required; others raise
-    ``_Malformed``."""
+    """Read the fields of an object, each by its reader.
+
+    Fields without a default are required; unknown ones raise ``_Malformed``.
+    """
     if not isinstance(value, dict):
         raise _Malformed(at, f"an object is wanted, not {value!r}")
     for name in value:

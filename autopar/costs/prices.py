@@ -48,8 +48,10 @@ part = (p - 1) / p  # of n
 
 @dataclass(frozen=True)
 class Form:
-    """One algorithm: its name, its seconds, and the source of the form. ``two_level``: it applies only to several
-    nodes."""
+    """One algorithm: its name, its seconds, and the source of the form.
+
+    ``two_level``: it applies only to several nodes.
+    """
 
     algorithm: str
     seconds: sympy.Expr
@@ -131,8 +133,10 @@ def algorithm(
     *,
     shape: tuple[int, int] | None = None,
 ) -> str:
-    """Return the name of the cheapest form, the first one among equals; ``measured`` for a fit, or ``none`` if nothing
-    is done."""
+    """Return the name of the cheapest form, the first one among equals.
+
+    It is ``measured`` for a fit, or ``none`` if nothing is done.
+    """
     name = _name(function)
     seconds = _candidates(name, bytes, ranks, machine, shape)
     if not seconds.min():
@@ -291,8 +295,10 @@ def _held(type: TensorType) -> int:
 
 @lru_cache(maxsize=65536)
 def _busiest(source: TensorType, result: TensorType, ranks_per_node: int) -> tuple[int, int, bool]:
-    """Return for an exchange the most elements that a rank sends or receives, the most ranks it does so with, counting
-    itself, and whether a message leaves its node."""
+    """Return the most elements that a rank sends or receives in an exchange, and with how many ranks.
+
+    The number of ranks counts itself. The last value is whether a message leaves its node.
+    """
     assert source.layout is not None and result.layout is not None
     kept = tuple(axis for axis, _ in source.attr.pending)
     elements: dict[tuple[str, int], int] = {}

@@ -118,16 +118,20 @@ class Keeping(Compiler):
 
 @dataclass(frozen=True)
 class PlacedStep:
-    """A training step's ``micro``, ``update`` and ``copy``, as reshard is given them, and what all passes did to the
-    first two."""
+    """A training step's ``micro``, ``update`` and ``copy``, as ``reshard`` takes them.
+
+    It also has what all passes did to the first two.
+    """
 
     programs: dict[str, Program]
     reports: dict[str, Reports]
 
 
 def placed_step(layers: int) -> PlacedStep:
-    """The training step of ``llama`` with AdamW and the options ``STEP``, on ``MESH``; the batch is that of one
-    micro-batch."""
+    """Return the training step of ``llama`` with AdamW and the options ``STEP``, on ``MESH``.
+
+    The batch is that of one micro-batch.
+    """
     model, given = llama(layers)
     parallel = autopar.parallelize(model, MESH, STEP_PLAN)
     compiler = Keeping(**{one.name: getattr(parallel.compiler, one.name) for one in fields(Compiler)})

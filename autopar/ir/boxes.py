@@ -143,8 +143,10 @@ def lacked_between(source: Sequence[Dim], target: Sequence[Dim], shape: Sequence
 
 @lru_cache(maxsize=65536)
 def _sizes(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.ndarray | int, np.ndarray | int]:
-    """Return two arrays for one dim, with an entry per point of the mesh: the indices the target has, and those that
-    both have."""
+    """Return for one dim how many indices the target has, and how many of these the source has too.
+
+    These are two arrays, with an entry for each point of the mesh.
+    """
     common = ((size, have[0][1], want[0][1]),) if len(have) == len(want) == 1 else in_common(have, want, size, mesh)
     if common is None:
         return _counted(have, want, size, mesh)
@@ -160,8 +162,10 @@ def _sizes(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.ndarray | in
 
 
 def _alike(size: int, have: Axes, want: Axes, mesh: Mesh) -> tuple[int, int] | None:
-    """Return how many indices of a part every rank needs, and how many of these it holds; ``None`` if that differs
-    between ranks."""
+    """Return how many indices of a part every rank needs, and how many of these it holds.
+
+    ``None`` if that differs between ranks.
+    """
     longer = have if len(have) > len(want) else want
     shorter = want if longer is have else have
     if longer[: len(shorter)] != shorter or size % mesh.count(longer):
@@ -173,8 +177,10 @@ INDICES = 1 << 16  # count dims with up to so many indices index by index
 
 
 def _counted(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
-    """Return ``_sizes`` of dims that have no common parts: count the indices that two pieces share, for all pairs of
-    pieces."""
+    """Compute ``_sizes`` for dims that have no common parts.
+
+    It counts the indices that two pieces share, for all pairs of pieces.
+    """
     (have_lengths, have_unit), (want_lengths, want_unit) = _pieces(have, size, mesh), _pieces(want, size, mesh)
     step = math.gcd(have_unit, want_unit)
     if not step or size // step > INDICES:
@@ -222,8 +228,10 @@ def _holders(lengths: list[list[int]], repeat: int) -> np.ndarray:
 
 
 def _numbers(dim: Dim, mesh: Mesh) -> np.ndarray:
-    """Return the number of the piece that each point of the mesh holds, with one dimension for each axis of the
-    mesh."""
+    """Return the number of the piece that each point of the mesh holds.
+
+    The array has one dimension for each axis of the mesh.
+    """
     numbers = np.zeros((1,) * len(mesh.axes), dtype=np.int64)
     for axis in (axis for _, axes in dim for axis in axes):
         p = mesh.sizes[axis]

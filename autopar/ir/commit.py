@@ -163,8 +163,10 @@ class Changes:
             self._forget_names()
 
     def _check_order(self, node: fx.Node) -> None:
-        """Check that all operands come first. Nodes never move, so only a new node, or one that reads a new operand,
-        can fail."""
+        """Check that all operands come first.
+
+        Nodes never move, so only a new node, or one that reads a new operand, can fail.
+        """
         for operand in inputs_of(node):
             if not operand < node:
                 raise EditError(
@@ -259,8 +261,10 @@ class Changes:
 
 def transferred(program: ProgramData, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
                 type_of: Callable[[Any], ValueType]) -> ValueType:  # fmt: skip
-    """Return the type of a transfer's result; ``EditError`` if the transfer does not apply, or the target is no
-    transfer."""
+    """Return the type of a transfer's result.
+
+    ``EditError`` if the transfer does not apply, or the target is no transfer.
+    """
     row = transfers.BY_FUNCTION.get(target)
     if row is None:
         raise EditError(

@@ -35,8 +35,10 @@ def remedy_of(kind: str) -> str:
 
 
 def require_dense(named: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Raise ``CaptureError`` for the first tensor that is not dense. Each comes with its name for a reader, as in
-    ``argument x``."""
+    """Raise ``CaptureError`` for the first tensor that is not dense.
+
+    Each tensor comes with its name for a reader, as in ``argument x``.
+    """
     for label, tensor in named:
         if (kind := kind_of(tensor)) is not None:
             raise CaptureError(f"{label} is a {kind} tensor, which has no pieces\n  {remedy_of(kind)}")

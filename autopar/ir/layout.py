@@ -76,7 +76,9 @@ class DistAttr:
         ]
 
     def normalize(self, shape: Sequence[int], mesh: Mesh) -> DistAttr:
-        """Return the normal form, which equal attributes share: ``(4/dp 128)`` is ``512/dp`` when dp divides 4.
+        """Return the normal form, which equal attributes share.
+
+        ``(4/dp 128)`` is ``512/dp`` when dp divides 4.
 
         Parts of size one without axes and axes of size one are dropped, and neighbouring parts that together are
         sharded like one are merged. Two things stay as written: the splits of dims without elements, and the position
@@ -164,8 +166,10 @@ def _normalize(attr: DistAttr, shape: tuple[int, ...], mesh: Mesh) -> DistAttr:
 
 @lru_cache(maxsize=65536)
 def normal_dim(dim: Dim, dim_size: int, mesh: Mesh) -> Dim:
-    """Return the normal form of one dim: divide it into its finest parts, then merge neighbours, major first, while
-    possible."""
+    """Return the normal form of one dim.
+
+    It is divided into its finest parts; then neighbours are merged, major first, while possible.
+    """
     parts = [
         (dim_size if size is None else size, tuple([axis for axis in axes if mesh.sizes.get(axis) != 1]))
         for size, axes in dim
@@ -305,8 +309,9 @@ def sized(dim: Dim, size: int) -> list[tuple[int, Axes]]:
 
 @lru_cache(maxsize=65536)
 def in_common(dim: Dim, other: Dim, size: int, mesh: Mesh) -> tuple[tuple[int, Axes, Axes], ...] | None:
-    """Return the finest parts that both dims consist of: size, axes in ``dim``, axes in ``other``; ``None`` if there
-    are none.
+    """Return the finest parts that both dims consist of: size, axes in ``dim``, axes in ``other``.
+
+    ``None`` if there are none.
 
     ``(2/dp 6)`` and ``(4/tp 3)`` both consist of ``2 2 3`` when tp=2: ``(2, dp, tp), (2, (), ()), (3, (), ())``.
     """

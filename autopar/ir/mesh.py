@@ -80,8 +80,10 @@ class Mesh:
         self._check_order()
 
     def _check_order(self) -> None:
-        """Check that the ranks ascend along each axis, because collectives number a group's members in the order of
-        their ranks."""
+        """Check that the ranks ascend along each axis.
+
+        Collectives number a group's members in the order of their ranks.
+        """
         stride = self.size
         for axis, size in self.axes:
             stride //= size
@@ -174,8 +176,10 @@ class Mesh:
         return self.ranks[position]
 
     def group(self, rank: int, axis: str | Sequence[str]) -> tuple[int, ...]:
-        """Return the ranks that differ from ``rank`` only along ``axis``, or along several axes, in row-major order of
-        those axes."""
+        """Return the ranks that differ from ``rank`` only along ``axis``, or along several axes.
+
+        They are in row-major order of those axes.
+        """
         coordinates = self.coordinates(rank)
         axes = (axis,) if isinstance(axis, str) else tuple(axis)
         points = itertools.product(*(range(self.sizes[self.check_axis(name)]) for name in axes))

@@ -37,8 +37,9 @@ LEAST = (
 def messages(
     source: Layout, target: Layout, shape: tuple[int, ...], kept: tuple[str, ...] = (), *, least: int = LEAST
 ) -> tuple[Message, ...]:
-    """Return the messages that bring each rank the elements that it needs and lacks, each once, from one rank that
-    holds it.
+    """Return the messages that bring each rank the elements that it needs and lacks.
+
+    Each element comes once, from one rank that holds it.
 
     Replicas share the work. Of the ranks that hold a box, the one with the fewest elements to send so far sends it;
     among equals the nearest (``_whole``). Between meshes, where a few ranks may need what many hold, large boxes are
@@ -94,8 +95,9 @@ def _most_sent(sent: Sequence[Message]) -> int:
 
 
 def _whole(holders: Sequence[int], needs: Sequence[Need], points: Mapping[int, tuple[int, ...]]) -> Iterator[Message]:
-    """Yield one message for each need, largest first, each from the holder with the least to send so far, the nearest
-    among equals.
+    """Yield one message for each need, largest first, from the holder with the least to send so far.
+
+    Among equals it is the nearest.
 
     On one mesh, whose ``points`` are given, nearest means the same coordinates on the outer axes: links along them are
     slower, and an axis along which no message travels need not be part of the exchange.
@@ -113,8 +115,9 @@ def _whole(holders: Sequence[int], needs: Sequence[Need], points: Mapping[int, t
 
 
 def _in_shares(holders: Sequence[int], needs: Sequence[Need], least: int) -> Iterator[Message]:
-    """Put the needs in a row and cut it into one stretch per holder: equal shares in the fewest parts, sent to near
-    ranks.
+    """Put the needs in a row and cut it into one stretch per holder.
+
+    The stretches are equal shares in the fewest parts, sent to near ranks.
 
     This is McNaughton's wrap-around rule (Scheduling with deadlines and loss functions, 1959). Parts smaller than
     ``least`` are avoided up to a row: there are no more stretches than that allows, and a part that is left whole goes

@@ -23,8 +23,10 @@ class Program(ProgramData):
     verifier: ClassVar[Callable[[Program], None]]  # ``autopar.verify.levels`` sets it: rules stand above programs
 
     def edit(self, *, sync: bool = False) -> Edit:
-        """Return a batch of edits. It is committed once, when its ``with`` block ends; ``sync=True`` commits after
-        every op."""
+        """Return a batch of edits, which is committed once, when its ``with`` block ends.
+
+        ``sync=True`` commits after every op.
+        """
         return Edit(self, sync=sync)
 
     def __str__(self) -> str:

@@ -109,8 +109,10 @@ class ProgramData:
                           coordinates=coordinates, tree=self.tree, constants=self.constants)  # fmt: skip
 
     def node(self, name: str) -> fx.Node:
-        """Return the node of that name; ``KeyError`` with the nearest names. Linear in the graph: meant for people and
-        tests."""
+        """Return the node of that name; ``KeyError`` with the nearest names.
+
+        Linear in the graph: meant for people and tests.
+        """
         for node in self.graph.nodes:
             if node.name == name:
                 return node

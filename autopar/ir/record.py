@@ -70,15 +70,19 @@ class Requirement:
 
 @lru_cache(maxsize=65536)
 def requirement_of(mesh: Mesh, attr: DistAttr, dtype: torch.dtype) -> Requirement:
-    """Return a requirement, the same object for equal arguments: a program has thousands of operands, and few kinds of
-    them."""
+    """Return a requirement, the same object for equal arguments.
+
+    A program has thousands of operands, and few kinds of them.
+    """
     return Requirement(layout_of(mesh, attr), dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The role of one argument of the output node: a ``return``, or the ``grad`` or next ``state`` of the placeholder
-    ``of``."""
+    """The role of one argument of the output node.
+
+    It is a ``return``, or the ``grad`` or next ``state`` of the placeholder ``of``.
+    """
 
     kind: str
     of: str = ""

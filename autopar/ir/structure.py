@@ -74,8 +74,10 @@ def path_to(value: Any, wanted: Any) -> tuple[int, ...] | None:
 
 
 def part_at(value: Any, positions: Sequence[int]) -> Any:
-    """Return the part of a value at the positions ``positions``, which ``path_to`` found in a value of the same
-    structure."""
+    """Return the part of a value at the positions ``positions``.
+
+    ``path_to`` found them in a value of the same structure.
+    """
     for k in positions:
         opened = _open(value)
         assert opened is not None
@@ -158,8 +160,10 @@ def _is_plain(kind: type) -> bool:
 
 
 def _attributes(value: Any) -> tuple[str, ...]:
-    """Return the names of the instance's attributes: first its fields, then others, such as those set by
-    ``__post_init__``."""
+    """Return the names of the instance's attributes: first its fields, then others.
+
+    ``__post_init__`` may set others.
+    """
     attributes = set(getattr(value, "__dict__", ()))
     for base in type(value).__mro__:
         slots = base.__dict__.get("__slots__", ())

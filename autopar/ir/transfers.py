@@ -1,5 +1,4 @@
-"""Define the transfers: inserted ops that change a value's Layout, stage or dtype, and are the identity on the *global*
-value.
+"""Define the transfers: inserted ops that change a value's Layout, stage or dtype, and not the *global* value.
 
 Each is a plain function, the target of an FX node, whose docstring shows Layouts *before → after*. Called on global
 tensors it returns them unchanged (``cast`` changes the dtype), so an explicit program still runs on one device.
@@ -61,8 +60,9 @@ def all_to_all(x, source: int, target: int, axis: str, parts: Parts = None,
 
 def redistribute(x, splits: Sequence[Axes], parts: Parts = None, kept: Axes = (), axis: Axes | None = None, shape: Sequence[int] | None = None,
                  source: Sequence[Axes] | None = None, source_parts: Parts = None, stage: str | None = None):  # fmt: skip
-    """Change any splits to any others in one exchange, in which a rank receives only what it lacks: ``[32/dp 64/tp] →
-    [32/tp 64/dp]``.
+    """Change any splits to any others in one exchange: ``[32/dp 64/tp] → [32/tp 64/dp]``.
+
+    A rank receives only what it lacks.
 
     ``splits`` are the axes of every part afterwards, ``source`` those before. Pending axes stay pending (``kept``).
     ``axis`` are the axes along which ranks exchange.
@@ -72,8 +72,9 @@ def redistribute(x, splits: Sequence[Axes], parts: Parts = None, kept: Axes = ()
 
 def pend(x, axis: str, op: str = "sum", dim: int | None = None, parts: Parts = None, sizes: Sequence[int] | None = None,
          stage: str | None = None):  # fmt: skip
-    """Make a pending value of a whole one: ``[32 64] → [32 64] +tp``. The first rank along ``axis`` keeps it; others
-    have zeros.
+    """Make a pending value of a replicated one: ``[32 64] → [32 64] +tp``.
+
+    The first rank along ``axis`` keeps it; others have zeros.
 
     With ``dim``, make it of pieces: ``[32/tp 64] → [32 64] +tp``. Each rank has its own piece among zeros. For another
     ``op``, the neutral elements replace the zeros: ones, infinities. A value that may be reduced with itself (max, min,
@@ -89,8 +90,9 @@ def cast(x, dtype: torch.dtype):
 
 def send(x, stage: str | None, splits: Sequence[Axes] | None = None, parts: Parts = None, shape: Sequence[int] | None = None,
          source: Sequence[Axes] | None = None, source_parts: Parts = None, home: str | None = None):  # fmt: skip
-    """Send the pieces to ``stage`` (``None``: the whole mesh); only ``recv`` may use the result: ``[32 64] @s0 → [32
-    64] @s0``.
+    """Send the pieces to ``stage`` (``None``: the whole mesh): ``[32 64] @s0 → [32 64] @s0``.
+
+    Only ``recv`` may use the result.
 
     In a local program this ends an exchange on a rank that is only on ``home``.
     """
@@ -179,8 +181,10 @@ def axes_of(axis: str | Axes) -> Axes:
 
 def _move(t: TensorType, parts: Parts, take: tuple[int, str] | None, give: tuple[int, str] | None,
           reduced: tuple[str | Axes, str] | None = None) -> TensorType:  # fmt: skip
-    """Infer a type: remove the minor-most axis of one part (``take``), add it to another (``give``), drop pending
-    axes."""
+    """Infer a type: take an axis from one part, give one to a part, and drop the reduced pending axes.
+
+    The taken axis is the minor-most of its part.
+    """
     assert t.layout is not None
     mesh, attr = t.layout.mesh, t.layout.attr
     axes = split_parts(attr, t.shape, mesh, parts)
@@ -328,8 +332,10 @@ def flat_splits(attr: DistAttr, shape: Sequence[int]) -> tuple[tuple[Axes, ...],
 
 @dataclass(frozen=True)
 class Ends:
-    """Both ends of an exchange: the global shape and the two Layouts of a redistribute, a send or a recv in a local
-    program."""
+    """Both ends of an exchange in a local program: the global shape and the two Layouts.
+
+    The exchange is a redistribute, a send or a recv.
+    """
 
     shape: tuple[int, ...]
     source: Layout
@@ -404,8 +410,10 @@ def suffix(arguments: Mapping[str, Any]) -> str:
 def axes_along(
     function: Callable[..., Any], source: TensorType, arguments: Mapping[str, Any], result: TensorType
 ) -> Axes:
-    """Return the axes of a transfer: for a redistribute those that split another place afterwards; none between
-    stages."""
+    """Return the axes of a transfer; none between stages.
+
+    For a redistribute they are those that split another place afterwards.
+    """
     if "axis" in arguments:
         return axes_of(arguments["axis"])
     if function is not redistribute:

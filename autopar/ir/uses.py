@@ -101,8 +101,10 @@ def _rebuild(user: fx.Node, swaps: _Swaps) -> tuple[Any, Any]:
 
 
 def _rebuild_flat(args: tuple[Any, ...], swaps: _Swaps) -> tuple[Any, ...] | None:
-    """Return the new arguments in the simplest case: operands by position, each an argument of its own; else
-    ``None``."""
+    """Return the new arguments in the simplest case: operands by position, each an argument of its own.
+
+    ``None`` in other cases.
+    """
     if swaps.everywhere:
         return None
     at, new, position, left = swaps.at, list(args), 0, len(swaps.at)

@@ -77,8 +77,10 @@ def batch_input_name(input: str, microbatch: int) -> str:
 
 
 def input_of_batch(name: str) -> str:
-    """The input of a micro-batch that has such a name in the program of all micro-batches: ``labels`` for
-    ``labels.0``."""
+    """Return the input of a micro-batch from its name in the program of all micro-batches.
+
+    It is ``labels`` for ``labels.0``.
+    """
     return name.rpartition(".")[0]
 
 
@@ -88,8 +90,9 @@ def belongs_to_step(name: str) -> bool:
 
 
 def gradient_parameter(name: str) -> str | None:
-    """The parameter whose gradients a value of this name would add up; ``None`` where the name does not end in
-    ``.grad``.
+    """Return the parameter whose gradients a value of this name would add up.
+
+    ``None`` where the name does not end in ``.grad``.
 
     A parameter or buffer of the model may be called ``grad``, too: ``role_and_parameter`` tells them apart.
     """
@@ -98,8 +101,9 @@ def gradient_parameter(name: str) -> str | None:
 
 
 def role_and_parameter(name: str, names: Collection[str]) -> tuple[ValueRole, str] | None:
-    """The role of a value of a step, and its parameter; ``""`` for a value of the step as a whole. ``None`` for values
-    of the model.
+    """Return the role of a value of a step, and its parameter; ``None`` for values of the model.
+
+    The parameter is ``""`` for a value of the step as a whole.
 
     Args:
         name: of a placeholder, as the user sees it.
@@ -113,8 +117,10 @@ def role_and_parameter(name: str, names: Collection[str]) -> tuple[ValueRole, st
 
 
 def roles_in(program: Program) -> dict[str, tuple[ValueRole, str]]:
-    """The values of a step that a program takes: name → role and parameter, as by ``role_and_parameter``. Linear in the
-    placeholders."""
+    """Return the values of a step that a program takes: name → role and parameter.
+
+    They are as by ``role_and_parameter``. Linear in the placeholders.
+    """
     taken = {name_of(node): record_of(node).role for node in program.placeholders}
     names = {name for name, role in taken.items() if role in ("param", "buffer", "state")}
     values = {name: role_and_parameter(name, names) for name in taken if name in names or belongs_to_step(name)}

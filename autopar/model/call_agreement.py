@@ -21,8 +21,9 @@ class CallAgreement:
         self.ranks = ranks
 
     def announce(self, call: str, inputs: Sequence[CallInputs] = (), numbers: str = "") -> None:
-        """Send the other ranks a digest of the call that this rank makes. Before the first collective of the call they
-        compare it with theirs.
+        """Send the other ranks a digest of the call that this rank makes.
+
+        They compare it with theirs before the first collective of the call.
 
         Args:
             call: a description that is the same on all ranks that make the same call.
@@ -40,8 +41,10 @@ class CallAgreement:
             self.ranks.finish()
 
     def compare_programs(self, text: str, guards: Guards) -> None:
-        """``RuntimeError`` if another rank has captured another program, or its forward has read other values. All
-        ranks call it."""
+        """Check that all ranks captured one program from the same values. All ranks call it.
+
+        ``RuntimeError`` if another rank has captured another program, or its forward has read other values.
+        """
         if self.ranks is not None:
             digest = hashlib.sha256(text.encode()).hexdigest()[:16]
             self.ranks.compare(digest, {guard.place.words: guard.text for guard in guards.found})

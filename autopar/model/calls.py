@@ -1,5 +1,4 @@
-"""Bind and key the calls of a model on a mesh, and provide what each call needs: layouts, pieces, seeds, agreement of
-the ranks."""
+"""Bind and key the calls of a model on a mesh, and provide their layouts, pieces, seeds and agreement of the ranks."""
 
 from __future__ import annotations
 
@@ -81,8 +80,10 @@ class Calls:
         return next((p.device for p in self.module.parameters() if not p.is_meta), torch.device("cpu"))
 
     def context(self, advice: str = "") -> RankContext:
-        """This process as a rank. ``RuntimeError`` if it only simulates; the error has ``advice`` after the command
-        that starts processes."""
+        """The context of this process's rank. ``RuntimeError`` if the process only simulates.
+
+        The error has ``advice`` after the command that starts processes.
+        """
         if self.compiler.context is None:
             raise RuntimeError(
                 f"the mesh ({self.mesh}) needs {self.mesh.size} processes, and this one is alone; start them with "
@@ -92,7 +93,7 @@ class Calls:
         return self.compiler.context
 
     def refuse_to_simulate(self) -> None:
-        """``RuntimeError`` on processes, each of which has only its pieces of parameters."""
+        """Raise ``RuntimeError`` on processes, each of which has only its pieces of parameters."""
         if self.job is not None:
             raise RuntimeError(
                 "the parameters of this model are sharded over processes; to simulate, call parallelize in a process "
@@ -120,14 +121,14 @@ class Calls:
         return call_inputs(arguments, "global" if arguments.whole else self._inputs, self.mesh, self._layouts_of)
 
     def _layouts_of(self, shapes: Shapes) -> Mapping[str, DistAttr]:
-        """The plan's layouts of inputs of such shapes."""
+        """Return the plan's layouts for inputs of the given shapes."""
         key = tuple(shapes.items())
         if key not in self._input_layouts:
             self._input_layouts[key] = layouts_of(self.compiler.plan, self.module, self.mesh, shapes)
         return self._input_layouts[key]
 
     def of_the_batch(self, inputs: Mapping[str, int]) -> Mapping[str, bool]:
-        """Whether dim 0 is the batch, for each input that the plan names. ``inputs``: name → number of dims."""
+        """Return for each named input whether its dim 0 is the batch. ``inputs``: name → number of dims."""
         key = tuple(inputs.items())
         if key not in self._of_the_batch:
             state = model_state(self.module)
@@ -140,12 +141,14 @@ class Calls:
         return self._of_the_batch[key]
 
     def refuse_without_values(self, inputs: CallInputs, state: ModelState) -> None:
-        """``ValueError`` where a parameter, a buffer or an input has no values to compute with."""
+        """Raise ``ValueError`` if a parameter, a buffer or an input has no values to compute with."""
         refuse_without_values([*state.parameters, *state.buffers, *inputs.named])
 
     def computed(self, captured: Captured) -> dict[str, torch.Tensor]:
-        """The tensors that a captured program takes beside the call's, in order: the numbers that forward reads, and a
-        seed if it draws random numbers."""
+        """Return the tensors that a captured program takes besides the call's: numbers that forward reads, and a seed.
+
+        The seed is there only if the program draws random numbers.
+        """
         control = None if self.job is None else self.job.control
         seed = step_seed(captured.draws, self.compiler.random, captured.device, control)
         return {
@@ -166,7 +169,7 @@ class Calls:
         return self.captures.call(self.key(inputs, state), state.modules)
 
     def compiled(self, inputs: CallInputs, call: GuardedCall) -> Compiled:
-        """The capture of a call of the model itself, which is captured now if it was not before. All ranks call it."""
+        """Return the capture of a call of the model itself; capture it first if it is new. All ranks call it."""
         if not call.known:
             notes = about_recapture(call.key, self.captures.keys, call.changes, self.recapture)
             compiled = replace(self.compiler, numbers=call.numbers).compile(inputs, notes)

@@ -53,8 +53,9 @@ class Captures(Generic[T]):
 def about_recapture(
     key: CallKey, keys: Sequence[CallKey], changes: Sequence[GuardedChange], allowed: bool
 ) -> list[str]:
-    """A note for the report that says how a call differs from the last captured call with the same modes; no note for
-    the first call.
+    """Explain in a note for the report how a call differs from the last captured call with the same modes.
+
+    There is no note for the first call.
 
     Args:
         keys: the keys of the captures so far.

@@ -63,8 +63,10 @@ def _placed(tensor: torch.Tensor, attr: DistAttr, mesh: Mesh, job: Job) -> Any:
 
 
 def move_parameters(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh: Mesh, job: Job) -> None:
-    """Redistribute parameters to the layouts ``attrs``. They stay the same objects, so that an optimizer keeps them;
-    their gradients are dropped."""
+    """Redistribute parameters to the layouts ``attrs``, and drop their gradients.
+
+    They stay the same objects, so that an optimizer keeps them.
+    """
     refer_weakly(model, False)
     try:
         for name, parameter in model_state(model).parameters:
@@ -81,19 +83,21 @@ def move_parameters(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh:
 
 
 def is_dtensor(value: Any) -> bool:
-    """Whether a value is a DTensor. It does not import DTensor."""
+    """Return whether a value is a DTensor, without importing DTensor."""
     return isinstance(value, torch.Tensor) and type(value).__name__ != "Tensor" and hasattr(value, "to_local")
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's piece of a DTensor; a plain tensor itself. Without a graph."""
+    """Return this rank's piece of a DTensor, without a graph; a plain tensor itself."""
     with torch.no_grad():
         return tensor.to_local() if is_dtensor(tensor) else tensor.detach()  # type: ignore[attr-defined]
 
 
 def with_public_placements(state: dict[str, Any]) -> dict[str, Any]:
-    """A state dict whose DTensors have public placements only, which checkpoints can save; others are redistributed, in
-    place of the entry."""
+    """Return a state dict whose DTensors have public placements only, which checkpoints can save.
+
+    The others are redistributed, in place of the entry.
+    """
     from torch.distributed.tensor import Replicate
 
     for name, value in state.items():
@@ -104,7 +108,7 @@ def with_public_placements(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def fitted_to(state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], job: Job | None) -> dict[str, Any]:
-    """A state dict whose values have the placements of the model's tensors. All ranks call it.
+    """Return a state dict whose values have the placements of the model's tensors. All ranks call it.
 
     Each rank gets its piece of the first rank's full tensor, as in ``sharded``; a DTensor is redistributed. A value
     that does not fit stays as it is, so that ``load_state_dict`` reports it.

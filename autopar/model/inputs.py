@@ -38,8 +38,7 @@ class CallInputs:
     shapes: Mapping[str, tuple[int, ...]]
 
     def whole(self) -> Arguments:
-        """The arguments with tensors of global shapes. A tensor of which each rank has only a piece is on the meta
-        device."""
+        """The arguments with tensors of global shapes. A tensor of which this rank has a piece is on meta."""
         names = iter(self.arguments.names)
         flat = []
         for value in self.arguments.flat:
@@ -78,7 +77,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 def call_inputs(
     arguments: Arguments, inputs: str, mesh: Mesh, layouts_of: Callable[[Shapes], Mapping[str, DistAttr]]
 ) -> CallInputs:
-    """The inputs of a call, with their layouts.
+    """Return the inputs of a call, with their layouts.
 
     With ``inputs="local"`` each rank brings its own piece, and all pieces have one size (``uneven_batches`` has joined
     others). The plan is applied to the pieces. The global length of a dim that it shards is the length of the piece
@@ -141,8 +140,10 @@ def _attr_of_dtensor(name: str, tensor: Any, mesh: Mesh) -> DistAttr:
 
 
 def piece_of(tensor: torch.Tensor, name: str, type: TensorType, rank: int, inputs: CallInputs) -> torch.Tensor:
-    """This rank's piece of a parameter, a buffer or an input, as a plain tensor without a graph. ``type``: its global
-    type."""
+    """Return this rank's piece of a parameter, a buffer or an input, as a plain tensor without a graph.
+
+    ``type``: the global type.
+    """
     assert type.layout is not None
     mesh = type.layout.mesh
     if is_dtensor(tensor):

@@ -46,7 +46,7 @@ class LocalTensors:
         self._parameters = dict(module.named_parameters())
 
     def pieces(self, inputs: CallInputs, state: ModelState, interface: Interface, rank: int) -> Pieces:
-        """This rank's pieces of the parameters, the buffers and the inputs of a call."""
+        """Return this rank's pieces of the parameters, the buffers and the inputs of a call."""
         self._check_parameters(state.parameters)
         named = [*state.parameters, *state.buffers]
         refuse_without_values([*named, *inputs.named])
@@ -65,8 +65,10 @@ class LocalTensors:
         return Pieces(pieces, leaves, brought)
 
     def _check_parameters(self, named: Named) -> None:
-        """``ValueError`` if a parameter was added or replaced. A DTensor may be replaced by one with the same
-        placements."""
+        """Raise ``ValueError`` if a parameter was added or replaced.
+
+        A DTensor may be replaced by one with the same placements.
+        """
         for name, tensor in named:
             known = self._parameters.get(name)
             if tensor is known:
@@ -79,8 +81,10 @@ class LocalTensors:
             self._parameters[name] = tensor  # type: ignore[assignment]
 
     def returned(self, piece: torch.Tensor, type: TensorType) -> torch.Tensor:
-        """The tensor that the user gets for a returned piece: a DTensor; a plain tensor for a number, and with
-        ``outputs="global"``, where the piece is the full tensor. ``type``: its global type."""
+        """Return the user's tensor for a returned piece: mostly a DTensor. ``type``: its global type.
+
+        It is a plain tensor for a number, and with ``outputs="global"``, where the piece is the full tensor.
+        """
         if self.job is None or not type.shape or self._whole:
             return piece
         from torch.distributed.tensor import DTensor
@@ -97,8 +101,7 @@ class LocalTensors:
         )
 
     def gradient(self, leaf: torch.Tensor, type: TensorType, piece: torch.Tensor) -> torch.Tensor:
-        """The gradient for a tensor of the user: for a DTensor a DTensor with its placements, for a plain tensor a full
-        tensor."""
+        """Return the gradient of a user's tensor: for a DTensor one with its placements, else a full tensor."""
         if self.job is None:
             return piece
         if is_dtensor(leaf):
@@ -114,7 +117,7 @@ class LocalTensors:
 
 
 def refuse_without_values(named: Named) -> None:
-    """``ValueError`` if a parameter, a buffer or an input has no values to compute with."""
+    """Raise ``ValueError`` if a parameter, a buffer or an input has no values to compute with."""
     for name, tensor in named:
         if is_transformed(tensor):
             raise ValueError(

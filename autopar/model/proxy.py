@@ -51,8 +51,10 @@ class ModelProxy(AttributesOfModule):
         self._stand_for(calls)
 
     def _stand_for(self, calls: Calls) -> None:
-        """Become the proxy of the model of these calls. The model is not a child, because that would change the names
-        of all tensors."""
+        """Become the proxy of the model of these calls.
+
+        The model is not a child, because that would change the names of all tensors.
+        """
         module = calls.module
         self.__dict__ |= {
             "_calls": calls,
@@ -125,9 +127,10 @@ class ModelProxy(AttributesOfModule):
     # -- values ----------------------------------------------------------------------------------------------------
 
     def initialize(self, init: Init | None = None, *, device: torch.device | str | None = None) -> None:
-        """Give a model on meta the initial values that a single device has after ``to_empty`` and ``init``, with the
-        first rank's generator of random numbers. Parameters are new objects: make the optimizer afterwards. All ranks
-        call it.
+        """Give a model on meta the initial values of a single device. All ranks call it.
+
+        They are the values after ``to_empty`` and ``init``, with the first rank's generator of random numbers.
+        Parameters are new objects: make the optimizer afterwards.
 
         Args:
             init: a function of a module, as for ``apply``; ``None``: the model's ``init_weights()``, else each module's
@@ -153,8 +156,7 @@ class ModelProxy(AttributesOfModule):
         return with_public_placements(self.module.state_dict(*args, **kwargs))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load a state dict of the model. Full tensors, as from a model on one device, are sharded; DTensors are
-        redistributed."""
+        """Load a state dict of the model. Full tensors, as of one device, are sharded; DTensors are redistributed."""
         self._calls.membership.check()
         state = model_state(self.module)
         return self.module.load_state_dict(

@@ -1,5 +1,4 @@
-"""Join the pieces of a batch that ranks bring with ``inputs="local"``, if their sizes differ, as in the last batch of a
-sampler.
+"""Join the pieces of a batch that ranks bring with ``inputs="local"``, if their sizes differ.
 
 Before a call the ranks compare the shapes of their pieces. If they are equal, nothing else happens. Else all ranks
 gather the pieces and join them in the order of the mesh, and the call takes the whole batch.
@@ -41,8 +40,9 @@ class _Facts(NamedTuple):
 
 
 def with_like_pieces(arguments: Arguments, mesh: Mesh, agreement: Agreement, layouts: Layouts) -> Arguments:
-    """The arguments of a call, or those of the whole batch if the pieces of the ranks differ in size. All ranks call
-    it.
+    """Return the arguments of a call; those of the whole batch if the ranks' pieces differ in size.
+
+    All ranks call it.
 
     The gradient of the whole batch goes back to each rank's own piece.
 
@@ -87,8 +87,10 @@ def with_like_pieces(arguments: Arguments, mesh: Mesh, agreement: Agreement, lay
 
 
 def _splits(facts: Sequence[Mapping[str, _Facts]], layouts: Layouts) -> dict[str, Split]:
-    """For each input, the dims that the plan shards on all ranks. On one rank alone a dim may by chance be as long as
-    the batch; it does not count."""
+    """Return for each input the dims that the plan shards on all ranks.
+
+    On one rank alone a dim may by chance be as long as the batch; it does not count.
+    """
     of_ranks = {
         tuple(of_rank.items()): layouts({name: fact.shape for name, fact in of_rank.items()}) for of_rank in facts
     }
@@ -116,8 +118,10 @@ def _axes(attrs: Mapping[str, DistAttr], name: str, dim: int) -> tuple[str, ...]
 
 
 def _refuse_misfits(name: str, facts: Sequence[_Facts], split: Split, mesh: Mesh) -> None:
-    """``RuntimeError`` unless the pieces have one dtype and number of dims, and equal lengths, except along the axes
-    that shard a dim."""
+    """Raise ``RuntimeError`` unless the pieces have one dtype and number of dims, and fit together.
+
+    They fit if their lengths are equal, except along the axes that shard a dim.
+    """
     first: dict[tuple[int, tuple[int, ...]], int] = {}
     over = dict(split)
     for rank, fact in enumerate(facts):
@@ -143,7 +147,7 @@ def _misfit(name: str, a: int, b: int, facts: Sequence[_Facts], over: Mapping[in
 def _joined(
     name: str, pieces: Sequence[torch.Tensor], split: Split, mesh: Mesh, rank: int, own: torch.Tensor
 ) -> torch.Tensor:
-    """The full tensor of the pieces of all ranks. This rank's piece is ``own``, so that it receives its gradient."""
+    """Return the full tensor of the pieces of all ranks. ``own`` is this rank's piece, and receives its gradient."""
     axes = tuple(axis for _, dim_axes in split for axis in dim_axes)
     places = [tuple(mesh.coordinates(other)[axis] for axis in axes) for other in range(len(pieces))]
     first: dict[tuple[int, ...], int] = {}

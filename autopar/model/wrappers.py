@@ -1,5 +1,4 @@
-"""Refuse wrappers around a model that is on a mesh: they would shard its tensors and reduce its gradients a second
-time.
+"""Refuse wrappers that would shard the tensors of a model on a mesh, or reduce its gradients, a second time.
 
 A module does not learn that it is wrapped. It notices the first thing that a wrapper does: ``DistributedDataParallel``,
 which Accelerate puts around a model too, reads an attribute; ``fully_shard`` writes an entry to ``__dict__`` and reads
@@ -28,21 +27,25 @@ COMPILE = "torch.compile and torch.export cannot take a model that is on a mesh:
 
 
 def refuse_compile() -> None:
-    """``TypeError`` if torch.export traces a call. torch.compile drops the error, and runs the call without compiling
-    it, or fails inside."""
+    """Raise ``TypeError`` if torch.export traces a call.
+
+    torch.compile drops the error, and runs the call without compiling it, or fails inside.
+    """
     if torch.compiler.is_compiling():
         raise TypeError(COMPILE)
 
 
 def refuse_ddp(attribute: str) -> None:
-    """``TypeError`` if a missing attribute is the one that DistributedDataParallel reads."""
+    """Raise ``TypeError`` if a missing attribute is the one that DistributedDataParallel reads."""
     if attribute == ASKED_BY_DDP:
         raise TypeError(DDP.format(line=user_line("accelerate")))
 
 
 def refuse_composable(module: torch.nn.Module) -> None:
-    """``TypeError`` if ``fully_shard`` or a similar function has written its entry to a module. The entry is removed,
-    so that the module is as before."""
+    """Raise ``TypeError`` if ``fully_shard`` or a similar function has written its entry to a module.
+
+    The entry is removed, so that the module is as before.
+    """
     notes = [key for key in vars(module) if key.startswith(NOTED_BY_COMPOSABLE)]
     if not notes:
         return

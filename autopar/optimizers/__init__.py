@@ -1,5 +1,6 @@
-"""Run optimizers in the graph: one functional op updates a parameter, and one fused kernel updates a list of them in
-place.
+"""Run optimizers in the graph: one functional op updates a parameter.
+
+One fused kernel updates a list of them in place.
 
 definition = definition_of(torch.optim.AdamW(model.parameters()))
 state = definition.initial(param, group)                          # {"exp_avg": …, "exp_avg_sq": …, "step": …}

@@ -36,8 +36,10 @@ class Definition:
     optional: frozenset[str] = frozenset()
 
     def lacking(self, group: Group, known: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the states that are missing in a parameter's known state. A state without any of them is new, and
-        lacks nothing."""
+        """Return the states that are missing in a parameter's known state.
+
+        A state without any of them is new, and lacks nothing.
+        """
         states = self.update(group).states
         missing = tuple(name for name in states if known.get(name) is None)
         if len(missing) == len(states) and not (self.at_once and known):
@@ -45,9 +47,11 @@ class Definition:
         return tuple(name for name in missing if name not in self.optional)
 
     def initial(self, param: torch.Tensor, group: Group, known: Mapping[str, Any] | None = None) -> State:
-        """Return the state of a parameter, or of a piece of it: known entries, as in ``optimizer.state[param]``, and
-        else torch's initial values. States sharded like the parameter have its dtype, and those without dims are
-        float32."""
+        """Return the state of a parameter, or of a piece of it.
+
+        It has the known entries, as in ``optimizer.state[param]``, and else torch's initial values. States sharded like
+        the parameter have its dtype, and those without dims are float32.
+        """
         known = {
             name: value.to(param.device) for name, value in (known or {}).items() if isinstance(value, torch.Tensor)
         }

@@ -74,8 +74,10 @@ def _float32(number: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _has_kernel(name: str, params: Tensors, grads: Tensors) -> bool:
-    """Return whether a kernel applies. Kernels take gradients in the parameter's dtype; scaled gradients may overflow
-    in half precision."""
+    """Return whether a kernel applies.
+
+    Kernels take gradients in the parameter's dtype; scaled gradients may overflow in half precision.
+    """
     dtype = params[0].dtype
     rounded = dtype in (torch.float16, torch.bfloat16) and any(grad.dtype != dtype for grad in grads)
     lossy = rounded or (name in UNWRITTEN and dtype in (torch.float16, torch.bfloat16) and params[0].is_cpu)

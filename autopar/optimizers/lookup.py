@@ -18,8 +18,9 @@ REFUSED: dict[type[torch.optim.Optimizer], str] = {  # classes of torch whose st
 
 
 def definition_of(optimizer: torch.optim.Optimizer) -> Definition:
-    """Return the definition of an optimizer's class, or of the class whose step it inherits; else make one by trials of
-    its own step.
+    """Return the definition of an optimizer's class, or of the class whose step it inherits.
+
+    Without one, make it by trials of the class's own step.
 
     Raises:
         TypeError: it is no optimizer, or its step cannot be part of a graph; the error names the remedy.

@@ -43,15 +43,19 @@ def to_host(tensors: Tensors) -> list[torch.Tensor]:
 
 
 def to_device(copies: Tensors, tensors: Tensors) -> None:
-    """Write copies over tensors without waiting: later reads on the device are ordered after, and so is the reuse of
-    pinned memory."""
+    """Write copies over tensors without waiting.
+
+    Later reads on the device are ordered after, and so is the reuse of pinned memory.
+    """
     for copy, tensor in zip(copies, tensors, strict=True):
         tensor.copy_(copy, non_blocking=True)
 
 
 def _offloaded(op: OpOverload, sharded: int, returns: bool) -> Callable[..., None]:
-    """Return the update of an op. ``sharded``: how many of its states are on the host; ``returns``: whether ``written``
-    is copied to the host and back; else it is a state on the host."""
+    """Return the update of an op. ``sharded``: how many of its states are on the host.
+
+    ``returns``: whether ``written`` is copied to the host and back; else it is a state on the host.
+    """
 
     @torch.no_grad()
     def update(

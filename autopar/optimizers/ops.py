@@ -1,5 +1,6 @@
-"""Define the updates of torch's optimizers as ops: functions of a parameter, its gradient and its state that write
-nothing.
+"""Define the updates of torch's optimizers as ops: functions of a parameter, its gradient and its state.
+
+They write nothing.
 
     new_step                        = counted(step, found_inf)
     new_param, new_avg, new_avg_sq  = adamw(param, grad, exp_avg, exp_avg_sq, new_step, lr, grad_scale, found_inf, beta1=beta1, …, eps=1e-8)
@@ -61,8 +62,10 @@ def make_op(name: str, schema: str, function: Callable[..., Any], fake: Callable
 
 
 def _update(name: str) -> Callable[[Callable[..., tuple[Tensor, ...]]], Callable[..., tuple[Tensor, ...]]]:
-    """Register a formula as an op. The op divides the gradient by its scale, and keeps the old values of a skipped
-    step."""
+    """Register a formula as an op.
+
+    The op divides the gradient by its scale, and keeps the old values of a skipped step.
+    """
     results = 1 + len(SIGNATURES[name][0].split())
 
     def register(formula: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
@@ -87,8 +90,11 @@ def _update(name: str) -> Callable[[Callable[..., tuple[Tensor, ...]]], Callable
 
 
 def _schema(name: str) -> str:
-    """Return ``(Tensor param, Tensor grad, …, Tensor lr, Tensor? grad_scale, Tensor? found_inf, *, Tensor beta1, …,
-    float eps, …) -> (Tensor, …)``."""
+    """Return the schema of an update.
+
+    ``(Tensor param, Tensor grad, …, Tensor lr, Tensor? grad_scale, Tensor? found_inf, *, Tensor beta1, …, float eps, …)
+    -> (Tensor, …)``
+    """
     sharded, _, options = SIGNATURES[name]
     operands = [f"Tensor {operand}" for operand in ("param", "grad", *states_of(name), "lr")]
     numbers = [
@@ -196,8 +202,10 @@ def sgd(param: Tensor, grad: Tensor, *, lr: Tensor, weight_decay: float) -> tupl
 @_update("sgd.momentum")
 def sgd_momentum(param: Tensor, grad: Tensor, momentum_buffer: Tensor, *, lr: Tensor, momentum: float, weight_decay: float,
                  nesterov: bool) -> tuple[Tensor, ...]:  # fmt: skip
-    """Step with momentum. A buffer of zeros acts like torch's missing buffer: after the first step it is the first
-    gradient."""
+    """Step with momentum. A buffer of zeros acts like torch's missing buffer.
+
+    After the first step it is the first gradient.
+    """
     grad = decayed(grad, param, weight_decay)
     buffer = momentum_buffer * momentum + grad
     return _descended(param, grad.add(buffer, alpha=momentum) if nesterov else buffer, lr), buffer
@@ -206,8 +214,10 @@ def sgd_momentum(param: Tensor, grad: Tensor, momentum_buffer: Tensor, *, lr: Te
 @_update("sgd.dampened")
 def sgd_dampened(param: Tensor, grad: Tensor, momentum_buffer: Tensor, step: Tensor, *, lr: Tensor, momentum: float, dampening: float,
                  weight_decay: float, nesterov: bool) -> tuple[Tensor, ...]:  # fmt: skip
-    """Step with dampened momentum. The first gradient is not dampened, so this op needs a step count, which torch does
-    not keep."""
+    """Step with dampened momentum.
+
+    The first gradient is not dampened, so this op needs a step count, which torch does not keep.
+    """
     grad = decayed(grad, param, weight_decay)
     share = 1 - dampening * (step != 1).double()
     buffer = momentum_buffer * momentum + share.to(param.dtype) * grad

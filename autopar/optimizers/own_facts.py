@@ -1,5 +1,4 @@
-"""Find out by trials what the step of an optimizer's class does: which state it keeps, and whether it works element by
-element.
+"""Find out by trials which state the step of an optimizer's class keeps, and whether it works element by element.
 
 A trial runs the class's own step on small float64 parameters. A parameter is cut along each dim, and the step of the
 pieces is compared with the step of the whole. If both agree, each element depends only on its own gradient and state,
@@ -141,8 +140,7 @@ class _Trial:
         return dict(states[0].first)
 
     def _check_begin(self, first: State) -> None:
-        """Check that a first step with the initial state equals a first step without state, also for another
-        gradient."""
+        """Check that a first step with the initial state equals one without state, also for another gradient."""
         for grad in (self.grads[0], self.others[0]):
             fresh, begun = [self.begin.clone()], [self.begin.clone()]
             states: list[State] = [{}, copy.deepcopy(first)]
@@ -214,8 +212,10 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def _value(value: Any) -> Any:
-    """Return a value that shows whether an attribute changes: a copy of numbers and containers of numbers, else the
-    object's id."""
+    """Return a value that shows whether an attribute changes.
+
+    It is a copy of numbers and containers of numbers, else the object's id.
+    """
     plain: Callable[[Any], bool] = lambda item: isinstance(item, (bool, int, float, str, type(None)))  # noqa: E731
     if isinstance(value, (list, tuple)) and all(map(plain, value)):
         return list(value)

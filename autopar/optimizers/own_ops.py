@@ -35,15 +35,19 @@ _LISTENERS: list[Callable[[str, int, int, int], None]] = []
 
 
 def on_new_op(tell: Callable[[str, int, int, int], None]) -> None:
-    """Call ``tell`` with each op that is made: its name, how many operands and results have the parameter's shape (0:
-    the op takes the whole parameter), how many operands are numbers, and how many results there are."""
+    """Call ``tell`` with each op that is made, and its counts of operands and results.
+
+    The arguments are its name, how many operands and results have the parameter's shape (0: the op takes the whole
+    parameter), how many operands are numbers, and how many results there are.
+    """
     _LISTENERS.append(tell)
 
 
 @dataclass(frozen=True)
 class OwnUpdate:
-    """The step of a parameter, as ``Update`` calls it. It has no reference to the optimizer, so that a traced program
-    keeps none.
+    """The step of a parameter, as ``Update`` calls it.
+
+    It has no reference to the optimizer, so that a traced program keeps none.
 
     Attributes:
         op, numbers: the ops; ``numbers`` updates the states that are one number, if ``op`` does not.
@@ -294,8 +298,10 @@ def _is_plain(value: Any) -> bool:
 
 @functools.cache
 def _base_attributes() -> frozenset[str]:
-    """Return the attributes that every optimizer has, and those that schedulers set. Cached and late: the first
-    optimizer of a process imports torch's compiler."""
+    """Return the attributes that every optimizer has, and those that schedulers set.
+
+    Cached and late: the first optimizer of a process imports torch's compiler.
+    """
     return frozenset(vars(torch.optim.SGD([torch.zeros(1)]))) | {"step", "_opt_called"}
 
 

@@ -1,5 +1,6 @@
-"""Run the step of an optimizer's class on tensors that are not its own: on pieces of parameters, with their gradients
-and state.
+"""Run the step of an optimizer's class on tensors that are not its own.
+
+They are pieces of parameters, with their gradients and state.
 
 The class runs unchanged: a stand-in has the optimizer's attributes, one parameter group with the pieces, and their
 state. So the step is the user's own, or torch's, with its own kernels; the optimizer itself is not changed.
@@ -66,8 +67,10 @@ class OwnStep:
     @torch.no_grad()
     def __call__(self, params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], states: Sequence[dict[str, Any]],
                  numbers: Mapping[str, float]) -> torch.optim.Optimizer:  # fmt: skip
-        """Overwrite the parameters, and put the new states into ``states``, in the memory of the old ones or not.
-        Returns the stand-in."""
+        """Overwrite the parameters, and put the new states into ``states``. Returns the stand-in.
+
+        The new states may be in the memory of the old ones or not.
+        """
         pieces = [param.detach() for param in params]
         for piece, grad in zip(pieces, grads, strict=True):
             piece.grad = grad
@@ -84,8 +87,10 @@ class OwnStep:
 
 
 def options_of(group: Group, defaults: Iterable[str]) -> tuple[dict[str, Any], dict[str, float]]:
-    """Split a group's options into constants and numbers that may change from step to step; ``betas.0`` is the first of
-    a tuple."""
+    """Split a group's options into constants and numbers that may change from step to step.
+
+    ``betas.0`` is the first of a tuple.
+    """
     constants: dict[str, Any] = {}
     numbers: dict[str, float] = {}
     names = set(defaults)

@@ -44,16 +44,19 @@ class Update:
         return self.function if isinstance(self.function, OpOverload) else None
 
     def operands(self, device: torch.device | None = None) -> dict[str, torch.Tensor]:
-        """Return the scheduled numbers as operands: on the CPU for an op, which reads them on the host; on ``device``
-        for plain ops."""
+        """Return the scheduled numbers as operands.
+
+        They are on the CPU for an op, which reads them on the host; on ``device`` for plain ops.
+        """
         place = torch.device("cpu") if device is None or self.op is not None else device
         return {name: scalar(value, place) for name, value in self.scheduled.items()}
 
     def __call__(self, param: torch.Tensor, grad: torch.Tensor, state: Mapping[str, torch.Tensor], lr: torch.Tensor,
                  grad_scale: torch.Tensor | None = None, found_inf: torch.Tensor | None = None,
                  scheduled: Mapping[str, torch.Tensor] | None = None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
-        """Return the new parameter and its new state; nothing is written. Traced, it is ``counted`` and then the op, or
-        plain ops.
+        """Return the new parameter and its new state; nothing is written.
+
+        Traced, it is ``counted`` and then the op, or plain ops.
 
         ``scheduled``: the operands of these names; by default the group's numbers.
         """

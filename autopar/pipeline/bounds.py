@@ -1,4 +1,4 @@
-"""Compute lower bounds: no order of a pipeline's tasks is shorter, for given times, placement and memory limits.
+"""Compute lower bounds on the length of a schedule, for given times, placement and memory limits.
 
 The same bounds hold for both objectives. For the makespan one clock starts with the first task of all. For the longest
 span of a rank each rank has its own clock, which starts with the first task of that rank (see ``Ways``).
@@ -68,7 +68,7 @@ class Costs:
 
 def costs(times: Times, rank_of: Sequence[int], sizes: Sizes | None = None, limit: Sequence[float] | None = None,
           objective: Objective = "makespan") -> Costs:  # fmt: skip
-    """Times and sizes, for a placement and a limit for each rank (``None``: no limit).
+    """Return times and sizes for a placement, and a limit for each rank (``None``: no limit).
 
     Raises:
         ScheduleError: there are not as many numbers as stages.
@@ -96,7 +96,7 @@ def costs(times: Times, rank_of: Sequence[int], sizes: Sizes | None = None, limi
 
 @dataclass(frozen=True)
 class Ways:
-    """The shortest times around a stage.
+    """The shortest times before, after and around a stage.
 
     Attributes:
         head: from the begin of the step to the begin of the stage's first forward: through all stages before it. For
@@ -131,8 +131,7 @@ def ways(cost: Costs) -> Ways:
 
 
 def work(cost: Costs, batches: int) -> float:
-    """Bound by the busiest rank: it begins nothing before its head, and after its last backward comes at most x of its
-    work.
+    """Bound by the busiest rank: its head, all its work, and the tail that remains after its last backward.
 
     The last backward of a rank is of its first stage s. Let it end at e. Of the rank's work only weight gradients come
     after e, together x; so e >= head + work - x, and the step ends at e + tail(s) or later, and at e + x or later: no
@@ -146,7 +145,7 @@ def work(cost: Costs, batches: int) -> float:
 
 
 def first_backward(cost: Costs, batches: int) -> float:
-    """Bound by the first backward: before it a rank runs forwards alone, and no more than its memory holds.
+    """Bound by the first backward: until then a rank runs only forwards, as many as its memory holds.
 
     That backward is of the rank's last stage s, and begins at b >= head(s) + F(s) + turn(s). Before b the rank has
     computed forwards alone, and none of them has freed its activation. Let y be the most work of such forwards
@@ -163,8 +162,7 @@ def first_backward(cost: Costs, batches: int) -> float:
 
 
 def round_trips(cost: Costs, batches: int) -> float:
-    """Bound by round trips: a stage that holds k micro-batches at most begins the n-th forward when that k before it is
-    freed.
+    """Bound by round trips: a stage that holds k micro-batches begins a forward when the k-th before it is freed.
 
     Let f(n) be the begin of the n-th forward of stage s in the order of time. At that time the stage holds at most k -
     1 other micro-batches, so n - k are freed. Each of them was held for at least L = F + turn + B, so the (n-k)-th of
@@ -208,12 +206,12 @@ def area(cost: Costs, batches: int) -> float:
 
 
 def load(cost: Costs, own: Sequence[int], batches: int) -> float:
-    """The time that a rank computes in all."""
+    """Return the time that a rank computes in all."""
     return batches * sum(cost.forward[stage] + cost.backward[stage] + cost.weight[stage] for stage in own)
 
 
 def ahead(cost: Costs, rank: int, batches: int) -> float:
-    """The most work of forwards that a rank's memory allows before any of their activations is freed."""
+    """Return the most work of forwards that fits into a rank's memory before any of their activations is freed."""
     own, room = cost.stages_of[rank], cost.room[rank]
     if len(own) == 1:
         (stage,) = own
@@ -228,8 +226,10 @@ def ahead(cost: Costs, rank: int, batches: int) -> float:
 
 
 def left_over(cost: Costs, rank: int, batches: int) -> float:
-    """The most work of weight gradients that a rank's memory allows after its last backward, which keeps all of its
-    activation."""
+    """Return the most work of weight gradients that a rank's memory allows after its last backward.
+
+    The last backward keeps all of its activation.
+    """
     own, room = cost.stages_of[rank], cost.room[rank]
     stage = own[0]
     free = room - cost.activation[stage]
@@ -243,7 +243,7 @@ def left_over(cost: Costs, rank: int, batches: int) -> float:
 
 
 def most(batches: int, each: float, room: float) -> int:
-    """The number of micro-batches that fit into the room, if each takes a given size; at most all of them."""
+    """Return the number of micro-batches that fit into the room, if each takes the given size; at most all."""
     return batches if room == inf or each * batches <= room else max(0, floor(room / each)) if each else batches
 
 
@@ -257,8 +257,9 @@ BOUNDS: Mapping[str, Callable[[Costs, int], float]] = {
 
 def lower_bound(times: Times, rank_of: Sequence[int], batches: int, sizes: Sizes | None = None, limit: Sequence[float] | None = None,
                 objective: Objective = "makespan") -> float:  # fmt: skip
-    """The largest lower bound: no schedule with this placement and within this limit is shorter, up to rounding; linear
-    in stages.
+    """Return the largest lower bound: no schedule with this placement within this limit is shorter.
+
+    It holds up to rounding, and takes time linear in stages.
 
     Args:
         rank_of: the rank of each stage.

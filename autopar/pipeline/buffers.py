@@ -62,8 +62,9 @@ class Flow:
         self.readers = {send: place for send in self.sends if (place := self.place.get(reader(send))) is not None}
 
     def first_after(self) -> list[np.ndarray]:
-        """Return for each rank a table ``[number][rank]``: the first computation of the other rank that must happen
-        after that one.
+        """Return for each rank a table ``[number][rank]`` of first computations of the other rank.
+
+        An entry is the first computation of the other rank that must happen after that computation of this rank.
 
         Program order and messages count; ``NEVER`` if there is no such computation. Linear in computations x ranks.
         """
@@ -86,8 +87,10 @@ class Flow:
 
 
 def release_points(flow: Flow) -> dict[Task, int]:
-    """Return for each send the number of the computation on its rank before which its buffer is free by rule (b), or
-    ``NEVER``."""
+    """Return for each send the computation before which its buffer is free by rule (b), or ``NEVER``.
+
+    It is a number on the sending rank.
+    """
     after, rank_of = flow.first_after(), flow.schedule.rank_of
     return {send: int(after[rank][number, rank_of[send.stage]]) for send, (rank, number) in flow.readers.items()}
 
@@ -98,8 +101,9 @@ def last_readers(send: Task, schedule: ScheduleTable) -> tuple[Task, ...]:
 
 
 def release_rows(flow: Flow) -> dict[Task, int]:
-    """Return for each send the first row in which a slot of its rank may release its buffer, by both rules, or
-    ``NEVER``.
+    """Return for each send the first row whose slot of its rank may release the buffer, or ``NEVER``.
+
+    Both rules must allow it.
 
     A slot that computes has waited for the messages that its first computation reads. A slot of messages alone waits
     for nothing.
@@ -122,8 +126,10 @@ def release_rows(flow: Flow) -> dict[Task, int]:
 
 
 def releases(schedule: ScheduleTable) -> dict[tuple[int, int], list[Task]]:
-    """Return (row, rank) → the sends whose buffers that slot is the first that may release. Buffers in use to the end
-    are left out."""
+    """Return (row, rank) → the sends whose buffers that slot is the first to release.
+
+    Buffers in use to the end are left out.
+    """
     flow = Flow(schedule)
     free: dict[tuple[int, int], list[Task]] = defaultdict(list)
     for send, row in release_rows(flow).items():
@@ -135,8 +141,10 @@ def releases(schedule: ScheduleTable) -> dict[tuple[int, int], list[Task]]:
 
 
 def add_releases(schedule: Schedule) -> Schedule:
-    """Return the schedule with each send buffer released by the first slot that may do so. It must be valid and have
-    messages."""
+    """Return the schedule in which the first slot that may release a send buffer does so.
+
+    The schedule must be valid and have messages.
+    """
     free = releases(schedule)
     table = tuple(
         tuple(
@@ -164,8 +172,10 @@ def in_use(schedule: ScheduleTable) -> dict[tuple[int, int], tuple[int, int]]:
 
 
 def _taken(schedule: ScheduleTable) -> Iterator[tuple[str, int, tuple[int, int]]]:
-    """Yield each allocation (1) and release (-1) of a buffer, in the order of the slots: S (send) or R (receive), and
-    the two ranks."""
+    """Yield each allocation (1) and release (-1) of a buffer, in the order of the slots.
+
+    With it come S (send) or R (receive), and the two ranks.
+    """
     rank_of = schedule.rank_of
     sends: dict[Task, Task] = {}
     read: dict[Task, list[Task]] = defaultdict(list)  # last reader → receives

@@ -121,8 +121,7 @@ def _latest(table: Sequence[Sequence[Slot]], rank_of: Sequence[int]) -> Table:
 
 
 def _free_row(lowered: list[tuple[Slot, ...] | Messages], after: int, receive: Task) -> Messages:
-    """Return the newest row of messages in which no other message comes from that stage or goes to this; a new row if
-    there is none."""
+    """Return the newest row in which no other message leaves that stage or arrives at this; else a new row."""
     for time in range(len(lowered) - 1, after, -1):
         row = lowered[time]
         if isinstance(row, dict) and not any(

@@ -220,8 +220,7 @@ def _arrows(axes: Axes, spans: Sequence[Span], of: str, colour: str) -> None:
 
 
 def _memory(axes: Axes, simulation: SimulationData, rank_tracks: Sequence[Track], sheet: Sheet, end: float) -> None:
-    """Draw the kinds of memory on top of one another, all ranks on one scale, with a triangle at the first time of the
-    peak."""
+    """Draw the kinds of memory stacked, all ranks on one scale, with a triangle at the first time of the peak."""
     from matplotlib.collections import LineCollection, PolyCollection
 
     top, bottom = LANES["memory"]

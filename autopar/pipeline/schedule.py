@@ -36,8 +36,10 @@ class PipelineSchedule(ScheduleTable):
     """
 
     def with_messages(self, *, latest: bool = False) -> PipelineSchedule:
-        """Return the schedule with a send and a receive for each result that another rank reads; itself if it has
-        them."""
+        """Return the schedule with a send and a receive for each result that another rank reads.
+
+        It is the same object if it has messages already.
+        """
         return with_messages(self, latest=latest)
 
     # -- events ------------------------------------------------------------------------------------------------------
@@ -65,8 +67,9 @@ class PipelineSchedule(ScheduleTable):
         return f"{self.title}\n{self.table(messages=self.has_messages)}"
 
     def table(self, *, messages: bool = True, events: bool = False, down: bool = False) -> str:
-        """Return the schedule as a text table of fixed width, without a final line end; see
-        ``autopar.pipeline.formats.table``.
+        """Return the schedule as a text table of fixed width, without a final line end.
+
+        See ``autopar.pipeline.formats.table``.
 
         Args:
             messages: print ``compute_comm_table``, else ``compute_table``.
@@ -94,8 +97,9 @@ class PipelineSchedule(ScheduleTable):
         return from_csv(text, PipelineSchedule, **options)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Verify the schedule and write it to a file: ``.json``, or ``.csv`` for torch, with messages if the schedule
-        has them.
+        """Verify the schedule and write it to a file: ``.json``, or ``.csv`` for torch.
+
+        It is written with messages if it has them.
 
         A CSV has neither the name, nor ``recompute``, nor the rows in which buffers are released.
         """

@@ -15,8 +15,9 @@ from autopar.pipeline.task import Slot, Table, Task
 
 @dataclass(frozen=True)
 class ScheduleTable:
-    """The fields of a ``PipelineSchedule`` and its queries, which the verifier, the lowering, the simulator and the
-    formats use.
+    """The fields of a ``PipelineSchedule``, and its queries.
+
+    The verifier, the lowering, the simulator and the formats use them.
 
     These take a schedule of any subclass, and return schedules of the same class.
 
@@ -84,8 +85,7 @@ class ScheduleTable:
 
     @cached_property
     def is_split(self) -> bool:
-        """Whether gradients of weights are computed apart from gradients of inputs. If so, each backward has a
-        ``WW``."""
+        """Whether weight gradients are computed apart from input gradients: each backward has a ``WW``."""
         return any(task.kind == "WW" for _, _, task in self.tasks())
 
     def tasks(self) -> Iterator[tuple[int, int, Task]]:
@@ -128,8 +128,10 @@ class ScheduleTable:
         return "_right" in self.__dict__
 
     def known_right(self: Schedule) -> Schedule:
-        """Mark the schedule as valid, so that it is not verified again, and return it. Copies with other slots lose the
-        mark."""
+        """Mark the schedule as valid, so that it is not verified again, and return it.
+
+        Copies with other slots lose the mark.
+        """
         self.__dict__["_right"] = True
         return self
 

@@ -1,5 +1,7 @@
-"""Check what every table must have, even an invalid schedule: slots of tasks, rows of one width, existing stages and
-micro-batches."""
+"""Check the shape of a table: slots of tasks, rows of one width, existing stages and micro-batches.
+
+Even an invalid schedule has this shape.
+"""
 
 from __future__ import annotations
 

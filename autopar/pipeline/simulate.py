@@ -30,8 +30,10 @@ from autopar.pipeline.verify import checked
 
 @dataclass(frozen=True)
 class Simulation(SimulationData[Schedule]):
-    """The result of ``simulate``: spans of computations and messages, and memory. The attributes are those of
-    ``SimulationData``."""
+    """The result of ``simulate``: spans of computations and messages, and memory.
+
+    The attributes are those of ``SimulationData``.
+    """
 
     def __str__(self) -> str:
         return summary(self)

@@ -44,8 +44,10 @@ class SimulationData(Generic[Schedule]):
 
     @cached_property
     def span(self) -> float:
-        """The longest time of one rank from its first begin to its last end. It is the length of a step if steps
-        overlap."""
+        """The longest time of one rank from its first begin to its last end.
+
+        It is the length of a step if steps overlap.
+        """
         return max((spans[-1].end - spans[0].start for spans in self.computed if spans), default=0.0)
 
     @property

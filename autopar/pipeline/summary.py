@@ -12,8 +12,7 @@ from autopar.pipeline.simulation_data import SimulationData
 
 
 def summary(simulation: SimulationData) -> str:
-    """Return the bubble by makespan and by the longest span of a rank, and for each rank its work, waiting time and
-    memory."""
+    """Return the bubble by makespan and by the longest span, and for each rank work, waiting time and memory."""
     schedule, memory = simulation.schedule, simulation.memory
     columns = ("rank", "stages", "work", "idle", "exposed", "live", "peak", *KINDS)
     table = Table(*(Column(name, justify="left" if name == "stages" else "right") for name in columns))

@@ -80,7 +80,7 @@ def other_end(message: Task) -> Task:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The tasks of a rank at one time. Its messages are launched together; then it computes, one task after the other.
+    """The tasks of a rank at one time. Its messages are launched together; then it computes, task after task.
 
     Attributes:
         tasks: in the order in which they are launched.

@@ -109,8 +109,10 @@ def _slice(span: Span, drawn: tuple[int, int], rank: int, thread: int, name: str
 
 
 def _drawn(simulation: SimulationData) -> list[tuple[int, int]]:
-    """Return the drawn begin and end of each message in nanoseconds: at least one long, and after the earlier messages
-    of its link."""
+    """Return the drawn begin and end of each message in nanoseconds.
+
+    A message is at least one long, and comes after the earlier messages of its link.
+    """
     links: dict[Any, list[int]] = defaultdict(list)
     for number, span in enumerate(simulation.sent):
         links[span.stream].append(number)
@@ -143,8 +145,10 @@ def _later(begins: Sequence[int]) -> list[int]:
 
 
 def _message(number: int, span: Span, drawn: tuple[int, int], threads: dict[Thread, int]) -> Iterator[Event]:
-    """Yield both ends and the arrow, which begins and ends inside the slices: on their edges it might bind to the next
-    ones."""
+    """Yield both ends of a message and the arrow between them.
+
+    The arrow begins and ends inside the slices: on their edges it might bind to the next ones.
+    """
     sender, receiver = span.stream  # type: ignore[misc]
     name = PASSES[span.op.of]
     received = span._replace(op=other_end(span.op))

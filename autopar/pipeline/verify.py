@@ -145,8 +145,10 @@ def _at(task: Task, time: int, rank_of: tuple[int, ...]) -> str:
 
 
 def _pairing(schedule: ScheduleTable, times: dict[Task, int]) -> None:
-    """Check that each result that another rank reads has one send and one receive, before its reader, and that there
-    are no other messages."""
+    """Check that each result that another rank reads has one send and one receive, and nothing else is sent.
+
+    The receive comes before the reader.
+    """
     rank_of = schedule.rank_of
     expected: dict[Task, Task] = {}
     for task in times:
@@ -189,8 +191,10 @@ def _pairing(schedule: ScheduleTable, times: dict[Task, int]) -> None:
 
 
 def _progress(schedule: ScheduleTable, times: dict[Task, int], channels: Iterable[Channels]) -> dict[str, str]:
-    """Check that each pair of ranks sends and receives in one order; return for each kind of channels whether all ranks
-    finish."""
+    """Check that each pair of ranks sends and receives in one order.
+
+    Return for each kind of channels whether all ranks finish.
+    """
     tasks: dict[int, list[Group]] = {rank: [] for rank in range(schedule.ranks)}
     for row in schedule.slots:
         for rank, slot in enumerate(row):
@@ -276,8 +280,10 @@ def _reductions(schedule: ScheduleTable, times: dict[Task, int]) -> None:
 
 
 def _gathered(schedule: ScheduleTable) -> None:
-    """Check that a stage with sharded parameters computes only while they are gathered, and that it gathers and frees
-    them in turn."""
+    """Check that a stage with sharded parameters computes only while they are gathered.
+
+    It must gather and free them in turn.
+    """
     sharded = {
         stage for row in schedule.slots for slot in row for name, stage in slot.parameters if name in (UNSHARD, RESHARD)
     }

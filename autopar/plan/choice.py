@@ -40,8 +40,10 @@ class Aim:
     firm: bool = False
 
     def missed(self, attr: DistAttr) -> int:
-        """Return the number of axes that differ from the aim; an axis that it does not name may split an undecided
-        dim."""
+        """Return the number of axes that differ from the aim.
+
+        An axis that it does not name may split an undecided dim.
+        """
         count = 0
         for axis in {*self.attr.axes, *attr.axes} - {UNDECIDED}:
             desired, actual = place_of(axis, self.attr), place_of(axis, attr)
@@ -82,8 +84,9 @@ def cheapest(
     opened: Opened = (),
     waits: frozenset[int] = frozenset(),
 ) -> tuple[tuple[DistAttr, ...], tuple[DistAttr | None, ...]]:
-    """Return the best strategy for operands with the layouts ``homes``: the layouts that it requires of them, and the
-    layouts of the results.
+    """Return the best strategy for operands with the layouts ``homes``.
+
+    It is the layouts that it requires of them, and the layouts of the results.
 
     Args:
         staying: for each operand, the axes on which its splits should stay.
@@ -155,8 +158,10 @@ def _options(
     present: Sequence[Mapping[str, Dim]],
     axis: str,
 ) -> list[Option]:
-    """Return the options of an axis: split a factor that a value has split over it, pass a pending sum, or nothing
-    (``None``)."""
+    """Return the options of an axis.
+
+    It may split a factor that a value has split over it, pass a pending sum, or do nothing (``None``).
+    """
     options: dict[Option, None] = {}
     for row in present:
         for factor, dim in row.items():
@@ -199,8 +204,10 @@ def _strategy(chosen: Mapping[str, Option], present: Sequence[Mapping[str, Dim]]
 
 
 def _restricted(factor: str, axes: list[str], present: Sequence[Mapping[str, Dim]], mesh: Mesh) -> Dim:
-    """Return the split of a factor over exactly ``axes``: as in the value that has most of them, with the other axes
-    last."""
+    """Return the split of a factor over exactly ``axes``.
+
+    The order is as in the value that has most of them, with the other axes last.
+    """
     best = max((row[factor] for row in present if factor in row), key=lambda dim: len({*axes_of(dim)} & {*axes}))
     kept = tuple((size, tuple(axis for axis in names if axis in axes)) for size, names in best)
     missing = tuple(axis for axis in mesh.names if axis in axes and axis not in axes_of(best))

@@ -22,8 +22,10 @@ from autopar.report.decisions import needed_whole_note, parts_note, unused_axes,
 def layouts_of(
     plan: Plan | None, model: torch.nn.Module, mesh: Mesh, inputs: Mapping[str, Sequence[int]] | None = None
 ) -> dict[str, DistAttr]:
-    """Return name → DistAttr for parameters, buffers and ``inputs`` (name → shape); others are replicated.
-    ``PlanError`` as for ``resolve``."""
+    """Return name → DistAttr for parameters, buffers and ``inputs`` (name → shape).
+
+    Values without a layout are replicated. ``PlanError`` as for ``resolve``.
+    """
     names = names_of(model)
     return resolve(
         plan, mesh, names.shapes, inputs, names.aliases, through=names.through, parts=names.parts, calls=False
@@ -44,8 +46,9 @@ class Decisions(NamedTuple):
 
 def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured: Captured,
                 layouts: Mapping[str, DistAttr] | None = None) -> tuple[dict[str, DistAttr], Decisions]:  # fmt: skip
-    """Return node → DistAttr for placeholders and for values that modules return, and the decisions that were made for
-    the user.
+    """Return node → DistAttr for placeholders and for values that modules return, and notes of decisions.
+
+    The decisions were made for the user.
 
     Args:
         layouts: the layouts of parameters and inputs that are decided without the plan.

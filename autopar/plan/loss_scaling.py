@@ -77,8 +77,9 @@ class LossScaling:
     def load_state_dict(
         state: Mapping[str, Any], minimum: float | None = None, device: torch.device | str = "cpu"
     ) -> tuple[LossScaling, torch.Tensor, torch.Tensor]:
-        """Return the scaling, the scale and the steps since its last change, from a state of ``state_dict`` or of a
-        ``GradScaler``.
+        """Return the scaling, the scale and the steps since its last change from a saved state.
+
+        The state is one of ``state_dict`` or of a ``GradScaler``.
 
         Raises:
             ValueError: the state lacks an entry; the state of a ``GradScaler`` with ``enabled=False`` is empty.

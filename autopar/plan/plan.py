@@ -65,8 +65,10 @@ class _Layer:
 
 @dataclass(frozen=True)
 class _Choice:
-    """The layout that one dict gives a tensor: the glob, the tensor's names that it matches, and whether these names
-    leave wrappers out."""
+    """The layout that one dict gives a tensor: the glob, and the tensor's names that it matches.
+
+    It also holds whether these names leave wrappers out.
+    """
 
     attr: DistAttr
     glob: str
@@ -150,8 +152,10 @@ class _Matcher:
     parts: set[str]
 
     def choices(self, layer: _Layer, misfits: dict[str, str], is_known: Callable[[str], bool]) -> dict[str, _Choice]:
-        """Return the layout that a dict gives each value that it matches. ``misfits`` receives the globs of a preset
-        that do not fit."""
+        """Return the layout that a dict gives each value that it matches.
+
+        ``misfits`` receives the globs of a preset that do not fit.
+        """
         chosen: dict[str, _Choice] = {}
         for glob, spec in layer.globs.items():
             subject = f"the plan's {glob!r}: {_show(spec)}"
@@ -199,8 +203,9 @@ class _Matcher:
 
 
 def of_the_batch(plan: Plan | None, mesh: Mesh, inputs: Mapping[str, int]) -> dict[str, bool]:
-    """Map each input that a plan names to whether its dim 0 is the batch, because an axis of the batch splits it (an
-    axis of size one counts).
+    """Map each input that a plan names to whether its dim 0 is the batch.
+
+    It is if an axis of the batch splits it; an axis of size one counts.
 
     The result is empty on a mesh without such an axis.
 
@@ -316,8 +321,11 @@ def _show(spec: object) -> str:
 
 
 def _split_batch(resolved: Constraints, mesh: Mesh, inputs: Mapping[str, Sequence[int]]) -> None:
-    """Split inputs by default, if the plan splits none: the batch over ``ep`` and over the first axis without another
-    meaning, the sequence over ``cp``. Inputs that the plan names are left out."""
+    """Split inputs by default, if the plan splits none.
+
+    The batch is split over ``ep`` and over the first axis without another meaning, the sequence over ``cp``. Inputs
+    that the plan names are left out.
+    """
     first = next((shape for shape in inputs.values() if len(shape)), None)
     if first is None:
         return

@@ -127,8 +127,10 @@ class LayoutPropagation:
         return node.name in self.constraints or (isinstance(record.type, TensorType) and record.type.layout is not None)
 
     def follow_gradient(self, node: fx.Node) -> None:
-        """Give a sum of gradients the layout of its parameter, pending over axes over which the gradient is pending and
-        the parameter not split."""
+        """Give a sum of gradients the layout of its parameter.
+
+        It is pending over axes over which the gradient is pending and the parameter not split.
+        """
         for sum in operands(node):
             if sum in self.sums and sum not in self.types:
                 (addend,) = (value for value in operands(node) if value is not sum)
@@ -148,8 +150,10 @@ class LayoutPropagation:
             self.aims[node] = Aim(attr)
 
     def see(self, node: fx.Node) -> None:
-        """Let all readers of a constrained value read it in the layout of the constraint; the transfers follow from
-        that."""
+        """Let all readers of a constrained value read it in the layout of the constraint.
+
+        The transfers follow from that.
+        """
         aim, type = self.aims.get(node), self.types[node]
         if aim is not None and not aim.firm and isinstance(type, TensorType):
             attr = aim.filled(type.attr).normalize(type.shape, self.mesh)
@@ -235,8 +239,11 @@ class LayoutPropagation:
         return DistAttr.replicated(len(type.shape)) if self.whole else edge_of(type.attr, self.mesh, type.shape)
 
     def edges(self, node: fx.Node, record: Record) -> tuple[Requirement | None, ...]:
-        """Return the required Layouts of the results: returned values reduced and in a layout that DTensor can express;
-        gradients and states as their parameters and states."""
+        """Return the required Layouts of the results.
+
+        Returned values are reduced and in a layout that DTensor can express; gradients and states are as their
+        parameters and states.
+        """
         homes = {p.name: self.types[p] for p in self.program.placeholders if p in self.types}
         needs = []
         dtypes = required_dtypes(record, [self.read(value) for value in operands(node)])
@@ -278,9 +285,11 @@ class LayoutPropagation:
         return self.with_layouts(record.type, gives), uses
 
     def waiting(self, node: fx.Node, values: Sequence[fx.Node], homes: Sequence[DistAttr]) -> frozenset[int]:
-        """Return the operands whose pending sum should pass, because fewer elements are reduced after all their readers
-        than here; and the operands of an addition that should become pending beside a pending operand, because the
-        result is added to a sum of gradients or losses."""
+        """Return the operands whose pending sum should pass, or that should become pending.
+
+        A pending sum passes if fewer elements are reduced after all its readers than here. An operand of an addition
+        becomes pending beside a pending operand if the result is added to a sum of gradients or losses.
+        """
         if node.target in ADDITIONS and self.least[node] == 0 and node not in self.adds_up:
             return frozenset(k for k, home in enumerate(homes) if not home.pending)
         return frozenset(
@@ -289,8 +298,10 @@ class LayoutPropagation:
         )  # fmt: skip
 
     def reduced_behind(self, value: fx.Node) -> float:
-        """Return how many elements are reduced if a pending value is not reduced here; one that is added to another
-        pending value costs none."""
+        """Return how many elements are reduced if a pending value is not reduced here.
+
+        A value that is added to another pending value costs none.
+        """
         if len(value.users) > READERS or not all(self.passes_on(user, value) for user in value.users):
             return math.inf
         return sum(
@@ -300,8 +311,10 @@ class LayoutPropagation:
 
     @cached_property
     def least(self) -> dict[fx.Node, float]:
-        """Return how many elements of a value are reduced at least, if it is pending: here or after its readers. Linear
-        in the graph."""
+        """Return how many elements of a value are reduced at least, if it is pending.
+
+        It may be reduced here or after its readers. Linear in the graph.
+        """
         least: dict[fx.Node, float] = {}
         for node in reversed(self.program.graph.nodes):
             if node.op == "call_function":
@@ -315,8 +328,10 @@ class LayoutPropagation:
         return least
 
     def passes_on(self, user: fx.Node, value: fx.Node) -> bool:
-        """Whether a pending value passes through a reader. Terms of a loss, which are scalars, pass: they are added
-        first and reduced once."""
+        """Return whether a pending value passes through a reader.
+
+        Terms of a loss, which are scalars, pass: they are added first and reduced once.
+        """
         return user in self.adds_up or _passes_all(user, value) or (user.target in ADDITIONS and _size(user) == 1)
 
     def adds_to_pending(self, user: fx.Node, node: fx.Node) -> bool:
@@ -378,8 +393,10 @@ ADDITIONS = {torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor}
 
 
 def gradient_sums(program: Program) -> dict[fx.Node, fx.Node | None]:
-    """The states in which the gradients of parameters add up → the parameter: ``up.weight.grad`` → ``up.weight``. And
-    those in which the losses do, ``.loss``."""
+    """Return the states in which gradients of parameters add up → the parameter, and those of losses.
+
+    Examples: ``up.weight.grad`` → ``up.weight``, and ``.loss``.
+    """
     named = {name_of(node): node for node in program.placeholders}
     sums: dict[fx.Node, fx.Node | None] = {}
     for name, node in named.items():
@@ -409,8 +426,10 @@ def rounds_nothing(type: TensorType, dtype: torch.dtype) -> bool:
 def gradient_aims(
     program: Program, types: Mapping[fx.Node, ValueType], axes: frozenset[str], mesh: Mesh
 ) -> dict[fx.Node, Aim]:
-    """Return an aim for each gradient: to be computed in its parameter's layout over ``axes``, on which parameters
-    stay. Aims pass backwards through views, additions and casts."""
+    """Return an aim for each gradient: to be computed in its parameter's layout over ``axes``.
+
+    Parameters stay on ``axes``. Aims pass backwards through views, additions and casts.
+    """
     aims: dict[fx.Node, Aim] = {}
     homes = {node.name: type for node, type in types.items() if node.op == "placeholder"}
     parameter_of = {

@@ -1,5 +1,7 @@
-"""Describe the decisions made for the user: which of a preset's names matched, what stays whole, and which axes split
-nothing."""
+"""Describe the decisions made for the user.
+
+Which of a preset's names matched, which values stay whole, and which axes split nothing.
+"""
 
 from __future__ import annotations
 
@@ -92,8 +94,10 @@ def _parameters(count: int) -> str:
 
 
 def unused_axes(mesh: Mesh, used: Collection[str], noted: Collection[str] = ()) -> list[str]:
-    """Return a note for each axis of more than one rank that splits nothing, without the axes ``noted``, which have
-    another note."""
+    """Return a note for each axis of more than one rank that splits nothing.
+
+    The axes ``noted`` are left out, because they have another note.
+    """
     return [
         f"the axis {axis} splits nothing: its {size} ranks do the same work; "
         f"{USED_BY.get(axis) or OTHERS_USED_BY.format(axis=axis)}"

@@ -220,8 +220,10 @@ class _Walk:
         )
 
     def moves_nothing(self, node: fx.Node, value: fx.Node) -> bool:
-        """Return whether a transfer's result shares its operand's memory, as for an all-reduce without other readers,
-        or a piece of dim 0."""
+        """Return whether a transfer's result shares its operand's memory.
+
+        An all-reduce without other readers does, and so does a piece of dim 0.
+        """
         arguments = transfers.arguments(node.target, node.args, node.kwargs)
         if node.target is transfers.all_reduce:
             return len(value.users) == 1 and all(storage.born != START for part in self.of[value] for storage in part)

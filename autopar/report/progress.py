@@ -1,5 +1,7 @@
-"""Show what a long operation is doing, on a terminal from the third second on: a bar with the name of the module or the
-pass."""
+"""Show the progress of a long operation on a terminal, from the third second on.
+
+It is a bar with the name of the module or the pass.
+"""
 
 from __future__ import annotations
 

@@ -90,8 +90,7 @@ class Bound:
         return tuple(operands), tuple(results)
 
     def takes(self, factor: str, dim: Dim, mesh: Mesh) -> bool:
-        """Return whether the op accepts the pieces of a factor with this split: some rules do not allow empty
-        pieces."""
+        """Return whether the op accepts the pieces of a factor with this split: some rules allow no empty pieces."""
         return self.rule.empty or all(
             DistAttr((dim,)).local_shape([self.sizes[factor]], mesh, at) != (0,) for at in mesh.points()
         )
@@ -121,8 +120,7 @@ class Bound:
     def factor_splits(
         self, dims: Dims, shape: tuple[int, ...], attr: DistAttr, mesh: Mesh
     ) -> list[dict[str, Dim] | None]:
-        """Return for each dim of a value the splits of its factors; ``None`` where the dim is not split along
-        factors."""
+        """Return for each dim of a value the splits of its factors; ``None`` for a dim without split factors."""
         splits: list[dict[str, Dim] | None] = []
         for pattern, size, dim in zip(dims, shape, attr.dims, strict=True):
             parts = [(size if part is None else part, axes) for part, axes in dim]
@@ -168,8 +166,7 @@ class Bound:
     def check(
         self, mesh: Mesh, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], names: Sequence[str]
     ) -> str | None:
-        """Return why these attributes are not one of the rule's strategies; ``None`` if they are. Cached, since layers
-        repeat."""
+        """Return why these attributes are no strategy of the rule; ``None`` if they are. Layers repeat: cached."""
         key = (mesh, tuple(needs), tuple(gives))
         if key in self._sound:
             return None
@@ -244,8 +241,9 @@ _BOUND: dict[Any, Bound] = {}
 
 
 def bind_node(node: fx.Node, *, strict: bool = False) -> Bound:
-    """Return the bound rule of a node, from the records of its operands and its own. Without a rule, use the one that
-    is found by running the op (``rules.unknown``), or keep all dims whole.
+    """Return the bound rule of a node, from the records of its operands and its own.
+
+    Without a rule, use the one that is found by running the op (``rules.unknown``), or keep all dims whole.
 
     Raises:
         RuleError: the rule does not fit the call, or there is none and ``strict`` is set.
@@ -377,8 +375,7 @@ def _all_whole(operands: Sequence[Any], results: Sequence[TensorType | None]) ->
 
 
 def _expand(dims: Dims, ndim: int, rule: Rule, text: str, shape: Sequence[int]) -> Dims:
-    """Expand ``...`` for a tensor: ``... d`` on three dims is ``...1 ...0 d``, with leading dims numbered from the
-    right."""
+    """Expand ``...`` for a tensor: ``... d`` on three dims is ``...1 ...0 d``, numbered from the right."""
     extra = ndim - (len(dims) - ((ELLIPSIS,) in dims))
     if extra < 0 or (extra and (ELLIPSIS,) not in dims):
         raise RuleError(f"rule {text!r} of {rule.op} does not fit a tensor of shape {list(shape)}")

@@ -1,5 +1,4 @@
-"""List the ops whose kernels exist on accelerators only: their rules follow the schema, and were not tested on
-pieces."""
+"""List the ops whose kernels exist on accelerators only. Their rules follow the schema, without tests on pieces."""
 
 BY_SCHEMA = frozenset({
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward",

@@ -110,8 +110,10 @@ def sized(text: str, sizes: Callable[..., dict[str, int]]) -> Callable[..., tupl
 
 
 def broadcast(shape: Sequence[int], dims: Sequence[str], sizes: Sequence[int] = ()) -> str:
-    """Return a tensor that broadcasts to ``dims``: it may lack leading dims, or have size one where ``dims`` are
-    longer."""
+    """Return a tensor that broadcasts to ``dims``.
+
+    It may lack leading dims, or have size one where ``dims`` are longer.
+    """
     lead = len(dims) - len(shape)
     full = sizes or [0] * len(dims)
     return tensor("1" if n == 1 != full[lead + k] else dims[lead + k] for k, n in enumerate(shape))
@@ -131,8 +133,10 @@ def every(count: int) -> str:
 
 
 def elements(x: Any, dim: int, index: Any) -> tuple[str, str]:
-    """Return the factors of a tensor and of an index into one of its dims. If the index is shorter along a dim, that
-    dim stays whole."""
+    """Return the factors of a tensor and of an index into one of its dims.
+
+    If the index is shorter along a dim, that dim stays whole.
+    """
     table, picked = [], []
     for k, (n, m) in enumerate(zip(x.shape, index.shape, strict=True)):
         same = n == m and k != dim % len(x.shape)

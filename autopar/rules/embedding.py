@@ -1,5 +1,7 @@
-"""Shard look-ups along one dim of a tensor, and their reverse. The indexed dim stays whole unless the op gets the held
-indices."""
+"""Shard look-ups along one dim of a tensor, and their reverse.
+
+The indexed dim stays whole unless the op gets the held indices.
+"""
 
 from __future__ import annotations
 

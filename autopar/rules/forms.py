@@ -1,5 +1,4 @@
-"""Build the patterns of matrix products, norms, convolutions, attention, solvers and searches from a call's
-arguments."""
+"""Build the patterns of matrix products, norms, convolutions, attention and solvers from a call's arguments."""
 
 from __future__ import annotations
 
@@ -34,8 +33,10 @@ def trilinear(a, b, c, expand_a, expand_b, expand_c, summed, *_) -> str:
 
 
 def grouped(a, b, ends=None, bias=None, *_, **__) -> str:
-    """Products of experts ``e``. The tokens of all experts are in one dim, up to each expert's end, so tokens and
-    experts stay whole."""
+    """Products of experts ``e``: tokens and experts stay whole.
+
+    The tokens of all experts are in one dim, up to each expert's end.
+    """
     where = ", e!" if ends is not None else ", ()"
     left, right, result = {
         (2, 3): ("t! k", "e! k n", "t! n"), (3, 2): ("e! m k", "k t!", "m t!"), (2, 2): ("m t!", "t! n", "e! m n"), (3, 3): ("e m k", "e k n", "e m n"),
@@ -48,8 +49,10 @@ def grouped(a, b, ends=None, bias=None, *_, **__) -> str:
 
 
 def layer_norm(operands: str, results: str, shape: int):
-    """``k``: the normalized dims; ``1``: their position in a mean. A split batch leaves the weight's gradient
-    pending."""
+    """The normalized dims ``k`` stay whole; a split batch leaves the weight's gradient pending.
+
+    ``k``: the normalized dims; ``1``: their position in a mean.
+    """
 
     def pattern(*args, **_) -> str:
         count = len(args[shape])
@@ -111,8 +114,10 @@ def glu(results: str, before: str = ""):
 
 
 def channels(weight, transposed: bool, groups: int, summed: str = "i") -> tuple[str, str, str]:
-    """Return the factors of input channels, output channels and the weight. Groups can be split, and the channels of
-    each."""
+    """Return the factors of input channels, output channels and the weight.
+
+    Groups can be split, and the channels of each.
+    """
     kernel = wholes(len(weight.shape) - 2, "k")
     if groups == 1:
         return summed, "o", f"{summed} o {kernel}" if transposed else f"o {summed} {kernel}"
@@ -121,8 +126,7 @@ def channels(weight, transposed: bool, groups: int, summed: str = "i") -> tuple[
 
 
 def convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups: int):
-    """``n i s!, o i k!, o -> n o t!``. If the input channels, which are summed, are split, the bias must be pending
-    too."""
+    """``n i s!, o i k!, o -> n o t!``: split input channels, which are summed, need a pending bias."""
     i, o, w = channels(weight, transposed, groups)
     count = len(x.shape) - 2
     return f"n {i} {wholes(count, 's')}, {w}, {o} -> n {o} {wholes(count, 't')}", {"g": groups}
@@ -214,8 +218,10 @@ def vectors(pattern: str, bare: str, position: int):
 
 
 def solved(pattern: str, mirrored: str):
-    """Return the pattern of a solver: columns of the right-hand side can be split, or its rows if the unknown is on the
-    left, ``X A = B``."""
+    """Return the pattern of a solver: columns of the right-hand side can be split.
+
+    If the unknown is on the left, ``X A = B``, rows can be split.
+    """
 
     def bound(*_, left: bool = True, **__) -> str:
         return pattern if left else mirrored
@@ -225,8 +231,10 @@ def solved(pattern: str, mirrored: str):
 
 
 def solution(a, b, *, left: bool = True, **_) -> str:
-    """The right-hand side is a matrix, or one vector each. It stays whole: every rank computes the whole
-    factorization."""
+    """The right-hand side, a matrix or one vector each, stays whole.
+
+    Every rank computes the whole factorization.
+    """
     side = "... i!" if b.shape == a.shape[:-1] else "... i! c!" if left else "... c! i!"
     return f"... i! j!, {side} -> {side}, ... i! j!, ... i!, ..."
 
@@ -268,8 +276,10 @@ def is_in(x, among, *, invert: bool = False, **_) -> str:
 
 
 def bags(weight, indices, offsets, by_frequency: bool = False, mode: int = 0, *_) -> str:
-    """Bags of indices are summed row by row: columns can be split. Results that are equal on all ranks are written as
-    their maximum."""
+    """Bags of indices are summed row by row: columns can be split.
+
+    Results that are equal on all ranks are written as their maximum.
+    """
     return f"v! d, i!, b!, i! -> bags! d, o!, sizes!, {'places! d' if mode == 2 else 'places!'} by max"
 
 

@@ -1,5 +1,7 @@
-"""Build the patterns of look-ups along a dim of a tensor, of their reverse, and of losses that look up a class. The
-indexed dim stays whole."""
+"""Build the patterns of look-ups along a dim of a tensor, of their reverse, and of losses that look up a class.
+
+The indexed dim stays whole.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,10 @@ def scatter_held(source, dim: int, index, held, size: int) -> str:
 
 
 def _elements(x, dim: int, index) -> tuple[str, str]:
-    """Return the factors of ``x`` and of an index into it. If the index is shorter along a dim, that dim stays
-    whole."""
+    """Return the factors of ``x`` and of an index into it.
+
+    If the index is shorter along a dim, that dim stays whole.
+    """
     dims, chosen = [], []
     for k, (n, m) in enumerate(zip(x.shape, index.shape, strict=True)):
         along = k == dim % len(x.shape)
@@ -88,8 +92,10 @@ def scatter_value(x, dim: int, index, value) -> str:
 
 
 def _index(x, indices) -> tuple[str, str, list[str]]:
-    """Return the factors of ``x``, of the index tensors, and the dims of ``x[indices]``. The tensors broadcast
-    together."""
+    """Return the factors of ``x``, of the index tensors, and the dims of ``x[indices]``.
+
+    The tensors broadcast together.
+    """
     indexed = [k for k, index in enumerate(indices) if index is not None]
     ndim = max(len(indices[k].shape) for k in indexed)
     shape = [
@@ -118,8 +124,10 @@ def index_tensor(x, indices) -> str:
 
 
 def index_put(x, indices, values, accumulate: bool = False) -> str:
-    """If values overwrite each other, the indices stay whole; if one value is added for each index, the indices can be
-    split."""
+    """Indices can be split if one value is added for each index.
+
+    If values overwrite each other, the indices stay whole.
+    """
     if any(index is not None and index.dtype == torch.bool for index in indices):
         return _masked_put(x, indices, values)
     whole, sides, result = _index(x, indices)

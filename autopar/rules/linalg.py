@@ -1,5 +1,7 @@
-"""Shard factorizations and solutions of matrices by batch, right-hand sides by columns, and Fourier transforms by other
-dims."""
+"""Shard factorizations and solutions of matrices by batch, and Fourier transforms by other dims.
+
+Right-hand sides are sharded by columns.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Shard matrix products. The bias of ``addmm`` is added to the sum over k: if k is split, the bias must be pending
-too."""
+"""Shard matrix products.
+
+The bias of ``addmm`` is added to the sum over k: if k is split, the bias must be pending too.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Shard softmax, running sums, layer norm and group norm. The dims of the normalization or the running sum stay
-whole."""
+"""Shard softmax, running sums, layer norm and group norm.
+
+The dims of the normalization or the running sum stay whole.
+"""
 
 from __future__ import annotations
 

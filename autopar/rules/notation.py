@@ -30,8 +30,7 @@ DimPattern = tuple[str, ...]  # factor names, major first; (ELLIPSIS,) or () for
 
 @dataclass(frozen=True)
 class Pattern:
-    """A parsed rule: the factors of operands and results, the factors that must stay whole, and the kind of
-    reduction."""
+    """A parsed rule: factors of operands and results, factors that must stay whole, and the kind of reduction."""
 
     text: str
     operands: tuple[tuple[DimPattern, ...], ...]

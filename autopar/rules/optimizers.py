@@ -1,5 +1,7 @@
-"""Shard the steps of optimizers (``autopar.optimizers``) element by element. Step counts, scales and scheduled numbers
-are the same on all ranks."""
+"""Shard the steps of optimizers (``autopar.optimizers``) element by element.
+
+Step counts, scales and scheduled numbers are the same on all ranks.
+"""
 
 from __future__ import annotations
 

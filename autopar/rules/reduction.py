@@ -1,5 +1,7 @@
-"""Shard reductions over dims. A split dim that is summed leaves the result pending; if the results of parts do not add
-up, it stays whole."""
+"""Shard reductions over dims. A split dim that is summed leaves the result pending.
+
+If the results of parts do not add up, the dim stays whole.
+"""
 
 from __future__ import annotations
 

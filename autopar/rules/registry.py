@@ -167,8 +167,10 @@ def _check_results(pattern: Pattern, sizes: Mapping[int, Size]) -> None:
 
 
 def _fitting(pattern: Pattern, op: OpOverload) -> str:
-    """Return the overloads of the same op that the pattern fits: ``torch.ops.aten.mul`` without overload takes
-    numbers."""
+    """Return the overloads of the same op that the pattern fits.
+
+    ``torch.ops.aten.mul`` without overload takes numbers.
+    """
     others = [getattr(op.overloadpacket, name) for name in op.overloadpacket.overloads()]
     counts = (len(pattern.operands), len(pattern.results))
     fitting = [other.name() for other in others if not mutates(other) and _counts(other) == counts]
@@ -176,8 +178,7 @@ def _fitting(pattern: Pattern, op: OpOverload) -> str:
 
 
 def _counts(op: OpOverload) -> tuple[int | None, int | None]:
-    """Return how many operands and results a rule of ``op`` has; ``None`` if a list of tensors leaves the number
-    open."""
+    """Return how many operands and results a rule of ``op`` has; ``None`` if it has a list of tensors."""
     operands = [many for _, _, many in tensor_arguments(op)]
     results = tensor_results(op)
     return None if any(operands) else len(operands), None if any(results) else len(results)

@@ -136,8 +136,10 @@ def stack(tensors, dim: int = 0) -> str:
 
 
 def split(x, sizes: Sequence[int], dim: int = 0) -> Sized:
-    """Each part is split by itself, in units of a common size: ``(units! d) -> d, (part! d)``, as in a fused qkv
-    weight, also with fewer heads of keys; other parts stay whole."""
+    """Each part is split by itself, in units of a common size.
+
+    ``(units! d) -> d, (part! d)``, as in a fused qkv weight, also with fewer heads of keys; other parts stay whole.
+    """
     dims, unit = names(len(x.shape)), math.gcd(*sizes)
     parts = [list(dims) for _ in sizes]
     name, counts = dims[dim], {}
@@ -213,8 +215,10 @@ def diagonal(sides: str, of: int = 0, where: int = 1, more: int = 0, last: bool 
 
 
 def unfold(sides: str, of: int = 0) -> Callable[..., str]:
-    """Return a pattern for windows of one dim, which may overlap: the number of windows replaces the dim, their size is
-    the last dim."""
+    """Return a pattern for windows of one dim, which may overlap.
+
+    The number of windows replaces the dim, and their size is the last dim.
+    """
 
     def pattern(*args, **_) -> str:
         dims = names(ndim(args[of]))

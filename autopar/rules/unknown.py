@@ -1,5 +1,7 @@
-"""Find the rule of a call whose op has none, by a discovery that registers itself here: it runs ops, in a room above
-the rules."""
+"""Find the rule of a call whose op has none, by a discovery that registers itself here.
+
+The discovery runs ops, in a room above the rules.
+"""
 
 from __future__ import annotations
 

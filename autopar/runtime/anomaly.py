@@ -47,8 +47,10 @@ CAME = "look at the errors of those ranks; if they have none, it is a sum of inf
 
 
 def is_on() -> bool:
-    """Whether torch looks for NaN: under ``detect_anomaly()`` or ``set_detect_anomaly(True)``, unless
-    ``check_nan=False``."""
+    """Return whether torch looks for NaN: ``detect_anomaly()``, or ``set_detect_anomaly(True)``.
+
+    With ``check_nan=False`` it does not.
+    """
     return torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
 
 
@@ -151,9 +153,12 @@ class Hunt:
 
 
 def _leaving(program: Program) -> set[fx.Node]:
-    """Return the values that leave the computation: results, values that are sent to other ranks, values that the
-    update reads of the phases before it, and values that the backward of one call passes to that of another. A value
-    that is added to such a sum is one too, because it may become the sum itself."""
+    """Return the values that leave the computation.
+
+    These are results, values that are sent to other ranks, values that the update reads of the phases before it, and
+    values that the backward of one call passes to that of another. A value that is added to such a sum is one too,
+    because it may become the sum itself.
+    """
     leaving: set[fx.Node] = set()
     for node in reversed(list(program.nodes)):
         phase = record_of(node).phase
@@ -226,8 +231,10 @@ def op_of(node: fx.Node) -> fx.Node:
 
 
 def is_looked_at(node: fx.Node) -> bool:
-    """Whether a value is computed by the program and is one tensor. Of an op with several results, each result that is
-    read is checked."""
+    """Return whether a value is computed by the program and is one tensor.
+
+    Of an op with several results, each result that is read is checked.
+    """
     return node.op in ("call_function", "get_attr") and isinstance(record_of(node).type, TensorType)
 
 
@@ -249,8 +256,10 @@ def _count(x: torch.Tensor) -> str:
 
 
 def _range(x: torch.Tensor) -> str:
-    """Describe values as ``from -1.5 to 2, 3 inf``, or ``is 3`` for one number; complex numbers by their absolute
-    values."""
+    """Describe values as ``from -1.5 to 2, 3 inf``, or ``is 3`` for one number.
+
+    Complex numbers are described by their absolute values.
+    """
     x = (x.abs() if x.is_complex() else x).double()
     if x.numel() == 1:
         return f"is {x.item():.6g}"

@@ -35,8 +35,9 @@ class CurrentOp:
 
 
 def register(code: CodeType, lines: Mapping[int, str], *, is_call: bool = False) -> None:
-    """Register the text for each line of a generated function, as the user should read it. A second call replaces the
-    texts.
+    """Register the text that the user should read for each line of a generated function.
+
+    A second call replaces the texts.
 
     A line without a text, such as the ``del`` after an op, belongs to the nearest line above that has one.
 
@@ -85,8 +86,10 @@ def where_raised(traceback: TracebackType | None) -> CurrentOp:
 
 
 def add_op(error: Exception, text: str = "") -> None:
-    """Add the op that raised an error to the error, from Python 3.11 on. ``text`` names the op if the traceback does
-    not have it."""
+    """Add the op that raised an error to the error, from Python 3.11 on.
+
+    ``text`` names the op if the traceback does not have it.
+    """
     place = where_raised(error.__traceback__)
     if (text or place.inside) and hasattr(error, "add_note") and not isinstance(error, AutoparError):
         error.add_note(f"while autopar ran\n    {text or place.text}")
@@ -109,7 +112,10 @@ def _op(code: CodeType, line: int) -> str | None:
 
 
 def _users_line(stack: Iterator[tuple[CodeType, int]]) -> str:
-    """Return the user's innermost line, ``train.py:41  time.sleep(100)``; lines of installed packages count only if there are no others."""
+    """Return the user's innermost line, ``train.py:41 time.sleep(100)``.
+
+    Lines of installed packages count only if there are no others.
+    """
     lines = [(code.co_filename, line) for code, line in stack]
     users = [(name, line) for name, line in lines if is_users(name)]
     outside_packages = [(name, line) for name, line in users if f"{os.sep}site-packages{os.sep}" not in name]

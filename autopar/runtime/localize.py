@@ -75,8 +75,10 @@ class LocalPrograms(Mapping[int, Program]):
         self._made: dict[int, Program] = {}
 
     def __getitem__(self, rank: int) -> Program:
-        """Return the program with the coordinates of ``rank`` and the graph of its class. ``ValueError`` if the rank is
-        not on the mesh."""
+        """Return the program with the coordinates of ``rank`` and the graph of its class.
+
+        ``ValueError`` if the rank is not on the mesh.
+        """
         at = _mesh(self._program).coordinates(rank)
         number = self._class_of[rank]
         if number not in self._made:
@@ -219,8 +221,10 @@ class _Localizer:
         )
 
     def exchange(self, node: fx.Node, record: Record, target_mesh: Mesh) -> None:
-        """Add a send if the rank is only on the source's stage; else a recv, which also sends if the rank is on
-        both."""
+        """Add a send if the rank is only on the source's stage; else a recv.
+
+        The recv also sends if the rank is on both.
+        """
         (sent,) = operands(node)
         source, result = record_of(sent).type, record.type
         assert isinstance(source, TensorType) and source.layout is not None and isinstance(result, TensorType)
@@ -291,8 +295,7 @@ def _factors(node: fx.Node, record: Record, mesh: Mesh, at: Mapping[str, int]) -
 
 
 def _transfer(node: fx.Node, mesh: Mesh, at: Mapping[str, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the transfer's arguments with explicit piece sizes, and with the local sizes of the parts of merged
-    dims."""
+    """Return the transfer's arguments with explicit sizes of pieces, and of the local parts of merged dims."""
     arguments = transfers.arguments(node.target, node.args, node.kwargs)
     operand = operands(node)[0]
     source, result = record_of(operand).type, record_of(node).type

@@ -87,8 +87,7 @@ class ProcessStep:
     def forward(
         self, pieces: Sequence[torch.Tensor], *, keep_states: bool = True
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return the pieces of the returned values, and the values that the backward needs, in the order in which it
-        takes them."""
+        """Return the pieces of the returned values, and the values that the backward needs, in its order."""
         phases, values = self.phases, dict(zip(self.interface.given, pieces, strict=True))
         first = phases["forward"]
         results = dict(

@@ -1,5 +1,6 @@
-"""Redistribute one value from one Layout to another outside of a program, on simulated ranks or on processes, with
-gradients.
+"""Redistribute one value from one Layout to another outside of a program, with gradients.
+
+It runs on simulated ranks or on processes.
 
 The gradient of a piece has the layout of the piece, but is replicated over axes on which the value is a partial sum:
 every addend has the gradient of the sum. So the backward of a transition from A to B is a transition from gradient(B)
@@ -35,8 +36,9 @@ from autopar.verify.levels import verify
 
 
 def gradient_type(type: TensorType) -> TensorType:
-    """Return the type of the gradient of a value: it has the value's splits, and is replicated where the value is
-    pending.
+    """Return the type of a value's gradient: it has the value's splits.
+
+    It is replicated where the value is pending.
 
     Raises:
         TransitionError: the value is a pending max, min or product, whose gradient depends on the values.
@@ -203,8 +205,9 @@ class RedistributionOnRank:
         return self.redistribution.backward.on(self.rank, self.groups, self.device)
 
     def __call__(self, piece: torch.Tensor | None) -> torch.Tensor | None:
-        """Return the rank's piece of the target. The old or the new piece is ``None`` if the rank is only on the other
-        mesh.
+        """Return the rank's piece of the target.
+
+        The old or the new piece is ``None`` if the rank is only on the other mesh.
 
         Raises:
             ValueError: the piece has another shape or dtype than the rank's piece, or is missing, or the rank has none.

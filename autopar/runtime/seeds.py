@@ -1,5 +1,4 @@
-"""Draw the seed of a step with random ops from torch's global generator, so that ``torch.manual_seed`` reproduces
-it."""
+"""Draw a step's seed of random ops from torch's global generator: ``torch.manual_seed`` reproduces it."""
 
 from __future__ import annotations
 
@@ -17,8 +16,9 @@ RANDOM = ("parallel", "single")
 def step_seed(
     draws: Sequence[Draw], random: str, device: torch.device, control: distributed.ProcessGroup | None
 ) -> list[torch.Tensor]:
-    """Return the value of the placeholder ``seed``, in a list that is empty if the step has none. It is the same on all
-    ranks.
+    """Return the value of the placeholder ``seed`` in a list, which is empty if the step has no seed.
+
+    It is the same on all ranks.
 
     Args:
         random: ``"parallel"``: one number. ``"single"``: the generator's state before each draw; the generator advances

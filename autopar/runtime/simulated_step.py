@@ -36,8 +36,10 @@ class SimulatedStep:
 
     @cached_property
     def code(self) -> dict[int, dict[str, list[Instruction]]]:
-        """Rank → its instructions, by phase; ranks of one class share them. Compiled on first use, because a program
-        may only be printed."""
+        """Rank → its instructions, by phase; ranks of one class share them.
+
+        Compiled on first use, because a program may only be printed.
+        """
         compiled: dict[int, dict[str, list[Instruction]]] = {}
         by_rank = {}
         for rank, program in self._local.items():

@@ -1,5 +1,7 @@
-"""Run a program without tangents as one function, from pieces by name to pieces by name, on this rank or on all
-simulated ranks."""
+"""Run a program without tangents as one function, from pieces by name to pieces by name.
+
+It runs on this rank or on all simulated ranks.
+"""
 
 from __future__ import annotations
 
@@ -82,8 +84,10 @@ class ProcessRun(Results):
         return Hunt(self._local, scaled=self._scaled)
 
     def lowered(self, zeros: frozenset[str] = frozenset(), hunt: Hunt | None = None) -> Lowered:
-        """Return the function for a call in which the donated placeholders ``zeros`` are zero and not passed; with
-        ``hunt``, it looks for NaN."""
+        """Return the function for a call in which the donated placeholders ``zeros`` are zero.
+
+        They are not passed. With ``hunt``, it looks for NaN.
+        """
         if (zeros, hunt) not in self._lowered:
             donated = Donated.of(self._local, self._donated, zeros, self._offloaded)
             self._lowered[zeros, hunt] = lower_whole(

@@ -44,8 +44,10 @@ class Averages:
 
     @torch.no_grad()
     def place(self, trained: tuple[Trained, ...]) -> None:
-        """Give the averages the layouts of the optimizer's state. A new average begins as the weight. All ranks call
-        it."""
+        """Give the averages the layouts of the optimizer's state. All ranks call it.
+
+        A new average begins as the weight.
+        """
         if trained is self._trained:
             return
         groups = self.optimizer_state.groups()
@@ -67,7 +69,7 @@ class Averages:
         return {"count": self.count, "weights": dict(self.tensors)}
 
     def check(self, state: Mapping[str, Any], updated: Collection[str] = ()) -> None:
-        """``ValueError`` if a saved state does not fit these averages. The error names the parameter.
+        """Raise ``ValueError`` if a saved state does not fit these averages. The error names the parameter.
 
         ``updated``: the parameters that were trained before the state was saved: each has an average, if any parameter
         has.
@@ -106,8 +108,11 @@ class Averages:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a saved state: full tensors are sharded, DTensors are redistributed. An average that the state does not
-        have begins as the weight. All ranks call it."""
+        """Load a saved state. All ranks call it.
+
+        Full tensors are sharded, DTensors are redistributed. An average that the state does not have begins as the
+        weight.
+        """
         groups = self.optimizer_state.groups()
         saved = {name: value for name, value in state["weights"].items() if name in groups}
         tensors = {
@@ -125,8 +130,10 @@ class Averages:
 
     @contextmanager
     def in_model(self) -> Iterator[None]:
-        """A block in which the model has the averages. Then it gets its weights back, bit for bit, from copies. All
-        ranks call it."""
+        """Put the averages into the model while the ``with`` block runs. All ranks call it.
+
+        Then the model gets its weights back, bit for bit, from copies.
+        """
         self.refuse_while_lent()
         groups = self.optimizer_state.groups()
         pairs = [(parameter, self.tensors[name]) for name, (_, parameter) in groups.items() if name in self.tensors]
@@ -140,13 +147,13 @@ class Averages:
             self.lent = False
 
     def refuse_while_lent(self) -> None:
-        """``RuntimeError`` inside of ``in_model``, where the model's weights are the averages."""
+        """Raise ``RuntimeError`` inside of ``in_model``, where the model's weights are the averages."""
         if self.lent:
             raise RuntimeError("the model has the averages of its weights: leave the block of step.averaged() first")
 
 
 def with_layout_of(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A tensor with the device and the placements of a parameter; a plain tensor stays as it is."""
+    """Return a tensor with the device and the placements of a parameter; a plain tensor stays as it is."""
     return redistribute(tensor.to(local_of(parameter).device), parameter.placements) if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
 
 

@@ -119,8 +119,10 @@ class BatchIndependence:
         return type if isinstance(type, TensorType) else None
 
     def mixing_nodes(self, values: Iterable[fx.Node]) -> list[fx.Node]:
-        """The nodes that mix rows, among those that these values are computed from, in order. Linear in their
-        number."""
+        """The nodes that mix rows, among those that these values are computed from, in order.
+
+        Linear in their number.
+        """
         placed = self._placed
         if placed is None:
             return []
@@ -145,14 +147,17 @@ class BatchIndependence:
 
 
 def _with_seed_of_rows(record: Record) -> Record:
-    """With ``random="single"`` a step draws the numbers of a single device in its order. Here each row draws its own,
-    as with another seed."""
+    """Let each row draw its own random numbers, as with another seed.
+
+    With ``random="single"`` a step draws the numbers of a single device in its order.
+    """
     return record._replace(type=TensorType((), torch.int64)) if record.role == "seed" else record
 
 
 def _repeats(node: fx.Node, dim: int) -> bool:
-    """Whether a value that is the same for all micro-batches repeats one entry along a dim, so that a shorter batch
-    only makes it shorter.
+    """Return whether a value that is the same for all micro-batches repeats one entry along a dim.
+
+    If so, a shorter batch only makes it shorter.
 
     Random numbers that each row draws independently count as repeated. A look-up repeats if its index or its table
     does.
@@ -171,8 +176,10 @@ def _repeats(node: fx.Node, dim: int) -> bool:
 
 
 def _repeats_where(value: fx.Node, dim: int) -> list[list[tuple[fx.Node, int]]]:
-    """The operands and dims that must repeat for a value to repeat along a dim: at least one of each group. An empty
-    group never does."""
+    """Return the operands and dims that must repeat for a value to repeat along a dim.
+
+    At least one of each group must repeat. An empty group never does.
+    """
     type = record_of(value).type
     if (
         value.target in FILLED
@@ -205,8 +212,10 @@ def _is_drawn_independently(value: fx.Node) -> bool:
 
 
 def _looked_up(node: fx.Node, value: fx.Node, dim: int) -> list[tuple[fx.Node, int]]:
-    """An operand and a dim of it; of an index, the dim that it looks into as well: where that repeats, it does not
-    matter which are taken."""
+    """Return an operand and a dim of it; of an index, the dim that it looks into as well.
+
+    Where that dim repeats, it does not matter which entries are taken.
+    """
     if node.target is not aten.index.Tensor or value is node.args[0]:
         return [(value, dim)]
     return [(value, dim), (node.args[0], next(k for k, index in enumerate(node.args[1]) if index is value))]  # type: ignore[arg-type,list-item]

@@ -44,8 +44,10 @@ def as_call(
 
 @functools.lru_cache(maxsize=256)
 def _takes(forward: Callable[..., Any], bound: bool) -> tuple[frozenset[str | None], int, float]:
-    """The parameters of ``forward`` (``None`` stands for any keyword), and how many positional arguments it needs and
-    takes at most."""
+    """Return the parameters of ``forward``, and how many positional arguments it needs and takes at most.
+
+    ``None`` among the parameters stands for any keyword.
+    """
     try:
         parameters = list(inspect.signature(forward).parameters.values())
     except (TypeError, ValueError):

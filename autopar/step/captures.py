@@ -78,8 +78,10 @@ class StepCaptures:
         return self.micros.call(key, state.modules)
 
     def compiled(self, inputs: CallInputs, call: GuardedCall) -> tuple[MicroBatch, StepUpdate]:
-        """The programs of such a call; captured now where they were not. Moves parameters and the optimizer's state to
-        their layouts."""
+        """Return the programs of a call; capture them if it is new.
+
+        Then the parameters and the optimizer's state move to their layouts.
+        """
         if not call.known:
             self._capture(inputs, call)
         micro = self.micros[call]

@@ -26,8 +26,9 @@ aten = torch.ops.aten
 
 
 def count_program(program: Program, terms: Terms, microbatches: int, device: torch.device) -> Program:
-    """Make the traced program of the mean counts of all micro-batches. It returns one count, without dims, for each
-    divisor, in order.
+    """Make the traced program of the mean counts of all micro-batches.
+
+    It returns one count, without dims, for each divisor, in order.
 
     labels_0 : i64[6] = input('labels.0')
     labels_1 : i64[6] = input('labels.1')

@@ -27,7 +27,7 @@ def parts_of(what: str, value: Any, wanted: Collection[str] = ()) -> Mapping[str
 
 
 def check_model(saved: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """``ValueError`` if the saved parameters and buffers do not have the names and shapes of the model's."""
+    """Raise ``ValueError`` if the saved parameters and buffers do not have the model's names and shapes."""
     what, other = "the state's 'model'", "it is of another model"
     for name, tensor in state.items():
         if name not in saved:
@@ -46,7 +46,10 @@ def check_model(saved: Mapping[str, Any], state: Mapping[str, Any]) -> None:
 
 
 def check_groups(saved: list[list[Any]], groups: list[list[str]]) -> None:
-    """``ValueError`` if the saved groups do not have the optimizer's parameters in their order. Both hold names."""
+    """Raise ``ValueError`` if the saved groups do not have the optimizer's parameters in their order.
+
+    Both hold names.
+    """
     if saved == groups:
         return
     if any(not isinstance(name, str) for group in saved for name in group):
@@ -67,7 +70,7 @@ def check_groups(saved: list[list[Any]], groups: list[list[str]]) -> None:
 
 
 def check_generator(state: Any) -> None:
-    """``ValueError`` if it is not a state of the CPU generator of random numbers."""
+    """Raise ``ValueError`` if it is not a state of the CPU generator of random numbers."""
     try:
         torch.Generator().set_state(state.cpu())
     except (AttributeError, TypeError, RuntimeError) as error:
@@ -95,8 +98,10 @@ def number_of(what: str, value: Any) -> int:
 
 
 def check_scaler(state: Mapping[str, Any]) -> None:
-    """``ValueError`` if the scale of the loss is not a number above 0, or its ``_growth_tracker`` is not a number of
-    steps."""
+    """Raise ``ValueError`` if a saved scale of the loss is not valid.
+
+    It must be a number above 0, and its ``_growth_tracker`` a number of steps.
+    """
     scale = state["scale"]
     if not isinstance(scale, (int, float)) or not scale > 0:
         raise ValueError(f"the state's 'scaler' has the scale {scale!r:.40}, and no number above 0; {SAVED}")

@@ -43,8 +43,10 @@ class GraphBuilder:
         return node
 
     def copy(self, node: fx.Node, values: Mapping[fx.Node, fx.Node], constants: Mapping[str, Constant]) -> fx.Node:
-        """Copy a node of another program, on other operands. It keeps its name if that is free. ``constants``: those of
-        the other program."""
+        """Copy a node of another program, on other operands. It keeps its name if that is free.
+
+        ``constants``: those of the other program.
+        """
         args, kwargs = map_operands(node.args, values.__getitem__), map_operands(dict(node.kwargs), values.__getitem__)
         name, target = self._free(node.name), node.target
         if node.op == "get_attr":

@@ -1,4 +1,4 @@
-"""Move the counts that are summed over the mesh to the middle of the forward, so that their messages overlap with it.
+"""Move the counts that are summed over the mesh to the middle of the forward, to overlap their messages with it.
 
     …the forward…                                        …the first half…
     ne : bool[8 16 dp] = ne(labels, -100)                ne : bool[8 16 dp] = ne(labels, -100)
@@ -28,8 +28,10 @@ LARGEST = 64  # elements of a count; a larger one would take memory for long
 
 
 def hoist_counts(nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """Reorder the nodes of an explicit program, so that counts are reduced early; operands stay before their users.
-    Linear in the graph."""
+    """Reorder the nodes of an explicit program, so that counts are reduced early.
+
+    Operands stay before their users. Linear in the graph.
+    """
     from_inputs: set[fx.Node] = set()  # values that depend on inputs and buffers alone
     late: set[fx.Node] = set()  # the counts among them, and what is computed from counts
     for node in nodes:

@@ -24,8 +24,10 @@ PLAIN: tuple[Callable[..., Any], ...] = (
 
 
 class StepLoss(torch.Tensor):
-    """The loss that a step returns. Numbers that are computed from it are of this class, too; other results are plain
-    tensors."""
+    """The loss that a step returns.
+
+    Numbers that are computed from it are of this class, too; other results are plain tensors.
+    """
 
     @classmethod
     def __torch_function__(

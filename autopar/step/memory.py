@@ -1,5 +1,7 @@
-"""Report the memory of a whole step on one rank: of the last micro-batch and the update, and of the inputs of the other
-micro-batches."""
+"""Report the memory of a whole step on one rank.
+
+The report covers the last micro-batch, the update, and the inputs of the other micro-batches.
+"""
 
 from __future__ import annotations
 
@@ -101,8 +103,10 @@ def memory_of_step(
 
 
 def with_copies(memory: StepMemory, program: Program, lowered: Lowered, on_cpu: bool) -> StepMemory:
-    """Add the row of the program that makes the low-precision copies. ``program``: of one rank. Its operands stay
-    between steps."""
+    """Add the row of the program that makes the low-precision copies.
+
+    ``program``: of one rank. Its operands stay between steps.
+    """
     lives = lifetimes(program, lowered, {node.name for node in program.placeholders}, {}, on_cpu)
     report = report_of(lives)
     peak = max(report, key=lambda row: row.bytes)

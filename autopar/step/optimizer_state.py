@@ -92,8 +92,10 @@ class OptimizerState:
         return self._names[id(parameter)]
 
     def describe(self) -> str:
-        """Describe the optimizer and its numbers for comparison between ranks: ``AdamW(lr=0.001, betas=(0.9,
-        0.999))``."""
+        """Describe the optimizer and its numbers, to compare them between ranks.
+
+        For example ``AdamW(lr=0.001, betas=(0.9, 0.999))``.
+        """
         groups = []
         for group in self.optimizer.param_groups:
             numbers = {
@@ -105,8 +107,10 @@ class OptimizerState:
         return f"{type(self.optimizer).__name__}({'; '.join(groups)}){self._describe_state()}"
 
     def _describe_state(self) -> str:
-        """Describe how many parameters have a state, and after how many steps. Counts on an accelerator are left out:
-        reading them would wait for it."""
+        """Describe how many parameters have a state, and after how many steps.
+
+        Counts on an accelerator are left out: reading them would wait for it.
+        """
         states = [
             state
             for group in self.optimizer.param_groups
@@ -125,7 +129,7 @@ class OptimizerState:
         return bool(self.definition.update(self.optimizer.param_groups[number]).states)
 
     def check(self, parameter: torch.Tensor, group: Group, known: Mapping[str, Any], begun: bool = False) -> None:
-        """``ValueError`` if a parameter's next step cannot continue from its state.
+        """Raise ``ValueError`` if a parameter's next step cannot continue from its state.
 
         Args:
             group: the parameter group.
@@ -161,12 +165,14 @@ class OptimizerState:
                 )
 
     def forget(self) -> None:
-        """The optimizer's state has been replaced."""
+        """Drop what was taken from the optimizer's state, because the state has been replaced."""
         self._seen = None
 
     def numbers(self, device: torch.device) -> dict[str, torch.Tensor]:
-        """The present values of the numbers that schedulers change, by group: ``.lr.0``, ``.beta1.0``. They are on
-        ``device``, except those that kernels read on the host."""
+        """The present values of the numbers that schedulers change, by group: ``.lr.0``, ``.beta1.0``.
+
+        They are on ``device``, except those that kernels read on the host.
+        """
         numbers = {}
         for k, group in enumerate(self.optimizer.param_groups):
             scheduled = {RATE: scalar(float(group["lr"]), device), **self.definition.update(group).operands(device)}
@@ -207,8 +213,10 @@ class OptimizerState:
         ]
 
     def _counts(self) -> list[int]:
-        """The versions of the optimizer's own counts of steps. They change if somebody writes to them, as torch's own
-        step does."""
+        """The versions of the optimizer's own counts of steps.
+
+        They change if somebody writes to them, as torch's own step does.
+        """
         return [version_of(tensor) for tensors in self._counted.values() for tensor in tensors]
 
     def finish(self) -> None:
@@ -270,8 +278,10 @@ class OptimizerState:
         return local_of(self.placed(parameter.detach(), parameter, attr))
 
     def placed(self, value: Any, parameter: torch.nn.Parameter, attr: DistAttr) -> Any:
-        """A state in the layout ``attr``, in host memory with ``offload``. A state that does not have the parameter's
-        shape is replicated."""
+        """Return a state in the layout ``attr``, in host memory with ``offload``.
+
+        A state that does not have the parameter's shape is replicated.
+        """
         return self._at_home(self._relaid(value, parameter, attr))
 
     def _at_home(self, state: Any) -> Any:

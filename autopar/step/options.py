@@ -45,8 +45,10 @@ class StepOptions:
 
     @property
     def joins(self) -> Mapping[str, str] | None:
-        """Output → how the outputs of micro-batches are joined, where the user requires a way; ``None``: outputs are
-        not returned."""
+        """Output → how the outputs of micro-batches are joined, if the user requires a way.
+
+        ``None``: outputs are not returned.
+        """
         if isinstance(self.returns, str):
             return None if self.returns == "loss" else {}
         return self.returns
@@ -58,8 +60,10 @@ class StepOptions:
 
 
 def describe_options(options: StepOptions) -> str:
-    """Describe the options that differ from the default, except those that each rank may choose: ``, zero=1,
-    clip_norm=1.0``."""
+    """Describe the options that differ from the default: ``, zero=1, clip_norm=1.0``.
+
+    Options that each rank may choose are left out.
+    """
     plain = StepOptions()
     values = {option.name: getattr(options, option.name) for option in fields(options)}
     return "".join(

@@ -54,8 +54,10 @@ class Output:
 
 
 def loss_of(captured: Captured) -> int:
-    """The position of the loss among the tensors that the model returns: the first number that has a gradient.
-    ``CaptureError`` if there is none."""
+    """Return the position of the loss: the first returned number that has a gradient.
+
+    ``CaptureError`` if there is none.
+    """
     output = captured.program.output
     returned = [
         node
@@ -179,8 +181,9 @@ def join_whole(output: Output, parts: Sequence[torch.Tensor]) -> torch.Tensor:
 def join_pieces(
     output: Output, pieces: Sequence[torch.Tensor], type: TensorType, tensors: LocalTensors, brought: int
 ) -> torch.Tensor:
-    """Join this rank's pieces of an output of all micro-batches. The result is as ``outputs=`` of ``parallelize``
-    requires. All ranks call it.
+    """Join this rank's pieces of an output of all micro-batches. All ranks call it.
+
+    The result is as ``outputs=`` of ``parallelize`` requires.
 
     Args:
         pieces: in the order of the micro-batches.

@@ -54,8 +54,10 @@ class Step:
     __hash__ = None  # type: ignore[assignment]  # its programs are mutable
 
     def text(self, *, comments: bool = False) -> str:
-        """A header, and the text of each program after its name. ``comments=True`` adds module paths and source
-        lines."""
+        """Return a header, and the text of each program after its name.
+
+        ``comments=True`` adds module paths and source lines.
+        """
         parts = [f"{name} {program.text(comments=comments)}" for name, program in self.programs.items()]
         return "\n".join([f"step of {self.microbatches} micro-batches", *parts])
 
@@ -87,8 +89,7 @@ class Step:
         return Step(int(words[2]), programs["micro"], programs["update"], programs.get("count"), programs.get("copy"))
 
     def verify(self) -> None:
-        """Check each program, and that the programs agree on the types of the values that they hand to each other; else
-        ``VerifyError``."""
+        """Check each program, and that they agree on the types of the values that they share; else ``VerifyError``."""
         for program in self.programs.values():
             program.verify()
         types = {

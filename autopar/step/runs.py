@@ -1,5 +1,6 @@
-"""Run a step: ``micro`` once for each micro-batch, then ``update``; on this rank of real processes, or for all ranks in
-this process.
+"""Run a step: ``micro`` once for each micro-batch, then ``update``.
+
+A step runs on this rank of real processes, or for all ranks in this process.
 
 The sums of gradients and losses begin as zeros at the first micro-batch and go from each micro-batch to the next. The
 update may write over them. Parameters and the optimizer's state are updated in place.
@@ -40,8 +41,10 @@ COUNTS, COPIES = (
 def lowered_of(
     last: Program, local: LocalPrograms, rank: int, written: Collection[str], microbatches: int, offload: bool = False
 ) -> Lowered:
-    """The function that a rank runs for the last micro-batch and the update, for inspection; it has no process
-    groups."""
+    """Return the function that a rank runs for the last micro-batch and the update, for inspection.
+
+    It has no process groups.
+    """
     run = ProcessRun(
         last, local[rank], _Groups(), None, torch.device("cpu"), _donated(Results(last), written), offloaded=offload
     )
@@ -137,8 +140,9 @@ class OnProcess:
     def _called(
         self, run: ProcessRun, values: Pieces, *emptied: Pieces, during: str
     ) -> tuple[list[torch.Tensor], Pieces]:
-        """Run a program on pieces, by the user's names. Returns its values, and the next values of its states. Sums
-        without a piece begin as zeros.
+        """Run a program on pieces, by the user's names.
+
+        Returns its values, and the next values of its states. Sums without a piece begin as zeros.
 
         ``values`` is emptied, and so are the dicts in ``emptied``, so that no piece takes memory longer than needed.
         """
@@ -157,8 +161,10 @@ class OnProcess:
         return copies
 
     def _run(self, program: Program, local: LocalPrograms, written: Collection[str] = ()) -> ProcessRun:
-        """The program of this rank as a function. ``written``: the states that it may write to beside the sums, by the
-        user's names."""
+        """Return the program of this rank as a function.
+
+        ``written``: the states that it may write to besides the sums, by the user's names.
+        """
         if id(program) not in self._runs:
             context, job = self.calls.context(), self.calls.job
             gate = None if context.agreement is None else context.agreement.finish
@@ -188,8 +194,9 @@ class OnProcess:
 
 @dataclass
 class Simulated:
-    """Runs steps of all ranks in this process, on full tensors: they are cut into pieces, and the results are joined
-    again.
+    """Runs steps of all ranks in this process, on full tensors.
+
+    The tensors are cut into pieces, and the results are joined again.
 
     Attributes:
         calls: the calls of the model.
@@ -243,8 +250,10 @@ class Simulated:
         ]
 
     def _copies(self, micro: MicroBatch, to: SimulatedRun, full: Mapping[str, torch.Tensor]) -> dict[int, Pieces]:
-        """Make the low-precision copies that ``micro`` takes in the place of parameters: rank → name in ``to`` →
-        piece."""
+        """Make the low-precision copies that ``micro`` takes in the place of parameters.
+
+        Returns rank → name in ``to`` → piece.
+        """
         ranks = self.calls.mesh.ranks
         if micro.copy is None:
             return {rank: {} for rank in ranks}

@@ -37,8 +37,10 @@ class TrainingState:
     scaling: LossScaling
 
     def state_dict(self, steps: int) -> dict[str, Any]:
-        """Parameters and buffers, the optimizer's state and groups, the averages of the weights, the state of the
-        generator of random numbers, and the number of steps.
+        """Return the state of the training, by the user's names.
+
+        It has the parameters and buffers, the optimizer's state and groups, the averages of the weights, the state of
+        the generator of random numbers, and the number of steps.
 
         The tensors are those of the training, and not copies. On processes they are DTensors. All ranks call it.
         """
@@ -62,8 +64,9 @@ class TrainingState:
         }
 
     def load(self, state: Mapping[str, Any]) -> int:
-        """Load a saved state: full tensors are sharded, DTensors are redistributed. Returns the number of its steps.
-        All ranks call it.
+        """Load a saved state, and return the number of its steps. All ranks call it.
+
+        Full tensors are sharded, DTensors are redistributed.
 
         Raises:
             TypeError: a part should be a mapping and is not; nothing has been changed.

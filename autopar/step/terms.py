@@ -71,14 +71,15 @@ class _Path:
 
 
 def terms_of(program: Program, loss: fx.Node, cut: Collection[str], device: torch.device) -> Terms:
-    """The terms of a traced program's loss; linear in the graph. ``cut``: the names of the inputs that are cut into
-    micro-batches."""
+    """Return the terms of a traced program's loss; linear in the graph.
+
+    ``cut``: the names of the inputs that are cut into micro-batches.
+    """
     return _Search(program, loss, BatchIndependence(program, [loss], cut, device)).run()
 
 
 def search(program: Program, number: fx.Node, independence: BatchIndependence) -> tuple[Terms, set[fx.Node]]:
-    """The terms of a number that the program returns, and those values among them that are sums over rows of the
-    batch."""
+    """Return the terms of a returned number, and those values among them that are sums over rows of the batch."""
     walk = _Search(program, number, independence)
     return walk.run(), set(walk.sums)
 
@@ -127,8 +128,10 @@ class _Search:
         return found
 
     def behind(self, node: fx.Node, path: _Path) -> list[tuple[fx.Node, _Path]]:
-        """The parts of a term, each with its path. A sum over rows has no parts, and neither has a value that is not a
-        term."""
+        """Return the parts of a term, each with its path.
+
+        A sum over rows has no parts, and neither has a value that is not a term.
+        """
         values, varying = operands(node), self.independence.varying
         if node not in varying:
             if path.counted:
@@ -175,8 +178,9 @@ class _Search:
         return [(value, _Path(path.counted + degree, path.numbers))]
 
     def _counted(self, count: fx.Node) -> tuple[tuple[fx.Node, ...], int] | None:
-        """The sums over the batch that a divisor is computed from, and 1 if it grows with the batch, 0 if it is itself
-        a mean.
+        """Return the sums over the batch that a divisor is computed from, and the degree of its growth.
+
+        The degree is 1 if it grows with the batch, 0 if it is itself a mean.
 
         ``None`` if it is not a count, or if the forward uses it for more than dividing terms of the loss.
         """
@@ -256,8 +260,10 @@ class _Search:
 
 
 def _is_number_of_items(node: fx.Node) -> bool:
-    """Whether a value is the number that Hugging Face's losses are divided by; each micro-batch gets its share
-    (``batches``)."""
+    """Return whether a value is the number that Hugging Face's losses are divided by.
+
+    Each micro-batch gets its share (``batches``).
+    """
     while node.op == "call_function" and node.target in PASSED and len(operands(node)) == 1:
         (node,) = operands(node)
     return node.op == "placeholder" and name_of(node) == COUNTED

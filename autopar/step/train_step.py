@@ -94,8 +94,10 @@ class TrainStep:
 
     @property
     def reports(self) -> Reports:
-        """What each pass did, first for the micro-batch and then for the update. Prints as a table. ``RuntimeError``
-        before a capture."""
+        """What each pass did, for the micro-batch and then for the update. Prints as a table.
+
+        ``RuntimeError`` before a capture.
+        """
         return reports_of(*self._current())
 
     @property
@@ -110,8 +112,10 @@ class TrainStep:
         return Step(self.options.microbatches, micro.local[rank], update.local[rank], count, copy)
 
     def memory(self, rank: int = 0) -> StepMemory:
-        """The bytes of one rank at the peak of each phase, by liveness, and the largest tensors there. Prints as
-        tables."""
+        """The bytes of one rank at the peak of each phase, by liveness. Prints as tables.
+
+        The tables also have the largest tensors at each peak.
+        """
         (micro, update), options, on_cpu = self._current(), self.options, self._calls.device.type == "cpu"
         lowered = lowered_of(*update.last, rank, update.states, options.microbatches, options.offload)
         memory = memory_of_step(update.last[1][rank], lowered, options.microbatches, options.offload, on_cpu)
@@ -126,8 +130,10 @@ class TrainStep:
         return self._captured.latest
 
     def capture(self, *args: Any, **kwargs: Any) -> Step:
-        """Capture the step of such a batch and place it, unless it was captured before. Nothing is computed. All ranks
-        call it."""
+        """Capture the step of such a batch and place it, unless it was captured before. All ranks call it.
+
+        Nothing is computed.
+        """
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
             inputs = self._inputs(args, kwargs)[0]
             self._captured.compiled(inputs, self._captured.call(inputs, model_state(self._calls.module)))
@@ -148,8 +154,9 @@ class TrainStep:
     # -- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that a training continues from, by the user's names: ``model``, ``optimizer``, ``rng``, ``step``;
-        ``ema`` if the step has averages.
+        """Return the state that a training continues from, by the user's names.
+
+        Its entries are ``model``, ``optimizer``, ``rng``, ``step``, and ``ema`` if the step has averages.
 
         It is for ``autopar.checkpoint.save`` and ``load``, or ``torch.distributed.checkpoint``. The tensors are those
         of the step, and not copies; on processes they are DTensors. All ranks call it. Before the first step the
@@ -170,13 +177,16 @@ class TrainStep:
 
     @property
     def ema(self) -> dict[str, torch.Tensor] | None:
-        """The moving average of each trained parameter, by name: the tensors of the step, DTensors on processes.
-        ``None`` without ``ema=``; empty before a capture."""
+        """The moving average of each trained parameter, by name; ``None`` without ``ema=``.
+
+        They are the tensors of the step, DTensors on processes. There are none before a capture.
+        """
         return None if self.averages is None else dict(self.averages.tensors)
 
     def averaged(self) -> AbstractContextManager[None]:
-        """A block in which the model has the averages of its weights, for evaluation or saving. Then it gets its
-        weights back, bit for bit.
+        """Put the averages of the weights into the model while the ``with`` block runs, to evaluate or save it.
+
+        Then the model gets its weights back, bit for bit.
 
             with step.averaged():
                 out = parallel(x)
@@ -195,8 +205,10 @@ class TrainStep:
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def simulate(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one step with all ranks in this process, on full tensors. Returns the loss, or with ``returns=`` the
-        model's outputs."""
+        """Run one step with all ranks in this process, on full tensors.
+
+        Returns the loss, or with ``returns=`` the model's outputs.
+        """
         calls = self._calls
         calls.refuse_to_simulate()
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
@@ -207,8 +219,9 @@ class TrainStep:
             return self._finish(micro, update, *self._simulated(inputs, state, micro, update, self._state()))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one step. Returns the loss of the batch, a number without a gradient that is the same on every rank; with
-        ``returns=`` the model's outputs.
+        """Run one step. Returns the loss of the batch, or with ``returns=`` the model's outputs.
+
+        The loss is a number without a gradient that is the same on every rank.
 
         The batch is a dict, a tuple or a list of the model's arguments, or these arguments themselves. All ranks call
         it in the same way.
@@ -235,8 +248,10 @@ class TrainStep:
             return self._finish(micro, update, *self._here(inputs, state, micro, update, self._state()))
 
     def _agree_on_programs(self) -> None:
-        """Check that all ranks have the same programs, so that they run their collectives in one order. Else drop all
-        programs, so that the next call compares again."""
+        """Check that all ranks have the same programs, so that they run their collectives in one order.
+
+        Otherwise drop all programs, so that the next call compares again.
+        """
         try:
             self._calls.agreement.wait()
             self._calls.agreement.compare_programs(str(self.program), self._current()[0].captured.guards)
@@ -251,12 +266,15 @@ class TrainStep:
         self._simulated.forget(program)
 
     def _anomaly_mode(self) -> contextlib.AbstractContextManager[Any]:
-        """A block that looks for NaN after each op, if the step has the option ``detect_anomaly``."""
+        """Look for NaN after each op in the ``with`` block, if the step has the option ``detect_anomaly``."""
         return torch.autograd.set_detect_anomaly(True) if self.options.detect_anomaly else contextlib.nullcontext()
 
     def _state(self) -> Pieces:
-        """The tensors that a step takes beside parameters, buffers and inputs, by name: the optimizer's state, the
-        numbers that schedulers change, the averages of the weights, and the scale of the loss."""
+        """The tensors that a step takes besides parameters, buffers and inputs, by name.
+
+        They are the optimizer's state, the numbers that schedulers change, the averages of the weights, and the scale
+        of the loss.
+        """
         scaler = {} if self.scaler is None else dict(zip((SCALE, GROWTH), self.scaler, strict=True))
         averages = {} if self.averages is None else self.averages.pieces
         return {**self.optimizer_state.pieces, **self.optimizer_state.numbers(self._calls.device), **averages, **scaler}

@@ -12,8 +12,9 @@ from autopar.torch_private import have_gradient_hooks
 
 
 def refuse_untrainable(model: ModelState, groups: Mapping[str, tuple[int, torch.nn.Parameter]]) -> None:
-    """Check each parameter of the optimizer. It runs at each step, and takes a few microseconds if there is nothing to
-    refuse.
+    """Refuse parameters of the optimizer that a step would not train as eager does.
+
+    It runs at each step, and takes a few microseconds if there is nothing to refuse.
 
     Args:
         model: the parameters of the model now.

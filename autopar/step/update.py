@@ -229,8 +229,10 @@ class _Update:
         return results if isinstance(results, tuple) else (results,)
 
     def _total(self, of: Sequence[Trained | Untrained], gradients: Sequence[fx.Node]) -> fx.Node:
-        """The sum of the squares of gradients. Gradients that are sharded over the same axes are added first, so that
-        they need one reduction."""
+        """Add the sum of the squares of gradients.
+
+        Gradients that are sharded over the same axes are added first, so that they need one reduction.
+        """
         alike: dict[frozenset[str], list[fx.Node]] = {}
         for t, gradient in zip(of, gradients, strict=True):
             alike.setdefault(frozenset(t.state.axes), []).append(
@@ -253,13 +255,17 @@ class _Update:
         return t.state if type.shape == t.type.shape else DistAttr.replicated(len(type.shape))
 
     def _gradient(self, t: Trained | Untrained) -> fx.Node:
-        """The sum of a parameter's gradients: it has the layout that ``micro`` returns it with, and is reduced to the
-        layout of the optimizer's state."""
+        """Return the sum of a parameter's gradients, reduced to the layout of the optimizer's state.
+
+        ``micro`` returns it in a layout of its own.
+        """
         return self._sum_of(gradient_name(t.name), t.gradient, t.state)
 
     def _sum_of(self, name: str, type: TensorType, reduced: DistAttr) -> fx.Node:
-        """A sum over micro-batches; ``reduced``: the layout in which the update reads it, where it is still a partial
-        sum over ranks."""
+        """Return a sum over micro-batches.
+
+        ``reduced``: the layout in which the update reads it, where it is still a partial sum over ranks.
+        """
         waits = bool(type.attr.pending)
         node = self.builder.placeholder(
             name, Record(type if waits else TensorType(type.shape, type.dtype), role="buffer", name=name)
@@ -272,8 +278,9 @@ class _Update:
 
 
 def clipped(total: torch.Tensor, scale: torch.Tensor | None, limit: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The norm, and the number by which gradients are divided so that it is at most ``limit``, as ``clip_grad_norm_``
-    does, with its 1e-6.
+    """Return the norm, and the number that gradients are divided by so that it is at most ``limit``.
+
+    The formula is that of ``clip_grad_norm_``, with its 1e-6.
 
     Args:
         total: the sum of the squares of the scaled gradients.

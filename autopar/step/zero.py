@@ -1,5 +1,6 @@
-"""Choose the layouts of a stage of ZeRO (Rajbhandari et al., SC 2020): what is sharded over the data axis, besides the
-batch.
+"""Choose the layouts of a stage of ZeRO: which values are sharded over the data axis, besides the batch.
+
+ZeRO: Rajbhandari et al., SC 2020.
 
 | stage | sharded over dp | transfers |
 | --- | --- | --- |
@@ -43,13 +44,14 @@ class Zero:
 
 
 def zero_of(stage: int, mesh: Mesh, inputs: Mapping[str, DistAttr]) -> Zero:
-    """A stage of ZeRO on a mesh. ``inputs``: the layouts of the inputs. ``ValueError`` if no axis shards the batch."""
+    """Return a stage of ZeRO on a mesh; ``ValueError`` if no axis shards the batch. ``inputs``: their layouts."""
     return Zero(STAGES[stage], mesh, data_axis(mesh, inputs) if STAGES[stage] else "")
 
 
 def data_axis(mesh: Mesh, inputs: Mapping[str, DistAttr]) -> str:
-    """The axis over which ZeRO shards: the first axis that shards dim 0 of an input. If each axis of the batch has one
-    rank, it is the first of them, and nothing is sharded.
+    """Return the axis over which ZeRO shards: the first axis that shards dim 0 of an input.
+
+    If each axis of the batch has one rank, it is the first of them, and nothing is sharded.
 
     Raises:
         ValueError: no axis shards an input.
@@ -68,8 +70,9 @@ def data_axis(mesh: Mesh, inputs: Mapping[str, DistAttr]) -> str:
 
 
 def split_over(attr: DistAttr, shape: Sequence[int], mesh: Mesh, axis: str) -> DistAttr:
-    """``attr`` with one more dim sharded over ``axis``: the first unsharded dim that ``axis`` divides, else the longest
-    unsharded dim.
+    """Return ``attr`` with one more dim sharded over ``axis``.
+
+    It is the first unsharded dim that ``axis`` divides, else the longest unsharded dim.
 
     The layout stays as it is if every unsharded dim has fewer elements than ``axis`` has ranks, or if ``axis`` shards a
     dim already.

@@ -7,7 +7,7 @@ searched: the splits to which a pending value is reduced first, and the splits f
 Results are cached by content.
 """
 
+from autopar.transitions.chain import TransferStep
 from autopar.transitions.plan import cost, transitions
-from autopar.transitions.way import TransferStep
 
 __all__ = ["TransferStep", "cost", "transitions"]

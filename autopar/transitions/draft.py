@@ -1,5 +1,4 @@
-"""Price reductions without inferring types: a draft has the splits of a value and the length of its first piece, dim by
-dim.
+"""Price reductions without inferring types: a draft has the splits of a value and its first piece's lengths.
 
 A search compares many drafts. Types are inferred only for the draft that it chooses.
 """
@@ -15,7 +14,7 @@ from autopar.ir import transfers
 from autopar.ir.layout import Dim, align, normal_dim, sized
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
-from autopar.transitions.way import Move, op_argument, parts_argument
+from autopar.transitions.chain import Move, op_argument, parts_argument
 
 Dims = tuple[Dim, ...]
 Parts = tuple[tuple[int, ...], ...]  # part sizes, dim by dim
@@ -159,8 +158,10 @@ def first_length(dim: Dim, size: int, mesh: Mesh) -> int:
 
 @lru_cache(maxsize=65536)
 def _cut(dim: Dim, size: int, mesh: Mesh, sizes: tuple[int, ...], k: int, axis: str) -> tuple[Dim, int]:
-    """View a dim as parts of ``sizes``, split part ``k`` over one more axis, and return the dim and the length of its
-    first piece."""
+    """View a dim as parts of ``sizes`` and split part ``k`` over one more axis.
+
+    Return the dim, and the length of its first piece.
+    """
     axes = align(sized(dim, size), sizes, mesh)
     assert axes is not None, (dim, sizes)
     split = normal_dim(

@@ -1,5 +1,4 @@
-"""Compute the fewest bytes that any transfers can bring the worst rank: the bound by which sequences of transfers are
-measured.
+"""Compute the fewest bytes that any transfers can bring the worst rank, as a bound for the chosen ones.
 
 Between splits it is what a rank needs and does not hold. A value that becomes pending is needed once by all its addends
 together.
@@ -58,7 +57,10 @@ def least_bytes(source: TensorType, target: TensorType) -> int:
 
 
 def _least_reduced(groups: list[_Group], elements: int, addends: int, wide: int, narrow: int) -> int:
-    """Return the least t, in elements of the narrower dtype, with which all ranks together can sum all elements."""
+    """Return the least t with which all ranks together can sum all elements.
+
+    It is counted in elements of the narrower dtype.
+    """
     own_sum, other_sum = (
         (addends - 1) * wide - narrow,
         (addends - 1) * wide,

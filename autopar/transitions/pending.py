@@ -10,8 +10,8 @@ from typing import NamedTuple
 from autopar.ir import transfers
 from autopar.ir.layout import Axes, DistAttr, Layout, normal_dim
 from autopar.ir.record import TensorType
+from autopar.transitions.chain import Move, op_argument, parts_argument, places_for
 from autopar.transitions.draft import Dims, first_lengths, parts_of
-from autopar.transitions.way import Move, op_argument, parts_argument, places_for
 
 Place = tuple[int, int] | None  # a part, and the number of the goal's splits that precede; ``None``: the whole value
 
@@ -95,8 +95,10 @@ def precursors_of(start: TensorType, goal: TensorType, new: list[tuple[str, str]
 
 
 def _present_places(start: TensorType, goal: TensorType, new: list[str], splits: list[Axes]) -> dict[str, Place]:
-    """Return where the value is split over axes that become pending, and after how many splits of the goal; major
-    first."""
+    """Return where the value is split over axes that become pending, and after how many splits of the goal.
+
+    They come in the order of the splits, major first.
+    """
     places: dict[str, Place] = {}
     if start.layout.mesh == goal.layout.mesh and transfers.part_sizes(start.attr, start.shape) == transfers.part_sizes(
         goal.attr, goal.shape

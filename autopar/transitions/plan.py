@@ -1,5 +1,4 @@
-"""Plan a transition: refuse the impossible, and choose the cheapest of the possible transfers; results are cached by
-content."""
+"""Choose the cheapest transfers from one Layout to another; refuse the impossible, and cache the result."""
 
 from __future__ import annotations
 
@@ -19,10 +18,10 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
 from autopar.ir.text.printer import print_type
 from autopar.transitions import reductions
+from autopar.transitions.chain import TransferChain, TransferStep
 from autopar.transitions.draft import Draft, Reduced
 from autopar.transitions.pending import Precursor, precursors_of
 from autopar.transitions.relayouts import append_relayout
-from autopar.transitions.way import TransferChain, TransferStep
 
 
 def transitions(source: TensorType, target: TensorType) -> tuple[TransferStep, ...]:
@@ -215,6 +214,5 @@ def _lacked(draft: Draft, precursor: Precursor, same: bool, mesh: Mesh) -> int:
 
 
 def _widens(a: torch.dtype, b: torch.dtype) -> bool:
-    """Return whether every value of ``a`` is one of ``b``, so that casting before or after a sum gives the same
-    result."""
+    """Return whether every value of ``a`` is one of ``b``: a cast before or after a sum gives the same."""
     return a.is_floating_point and b.is_floating_point and a.itemsize < b.itemsize

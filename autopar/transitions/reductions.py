@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 
 from autopar.ir import transfers
 from autopar.ir.layout import sized
+from autopar.transitions.chain import places_for
 from autopar.transitions.draft import Cut, Dims, Draft, Reduced, axes_of, parts_of
 from autopar.transitions.relayouts import View, first_view, views
-from autopar.transitions.way import places_for
 
 # if reducing to uneven pieces sends more than this factor, because of padding, an all-reduce is considered too
 PADDED = 1.05
@@ -21,16 +21,17 @@ STARTED = 2**20  # bytes that a link moves while an exchange starts; a draft tha
 
 
 def free_axes(value: Reduced) -> list[str]:
-    """Return the axes whose replicas a reduction may use: those inside its outermost axis, where links are no
-    slower."""
+    """Return the axes whose replicas a reduction may use: those inside its outermost axis.
+
+    Links there are no slower.
+    """
     names = value.mesh.names
     first = names.index(value.outermost) if value.axes else len(names)
     return [axis for axis in names[first:] if value.mesh.sizes[axis] > 1 and axis in value.replicated]
 
 
 class StartingDrafts:
-    """The drafts from which a reduction starts: the whole value, or a piece of it, sliced at one part over all free
-    axes."""
+    """The drafts from which a reduction starts: the whole value, or a slice of it over all free axes."""
 
     def __init__(self, value: Reduced, free: list[str]) -> None:
         self.free = free
@@ -48,16 +49,17 @@ class StartingDrafts:
 
 
 def reduction_lower_bound(value: Reduced, wanted: int, itemsize: int) -> int:
-    """Return a lower bound of the bytes to reduce a value and leave each rank ``wanted`` elements: ``least_reduced``
-    without padding."""
+    """Return a lower bound on the bytes to reduce a value to ``wanted`` elements a rank, without padding."""
     count = value.mesh.count(value.axes)
     share = value.elements / (count * value.mesh.count(value.replicated) if value.axes else 1)
     return int((share * (count - 1) + max(0.0, wanted - share)) * itemsize)
 
 
 def least_reduced(value: Reduced, wanted: int, itemsize: int) -> int:
-    """Return the fewest bytes to reduce a value and leave each rank ``wanted`` elements: those of a ring, and sums from
-    other ranks."""
+    """Return the fewest bytes to reduce a value and leave each rank ``wanted`` elements.
+
+    They are those of a ring, and sums from other ranks.
+    """
     count = value.mesh.count(value.axes)
     share = -(-value.elements // (count * value.mesh.count(value.replicated) if value.axes else 1))
     return (share * (count - 1) + max(0, wanted - share)) * itemsize
@@ -87,8 +89,10 @@ def reduced_evenly(draft: Draft, axes: Sequence[str], wanted: int) -> int:
 
 
 def draft_reductions(draft: Draft, goal: Dims | None, axes: Sequence[str]) -> Iterator[Draft]:
-    """Yield drafts that reduce a value over ``axes``: to splits of the goal on the same mesh, the others at once or to
-    splits of their own."""
+    """Yield drafts that reduce a value over ``axes``, in the order in which they are preferred.
+
+    They reduce to splits of the goal on the same mesh; the others at once, or to splits of their own.
+    """
     if not axes:
         yield draft
         return
@@ -122,8 +126,10 @@ def _inner_axes(draft: Draft, axes: Sequence[str], left: list[str]) -> list[str]
 
 
 def _unsplit(draft: Draft, goal: Dims) -> int | None:
-    """Return the first part that no axis splits, in the value and in the goal, if both have the same number of
-    parts."""
+    """Return the first part that no axis splits in the value and in the goal.
+
+    There is none if they have different numbers of parts.
+    """
     parts, goal_parts = (
         [part for dim, size in zip(dims, draft.value.shape, strict=True) for part in sized(dim, size)]
         for dims in (draft.dims, goal)
@@ -154,8 +160,9 @@ def _view_of(draft: Draft, goal: Dims | None, axes: Sequence[str]) -> View | Non
 
 
 def _moved_to_goal(draft: Draft, view: View | None, axes: Sequence[str]) -> tuple[Draft, list[str]]:
-    """Slice and reduce-scatter to splits of the goal as far as possible; return the draft and the axes that remain to
-    be reduced.
+    """Slice and reduce-scatter to splits of the goal as far as possible.
+
+    Return the draft, and the axes that remain to be reduced.
 
     The innermost axis is reduced first, so that less remains for the others, which have slower links.
     """

@@ -14,12 +14,14 @@ from autopar.ir.boxes import most_lacked
 from autopar.ir.layout import Axes, Dim, align, in_common, sized
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
-from autopar.transitions.way import Move, TransferChain, parts_argument
+from autopar.transitions.chain import Move, TransferChain, parts_argument
 
 
 def append_relayout(chain: TransferChain, goal: TensorType) -> TransferChain:
-    """Append transfers to the splits and dtype of ``goal``, with the cast where fewer bytes move; pending axes stay
-    pending."""
+    """Append transfers to the splits and dtype of ``goal``; pending axes stay pending.
+
+    The cast comes where fewer bytes move.
+    """
     source = chain.type
     assert source.layout is not None and goal.layout is not None
     narrow = source.dtype.itemsize >= goal.dtype.itemsize
@@ -40,8 +42,7 @@ def append_relayout(chain: TransferChain, goal: TensorType) -> TransferChain:
 
 @lru_cache(maxsize=65536)
 def _exchange(source: TensorType, goal: TensorType) -> tuple[Move, ...]:
-    """Return slices with one exchange, or with gathers, if no other transfers bring a rank fewer bytes; else one
-    redistribute.
+    """Return slices with one exchange or with gathers, or one redistribute if that brings a rank fewer bytes.
 
     Several gathers cross a slow link once with data that several ranks need; several exchanges of another kind are
     merged into one.
@@ -105,8 +106,9 @@ View = tuple[
 
 
 def views(source: Sequence[Dim], goal: Sequence[Dim], shape: Sequence[int], mesh: Mesh) -> Iterator[View]:
-    """Yield views of both Layouts in common parts, dim by dim: first in the goal's, the value's or the finest parts,
-    then in the finest.
+    """Yield views of both Layouts in common parts, dim by dim.
+
+    The first dims are in the goal's, the value's or the finest parts, and then all are in the finest.
 
     In the finest parts every axis is the minor-most split of a part: ``8/dp/tp`` is ``2/dp 2/tp 2``.
     """

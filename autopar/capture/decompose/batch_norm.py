@@ -63,8 +63,10 @@ def _normalized(x, weight, bias, mean, scale):
 
 
 def batch_norm(x, weight, bias, running_mean, running_var, training: bool, momentum: float, eps: float):
-    """Return the normalized batch, its mean, and the inverse root of its variance; the last two are empty in
-    evaluation."""
+    """Return the normalized batch, its mean, and the inverse root of its variance.
+
+    The last two are empty in evaluation.
+    """
     if not training:
         none = aten.full.default([0], 0, dtype=_wide_dtype(x), device=x.device)
         scale = _inverse_root(wide(running_var), eps)
@@ -84,8 +86,10 @@ def batch_norm(x, weight, bias, running_mean, running_var, training: bool, momen
 def batch_norm_backward(
     gradient, x, weight, running_mean, running_var, mean, scale, training: bool, eps: float, mask: Sequence[bool]
 ):
-    """Return the gradients, with two sums over the batch: of the gradient, and of the gradient times the normalized
-    input."""
+    """Return the gradients, with two sums over the batch.
+
+    They are the sums of the gradient, and of the gradient times the normalized input.
+    """
     if not training:
         mean, scale = wide(running_mean), _inverse_root(wide(running_var), eps)
     along, dy = _over_channels(x), wide(gradient)
@@ -125,7 +129,7 @@ def _with_reserve(x, *args):
 
 
 def _of_a_kernel(x, gradient, weight, running_mean, running_var, mean, scale, eps: float, *_):
-    """The backward of cuDNN and MIOpen, which exists for training only."""
+    """Decompose the backward of cuDNN and MIOpen, which exists for training only."""
     return batch_norm_backward(
         gradient, x, weight, running_mean, running_var, mean, scale, True, eps, (True, True, True)
     )

@@ -215,8 +215,10 @@ EXPANSIONS: dict[Any, Expansion] = {
 
 
 def opened_factors(node: fx.Node) -> tuple[tuple[str, int], ...]:
-    """Return the factors that a node's op would not need whole if it were expanded, each with the fewest elements it
-    should have."""
+    """Return the factors that a node's op needs whole only as long as it is not expanded.
+
+    Each comes with the fewest elements that it should have.
+    """
     row = EXPANSIONS.get(node.target)
     if row is None:
         return ()

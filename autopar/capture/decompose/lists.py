@@ -1,5 +1,7 @@
-"""Decompose ops on lists of tensors, ``_foreach_add(xs, ys) → [add(x, y), …]``, because each tensor has its own
-Layout."""
+"""Decompose ops on lists of tensors into ops on tensors, because each tensor has its own Layout.
+
+``_foreach_add(xs, ys)`` becomes ``[add(x, y), …]``.
+"""
 
 from __future__ import annotations
 

@@ -15,8 +15,10 @@ from autopar.torch_private import FakeTensorMode, OpOverload, TorchDispatchMode,
 
 @dataclass(frozen=True)
 class Ref:
-    """A value: an operand of the function, or the result of an earlier step; ``part`` is its position if the step has
-    several results."""
+    """A value: an operand of the function, or the result of an earlier step.
+
+    ``part`` is its position if the step has several results.
+    """
 
     step: int  # below 0: operand -step - 1
     part: int | None = None

@@ -41,8 +41,10 @@ def var(x, dim=None, *, correction=None, keepdim=False):
 
 
 def var_mean(x, dim=None, *, correction=None, keepdim=False):
-    """The variance and the mean, each a sum and a division. The variance of complex numbers is the sum of the variances
-    of both parts."""
+    """Decompose the variance and the mean, each into a sum and a division.
+
+    The variance of complex numbers is the sum of the variances of both parts.
+    """
     if x.is_complex():
         parts = aten.view_as_real.default(x)
         real, imaginary = (
@@ -79,8 +81,10 @@ def norm(x, order, dim, keepdim=False):
 
 
 def linalg_vector_norm(x, order=2, dim=None, keepdim=False, *, dtype=None):
-    """Decompose orders 1 and 2 into the sum of magnitudes and the root of the sum of squares; other orders stay
-    whole."""
+    """Decompose orders 1 and 2 into a sum of magnitudes and the root of a sum of squares.
+
+    Other orders stay whole.
+    """
     if order not in (1, 2) or x.is_complex() or dtype not in (None, x.dtype):
         return NotImplemented
     wide = _wide(x)
@@ -101,8 +105,10 @@ def log_sigmoid_backward(gradient, x, buffer):
 
 def _nll_loss_forward(op):
     def forward(scores, target, weight, reduction, ignore_index):
-        """``mean → sum / total weight``: both are sums over the batch. The total weight depends on the targets
-        alone."""
+        """``mean → sum / total weight``: both are sums over the batch.
+
+        The total weight depends on the targets alone.
+        """
         if reduction != MEAN:
             return NotImplemented
         count = _total_weight(target, weight, ignore_index, scores.dtype)
@@ -207,8 +213,10 @@ def _margin_backward(op, position):
 
 
 def convolution_backward(gradient, x, weight, bias_sizes, *rest):
-    """Compute the bias's gradient as a sum of the gradient alone, so that it does not depend on how the input is
-    split."""
+    """Compute the bias's gradient as a sum of the gradient alone.
+
+    So it does not depend on how the input is split.
+    """
     *how, (of_x, of_weight, of_bias) = rest
     if not of_bias:
         return NotImplemented
@@ -219,8 +227,9 @@ def convolution_backward(gradient, x, weight, bias_sizes, *rest):
 
 
 def _of_transposed(op):
-    """Transpose a matrix that is not contiguous, so that a determinant keeps the same factors for its backward as on a
-    piece.
+    """Transpose a matrix that is not contiguous, so that a determinant keeps its factors for the backward.
+
+    They are then the same as on a piece.
 
     For a contiguous matrix, as pieces are, torch keeps the factors of the transposed matrix. The backward is captured
     for one of the two.
@@ -257,8 +266,10 @@ def squeeze(x, dims=None):
 
 
 def cat(tensors, dim=0):
-    """Drop an operand of shape ``[0]``, which torch allows beside any shape: a cache of keys and values begins as
-    one."""
+    """Drop an operand of shape ``[0]``, which torch allows beside any shape.
+
+    A cache of keys and values begins as one.
+    """
     full = [x for x in tensors if tuple(x.shape) != (0,)]
     if not full or len(full) == len(tensors) or full[0].dim() == 1 or any(x.dtype != full[0].dtype for x in tensors):
         return NotImplemented

@@ -79,8 +79,10 @@ def decomposition_table() -> Mapping[Any, Decomposition]:
 
 
 def _may_go(op: Any) -> bool:
-    """Whether torch may decompose an op. Views stay, because a later op may write through them, and so do constants,
-    which are views of themselves."""
+    """Return whether torch may decompose an op. Views and constants stay.
+
+    A later op may write through a view, and a constant is a view of itself.
+    """
     kept = op in RULES or op in IDENTITIES or op in SYNONYMS
     return isinstance(op, OpOverload) and not (kept or mutates(op) or is_seeded(op) or returns_alias(op))
 
@@ -112,8 +114,10 @@ _UNCOVERED: dict[Any, frozenset[Any]] = {}
 
 
 def uncovered(op: OpOverload, how: Decomposition, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> frozenset[Any]:
-    """Return the ops without a rule that the decomposition of one call ends in; the op itself if the decomposition
-    fails."""
+    """Return the ops without a rule that the decomposition of one call ends in.
+
+    It is the op itself if the decomposition fails.
+    """
     key = (op, _kind(args), _kind(tuple(kwargs.items())))
     without = _UNCOVERED.get(key)
     if without is None or (without and without & RULES.keys()):  # the missing rule may have been registered since

@@ -9,8 +9,10 @@ from typing import Any
 
 
 def function_of(frame: types.FrameType) -> types.FunctionType | None:
-    """Return the function that runs in a frame. It is looked up by name, in its Python module or as a method of its
-    first argument."""
+    """Return the function that runs in a frame.
+
+    It is looked up by name, in its Python module or as a method of its first argument.
+    """
     code = frame.f_code
     if any(name != "__class__" for name in code.co_freevars):  # several functions may share this code
         return None

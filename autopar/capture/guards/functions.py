@@ -1,5 +1,4 @@
-"""Find the globals, closures and defaults that the user's functions read: functions that run, and functions that these
-may call."""
+"""Find the globals, closures and defaults that the user's functions read, also those that these may call."""
 
 from __future__ import annotations
 
@@ -119,8 +118,10 @@ class Functions:
             self._unfound[id(code)] = code, closed
 
     def end(self) -> None:
-        """Search for the functions that ran and were not found, examine them, and drop all references: some functions
-        may hold results of forward."""
+        """Examine the functions that ran and were not found before, and drop all references.
+
+        Some functions may hold results of forward.
+        """
         seen = {id(function.__code__) for function in self._seen.values() if isinstance(function, types.FunctionType)}
         codes = [code for code, closed in self._unfound.values() if closed or id(code) not in seen]
         for function in functions_of(codes) if codes else ():

@@ -65,8 +65,10 @@ class Namespaces:
 
 
 def names_of(code: types.CodeType, strings: bool = False) -> Iterable[str]:
-    """Yield the names of globals and attributes in code and in the functions inside of it; with ``strings``, also
-    constants that can be names."""
+    """Yield the names of globals and attributes in code and in the functions inside of it.
+
+    With ``strings`` it also yields constants that can be names.
+    """
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

@@ -1,5 +1,6 @@
-"""Make inputs of numbers: a float that changes again and again becomes an operand of the program, if it is only used in
-arithmetic.
+"""Make inputs of numbers: a float that changes again and again becomes an operand of the program.
+
+It must be used in arithmetic only.
 
     mul : f32[4 8] = mul.Tensor(x, 0.5)        →        beta : f32[] = input('.beta')
                                                         mul : f32[4 8] = mul.Tensor(x, beta)
@@ -198,8 +199,10 @@ class Taken:
 
 
 def taken_by(constant: Program, other: Program, book: Book) -> list[Taken] | None:
-    """Return where a program uses the numbers that are tracked in ``other``; ``None`` if the programs differ in
-    anything else. Linear in their sizes."""
+    """Return where a program uses the numbers that are tracked in ``other``.
+
+    ``None`` if the programs differ in anything else. Linear in their sizes.
+    """
     uses: list[Taken] = []
     if book.used_otherwise or len(list(constant.nodes)) != len(list(other.nodes)):
         return None

@@ -1,5 +1,7 @@
-"""Define the places that forward reads (attributes, entries of dicts, globals, closure variables) and the guards that
-compare them."""
+"""Define the places that forward reads, and the guards that compare their values.
+
+A place is an attribute, an entry of a dict, a global or a closure variable.
+"""
 
 from __future__ import annotations
 

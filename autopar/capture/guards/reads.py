@@ -1,5 +1,4 @@
-"""Record the Python values that a forward reads: attributes of modules and of the objects that they hold, globals,
-closures."""
+"""Record the Python values that a forward reads: attributes of modules and objects, globals, closures."""
 
 from __future__ import annotations
 
@@ -68,8 +67,10 @@ class Reads:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Record attribute reads of the model's modules and their objects, and the functions that run, while the
-        ``with`` block runs."""
+        """Record attribute reads and the functions that run, while the ``with`` block runs.
+
+        The attributes are those of the model's modules and of the objects that they hold.
+        """
         self._thread = threading.get_ident()
         self._record_reads_of(torch.nn.Module)
         try:
@@ -115,8 +116,10 @@ class Reads:
         return guards
 
     def uses(self, attribute: str) -> bool:
-        """Whether a function of the user reads an attribute on a line that does not also write it, as ``self.calls +=
-        1`` does."""
+        """Return whether a function of the user reads an attribute, other than to write it back.
+
+        ``self.calls += 1`` reads and writes it on one line, and does not count.
+        """
         for code in self._functions.code.values():
             lines: dict[str, set[int | None]] = {"LOAD_ATTR": set(), "STORE_ATTR": set()}
             starts, line = dict(dis.findlinestarts(code)), None
@@ -215,8 +218,10 @@ class Reads:
         return f"{self._reached[id(owner)][1]}."
 
     def _places(self, owner: Any, name: str, then: Any, line: str) -> Iterator[GuardedPlace]:
-        """Yield the places of an attribute: the object's dict, its class, or the object itself if the attribute is
-        computed."""
+        """Yield the places of an attribute: the object's dict, its class, or the object itself.
+
+        It is the object itself if the attribute is computed.
+        """
         words = f"{self._words(owner)}{name}"
         attributes = _dict_of(owner)
         static = inspect.getattr_static(type(owner), name, MISSING)

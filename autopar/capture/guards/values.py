@@ -1,5 +1,7 @@
-"""Compare the values that a forward reads: numbers and strings by value and type, containers by content, the rest by
-identity."""
+"""Compare the values that a forward reads: numbers and strings by value and type, the rest by identity.
+
+Containers are compared by their contents.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +68,10 @@ def is_container(value: Any) -> bool:
 
 
 def is_users_object(value: Any) -> bool:
-    """Whether a value is an object with attributes, such as a config, of a class of the user or of a library; an
-    instance of a dict subclass may be one."""
+    """Return whether a value is an object with attributes, such as a config.
+
+    Its class is the user's or a library's; it may derive from dict.
+    """
     cls = type(value)
     if cls in HOLDERS:
         return True

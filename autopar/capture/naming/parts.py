@@ -62,14 +62,18 @@ class Part:
 
 
 def computed(modules: Mapping[str, torch.nn.Module]) -> dict[str, Shape]:
-    """Return the tensors that parametrizations compute, such as ``up.weight``, with their shapes, if these follow from
-    the originals' shapes."""
+    """Return the tensors that parametrizations compute, such as ``up.weight``, with their shapes.
+
+    Tensors whose shapes do not follow from those of the originals are left out.
+    """
     return {f"{path}.{name}".lstrip("."): shape for path, name, shape, _ in _parametrized(modules) if shape is not None}
 
 
 def parts(modules: Mapping[str, torch.nn.Module], shapes: Mapping[str, Sequence[int]]) -> list[Part]:
-    """Return all parts; a base that is a part itself comes before its parts. ``shapes`` holds all tensors, computed
-    ones too."""
+    """Return all parts; a base that is a part itself comes before its parts.
+
+    ``shapes`` holds all tensors, computed ones too.
+    """
     result = [part for path, module in modules.items() for part in _adapted(path, module, shapes)]
     for path, name, shape, originals in _parametrized(modules):
         if shape is not None:
@@ -107,8 +111,10 @@ def _adapted(path: str, module: torch.nn.Module, shapes: Mapping[str, Sequence[i
 
 
 def _parametrized(modules: Mapping[str, torch.nn.Module]) -> Iterator[tuple[str, str, Shape | None, dict[str, Shape]]]:
-    """Yield the module's path, the tensor's name and shape, and the shapes of the originals, for each tensor that a
-    parametrization computes."""
+    """Yield each tensor that a parametrization computes: its module's path, its name and shape.
+
+    With it come the shapes of the originals.
+    """
     for path, module in modules.items():
         if is_parametrized(module):
             for name, chain in module.parametrizations.items():  # type: ignore[union-attr,operator]
@@ -120,8 +126,10 @@ def _parametrized(modules: Mapping[str, torch.nn.Module]) -> Iterator[tuple[str,
 
 
 def _broadcast(shapes: Sequence[Shape]) -> Shape | None:
-    """Return the shape of the originals' product, as of a direction times its length; ``None`` if they do not
-    broadcast."""
+    """Return the shape of the originals' product; ``None`` if they do not broadcast.
+
+    Such a product is a direction times its length.
+    """
     try:
         return tuple(torch.broadcast_shapes(*shapes)) if shapes else None
     except RuntimeError:

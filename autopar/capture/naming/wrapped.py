@@ -51,8 +51,10 @@ def class_names(module: torch.nn.Module | None) -> set[str]:
 
 
 def class_name(module: torch.nn.Module) -> str:
-    """Return the name of a module's class. A parametrized module has a generated class, so the class that it derives
-    from is named."""
+    """Return the name of a module's class.
+
+    A parametrized module has a generated class, so the class that it derives from is named.
+    """
     kind = type(module)
     return (kind.__bases__[0] if is_parametrized(module) else kind).__name__
 
@@ -64,8 +66,10 @@ def steps_to(name: str, modules: Mapping[str, torch.nn.Module]) -> list[Step]:
 
 
 def through(root: torch.nn.Module, steps: Sequence[Step], *, calls: bool = False) -> list[Step]:
-    """Return the steps without those into wrappers; with ``calls``, only wrappers that return their child's result are
-    left out."""
+    """Return the steps without those into wrappers.
+
+    With ``calls``, only wrappers that return their child's result are left out.
+    """
     seen: list[Step] = []
     parent: torch.nn.Module | None = root
     copies = False  # whether the last step was into the dict of a layer's copies

@@ -132,8 +132,10 @@ def mesh_of(text: str) -> Mesh:
 
 
 def plan_of(name: str) -> Plan:
-    """Return a plan: the name of a preset, or the contents of a JSON file, an object of globs or a list of objects and
-    names of presets."""
+    """Return a plan: the name of a preset, or the contents of a JSON file.
+
+    The file has an object of globs, or a list of objects and names of presets.
+    """
     if name in PRESETS:
         return name
     file = Path(name)
@@ -230,8 +232,10 @@ def _check_processes(options: TrainOptions, mesh: Mesh, launched: Launched | Non
 
 
 def _device(name: str | None, local: int, launched: Launched | None) -> torch.device:
-    """Return the device of this process. CUDA needs a GPU for each of the machine's ranks, and is the default if there
-    are enough."""
+    """Return the device of this process. CUDA is the default if there are enough GPUs.
+
+    It needs one for each of the machine's ranks.
+    """
     if name is not None:
         _one_of("device", name, DEVICES)
     gpus = torch.cuda.device_count()

@@ -23,8 +23,10 @@ class Comparison:
             raise ValueError(f"{len(self.parallel)} and {len(self.single)} steps cannot be compared")
 
     def difference(self, step: int) -> float:
-        """The differences relative to the single device's values; infinite if a value is not finite, except in a step
-        that both have skipped."""
+        """The differences relative to the single device's values.
+
+        A difference is infinite if a value is not finite, except in a step that both have skipped.
+        """
         a, b = self.parallel[step], self.single[step]
         if step in self.skipped:
             return 0.0

@@ -18,8 +18,9 @@ Taken = tuple[
 
 @dataclass(frozen=True)
 class TrainedStep:
-    """The result of one step: its number from 0, the loss before the update, the norm of its gradients, and its time in
-    seconds.
+    """The result of one step.
+
+    It has its number from 0, the loss before the update, the norm of its gradients, and its time in seconds.
 
     The norm is there because AdamW does the same with gradients that are all too large by one factor: losses alone
     would not show it.

@@ -8,8 +8,10 @@ from autopar.cli.train.sizes import VOCABULARY, Size
 
 
 def llama(size: Size, positions: int, seed: int, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
-    """Build Hugging Face's Llama, unchanged. Its weights are drawn on the CPU, so that they are the same on every
-    device."""
+    """Build Hugging Face's Llama, unchanged.
+
+    Its weights are drawn on the CPU, so that they are the same on every device.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(

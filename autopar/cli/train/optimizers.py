@@ -19,8 +19,10 @@ OPTIMIZERS: dict[str, Callable[[Parameters, float, float], Optimizer]] = {  # of
 
 
 def factor(step: int, warmup: int, steps: int) -> float:
-    """What the learning rate is multiplied by at a step from 0: linear up to 1 in ``warmup`` steps, then half a cosine
-    that reaches 0 after ``steps``; without a warm-up always 1."""
+    """Return the factor of the learning rate at a step, counted from 0; without a warm-up always 1.
+
+    It grows linearly to 1 in ``warmup`` steps; then it is half a cosine that reaches 0 after ``steps``.
+    """
     if not warmup:
         return 1.0
     if step < warmup:

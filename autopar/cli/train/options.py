@@ -17,8 +17,10 @@ NONE = "none"  # switches an option off that a preset may set
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The largest accepted relative differences of losses and of norms of gradients, which are noisier in low
-    precision."""
+    """The largest accepted relative differences of losses and of norms of gradients.
+
+    Norms are noisier in low precision.
+    """
 
     loss: float
     norm: float

@@ -1,5 +1,7 @@
-"""Run one training, from the options to the exit status: simulated, as a rank of a job, or in processes that it
-starts."""
+"""Run one training, from the options to the exit status.
+
+It is simulated, or runs as a rank of a job, or in processes that it starts.
+"""
 
 from __future__ import annotations
 
@@ -87,8 +89,10 @@ def _start(checked: Checked) -> int:
 
 
 def _train(checked: Checked) -> int:
-    """Train on the mesh; then, when the other ranks have ended, the first rank trains on a single device and
-    compares."""
+    """Train on the mesh; then the first rank trains on a single device and compares.
+
+    It waits until the other ranks have ended.
+    """
     first = checked.launched is None or checked.launched.rank == 0
     console = console_of(first)
     o = checked.options
@@ -144,8 +148,10 @@ def _alone(checked: Checked, console: Console) -> list[TrainedStep]:
 
 
 def _captured(checked: Checked, step: TrainStep) -> Programs:
-    """Capture the step, which also creates the optimizer's state, and return its programs. Globs of modules can only be
-    checked here."""
+    """Capture the step, which also creates the optimizer's state, and return its programs.
+
+    Globs of modules can only be checked here.
+    """
     try:
         return step.capture(_batch(checked, 0))
     except ValueError as error:

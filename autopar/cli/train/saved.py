@@ -25,8 +25,10 @@ SAME = ("size", "dtype", "batch", "sequence", "optimizer", "warmup", "weight_dec
 
 
 def numbers_of(checked: Checked) -> dict[str, Any]:
-    """Return the options that determine the numbers of a training. It cannot be resumed with others; the mesh and the
-    like are free."""
+    """Return the options that determine the numbers of a training: it cannot be resumed with others.
+
+    The mesh and the like may change.
+    """
     o, text = checked.options, checked.text
     options = {name: getattr(o, name) for name in SAME}
     options |= {
@@ -39,8 +41,10 @@ def numbers_of(checked: Checked) -> dict[str, Any]:
 
 
 def check_resumed(checked: Checked) -> int:
-    """Return how many steps the newest complete checkpoint has, 0 if there is none; ``Refused`` if it has other
-    options."""
+    """Return how many steps the newest complete checkpoint has, 0 if there is none.
+
+    ``Refused`` if it has other options.
+    """
     options = checked.options
     folder = options.checkpoint
     if not options.resume or folder is None:
@@ -75,8 +79,10 @@ class Saved:
     schedule: LRScheduler
 
     def resume(self) -> list[TrainedStep]:
-        """Load the newest complete checkpoint into the captured step, and return its past steps; none if there is no
-        checkpoint."""
+        """Load the newest complete checkpoint into the captured step, and return its past steps.
+
+        There are none without a checkpoint.
+        """
         if not check_resumed(self.checked):
             return []
         state = checkpoint.load(self._folder, self._state([]))
@@ -93,8 +99,10 @@ class Saved:
     def kept(
         self, before: list[TrainedStep], steps: Iterable[TrainedStep], on_saved: Callable[[Path, int], None]
     ) -> Iterator[TrainedStep]:
-        """Yield the same steps, and save a checkpoint after every ``--every`` steps and after the last. ``on_saved`` is
-        called after each save."""
+        """Yield the same steps, and save a checkpoint after every ``--every`` steps and after the last.
+
+        ``on_saved`` is called after each save.
+        """
         curve, o = list(before), self.checked.options
         for step in steps:
             curve.append(step)

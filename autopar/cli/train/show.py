@@ -119,8 +119,10 @@ def show_saved(console: Console, path: Path, taken: int) -> None:
 def show_steps(
     console: Console, title: str, steps: Iterable[TrainedStep], count: int, tokens: int, first: int = 0
 ) -> Iterator[TrainedStep]:
-    """Yield the same steps, from ``first`` to ``count``, and show their progress: as a bar on a terminal, else as some
-    lines."""
+    """Yield the same steps, from ``first`` to ``count``, and show their progress.
+
+    It is a bar on a terminal, else some lines.
+    """
     if not console.is_terminal or console.quiet:
         console.print(title)
         every = max(1, round(count / LINES))
@@ -143,8 +145,10 @@ def show_steps(
 
 
 def _rates(steps: Iterable[TrainedStep], tokens: int, first: int) -> Iterator[tuple[TrainedStep, float]]:
-    """Yield each step with the tokens per second so far; the first step, a warm-up, counts only until there is
-    another."""
+    """Yield each step with the tokens per second so far.
+
+    The first step, a warm-up, counts only until there is another.
+    """
     seconds = 0.0
     for step in steps:
         taken = step.number - first

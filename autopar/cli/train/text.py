@@ -23,8 +23,10 @@ class Text:
     def batch(
         self, seed: int, step: int, rows: int, length: int, device: torch.device | str = "cpu"
     ) -> dict[str, torch.Tensor]:
-        """Return the global batch of one step, ``rows`` pieces of the text. It is equal on every rank, and does not
-        depend on earlier steps."""
+        """Return the global batch of one step, ``rows`` pieces of the text.
+
+        It is equal on every rank, and does not depend on earlier steps.
+        """
         generator = torch.Generator().manual_seed(seed * STRIDE + step)
         starts = torch.randint(len(self.data) - length + 1, (rows, 1), generator=generator)
         ids = self.data[starts + torch.arange(length)].long().to(device)

@@ -1,5 +1,6 @@
-"""Register random ops that are functions of a seed: each random op has a twin in the namespace ``drawn`` with two more
-arguments.
+"""Register random ops that are functions of a seed.
+
+Each random op has a twin in the namespace ``drawn`` with two more arguments.
 
     y = bernoulli(x, 0.9)       →       y = drawn::bernoulli.p(x, 0.9, seed=seed, stream=3)
 
@@ -101,8 +102,10 @@ def twin_of(op: OpOverload) -> OpOverload:
 
 
 def _as_a_single_device(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], order: list[int] | None) -> Any:
-    """Run the op on a first operand with this memory order, which decides how many numbers are drawn and where they
-    go."""
+    """Run the op on a first operand with this memory order, as a single device does.
+
+    The memory order decides how many numbers are drawn and where they go.
+    """
     if order is None:
         return op(*args, **kwargs)
     first, *rest = args
@@ -125,8 +128,10 @@ def source_of(op: Any) -> Any:
 
 
 def with_seed(pattern: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Return the rule of a twin from that of its op: one operand more. With a table of states nothing is split: its
-    numbers have one order."""
+    """Return the rule of a twin from that of its op: one operand more.
+
+    With a table of states nothing is split: its numbers have one order.
+    """
 
     def bound(*args: Any, seed: Any, stream: int, order: Any = None, **kwargs: Any) -> Any:
         if seed.shape:
@@ -230,7 +235,9 @@ class Streams:
 
 
 def _memory_order(x: torch.Tensor) -> list[int] | None:
-    """Return the dims of a tensor in memory order, in which a single device fills it; ``None`` if that is their own
-    order."""
+    """Return the dims of a tensor in memory order, in which a single device fills it.
+
+    ``None`` if that is their own order.
+    """
     order = sorted(range(x.dim()), key=lambda d: -x.stride(d))
     return None if x.is_contiguous() or order == list(range(x.dim())) else order

@@ -1,5 +1,6 @@
-"""Register lookup and causal-attention ops for ranks that hold a part of a dim: the op gets the indices that the rank
-holds.
+"""Register lookup and causal-attention ops for ranks that hold a part of a dim.
+
+The op gets the indices that the rank holds.
 
     embedding(table, ids)      table : f32[32000/tp 64]        look_up(table, ids, held)    held : i64[32000/tp]
 
@@ -51,8 +52,7 @@ def _check_below(index: torch.Tensor, size: int, error: Exception) -> None:
 
 @_op("within(Tensor index, int size) -> Tensor")
 def within(index: torch.Tensor, size: int) -> torch.Tensor:
-    """Return a copy of ``index``, all of whose values must be at least 0 and below ``size``; ``RuntimeError``
-    otherwise."""
+    """Return a copy of ``index``; ``RuntimeError`` if a value is below 0, or not below ``size``."""
     _check_below(
         index,
         size,

@@ -1,5 +1,7 @@
-"""Register the op that sums a tensor's squares, which can be split along every dim. The norm of all gradients is made
-of it."""
+"""Register the op that sums a tensor's squares, which can be split along every dim.
+
+The norm of all gradients is made of it.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Check that an op's overload takes tensors where its arguments are values: ``mul`` takes numbers, ``mul.Tensor``
-tensors."""
+"""Check that an op's overload takes tensors where its arguments are values.
+
+``mul`` takes numbers, ``mul.Tensor`` tensors.
+"""
 
 from __future__ import annotations
 

@@ -183,8 +183,10 @@ def print_type(value: ValueType) -> str:
 
 
 def print_requirement(need: Requirement, value: TensorType) -> str:
-    """Return the text after ``as``: the dtype only if it differs from the value's, and alone at the level
-    ``traced``."""
+    """Return the text after ``as``: the dtype only if it differs from the value's.
+
+    At the level ``traced`` the dtype is alone.
+    """
     if need.layout is None:
         return DTYPE_NAMES[need.dtype]
     dtype = "" if need.dtype == value.dtype else DTYPE_NAMES[need.dtype]

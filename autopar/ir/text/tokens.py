@@ -49,8 +49,10 @@ def can_name(name: str) -> bool:
 
 
 def legal_name(text: str) -> str:
-    """Replace the characters of ``text`` that an identifier cannot have; with a number appended it is always a legal
-    name."""
+    """Replace the characters of ``text`` that an identifier cannot have.
+
+    With a number appended it is always a legal name.
+    """
     legal = re.sub(r"\W", "_", text, flags=re.ASCII)
     return f"_{legal}" if not legal or legal[0].isdigit() else legal
 

@@ -1,4 +1,4 @@
-"""Initialisation of a model that was on meta: the values of a single device, of which each rank keeps its pieces."""
+"""Initialize a model on meta: with the values of a single device, of which each rank keeps its pieces."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def initialize(
     job: Job | None,
     agreement: Agreement | None,
 ) -> None:
-    """Give storage to what is on meta, and run the initialisation on it.
+    """Give storage to parameters and buffers on meta, and run the initialization on them.
 
     Raises:
         RuntimeError: something that was on meta has not been written; the model is on meta as before.
@@ -42,7 +42,7 @@ def initialize(
 
 def run_initialization(model: torch.nn.Module, slots: list[StorageSlot], init: Init | None, device: torch.device, job: Job | None,
                        kept: Iterable[StorageSlot] = ()) -> None:  # fmt: skip
-    """Run an initialisation, ``None`` the model's own, on materialized slots; the ``kept`` hold their values already.
+    """Run an initialization on slots with storage; ``None`` is the model's own. ``kept`` have their values already.
 
     Raises:
         RuntimeError: a slot that was on meta has not been written.
@@ -78,7 +78,7 @@ def _run(model: torch.nn.Module, init: Init | None) -> None:
 
 
 def _check_draws(job: Job | None, device: torch.device) -> None:
-    """Ranks that drew other numbers hold pieces of different values; ``RuntimeError``."""
+    """Raise ``RuntimeError`` if ranks drew different random numbers: their pieces would belong to different values."""
     if job is None:
         return
     state = b"".join(generator.get_rng_state().numpy().tobytes() for generator in _generators(device))
@@ -92,7 +92,7 @@ def _check_draws(job: Job | None, device: torch.device) -> None:
 
 
 def _settle(slot: StorageSlot, writes: Writes, kept: bool) -> None:
-    """What an initialisation put in the place of a tensor is laid as that was."""
+    """Shard the tensor that an initialization put into a slot like the tensor that was there before."""
     new = slot.now
     if new is slot.given or (
         new is not None and writes.time_of(new) is not None and is_dtensor(new) == is_dtensor(slot.given)
@@ -120,8 +120,7 @@ def _settle(slot: StorageSlot, writes: Writes, kept: bool) -> None:
 
 
 def _tie(slots: list[StorageSlot], writes: Writes) -> None:
-    """Places that shared a tensor share one again: the one that was written last, unless the initialisation tied
-    them."""
+    """Tie slots again that shared a tensor, to the one that was written last, unless the initialization tied them."""
     shared: dict[int, list[StorageSlot]] = {}
     for slot in slots:
         if slot.was_on_meta:
@@ -137,7 +136,7 @@ def _tie(slots: list[StorageSlot], writes: Writes) -> None:
 
 @contextlib.contextmanager
 def first_ranks_generator(job: Job | None, device: torch.device) -> Iterator[None]:
-    """All ranks draw what the first rank draws. Those that had another generator have it back afterwards."""
+    """Let all ranks draw with the first rank's generator state. Other ranks get their own state back afterwards."""
     if job is None:
         yield
         return
@@ -157,12 +156,12 @@ def first_ranks_generator(job: Job | None, device: torch.device) -> Iterator[Non
 
 
 def _generators(device: torch.device) -> list[Any]:
-    """What has ``get_rng_state``: the device's, and CPU's."""
+    """Return the modules with ``get_rng_state``: the device's, and the CPU's."""
     return [torch] if device.type == "cpu" else [torch.get_device_module(device), torch]
 
 
 def agree(agreement: Agreement | None, call: str) -> None:
-    """All ranks make this call; ``RuntimeError``."""
+    """Check that all ranks make this call; ``RuntimeError`` otherwise."""
     if agreement is not None:
         agreement.begin(call)
         agreement.finish()

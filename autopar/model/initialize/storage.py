@@ -1,4 +1,4 @@
-"""Storage for a model on meta: tensors of this rank's pieces, in the places of those that had none."""
+"""Give storage to a model on meta: this rank's pieces take the place of its tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autopar.runtime.processes.job import Job
 
 @dataclass(eq=False)
 class StorageSlot:
-    """One place of a model that holds a parameter or buffer; tied tensors have several.
+    """One place of a model that holds a parameter or buffer; tied tensors have several places.
 
     Attributes:
         name: as in ``named_parameters``.
@@ -31,7 +31,7 @@ class StorageSlot:
 
     @property
     def now(self) -> torch.Tensor | None:
-        """What the place holds; an initialisation may have put something else there."""
+        """The tensor in this place now; an initialization may have replaced it."""
         return getattr(self.owner, self.attribute)
 
     @property
@@ -49,7 +49,7 @@ class StorageSlot:
 
 
 def slots_of(model: torch.nn.Module) -> list[StorageSlot]:
-    """Every place, in the order of ``named_modules``."""
+    """Return all slots of a model, in the order of ``named_modules``."""
     found = []
     for path, module in model.named_modules():
         for attribute, tensor in (*vars(module)["_parameters"].items(), *vars(module)["_buffers"].items()):
@@ -60,7 +60,7 @@ def slots_of(model: torch.nn.Module) -> list[StorageSlot]:
 
 @contextlib.contextmanager
 def materialized(model: torch.nn.Module, device: torch.device, *, tied: bool) -> Iterator[list[StorageSlot]]:
-    """What is on meta has storage on ``device``, without values, from here on; after an exception it is on meta again.
+    """Give storage without values to slots on meta; they are on meta again after an exception.
 
     DTensors get a piece. ``tied``: a tensor of several places stays one; otherwise each place has its own for the
     while, as after ``torch.nn.Module.to_empty``.
@@ -97,8 +97,7 @@ def _empty(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def device_for(model: torch.nn.Module, job: Job | None, device: torch.device | str | None) -> torch.device:
-    """Where storage lies: the job's device, else the user's, else that of the model's other tensors, else the
-    accelerator's.
+    """Return the device for the storage: the job's, the user's, that of the model's other tensors, or the accelerator.
 
     Raises:
         ValueError: the user's is not of the kind that the job's mesh lies on.

@@ -1,4 +1,4 @@
-"""Writes: how an initialisation that was written for whole tensors runs on pieces, and what it has written.
+"""Run an initialization that was written for whole tensors on this rank's pieces, and note what it wrote.
 
 An op on DTensors runs on whole plain tensors, and what it wrote is cut; so every rank draws the same random numbers as
 a single device does, and no rule of DTensor's is needed. A whole tensor is there for one op, or as long as a view of it
@@ -31,7 +31,7 @@ SAME_TENSOR = frozenset({aten.detach.default, aten.alias.default})
 
 
 class Writes(TorchDispatchMode):
-    """While it is active, ops on DTensors run on whole tensors; notes which tensors were written, and when.
+    """Context in which ops on DTensors run on whole tensors; it notes which tensors were written, and when.
 
     Args:
         waiting: tensors without values, by name.
@@ -49,7 +49,7 @@ class Writes(TorchDispatchMode):
         ] = {}  # by storage of the piece: the whole that views look at
 
     def time_of(self, tensor: torch.Tensor) -> int | None:
-        """When a tensor was last written, as a number that grows; ``None``: never."""
+        """Return when a tensor was last written, as a growing number; ``None`` if never."""
         return self._times.get(_identity(tensor))
 
     def __torch_dispatch__(
@@ -114,7 +114,7 @@ class Writes(TorchDispatchMode):
         return pytree.tree_map(lambda leaf: origin.get(id(leaf), leaf), result)
 
     def _whole(self, tensor: Any, values: bool) -> torch.Tensor:
-        """A plain tensor of the whole: the piece, where that is it; the one that views look at; else a new one."""
+        """Return a plain whole tensor: the piece if it is whole, the one that live views look at, or a new one."""
         local = local_of(tensor)
         if all(placement.is_replicate() for placement in tensor.placements):
             return local
@@ -127,7 +127,7 @@ class Writes(TorchDispatchMode):
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=local.device)
 
     def _viewed(self, tensor: Any) -> torch.Tensor | None:
-        """The whole that views of this DTensor look at, if any is left."""
+        """Return the whole tensor that live views of this DTensor look at, if there is one."""
         key = _identity(tensor)
         storage = self._views[key][0].storage() if key in self._views else None
         if storage is None:
@@ -136,12 +136,12 @@ class Writes(TorchDispatchMode):
         return _of_storage(storage, tensor)
 
     def _watch(self, tensor: Any, whole: torch.Tensor, result: torch.Tensor) -> None:
-        """A view of a whole tensor leaves: what is written to it later belongs to the piece."""
+        """Note a returned view of a whole tensor: a later write to it must reach the piece."""
         if storage_of(result) == storage_of(whole) != _identity(tensor) and _identity(tensor) not in self._views:
             self._views[_identity(tensor)] = StorageReference(whole.untyped_storage()), tensor
 
     def _base(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The DTensor that a plain tensor is a view of the whole of; else the tensor."""
+        """Return the DTensor whose whole tensor a plain tensor views, or else the tensor itself."""
         if not is_dtensor(tensor):
             for reference, base in self._views.values():
                 if reference.refers_to(tensor.untyped_storage()):
@@ -149,7 +149,7 @@ class Writes(TorchDispatchMode):
         return tensor
 
     def _cut(self, target: Any, written: torch.Tensor) -> None:
-        """This rank's piece of what was written; ``written`` may be a view of the whole."""
+        """Copy this rank's piece out of the written whole tensor; ``written`` may be a view of it."""
         if not is_dtensor(target) or storage_of(written) == _identity(target):
             return
         from torch.distributed.tensor import distribute_tensor
@@ -177,7 +177,7 @@ class Writes(TorchDispatchMode):
 
 
 def _identity(tensor: torch.Tensor) -> int:
-    """The same for a tensor, its ``.data`` and ``detach()``: the storage, of a DTensor that of its piece."""
+    """Return a key that a tensor, its ``.data`` and ``detach()`` share: its storage, or that of its piece."""
     return storage_of(local_of(tensor))
 
 

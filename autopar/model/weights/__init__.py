@@ -1,4 +1,4 @@
-"""Loading weights: each rank reads its own pieces out of safetensors files, and nothing else of a split parameter."""
+"""Load weights: each rank reads its own pieces from safetensors files, and nothing else of a sharded parameter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from autopar.torch_private import IncompatibleKeys
 
 
 class Match(NamedTuple):
-    """How a model's names and a file's go together.
+    """The model's names and the file's names, matched.
 
     Attributes:
         sources: all names of each tensor, and the one to read it from.
@@ -44,8 +44,7 @@ def load_weights(
     job: Job | None,
     agreement: Agreement | None,
 ) -> Any:
-    """Read what the model's ``state_dict`` names; what was on meta and is in no file gets the model's own
-    initialisation.
+    """Read the tensors that the model's ``state_dict`` names. The model initializes those on meta that no file has.
 
     Returns:
         ``missing_keys`` and ``unexpected_keys``, as ``load_state_dict`` does.
@@ -75,7 +74,7 @@ def load_weights(
 
 
 def _match(model: torch.nn.Module, files: CheckpointFiles, strict: bool) -> Match:
-    """Match names and shapes.
+    """Match the names and shapes of the model and of the files.
 
     Raises:
         RuntimeError: they do not, in the words of ``load_state_dict``.
@@ -118,7 +117,7 @@ def _quoted(names: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def _on_all_ranks(job: Job | None) -> Iterator[None]:
-    """What fails on one rank fails on all: a file that only one host lacks must not leave the others waiting."""
+    """Raise an error of one rank on all ranks: the others must not wait for a rank that lacks a file."""
     failure: Exception | None = None
     try:
         yield
@@ -138,7 +137,7 @@ def _on_all_ranks(job: Job | None) -> Iterator[None]:
 
 
 def _read(files: CheckpointFiles, name: str, tensor: torch.Tensor, mesh: Mesh, job: Job | None) -> None:
-    """This rank's piece of a tensor, run by run: a merged dim, as of a fused qkv weight, has several."""
+    """Read this rank's piece of a tensor, run by run: a merged dim, as of a fused qkv weight, has several runs."""
     attr = DistAttr.replicated(tensor.dim())
     at: dict[str, int] = {}
     if is_dtensor(tensor):
@@ -152,7 +151,7 @@ def _read(files: CheckpointFiles, name: str, tensor: torch.Tensor, mesh: Mesh, j
 def parts_of(
     attr: DistAttr, shape: Sequence[int], mesh: Mesh, at: Mapping[str, int]
 ) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
-    """Where the parts of the piece at ``at`` lie in the whole tensor, and where in the piece."""
+    """Yield where the parts of the piece at ``at`` begin and end in the whole tensor, and in the piece."""
     spans = iter(attr.local_parts(shape, mesh, at))
     dims = []
     for size, dim in zip(shape, attr.dims, strict=True):
@@ -166,8 +165,10 @@ def parts_of(
 
 
 def _runs(parts: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
-    """(start, count) in a dim, of what lies at (size, start, count) in each of its parts, major first; none is
-    empty."""
+    """Return the runs (start, count) of a dim in which a piece lies; none is empty.
+
+    ``parts``: (size, start, count) of each part of the dim, major first.
+    """
     if not parts:
         return [(0, 1)]
     (_, start, count), *minor = parts

@@ -1,4 +1,4 @@
-"""Checkpoint files: which safetensors file of a folder holds which tensor, and reading a part of one.
+"""Find the safetensors file of a folder that holds a tensor, and read a part of the tensor.
 
 Only safetensors are read: a pickle runs code of whoever wrote it, and has to be read whole.
 """
@@ -18,7 +18,7 @@ ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class CheckpointFiles:
-    """The tensors of a safetensors file, or of a folder of ``save_pretrained``; a context.
+    """Context: the tensors of a safetensors file, or of a folder of ``save_pretrained``.
 
     Attributes:
         shapes: name → shape, in the order of the files.
@@ -40,7 +40,7 @@ class CheckpointFiles:
         self._opened.close()
 
     def open(self) -> None:
-        """Read the names and shapes.
+        """Read the names and shapes of the tensors.
 
         Raises:
             FileNotFoundError, ValueError, ImportError: what is not there, or is not safetensors.
@@ -71,12 +71,12 @@ class CheckpointFiles:
             self.shapes[name] = tuple(self._slices[name].get_shape())
 
     def read(self, name: str, part: tuple[slice, ...]) -> torch.Tensor:
-        """A part of a tensor; nothing else of it is read."""
+        """Read a part of a tensor, and nothing else of it."""
         return self._slices[name][part] if part else self._files[name].get_tensor(name)
 
 
 def _files_of(path: Path) -> dict[Path, list[str] | None]:
-    """File → the names to read from it; ``None``: all.
+    """Return file → the names to read from it; ``None``: all of them.
 
     Raises:
         FileNotFoundError: there are no weights.

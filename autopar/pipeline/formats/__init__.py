@@ -1,5 +1,4 @@
-"""Write and read schedules as text: a table for people, JSON to keep, and the actions of
-torch.distributed.pipelining."""
+"""Write and read schedules as text: a table, JSON, and the actions of torch.distributed.pipelining."""
 
 from autopar.pipeline.formats.actions import from_csv, to_csv
 from autopar.pipeline.formats.document import from_json, to_json

@@ -1,5 +1,6 @@
-"""Write and read a schedule as the CSV of torch.distributed.pipelining (2.13): a line for each rank, an action in each
-cell.
+"""Write and read a schedule as the CSV of torch.distributed.pipelining: a line a rank, an action a cell.
+
+The format is that of torch 2.13.
 
     0F0,0F1,0B0,,0B1        columns are times, and an empty cell is a bubble
     0F0,0SEND_F0,0F1,…      with messages: in the order in which they are launched
@@ -285,8 +286,10 @@ def _slot(cell: Cell, split: bool) -> Slot:
 
 
 def _order(line: Sequence[Cell], split: bool) -> list[Slot]:
-    """Return the slots of a rank. Actions on parameters belong to the slot before them, or at the very first to a slot
-    of their own."""
+    """Return the slots of a rank. Actions on parameters belong to the slot before them.
+
+    At the very first they belong to a slot of their own.
+    """
     slots: list[Slot] = []
     for cell in filter(None, line):
         if cell[0].name not in ON_PARAMETERS:

@@ -111,8 +111,10 @@ _NESTING = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 
 
 class _Document:
-    """A text and its parsed value. A path leads to a value: the number of a member or an element, then the number
-    within that."""
+    """A text and its parsed value. A path leads to a value inside it.
+
+    The path is the number of a member or an element, then the number within that.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -103,8 +103,9 @@ class Optimised:
 
 def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: Sizes | None = None, limit: float | Iterable[float] | None = None,
              tries: int = 1000, seed: int = 0, objective: Objective = "makespan") -> Optimised:  # fmt: skip
-    """Search for the shortest schedule by the objective; among equals, for the shortest by the other objective, then
-    for little memory.
+    """Search for the shortest schedule by the objective.
+
+    Among equals it takes the shortest by the other objective, then the one with the least memory.
 
     The schedule has ``ranks * chunks`` stages, for which ``times`` and ``sizes`` are given. The stages are placed in a
     loop (``0 1 2 0 1 2``), or with two on a rank also in a V (``0 1 2 2 1 0``), whichever is shorter. The schedule is
@@ -180,8 +181,10 @@ def _length(run: Simulation, objective: Objective) -> float:
 
 
 def _best_of(runs: Sequence[Simulation], objective: Objective) -> Simulation:
-    """Return the shortest run; among equals the shortest by the other objective, then the one that needs least
-    memory."""
+    """Return the shortest run by the objective.
+
+    Among equals it is the shortest by the other objective, then the one that needs the least memory.
+    """
     other: Objective = "makespan" if objective == "span" else "span"
     least = min(_length(run, objective) for run in runs)
     equal = [run for run in runs if _length(run, objective) <= least * (1 + EPSILON)]
@@ -266,8 +269,10 @@ def _nothing(
     sizes: Sizes,
     limits: Sequence[float] | None,
 ) -> str:
-    """Return the text of the error, with the schedule nearest to the limit: a policy, or one micro-batch after the
-    other."""
+    """Return the text of the error, with the schedule nearest to the limit.
+
+    That is a policy's schedule, or one micro-batch after the other.
+    """
     assert limits is not None
     peaks = [(run.schedule.name, run.peak) for run in fixed]
     for rank_of, cost in costs_of.items():

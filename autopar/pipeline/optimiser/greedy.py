@@ -48,8 +48,7 @@ class PriorityRule:
 def follow(
     rule: PriorityRule, cost: Costs, batches: int, room: Sequence[float] | None = None
 ) -> tuple[float, Orders] | None:
-    """Return the length by the objective of ``cost`` and the orders that a rule makes; ``None`` if memory does not
-    suffice.
+    """Return the orders that a rule makes, and their length by ``cost``; ``None`` if memory does not suffice.
 
     A forward leaves enough memory for one more forward of each later stage of its rank. Therefore none of these waits
     for memory that is never freed, and no rank waits for ever.

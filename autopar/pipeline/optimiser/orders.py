@@ -34,8 +34,9 @@ def orders_of(schedule: PipelineSchedule) -> Orders:
 
 
 def schedule_of(orders: Orders, rank_of: Sequence[int], batches: int, name: str) -> PipelineSchedule:
-    """Return the schedule of orders, with messages; a weight gradient is of the oldest micro-batch whose backward left
-    one.
+    """Return the schedule of orders, with messages.
+
+    A weight gradient is of the oldest micro-batch whose backward left one.
 
     If no backward is split, there are no weight gradients; otherwise an unsplit backward has its weight gradient in the
     same slot.
@@ -97,8 +98,10 @@ class Paper:
                 self.pair[source, target] = rank_of[source] * len(rank_of) + rank_of[target]
 
     def length(self, orders: Orders) -> float:
-        """Return the makespan or the longest span of a rank, by the objective of ``cost``; infinite if ranks wait for
-        each other for ever."""
+        """Return the makespan or the longest span of a rank, by the objective of ``cost``.
+
+        It is infinite if ranks wait for each other for ever.
+        """
         rank_of, transfer, durations, pair = self.cost.rank_of, self.cost.transfer, self.durations, self.pair
         stages, ranks = len(rank_of), len(orders)
         forward: list[list[float]] = [
@@ -171,7 +174,7 @@ class Paper:
         return max(self.lengths)
 
     def peak(self, order: Order, rank: int) -> float:
-        """Return the most memory of a rank's activations plus its fixed memory; buffers of messages are not counted."""
+        """Return the peak of a rank's activations plus its fixed memory, without buffers of messages."""
         cost, total = self.cost, self.cost.fixed[rank]
         most = total
         for code in order:

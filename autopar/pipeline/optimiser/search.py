@@ -63,8 +63,10 @@ class Found:
 
 @dataclass(frozen=True)
 class Try:
-    """A rule, the room for activations on each rank with which it keeps within the limit including messages, its length
-    and orders."""
+    """A rule, the room for activations on each rank with which it keeps the limit, its length and its orders.
+
+    The limit includes the buffers of messages.
+    """
 
     rule: PriorityRule
     room: Sequence[float]
@@ -73,8 +75,9 @@ class Try:
 
 
 def search(paper: Paper, peaks: Peaks, starts: Sequence[Orders], enough: float, tries: int, seed: int) -> Found:
-    """Return the best orders found by ``tries`` rules and ``MOVES`` times as many moves, or fewer for a large schedule;
-    maybe none.
+    """Return the best orders found by ``tries`` rules and ``MOVES`` times as many moves; maybe none.
+
+    There are fewer moves for a large schedule.
 
     Args:
         starts: orders to be improved too, if they are within the limit.
@@ -101,8 +104,10 @@ def search(paper: Paper, peaks: Peaks, starts: Sequence[Orders], enough: float, 
 
 
 def rooms(cost: Costs) -> Iterator[tuple[list[float], int]]:
-    """Yield rooms for activations, all memory and less, so that more memory never gives a worse result; and the share
-    of rules for each."""
+    """Yield rooms for activations, from all memory to less, and the share of rules to try for each.
+
+    More memory never gives a worse result.
+    """
     yield cost.room, 1
     for fraction in FRACTIONS:
         batches = floor(fraction * len(cost.stages_of))
@@ -115,8 +120,10 @@ def rooms(cost: Costs) -> Iterator[tuple[list[float], int]]:
 
 
 def some_of(rules: list[PriorityRule], most: int) -> list[PriorityRule]:
-    """Return all rules, or a random sample of ``most``, the same at every call: every other rule of a grid might be
-    one-sided."""
+    """Return all rules, or a random sample of ``most``, the same at every call.
+
+    Every other rule of a grid might be one-sided.
+    """
     if len(rules) <= most:
         return rules
     return [rules[i] for i in sorted(random.Random(0).sample(range(len(rules)), most))]
@@ -170,8 +177,11 @@ def by_turns(found: Found, best: Try, tries: int, choose: random.Random) -> None
 
 
 def filling(cost: Costs) -> Iterator[PriorityRule]:
-    """Yield a few rules that are always tried: as many forwards in flight as a rank has time for before its first
-    backward can arrive, and weight gradients where it would wait."""
+    """Yield a few rules that are always tried, because they fill the time before the first backward.
+
+    A rank has as many forwards in flight as fit before its first backward can arrive, and computes weight gradients
+    where it would wait.
+    """
     shortest, ranks = ways(cost), len(cost.stages_of)
     mean = [sum(cost.forward[s] for s in rank_stages) / len(rank_stages) for rank_stages in cost.stages_of]
     until = [
@@ -193,8 +203,10 @@ def filling(cost: Costs) -> Iterator[PriorityRule]:
 
 
 def grid(paper: Paper) -> Iterator[PriorityRule]:
-    """Yield rules in which all ranks use the same numbers, as multiples of what each rank needs until its messages come
-    back."""
+    """Yield rules in which all ranks use the same numbers, as multiples of the number each rank needs.
+
+    A rank needs as many as keep it busy until its messages come back.
+    """
     cost, shortest = paper.cost, ways(paper.cost)
     ranks = len(cost.stages_of)
     period = (
@@ -242,8 +254,10 @@ def turned(rule: PriorityRule, choose: random.Random) -> PriorityRule:
 
 
 def by_moves(found: Found, start: Orders, tries: int, choose: random.Random) -> None:
-    """Improve orders by late acceptance (Burke and Bykov 2017): move a task of the critical path within its rank's
-    order."""
+    """Improve orders by late acceptance: move a task of the critical path within its rank's order.
+
+    Late acceptance: Burke and Bykov 2017.
+    """
     paper = found.paper
     now = [list(order) for order in start]
     length = paper.length(now)
@@ -281,8 +295,10 @@ def moved(order: Order, place: int, choose: random.Random) -> Order | None:
 
 
 def valid(order: Order, rank: int, paper: Paper) -> bool:
-    """Return whether each backward comes after its forward, each weight gradient after its backward, and memory
-    suffices."""
+    """Return whether an order is valid and fits into memory.
+
+    Each backward comes after its forward, and each weight gradient after its backward.
+    """
     count: dict[int, int] = {}
     for code in order:
         count[code] = n = count.get(code, 0) + 1
@@ -296,8 +312,10 @@ def valid(order: Order, rank: int, paper: Paper) -> bool:
 
 
 def critical_path(orders: Orders, paper: Paper) -> list[tuple[int, int]]:
-    """Return (rank, place) of the tasks of the last run that end when the next one begins, beginning with the last to
-    end."""
+    """Return (rank, place) of the tasks on the critical path of the last run, from the last to the first.
+
+    Each of them ends when the next one begins.
+    """
     where: dict[tuple[int, int], tuple[int, int]] = {}
     for rank, order in enumerate(orders):
         count: dict[int, int] = {}
@@ -326,8 +344,10 @@ def critical_path(orders: Orders, paper: Paper) -> list[tuple[int, int]]:
 
 
 def joined(orders: Orders, paper: Paper) -> Orders:
-    """Return orders with unsplit backwards, if that costs no time: the weight gradient follows at once, or takes
-    none."""
+    """Return orders with unsplit backwards, if that costs no time.
+
+    The weight gradient then follows its backward at once, or takes no time.
+    """
     length, weight = paper.length(orders), paper.cost.weight
     orders = [
         [

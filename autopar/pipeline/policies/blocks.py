@@ -78,8 +78,10 @@ def _order(rank_times: Times, stages: tuple[int, int], batches: int) -> deque[Ta
 
 
 def _with_weights(orders: list[deque[Task]], most: int, stages: int) -> list[list[Slot]]:
-    """Return the orders with their weight gradients, unit by unit; no rank keeps activations of more than ``most``
-    passes."""
+    """Return the orders with their weight gradients, unit by unit.
+
+    No rank keeps activations of more than ``most`` passes.
+    """
     slots: list[list[Slot]] = [[] for _ in orders]
     left: list[deque[Task]] = [deque() for _ in orders]
     kept = [0] * len(orders)

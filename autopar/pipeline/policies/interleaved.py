@@ -13,8 +13,10 @@ from autopar.pipeline.policies.phases import Phases
 
 
 def interleaved(p: int, r: int, m: int, v: int) -> Phases:
-    """Return the phases: a rank is two passes ahead of the next, and the last one has (v - 1) p passes before the first
-    backward."""
+    """Return the phases of interleaved 1F1B: a rank is two passes ahead of the next.
+
+    The last rank has (v - 1) p passes before the first backward.
+    """
     forwards = [f"F{chunk}" for chunk in _chunks(p, m, range(v))]
     backwards = [f"B{chunk}" for chunk in _chunks(p, m, range(v - 1, -1, -1))]
     ahead = min(2 * (p - 1 - r) + (v - 1) * p, len(forwards))

@@ -6,8 +6,10 @@ from autopar.pipeline.task import EMPTY, Slot, Table, Task
 
 
 def greedy(stages: int, batches: int) -> Table:
-    """Return 2S + 2(B - 1) rows. At no time are more than S micro-batches between their first forward and their last
-    backward."""
+    """Return 2S + 2(B - 1) rows.
+
+    At no time are more than S micro-batches between their first forward and their last backward.
+    """
     times = 2 * stages + 2 * (batches - 1)
     table = [[EMPTY] * stages for _ in range(times)]
     live = [0] * times

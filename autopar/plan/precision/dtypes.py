@@ -1,5 +1,6 @@
-"""Compute the dtype in which each op of a traced program runs under a policy, and the dtype of its result, in three
-linear walks.
+"""Compute the dtype in which each op of a traced program runs under a policy, and the dtype of its result.
+
+This takes three linear walks.
 
 The walks are the forward in order, the sums of gradients in reverse order, and the backward in order. ``Record.call``
 names the call that an op of the backward belongs to. The op runs as in autograd: an incoming gradient has the dtype of
@@ -197,8 +198,9 @@ class Dtypes:
     def _runs(
         self, node: fx.Node, values: Sequence[fx.Node], kind: Kind, have: Sequence[torch.dtype | None]
     ) -> tuple[torch.dtype | None, list[torch.dtype]]:
-        """Return the dtype in which an op runs (``None`` if it has no floating operand), and the dtype in which it
-        takes each operand.
+        """Return the dtype in which an op runs, and the dtype in which it takes each operand.
+
+        The first is ``None`` if it has no floating operand.
 
         Args:
             have: the dtype in which this op sees each operand.
@@ -224,8 +226,10 @@ class Dtypes:
         return dtype, wants  # type: ignore[return-value]
 
     def _set(self, node: fx.Node, dtype: torch.dtype | None, wants: Sequence[torch.dtype | None]) -> None:
-        """Note the dtypes of an op's operands and results. A result that is not floating, or whose dtype the call
-        names, stays as captured."""
+        """Note the dtypes of an op's operands and results.
+
+        A result that is not floating, or whose dtype the call names, stays as captured.
+        """
         values = operands(node)
         if (
             dtype is not None and not _rank(node) and not self.numbers.isdisjoint(values)

@@ -58,8 +58,10 @@ class PrecisionPolicy:
     kept: Mapping[str, Kind] = field(default_factory=dict)
 
     def kind(self, op: str, device: str) -> Kind:
-        """Return the kind of an op. ``op`` is its name with or without overload; other accelerators have CUDA's
-        lists."""
+        """Return the kind of an op. ``op`` is its name with or without overload.
+
+        Other accelerators have CUDA's lists.
+        """
         name = op.partition(".")[0]
         device = "cpu" if device == "cpu" else "cuda"
         if (kept := self.kept.get(op) or self.kept.get(name)) is not None:
@@ -86,8 +88,9 @@ ALIASES = {"bf16": "bf16-O1", "fp16": "fp16-O1"}
 
 
 def policy_of(amp: str, keep: Mapping[str, str] | None = None) -> PrecisionPolicy:
-    """Return a policy by name, with the user's choices for single ops: ``policy_of("fp16-O1", keep={"aten::tanh":
-    "f32"})``.
+    """Return a policy by name, with the user's choices for single ops.
+
+    Example: ``policy_of("fp16-O1", keep={"aten::tanh": "f32"})``.
 
     Raises:
         ValueError: there is no such policy, or no such dtype.

@@ -1,5 +1,7 @@
-"""Find the value whose gradient a sum is, from the readers of the sum and from its addends, because a backward does not
-name it."""
+"""Find the value whose gradient a sum is, because a backward does not name it.
+
+It follows from the readers of the sum and from its addends.
+"""
 
 from __future__ import annotations
 

@@ -95,8 +95,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _search_in_sandbox(search: Search) -> Outcome:
-    """Run a search in a sandbox. If the op crashes on pieces that do not fit together, search again without such
-    pieces."""
+    """Run a search in a sandbox.
+
+    If the op crashes on pieces that do not fit together, search again without such pieces.
+    """
     for search.together in (False, True):
         try:
             return isolated(lambda: _outcome(search))

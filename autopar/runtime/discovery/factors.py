@@ -23,8 +23,10 @@ class Factor:
 
 
 def pattern_of(factors: Sequence[Factor], operands: Shapes, results: Shapes, kind: str = "sum") -> str:
-    """Return a pattern such as ``... c! -> ... c!``. Dims that belong to no factor stay whole, and share a name if they
-    have the same size."""
+    """Return a pattern such as ``... c! -> ... c!``.
+
+    Dims that belong to no factor stay whole, and share a name if they have the same size.
+    """
     letters = iter([*LETTERS, *(f"{letter}{number}" for number in range(2, 100) for letter in LETTERS)])
     names: dict[object, str] = {}
 

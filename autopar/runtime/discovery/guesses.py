@@ -169,8 +169,10 @@ class Search:
         return self.shapes[dim[0]][dim[1]]  # type: ignore[index]
 
     def _influence(self, dim: Dim) -> list[list[int] | None]:
-        """Return, for each result, the dims in which a slice of an operand changes only the same slice; ``None`` if it
-        changes nothing."""
+        """Return, for each result, the dims in which a slice of an operand changes only the same slice.
+
+        ``None`` if it changes nothing.
+        """
         confined: list[set[int] | None] = [None] * len(self.results)
         for call, index in itertools.product(self.calls[: len(FILLS)], (1, -2)):
             operand = slots(self.op, *call)[dim[0]]
@@ -226,8 +228,10 @@ class Search:
         )
 
     def _summed(self, influence: Influence, kept: Sequence[Factor], kind: str) -> Iterator[Factor]:
-        """Yield factors of operand dims that no result has, and that can be proven; no dim twice. For max and min, all
-        results must depend on them."""
+        """Yield factors of operand dims that no result has, and that can be proven; no dim twice.
+
+        For max and min, all results must depend on them.
+        """
         taken = {dim for factor in kept for dim in factor.operands}
         positions = [position for position, shape in enumerate(self.results) if shape is not None]
         enough = any if kind == "sum" else all
@@ -253,8 +257,10 @@ class Search:
                     yield factor
 
     def _adds(self, operands: str) -> bool:
-        """Whether the op is linear in these operands, ``0`` or ``0+1``: its results for two addends sum up to the
-        result for their sum."""
+        """Return whether the op is linear in these operands, ``0`` or ``0+1``.
+
+        If so, its results for two addends sum up to the result for their sum.
+        """
         call, random = self.calls[0], torch.Generator().manual_seed(1)
         arguments = slots(self.op, *call)
         shares = {

@@ -189,8 +189,10 @@ class _Call:
         }
 
     def _addends(self, tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
-        """Return tensors that sum up to ``tensor``: small whole numbers, or quarters for floats, and the rest. They are
-        exact in every dtype."""
+        """Return tensors that sum up to ``tensor`` and are exact in every dtype.
+
+        All but the last are small whole numbers, or quarters for floats.
+        """
         free = [torch.randint(-16, 17, tensor.shape, generator=self.random) for _ in range(count - 1)]
         whole = not (tensor.is_floating_point() or tensor.is_complex())
         free = [(f // 4 if whole else f / 4).to(tensor.dtype) for f in free]
@@ -230,8 +232,10 @@ def _joined(pieces: Mapping[int, torch.Tensor], type: TensorType) -> torch.Tenso
 
 
 def difference(have: torch.Tensor, want: torch.Tensor) -> float:
-    """Return the largest difference, relative to the largest value (at least 1). Equal infinities and NaNs do not
-    differ."""
+    """Return the largest difference, relative to the largest value (at least 1).
+
+    Equal infinities and NaNs do not differ.
+    """
     wide = torch.complex128 if want.is_complex() else torch.float64
     have, want = have.to(wide), want.to(wide)
     apart = ~((have == want) | (have.isnan() & want.isnan()))

@@ -32,8 +32,9 @@ class CrashError(SandboxError):
 
 
 def isolated(function: Callable[[], Any]) -> Any:
-    """Return the result of a function, which must be plain data. The function sees this process's state, and cannot
-    change it.
+    """Return the result of a function, which must be plain data, from a process of its own.
+
+    The function sees this process's state, and cannot change it.
 
     The process is a fork with one thread, like a worker of a ``DataLoader``; the function must not use an accelerator.
 

@@ -109,8 +109,10 @@ def _leaves(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
 
 
 def _safe(types: Sequence[TensorType]) -> bool:
-    """Whether dims may keep their sizes: otherwise an index might be outside of a piece, which not every kernel
-    checks."""
+    """Return whether dims may keep their sizes: otherwise an index might be outside of a piece.
+
+    Not every kernel checks its indices.
+    """
     indices = any(
         not (type.dtype.is_floating_point or type.dtype.is_complex or type.dtype == torch.bool) for type in types
     )
@@ -173,8 +175,10 @@ FILLS: tuple[Fill, ...] = (_normal, _shares, _wide)
 
 
 def drawn(call: Arguments, fill: Fill) -> Arguments:
-    """Return a call with real tensors, the same in every process: floats in double precision, other dtypes
-    unchanged."""
+    """Return a call with real tensors, the same in every process.
+
+    Floats have double precision; other dtypes are unchanged.
+    """
     random = torch.Generator().manual_seed(0)
     below = min(
         [BELOW, *(leaf for leaf in _leaves(*call) if type(leaf) is int and leaf > 1)]

@@ -43,8 +43,10 @@ SHARED = (transfers.all_reduce, transfers.reduce_scatter, transfers.all_gather)
 
 
 def largest_pieces(explicit: Program) -> dict[str, int]:
-    """Map each reduction and gather to the bytes of its operand's largest piece. Buckets count these bytes, so that
-    they are the same on every rank."""
+    """Map each reduction and gather to the bytes of its operand's largest piece.
+
+    Buckets count these bytes, so that they are the same on every rank.
+    """
     sizes = {}
     for node in explicit.nodes:
         if node.target in SHARED:
@@ -171,8 +173,10 @@ class _Ahead:
 
 
 def _may_share(node: fx.Node) -> bool:
-    """Whether a transfer may share a bucket: reductions in their own dtype, pieces of one size; gathers of
-    parameters."""
+    """Return whether a transfer may share a bucket.
+
+    Reductions may in their own dtype, with pieces of one size; so may gathers of parameters.
+    """
     arguments = transfers.arguments(node.target, node.args, node.kwargs)
     if (
         node.target is transfers.all_gather

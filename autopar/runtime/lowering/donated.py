@@ -72,8 +72,10 @@ class Donated:
 
 
 def _alike(program: Program, donated: frozenset[fx.Node]) -> list[list[fx.Node]]:
-    """Group updates with the same numbers that can run as one op at the place of the last one, because nothing reads a
-    result earlier."""
+    """Group updates with the same numbers that can run as one op at the place of the last one.
+
+    Nothing may read a result earlier.
+    """
     open_: dict[object, list[fx.Node]] = {}
     done: list[list[fx.Node]] = []
     keys: dict[fx.Node, object] = {}

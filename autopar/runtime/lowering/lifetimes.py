@@ -133,8 +133,10 @@ class _Walk:
         return Lifetimes(self.program, tuple(origins), tuple(self.storages))
 
     def mark_gradients(self) -> None:
-        """Count a gradient that becomes a sum as a gradient and not as an activation: a sum that starts as zero is its
-        first addend."""
+        """Count a gradient that becomes a sum as a gradient and not as an activation.
+
+        A sum that starts as zero is its first addend.
+        """
         values = {node.name: node for node in self.ops}
         for node in self.program.nodes:
             home = node.args[0] if node.target is aten.add.Tensor else None

@@ -1,9 +1,9 @@
-"""Agreement: all ranks make the same calls, in the same order, on tensors of the same shapes; and what is one value on
-the mesh is one value.
+"""Check that all ranks make the same calls, in the same order, with tensors of the same shapes and values.
 
-Ranks that do not would meet in collectives that do not belong together, and some of these give wrong sums without an
-error. So with each forward and each backward a digest of all that was called so far goes round, with checksums of what
-the ranks bring along, while the step computes; they are compared before the step's first collective.
+Ranks that make different calls would meet in collectives that do not belong together, and some of these give wrong sums
+without an error. So each forward and each backward sends a digest of all calls so far to the other ranks, with
+checksums of the tensors that the ranks bring. The exchange runs while the step computes; the result is compared before
+the step's first collective.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ FIRST = 3
 
 @dataclass(frozen=True)
 class Brought:
-    """A tensor that a rank brings to a call: its piece, and the axes that split it. Ranks that differ only along others
-    bring the same."""
+    """A tensor that a rank brings to a call: its piece, and the axes that shard it.
+
+    Ranks that differ only along other axes must bring the same piece.
+    """
 
     name: str
     piece: torch.Tensor
@@ -36,7 +38,7 @@ class Brought:
 
 
 class Agreement:
-    """What this rank has done so far, compared with the others.
+    """Compares the calls of this rank with the calls of the other ranks.
 
     Args:
         control: a gloo group of all ranks.
@@ -49,12 +51,12 @@ class Agreement:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """Nothing has been called; of calls that were refused on all ranks, the next ones know nothing."""
+        """Forget all calls. A call that was refused on all ranks does not count in the digests that follow."""
         self._history = hashlib.blake2b(digest_size=6)  # exact as a float
         self._seen: dict[str, int] = {}
 
     def begin(self, call: str, brought: Sequence[Brought] = (), kind: str = "", fact: float = 0.0) -> None:
-        """This rank makes a call. ``finish`` compares.
+        """Send the other ranks a digest of a call that this rank makes. ``finish`` compares it with theirs.
 
         Args:
             call: what it is, in words that are the same on every rank.
@@ -81,11 +83,11 @@ class Agreement:
         self._pending = (work, every, call, {axes: [one.name for one in groups[axes]] for axes in kinds})
 
     def close(self) -> None:
-        """Let the control group go: its threads end when nothing refers to it. No call follows."""
+        """Drop the control group, so that its threads end. No call may follow."""
         del self._control
 
     def differ(self, call: str, fact: str) -> bool:
-        """Whether the ranks, which all make this call, differ in a fact.
+        """Return whether a fact differs between the ranks. All ranks make this call.
 
         Raises:
             RuntimeError: a rank makes another call.
@@ -99,17 +101,19 @@ class Agreement:
 
     @property
     def rank(self) -> int:
-        """This one."""
+        """The rank of this process."""
         return self._control.rank()
 
     def gathered(self, value: Any) -> list[Any]:
-        """What each rank has, in the order of the ranks; pickled, tensors too. All ranks call it."""
+        """Return the values of all ranks, in the order of the ranks. They are pickled. All ranks call it."""
         every: list[Any] = [None] * self._control.size()
         distributed.all_gather_object(every, value, self._control)
         return every
 
     def compare(self, program: str, values: Mapping[str, str]) -> None:
-        """Where the ranks' programs differ, so may the Python values that forward reads; all ranks call it.
+        """Compare the programs of all ranks, and explain a difference by the Python values that forward read.
+
+        All ranks call it.
 
         Args:
             program: its digest.
@@ -139,8 +143,9 @@ class Agreement:
             )
 
     def finish(self) -> None:
-        """Wait for the others' calls, unless that was done. What is refused is refused on all ranks, and they may go on
-        with calls that are alike.
+        """Wait for the calls that the other ranks sent, and compare them; nothing to do if that was done before.
+
+        An error is raised on all ranks. They may go on with calls that agree.
 
         Raises:
             RuntimeError: a rank makes another call, or brings other values of what is one; ranks and calls are told.
@@ -188,7 +193,7 @@ current_op.register(
 
 
 def _checksum(pieces: Sequence[torch.Tensor]) -> tuple[float, float]:
-    """A number that depends on every element and its place, and by how much it may differ: rounding, of floats."""
+    """Return a number that depends on every element and its position, and by how much rounding may change it."""
     total, scale, exact = 0.0, 0.0, 0
     for piece in pieces:
         flat = piece.detach().reshape(-1).cpu()
@@ -203,7 +208,7 @@ def _checksum(pieces: Sequence[torch.Tensor]) -> tuple[float, float]:
 
 
 def other_values(names: Sequence[str], axes: tuple[str, ...], a: int, b: int, mesh: Mesh) -> str:
-    """The error of two ranks that bring other values of what is one; ``axes``: those that split it."""
+    """Return the error for two ranks that bring different values of one piece. ``axes``: those that shard the value."""
     what, at = ", ".join(names), mesh.coordinates(a)
     said = f"ranks {a} and {b} bring different values of {what}, which are one on the mesh"
     if not axes:

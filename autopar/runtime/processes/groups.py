@@ -69,7 +69,10 @@ class ProcessGroups:
             distributed.destroy_process_group(self._groups.pop(key))  # does nothing where this rank is no member
 
     def device_mesh(self, mesh: Mesh, device_type: str, taken: list[Key]) -> DeviceMesh:
-        """torch's mesh of the same ranks, with shared groups. All ranks call it alike. ``taken`` is as in ``take``."""
+        """Return torch's mesh of the same ranks, with shared groups. All ranks call it alike.
+
+        ``taken``: as in ``take``.
+        """
         whole = self._whole_world(device_type)
         ranks = distributed.get_world_size()
         groups = [
@@ -78,8 +81,9 @@ class ProcessGroups:
         return device_mesh_of(mesh, device_type, groups)
 
     def _whole_world(self, device_type: str) -> distributed.ProcessGroup:
-        """The group of all ranks that torch uses for such devices: the default group, where that has a backend for
-        them.
+        """Return the group of all ranks for a device type: the default group, if that has a backend for the type.
+
+        It also chooses this process's device, if neither the user nor the launcher has done so.
 
         It chooses this process's device, too, where neither the user nor the launcher has.
         """
@@ -90,7 +94,7 @@ class ProcessGroups:
 
 
 def groups_over(mesh: Mesh, axes: Sequence[str]) -> list[Ranks]:
-    """The sets of ranks that differ only along some axes."""
+    """Return the sets of ranks that differ only along the given axes."""
     return sorted({tuple(sorted(mesh.group(rank, axes))) for rank in mesh.ranks})
 
 
@@ -98,7 +102,7 @@ _present: list[tuple[distributed.ProcessGroup | None, ProcessGroups]] = []  # of
 
 
 def process_groups() -> ProcessGroups:
-    """Those of the present default group; after another ``init_process_group`` there are none at first."""
+    """Return the process groups of the present default group. Another ``init_process_group`` begins without any."""
     world = distributed.group.WORLD
     if not _present or _present[0][0] is not world:
         _present[:] = [(world, ProcessGroups())]

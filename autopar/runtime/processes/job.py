@@ -1,4 +1,4 @@
-"""The job: the processes of a mesh, one a rank, and this one among them."""
+"""Join the processes of a mesh into a job: one process a rank, with process groups along the axes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun
 
 @dataclass(eq=False)
 class Job:
-    """This process on the mesh.
+    """This process as one rank of a mesh.
 
     Attributes:
         rank: of this process, on the mesh and in the world.
@@ -51,7 +51,7 @@ class Job:
 
 
 def job_of(mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | None, timeout: float) -> Job | None:
-    """The job that this process belongs to; ``None`` where it is alone. All ranks call it.
+    """Return the job that this process belongs to, or ``None`` if the process is alone. All ranks call it.
 
     Where torchrun has started the process and no process group has been initialised, that is done here.
 
@@ -86,19 +86,18 @@ def job_of(mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | None, tim
 
 @dataclass
 class _World:
-    """What was made in one initialisation of the processes: a job for each mesh, and one watch, with the time-out of
-    the first."""
+    """The jobs of one ``init_process_group``: one for each mesh. They share a watch, with the first time-out."""
 
     group: distributed.ProcessGroup | None
     watch: Watch | None
     jobs: dict[Any, Job] = field(default_factory=dict)
 
     def holds(self, job: Job) -> bool:
-        """Whether the groups of a job are there, and not destroyed by the user."""
+        """Return whether the groups of a job exist, and the user has not destroyed them."""
         return self.group is distributed.group.WORLD and any(other is job for other in self.jobs.values())
 
     def leave(self, job: Job) -> None:
-        """A model of a job is closed; with the last one the job ends."""
+        """Count a closed model of a job. The last one ends the job."""
         job.models -= 1
         if job.models == 0:
             self.jobs = {key: other for key, other in self.jobs.items() if other is not job}
@@ -136,8 +135,9 @@ def _join(mesh: Mesh, device: torch.device, theirs: DeviceMesh | None) -> Job:
 
 
 def groups_of(mesh: Mesh, device_mesh: DeviceMesh, groups: ProcessGroups, taken: list[Key]) -> dict[Ranks, str]:
-    """The names of the groups of this rank along each axis, and along several as one. All ranks make all groups, in one
-    order.
+    """Return the names of this rank's groups: along each axis, and along several axes as one.
+
+    All ranks make all groups, in one order.
 
     Args:
         device_mesh: torch's mesh of the same ranks, whose groups are those along one axis.
@@ -153,14 +153,14 @@ def groups_of(mesh: Mesh, device_mesh: DeviceMesh, groups: ProcessGroups, taken:
 
 
 def _agree(agreement: Agreement, call: str) -> None:
-    """Wait until all ranks make this call; ``RuntimeError`` where one makes another."""
+    """Wait until all ranks make this call. ``RuntimeError`` if one of them makes another call."""
     agreement.finish()
     agreement.begin(call)
     agreement.finish()
 
 
 class Membership:
-    """A model's use of a job, from ``parallelize`` to ``close``. The last model of all jobs that use a group closes it.
+    """A model's use of a job, from ``parallelize`` to ``close``. The last model that uses a group closes it.
 
     Args:
         job: of the model; ``None`` in a process that is alone.
@@ -173,12 +173,12 @@ class Membership:
             job.models += 1
 
     def check(self) -> None:
-        """``RuntimeError`` after ``close``."""
+        """Raise ``RuntimeError`` after ``close``."""
         if self._closed:
             raise RuntimeError("this model is closed, and its process groups may be, too; call parallelize again")
 
     def close(self) -> None:
-        """Give the job back. All ranks call it; a second time does nothing.
+        """Give the job back. All ranks call it; a second call does nothing.
 
         It waits for the other ranks, but not while an exception is handled: another rank may be inside a collective
         that this one never comes to. Then the groups end with the process.
@@ -196,8 +196,10 @@ class Membership:
 
 
 def _initialize(device: torch.device, timeout: float) -> None:
-    """As ``init_process_group`` under torchrun. Groups wait longer than the watch does, which says more than they
-    do."""
+    """Initialize the process groups as under torchrun.
+
+    Their time-out is longer than the watch's, because the watch explains more than they do.
+    """
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     backend = "gloo" if device.type == "cpu" else None

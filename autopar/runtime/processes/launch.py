@@ -1,4 +1,4 @@
-"""Starting the ranks of one machine with torch's elastic launcher, and finding the store that all ranks share.
+"""Start the ranks of one machine with torch's elastic launcher, and find the store that all ranks share.
 
 The launcher holds a store of its own for the watch: it outlives every rank, so that one message can be shown last,
 under whatever the ranks printed while they failed.
@@ -45,7 +45,7 @@ def launch(
     endpoint: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Run a command in several processes, the ranks, on this machine, and return when all have ended well.
+    """Run a command in several processes, the ranks, on this machine. Return when all have ended well.
 
     Rank 0 writes straight to the terminal; each line of the others has its rank before it.
 
@@ -99,7 +99,7 @@ def launch(
 
 
 def store_of_job() -> dist.Store:
-    """The store that all ranks of this job share, for a ``Watch``.
+    """Return the store that all ranks of this job share, for a ``Watch``.
 
     That of ``launch``, which outlives every rank; else that of the process group, however it was initialized.
     """
@@ -115,7 +115,7 @@ def store_of_job() -> dist.Store:
 
 
 def _failed(error: ChildFailedError, store: dist.Store) -> LaunchError:
-    """What the watch of the ranks found out; else which rank went first, and how."""
+    """Return the error of a failed job: the verdict of the ranks' watch, or else which rank ended first, and how."""
     rank, first = error.get_first_failure()
     verdict = json.loads(store.get("done")) if store.check(["done"]) else None
     if verdict is not None:
@@ -139,7 +139,7 @@ def _failed(error: ChildFailedError, store: dist.Store) -> LaunchError:
 
 
 def _refuse_used_port(endpoint: str) -> None:
-    """torch would join whatever listens there."""
+    """Raise ``LaunchError`` if the port is in use: torch would join whatever listens there."""
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdigit() or not 0 <= int(port) < 2**16:
         raise LaunchError(f"the endpoint {endpoint!r} is not host:port, such as localhost:29500")
@@ -158,7 +158,7 @@ def _refuse_used_port(endpoint: str) -> None:
 
 
 def _defaults(processes: int) -> dict[str, str]:
-    """Variables that a user's own take the place of: the cores are shared out, and output is not held back."""
+    """Return variables for the ranks, unless the user has set them: a share of the cores, and unbuffered output."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     variables = {"OMP_NUM_THREADS": str(max(1, cores // processes)), "PYTHONUNBUFFERED": "1"}
     return {name: os.environ.get(name, value) for name, value in variables.items()}
@@ -166,7 +166,7 @@ def _defaults(processes: int) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """The ranks inherit the environment of the launcher."""
+    """Set variables in this process for a while, because the ranks inherit its environment."""
     before = dict(os.environ)
     os.environ.update(variables)
     try:
@@ -178,7 +178,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals_restored() -> Iterator[None]:
-    """torch handles signals, and leaves its handlers behind."""
+    """Restore the signal handlers at the end, because torch's launcher leaves its own behind."""
     main = threading.current_thread() is threading.main_thread()
     before = {s: signal.getsignal(s) for s in map(signal.Signals.__getitem__, SIGNALS)} if main else {}
     try:
@@ -190,7 +190,7 @@ def _signals_restored() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """No log lines of torch's launcher, unless ``LOGLEVEL`` asks for them; the ranks' lines appear one by one."""
+    """Silence the log of torch's launcher, unless ``LOGLEVEL`` is set, and print the ranks' lines one by one."""
     with contextlib.suppress(AttributeError, ValueError):  # not a file
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     parts = ("torch.distributed.elastic", "torch.distributed.launcher")

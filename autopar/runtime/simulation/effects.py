@@ -1,5 +1,7 @@
-"""Define what each transfer does to the pieces of the ranks: simulation runs these functions, and processes must match
-them."""
+"""Define what each transfer does to the pieces of the ranks.
+
+Simulation runs these functions, and processes must match them.
+"""
 
 from __future__ import annotations
 
@@ -69,8 +71,10 @@ def neutral(op: str, dtype: torch.dtype) -> Any:
 
 
 def pending_piece(x: torch.Tensor, arguments: Arguments, at: Mapping[str, int]) -> torch.Tensor:
-    """Return a rank's piece of a value that becomes pending: the value, its part among neutral elements, or neutral
-    elements alone."""
+    """Return a rank's piece of a value that becomes pending.
+
+    It is the value, its part among neutral elements, or neutral elements alone.
+    """
     op, index = arguments.get("op", "sum"), at[arguments["axis"]]
     if arguments.get("dim") is None:
         return x if index == 0 or op not in ("sum", "prod") else torch.full_like(x, neutral(op, x.dtype))
@@ -151,8 +155,10 @@ def _redistribute(
 
 
 def place_along(arguments: Arguments, at: Mapping[str, int], mesh: Mesh) -> int:
-    """Return the index of a rank's piece along the axes of a transfer; ranks that differ only along other axes have the
-    same index."""
+    """Return the index of a rank's piece along the axes of a transfer.
+
+    Ranks that differ only along other axes have the same index.
+    """
     place = 0
     for axis in transfers.axes_of(arguments["axis"]):
         place = place * mesh.sizes[axis] + at[axis]

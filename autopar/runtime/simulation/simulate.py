@@ -106,8 +106,7 @@ def _instruction(program: Program, node: fx.Node) -> Instruction:
 
 
 def line_of(program: Program, node: fx.Node) -> str:
-    """Describe an op for an error: its line, the user's line, and the call's arguments from which its indices are
-    computed."""
+    """Describe an op for an error: its line, the user's line, and the arguments that its indices come from."""
     record = record_of(node)
     sources = {
         name_of(source)

@@ -141,8 +141,7 @@ def _check_payloads(
 
 
 def _different(where: str, left: RankTasks, right: RankTasks, lines: Lines) -> ChannelError:
-    """Return an error about the first difference of two sequences that must be equal, and whether a task is missing
-    there."""
+    """Return an error about the first difference of two sequences, and whether a task is missing there."""
     keys = [[_key(task) for task in tasks] for _, tasks in (left, right)]
     place = next((i for i, (a, b) in enumerate(zip(*keys, strict=False)) if a != b), min(map(len, keys)))
     quoted, uneven = "", {}

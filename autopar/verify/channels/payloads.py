@@ -1,5 +1,6 @@
-"""Describe the payload of a transfer in a local program: the facts on which all members of a group, or both ends of a
-message, must agree.
+"""Describe the payload of a transfer in a local program.
+
+It is the facts on which all members of a group, or both ends of a message, must agree.
 
     y : f32[16 256] = all_gather(h, 1, tp, sizes=[128, 128])   →   dtype f32 · dim 1 · piece sizes [128 128] · shape [16 256]
 

@@ -69,8 +69,10 @@ class Run:
         return (sender, pair.sent - sent), (receiver, pair.received - received)
 
     def cycle(self) -> list[tuple[int, Collective | Send | Receive]]:
-        """Return ranks that wait for each other in a cycle, each for the next and the last for the first, with the
-        tasks they wait in."""
+        """Return ranks that wait for each other in a cycle, with the tasks they wait in.
+
+        Each waits for the next, and the last for the first.
+        """
         waits: dict[int, Collective | Send | Receive] = {}
         rank = self.blocked[0]
         while rank not in waits:

@@ -10,8 +10,10 @@ Ranks = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """An op that all ``ranks``, in the order of their group, run together. ``payload`` has facts (name, value) that
-    must agree on all ranks; it is compared where it is given."""
+    """An op that all ``ranks``, in the order of their group, run together.
+
+    ``payload`` has facts (name, value) that must agree on all ranks; it is compared where it is given.
+    """
 
     value: str
     op: str
@@ -50,8 +52,10 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Messages that are posted together, as by ``batch_isend_irecv``. The group has finished when all its messages
-    have."""
+    """Messages that are posted together, as by ``batch_isend_irecv``.
+
+    The group has finished when all its messages have.
+    """
 
     tasks: tuple[Send | Receive, ...]
 
@@ -83,8 +87,10 @@ class Channels:
         return -math.inf if self.capacity is None else -self.capacity, not self.together
 
     def looser(self, other: Channels) -> bool:
-        """Return whether all programs that finish on ``other`` finish on these channels: more room and earlier posts
-        block nobody."""
+        """Return whether all programs that finish on ``other`` finish on these channels.
+
+        More room and earlier posts block nobody.
+        """
         return all(a <= b for a, b in zip(self.strictness, other.strictness, strict=True))
 
 

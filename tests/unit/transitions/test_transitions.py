@@ -19,7 +19,7 @@ from autopar.ir.layout import DistAttr, Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import DTYPES, TensorType
 from autopar.runtime.localize import localize
-from autopar.transitions import cost, plan, relayouts, transitions, way
+from autopar.transitions import chain, cost, plan, relayouts, transitions
 
 # -- any two Layouts ---------------------------------------------------------------------------------------------
 
@@ -375,6 +375,6 @@ def planned(source: TensorType, target: TensorType, monkeypatch: pytest.MonkeyPa
         monkeypatch.setitem(transfers.BY_FUNCTION, function, counted)
     plan._transitions.cache_clear()
     relayouts._exchange.cache_clear()
-    way._step.cache_clear()
+    chain._step.cache_clear()
     transitions(source, target)
     return calls

@@ -1,7 +1,7 @@
-"""The watch: all ranks of a job end, with one message, when one fails, is lost, or is waited for too long.
+"""Watch the ranks of a job: end all of them, with one message, if one fails, is lost, or makes no progress.
 
-``watch`` is the thread; ``beat`` what a rank tells the others; ``verdict`` what follows from all beats; ``holder``
-whose the store is; ``ending`` how a process leaves.
+``watch`` has the thread, ``beat`` the message that each rank posts, ``verdict`` the judgement over all beats,
+``holder`` the process that owns the store, and ``ending`` the way a process leaves.
 """
 
 from autopar.runtime.processes.watch.watch import Watch

@@ -27,7 +27,7 @@ OVER = b"\0"
 
 
 class Alarm:
-    """What the thread of the watch waits on."""
+    """Wakes the thread of the watch."""
 
     def __init__(self) -> None:
         self._signals, self._written = socket.socketpair()
@@ -38,7 +38,7 @@ class Alarm:
         self._came = False
 
     def start(self) -> None:
-        """Take SIGTERM where nobody handles it."""
+        """Handle SIGTERM, unless the user handles it."""
         if (
             threading.current_thread() is not threading.main_thread()
             or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
@@ -53,7 +53,7 @@ class Alarm:
         threading.Thread(target=self._listen, name="autopar watch of SIGTERM", daemon=True).start()
 
     def stop(self) -> None:
-        """SIGTERM is what it was, and ``wait`` returns."""
+        """Stop handling SIGTERM, and let ``wait`` return."""
         for end in (self._written, self._rope):
             with contextlib.suppress(OSError):  # a full one wakes up too
                 end.send(OVER)
@@ -61,7 +61,7 @@ class Alarm:
             _give_back()
 
     def __del__(self) -> None:
-        """Nobody waits any more."""
+        """Close all descriptors."""
         for end in (self._signals, self._written, self._bell, self._rope):
             end.close()
         for descriptor in self._processes.values():
@@ -84,11 +84,11 @@ class Alarm:
 
     @property
     def is_terminated(self) -> bool:
-        """Whether SIGTERM came, and nobody but the watch carries it out."""
+        """Whether SIGTERM came, and only the watch handles it."""
         return self._came and signal.getsignal(signal.SIGTERM) is _end_later
 
     def look_at(self, process: Process) -> None:
-        """Wake up when a process ends, if it is one of this host."""
+        """Wake up when a process ends, if it runs on this host."""
         if process in self._processes or not hasattr(os, "pidfd_open"):
             return
         self._processes[process] = None
@@ -97,7 +97,7 @@ class Alarm:
                 self._processes[process] = os.pidfd_open(process.pid)
 
     def wait(self, seconds: float) -> None:
-        """So long, or until something happens."""
+        """Wait for some seconds, or until a process ends or SIGTERM comes."""
         poll = select.poll()
         poll.register(self._bell, select.POLLIN)
         processes = {descriptor: process for process, descriptor in self._processes.items() if descriptor is not None}
@@ -117,7 +117,7 @@ _taken: list[Alarm] = []  # the one that takes SIGTERM
 
 
 def _end_later(number: int, frame: FrameType | None) -> None:
-    """The watch ends this process, unless there is none any more."""
+    """Handle SIGTERM: the watch ends this process, or the handler itself if there is no watch."""
     if not _taken:
         end_by_sigterm()
     for alarm in _taken:
@@ -125,7 +125,7 @@ def _end_later(number: int, frame: FrameType | None) -> None:
 
 
 def end_by_sigterm() -> NoReturn:
-    """As if nobody had handled the signal; from any thread, so not by ``signal.signal``."""
+    """End this process by SIGTERM, as if nobody handled it. Any thread may call it, so it avoids ``signal.signal``."""
     ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(1.0)

@@ -1,4 +1,4 @@
-"""What a rank tells the others of itself, twice a second: that it lives, where it is, and which process it is."""
+"""Define the beat that each rank posts twice a second: its state, its current op, and its process."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _BROKEN = re.compile(
 
 @dataclass(frozen=True)
 class Process:
-    """One process for ever: pids are used again, and mean nothing in another host or container."""
+    """One process for all time: pids are reused, and mean nothing on another host or in another container."""
 
     host: str
     pid: int
     born: str  # in ticks since boot; "" where the system does not say
 
     def state(self) -> str:
-        """Seen from the same host, whether it runs, is stopped, or is dead: at once, and surely. Else unknown."""
+        """Return whether the process runs, is stopped or is dead; ``UNKNOWN`` if it is on another host."""
         if self.host != _host():
             return UNKNOWN
         try:
@@ -51,7 +51,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Beat:
-    """One sign of life."""
+    """One sign of life of a rank."""
 
     sequence: int
     state: str
@@ -69,12 +69,12 @@ class Beat:
 
 
 def process_of(pid: int) -> Process:
-    """A process of this host."""
+    """Return a process of this host."""
     return Process(_host(), pid, _status(pid)[1])
 
 
 def _host() -> str:
-    """The host, and the container in it."""
+    """Return the name of the host, and of the container in it."""
     try:
         return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
@@ -82,7 +82,7 @@ def _host() -> str:
 
 
 def _status(pid: int) -> tuple[str, str]:
-    """The letter of a process's state and when it was born; empty where there is no such process, or no /proc."""
+    """Return the letter of a process's state and its start time; empty if there is no such process, or no /proc."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()  # the name before may hold anything
@@ -92,7 +92,7 @@ def _status(pid: int) -> tuple[str, str]:
 
 
 def broke_off(error: BaseException | None) -> bool:
-    """Whether an exception only says that a peer went away: a consequence, so that another rank is to blame."""
+    """Return whether an exception only says that a peer went away, so that another rank is to blame."""
     while error is not None:
         if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and _BROKEN.search(str(error))):
             return True

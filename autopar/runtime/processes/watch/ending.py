@@ -1,4 +1,4 @@
-"""The last words of a process whose main thread may be blocked for ever, and its end."""
+"""Print last words and end a process, even if its main thread is blocked for ever."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def say(text: str, prefix: str = "") -> None:
 
 
 def leave() -> NoReturn:
-    """End this process now; what it printed is kept where that is possible."""
+    """End this process now. Its printed output is flushed if possible."""
     flush = threading.Thread(target=_flush, daemon=True)  # it may wait for a lock of the main thread
     flush.start()
     flush.join(1.0)

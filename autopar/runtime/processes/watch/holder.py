@@ -1,4 +1,4 @@
-"""Which process holds the store of a job, and takes it along when it goes."""
+"""Find the process that owns the store of a job: the store ends with it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ STORE_VARIABLE = "AUTOPAR_STORE"  # host:port of the store of ``launch``, which 
 
 
 def is_launched() -> bool:
-    """Whether ``launch`` started this process: it marks the lines of all ranks but 0, and shows the message last."""
+    """Return whether ``launch`` started this process. Then ``launch`` shows the message, and prefixes lines."""
     return bool(os.environ.get(STORE_VARIABLE))
 
 
 class Holder:
-    """A launcher (ours, or torchrun), or rank 0, or a file."""
+    """The owner of a job's store: a launcher (ours, or torchrun), rank 0, or a file."""
 
     def __init__(self, store: dist.Store) -> None:
         while isinstance(store, dist.PrefixStore):
@@ -27,7 +27,7 @@ class Holder:
         self._launcher = process_of(os.getppid()) if launched else None
 
     def process(self, rank_0: Beat | None) -> Process | None:
-        """As far as it is known; ``rank_0`` is what it last told of itself."""
+        """Return the process, if it is known. ``rank_0``: the newest beat of rank 0."""
         if self.is_rank_0:
             return None if rank_0 is None else rank_0.process
         return self._launcher

@@ -1,6 +1,6 @@
-"""Who is to blame: a pure function of what was seen of all ranks.
+"""Decide which rank is to blame, as a pure function of the beats of all ranks.
 
-When one rank goes, the others soon fail too, or wait for ever. These are consequences; the verdict names the cause.
+When one rank fails, the others soon fail too, or wait for ever. These are consequences; the verdict names the cause.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LONGER = "\n  if a rank may take that long (an evaluation, a checkpoint, a debug
 
 @dataclass(frozen=True)
 class Seen:
-    """What is known of one rank; seconds are those of the rank that looks."""
+    """The state of one rank as another rank sees it. Seconds are those of the watching rank."""
 
     beat: Beat | None  # None: it has not begun
     process: str  # running, stopped, dead, unknown
@@ -51,7 +51,7 @@ class Seen:
 
 
 class Followed:
-    """One rank, as its beats come in; times are those of the clock of the rank that looks."""
+    """One rank, updated by its beats. Times are those of the watching rank's clock."""
 
     def __init__(self) -> None:
         self.beat: Beat | None = None
@@ -72,7 +72,7 @@ class Followed:
 
 
 def _progress(place: CurrentOp) -> tuple[int, str]:
-    """What changes while a rank makes progress; a loop of the user's, outside of a step, changes nothing."""
+    """Return a value that changes while a rank makes progress. Outside of a step, nothing counts as progress."""
     return place.ticks, place.text if place.inside else ""
 
 
@@ -85,7 +85,7 @@ class Verdict:
 
 
 def judge(seen: Mapping[int, Seen], timeout: float) -> Verdict | None:
-    """The verdict over a job; ``None`` while nothing is wrong.
+    """Return the verdict over a job, or ``None`` while nothing is wrong.
 
     Nothing is wrong while no rank is inside a step: ranks may load data or evaluate as long as they like.
     """
@@ -133,7 +133,7 @@ def last_seen(beat: Beat) -> str:
 
 
 def failed(rank: int, place: CurrentOp, error: str) -> Verdict:
-    """Of a rank that an exception ended."""
+    """Return the verdict over a rank that raised an exception."""
     if error.startswith("KeyboardInterrupt"):
         return Verdict((rank,), f"autopar: rank {rank} was interrupted {at(place)}")
     return Verdict((rank,), f"autopar: rank {rank} failed {at(place)}: {error}")
@@ -170,7 +170,7 @@ def _ended(seen: Mapping[int, Seen], waiting: Sequence[int]) -> Verdict | None:
 
 
 def _stalled(seen: Mapping[int, Seen], timeout: float) -> Verdict:
-    """The ranks that are not where the most are; first those that are in no step at all."""
+    """Blame the ranks outside of any step; without such ranks, those that are not where most ranks are."""
     inside = _by_doing(seen, [rank for rank, s in seen.items() if s.inside])
     inside.sort(key=lambda item: (len(item[1]), min(_beat(seen, rank).place.ticks for rank in item[1])))
     outside = _by_doing(seen, [rank for rank, s in seen.items() if not s.inside])
@@ -184,7 +184,7 @@ def _stalled(seen: Mapping[int, Seen], timeout: float) -> Verdict:
 
 @dataclass(frozen=True)
 class _Doing:
-    """What a rank does, said of one rank and of many."""
+    """The activity of a rank, in words for one rank and for several."""
 
     one: str
     many: str

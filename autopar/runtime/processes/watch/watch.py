@@ -1,4 +1,4 @@
-"""One thread a rank that ends the whole job, with one message, when a rank fails, is lost, or is waited for too long.
+"""Watch all ranks from a thread of each, and end the whole job with one message when a rank fails or hangs.
 
 A process that is blocked in a collective cannot be interrupted: no exception and no signal handler reaches it. So each
 rank has a thread that tells the others through the store that it lives, and that leaves with ``os._exit``.
@@ -98,7 +98,7 @@ class Watch:
             threading.Thread(target=self._guard, name="autopar watch of the store", daemon=True).start()
 
     def stop(self) -> None:
-        """The normal end of this rank."""
+        """Stop watching, because this rank ends normally."""
         if self._thread is None or os.getpid() != self._process.pid:  # a fork of this process ends
             return
         thread, self._thread = self._thread, None
@@ -151,15 +151,14 @@ class Watch:
             self._rounds += 1
 
     def _pause(self) -> bool:
-        """Until the next beat is due, or a process of this host has ended; whether the watch is over."""
+        """Wait until the next beat is due, or a process of this host ends. Return whether the watch is over."""
         self._alarm.wait(INTERVAL)
         if self._alarm.is_terminated and not self._over.is_set():
             self._terminated()
         return self._over.is_set()
 
     def _terminated(self) -> None:
-        """SIGTERM came: because a rank was lost, or for no reason that is known here. It ends this process as it would
-        any."""
+        """End this process by SIGTERM, which came because a rank was lost, or for an unknown reason."""
         with contextlib.suppress(RuntimeError):  # the store is gone
             if self._failure is None:
                 self._failure = (TERMINATED, where(), "")
@@ -171,7 +170,7 @@ class Watch:
         end_by_sigterm()
 
     def _guard(self) -> None:
-        """Rank 0 that is stopped stops its store with it, and the other thread for ever waits there."""
+        """Notice that rank 0 is stopped: its store stops with it, and the other thread waits for the store for ever."""
         rounds, waited = -1, 0.0
         while not self._over.wait(INTERVAL) and not self._rank_0_ended():
             waited = waited + INTERVAL if rounds == self._rounds else 0.0
@@ -235,7 +234,7 @@ class Watch:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def _raised(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """In place of ``sys.excepthook``: an exception has reached the top."""
+        """Replace ``sys.excepthook``: report an exception that reached the top, and leave."""
         if os.getpid() != self._process.pid or self._thread is None or not self._thread.is_alive():
             self._usual_hook(kind, error, trace)
             return
@@ -255,7 +254,7 @@ class Watch:
         leave()
 
     def _report(self, verdict: Verdict) -> None:
-        """Tell the user, unless another rank does, and leave."""
+        """Print the verdict, unless another rank does, and leave."""
         with self._ending:
             if self._store.add("elected", 1) > 1:
                 for _ in range(30):
@@ -274,7 +273,7 @@ class Watch:
             self._leave_last()
 
     def _follow(self) -> None:
-        """Another rank has told the user."""
+        """Leave after another rank has printed the verdict."""
         with self._ending:
             if self._rank in json.loads(self._store.get("done"))["ranks"]:
                 self._print_own()
@@ -282,7 +281,7 @@ class Watch:
             self._leave_last()
 
     def _leave_last(self) -> None:
-        """Rank 0 may take the store along: the others must have read there that all is over."""
+        """Leave; rank 0 first waits until the others have read the verdict, because its end may end the store."""
         if self._rank == 0 and self._holder.is_rank_0:
             with contextlib.suppress(RuntimeError):
                 for _ in range(20):
@@ -292,14 +291,14 @@ class Watch:
         leave()
 
     def _let_others_notice(self) -> None:
-        """Rank 0 ends, and may take the store along: for the others that is the end of the watch, not of the job."""
+        """Wait until the others have noticed that rank 0 ends normally, because its end may end the store."""
         for _ in range(20):
             if all(self._store.check([f"noticed/{rank}"]) for rank in self._still_there()):
                 return
             time.sleep(0.1)
 
     def _still_there(self) -> dict[int, Beat]:
-        """The newest beats of the other ranks that have begun, and not ended."""
+        """Return the newest beats of the other ranks that have begun and not ended."""
         for rank in range(1, self._ranks):
             self._look(rank)
         beats = {rank: other.beat for rank, other in self._others.items() if rank != 0 and other.beat is not None}
@@ -314,7 +313,7 @@ class Watch:
         return self._holder.is_rank_0 and self._rank != 0 and first is not None and first.state == ENDED
 
     def _alone(self) -> None:
-        """Rank 0 took the store along: this rank may go on, as long as it needs no other."""
+        """Go on without the store, which ended with rank 0, as long as this rank needs no other."""
         while self._failure is None:
             if self._pause():
                 return
@@ -324,7 +323,7 @@ class Watch:
         self._store_is_gone("ended")
 
     def _store_is_gone(self, how: str = LOST) -> None:
-        """No message can be agreed on: the lowest rank that is left tells the user."""
+        """Leave without a common verdict. The lowest rank that is left on the host prints the message."""
         place = where() if self._failure is None else self._failure[1]
         gone = {rank for rank, other in self._others.items() if other.process == DEAD or other.seen(0.0).is_in(ENDED)}
         gone |= {0} if self._holder.is_rank_0 else set()
@@ -341,6 +340,6 @@ class Watch:
         leave()
 
     def _print_own(self) -> None:
-        """The traceback of this rank."""
+        """Print the traceback of this rank, once."""
         text, self._unprinted = self._unprinted, ""
         say(text, prefix="" if is_launched() and self._rank != 0 else f"[rank {self._rank}] ")

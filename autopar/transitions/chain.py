@@ -30,8 +30,12 @@ class TransferStep:
 
 @dataclass(frozen=True)
 class TransferChain:
-    """Transfers that lead to a type, the bytes that the worst rank receives, and the bytes that they must save to be
-    chosen."""
+    """Transfers that lead to a type, and the bytes that the worst rank receives.
+
+    ``extra``: the bytes that the chain must save to be chosen.
+
+    A chain is chosen only if it saves the bytes ``needed``.
+    """
 
     type: TensorType
     steps: tuple[TransferStep, ...] = ()
