@@ -108,8 +108,10 @@ def check_pipeline(mesh: Mesh) -> None:
     """Raise ``ValueError`` if the mesh has several stages of a pipeline."""
     stages = mesh.sizes.get(PIPELINE, 1)
     if stages > 1:
-        rest = {axis: size for axis, size in mesh.axes if axis != PIPELINE}
-        instead = ", ".join(f"{axis}={size}" for axis, size in {"dp": stages * rest.pop("dp", 1), **rest}.items())
+        other_axes = {axis: size for axis, size in mesh.axes if axis != PIPELINE}
+        instead = ", ".join(
+            f"{axis}={size}" for axis, size in {"dp": stages * other_axes.pop("dp", 1), **other_axes}.items()
+        )
         raise ValueError(
             f"the mesh ({mesh}) has an axis pp, for the stages of a pipeline, and parallelize does not run pipelines "
             f"yet: each stage would compute the whole model; give these ranks to another axis, as in Mesh({instead}); "

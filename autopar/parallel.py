@@ -144,9 +144,8 @@ class Parallel(ModelProxy):
         pieces += calls.computed(compiled.captured).values()
         agreement.announce(words, [inputs], call.numbers_now)
         types = step.interface.types
-        owners = (
-            () if self.job is None else [tensor for _, tensor in state.parameters]
-        )  # a write to a DTensor does not change the version of its piece
+        # a write to a DTensor does not change the version of its piece
+        owners = () if self.job is None else [tensor for _, tensor in state.parameters]
         made = step(
             pieces,
             leaves,

@@ -87,7 +87,7 @@ def value_checks_replaced(by: Callable[[], None]) -> Iterator[None]:
     ``gaussian_nll_loss`` does not look for variances below 0. Tried on 2.13.
     """
     kind, transformer, functional = torch.distributions.Distribution, torch.nn.modules.transformer, torch.nn.functional
-    kept = torch._check_tensor_all, torch._check_tensor_all_with, kind.__init__, transformer._detect_is_causal_mask
+    originals = torch._check_tensor_all, torch._check_tensor_all_with, kind.__init__, transformer._detect_is_causal_mask
     gaussian, look = functional.gaussian_nll_loss, torch.any
 
     def make(
@@ -95,7 +95,7 @@ def value_checks_replaced(by: Callable[[], None]) -> Iterator[None]:
     ) -> None:
         if self._validate_args if validate_args is None else validate_args:
             by()
-        kept[2](self, batch_shape, event_shape, validate_args=False)
+        originals[2](self, batch_shape, event_shape, validate_args=False)
 
     def gaussian_nll_loss(*args: Any, **kwargs: Any) -> torch.Tensor:
         by()
@@ -112,7 +112,9 @@ def value_checks_replaced(by: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        torch._check_tensor_all, torch._check_tensor_all_with, kind.__init__, transformer._detect_is_causal_mask = kept  # type: ignore[method-assign]
+        torch._check_tensor_all, torch._check_tensor_all_with, kind.__init__, transformer._detect_is_causal_mask = (
+            originals  # type: ignore[method-assign]
+        )
         functional.gaussian_nll_loss = gaussian
 
 
@@ -243,9 +245,9 @@ def operator_schema(op: OpOverload) -> str:
     For example ``(Tensor self, float p=0.5, *, Tensor seed, int stream, int[]? order=None) -> Tensor``. Tried on 2.13.
     """
     parameters, _, returned = str(op._schema).partition("(")[2].rpartition(") -> ")
-    kept = [parameter.strip() for parameter in parameters.split(", ") if "Generator" not in parameter]
-    star = [] if "*" in kept else ["*"]
-    return f"({', '.join([*kept, *star, 'Tensor seed', 'int stream', 'int[]? order=None'])}) -> {returned}"
+    without_generator = [parameter.strip() for parameter in parameters.split(", ") if "Generator" not in parameter]
+    star = [] if "*" in without_generator else ["*"]
+    return f"({', '.join([*without_generator, *star, 'Tensor seed', 'int stream', 'int[]? order=None'])}) -> {returned}"
 
 
 def overload_of(op: torch.library.CustomOpDef) -> OpOverload:

@@ -88,17 +88,16 @@ def _reorder(edit: Edit, last: fx.Node) -> None:
     for value in addends:
         value_type = record_of(value).type
         assert isinstance(value_type, TensorType) and value_type.layout is not None
-        waits = value_type.attr.pending and all(
-            kind == "sum" for _, kind in value_type.attr.pending
-        )  # a sum of maxima is not a maximum
+        # a sum of maxima is not a maximum
+        waits = value_type.attr.pending and all(kind == "sum" for _, kind in value_type.attr.pending)
         groups.setdefault(value_type.layout if waits else type.layout, []).append(value)  # type: ignore[arg-type]
     if len(groups) < 2 or not any(layout != type.layout and len(group) > 1 for layout, group in groups.items()):
         return
 
     def total(values: list[Value], layout: Layout | None) -> Value:
         assert layout is not None
-        first, *rest = values
-        for value in rest:
+        first, *others = values
+        for value in others:
             need = Requirement(layout, type.dtype)
             first = edit.insert(
                 ADD, (first, value), before=last, type=TensorType(type.shape, type.dtype, layout), uses=(need, need)

@@ -39,13 +39,13 @@ class Share(Pass):
 
     def run(self, program: Program) -> None:
         first: dict[Any, fx.Node] = {}
-        kept: dict[fx.Node, fx.Node] = {}
+        representative: dict[fx.Node, fx.Node] = {}
         turning = _turning(program)
         with program.edit() as edit:
             for node in program.nodes:
                 if node.target not in transfers.BY_FUNCTION:
                     continue
-                args = map_operands(node.args, lambda n: kept.get(n, n))
+                args = map_operands(node.args, lambda n: representative.get(n, n))
                 phase = (
                     ""
                     if node.target in REDUCTIONS or _narrows(node)
@@ -54,7 +54,7 @@ class Share(Pass):
                     else record_of(node).phase
                 )
                 key = (node.target, _hashable(args), _hashable(node.kwargs), phase)
-                kept[node] = twin = first.setdefault(key, node)
+                representative[node] = twin = first.setdefault(key, node)
                 if twin is not node:
                     edit.replace_all_uses(node, twin)
                     edit.erase(node)

@@ -103,9 +103,8 @@ class Pair:
         """MiB that the worst rank receives at least; what stays pending is not reduced."""
         before, after = ({axis for axis, _ in end.attr.pending} for end in self.ends)
         kept = before & after
-        held, wanted = (
-            masks(self.mesh, end.attr, (64,) * len(self.shape)) for end in self.ends
-        )  # small, and split alike
+        # small, and split alike
+        held, wanted = (masks(self.mesh, end.attr, (64,) * len(self.shape)) for end in self.ends)
         return least(self.mesh, held, wanted, before - kept, after - kept, kept) * math.prod(self.shape) * 4 / MIB
 
 
@@ -136,9 +135,8 @@ def least(
     """The bound, as a part of the value, when these axes are reduced, made pending, and left pending."""
     value, ranks = held[grid.ranks[0]].size, grid.count(tuple(set(grid.names) - kept))
     share = value / ranks if reduced else math.inf  # of the sums, which a rank holds before it receives any
-    groups: dict[
-        tuple[int, ...], list[int]
-    ] = {}  # of ranks whose results are addends: together they need an element once
+    # of ranks whose results are addends: together they need an element once
+    groups: dict[tuple[int, ...], list[int]] = {}
     for rank in grid.ranks:
         at = grid.coordinates(rank)
         groups.setdefault(tuple(at[axis] for axis in grid.names if axis not in new), []).append(rank)

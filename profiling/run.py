@@ -79,9 +79,8 @@ def main() -> None:
     if options.record:
         kind = "" if options.tool == "time" else f"_{options.tool}"
         (HERE / "results").mkdir(exist_ok=True)
-        (HERE / "results" / f"{options.name}{kind}.txt").write_text(
-            printed.replace(f"{HERE.parent}/", "")
-        )  # no paths of this machine
+        # no paths of this machine
+        (HERE / "results" / f"{options.name}{kind}.txt").write_text(printed.replace(f"{HERE.parent}/", ""))
 
 
 if __name__ == "__main__":

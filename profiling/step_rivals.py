@@ -18,9 +18,8 @@ import autopar
 
 Batch = dict[str, torch.Tensor]
 Step = Callable[[], torch.Tensor]  # a whole training step; the loss
-Last = Callable[
-    [Any, bool], contextlib.AbstractContextManager[Any]
-]  # what a micro-batch runs in, which is the last one or not
+# what a micro-batch runs in, which is the last one or not
+Last = Callable[[Any, bool], contextlib.AbstractContextManager[Any]]
 
 ROWS, LENGTH, VOCABULARY = 2, 128, 1000  # rows of a micro-batch of a rank
 MICROBATCHES = 4  # where there are several

@@ -58,10 +58,8 @@ def is_parameter(node: fx.Node) -> bool:
     """Whether a value is a parameter, or a cast of one."""
     if node.target is transfers.cast:
         (node,) = operands(node)
-    return node.op == "placeholder" and record_of(node).role in (
-        "param",
-        "state",
-    )  # "state" where the step updates it too
+    # "state" where the step updates it too
+    return node.op == "placeholder" and record_of(node).role in ("param", "state")
 
 
 def reader_of(transfer: fx.Node) -> fx.Node:

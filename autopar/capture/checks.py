@@ -62,7 +62,7 @@ class ClassesChecked(TorchFunctionMode):
 @contextlib.contextmanager
 def assignments_refused() -> Iterator[None]:
     """Refuse ``x.data = y``: it is no op, so the captured step would leave it out."""
-    kept, before = torch.Tensor.data, vars(torch.Tensor).get("data")  # one capture may run inside another
+    data, own_data = torch.Tensor.data, vars(torch.Tensor).get("data")  # one capture may run inside another
 
     def refuse(self: torch.Tensor, value: torch.Tensor) -> None:
         raise CaptureError(
@@ -71,14 +71,14 @@ def assignments_refused() -> Iterator[None]:
             f"it with copy_()"
         )
 
-    torch.Tensor.data = property(kept.__get__, refuse)  # type: ignore[assignment,method-assign]
+    torch.Tensor.data = property(data.__get__, refuse)  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:
-        if before is None:
+        if own_data is None:
             del torch.Tensor.data  # uncovers that of the base class
         else:
-            torch.Tensor.data = before
+            torch.Tensor.data = own_data
 
 
 COMPUTED_BEFORE: dict[str, tuple[str, str]] = {  # module of a hook's class → what registers it, and what to use instead

@@ -129,16 +129,16 @@ class ModelSwap:
 _MISSING = object()
 
 
-def _containers(value: Any, seen: dict[int, Any] | None = None) -> list[Any]:
+def _containers(value: Any, containers: dict[int, Any] | None = None) -> list[Any]:
     """Return the containers among ``value`` and its members, at any depth, also inside of tuples."""
-    seen = {} if seen is None else seen
-    if id(value) in seen or not isinstance(value, (*CONTAINERS, tuple)):
-        return list(seen.values())
+    containers = {} if containers is None else containers
+    if id(value) in containers or not isinstance(value, (*CONTAINERS, tuple)):
+        return list(containers.values())
     if isinstance(value, CONTAINERS):
-        seen[id(value)] = value
+        containers[id(value)] = value
     for member in _members(value):
-        _containers(member, seen)
-    return list(seen.values())
+        _containers(member, containers)
+    return list(containers.values())
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -240,9 +240,8 @@ class Recorder(TorchDispatchMode):
         if self.phase == "forward":
             call = Call(next(self._calls), func.name())
             self.current = Origin(self.running(), user_line(), call=call)
-            self._forward.setdefault(
-                autograd_sequence_number(), self.current
-            )  # later ops without a gradient share the number
+            # later ops without a gradient share the number
+            self._forward.setdefault(autograd_sequence_number(), self.current)
         else:
             number = running_backward_of()
             forward = Origin() if number is None else self._forward.get(number, Origin())

@@ -66,8 +66,7 @@ def _gru_step(x: torch.Tensor, state: State, weights: Weights) -> State:
 _tanh_step, _relu_step = (functools.partial(_plain_step, activation) for activation in (torch.tanh, torch.relu))
 
 
-# -- layers
-# ------------------------------------------------------------------------------------------------------------------------------
+# -- layers ------------------------------------------------------------------------------------------------------------
 
 
 def _layer(
@@ -149,9 +148,9 @@ class Unroller(TorchFunctionMode):
             x, state, *params = args
             return _cell(CELLS[func], x, _state(state), *params)
         if func in LAYERS and isinstance(args[3], bool):  # for packed sequences, argument 3 is the list of parameters
-            x, state, *rest = args
-            self.steps[self._running()] += x.shape[1 if rest[-1] else 0]
-            return _layers(LAYERS[func], x, _state(state), *rest)
+            x, state, *options = args
+            self.steps[self._running()] += x.shape[1 if options[-1] else 0]
+            return _layers(LAYERS[func], x, _state(state), *options)
         return func(*args, **(kwargs or {}))
 
 

@@ -103,14 +103,14 @@ class _Specialized:
             value for value, result in zip(operands(node), record.results, strict=True) if result.kind == "return"
         ]
         leading = {node.name for node in behind(returned[index] for index in self.given)}
-        kept: list[tuple[fx.Node, Result]] = [
+        results: list[tuple[fx.Node, Result]] = [
             (self.nodes[value], result)
             for value, result in zip(operands(node), record.results, strict=True)
             if value not in self.absent
             and (result.kind != "grad" or value in self.from_tangents or result.of in leading)
         ]
-        new = self.graph.output(tuple(value for value, _ in kept))
-        set_record(new, Record(None, results=tuple(result for _, result in kept)))
+        new = self.graph.output(tuple(value for value, _ in results))
+        set_record(new, Record(None, results=tuple(result for _, result in results)))
         self._sweep()
 
     def _sweep(self) -> None:

@@ -160,8 +160,8 @@ class Tracer:
 
     def _call(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Call the model on stand-ins; return its tensors, and remember their structure."""
-        rest = iter(tensors[len(self.parameters) + len(self.buffers) :])
-        flat = [next(rest) if isinstance(v, torch.Tensor) else v for v in self.arguments.flat]
+        inputs = iter(tensors[len(self.parameters) + len(self.buffers) :])
+        flat = [next(inputs) if isinstance(v, torch.Tensor) else v for v in self.arguments.flat]
         args, kwargs = unflatten(flat, self.arguments.spec)
         before = [(value, flatten(value)) for value in (*args, *kwargs.values())]
         outputs = self.model(*args, **kwargs)

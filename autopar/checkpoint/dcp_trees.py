@@ -50,16 +50,16 @@ def as_torchtitan(state: State) -> State:
     """
     if not isinstance(state.get("model"), Mapping):
         raise ValueError("the checkpoint has no 'model'; export it without torchtitan")
-    model, rest = (
+    model, others = (
         dict(state["model"]),
         {name: value for name, value in state.items() if name not in ("model", "optimizer", "step")},
     )
-    flat: State = {**model, **rest}
+    flat: State = {**model, **others}
     if "optimizer" in state:
         flat["optimizer"] = _flattened(state["optimizer"])
     if "step" in state:
         flat["train_state"] = {"step": torch.tensor(state["step"], dtype=torch.int32)}
-    if doubled := set(model) & {*rest, "optimizer", "train_state"}:
+    if doubled := set(model) & {*others, "optimizer", "train_state"}:
         raise ValueError(
             f"the model has {min(doubled)}, which torchtitan has for another part; export it without torchtitan"
         )
@@ -88,8 +88,8 @@ def _nested(flat: Mapping[str, Any], order: list[str]) -> State:
     parts: dict[str, dict[str, State]] = {"state": {}, "param_groups": {}}
     parameters = set(order)
     for full, value in flat.items():
-        part, _, rest = full.partition(".")
-        name, key = _split(rest, parameters)
+        part, _, path = full.partition(".")
+        name, key = _split(path, parameters)
         parts[part].setdefault(name, {})[key] = value
     place = {name: k for k, name in enumerate(order)}
     groups: list[State] = []
@@ -105,13 +105,13 @@ def _nested(flat: Mapping[str, Any], order: list[str]) -> State:
     return {"state": parts["state"], "param_groups": groups}
 
 
-def _split(rest: str, names: Iterable[str]) -> tuple[str, str]:
+def _split(path: str, names: Iterable[str]) -> tuple[str, str]:
     """Split ``up.weight.exp_avg`` into ``up.weight``, the longest parameter name at its start, and ``exp_avg``."""
-    cut = len(rest)
-    while (cut := rest.rfind(".", 0, cut)) > 0:
-        if rest[:cut] in names:
-            return rest[:cut], rest[cut + 1 :]
-    name, _, key = rest.rpartition(".")
+    cut = len(path)
+    while (cut := path.rfind(".", 0, cut)) > 0:
+        if path[:cut] in names:
+            return path[:cut], path[cut + 1 :]
+    name, _, key = path.rpartition(".")
     return name, key
 
 

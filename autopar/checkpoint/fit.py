@@ -13,9 +13,8 @@ from autopar.checkpoint.values import Tree, leaves, names
 from autopar.errors import CheckpointError
 
 SHOWN = 5  # lines of each kind
-OPTIMIZER = re.compile(
-    r"(^|/)optimizer/state/"
-)  # an optimizer's state of a parameter: a training that goes on without it goes wrong
+# an optimizer's state of a parameter: a training that goes on without it goes wrong
+OPTIMIZER = re.compile(r"(^|/)optimizer/state/")
 
 
 def check_fit(

@@ -132,9 +132,8 @@ def begin(folder: Path) -> Path:
         if kind != WHOLE:
             files.remove(path)
     number = 1 + max((number for number, _, _ in entries), default=0)
-    place = (
-        folder / f"{WRITING}{number:06}-{secrets.token_hex(4)}"
-    )  # differs from the name of an interrupted save, which may still be writing
+    # differs from the name of an interrupted save, which may still be writing
+    place = folder / f"{WRITING}{number:06}-{secrets.token_hex(4)}"
     files.make(place)
     return place
 

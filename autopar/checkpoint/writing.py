@@ -162,9 +162,8 @@ def _manifest(tree: Tree, metadata: Metadata, results: list[WriteResult]) -> Man
 
 def _write(path: Path, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
     """Write chunks to a file of safetensors, and force it to disk; return the file and the first byte of each chunk."""
-    items = sorted(
-        items, key=lambda item: -_data(item).properties.dtype.itemsize
-    )  # so that each chunk begins at a multiple of its dtype's width
+    # so that each chunk begins at a multiple of its dtype's width
+    items = sorted(items, key=lambda item: -_data(item).properties.dtype.itemsize)
     header, begins = _header(items)
     checksum = size = 0
     with files.create(path) as file:

@@ -1,9 +1,9 @@
 """Measure how long collectives take on this machine, and write a machine description with the fitted costs.
 
-Gloo processes with one thread each. Each operation runs at each size, operations in turn, in rounds; one call's time is
-that of its slowest rank (of a message, half a round trip), and a size's time the lower decile over all calls, because
-what else runs on the machine only adds to them. Bytes are those that ``autopar.costs.prices`` means: the whole operand
-or result on one rank. The smallest size is one number a rank.
+It measures gloo processes with one thread each. In each round, the operations take turns at each size. The time of a
+call is that of its slowest rank; for a message, it is half a round trip. The time of a size is the lower decile over
+all calls, because other programs on the machine can only make them slower. Bytes are counted as in
+``autopar.costs.prices``: the whole operand or result on one rank. The smallest size is one number a rank.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from autopar.costs import machine
 from autopar.costs.machine import Link, Machine, Measured
 
 SIZES = (4, 256, 4 << 10, 32 << 10, 128 << 10, 512 << 10, 2 << 20, 8 << 20, 16 << 20)
-OWN_MEMORY = (4 << 10, 64 << 20)  # bytes of the copies that tell an op's overhead and its rate
+OWN_MEMORY = (4 << 10, 64 << 20)  # bytes of two copies: the small one measures an op's overhead, the large one its rate
 MATRIX = 768
 
 PROFILES_ITSELF = True
@@ -42,20 +42,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--write", type=Path, metavar="FILE", help="a machine description, for autopar.costs.machine.Machine.load"
     )
-    parser.add_argument("--device", default="cpu", help="what the written machine is called")
+    parser.add_argument("--device", default="cpu", help="the name of the written machine")
 
 
 # -- in a process ------------------------------------------------------------------------------------------------------
 
 
 def calls(size: int, rank: int, ranks: int) -> dict[str, tuple[int, Callable[[], object]]]:
-    """Each operation on about ``size`` bytes: how many they are, and the call."""
+    """Return for each operation its bytes, about ``size``, and a function that calls it."""
     numbers = -(-size // (4 * ranks)) * ranks
     whole, piece, other = torch.ones(numbers), torch.ones(numbers // ranks), torch.empty(numbers)
     message = torch.ones(max(size // 4, 1))
-    scatter = (
-        getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
-    )  # older torch has no other
+    # older versions of torch have the second name only
+    scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
     gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 
     def ping() -> None:
@@ -75,7 +74,7 @@ def calls(size: int, rank: int, ranks: int) -> dict[str, tuple[int, Callable[[],
 
 
 def seconds(call: Callable[[], object], repeats: int) -> list[float]:
-    """Of every call."""
+    """Return the seconds of each call."""
     times = [time.perf_counter()]
     for _ in range(repeats):
         call()
@@ -88,10 +87,10 @@ def usual(times: list[float]) -> float:
 
 
 def work(rank: int, ranks: int, folder: str, rounds: int, sizes: Sequence[int]) -> None:
-    """What one process does. The first one writes its findings into ``folder``."""
+    """Measure in one of the processes. The first one writes the measurements to ``folder``."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    found: dict[str, dict[int, list[float]]] = {}
+    seconds_of: dict[str, dict[int, list[float]]] = {}
     for size in sizes:
         ready = calls(size, rank, ranks)
         repeats = 20 if size < 1 << 20 else 5 if size < 8 << 20 else 2
@@ -100,19 +99,19 @@ def work(rank: int, ranks: int, folder: str, rounds: int, sizes: Sequence[int]) 
                 distributed.barrier()
                 taken = torch.tensor(seconds(call, repeats), dtype=torch.float64)
                 distributed.all_reduce(taken, distributed.ReduceOp.MAX)
-                if round:  # the first one warms up
-                    found.setdefault(name, {}).setdefault(bytes, []).extend(
+                if round:  # the first round warms up
+                    seconds_of.setdefault(name, {}).setdefault(bytes, []).extend(
                         (taken / (2 if name == "send" else 1)).tolist()
                     )
-    own = []
-    for one in map(torch.ones, (bytes // 4 for bytes in OWN_MEMORY)):
-        copy = torch.zeros_like(one)
-        own.append(usual(seconds(lambda one=one, copy=copy: copy.copy_(one), rounds)))
+    copy_seconds = []
+    for source in map(torch.ones, (bytes // 4 for bytes in OWN_MEMORY)):
+        copy = torch.zeros_like(source)
+        copy_seconds.append(usual(seconds(lambda source=source, copy=copy: copy.copy_(source), rounds)))
     square = torch.ones(MATRIX, MATRIX)
     product = usual(seconds(lambda: square @ square, rounds))
     if rank == 0:
-        times = {name: [(bytes, usual(all)) for bytes, all in rows.items()] for name, rows in found.items()}
-        Path(folder, "found.json").write_text(json.dumps({"times": times, "own": own, "product": product}))
+        times = {name: [(bytes, usual(all)) for bytes, all in rows.items()] for name, rows in seconds_of.items()}
+        Path(folder, "found.json").write_text(json.dumps({"times": times, "own": copy_seconds, "product": product}))
     distributed.barrier()
     distributed.destroy_process_group()
 
@@ -121,32 +120,32 @@ def work(rank: int, ranks: int, folder: str, rounds: int, sizes: Sequence[int]) 
 
 
 def fitted(operation: str, ranks: int, times: list[tuple[int, float]]) -> Measured:
-    """The floor and the line that lie nearest, relatively, of all splits of the sizes into small and large.
+    """Fit a floor to the small sizes and a line to the large ones, for the split of the sizes that fits best.
 
-    The floor is the median of the small; the line is the least squares of the large. Nearest is in the sum of absolute
-    logarithms, so that one size that was disturbed does not choose the split.
+    The floor is the median of the times of small sizes; the line is a least-squares fit to those of large sizes. The
+    error is the sum of absolute logarithms of ratios, so that one disturbed size does not decide the split.
     """
     bytes, taken = np.array(times, dtype=float).T
     best: tuple[float, Measured] | None = None
     for small in range(len(times) - 1):
         n, t = bytes[small:], taken[small:]
         (fixed, slope), *_ = np.linalg.lstsq(np.stack([1 / t, n / t], axis=1), np.ones_like(t), rcond=None)
-        if fixed < 0 or slope <= 0:  # what was disturbed may fall; a price does not
+        if fixed < 0 or slope <= 0:  # disturbed times may fall with the size, but prices never do
             fixed, slope = 0.0, float(np.sum(n / t) / np.sum((n / t) ** 2))
         floor = float(np.median(taken[:small])) if small else float(fixed)
-        latency = min(float(fixed), floor)  # times tell latency + half/bandwidth alone
-        one = Measured(operation, ranks, floor, latency, float(1 / slope), float((fixed - latency) / slope))
-        error = float(np.sum(np.abs(np.log(one.seconds(bytes) / taken))))
+        latency = min(float(fixed), floor)  # the times determine only latency + half/bandwidth
+        fit = Measured(operation, ranks, floor, latency, float(1 / slope), float((fixed - latency) / slope))
+        error = float(np.sum(np.abs(np.log(fit.seconds(bytes) / taken))))
         if best is None or error < best[0]:
-            best = error, one
+            best = error, fit
     assert best is not None, "there are two sizes"
     return best[1]
 
 
 def described(name: str, ranks: int, fits: list[Measured], own: list[float], product: float) -> Machine:
-    """A machine of what was measured; what joins nodes is taken from the one like it, as nothing here tells it."""
+    """Return a machine with the measured figures. Links between nodes are not measured: those of ``cpu`` are taken."""
     like = machine.machine("cpu")
-    message = next(one for one in fits if one.operation == "send")
+    message = next(fit for fit in fits if fit.operation == "send")
     rate = 2 * OWN_MEMORY[1] / own[1]  # read and written
     return Machine(
         name, like.kind, like.ranks_per_node, Link(max(message.floor, message.latency), message.bandwidth), like.outside, Link(own[0], rate),
@@ -164,10 +163,10 @@ def run(options: argparse.Namespace) -> str:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.spawn(work, (options.ranks, folder, options.rounds, options.sizes), nprocs=options.ranks)
-        found = json.loads(Path(folder, "found.json").read_text())
-    times: dict[str, list[tuple[int, float]]] = found["times"]
+        measured = json.loads(Path(folder, "found.json").read_text())
+    times: dict[str, list[tuple[int, float]]] = measured["times"]
     fits = [fitted(operation, options.ranks, rows) for operation, rows in times.items()]
-    this = described(options.device, options.ranks, fits, found["own"], found["product"])
+    this = described(options.device, options.ranks, fits, measured["own"], measured["product"])
     if options.write:
         this.save(options.write)
         assert Machine.load(options.write) == this
@@ -183,17 +182,17 @@ def run(options: argparse.Namespace) -> str:
         table.add_row(f"{size:,}", *cells)
     table.add_section()
     for what, say in (
-        ("floor, us", lambda one: f"{one.floor * 1e6:.0f}"),
-        ("latency, us", lambda one: f"{one.latency * 1e6:.0f}"),
-        ("GB/s", lambda one: f"{one.bandwidth / 1e9:.2f}"),
-        ("half, bytes", lambda one: f"{one.half:,.0f}"),
+        ("floor, us", lambda fit: f"{fit.floor * 1e6:.0f}"),
+        ("latency, us", lambda fit: f"{fit.latency * 1e6:.0f}"),
+        ("GB/s", lambda fit: f"{fit.bandwidth / 1e9:.2f}"),
+        ("half, bytes", lambda fit: f"{fit.half:,.0f}"),
     ):
         table.add_row(what, *map(say, fits))
     out = io.StringIO()
     Console(file=out, width=140).print(table)
     return (
         f"{options.ranks} gloo processes, {options.rounds} rounds; fit: max(floor, latency + (n + half) / "
-        f"bandwidth)\n{out.getvalue()}a local op {found['own'][0] * 1e6:.0f} us, memory "
+        f"bandwidth)\n{out.getvalue()}a local op {measured['own'][0] * 1e6:.0f} us, memory "
         f"{this.memory.bandwidth / 1e9:.1f} GB/s, f32 {this.peak[0][1] / 1e9:.0f} GFLOP/s, one thread; "
         f"{time.perf_counter() - start:.0f} s\n"
     )

@@ -36,9 +36,8 @@ from autopar.ir.record import TensorType
 n, p, k, m = sympy.symbols("n p k m", positive=True)
 a, b = sympy.symbols("a b", nonnegative=True)  # latency, seconds a byte: of the slowest link between the ranks
 a_i, b_i = sympy.symbols("a_i b_i", nonnegative=True)  # the same of links inside a node
-a_e, b_e = sympy.symbols(
-    "a_e b_e", nonnegative=True
-)  # of links between nodes, for one rank while all ranks of its node send
+# of links between nodes, for one rank while all ranks of its node send
+a_e, b_e = sympy.symbols("a_e b_e", nonnegative=True)
 a_l, b_l = sympy.symbols("a_l b_l", nonnegative=True)  # of an op on the rank's own memory
 SYMBOLS = (n, p, k, m, a, b, a_i, b_i, a_e, b_e, a_l, b_l)
 
@@ -186,9 +185,8 @@ def _candidates(name: str, bytes: Any, ranks: Any, machine: Machine, shape: Any)
         for form, seconds in zip(FORMS[name], _compiled(name), strict=True)
     ])  # fmt: skip
     fit = _fit(name, machine)
-    if (
-        fit is not None
-    ):  # over several nodes it is a lower bound, so that a group never gets cheaper by outgrowing a node
+    # over several nodes it is a lower bound, so that a group never gets cheaper by outgrowing a node
+    if fit is not None:
         within = _scaled(fit, name, size, np.where(nodes > 1, per_node, count))
         prices = np.where(nodes > 1, np.maximum(prices, within), within)
     return prices if name in WITHOUT_GROUP else np.where(count > 1, prices, 0.0)
@@ -300,11 +298,11 @@ def _busiest(source: TensorType, result: TensorType, ranks_per_node: int) -> tup
     The number of ranks counts itself. The last value is whether a message leaves its node.
     """
     assert source.layout is not None and result.layout is not None
-    kept = tuple(axis for axis, _ in source.attr.pending)
+    pending = tuple(axis for axis, _ in source.attr.pending)
     elements: dict[tuple[str, int], int] = {}
     partners: dict[tuple[str, int], int] = {}
     far = False
-    for message in messages(source.layout, result.layout, source.shape, kept):
+    for message in messages(source.layout, result.layout, source.shape, pending):
         far |= message.sender // ranks_per_node != message.receiver // ranks_per_node
         for end in (("out", message.sender), ("in", message.receiver)):
             elements[end] = elements.get(end, 0) + message.elements

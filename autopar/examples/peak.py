@@ -16,15 +16,15 @@ def peak_bytes(call: Callable[[], Any]) -> int:
 
     Counted from each allocation and release that torch's profiler sees: exact, and the same in every run.
     """
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         call()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
-        seen.export_chrome_trace(str(path))
+        profiled.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
     changes = sorted((event["ts"], event["args"]["Bytes"]) for event in events if event.get("name") == "[memory]")
-    held = peak = 0
+    used = peak = 0
     for _, change in changes:
-        held += change
-        peak = max(peak, held)
+        used += change
+        peak = max(peak, used)
     return peak

@@ -132,16 +132,16 @@ def placed_step(layers: int) -> PlacedStep:
 
     The batch is that of one micro-batch.
     """
-    model, given = llama(layers)
+    model, inputs = llama(layers)
     parallel = autopar.parallelize(model, MESH, STEP_PLAN)
-    compiler = Keeping(**{one.name: getattr(parallel.compiler, one.name) for one in fields(Compiler)})
+    compiler = Keeping(**{field.name: getattr(parallel.compiler, field.name) for field in fields(Compiler)})
     options = options_of(STEP)
     micro = compile_micro(
         compiler,
-        call_inputs(bind_arguments(model, (), given), "global", MESH, lambda shapes: {}),
+        call_inputs(bind_arguments(model, (), inputs), "global", MESH, lambda shapes: {}),
         options,
         [name for name, _ in model.named_parameters()],
-        tuple(given),
+        tuple(inputs),
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
     update = definition_of(optimizer).update(optimizer.param_groups[0])

@@ -83,12 +83,12 @@ def _few(left: Runs, right: Runs) -> Runs:
 def within(part: Runs, whole: Runs) -> Runs:
     """Return the positions, as runs, of the indices ``part`` within ``whole``, which contains all of them."""
     positions: list[tuple[int, int]] = []
-    before, rest = 0, iter(whole)
-    a, b = next(rest, (0, 0))
+    before, runs = 0, iter(whole)
+    a, b = next(runs, (0, 0))
     for start, stop in part:
         while stop > b:
             before += b - a
-            a, b = next(rest)
+            a, b = next(runs)
         first, last = before + start - a, before + stop - a
         positions[-1:] = (
             [(positions[-1][0], last)] if positions and positions[-1][1] == first else [*positions[-1:], (first, last)]

@@ -63,14 +63,12 @@ class Changes:
         self._stale: set[fx.Node] = set()  # the next walk computes the types of these nodes
         self._changed: set[fx.Node] = set()  # the next walk computes the types of the readers of these nodes
         self._narrow: fx.Node | None = None  # the last user in the batch, if it has few operands
-        self._tails: dict[fx.Node, tuple[str, bool]] = (
-            self._before.inserted
-        )  # the end of each name, and whether the operand's name precedes it
+        # the end of each name, and whether the operand's name precedes it
+        self._tails: dict[fx.Node, tuple[str, bool]] = self._before.inserted
         self._named: list[fx.Node] = []  # the inserted nodes with final names, in graph order
         self._repeats: dict[str, int] = {}  # base name → how often it has been used for them
-        self._guessed: dict[
-            str, int
-        ] = {}  # base name → how often it was given on insertion; final if edits come in graph order
+        # base name → how often it was given on insertion; final if edits come in graph order
+        self._guessed: dict[str, int] = {}
         self._order: list[fx.Node] = []  # all nodes, in the order of the last walk
         self._erase, self._call = program.graph.erase_node, call_inserter(program.graph, self._tails)
 
@@ -109,9 +107,8 @@ class Changes:
 
     def replace_use(self, user: Value, old: Value, new: Value, index: int | None) -> None:
         node, before, after = _node(user), _node(old), _node(new)
-        if (
-            self._narrow is not None and self._narrow is not node
-        ):  # its operands are still in the cache, and the batch stays small
+        # its operands are still in the cache, and the batch stays small
+        if self._narrow is not None and self._narrow is not node:
             self._set_arguments(self._narrow, *self._uses.take(self._narrow))
             self._narrow = None
         if self._uses.depends_on(node, before, index):

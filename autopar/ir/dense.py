@@ -46,9 +46,8 @@ def require_dense(named: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 def met_in(op: str, args: Iterable[Any], results: Iterable[Any] = ()) -> tuple[str, str] | None:
     """Return what an op does with a tensor that is not dense, and the remedy; ``None`` if all tensors are dense."""
-    if any(
-        isinstance(value, torch.dtype) and value in QUANTIZED for value in args
-    ):  # a fake of its result is an ordinary tensor
+    # a fake of its result is an ordinary tensor
+    if any(isinstance(value, torch.dtype) and value in QUANTIZED for value in args):
         return f"{op} makes a quantized tensor, which has no pieces", REMEDIES["quantized"]
     for verb, values in (("reads", args), ("makes", results)):
         for value in values:

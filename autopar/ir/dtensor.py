@@ -20,13 +20,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Placement
 
-KINDS = {
-    "sum": "sum",
-    "max": "max",
-    "min": "min",
-    "product": "prod",
-    "avg": "avg",
-}  # reduction of Partial → kind of pending value
+# reduction of Partial → kind of pending value
+KINDS = {"sum": "sum", "max": "max", "min": "min", "product": "prod", "avg": "avg"}
 
 
 def attr_of(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int]) -> DistAttr:

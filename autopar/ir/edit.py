@@ -80,9 +80,8 @@ class Edit:
         try:
             self._changes = changes = Changes(self.program)
             self._insert, self._replace = changes.insert, changes.replace_use
-            self._this = weakref.ref(
-                self, lambda _: _abandoned(changes)
-            )  # an interrupt may come before the first line of __exit__
+            # an interrupt may come before the first line of __exit__
+            self._this = weakref.ref(self, lambda _: _abandoned(changes))
             holder = _OPEN.setdefault(self._graph, self._this)
             if holder == HALF_DONE or (holder is not self._this and holder() is not None):  # type: ignore[operator]
                 raise EditError(HALF_DONE if holder == HALF_DONE else OPEN)

@@ -17,9 +17,8 @@ from functools import cache, lru_cache
 from autopar.ir.mesh import Mesh
 
 Axes = tuple[str, ...]
-Part = tuple[
-    int | None, Axes
-]  # (size, axes that split it); ``None`` stands for the size of a plain dim, which the shape gives
+# (size, axes that split it); ``None`` stands for the size of a plain dim, which the shape gives
+Part = tuple[int | None, Axes]
 Dim = tuple[Part, ...]
 
 WHOLE: Dim = ((None, ()),)
@@ -214,21 +213,21 @@ def finest(parts: Sequence[tuple[int, Axes]], mesh: Mesh) -> list[tuple[int, Axe
 def _finest(parts: tuple[tuple[int, Axes], ...], mesh: Mesh) -> tuple[tuple[int, Axes], ...]:
     fine: list[tuple[int, Axes]] = []
     for size, axes in parts:
-        rest = tuple([axis for axis in axes if mesh.sizes[axis] > 1])
-        while rest and size > 1:
-            for end in range(1, len(rest) + 1):
-                taken, sizes = rest[:end], piece_sizes(size, rest[:end], mesh)
+        remaining = tuple([axis for axis in axes if mesh.sizes[axis] > 1])
+        while remaining and size > 1:
+            for end in range(1, len(remaining) + 1):
+                taken, sizes = remaining[:end], piece_sizes(size, remaining[:end], mesh)
                 if len(sizes) == 1:
                     break
             unit = math.gcd(*sizes)
             fine.append((size // unit, taken))
-            size, rest = unit, rest[len(taken) :]
-        if size == 1 and rest and fine and fine[-1][0] == 1:
-            fine[-1] = (1, fine[-1][1] + rest)
+            size, remaining = unit, remaining[len(taken) :]
+        if size == 1 and remaining and fine and fine[-1][0] == 1:
+            fine[-1] = (1, fine[-1][1] + remaining)
         elif size > 1 and fine and not fine[-1][1]:
             fine[-1] = (fine[-1][0] * size, ())
-        elif size != 1 or rest:
-            fine.append((size, rest))
+        elif size != 1 or remaining:
+            fine.append((size, remaining))
     return tuple(fine)
 
 
@@ -237,9 +236,8 @@ def merge(left: tuple[int, Axes], right: tuple[int, Axes], mesh: Mesh) -> tuple[
     (a, axes), (b, more) = left, right
     if more and max(piece_sizes(a, axes, mesh), default=1) > 1:
         return None
-    for end, axis in enumerate(
-        axes
-    ):  # every piece of the merged part must be a multiple of b: the right part stays whole
+    # every piece of the merged part must be a multiple of b: the right part stays whole
+    for end, axis in enumerate(axes):
         count = mesh.sizes[axis]
         if a % mesh.count(axes[: end + 1]) and any(
             -(-n * b // count) != -(-n // count) * b for n in piece_sizes(a, axes[:end], mesh)
@@ -263,26 +261,26 @@ def regroup(parts: Sequence[tuple[int, Axes]], sizes: Sequence[int], mesh: Mesh)
         axes = tuple(axis for _, part_axes in parts for axis in part_axes)
         first = list(sizes).index(0)
         return [[(size, axes if k == first else ())] for k, size in enumerate(sizes)]
-    rest = finest(parts, mesh)[::-1]
+    remaining = finest(parts, mesh)[::-1]
     groups: list[list[tuple[int, Axes]]] = []
     for size, after in zip(sizes, [*sizes[1:], 0], strict=True):
         group: list[tuple[int, Axes]] = []
         left = size
         while left > 1:
-            n, axes = rest.pop()
+            n, axes = remaining.pop()
             if left % n == 0:
                 group.append((n, axes))
                 left //= n
             elif n % left == 0 and not axes:
                 group.append((left, ()))
-                rest.append((n // left, ()))
+                remaining.append((n // left, ()))
                 left = 1
             else:
                 return None
-        if rest and rest[-1][0] == 1 and (size == 1 or after != 1):
-            group.append(rest.pop())
+        if remaining and remaining[-1][0] == 1 and (size == 1 or after != 1):
+            group.append(remaining.pop())
         groups.append(group)
-    return None if rest else groups
+    return None if remaining else groups
 
 
 def align(parts: Sequence[tuple[int, Axes]], sizes: Sequence[int], mesh: Mesh) -> list[Axes] | None:

@@ -28,9 +28,8 @@ class Message:
         return volume(self.box)
 
 
-LEAST = (
-    1 << 18
-)  # smallest part of a divided box, in elements: a MiB or so, which a link moves while one more message starts
+# smallest part of a divided box, in elements: a MiB or so, which a link moves while one more message starts
+LEAST = 1 << 18
 
 
 @lru_cache(maxsize=4096)

@@ -97,9 +97,8 @@ def is_cache(value: Any) -> bool:
 
 
 def _flatten(value: Any, leaves: list[Any], around: tuple[int, ...]) -> Structure:
-    opened = (
-        None if id(value) in around else _open(value)
-    )  # an object that contains itself is a leaf, which the caller refuses
+    # an object that contains itself is a leaf, which the caller refuses
+    opened = None if id(value) in around else _open(value)
     if opened is None:
         leaves.append(value)
         return Structure()

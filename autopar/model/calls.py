@@ -132,9 +132,8 @@ class Calls:
         key = tuple(inputs.items())
         if key not in self._of_the_batch:
             state = model_state(self.module)
-            others = {
-                name for name, _ in (*state.parameters, *state.buffers)
-            }  # a glob of the plan means these tensors if an input has the same name
+            # a glob of the plan means these tensors if an input has the same name
+            others = {name for name, _ in (*state.parameters, *state.buffers)}
             self._of_the_batch[key] = of_the_batch(
                 self.compiler.plan, self.mesh, {name: dims for name, dims in inputs.items() if name not in others}
             )
@@ -173,9 +172,8 @@ class Calls:
         if not call.known:
             notes = about_recapture(call.key, self.captures.keys, call.changes, self.recapture)
             compiled = replace(self.compiler, numbers=call.numbers).compile(inputs, notes)
-            self.agreement.compare_programs(
-                str(compiled.program), compiled.captured.guards
-            )  # one order of collectives on all ranks
+            # one order of collectives on all ranks
+            self.agreement.compare_programs(str(compiled.program), compiled.captured.guards)
             self.captures.add(call, compiled.captured.guards, compiled)
         self.latest = self.captures[call]
         return self.latest

@@ -56,9 +56,8 @@ def _placed(tensor: torch.Tensor, attr: DistAttr, mesh: Mesh, job: Job) -> Any:
     placements = placements_of(attr, mesh, tensor.shape)
     value = tensor.detach()
     if not value.is_meta:
-        value = (
-            value.to(job.device).contiguous().clone()
-        )  # a replicated tensor is not sent to its own rank, and would share the model's memory
+        # a replicated tensor is not sent to its own rank, and would share the model's memory
+        value = value.to(job.device).contiguous().clone()
     return distribute_tensor(value, job.device_mesh, placements)
 
 

@@ -68,9 +68,8 @@ class CallInputs:
         return tuple(self.layouts.items()), tuple(self.shapes.items())
 
 
-CallKey = tuple[
-    Signature, tuple[Any, ...]
-]  # a capture's key, without the values that forward reads: the signature, and ``CallInputs.facts``
+# a capture's key, without the values that forward reads: the signature, and ``CallInputs.facts``
+CallKey = tuple[Signature, tuple[Any, ...]]
 Shapes = Mapping[str, tuple[int, ...]]
 
 

@@ -19,12 +19,8 @@ from autopar.model.weights import load_weights
 from autopar.model.wrappers import refuse_composable, refuse_ddp
 from autopar.runtime.processes.job import Job
 
-ROOT = (
-    "_parameters",
-    "_buffers",
-    "_modules",
-    "_non_persistent_buffers_set",
-)  # a module keeps its children and tensors in these
+# a module keeps its children and tensors in these
+ROOT = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 
 class ModelProxy(AttributesOfModule):

@@ -67,9 +67,8 @@ def with_like_pieces(arguments: Arguments, mesh: Mesh, agreement: Agreement, lay
     splits = _splits(facts, layouts)
     for name, split in splits.items():
         _refuse_misfits(name, [of_rank[name] for of_rank in facts], split, mesh)
-    pieces = agreement.gathered(
-        {name: plain[name].detach().cpu().clone() for name, split in splits.items() if split}
-    )  # a view would be sent with its whole storage
+    # a view would be sent with its whole storage
+    pieces = agreement.gathered({name: plain[name].detach().cpu().clone() for name, split in splits.items() if split})
     whole = {}
     for name, split in splits.items():
         if split:
@@ -167,10 +166,10 @@ def _concatenated(
     """Concatenate the pieces whose coordinates begin with ``at``."""
     if not split:
         return pieces[at]
-    (dim, axes), *rest = split
+    (dim, axes), *other_dims = split
     return torch.cat(
         [
-            _concatenated(pieces, (*at, *index), rest, mesh)
+            _concatenated(pieces, (*at, *index), other_dims, mesh)
             for index in itertools.product(*(range(mesh.sizes[axis]) for axis in axes))
         ],
         dim,

@@ -26,10 +26,8 @@ FUSED: dict[str, tuple[OpOverload, Callable[..., tuple[Any, ...]], dict[str, Any
     "sgd.momentum": (FUSED_SGD, lambda buffer: (buffer,), DESCENT),
     "adagrad": (FUSED_ADAGRAD, lambda total, step: (total, step), {}),
 }
-UNWRITTEN = (
-    "sgd",
-    "sgd.momentum",
-)  # in torch 2.13, these kernels on CPU leave most elements in half precision unchanged
+# in torch 2.13, these kernels on CPU leave most elements in half precision unchanged
+UNWRITTEN = ("sgd", "sgd.momentum")
 
 
 def count(steps: Tensors, found_inf: torch.Tensor | None) -> None:
@@ -51,9 +49,8 @@ def _in_place(name: str) -> Callable[..., None]:
             _one_by_one(UPDATES[name], params, grads, states, lr, grad_scale, found_inf, options)
             return
         kernel, arranged, defaults = FUSED[name]
-        if (
-            grad_scale is not None and grad_scale.dtype == params[0].dtype == torch.float64
-        ):  # kernels take a float32 only
+        # kernels take a float32 only
+        if grad_scale is not None and grad_scale.dtype == params[0].dtype == torch.float64:
             grads, grad_scale = [unscaled(grad, grad_scale.dtype, grad_scale) for grad in grads], None
         grads = [grad.to(param.dtype).contiguous() for grad, param in zip(grads, params, strict=True)]
         written = [params, *states[:sharded]]

@@ -63,12 +63,13 @@ def _offloaded(op: OpOverload, sharded: int, returns: bool) -> Callable[..., Non
     ) -> None:
         away = [*written] if returns else []
         counts = states[sharded:]
+        # steps are one tensor for many
         numbers = {
             id(number): number
             for numbers_of_state in (*counts, shared)
             for number in numbers_of_state
             if number is not None
-        }  # steps are one tensor for many
+        }
         copies = to_host([*away, *read, *numbers.values()])
         host_numbers = dict(zip(numbers, copies[len(away) + len(read) :], strict=True))
         new, others = copies[: len(away)], copies[len(away) : len(away) + len(read)]

@@ -69,18 +69,20 @@ def _update(name: str) -> Callable[[Callable[..., tuple[Tensor, ...]]], Callable
     results = 1 + len(SIGNATURES[name][0].split())
 
     def register(formula: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
-        def update(param: Tensor, grad: Tensor, *rest: Any, maximize: bool, **options: Any) -> Any:
-            *states, lr, grad_scale, found_inf = rest
+        def update(param: Tensor, grad: Tensor, *operands: Any, maximize: bool, **options: Any) -> Any:
+            *states, lr, grad_scale, found_inf = operands
             wide, *others = (widened(x) for x in (param, *states[: results - 1]))
             grad = unscaled(grad, wide.dtype, grad_scale)
             new = formula(
                 wide, -grad if maximize else grad, *others, *states[results - 1 :], lr=lr.double(), **on_host(options)
             )
-            kept = tuple(unless(found_inf, x.to(old.dtype), old) for x, old in zip(new, (param, *states), strict=False))
-            return kept if len(kept) > 1 else kept[0]
+            results_of_param = tuple(
+                unless(found_inf, x.to(old.dtype), old) for x, old in zip(new, (param, *states), strict=False)
+            )
+            return results_of_param if len(results_of_param) > 1 else results_of_param[0]
 
-        def fake(param: Tensor, grad: Tensor, *rest: Any, **_: Any) -> Any:
-            results_like = tuple(torch.empty_like(x) for x in (param, *rest[: results - 1]))
+        def fake(param: Tensor, grad: Tensor, *operands: Any, **_: Any) -> Any:
+            results_like = tuple(torch.empty_like(x) for x in (param, *operands[: results - 1]))
             return results_like if len(results_like) > 1 else results_like[0]
 
         UPDATES[name] = make_op(name, _schema(name), update, fake)
@@ -190,8 +192,7 @@ def adamw_amsgrad(
     )
 
 
-# -- gradient descent, with momentum (Polyak 1964; Nesterov, as in Sutskever et al. 2013)
-# ---------------------------------
+# -- gradient descent, with momentum (Polyak 1964; Nesterov, as in Sutskever et al. 2013) ------------------------------
 
 
 @_update("sgd")
@@ -228,8 +229,7 @@ def _descended(param: Tensor, direction: Tensor, lr: Tensor) -> Tensor:
     return param + direction * -lr.to(param.dtype)
 
 
-# -- Adagrad (Duchi, Hazan, Singer 2011)
-# ----------------------------------------------------------------------------------
+# -- Adagrad (Duchi, Hazan, Singer 2011) -------------------------------------------------------------------------------
 
 
 @_update("adagrad")

@@ -120,13 +120,17 @@ class _Trial:
     def _first(self) -> State:
         """Return the state with which a parameter begins, after checking that a step changes nothing else."""
         before, optimizer = torch.get_rng_state(), self.step.optimizer
-        kept = {name: _value(value) for name, value in vars(optimizer).items() if name not in ("param_groups", "state")}
+        attributes = {
+            name: _value(value) for name, value in vars(optimizer).items() if name not in ("param_groups", "state")
+        }
         params, states = [self.begin.clone()], [FirstValues()]
         stand_in = self._stepped(params, [self.grads[0]], states)
         (group,) = stand_in.param_groups
         options = {name: value for name, value in group.items() if name != "params"}
-        changed = [name for name, value in vars(stand_in).items() if name in kept and _value(value) != kept[name]]
-        changed += [name for name in vars(stand_in) if name not in kept and name not in ("param_groups", "state")]
+        changed = [
+            name for name, value in vars(stand_in).items() if name in attributes and _value(value) != attributes[name]
+        ]
+        changed += [name for name in vars(stand_in) if name not in attributes and name not in ("param_groups", "state")]
         if changed := [name for name in changed if not name.startswith("_opt")]:
             raise Unfit(f"it changes an attribute of the optimizer, {changed[0]}, which all parameters share")
         if options != {**self.step.constants, **regrouped(self.numbers)}:

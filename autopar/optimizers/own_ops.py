@@ -27,9 +27,8 @@ from autopar.optimizers.own_step import FirstValues, OwnStep, options_of
 from autopar.optimizers.update import RATE, Update
 from autopar.torch_private import OpOverload
 
-STEPS: weakref.WeakValueDictionary[tuple[str, str], _Stepped] = (
-    weakref.WeakValueDictionary()
-)  # (the op's name, ``of``) → step
+# (the op's name, ``of``) → step
+STEPS: weakref.WeakValueDictionary[tuple[str, str], _Stepped] = weakref.WeakValueDictionary()
 _OPS: dict[tuple[Any, ...], tuple[OpOverload, OpOverload | None]] = {}
 _LISTENERS: list[Callable[[str, int, int, int], None]] = []
 
@@ -62,8 +61,8 @@ class OwnUpdate:
     same_shape: int
     moved: int
 
-    def __call__(self, param: torch.Tensor, grad: torch.Tensor, *rest: Any, **scheduled: Any) -> Any:
-        *states, lr, grad_scale, found_inf = rest
+    def __call__(self, param: torch.Tensor, grad: torch.Tensor, *operands: Any, **scheduled: Any) -> Any:
+        *states, lr, grad_scale, found_inf = operands
         numbers = {_word(name): value for name, value in scheduled.items()}
         results = self.op(param, grad, *states, lr, grad_scale, found_inf, **numbers, of=self.of)
         if self.numbers is None:
@@ -96,19 +95,19 @@ class _Stepped:
         facts = self.facts
         names = (*facts.same_shape, *facts.moved, *facts.counted)
         wide = [widened(param) for param in params]
-        kept = [
+        states_of = [
             {n: self._kept(n, values[k]) for n, values in zip(names, states, strict=True)} for k in range(len(params))
         ]
         grads = [unscaled(grad, param.dtype, grad_scale) for grad, param in zip(grads, wide, strict=True)]
         self.step(
-            wide, grads, kept, {RATE: lr.item(), **{name: numbers[_word(name)].item() for name in self.scheduled}}
+            wide, grads, states_of, {RATE: lr.item(), **{name: numbers[_word(name)].item() for name in self.scheduled}}
         )
         for k, (param, new) in enumerate(zip(params, wide, strict=True)):
             if new is not param:
                 param.copy_(new)
             for n, values in zip((*facts.same_shape, *(facts.moved if moves else ())), states, strict=False):
-                if kept[k][n] is not values[k]:
-                    values[k].copy_(torch.as_tensor(kept[k][n]))
+                if states_of[k][n] is not values[k]:
+                    values[k].copy_(torch.as_tensor(states_of[k][n]))
 
     def _kept(self, name: str, value: torch.Tensor) -> Any:
         """Return a state in the type that the class keeps."""
@@ -154,8 +153,8 @@ def _step_op(name: str, facts: Facts, scheduled: Sequence[str]) -> OpOverload:
     returned = len(facts.same_shape) + (0 if facts.elementwise else len(facts.moved))  # how many states it returns
     states = (*facts.same_shape, *facts.moved, *facts.counted)
 
-    def functional(param: torch.Tensor, grad: torch.Tensor, *rest: Any, of: str, **numbers: torch.Tensor) -> Any:
-        *states_before, lr, grad_scale, found_inf = rest
+    def functional(param: torch.Tensor, grad: torch.Tensor, *operands: Any, of: str, **numbers: torch.Tensor) -> Any:
+        *states_before, lr, grad_scale, found_inf = operands
         new = [value.clone() for value in (param, *states_before)]
         STEPS[name, of].in_place(
             new[:1],
@@ -169,9 +168,9 @@ def _step_op(name: str, facts: Facts, scheduled: Sequence[str]) -> OpOverload:
         )
         return tuple(new[: 1 + returned]) if returned else new[0]
 
-    def fake(param: torch.Tensor, grad: torch.Tensor, *rest: Any, of: str, **numbers: Any) -> Any:
+    def fake(param: torch.Tensor, grad: torch.Tensor, *operands: Any, of: str, **numbers: Any) -> Any:
         return (
-            tuple(torch.empty_like(value) for value in (param, *rest[:returned]))
+            tuple(torch.empty_like(value) for value in (param, *operands[:returned]))
             if returned
             else torch.empty_like(param)
         )
@@ -198,8 +197,8 @@ def _numbers_op(name: str, facts: Facts, scheduled: Sequence[str]) -> OpOverload
         return None
     count = len(facts.moved)
 
-    def functional(*rest: Any, of: str, **numbers: torch.Tensor) -> Any:
-        *states_before, lr, found_inf = rest
+    def functional(*operands: Any, of: str, **numbers: torch.Tensor) -> Any:
+        *states_before, lr, found_inf = operands
         new = [value.clone() for value in states_before]
         nothing = [torch.empty(0, dtype=torch.float64, device=lr.device) for _ in range(2 + len(facts.same_shape))]
         STEPS[name, of].in_place(
@@ -215,8 +214,8 @@ def _numbers_op(name: str, facts: Facts, scheduled: Sequence[str]) -> OpOverload
         results = tuple(unless(found_inf, value, old) for value, old in zip(new[:count], states_before, strict=False))
         return results if count > 1 else results[0]
 
-    def fake(*rest: Any, of: str, **numbers: Any) -> Any:
-        results = tuple(torch.empty_like(value) for value in rest[:count])
+    def fake(*operands: Any, of: str, **numbers: Any) -> Any:
+        results = tuple(torch.empty_like(value) for value in operands[:count])
         return results if count > 1 else results[0]
 
     states = (*facts.moved, *facts.counted)

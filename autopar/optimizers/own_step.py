@@ -16,14 +16,8 @@ import torch
 
 Group = Mapping[str, Any]
 
-SCHEDULERS = {
-    "initial_lr",
-    "max_lr",
-    "min_lr",
-    "base_momentum",
-    "max_momentum",
-    "swa_lr",
-}  # entries of groups that only schedulers use
+# entries of groups that only schedulers use
+SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
 HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 

@@ -136,8 +136,10 @@ class _Plain:
     update: Function
     states: tuple[str, ...]
 
-    def __call__(self, param: torch.Tensor, grad: torch.Tensor, *rest: Any, **options: Any) -> tuple[torch.Tensor, ...]:
-        *values, lr, grad_scale, found_inf = rest
+    def __call__(
+        self, param: torch.Tensor, grad: torch.Tensor, *state_operands: Any, **options: Any
+    ) -> tuple[torch.Tensor, ...]:
+        *values, lr, grad_scale, found_inf = state_operands
         state = dict(zip(self.states, values, strict=True))
         wide, others = widened(param), {name: widened(value) for name, value in state.items()}
         grad = unscaled(grad, wide.dtype, grad_scale)

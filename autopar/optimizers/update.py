@@ -69,8 +69,10 @@ class Update:
                 param, grad, *states_by_name.values(), lr, grad_scale, found_inf, **scheduled, **self.constants
             )
         new, *states = results if isinstance(results, (tuple, list)) else (results,)
-        rest = iter(states)
-        return new, {name: value if name in self.counted else next(rest) for name, value in states_by_name.items()}
+        other_states = iter(states)
+        return new, {
+            name: value if name in self.counted else next(other_states) for name, value in states_by_name.items()
+        }
 
 
 def scalar(value: float, device: torch.device) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Compute lower bounds on the length of a schedule, for given times, placement and memory limits.
 
 The same bounds hold for both objectives. For the makespan one clock starts with the first task of all. For the longest
-span of a rank each rank has its own clock, which starts with the first task of that rank (see ``Ways``).
+span of a rank each rank has its own clock, which starts with the first task of that rank (see ``ShortestTimes``).
 
 All bounds hold for every schedule, whether its backwards are split or not. To see that an unsplit backward is never
 better, replace it by its two halves, one after the other: nothing ends later, and no more memory is in use.
@@ -82,12 +82,12 @@ def costs(times: Times, rank_of: Sequence[int], sizes: Sizes | None = None, limi
     fixed = per_stage(sizes.fixed, stages, "fixed")
     return Costs(
         *(per_stage(getattr(times, name), stages, name) for name in ("forward", "backward", "weight")),
-        [c if far else 0.0 for c, far in zip(transfer, apart, strict=True)],
+        [c if are_apart else 0.0 for c, are_apart in zip(transfer, apart, strict=True)],
         activation,
         activation if sizes.for_weights is None else per_stage(sizes.for_weights, stages, "for_weights"),
-        [b if far else 0.0 for b, far in zip(boundary, apart, strict=True)],
-        [sum(fixed[stage] for stage in own) for own in stages_of],
-        [inf] * ranks if limit is None else [float(one) for one in limit],
+        [b if are_apart else 0.0 for b, are_apart in zip(boundary, apart, strict=True)],
+        [sum(fixed[stage] for stage in stages_of_rank) for stages_of_rank in stages_of],
+        [inf] * ranks if limit is None else [float(most_memory) for most_memory in limit],
         tuple(rank_of),
         stages_of,
         objective,
@@ -95,7 +95,7 @@ def costs(times: Times, rank_of: Sequence[int], sizes: Sizes | None = None, limi
 
 
 @dataclass(frozen=True)
-class Ways:
+class ShortestTimes:
     """The shortest times before, after and around a stage.
 
     Attributes:
@@ -114,7 +114,7 @@ class Ways:
     tail: list[float]
 
 
-def ways(cost: Costs) -> Ways:
+def shortest_times(cost: Costs) -> ShortestTimes:
     stages = len(cost.rank_of)
     head = list(accumulate((f + c for f, c in zip(cost.forward, cost.transfer, strict=False)), initial=0.0))
     turn, tail = [0.0] * stages, [cost.weight[0]]
@@ -127,7 +127,7 @@ def ways(cost: Costs) -> Ways:
     if spans:  # a rank begins with its first stage, and so do the clock and what comes before it
         head = [head[stage] - head[cost.stages_of[rank][0]] for stage, rank in enumerate(cost.rank_of)]
         tail = [max(cost.weight[stage], tail[stage] - head[stage]) for stage in range(stages)]
-    return Ways(head, turn, tail)
+    return ShortestTimes(head, turn, tail)
 
 
 def work(cost: Costs, batches: int) -> float:
@@ -137,10 +137,12 @@ def work(cost: Costs, batches: int) -> float:
     after e, together x; so e >= head + work - x, and the step ends at e + tail(s) or later, and at e + x or later: no
     earlier than head + work + max(0, tail(s) - x). See ``left_over`` for the most that x can be.
     """
-    way = ways(cost)
+    shortest = shortest_times(cost)
     return max(
-        way.head[own[0]] + load(cost, own, batches) + max(0.0, way.tail[own[0]] - left_over(cost, rank, batches))
-        for rank, own in enumerate(cost.stages_of)
+        shortest.head[stages[0]]
+        + load(cost, stages, batches)
+        + max(0.0, shortest.tail[stages[0]] - left_over(cost, rank, batches))
+        for rank, stages in enumerate(cost.stages_of)
     )
 
 
@@ -151,14 +153,14 @@ def first_backward(cost: Costs, batches: int) -> float:
     computed forwards alone, and none of them has freed its activation. Let y be the most work of such forwards
     (``ahead``). Then work - y is left after b, and the end follows as in ``work``.
     """
-    way = ways(cost)
-    found = []
-    for rank, own in enumerate(cost.stages_of):
-        stage = own[-1]
-        begin = way.head[stage] + cost.forward[stage] + way.turn[stage]
-        rest = load(cost, own, batches) - ahead(cost, rank, batches)
-        found.append(begin + rest + max(0.0, way.tail[own[0]] - left_over(cost, rank, batches)))
-    return max(found)
+    shortest = shortest_times(cost)
+    bounds = []
+    for rank, stages in enumerate(cost.stages_of):
+        stage = stages[-1]
+        begin = shortest.head[stage] + cost.forward[stage] + shortest.turn[stage]
+        work_left = load(cost, stages, batches) - ahead(cost, rank, batches)
+        bounds.append(begin + work_left + max(0.0, shortest.tail[stages[0]] - left_over(cost, rank, batches)))
+    return max(bounds)
 
 
 def round_trips(cost: Costs, batches: int) -> float:
@@ -172,17 +174,24 @@ def round_trips(cost: Costs, batches: int) -> float:
     weight gradients of the other micro-batches counts. With one micro-batch, or memory for one, this is the critical
     path.
     """
-    way, room = ways(cost), cost.room
+    shortest, room = shortest_times(cost), cost.room
     best = 0.0
-    for rank, own in enumerate(cost.stages_of):
-        for number, stage in enumerate(own):
-            f, trip = cost.forward[stage], cost.forward[stage] + way.turn[stage] + cost.backward[stage]
+    for rank, stages in enumerate(cost.stages_of):
+        for number, stage in enumerate(stages):
+            forward, trip = cost.forward[stage], cost.forward[stage] + shortest.turn[stage] + cost.backward[stage]
             free = room[rank] - cost.buffers(stage)
-            here = sum(cost.activation[one] for one in own[: number + 1])
-            for each, more in ((here, 0.0), (cost.later[stage], cost.weight[stage])):
-                k = batches if free == inf or not each else max(1, 1 + floor((free - here) / each))
-                rounds, rest = divmod(batches - 1, k)
-                best = max(best, way.head[stage] + rounds * max(trip + more, k * f) + rest * f + trip + way.tail[stage])
+            activations = sum(cost.activation[earlier] for earlier in stages[: number + 1])
+            for size, extra in ((activations, 0.0), (cost.later[stage], cost.weight[stage])):
+                k = batches if free == inf or not size else max(1, 1 + floor((free - activations) / size))
+                rounds, remaining = divmod(batches - 1, k)
+                best = max(
+                    best,
+                    shortest.head[stage]
+                    + rounds * max(trip + extra, k * forward)
+                    + remaining * forward
+                    + trip
+                    + shortest.tail[stage],
+                )
     return best
 
 
@@ -193,35 +202,36 @@ def area(cost: Costs, batches: int) -> float:
     sum of size times time, over the stages of a rank and all micro-batches, is at most the memory of the rank times the
     time from its head to the end.
     """
-    way, room = ways(cost), cost.room
+    shortest, room = shortest_times(cost), cost.room
     best = 0.0
-    for rank, own in enumerate(cost.stages_of):
+    for rank, stages in enumerate(cost.stages_of):
         if 0 < room[rank] < inf:
-            kept = sum(
-                cost.activation[s] * (cost.forward[s] + way.turn[s] + cost.backward[s]) + cost.later[s] * cost.weight[s]
-                for s in own
+            memory_time = sum(
+                cost.activation[s] * (cost.forward[s] + shortest.turn[s] + cost.backward[s])
+                + cost.later[s] * cost.weight[s]
+                for s in stages
             )
-            best = max(best, way.head[own[0]] + batches * kept / room[rank])
+            best = max(best, shortest.head[stages[0]] + batches * memory_time / room[rank])
     return best
 
 
-def load(cost: Costs, own: Sequence[int], batches: int) -> float:
+def load(cost: Costs, stages: Sequence[int], batches: int) -> float:
     """Return the time that a rank computes in all."""
-    return batches * sum(cost.forward[stage] + cost.backward[stage] + cost.weight[stage] for stage in own)
+    return batches * sum(cost.forward[stage] + cost.backward[stage] + cost.weight[stage] for stage in stages)
 
 
 def ahead(cost: Costs, rank: int, batches: int) -> float:
     """Return the most work of forwards that fits into a rank's memory before any of their activations is freed."""
-    own, room = cost.stages_of[rank], cost.room[rank]
-    if len(own) == 1:
-        (stage,) = own
+    stages, room = cost.stages_of[rank], cost.room[rank]
+    if len(stages) == 1:
+        (stage,) = stages
         return cost.forward[stage] * most(batches, cost.activation[stage], room - cost.buffers(stage))
-    everything = batches * sum(cost.forward[stage] for stage in own)
-    if room == inf or any(not cost.activation[stage] and cost.forward[stage] for stage in own):
+    everything = batches * sum(cost.forward[stage] for stage in stages)
+    if room == inf or any(not cost.activation[stage] and cost.forward[stage] for stage in stages):
         return everything
     return min(
         everything,
-        max(0.0, room) * max((cost.forward[s] / cost.activation[s] for s in own if cost.activation[s]), default=0.0),
+        max(0.0, room) * max((cost.forward[s] / cost.activation[s] for s in stages if cost.activation[s]), default=0.0),
     )
 
 
@@ -230,15 +240,15 @@ def left_over(cost: Costs, rank: int, batches: int) -> float:
 
     The last backward keeps all of its activation.
     """
-    own, room = cost.stages_of[rank], cost.room[rank]
-    stage = own[0]
+    stages, room = cost.stages_of[rank], cost.room[rank]
+    stage = stages[0]
     free = room - cost.activation[stage]
-    if len(own) == 1:
+    if len(stages) == 1:
         return cost.weight[stage] * (1 + most(batches - 1, cost.later[stage], free))
-    everything = batches * sum(cost.weight[one] for one in own)
-    if room == inf or any(not cost.later[one] and cost.weight[one] for one in own):
+    everything = batches * sum(cost.weight[s] for s in stages)
+    if room == inf or any(not cost.later[s] and cost.weight[s] for s in stages):
         return everything
-    best = max((cost.weight[one] / cost.later[one] for one in own if cost.later[one]), default=0.0)
+    best = max((cost.weight[s] / cost.later[s] for s in stages if cost.later[s]), default=0.0)
     return min(everything, cost.weight[stage] + max(0.0, free) * best)
 
 

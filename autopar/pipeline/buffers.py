@@ -73,9 +73,8 @@ class Flow:
         readers: list[dict[int, list[tuple[int, int]]]] = [defaultdict(list) for _ in self.rows]
         for send, place in self.readers.items():  # messages sent after a computation and before the next
             readers[self.schedule.rank_of[send.stage]][self.sends[send][0]].append(place)
-        for rank, number in reversed(
-            self.place.values()
-        ):  # in the order of rows every computation comes after those it reads
+        # in the order of rows every computation comes after those it reads
+        for rank, number in reversed(self.place.values()):
             rank_after = after[rank]
             earliest = rank_after[number]
             earliest[:] = rank_after[number + 1]

@@ -132,13 +132,10 @@ def _walk(schedule: ScheduleTable, sizes: Sizes, held: Collection[str], takes: S
                 f"for_weights is {for_weights:g} on stage {stage}: a part of activation, which is {most:g} there"
             )
     boundary = per_stage(sizes.boundary, stages - 1, "boundary", PAIRS) if stages > 1 else []
-    between = [
-        b if rank_of[s] != rank_of[s + 1] else None for s, b in enumerate(boundary)
-    ]  # bytes of a message between a stage and the next
-    before, behind = (
-        [None, *between],
-        [*between, None],
-    )  # the message size of each stage with the stage before it, and after it
+    # bytes of a message between a stage and the next
+    between = [b if rank_of[s] != rank_of[s + 1] else None for s, b in enumerate(boundary)]
+    # the message size of each stage with the stage before it, and after it
+    before, behind = ([None, *between], [*between, None])
     split = schedule.is_split
     last_of_forward, last_of_gradient = "BW" if schedule.recompute else "FW", "WW" if split else "BW"
     free: Mapping[tuple[int, int], Sequence[Task]] = {

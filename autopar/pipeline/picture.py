@@ -333,8 +333,7 @@ def _numbers(simulation: SimulationData) -> str:
     return ", ".join([*parts, f"exposed transfers at most {_short(max(simulation.exposed))} on a rank"])
 
 
-# -- shapes
-# ----------------------------------------------------------------------------------------------------------------
+# -- shapes ------------------------------------------------------------------------------------------------------------
 
 
 def _box(start: float, end: float, low: float, high: float) -> list[tuple[float, float]]:

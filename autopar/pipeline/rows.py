@@ -20,7 +20,7 @@ def rows(orders: Sequence[Sequence[Slot]], rank_of: Sequence[int]) -> Table:
     Raises:
         ScheduleError: ranks wait for each other for ever; the error shows the cycle.
     """
-    present = {task for own in orders for slot in own for task in slot.tasks}
+    present = {task for slots in orders for slot in slots for task in slot.tasks}
     time: dict[Task, int] = {}
     at, last = [0] * len(orders), [-1] * len(orders)
     times: list[list[int]] = [[] for _ in orders]
@@ -30,9 +30,9 @@ def rows(orders: Sequence[Sequence[Slot]], rank_of: Sequence[int]) -> Table:
         rank = ready.pop()
         while at[rank] < len(orders[rank]):
             slot = orders[rank][at[rank]]
-            own, row = set(slot.tasks), last[rank] + 1
+            slots, row = set(slot.tasks), last[rank] + 1
             for need, later in needs(slot, rank_of, present):
-                if need in own:
+                if need in slots:
                     continue
                 if (done := time.get(need)) is None:
                     waiting.setdefault(need, []).append(rank)
@@ -47,11 +47,11 @@ def rows(orders: Sequence[Sequence[Slot]], rank_of: Sequence[int]) -> Table:
                 at[rank] += 1
                 continue
             break
-    if any(at[rank] < len(own) for rank, own in enumerate(orders)):
+    if any(at[rank] < len(slots) for rank, slots in enumerate(orders)):
         raise ScheduleError(_cycle(orders, rank_of, present, time, at))
     table = [[EMPTY] * len(orders) for _ in range(max(last, default=-1) + 1)]
-    for rank, own in enumerate(orders):
-        for slot, row in zip(own, times[rank], strict=True):
+    for rank, slots in enumerate(orders):
+        for slot, row in zip(slots, times[rank], strict=True):
             table[row][rank] = slot
     return tuple(map(tuple, table))
 

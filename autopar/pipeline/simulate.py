@@ -81,9 +81,8 @@ def simulate(schedule: Schedule, times: Times | None = None, sizes: Sizes | None
     ranks, links = Timeline(), Timeline()
     busy = [0.0] * schedule.ranks
     exposed = [0.0] * schedule.ranks
-    arrived: dict[
-        tuple[str, int, int], tuple[float, float]
-    ] = {}  # kind, receiving stage, micro-batch → ready to send, arrived
+    # kind, receiving stage, micro-batch → ready to send, arrived
+    arrived: dict[tuple[str, int, int], tuple[float, float]] = {}
     at_once = set(at_once)
     for row in schedule.slots:
         for rank, slot in enumerate(row):

@@ -100,9 +100,9 @@ def checked(schedule: Schedule) -> Schedule:
 def _once(schedule: ScheduleTable) -> dict[Task, int]:
     """Check that every pass of every micro-batch occurs once; return the row of each task."""
     times: dict[Task, int] = {}
-    seen: dict[tuple[str, int, int], Task] = {}
+    tasks: dict[tuple[str, int, int], Task] = {}
     for time, rank, task in schedule.tasks():
-        if (other := seen.setdefault(task[:3], task)) is not task or task in times:
+        if (other := tasks.setdefault(task[:3], task)) is not task or task in times:
             raise ScheduleError(
                 f"{task.where} is there twice: in row {times[other]} and in row {time} of rank {rank}; leave one out"
             )
@@ -331,14 +331,14 @@ def _releases(schedule: ScheduleTable, times: dict[Task, int]) -> None:
     if not released:
         return
     first = release_rows(Flow(schedule))
-    seen: set[Task] = set()
+    released_before: set[Task] = set()
     for time, rank, send in released:
         where = f"row {time}, rank {rank}: the buffer of {send.where} is released"
         if send not in times or send.kind[1] != "S" or schedule.rank_of[send.stage] != rank:
             raise ScheduleError(f"{where}, but that rank does not send it")
-        if send in seen:
+        if send in released_before:
             raise ScheduleError(f"{where} a second time; leave one out")
-        seen.add(send)
+        released_before.add(send)
         for last in (send, *last_readers(send, schedule)):
             if times[last] >= time:
                 event = "is sent" if last is send else f"is read by {last.where}, which runs its forward again,"

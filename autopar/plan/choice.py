@@ -22,9 +22,8 @@ from autopar.transitions import cost
 
 OPEN: Dim = ((None, (UNDECIDED,)),)
 
-Opened = tuple[
-    tuple[str, int], ...
-]  # (factor that may be split although the op needs it whole, the fewest elements for that)
+# (factor that may be split although the op needs it whole, the fewest elements for that)
+Opened = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
@@ -130,9 +129,8 @@ def cheapest(
                 paid += cost(TensorType(size, dtype, Layout(mesh, home)), TensorType(size, dtype, Layout(mesh, need)))
                 changed += 1
         passing = dict(strategy.pending)
-        for whole_shape, give in zip(
-            bound.result_shapes, gives, strict=True
-        ):  # a result that the split leaves pending is reduced later
+        # a result that the split leaves pending is reduced later
+        for whole_shape, give in zip(bound.result_shapes, gives, strict=True):
             if give is not None and whole_shape is not None and any(axis not in passing for axis, _ in give.pending):
                 reduced = Layout(mesh, give.without_pending())
                 paid += cost(
@@ -209,6 +207,6 @@ def _restricted(factor: str, axes: list[str], present: Sequence[Mapping[str, Dim
     The order is as in the value that has most of them, with the other axes last.
     """
     best = max((row[factor] for row in present if factor in row), key=lambda dim: len({*axes_of(dim)} & {*axes}))
-    kept = tuple((size, tuple(axis for axis in names if axis in axes)) for size, names in best)
+    parts = tuple((size, tuple(axis for axis in names if axis in axes)) for size, names in best)
     missing = tuple(axis for axis in mesh.names if axis in axes and axis not in axes_of(best))
-    return ((kept[0][0], kept[0][1] + missing), *kept[1:])
+    return ((parts[0][0], parts[0][1] + missing), *parts[1:])

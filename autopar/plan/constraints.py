@@ -69,7 +69,7 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
         (f"{path}()", name) for path, values in captured.modules.items() for name in values if name not in records
     ]
     outputs = {call: types[name].shape for call, name in reversed(returned)}  # type: ignore[union-attr]
-    through = [*names.through, *((f"{seen}()", f"{path}()") for path, seen in names.paths.items())]
+    through = [*names.through, *((f"{spelled}()", f"{path}()") for path, spelled in names.paths.items())]
     parts = [
         part
         for part in names.parts
@@ -96,9 +96,8 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
     split = {name for name, attr in resolved.attrs.items() if not attr.is_replicated}
     needed = [p.name for p in parts if p.base in split and p.kind.startswith("original") and not any(d is not None for d in p.dims)
               and math.prod(parameters.get(p.name, ())) > 1]  # fmt: skip
-    explained = (
-        {"tp"} if resolved.unmatched and not resolved.preset else set()
-    )  # another note explains a preset that matches nothing
+    # another note explains a preset that matches nothing
+    explained = {"tp"} if resolved.unmatched and not resolved.preset else set()
     unused = unused_axes(mesh, {axis for attr in attrs.values() for axis in attr.axes}, explained)
     return attrs, Decisions(
         (*resolved.notes, *parts_note(follow), *needed_whole_note(needed), *whole_note(whole), *unused),

@@ -402,9 +402,8 @@ def gradient_sums(program: Program) -> dict[fx.Node, fx.Node | None]:
     for name, node in named.items():
         parameter = gradient_parameter(name) or ""
         type = record_of(node).type
-        waits = (
-            isinstance(type, TensorType) and type.layout is not None and bool(type.layout.attr.pending)
-        )  # of a parameter that an update only measures
+        # of a parameter that an update only measures
+        waits = isinstance(type, TensorType) and type.layout is not None and bool(type.layout.attr.pending)
         if record_of(node).role in ("state", "buffer") and (
             (parameter and (parameter in named or waits)) or name == LOSS
         ):

@@ -51,9 +51,9 @@ def preset_notes(
     outputs = sum(glob.endswith("()") for glob, _ in matched)
     matched_text = _parameters(counts.total()) + f" and {outputs} module output{'s' * (outputs > 1)}" * bool(outputs)
     named = ", ".join(f"{layer} {count}" for layer, count in counts.items())
-    rest = f'; {len(unmatched)} other names of it match nothing (reports["capture"].unmatched)'
+    unmatched_text = f'; {len(unmatched)} other names of it match nothing (reports["capture"].unmatched)'
     return [
-        f"{why}the preset {preset} splits {matched_text} over tp: {named}{rest * bool(unmatched)}"
+        f"{why}the preset {preset} splits {matched_text} over tp: {named}{unmatched_text * bool(unmatched)}"
         + "; give a plan to change it" * (not asked)
     ]
 

@@ -91,12 +91,8 @@ def tables(rows: Sequence[PhasePeak]) -> str:
     most = Table("phase", Column("at", no_wrap=True, overflow="ellipsis", max_width=60), Column("line", no_wrap=True, overflow="ellipsis", max_width=40),
                  "largest values", "most in modules")  # fmt: skip
     for row in rows:
-        texts = (
-            row.line,
-            row.source,
-            _listed(row.values),
-            _listed(row.modules),
-        )  # no markup: lines of programs have brackets
+        # no markup: lines of programs have brackets
+        texts = (row.line, row.source, _listed(row.values), _listed(row.modules))
         most.add_row(row.phase, *map(Text, texts))
     out = io.StringIO()
     console = Console(file=out, width=200)

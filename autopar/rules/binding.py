@@ -207,12 +207,12 @@ class Bound:
             if position not in waiting.get(axis, ()):
                 return f"{op} adds {names[position]} to a sum that is split over {axis}, so it would be counted {mesh.sizes[axis]} times: insert pend({names[position]}, {axis})"
         for axis, positions in waiting.items():
-            rest = positions - {i for a, i in carried if a == axis}
-            if not rest:
+            not_carried = positions - {i for a, i in carried if a == axis}
+            if not not_carried:
                 continue
-            choice = next((k for k, alternative in enumerate(self.linear) if set(alternative) == rest), None)
+            choice = next((k for k, alternative in enumerate(self.linear) if set(alternative) == not_carried), None)
             if choice is None:
-                name = names[min(rest)]
+                name = names[min(not_carried)]
                 return f"{op} is not additive, so {name} must be reduced over {axis} before it: insert all_reduce({name}, {axis}), or place {name} differently"
             passing[axis] = choice
         strategy = Strategy(tuple(sorted(split.items())), tuple(sorted(passing.items())))
@@ -325,8 +325,8 @@ def _bind(
         for dims, shape in zip(expanded, shapes, strict=True)
     ]  # fmt: skip
     narrowed = [tuple(_without_ones(dim, sizes, pattern.whole) for dim in dims) for dims in narrowed]
-    operands, rest = tuple(narrowed[: len(present)]), iter(narrowed[len(present) :])
-    outs = tuple(None if shape is None else next(rest) for shape in result_shapes)
+    operands, result_dims = tuple(narrowed[: len(present)]), iter(narrowed[len(present) :])
+    outs = tuple(None if shape is None else next(result_dims) for shape in result_shapes)
     linear = rule.linear(*args, **kwargs) if callable(rule.linear) else rule.linear
     alternatives = tuple(
         tuple(present.index(slot) for slot in alternative)
@@ -407,8 +407,8 @@ def _sizes(
                 f"the pattern"
             )
         dim, size = solvable
-        rest = math.prod(sizes[f] for f in dim if f in sizes)
-        sizes[next(f for f in dim if f not in sizes)] = size // rest if rest else 0
+        product = math.prod(sizes[f] for f in dim if f in sizes)
+        sizes[next(f for f in dim if f not in sizes)] = size // product if product else 0
     for dim, size in merged:
         if math.prod(sizes[f] for f in dim) != size:
             raise RuleError(f"rule {text!r} of {rule.op}: ({' '.join(dim)}) is not {size}")
@@ -420,9 +420,9 @@ def _carried(
 ) -> dict[str, frozenset[int]]:
     """Return factor → operands that lack it and are added to a sum over it: these must be counted only once."""
     has = [{factor for dim in dims for factor in dim} for dims in operands]
-    kept = set().union(*({f for dim in dims for f in dim} for dims in results if dims is not None))
+    in_results = set().union(*({f for dim in dims for f in dim} for dims in results if dims is not None))
     carried: dict[str, frozenset[int]] = {}
-    for factor in set().union(*has) - kept:
+    for factor in set().union(*has) - in_results:
         added = {i for alternative in linear for i in alternative
                  if factor not in has[i] and any(factor in has[j] for j in alternative)}  # fmt: skip
         if added:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from autopar.rules.dims import all_whole, broadcast, broadcasting, elements, names, ndim, tensor, wholes
 
-# -- matmul
-# --------------------------------------------------------------------------------------------------------------
+# -- matmul ------------------------------------------------------------------------------------------------------------
 
 
 def bias(pattern: str):
@@ -44,8 +43,7 @@ def grouped(a, b, ends=None, bias=None, *_, **__) -> str:
     return f"{left}, {right}{where}, {'()' if bias is None else 'e! n'} -> {result}"
 
 
-# -- normalization
-# -------------------------------------------------------------------------------------------------------
+# -- normalization -----------------------------------------------------------------------------------------------------
 
 
 def layer_norm(operands: str, results: str, shape: int):
@@ -109,8 +107,7 @@ def glu(results: str, before: str = ""):
     return pattern
 
 
-# -- convolution
-# ---------------------------------------------------------------------------------------------------------
+# -- convolution -------------------------------------------------------------------------------------------------------
 
 
 def channels(weight, transposed: bool, groups: int, summed: str = "i") -> tuple[str, str, str]:
@@ -152,8 +149,7 @@ def shuffled(x, groups: int):
     return f"n (g! c) {rest} -> n (c g!) {rest}", {"g": groups}
 
 
-# -- attention
-# -----------------------------------------------------------------------------------------------------------
+# -- attention ---------------------------------------------------------------------------------------------------------
 
 
 def factors(query, key, causal: bool, mask, rows: bool = True) -> dict[str, str]:
@@ -164,14 +160,14 @@ def factors(query, key, causal: bool, mask, rows: bool = True) -> dict[str, str]
     """
     s = "s!" if causal or not rows else "s"
     h, g = ("h", "h") if query.shape[1] == key.shape[1] else ("(h r)", "h")
-    seen = "()" if mask is None else broadcast(mask.shape, ["b", h, s, "t!"], [*query.shape[:3], key.shape[2]])
+    mask_factors = "()" if mask is None else broadcast(mask.shape, ["b", h, s, "t!"], [*query.shape[:3], key.shape[2]])
     row = f"b {h} {s if rows else 'rows!'}"
     return {
         "q": f"b {h} {s} d!",
         "k": f"b {g} t! d!",
         "v": f"b {g} t! e!",
         "o": f"b {h} {s} e!",
-        "mask": seen,
+        "mask": mask_factors,
         "row": row,
         "column": f"{row} 1",
     }
@@ -202,8 +198,7 @@ def attention(sides: str, query: int, causal: int, mask: int | str | None = None
     return pattern
 
 
-# -- linalg
-# --------------------------------------------------------------------------------------------------------------
+# -- linalg ------------------------------------------------------------------------------------------------------------
 
 
 def vectors(pattern: str, bare: str, position: int):
@@ -245,8 +240,7 @@ def cross(x, y, *, dim: int = -1) -> str:
     return f"{', '.join(sides)} -> {tensor(dims)}".replace(dims[dim], f"{dims[dim]}!")
 
 
-# -- selection
-# -----------------------------------------------------------------------------------------------------------
+# -- selection ---------------------------------------------------------------------------------------------------------
 
 
 def scatter_reduce(x, dim: int, index, source, reduce: str, **_) -> str:
@@ -289,8 +283,7 @@ def bags_backward(
     return f"bags! d, i!, b!, o!, sizes!, {'places! d' if mode == 2 else 'places!'}, i! -> v! d"
 
 
-# -- reduction
-# -----------------------------------------------------------------------------------------------------------
+# -- reduction ---------------------------------------------------------------------------------------------------------
 
 
 def binned(x, bins: int = 100, low: float = 0, high: float = 0) -> str:

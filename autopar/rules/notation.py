@@ -80,7 +80,7 @@ def _side(text: str, side: str, whole: set[str], bare: set[str]) -> tuple[tuple[
 def _tensor(text: str, tensor_text: str, whole: set[str], bare: set[str]) -> tuple[DimPattern, ...]:
     dims: list[DimPattern] = []
     group: list[str] | None = None
-    seen: set[str] = set()
+    names: set[str] = set()
     if not tensor_text.strip():
         raise _wrong(text, "a tensor between commas is empty; write '()' for one without dims")
     if re.search(r"\(\s*\)", tensor_text):
@@ -90,9 +90,9 @@ def _tensor(text: str, tensor_text: str, whole: set[str], bare: set[str]) -> tup
         if match["bad"]:
             raise _wrong(text, f"{match['bad']!r} in {tensor_text.strip()!r} is not part of the notation")
         if name:
-            if name in seen:
+            if name in names:
                 raise _wrong(text, f"factor {name!r} occurs twice in {tensor_text.strip()!r}")
-            seen.add(name)
+            names.add(name)
             (whole if match["whole"] else bare).add(name)
             if group is None:
                 dims.append((name,))

@@ -186,8 +186,8 @@ def _counts(op: OpOverload) -> tuple[int | None, int | None]:
 
 def overload(name: str) -> OpOverload:
     """Return ``torch.ops.aten.add.Tensor`` for ``add.Tensor``."""
-    space, _, rest = name.rpartition("::")
-    packet, _, overload_name = rest.partition(".")
+    space, _, path = name.rpartition("::")
+    packet, _, overload_name = path.partition(".")
     try:
         op_packet = getattr(getattr(torch.ops, space or "aten"), packet)
     except (AttributeError, RuntimeError):

@@ -277,9 +277,8 @@ def _sizes(node: fx.Node, record: Record, kind: ValueType, mesh: Mesh, at: Mappi
     rule = rule_of(node.target)
     if not rule.sizes:
         return node.args
-    result = next(
-        part for part in (kind if isinstance(kind, tuple) else (kind,)) if isinstance(part, TensorType)
-    )  # some may be absent
+    # some may be absent
+    result = next(part for part in (kind if isinstance(kind, tuple) else (kind,)) if isinstance(part, TensorType))
     factors = _factors(node, record, mesh, at) if rule.counts_factors else {}
     return rule.resized(node.args, result.shape, factors)
 
@@ -327,9 +326,9 @@ def _transfer(node: fx.Node, mesh: Mesh, at: Mapping[str, int]) -> tuple[tuple[A
 def _redistributed(source: TensorType, result: TensorType) -> dict[str, Any]:
     """Return both ends of a redistribute, and the axes along which its ranks exchange data."""
     assert source.layout is not None and result.layout is not None
-    kept = tuple(axis for axis, _ in source.attr.pending)
-    sent = messages(source.layout, result.layout, source.shape, kept)
+    pending = tuple(axis for axis, _ in source.attr.pending)
+    sent = messages(source.layout, result.layout, source.shape, pending)
     arguments: dict[str, Any] = {**_splits(result, "splits", "parts"), "axis": axes_between(sent, source.layout.mesh)}
-    if kept:
-        arguments["kept"] = kept
+    if pending:
+        arguments["kept"] = pending
     return {**arguments, "shape": source.shape, **_splits(source, "source", "source_parts")}

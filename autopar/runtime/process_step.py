@@ -119,10 +119,10 @@ class ProcessStep:
             return {}
         tangents = {name: gradients[k].contiguous() for k, name in self.interface.tangents.items()}
         last = self.phases["backward"]
-        rest = iter(saved)
-        boxed = [tangents[name] if name in tangents else next(rest) for name in last.takes]
+        saved_values = iter(saved)
+        boxed = [tangents[name] if name in tangents else next(saved_values) for name in last.takes]
         saved.clear()
-        del rest
+        del saved_values
         results = dict(zip(last.gives, self._run("backward", boxed), strict=True))
         if self._agreement is not None:
             self._agreement.finish()

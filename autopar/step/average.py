@@ -95,9 +95,8 @@ class Averages:
                     f"the state's 'ema' has {name} of shape {list(value.shape)}, and the parameter is {list(shape)}: "
                     f"it is of another model"
                 )
-        stateless = [
-            name for name in self.tensors if not self.optimizer_state.keeps_state(name)
-        ]  # a saved state does not tell whether they were trained
+        # a saved state does not tell whether they were trained
+        stateless = [name for name in self.tensors if not self.optimizer_state.keeps_state(name)]
         for name in (*updated, *stateless) if weights else ():
             if name not in weights and parameters[name].requires_grad:
                 raise ValueError(
@@ -137,13 +136,13 @@ class Averages:
         self.refuse_while_lent()
         groups = self.optimizer_state.groups()
         pairs = [(parameter, self.tensors[name]) for name, (_, parameter) in groups.items() if name in self.tensors]
-        kept = [parameter.detach().clone() for parameter, _ in pairs]
+        saved = [parameter.detach().clone() for parameter, _ in pairs]
         self.lent = True
         try:
             _write([(parameter, with_layout_of(tensor, parameter)) for parameter, tensor in pairs])
             yield
         finally:
-            _write([(parameter, weights) for (parameter, _), weights in zip(pairs, kept, strict=True)])
+            _write([(parameter, weights) for (parameter, _), weights in zip(pairs, saved, strict=True)])
             self.lent = False
 
     def refuse_while_lent(self) -> None:

@@ -77,9 +77,8 @@ class MicroBatches:
     def __init__(self, mesh: Mesh, count: int, named: Callable[[Mapping[str, int]], Mapping[str, bool]]) -> None:
         self.count = count
         self._named, self._axes = named, batch_axes(mesh)
-        self._latest: list[
-            tuple[str, int, int, bool]
-        ] = []  # of each tensor that was cut: name, rows, number of dims, whether the plan names it
+        # of each tensor that was cut: name, rows, number of dims, whether the plan names it
+        self._latest: list[tuple[str, int, int, bool]] = []
         self._warned: set[str] = set()
 
     def __call__(self, arguments: Arguments) -> list[Arguments]:
@@ -141,9 +140,8 @@ class MicroBatches:
         self._latest = [(name, len(tensor), tensor.dim(), name in planned) for name, tensor in cut]
         for name, tensor in cut:
             square = tensor.dim() > 1 and tensor.shape[1] == len(tensor)
-            if (
-                square and name not in planned and (tensor.shape, tensor.dtype) != (first.shape, first.dtype)
-            ):  # labels have the shape of the first tensor
+            # labels have the shape of the first tensor
+            if square and name not in planned and (tensor.shape, tensor.dtype) != (first.shape, first.dtype):
                 self._warn(name, tensor)
         return rows
 

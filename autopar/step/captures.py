@@ -23,9 +23,8 @@ from autopar.step.trainable import refuse_untrainable
 from autopar.step.update import Trained
 from autopar.torch_private import without_function_modes
 
-StepKey = tuple[
-    CallKey, tuple[str, ...], tuple[str, ...]
-]  # the key of the call, the names of the trained parameters, the names of the inputs that are cut
+# the key of the call, the names of the trained parameters, the names of the inputs that are cut
+StepKey = tuple[CallKey, tuple[str, ...], tuple[str, ...]]
 
 # for one micro-batch; without a limit, a constant of the optimizer that changes at each step would add an update each
 # time

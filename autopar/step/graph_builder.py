@@ -126,9 +126,9 @@ class GraphBuilder:
                 self._graph.erase_node(node)
         if tree is None:
             tree = () if not returned else ("(", *[", "] * (len(returned) - 1), ",)" if len(returned) == 1 else ")")
-        kept = {node.target for node in self._graph.nodes if node.op == "get_attr"}
+        read = {node.target for node in self._graph.nodes if node.op == "get_attr"}
         return Program(
-            self._graph, tree=tree, constants={name: c for name, c in self.constants.items() if name in kept}
+            self._graph, tree=tree, constants={name: c for name, c in self.constants.items() if name in read}
         )
 
     def _element(self, node: fx.Node, part: int, name: str) -> fx.Node:

@@ -78,7 +78,7 @@ def memory_of_step(
         for name, node in placeholders.items()
         if offload and kinds[node.name] == STATE and not belongs_to_step(name)
     }
-    kept = {
+    staying = {
         node.name
         for name, node in placeholders.items()
         if values.get(name) not in TRANSIENT and record_of(node).role != "seed"
@@ -88,7 +88,7 @@ def memory_of_step(
         for name, node in placeholders.items()
         if record_of(node).role == "input" and not belongs_to_step(name)
     )
-    lives = lifetimes(last, lowered, kept, kinds, on_cpu)
+    lives = lifetimes(last, lowered, staying, kinds, on_cpu)
     report = report_of(
         replace(lives, storages=tuple(storage for storage in lives.storages if storage.node not in away))
     )

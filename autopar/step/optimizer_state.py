@@ -58,9 +58,8 @@ class OptimizerState:
         self._seen: tuple[Any, ...] | None = None  # the facts and objects that the pieces were taken from
         self._versions: list[int] = []
         self._trained: tuple[Trained, ...] = ()
-        self._counted: dict[
-            str, list[torch.Tensor]
-        ] = {}  # counter → the tensors of the optimizer's state that count the same steps
+        # counter → the tensors of the optimizer's state that count the same steps
+        self._counted: dict[str, list[torch.Tensor]] = {}
         self.groups()
         self._refuse_to_offload_plain_ops()
 
@@ -155,9 +154,8 @@ class OptimizerState:
                     f"{self.definition.name} has saved, {anew}"
                 )
             wanted = torch.Size() if shared else parameter.shape
-            if value.shape != wanted and (
-                shared or update.op is not None or update.elementwise
-            ):  # states of others may be of any shape
+            # states of others may be of any shape
+            if value.shape != wanted and (shared or update.op is not None or update.elementwise):
                 expected = "it is one number, without dims" if shared else f"the parameter is {list(wanted)}"
                 raise ValueError(
                     f"the state of {name} has {n} of shape {list(value.shape)}, and {expected}: load the state of "
@@ -222,9 +220,8 @@ class OptimizerState:
     def finish(self) -> None:
         """Copy the counters to the optimizer's own counts of steps, after a step."""
         for name, tensors in self._counted.items():
-            copy_each(
-                tensors, [self.pieces[name].to(tensors[0].device)] * len(tensors)
-            )  # it waits for an accelerator once
+            # it waits for an accelerator once
+            copy_each(tensors, [self.pieces[name].to(tensors[0].device)] * len(tensors))
         self._versions = self._counts()
         note_a_step(self.optimizer)
 

@@ -71,11 +71,11 @@ class Step:
         sections: dict[str, tuple[int, list[str]]] = {}
         name = ""
         for number, line in enumerate(lines, 2):
-            first, _, rest = line.partition(" ")
-            if first in ("count", "copy", "micro", "update") and rest.startswith("program "):
+            first, _, header = line.partition(" ")
+            if first in ("count", "copy", "micro", "update") and header.startswith("program "):
                 if first in sections:
                     raise TextError(f"line {number}: the step has {first} twice\n    {line}")
-                name, line = first, rest
+                name, line = first, header
                 sections[name] = number - 1, []
             if not name:
                 raise TextError(

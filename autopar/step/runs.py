@@ -29,13 +29,10 @@ from autopar.runtime.whole import Pieces, ProcessRun, Results, SimulatedRun
 from autopar.step.compile import MicroBatch, StepUpdate
 from autopar.step.outputs import join_pieces, join_whole
 
-Returned = tuple[
-    list[torch.Tensor], list[torch.Tensor]
-]  # the values that the update returns, and the outputs of all micro-batches
-COUNTS, COPIES = (
-    "the counts of all micro-batches",
-    "the low-precision copies of parameters",
-)  # names, in errors, of what runs beside the micro-batches and the update
+# the values that the update returns, and the outputs of all micro-batches
+Returned = tuple[list[torch.Tensor], list[torch.Tensor]]
+# names, in errors, of what runs beside the micro-batches and the update
+COUNTS, COPIES = ("the counts of all micro-batches", "the low-precision copies of parameters")
 
 
 def lowered_of(
@@ -90,14 +87,14 @@ class OnProcess:
         pieces = [calls.tensors.pieces(inputs, model, run.interface, rank).tensors for inputs in batch]
         names = [run.names[of] for of in run.interface.given]
         count = len(model.parameters) + len(model.buffers)
-        held: Pieces = {**dict(zip(names[:count], pieces[0], strict=False)), **state}
+        pieces_by_name: Pieces = {**dict(zip(names[:count], pieces[0], strict=False)), **state}
         inputs = [dict(zip(names[count:], tensors[count:], strict=False)) for tensors in pieces]
         if anomaly.is_on():
             anomaly.refuse_nan(model, dict(zip(names[:count], pieces[0], strict=False)), inputs, state, rank)
         del pieces
-        copies = self._copies(micro, held)
-        taken = {**held, **copies}
-        low = {name: copies[copy_name(name)] for name in held if copy_name(name) in copies}
+        copies = self._copies(micro, pieces_by_name)
+        with_copies = {**pieces_by_name, **copies}
+        low_copies = {name: copies[copy_name(name)] for name in pieces_by_name if copy_name(name) in copies}
         *others, last = inputs
         total, sums, output_count, outputs = len(inputs), Pieces(), len(run.returned), list[list[torch.Tensor]]()
         counted = (
@@ -110,24 +107,28 @@ class OnProcess:
             beginning = self._run(*micro.first) if micro.first and k == 1 else run
             returned, states = self._called(
                 beginning,
-                {**taken, **low, **values, **calls.computed(micro.captured), **sums, **counted},
+                {**with_copies, **low_copies, **values, **calls.computed(micro.captured), **sums, **counted},
                 counted,
                 during=nth(k, total),
             )
             outputs_begin = len(returned) - output_count
             outputs.append(returned[outputs_begin:])
-            taken |= {count_name(j): count for j, count in enumerate(returned[:outputs_begin])}
+            with_copies |= {count_name(j): count for j, count in enumerate(returned[:outputs_begin])}
             sums = {name: states.pop(name) for name in run.sums}
             for name, tensor in states.items():
-                held[name].copy_(tensor)
+                pieces_by_name[name].copy_(tensor)
             del states
-        low.clear()
+        low_copies.clear()
         returned, states = self._called(
-            end, {**taken, **last, **calls.computed(micro.captured), **sums}, taken, sums, during=nth(total, total)
+            end,
+            {**with_copies, **last, **calls.computed(micro.captured), **sums},
+            with_copies,
+            sums,
+            during=nth(total, total),
         )
         for name, tensor in states.items():
-            if tensor is not held[name]:
-                held[name].copy_(tensor)
+            if tensor is not pieces_by_name[name]:
+                pieces_by_name[name].copy_(tensor)
         outputs.append(returned[:output_count])
         types = [type for _, type in run.interface.returned]
         brought = _brought(batch[0], calls.mesh)
@@ -217,7 +218,9 @@ class Simulated:
             anomaly.refuse_nan(model, full, inputs, state)
         counts = self._counts(micro, run, inputs, full)
         copies = self._copies(micro, run, full)
-        held = {rank: {**_cut(run, {**full, **state}, rank), **_zeros(run, rank), **copies[rank]} for rank in ranks}
+        pieces_of = {
+            rank: {**_cut(run, {**full, **state}, rank), **_zeros(run, rank), **copies[rank]} for rank in ranks
+        }
         outputs: list[list[torch.Tensor]] = []
         for k, values in enumerate(inputs, 1):
             computed = {
@@ -226,20 +229,20 @@ class Simulated:
                 if name in run.named
             }
             results = run(
-                {rank: {**held[rank], **_cut(run, values, rank), **counts[rank], **computed} for rank in ranks},
+                {rank: {**pieces_of[rank], **_cut(run, values, rank), **counts[rank], **computed} for rank in ranks},
                 nth(k, len(inputs)),
             )
             for rank, (_, states) in results.items():
-                held[rank] |= states
+                pieces_of[rank] |= states
             outputs.append(_joined(run, results))
-        _write(run, full, held)
+        _write(run, full, pieces_of)
         full |= state
         names = {name: of for name, of in run.named.items() if name not in full}
         results = end(
             {
                 rank: {
                     **_cut(end, full, rank),
-                    **{of: held[rank][names[name]] for name, of in end.named.items() if name in names},
+                    **{of: pieces_of[rank][names[name]] for name, of in end.named.items() if name in names},
                 }
                 for rank in ranks
             }

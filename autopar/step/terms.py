@@ -26,10 +26,8 @@ DIVISION, PRODUCTS, SHIFTS = aten.div.Tensor, (aten.mul.Tensor,), (aten.add.Tens
 BY_NUMBER = {aten.div.Scalar: lambda c: c, aten.mul.Scalar: lambda c: 1 / c}
 SHIFTED_BY_NUMBER = {aten.add.Scalar, aten.sub.Scalar}
 SUMS = {aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default}
-WEIGHTED = {
-    aten.nll_loss_forward.default,
-    aten.nll_loss2d_forward.default,
-}  # their first result is a sum over their targets
+# their first result is a sum over their targets
+WEIGHTED = {aten.nll_loss_forward.default, aten.nll_loss2d_forward.default}
 PASSED = {  # ops that move elements, but do not mix terms
     aten.neg.default, aten._to_copy.default, aten.view.default, aten.unsqueeze.default, aten.squeeze.dims, aten.cat.default, aten.stack.default,
     aten.expand.default, aten.select.int, aten.slice.Tensor, aten.permute.default,
@@ -111,21 +109,21 @@ class _Search:
             if term not in known:
                 known.add(term)
                 open_ += self.behind(*term)
-        found = self.found
-        found.divisions = {user: count for count in found.counts for user in count.users if self._divides(user, count)}
-        found.others, found.mixings = tuple(self.others), tuple(self.independence.mixing_nodes(self.sums))
-        return found
+        terms = self.found
+        terms.divisions = {user: count for count in terms.counts for user in count.users if self._divides(user, count)}
+        terms.others, terms.mixings = tuple(self.others), tuple(self.independence.mixing_nodes(self.sums))
+        return terms
 
     def _terms(self) -> set[fx.Node]:
         """The nodes from the loss back to its terms: ops that pass terms on."""
-        found, open_ = set(), [self.loss]
+        passing, open_ = set(), [self.loss]
         while open_:
             node = open_.pop()
             passes = node.target in (DIVISION, *PRODUCTS, *SHIFTS, *BY_NUMBER, *SHIFTED_BY_NUMBER, *SUMS, *PASSED)
-            if node not in found and node in self.independence.varying and passes:
-                found.add(node)
+            if node not in passing and node in self.independence.varying and passes:
+                passing.add(node)
                 open_ += operands(node)[:1] if node.target is DIVISION else operands(node)
-        return found
+        return passing
 
     def behind(self, node: fx.Node, path: _Path) -> list[tuple[fx.Node, _Path]]:
         """Return the parts of a term, each with its path.
@@ -190,7 +188,7 @@ class _Search:
             for user in count.users
         ):
             return None
-        found: dict[fx.Node, None] = {}
+        sums: dict[fx.Node, None] = {}
         degrees: set[int] = set()
         open_ = [(count, 1)]
         while open_:
@@ -204,7 +202,7 @@ class _Search:
             if node.target in SUMS and self.independence.has_rows(operands(node)[0]):
                 if self.independence.mixing_nodes([node]):
                     return None
-                found[node] = None
+                sums[node] = None
                 degrees.add(degree)
             elif node.target in MEASURES and len(
                 moving := [value for value in operands(node) if value in self.independence.varying]
@@ -214,7 +212,7 @@ class _Search:
                 open_ += [(value, degree + self._degree(node)) for value in moving]
             else:
                 return None
-        return (tuple(found), degrees.pop()) if len(degrees) == 1 and degrees <= {0, 1} else None
+        return (tuple(sums), degrees.pop()) if len(degrees) == 1 and degrees <= {0, 1} else None
 
     def _degree(self, node: fx.Node) -> int:
         """For a product with a number that grows with the batch 1, for a division by one -1, else 0."""
@@ -291,13 +289,13 @@ def _is_scalar(node: fx.Node) -> bool:
 
 def _of_inputs_alone(program: Program) -> set[fx.Node]:
     """The values that are computed from inputs and constants alone, without randomness."""
-    found: set[fx.Node] = set()
+    nodes: set[fx.Node] = set()
     for node in program.nodes:
         is_input = (
             node.op == "placeholder"
             and record_of(node).role in ("input", "buffer")
             and isinstance(record_of(node).type, TensorType)
         )
-        if is_input or node.op == "get_attr" or (node.op == "call_function" and found.issuperset(operands(node))):
-            found.add(node)
-    return found
+        if is_input or node.op == "get_attr" or (node.op == "call_function" and nodes.issuperset(operands(node))):
+            nodes.add(node)
+    return nodes

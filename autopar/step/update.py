@@ -171,9 +171,8 @@ class _Update:
         measured = self._added([total, self._total(self.norm.others, others)]) if others else total  # type: ignore[list-item, union-attr]
         divisor = scale and scale[0]
         if scale is not None:
-            clips = (
-                self.norm is not None and self.norm.limit is not None
-            )  # then every measured gradient is one that the step uses
+            # then every measured gradient is one that the step uses
+            clips = self.norm is not None and self.norm.limit is not None
             found_inf = returned["found_inf"] = self.builder.inline(
                 overflowed, measured if clips else total, name="found_inf"
             )

@@ -43,16 +43,21 @@ def least_bytes(source: TensorType, target: TensorType) -> int:
     assert source.layout is not None and target.layout is not None
     source_layout, target_layout = source.layout, target.layout
     pending, target_pending = dict(source_layout.attr.pending), dict(target_layout.attr.pending)
-    same = source_layout.mesh == target_layout.mesh
-    kept = {axis for axis in pending if same and pending[axis] == target_pending.get(axis)}
-    addends = source_layout.mesh.count(axis for axis in pending if axis not in kept)
+    is_same_mesh = source_layout.mesh == target_layout.mesh
+    still_pending = {axis for axis in pending if is_same_mesh and pending[axis] == target_pending.get(axis)}
+    addends = source_layout.mesh.count(axis for axis in pending if axis not in still_pending)
     groups = list(
-        _groups(source_layout, target_layout, source.shape, tuple(axis for axis in target_pending if axis not in kept))
+        _groups(
+            source_layout,
+            target_layout,
+            source.shape,
+            tuple(axis for axis in target_pending if axis not in still_pending),
+        )
     )
     narrow = min(source.dtype.itemsize, target.dtype.itemsize)
     if addends == 1:
         return max((-(-(group.wanted - group.available) // group.ranks) for group in groups), default=0) * narrow
-    elements = math.prod(source.shape) * source_layout.mesh.count(kept)
+    elements = math.prod(source.shape) * source_layout.mesh.count(still_pending)
     return _least_reduced(groups, elements, addends, source.dtype.itemsize, narrow)
 
 
@@ -61,10 +66,8 @@ def _least_reduced(groups: list[_Group], elements: int, addends: int, wide: int,
 
     It is counted in elements of the narrower dtype.
     """
-    own_sum, other_sum = (
-        (addends - 1) * wide - narrow,
-        (addends - 1) * wide,
-    )  # bytes that a sum costs, on a rank that wants it or not
+    # bytes that a sum costs, on a rank that wants it or not
+    own_sum, other_sum = ((addends - 1) * wide - narrow, (addends - 1) * wide)
 
     def summed(t: int) -> Fraction:
         total = Fraction(0)
@@ -92,9 +95,8 @@ def _groups(source: Layout, target: Layout, shape: tuple[int, ...], new: tuple[s
         members.setdefault(tuple(at[axis] for axis in target.mesh.names if axis not in new), []).append(rank)
     for ranks in members.values():
         need = box_of(target, shape, ranks[0])
-        boxes = {
-            box_of(source, shape, rank) for rank in ranks if rank in source.mesh.ranks
-        }  # pieces: equal, or nothing in common
+        # pieces: equal, or nothing in common
+        boxes = {box_of(source, shape, rank) for rank in ranks if rank in source.mesh.ranks}
         yield _Group(len(ranks), volume(need), sum(_common(need, box) for box in boxes))
     for _ in range(len(set(source.mesh.ranks) - set(target.mesh.ranks))):
         yield _Group(1, 0, 0)

@@ -134,9 +134,11 @@ def _cheapest(start: TensorType, goal: TensorType) -> tuple[TransferStep, ...]:
     linear = not casts or _widens(start.dtype, goal.dtype)  # whether a pending value may be cast
     same = start.layout.mesh == goal.layout.mesh  # type: ignore[union-attr]
     pending = dict(start.attr.pending)
-    kept = {axis: kind for axis, kind in goal.attr.pending if same and linear and axis in pending}
-    new = [(axis, kind) for axis, kind in goal.attr.pending if axis not in kept]
-    value = Reduced.of(start, [axis for axis in start.layout.mesh.names if axis in pending and axis not in kept])  # type: ignore[union-attr]
+    still_pending = {axis: kind for axis, kind in goal.attr.pending if same and linear and axis in pending}
+    new = [(axis, kind) for axis, kind in goal.attr.pending if axis not in still_pending]
+    value = Reduced.of(
+        start, [axis for axis in start.layout.mesh.names if axis in pending and axis not in still_pending]
+    )  # type: ignore[union-attr]
     choice = _chosen(value, precursors_of(start, goal, new), goal, [axis for axis, _ in new])
     return (
         append_relayout(TransferChain(start).then(*choice.draft.transfers()), choice.precursor.type)
@@ -181,9 +183,8 @@ def _closer(
     """Return ``best``, or a better choice that begins like ``draft``."""
     value, same, after = draft.value, draft.value.mesh == mesh, precursor.count
     goal = precursor.dims if same else None
-    already = (
-        _lacked(draft, precursor, same, mesh) if best is not None else 0
-    )  # a reduction never leaves a rank with more than it had
+    # a reduction never leaves a rank with more than it had
+    already = _lacked(draft, precursor, same, mesh) if best is not None else 0
     if best is not None:
         least, far = reductions.least_from(draft, goal, already, wanted if same else 0, itemsize)
         if best.key <= (least, far // reductions.STARTED, len(draft.moves) + after + bool(value.axes)):

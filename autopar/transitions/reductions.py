@@ -153,9 +153,8 @@ def _view_of(draft: Draft, goal: Dims | None, axes: Sequence[str]) -> View | Non
         return None
     view = first_view(draft.dims, goal, value.shape, value.mesh)
     if view is not None and any([len(want) > 1 for want in view[2]]):
-        *_, view = views(
-            draft.dims, goal, value.shape, value.mesh
-        )  # the finest view, with each axis in a part of its own
+        # the finest view, with each axis in a part of its own
+        *_, view = views(draft.dims, goal, value.shape, value.mesh)
     return view
 
 
@@ -172,19 +171,19 @@ def _moved_to_goal(draft: Draft, view: View | None, axes: Sequence[str]) -> tupl
     value, (parts, part_axes, goal_axes) = draft.value, view
     used = {axis for axes in part_axes for axis in axes} | value.pending
     cuts: list[Cut] = []
-    rest = {
+    remaining_splits = {
         place: want[len(have) :]
         for place, (have, want) in enumerate(zip(part_axes, goal_axes, strict=True))
         if have != want and have == want[: len(have)]
     }
     while True:
-        slices = [place for place, axes in rest.items() if axes and axes[0] not in used]
-        ends = [place for place, axes in rest.items() if axes and axes[0] in to_reduce]
+        slices = [place for place, axes in remaining_splits.items() if axes and axes[0] not in used]
+        ends = [place for place, axes in remaining_splits.items() if axes and axes[0] in to_reduce]
         if not slices and not ends:
             return (draft.cut(cuts, parts) if cuts else draft), to_reduce
-        place = slices[0] if slices else max(ends, key=lambda place: value.mesh.names.index(rest[place][0]))
-        axis, *others = rest[place]
-        rest[place] = tuple(others)
+        place = slices[0] if slices else max(ends, key=lambda place: value.mesh.names.index(remaining_splits[place][0]))
+        axis, *others = remaining_splits[place]
+        remaining_splits[place] = tuple(others)
         used.add(axis)
         cuts.append((transfers.slice if slices else transfers.reduce_scatter, place, axis))
         if not slices:

@@ -100,9 +100,8 @@ def _chain(have_axes: list[Axes], want_axes: list[Axes], parts: dict[str, Any]) 
     return moves
 
 
-View = tuple[
-    tuple[tuple[int, ...], ...], list[Axes], list[Axes]
-]  # part sizes; the axes of every part, in the value and in the goal
+# part sizes; the axes of every part, in the value and in the goal
+View = tuple[tuple[tuple[int, ...], ...], list[Axes], list[Axes]]
 
 
 def views(source: Sequence[Dim], goal: Sequence[Dim], shape: Sequence[int], mesh: Mesh) -> Iterator[View]:

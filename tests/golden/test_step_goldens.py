@@ -61,11 +61,8 @@ def transfers(name: str) -> Counter[tuple[str, str, str, str]]:
     return found
 
 
-WHOLE = (
-    "up.weight",
-    "down.weight",
-    "down.bias",
-)  # up.bias has no dim that tp leaves free: it stays as it is, and is reduced
+# up.bias has no dim that tp leaves free: it stays as it is, and is reduced
+WHOLE = ("up.weight", "down.weight", "down.bias")
 MEGATRON = {("micro", "forward", "all_reduce", "tp"): 1}  # behind the row-split product
 STAGES: dict[str, dict[tuple[str, str, str, str], int]] = {
     "zero0": {("update", "update", "all_reduce", "dp"): 4},

@@ -62,17 +62,8 @@ def test_dropout(name: str) -> None:
     check_equal(name, SQUARE, dropout=0.1)
 
 
-LIKE_AN_EXPERT = [
-    "nn.Transformer",
-    "t5",
-    "vit",
-    "resnet",
-    "mixtral",
-    "gpt neo",
-    "codegen",
-    "qwen3",
-    "modernbert",
-]  # beside test_transformers.py
+# beside test_transformers.py
+LIKE_AN_EXPERT = ["nn.Transformer", "t5", "vit", "resnet", "mixtral", "gpt neo", "codegen", "qwen3", "modernbert"]
 
 
 @pytest.mark.usefixtures("float64")

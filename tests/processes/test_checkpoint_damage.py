@@ -68,9 +68,8 @@ def test_any_bit_that_flips_is_found(two: Path) -> None:
     outcomes = set()
 
     @settings(max_examples=150, deadline=None)
-    @given(
-        file=st.sampled_from(files), bit=st.one_of(st.integers(0, 900), st.integers(0, 10**6))
-    )  # often in the first bytes
+    # often in the first bytes
+    @given(file=st.sampled_from(files), bit=st.one_of(st.integers(0, 900), st.integers(0, 10**6)))
     def flip(file: Path, bit: int) -> None:
         with changed(file, flipped(file, bit)):
             with warnings.catch_warnings(record=True) as warned:

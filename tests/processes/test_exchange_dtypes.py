@@ -47,9 +47,8 @@ def values(dtype: torch.dtype, kind: str, shape: tuple[int, ...]) -> torch.Tenso
     infinite."""
     numbers = torch.arange(4 * math.prod(shape)).reshape(4, *shape) % 3
     if dtype is torch.bool:
-        numbers = (
-            torch.arange(4).reshape(4, 1, 1) < torch.arange(math.prod(shape)).reshape(shape) % 6
-        )  # none, one, several and all of them
+        # none, one, several and all of them
+        numbers = torch.arange(4).reshape(4, 1, 1) < torch.arange(math.prod(shape)).reshape(shape) % 6
     if dtype.is_complex:
         numbers = numbers + 1j * (numbers.flip(2) - 1)
     numbers = (numbers * 4 if kind == "avg" else numbers).to(dtype)

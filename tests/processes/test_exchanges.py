@@ -29,9 +29,8 @@ MESHES = {
     3: [Mesh(tp=3)],
     4: [Mesh(dp=2, tp=2), Mesh(tp=4), Mesh(dp=4), Mesh(tp=2, dp=2, ranks=[0, 2, 1, 3])],
 }
-PARTIAL = [
-    dtype for dtype in DTYPES_BY_NAME.values() if not dtype.is_floating_point
-]  # integers, bools and complex numbers, drawn more often
+# integers, bools and complex numbers, drawn more often
+PARTIAL = [dtype for dtype in DTYPES_BY_NAME.values() if not dtype.is_floating_point]
 
 
 def check(cases: list[Case]) -> None:

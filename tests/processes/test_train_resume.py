@@ -57,10 +57,8 @@ def test_resumed(how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert command(*SHORT, *before, "--steps", "3", "--checkpoint", str(half), "--resume") == 0
     out = capsys.readouterr().out
     assert f"{half} has no checkpoint: step 1 is the first" in " ".join(out.split())
-    assert [path.name for path in sorted(half.glob("checkpoint-*"))] == [
-        "checkpoint-000001",
-        "checkpoint-000002",
-    ]  # after 2 and at the end
+    # after 2 and at the end
+    assert [path.name for path in sorted(half.glob("checkpoint-*"))] == ["checkpoint-000001", "checkpoint-000002"]
     assert command(*SHORT, *after, "--steps", "6", "--checkpoint", str(half), "--resume") == 0
     out = capsys.readouterr().out
     assert f"resumed from {half}, after step 3 of 6" in " ".join(out.split())
@@ -179,9 +177,8 @@ def saving(job: subprocess.Popen[str], folder: Path) -> None:
     newest = checkpoint.latest(folder)
     limit = time.monotonic() + 240
     while time.monotonic() < limit and job.poll() is None:
-        if (
-            any(folder.glob(".writing-*")) and checkpoint.latest(folder) != newest
-        ):  # in this order: a save takes some milliseconds
+        # in this order: a save takes some milliseconds
+        if any(folder.glob(".writing-*")) and checkpoint.latest(folder) != newest:
             return
     job.kill()
     assert job.stdout is not None

@@ -33,7 +33,7 @@ from autopar.runtime.processes.watch.beat import (
     broke_off,
     process_of,
 )
-from autopar.runtime.processes.watch.verdict import GRACE, SILENCE, Followed, Seen, judge
+from autopar.runtime.processes.watch.verdict import GRACE, SILENCE, FollowedRank, RankState, judge
 
 RANKS = 3
 TIMEOUT = 2.0
@@ -226,8 +226,8 @@ def seen(
     silent: float = 0.1,
     still: float = 0.1,
     settled: float = 50.0,
-) -> Seen:
-    return Seen(
+) -> RankState:
+    return RankState(
         Beat(1, state, place, PROCESS, "RuntimeError: no" if state in (FAILED, CUT) else ""),
         process,
         silent,
@@ -236,8 +236,8 @@ def seen(
     )
 
 
-NEW = Seen(None, UNKNOWN, 500.0, 500.0, 500.0)
-VERDICTS: dict[str, tuple[list[Seen], tuple[int, ...] | None]] = {
+NEW = RankState(None, UNKNOWN, 500.0, 500.0, 500.0)
+VERDICTS: dict[str, tuple[list[RankState], tuple[int, ...] | None]] = {
     "all outside, for ever": ([seen(USERS, still=5000.0)] * 3, None),
     "a rank alone may take long": ([seen(MM, still=5000.0)], None),
     "one waits": ([seen(REDUCE, still=59.0), seen(USERS, still=900.0)], None),
@@ -302,7 +302,7 @@ def test_a_rank_that_ended_is_named_however_long_its_connections_last(first: Cur
 
 
 def test_a_loop_of_the_users_is_no_progress() -> None:
-    rank = Followed()
+    rank = FollowedRank()
     for now, place in enumerate(
         [
             USERS,
@@ -313,10 +313,10 @@ def test_a_loop_of_the_users_is_no_progress() -> None:
         ]
     ):
         rank.take(Beat(now, ALIVE, place, PROCESS), float(now))
-        assert rank.seen(float(now)).still == (1.0 if now == 1 else 0.0)
-    assert rank.seen(6.0).silent == 2.0
+        assert rank.state(float(now)).still == (1.0 if now == 1 else 0.0)
+    assert rank.state(6.0).silent == 2.0
     rank.take(Beat(4, ALIVE, CurrentOp(4, True, "t"), PROCESS), 7.0)
-    assert rank.seen(7.0).silent == 3.0, "the same beat once more is not a new one"
+    assert rank.state(7.0).silent == 3.0, "the same beat once more is not a new one"
 
 
 def test_beats_are_read_back() -> None:

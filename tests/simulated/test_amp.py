@@ -93,9 +93,8 @@ def test_dtypes_are_those_of_autocast(name: str, low: str) -> None:
 
 
 @pytest.mark.parametrize("low", LOW)
-@pytest.mark.parametrize(
-    "name", [name for name in CASES if name != "powers"]
-)  # whose gradients overflow in fp16, in eager too
+# whose gradients overflow in fp16, in eager too
+@pytest.mark.parametrize("name", [name for name in CASES if name != "powers"])
 def test_numbers_are_those_of_autocast(name: str, low: str) -> None:
     """On four simulated ranks."""
     model, args = CASES[name]()

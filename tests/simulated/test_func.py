@@ -14,9 +14,8 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp,
 import autopar
 from autopar import Mesh
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.torch.jit.script. is deprecated"
-)  # torch's own formulas of forward mode
+# torch's own formulas of forward mode
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 d = torch.float64
 MESH, PLAN = Mesh(dp=2, tp=2), {"inner.weight": ("tp", None)}
 Function = Callable[["Transformed", torch.Tensor], Any]

@@ -275,9 +275,8 @@ def test_numbers_that_are_inputs_are_as_exact_under_amp(amp: str, monkeypatch: p
     def trained() -> tuple[list[torch.Tensor], int]:
         torch.manual_seed(0)
         model = Annealed()
-        parallel = autopar.parallelize(
-            model, Mesh(dp=2, tp=2), {"l.weight": ("tp", None), "m.weight": ("tp", None)}
-        )  # no pending sums, which are reduced elsewhere
+        # no pending sums, which are reduced elsewhere
+        parallel = autopar.parallelize(model, Mesh(dp=2, tp=2), {"l.weight": ("tp", None), "m.weight": ("tp", None)})
         step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), amp=amp, microbatches=2)
         losses = []
         for k in range(6):
@@ -395,10 +394,8 @@ def test_models_of_hugging_face_are_captured_once_and_again_where_their_config_c
         with torch.no_grad():
             ours, theirs = parallel.simulate(**given), model(**given)
     assert parallel.captures == 1 and relative(ours[0], theirs[0]) <= TOLERANCE
-    for module in (
-        model,
-        *(getattr(model, name) for name in ("encoder", "decoder") if hasattr(model, name)),
-    ):  # each with a config of its own
+    # each with a config of its own
+    for module in (model, *(getattr(model, name) for name in ("encoder", "decoder") if hasattr(model, name))):
         module.config.output_hidden_states = True
     with torch.no_grad():
         ours, theirs = parallel.simulate(**given), model(**given)

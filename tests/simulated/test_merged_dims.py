@@ -90,9 +90,8 @@ def test_fused_weights_come_apart(spec: str, features: int) -> None:
         x = torch.randn(4, 3, 5, dtype=torch.float64, requires_grad=True)
         parallel = check_equal(Fused().double(), Mesh(tp=size), plan, (x,))
         sent = {(row.phase, row.transfer): row.times for row in parallel.transfers if row.bytes}
-        if (
-            features % size
-        ):  # DTensor has no words for how such a weight lies: it is whole, and its gradient is gathered
+        # DTensor has no words for how such a weight lies: it is whole, and its gradient is gathered
+        if features % size:
             sent.pop(("backward", "all_gather"))
         assert sent == {("forward", "all_reduce"): 1, ("backward", "all_reduce"): 1}, str(parallel.transfers)
 

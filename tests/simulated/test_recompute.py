@@ -37,9 +37,8 @@ def rows() -> dict[str, torch.Tensor]:
     return {"x": torch.randn(8, 8)}
 
 
-MODELS: dict[
-    str, tuple[Any, Any, Any, tuple[str, ...]]
-] = {  # how it is made, its batch, its plan, what is computed again
+# how it is made, its batch, its plan, what is computed again
+MODELS: dict[str, tuple[Any, Any, Any, tuple[str, ...]]] = {
     "dropout": (Dropping, rows, COLUMN_ROW, ("blocks", "*.act", "min-cut")),
     "states": (Normed, rows, None, ("blocks", "*")),
     "llama": (lambda: llama(kv=2, layers=2).float(), lambda: loops.text(0), "megatron", ("blocks", "*.mlp")),
@@ -210,9 +209,8 @@ def test_transfers_of_copies_are_their_own() -> None:
         for node in program.nodes
         if node.target is autopar.ir.transfers.all_reduce and operands(node)[0].name.endswith("_again")
     ]
-    assert len(moved) == 2 and all(
-        record_of(node).phase == "backward" for node in moved
-    )  # of the attention's output, in each layer
+    # of the attention's output, in each layer
+    assert len(moved) == 2 and all(record_of(node).phase == "backward" for node in moved)
     for node in program.nodes:
         if record_of(node).phase == "backward":
             for value in operands(node):

@@ -25,8 +25,7 @@ from autopar.step.merged_programs import merge_programs
 SMALL = 256  # bytes; tests have small parameters
 
 
-# -- the last micro-batch and the update are one program
-# ----------------------------------------------------------------
+# -- the last micro-batch and the update are one program ---------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=8)

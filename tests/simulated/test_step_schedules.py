@@ -110,9 +110,8 @@ def test_updates_that_constants_make_are_not_kept_for_ever() -> None:
     step, single = parallel.train_step(steps.adamw(parallel)), steps.Single(alone, steps.adamw(alone))
     for k in range(12):
         for one in (step, single):
-            one.optimizer.param_groups[0]["eps"] = 1e-8 * (
-                k + 1 if k < 11 else 5
-            )  # the last was used seven steps before
+            # the last was used seven steps before
+            one.optimizer.param_groups[0]["eps"] = 1e-8 * (k + 1 if k < 11 else 5)
         assert relative(steps.run(step, batches(k), called=True), single(**batches(k))[0]) <= 1e-11
     assert max(steps.differences(step, single).values()) <= 1e-9
     assert (step.captures, step._captured.made, len(step._captured.updates)) == (1, 12, UPDATES_KEPT)

@@ -126,9 +126,8 @@ def test_a_data_axis_of_one_rank_has_nothing_to_split(options: str, capsys: pyte
 def test_a_presets_loss_scale_goes_with_its_amp() -> None:
     assert options_of({"preset": "llama-fp16-o2"}).loss_scale == 1024.0
     assert options_of({"preset": "llama-fp16-o2", "amp": "bf16-O1"}).loss_scale is None
-    assert (
-        options_of({"preset": "llama-fp16-o2", "amp": "bf16-O1", "loss_scale": 8.0}).loss_scale == 8.0
-    )  # which is refused
+    # which is refused
+    assert options_of({"preset": "llama-fp16-o2", "amp": "bf16-O1", "loss_scale": 8.0}).loss_scale == 8.0
 
 
 def test_a_folder_of_checkpoints_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,12 +33,13 @@ def test_what_is_given_goes_before_the_preset(monkeypatch: pytest.MonkeyPatch) -
     assert command(*given) == 0
     (options,) = seen
     assert (options.zero, options.amp, options.batch, options.clip_norm) == (0, "none", 16, math.inf)
+    # no fp16, no scale
     assert (options.mesh, options.microbatches, options.recompute, options.loss_scale) == (
         "dp=2,tp=2",
         16,
         "blocks",
         None,
-    )  # no fp16, no scale
+    )
     assert command(*options.arguments()) == 0
     assert seen[1] == options
     assert options_of({"preset": "nothing", "steps": 3}) == TrainOptions(preset="nothing", steps=3)

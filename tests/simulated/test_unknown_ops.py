@@ -279,9 +279,8 @@ def test_small_calls() -> None:
     related = scales((T(8, 16), T(128), T(9)), {}, related=True)[0]
     assert (related.sizes[8] * related.sizes[16], related.sizes[8] + 1) == (related.sizes[128], related.sizes[9])
     assert scales((T(8, 16),), {})[-1] == Scale({8: 8, 16: 16}, {})
-    assert all(
-        way.sizes[8] != 8 for way in scales((T(8, 16), T(8, dtype=INDEX)), {})
-    )  # an index may be beyond a small piece
+    # an index may be beyond a small piece
+    assert all(way.sizes[8] != 8 for way in scales((T(8, 16), T(8, dtype=INDEX)), {}))
 
 
 def test_results_must_be_as_small() -> None:

@@ -99,9 +99,8 @@ PRIVATE = re.compile(
 def test_private_torch_lives_in_one_file(path: Path) -> None:
     if path.name == "torch_private.py":
         return
-    text = "\n".join(
-        line for line in path.read_text().splitlines() if "register_pytree_node" not in line
-    )  # quoted to users
+    # quoted to users
+    text = "\n".join(line for line in path.read_text().splitlines() if "register_pytree_node" not in line)
     found = PRIVATE.search(text)
     assert found is None, f"{path.name} uses {found and found[0]}"
 

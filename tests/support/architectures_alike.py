@@ -47,9 +47,8 @@ def check_equal(name: str, mesh: Mesh, dropout: float = 0.0) -> autopar.Parallel
     for (which, ours), theirs in zip(model.named_parameters(), eager.parameters(), strict=True):
         assert (ours.grad is None) == (theirs.grad is None), which
         assert theirs.grad is None or near(ours.grad, theirs.grad, 1e-3 * scale), which
-    large = max(
-        (float(b.abs().max()) for b in eager.buffers() if b.is_floating_point() and b.numel()), default=0.0
-    )  # a mean may be zero but for rounding
+    # a mean may be zero but for rounding
+    large = max((float(b.abs().max()) for b in eager.buffers() if b.is_floating_point() and b.numel()), default=0.0)
     for (which, ours), theirs in zip(model.named_buffers(), eager.buffers(), strict=True):
         assert near(ours, theirs, max(1e-6, 1e-3 * large)), which
     return parallel

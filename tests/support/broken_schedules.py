@@ -189,9 +189,8 @@ def _reduce(how: str) -> Fault:
         slot = schedule.slots[time][rank]
         less = {(time, rank): replace(slot, parameters=tuple(one for one in slot.parameters if one[1] != stage))}
         if how == "missing":
-            if not (
-                broken := changed(schedule, less)
-            ).has_messages:  # computations alone: nothing is said of reductions
+            # computations alone: nothing is said of reductions
+            if not (broken := changed(schedule, less)).has_messages:
                 return None
             return broken, (f"rank {rank}: the gradients of stage {stage} are reduced never", f"row {time}:", REDUCE)
         if how == "twice":

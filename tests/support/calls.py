@@ -413,12 +413,17 @@ def values_that_differ() -> None:
     other = x.flip(0) if rank == 2 else x
     parallel = autopar.parallelize(model, MESH, COLUMN_ROW, outputs="global")
     said = refused(RuntimeError, lambda: parallel(other))
-    assert "ranks 0 and 2 bring different values of x, which are one on the mesh\n  let all ranks have the same" in said
+    assert (
+        "ranks 0 and 2 bring different values of x, which must be equal on these ranks\n  let all ranks have the same"
+        in said
+    )
     pieces = autopar.parallelize(model, MESH, COLUMN_ROW, inputs="local")
-    said = refused(
-        RuntimeError, lambda: pieces(x[rank : rank + 1])
-    )  # as a DistributedSampler over all ranks gives them
-    assert "ranks 0 and 1 bring different values of x, which are one on the mesh: both hold the piece at dp=0" in said
+    # as a DistributedSampler over all ranks gives them
+    said = refused(RuntimeError, lambda: pieces(x[rank : rank + 1]))
+    assert (
+        "ranks 0 and 1 bring different values of x, which must be equal on these ranks: both hold the piece at dp=0"
+        in said
+    )
     assert "a DistributedSampler takes num_replicas=2 and rank=mesh.coordinates(rank)['dp']" in said
     pieces(x[MESH.coordinates(rank)["dp"] :][:1])
     y = parallel(x)

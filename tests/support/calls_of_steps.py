@@ -283,7 +283,7 @@ def calls_of_unlike_sizes() -> None:
         "2": ((x[:3], x[3:].float())[dp], *pieces[1:]),
         "^the pieces of x do not fit together: float64\\[3, 8\\] on rank 0, float64\\[2, 8\\] on rank "
         "1": (x[: 3 - rank % 2], y[: 3 - rank % 2], scale),
-        "^ranks 0 and 1 bring different values of x, which are one on the mesh: both hold the piece at "
+        "^ranks 0 and 1 bring different values of x, which must be equal on these ranks: both hold the piece at "
         "dp=0": (pieces[0] + rank, *pieces[1:]),
     }.items():  # fmt: skip
         with pytest.raises(RuntimeError, match=match):

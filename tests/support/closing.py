@@ -150,10 +150,8 @@ def closed_while_an_exception_is_handled() -> None:
         with pytest.raises(RuntimeError, match="this model is closed"):
             parallel(X)
     distributed.barrier()
-    with (
-        contextlib.suppress(ZeroDivisionError),
-        contextlib.closing(parallel),
-    ):  # the others too: then all ranks know the same groups
+    # the others too: then all ranks know the same groups
+    with contextlib.suppress(ZeroDivisionError), contextlib.closing(parallel):
         raise ZeroDivisionError
 
 

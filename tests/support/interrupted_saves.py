@@ -46,9 +46,8 @@ class Disk:
     count: int = 0
     dead: bool = False
     contents: set[Path] = field(default_factory=set)  # files whose bytes were not forced
-    names: list[tuple[Path, Path | None]] = field(
-        default_factory=list
-    )  # what was made, or renamed from where, and not forced
+    # what was made, or renamed from where, and not forced
+    names: list[tuple[Path, Path | None]] = field(default_factory=list)
 
     def perform(self, name: str, operation: Callable[..., Any], *args: Any) -> Any:
         if self.dead:

@@ -217,9 +217,8 @@ def numbers(made: Made, model: torch.nn.Module, call: Callable[..., Any], noise:
         for position, leaf in enumerate(leaves):
             tensor = isinstance(leaf, torch.Tensor)
             found[f"output {position} of call {k}"] = leaf.detach().clone() if tensor else leaf
-            found[f"requires_grad of output {position} of call {k}"] = (
-                tensor and leaf.requires_grad and made.case.grad
-            )  # else an argument itself
+            # else an argument itself
+            found[f"requires_grad of output {position} of call {k}"] = tensor and leaf.requires_grad and made.case.grad
         loss = loss_of(leaves, made.case.given, made.case.loss) if made.case.grad else None
         if loss is not None:
             loss.backward()

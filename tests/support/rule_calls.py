@@ -191,10 +191,8 @@ def pooled(op: str, *how: Any, shapes: list[tuple[int, ...]], index_at: int | No
     return found
 
 
-OVERLAPPING = (
-    [[[0, 4, 2], [7, 4, 11], [2, 15, 0]]] * 4,
-    [[[[0, 4, 2], [4, 9, 0]]] * 2],
-)  # windows with the same largest element
+# windows with the same largest element
+OVERLAPPING = ([[[0, 4, 2], [7, 4, 11], [2, 15, 0]]] * 4, [[[[0, 4, 2], [4, 9, 0]]] * 2])
 
 
 def at(places: Any) -> Any:

@@ -16,9 +16,8 @@ from typing import Any
 from autopar.pipeline.schedule import PipelineSchedule
 from autopar.pipeline.task import Slot, Task
 
-Key = tuple[
-    str, int, int
-]  # pass, stage, micro-batch: in capitals what was computed, in small letters what was received
+# pass, stage, micro-batch: in capitals what was computed, in small letters what was received
+Key = tuple[str, int, int]
 Store = frozenset[tuple[Key, Any, int]]  # what a rank has: key, value, and the row in which it was made
 Step = tuple[str, Any, int]  # what a rank does next: its name, the task, the row
 
@@ -60,8 +59,7 @@ def _stated(schedule: PipelineSchedule) -> None:
                 raise Wrong("another rank's parameters")
 
 
-# -- values
-# --------------------------------------------------------------------------------------------------------------
+# -- values ------------------------------------------------------------------------------------------------------------
 
 
 def _run_rows(schedule: PipelineSchedule) -> None:
@@ -199,8 +197,7 @@ def _ended_right(schedule: PipelineSchedule, stores: tuple[Store, ...], *, reduc
             raise Wrong("gradients that are not reduced")
 
 
-# -- buffers: receives complete as late as they can, when they are read
-# --------------------------------------------------
+# -- buffers: receives complete as late as they can, when they are read ------------------------------------------------
 
 
 def _released_in_order(schedule: PipelineSchedule) -> None:

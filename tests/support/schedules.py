@@ -25,9 +25,8 @@ def cyclic(optimizer: Optimizer) -> LRScheduler:
     return CyclicLR(optimizer, 1e-3, 1e-2, step_size_up=3)
 
 
-SCHEDULES: dict[
-    str, tuple[Callable[[Any], Optimizer], Callable[[Optimizer], LRScheduler], str]
-] = {  # …, and what is cycled beside the learning rate
+# …, and what is cycled beside the learning rate
+SCHEDULES: dict[str, tuple[Callable[[Any], Optimizer], Callable[[Optimizer], LRScheduler], str]] = {
     "adamw one cycle": (lambda model: AdamW(loops.groups_of(model), lr=1e-2), one_cycle, "beta1"),
     "adam cyclic": (lambda model: Adam(loops.groups_of(model), lr=1e-2, amsgrad=True), cyclic, "beta1"),
     "sgd one cycle": (

@@ -93,9 +93,8 @@ def single(make: Callable[[], nn.Module], init: str) -> nn.Module:
     names = {name: tied[id(p)] for name, p in empty.named_parameters(remove_duplicate=False)}
     model = empty.to_empty(device="cpu")
     for name, first in names.items():
-        if (
-            name != first and init == "function"
-        ):  # which to_empty takes apart, and the models' own initialisation ties again
+        # which to_empty takes apart, and the models' own initialisation ties again
+        if name != first and init == "function":
             owner, attribute = name.rsplit(".", 1)
             setattr(model.get_submodule(owner), attribute, model.get_parameter(first))
     torch.manual_seed(SEED)

@@ -150,9 +150,8 @@ def nll_loss(scores, target, weight, reduction, ignore):
 def nll_loss_backward(gradient, scores, target, weight, reduction, ignore, total):
     dim = min(scores.dim() - 1, 1)
     target, ignored, counted = _used(target, weight, ignore, scores.dtype)
-    each = aten.masked_fill.Scalar(
-        aten.neg.default(aten.mul.Tensor(counted, gradient)), ignored, 0
-    )  # masked, because the mean of no target is NaN
+    # masked, because the mean of no target is NaN
+    each = aten.masked_fill.Scalar(aten.neg.default(aten.mul.Tensor(counted, gradient)), ignored, 0)
     each = aten.unsqueeze.default(each, dim)
     count = scores.shape[dim]
     return sharded_lookup.scatter_held(each, dim, aten.unsqueeze.default(target, dim), _places(count, target), count)

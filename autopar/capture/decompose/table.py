@@ -150,10 +150,10 @@ def _per_element_backward(op, position):
     """The gradient of a sum is the gradient of every element; that of a mean is divided by their number."""
 
     def backward(*args):
-        (gradient, x, *rest), reduction = _without_reduction(args, position)
+        (gradient, x, *arguments), reduction = _without_reduction(args, position)
         if reduction == NONE:
             return NotImplemented
-        return op(aten.div.Scalar(gradient, x.numel()) if reduction == MEAN else gradient, x, *rest)
+        return op(aten.div.Scalar(gradient, x.numel()) if reduction == MEAN else gradient, x, *arguments)
 
     return backward
 
@@ -203,21 +203,21 @@ def _margin_backward(op, position):
     """The backward of the mean is that of the sum, with the gradient divided by the number of rows."""
 
     def backward(*args):
-        (gradient, x, *rest), reduction = _without_reduction(args, position)
+        (gradient, x, *arguments), reduction = _without_reduction(args, position)
         if reduction != MEAN:
             return NotImplemented
-        rest[position - 2] = SUM
-        return op(aten.div.Scalar(gradient, x.shape[0] if x.dim() == 2 else 1), x, *rest)
+        arguments[position - 2] = SUM
+        return op(aten.div.Scalar(gradient, x.shape[0] if x.dim() == 2 else 1), x, *arguments)
 
     return backward
 
 
-def convolution_backward(gradient, x, weight, bias_sizes, *rest):
+def convolution_backward(gradient, x, weight, bias_sizes, *options):
     """Compute the bias's gradient as a sum of the gradient alone.
 
     So it does not depend on how the input is split.
     """
-    *how, (of_x, of_weight, of_bias) = rest
+    *how, (of_x, of_weight, of_bias) = options
     if not of_bias:
         return NotImplemented
     dx, dw = None, None
@@ -283,12 +283,12 @@ def cat(tensors, dim=0):
 def _of_a_number(op):
     """Give a tensor without dims one dim for a look-up or an addition by index."""
 
-    def apart(x, dim, *rest, **options):
+    def apart(x, dim, *operands, **options):
         if x.dim():
             return NotImplemented
-        flat = [aten.view.default(y, [-1]) if isinstance(y, torch.Tensor) else y for y in rest]
+        flat = [aten.view.default(y, [-1]) if isinstance(y, torch.Tensor) else y for y in operands]
         result = op(aten.view.default(x, [1]), dim, *flat, **options)
-        return aten.view.default(result, rest[0].shape if op is aten.gather.default else [])
+        return aten.view.default(result, operands[0].shape if op is aten.gather.default else [])
 
     return apart
 
@@ -389,10 +389,8 @@ SYNONYMS = {aten._unsafe_view.default: aten.view.default}
 TRANSPOSE = aten.t.default  # twice, it is the value itself
 COPY, ZEROS, FULL = aten.copy.default, aten.zeros_like.default, aten.full.default
 INDEX, SQUEEZE, ARANGE, ARANGE_FROM = aten.index.Tensor, aten.squeeze.dims, aten.arange.default, aten.arange.start
-UNREAD = {
-    aten.nll_loss_backward.default: 6,
-    aten.nll_loss2d_backward.default: 6,
-}  # op → the position of the number that only the mean reads, which is decomposed here
+# op → the position of the number that only the mean reads, which is decomposed here
+UNREAD = {aten.nll_loss_backward.default: 6, aten.nll_loss2d_backward.default: 6}
 VIEWS = frozenset({
     aten.view.default, aten.t.default, aten.transpose.int, aten.permute.default, aten.unsqueeze.default, aten.expand.default,
     aten.squeeze.dims, aten.slice.Tensor, aten.select.int,

@@ -61,9 +61,8 @@ PRIMS: dict[Any, Decomposition] = {
     prims.atan2.default: aten.atan2.default,
     prims.pow.default: aten.pow.Tensor_Tensor,
     prims.where.default: _where,
-    prims.div.default: lambda x, y: (
-        aten.div.Tensor(x, y) if x.is_floating_point() else NotImplemented
-    ),  # the prim rounds integers
+    # the prim rounds integers
+    prims.div.default: lambda x, y: aten.div.Tensor(x, y) if x.is_floating_point() else NotImplemented,
     prims.convert_element_type.default: lambda x, dtype: aten.to.dtype(x, dtype),
     prims.sum.default: lambda x, dims, *, output_dtype=None: aten.sum.dim_IntList(x, dims, dtype=output_dtype),
     prims.amax.default: lambda x, dims, **_: aten.amax.default(x, dims),

@@ -22,15 +22,8 @@ from autopar.capture.guards.values import (
     is_users_object,
 )
 
-SPECIAL = (
-    "__call__",
-    "__getitem__",
-    "__len__",
-    "__iter__",
-    "__contains__",
-    "__bool__",
-    "__getattr__",
-)  # methods that Python calls without an attribute lookup
+# methods that Python calls without an attribute lookup
+SPECIAL = ("__call__", "__getitem__", "__len__", "__iter__", "__contains__", "__bool__", "__getattr__")
 OF_FUNCTIONS = ("forward", "backward", "setup_context", "jvp", "vmap")  # called by ``apply`` of an autograd.Function
 WRAPPED = (types.MethodType, functools.partial, staticmethod, classmethod, property)
 
@@ -66,12 +59,10 @@ class Functions:
         self._seen: dict[int, Any] = {}
         self.code: dict[int, types.CodeType] = {}
         self.watched = False
-        self._waiting: dict[
-            int, list[tuple[types.FunctionType, type | None]]
-        ] = {}  # functions by their code, until it runs
-        self._unfound: dict[
-            int, tuple[types.CodeType, bool]
-        ] = {}  # code that ran and whose function was not found; whether it closes over values
+        # functions by their code, until it runs
+        self._waiting: dict[int, list[tuple[types.FunctionType, type | None]]] = {}
+        # code that ran and whose function was not found; whether it closes over values
+        self._unfound: dict[int, tuple[types.CodeType, bool]] = {}
         self._open: list[tuple[Any, type | None, str]] | None = None
 
     def look_into(self, function: Any, cls: type | None = None, words: str = "") -> None:
@@ -122,8 +113,10 @@ class Functions:
 
         Some functions may hold results of forward.
         """
-        seen = {id(function.__code__) for function in self._seen.values() if isinstance(function, types.FunctionType)}
-        codes = [code for code, closed in self._unfound.values() if closed or id(code) not in seen]
+        examined = {
+            id(function.__code__) for function in self._seen.values() if isinstance(function, types.FunctionType)
+        }
+        codes = [code for code, closed in self._unfound.values() if closed or id(code) not in examined]
         for function in functions_of(codes) if codes else ():
             self.look_into(function)
         self._unfound.clear()

@@ -70,9 +70,8 @@ class Guards:
                 self._absent.append(guard)
             else:
                 by_dict.setdefault(id(guard.place.holder), []).append(guard)
-        groups = [
-            guards if len(guards) > 1 else guards * 2 for guards in by_dict.values()
-        ]  # itemgetter of a single name returns no tuple
+        # itemgetter of a single name returns no tuple
+        groups = [guards if len(guards) > 1 else guards * 2 for guards in by_dict.values()]
         self._reads: list[tuple[Callable[[Any], tuple[Any, ...]], Any]] = [
             (operator.itemgetter(*(guard.place.key for guard in guards)), guards[0].place.holder) for guards in groups
         ]

@@ -42,17 +42,17 @@ OPERANDS: dict[Any, tuple[int, Any]] = {
 }  # fmt: skip
 REVERSED = {aten.rsub.Scalar}
 COMPARISONS = {aten.gt.Scalar, aten.ge.Scalar, aten.lt.Scalar, aten.le.Scalar}
+# as torch's kernels take a number
 COMPUTED_IN = {
     torch.float64: torch.float64,
     torch.float32: torch.float32,
     torch.bfloat16: torch.float32,
     torch.float16: torch.float32,
-}  # as torch's kernels take a number
+}
 
 
-Expression = (
-    float | GuardedPlace | tuple[Any, ...]
-)  # a number; a place that holds one; or a function and the expressions of its arguments
+# a number; a place that holds one; or a function and the expressions of its arguments
+Expression = float | GuardedPlace | tuple[Any, ...]
 
 
 def _computed(expression: Expression) -> float:

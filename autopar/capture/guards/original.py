@@ -125,14 +125,14 @@ def _is_plain(value: Any) -> bool:
 
 def _pairs(model: torch.nn.Module, copy: torch.nn.Module) -> Iterator[_Followed]:
     """Pair the modules of a model with their copies, and the objects that they hold."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     copies = dict(copy.named_modules())
     open_: list[tuple[str, Any, Any]] = [(path, module, copies[path]) for path, module in model.named_modules()]
     while open_:
         words, source, target = open_.pop()
-        if id(source) in seen or source is target or not hasattr(source, "__dict__"):
+        if id(source) in visited or source is target or not hasattr(source, "__dict__"):
             continue
-        seen.add(id(source))
+        visited.add(id(source))
         yield _Followed(words, vars(source), vars(target))
         for name, value in vars(source).items():
             if is_users_object(value) and name in vars(target):

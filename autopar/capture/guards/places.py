@@ -23,11 +23,8 @@ class _Sign:
 
 MISSING = _Sign("missing")
 UNKNOWN = _Sign("unknown")  # the value was not read while forward ran
-STORED = (
-    "__class__",
-    "__defaults__",
-    "__kwdefaults__",
-)  # attributes that are stored outside of an object's dict, and are not computed at each read
+# attributes that are stored outside of an object's dict, and are not computed at each read
+STORED = ("__class__", "__defaults__", "__kwdefaults__")
 
 
 @dataclass(frozen=True, eq=False)

@@ -179,9 +179,8 @@ class Reads:
             self._functions.look_into(value, cls)
         elif isinstance(static := inspect.getattr_static(cls, name, None), property):
             self._functions.look_into(static, cls)
-        comparable = (
-            is_scalar(value) or value is MISSING or (is_container(value) and not is_module)
-        )  # the containers of a module hold stand-ins during a trace
+        # the containers of a module hold stand-ins during a trace
+        comparable = is_scalar(value) or value is MISSING or (is_container(value) and not is_module)
         then = frozen(value, self.skipped) if comparable else UNKNOWN
         self._read[id(owner), name] = (
             owner,

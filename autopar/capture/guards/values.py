@@ -39,11 +39,8 @@ PLAIN = (
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace)  # classes of the standard library in which users keep options
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, types.MappingProxyType)
-HOLDERS = (
-    collections.UserDict,
-    collections.UserList,
-    collections.ChainMap,
-)  # classes of the standard library that hold a container in an attribute
+# classes of the standard library that hold a container in an attribute
+HOLDERS = (collections.UserDict, collections.UserList, collections.ChainMap)
 LARGEST = 1024  # entries of a container that are compared; a larger one is compared by identity and length
 DEEPEST = 8
 

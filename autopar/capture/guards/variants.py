@@ -64,12 +64,10 @@ class Variants:
     def __init__(self) -> None:
         self._of: dict[Hashable, list[Variant]] = {}
         self._made = 0
-        self._values: dict[tuple[Hashable, tuple[int, str]], set[str]] = collections.defaultdict(
-            set
-        )  # the values that a place had, in words
-        self._constant: set[tuple[int, str]] = (
-            set()
-        )  # places whose values change and cannot be inputs; the user was warned of them
+        # the values that a place had, in words
+        self._values: dict[tuple[Hashable, tuple[int, str]], set[str]] = collections.defaultdict(set)
+        # places whose values change and cannot be inputs; the user was warned of them
+        self._constant: set[tuple[int, str]] = set()
 
     def call(self, key: Hashable, modules: Sequence[torch.nn.Module]) -> GuardedCall:
         """Return the call with this key, for the model's values as they are now."""

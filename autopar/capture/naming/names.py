@@ -44,18 +44,21 @@ def names_of(model: torch.nn.Module) -> Names:
     for name, target in listed.items():
         steps = steps_to(name, modules)
         steps[-1] = steps[-1][0], None
-        seen = through(model, steps)
+        without_wrappers = through(model, steps)
         if len(steps) > 1:
             names.aliases[joined(steps, with_class)] = target
-        if len(seen) < len(steps):
-            names.through += [(spelled, target) for spelled in dict.fromkeys((joined(seen), joined(seen, with_class)))]
+        if len(without_wrappers) < len(steps):
+            names.through += [
+                (spelled, target)
+                for spelled in dict.fromkeys((joined(without_wrappers), joined(without_wrappers, with_class)))
+            ]
     sizes = {name: names.shapes[target] for name, target in listed.items()}
     names.parts = [
         replace(part, name=listed.get(part.name, part.name), base=listed[part.base]) for part in parts(modules, sizes)
     ]
     for path in modules:
         steps = steps_to(path, modules) if path else []
-        seen = through(model, steps, calls=True)
-        if len(seen) < len(steps):
-            names.paths[path] = joined(seen)
+        without_wrappers = through(model, steps, calls=True)
+        if len(without_wrappers) < len(steps):
+            names.paths[path] = joined(without_wrappers)
     return names

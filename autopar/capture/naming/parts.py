@@ -22,9 +22,8 @@ from autopar.ir.layout import WHOLE, DistAttr
 
 Shape = tuple[int, ...]
 
-ADAPTERS: dict[
-    str, tuple[str, ...]
-] = {  # PEFT's name of a part → for each of its dims, the dim of the base weight that it follows
+# PEFT's name of a part → for each of its dims, the dim of the base weight that it follows
+ADAPTERS: dict[str, tuple[str, ...]] = {
     "lora_A": ("", "in"),
     "lora_B": ("out", ""),
     "lora_embedding_A": ("", "in"),

@@ -15,18 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch.nn.utils.parametrize import is_parametrized
 
-WRAPPERS = (
-    "_orig_mod",
-    "_fsdp_wrapped_module",
-    "_checkpoint_wrapped_module",
-    "base_layer",
-    "token_adapter",
-)  # children with such names
-CALLED_ALIKE = (
-    "_orig_mod",
-    "_fsdp_wrapped_module",
-    "_checkpoint_wrapped_module",
-)  # children whose result the wrapper returns unchanged
+# children with such names
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "base_layer", "token_adapter")
+# children whose result the wrapper returns unchanged
+CALLED_ALIKE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 WRAPPING = {  # class → the child that it wraps; in other classes this name may be an ordinary child
     "DataParallel": "module",
@@ -37,10 +29,8 @@ WRAPPING = {  # class → the child that it wraps; in other classes this name ma
     "BaseTuner": "model",
     "AuxiliaryTrainingWrapper": "original_module",
 }
-COPIES = (
-    "AuxiliaryTrainingWrapper",
-    "modules_to_save",
-)  # a class, and its child whose children are each a copy of the wrapped module
+# a class, and its child whose children are each a copy of the wrapped module
+COPIES = ("AuxiliaryTrainingWrapper", "modules_to_save")
 
 Step = tuple[str, torch.nn.Module | None]  # a name, and the module that is called so; ``None`` for a tensor
 
@@ -70,19 +60,19 @@ def through(root: torch.nn.Module, steps: Sequence[Step], *, calls: bool = False
 
     With ``calls``, only wrappers that return their child's result are left out.
     """
-    seen: list[Step] = []
+    without_wrappers: list[Step] = []
     parent: torch.nn.Module | None = root
     copies = False  # whether the last step was into the dict of a layer's copies
     for name, module in steps:
         kinds = class_names(parent)
         into_copies = not calls and name == COPIES[1] and COPIES[0] in kinds
         if copies or into_copies or _is_wrapped(name, module, kinds, CALLED_ALIKE if calls else WRAPPERS):
-            if seen and not into_copies:
-                seen[-1] = seen[-1][0], module
+            if without_wrappers and not into_copies:
+                without_wrappers[-1] = without_wrappers[-1][0], module
         else:
-            seen.append((name, module))
+            without_wrappers.append((name, module))
         copies, parent = into_copies, module
-    return seen
+    return without_wrappers
 
 
 def _is_wrapped(name: str, module: torch.nn.Module | None, parents: set[str], children: Sequence[str]) -> bool:

@@ -63,12 +63,12 @@ class Checked:
     def step_options(self) -> dict[str, Any]:
         """The keyword arguments of ``parallel.train_step``."""
         o = self.options
-        found: dict[str, Any] = {"microbatches": o.microbatches, "zero": o.zero, "clip_norm": o.clip_norm}
+        arguments: dict[str, Any] = {"microbatches": o.microbatches, "zero": o.zero, "clip_norm": o.clip_norm}
         if self.policy is not None:
-            found["amp"] = self.policy.name
+            arguments["amp"] = self.policy.name
         if self.scaling is not None:
-            found["loss_scale"] = self.scaling
-        return found if o.recompute == NONE else found | {"recompute": o.recompute}
+            arguments["loss_scale"] = self.scaling
+        return arguments if o.recompute == NONE else arguments | {"recompute": o.recompute}
 
 
 def check(options: TrainOptions, launched: Launched | None) -> Checked:
@@ -108,10 +108,10 @@ def check(options: TrainOptions, launched: Launched | None) -> Checked:
     scaling = (
         LossScaling(options.loss_scale or LOSS_SCALE) if policy is not None and policy.low is torch.float16 else None
     )
-    given = None if options.tolerance is None else Tolerance(options.tolerance, options.tolerance)
+    chosen = None if options.tolerance is None else Tolerance(options.tolerance, options.tolerance)
     return Checked(
         options, mesh, plan, plan_name, processes, launched, _device(options.device, local, launched), text, size, options.size,
-        dtype, policy, scaling, options.lr or size.lr, given or amp or tolerance,
+        dtype, policy, scaling, options.lr or size.lr, chosen or amp or tolerance,
     )  # fmt: skip
 
 

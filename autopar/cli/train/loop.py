@@ -11,9 +11,8 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 Batch = Mapping[str, torch.Tensor]
-Taken = tuple[
-    torch.Tensor, torch.Tensor, bool
-]  # the loss, the norm of its gradients, whether they overflowed and the step was skipped
+# the loss, the norm of its gradients, whether they overflowed and the step was skipped
+Taken = tuple[torch.Tensor, torch.Tensor, bool]
 
 
 @dataclass(frozen=True)

@@ -78,13 +78,13 @@ class TrainOptions:
 
     def arguments(self) -> list[str]:
         """Return the options as command-line arguments: all that are not ``None``, so that no preset overrides them."""
-        found = []
+        arguments = []
         for name, value in dataclasses.asdict(self).items():
             if value is True:
-                found.append(option(name))
+                arguments.append(option(name))
             elif value is not None and value is not False:
-                found += [option(name), str(value)]
-        return found
+                arguments += [option(name), str(value)]
+        return arguments
 
 
 def option(name: str) -> str:

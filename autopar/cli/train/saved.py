@@ -35,9 +35,8 @@ def numbers_of(checked: Checked) -> dict[str, Any]:
         "lr": checked.lr,
         "text": f"{text.name} ({len(text.data):,} bytes, crc32 {zlib.crc32(text.data.numpy()):08x})",
     }
-    return options | (
-        {"steps": o.steps} if o.warmup else {}
-    )  # the schedule of the learning rate ends with the last step
+    # the schedule of the learning rate ends with the last step
+    return options | ({"steps": o.steps} if o.warmup else {})
 
 
 def check_resumed(checked: Checked) -> int:

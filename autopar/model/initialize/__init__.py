@@ -30,7 +30,7 @@ def initialize(
     """Give storage to parameters and buffers on meta, and run the initialization on them.
 
     Raises:
-        RuntimeError: something that was on meta has not been written; the model is on meta as before.
+        RuntimeError: the initialization did not write a tensor that was on meta. The model is on meta as before.
     """
     if init is not None and not callable(init):
         raise TypeError(f"init is a function of a module, as for torch.nn.Module.apply, not {shown(init)}")
@@ -45,36 +45,39 @@ def run_initialization(model: torch.nn.Module, slots: list[StorageSlot], init: I
     """Run an initialization on slots with storage; ``None`` is the model's own. ``kept`` have their values already.
 
     Raises:
-        RuntimeError: a slot that was on meta has not been written.
+        RuntimeError: the initialization did not write to a slot that was on meta.
     """
-    have = set(kept)
-    waiting = [slot for slot in slots if slot.was_on_meta and slot not in have and slot.before.numel()]
-    writes = Writes([(slot.what, slot.given) for slot in waiting], [slot.given for slot in have])
+    with_values = set(kept)
+    without_values = [slot for slot in slots if slot.was_on_meta and slot not in with_values and slot.before.numel()]
+    writes = Writes([(slot.what, slot.given) for slot in without_values], [slot.given for slot in with_values])
     with first_ranks_generator(job, device):
         with torch.no_grad(), writes:
             _run(model, init)
         _check_draws(job, device)
     with torch.no_grad():
         for slot in slots:
-            _settle(slot, writes, slot in have)
+            _settle(slot, writes, slot in with_values)
     _tie(slots, writes)
-    if missed := [slot.what for slot in waiting if slot.now is slot.given and writes.time_of(slot.given) is None]:
+    if unwritten := [
+        slot.what for slot in without_values if slot.now is slot.given and writes.time_of(slot.given) is None
+    ]:
         raise RuntimeError(
-            f"{', '.join(missed)}: on meta before, and the initialisation writes nothing to "
-            f"{'them' if len(missed) > 1 else 'it'}; write {'them' if len(missed) > 1 else 'it'} in init, a function "
-            f"of a module, or make the model with {'these' if len(missed) > 1 else 'this one'} on a real device"
+            f"{', '.join(unwritten)}: on meta before, and the initialisation writes nothing to "
+            f"{'them' if len(unwritten) > 1 else 'it'}; write {'them' if len(unwritten) > 1 else 'it'} in init, a "
+            f"function of a module, or make the model with {'these' if len(unwritten) > 1 else 'this one'} on a real "
+            f"device"
         )
 
 
 def _run(model: torch.nn.Module, init: Init | None) -> None:
     if init is not None:
         model.apply(init)
-    elif callable(own := getattr(model, "init_weights", None)):
-        own()
+    elif callable(init_weights := getattr(model, "init_weights", None)):
+        init_weights()
     else:
         for module in model.modules():
-            if callable(reset := getattr(module, "reset_parameters", None)):
-                reset()
+            if callable(reset_parameters := getattr(module, "reset_parameters", None)):
+                reset_parameters()
 
 
 def _check_draws(job: Job | None, device: torch.device) -> None:
@@ -84,10 +87,10 @@ def _check_draws(job: Job | None, device: torch.device) -> None:
     state = b"".join(generator.get_rng_state().numpy().tobytes() for generator in _generators(device))
     digests: list[bytes] = [b""] * job.control.size()
     distributed.all_gather_object(digests, hashlib.sha256(state).digest(), job.control)
-    if other := [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]:
+    if differing := [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]:
         raise RuntimeError(
-            f"the initialisation draws other random numbers on rank{'s' * (len(other) > 1)} {' '.join(other)} than on "
-            f"rank 0; let init do the same on every rank"
+            f"the initialisation draws other random numbers on rank{'s' * (len(differing) > 1)} {' '.join(differing)} "
+            f"than on rank 0; let init do the same on every rank"
         )
 
 
@@ -97,22 +100,22 @@ def _settle(slot: StorageSlot, writes: Writes, kept: bool) -> None:
     if new is slot.given or (
         new is not None and writes.time_of(new) is not None and is_dtensor(new) == is_dtensor(slot.given)
     ):
-        return  # or tied to another
+        return  # written in place, or tied to another tensor
     if kept:
         slot.hold(slot.given)
         return
     if new is None or new.shape != slot.before.shape or new.is_meta:
-        found = "nothing" if new is None else f"a tensor {list(new.shape)} on {new.device}"
+        description = "nothing" if new is None else f"a tensor {list(new.shape)} on {new.device}"
         raise RuntimeError(
-            f"{slot.what} is {list(slot.before.shape)}, and the initialisation puts {found} in its place; write to "
-            f"it, as with .copy_()"
+            f"{slot.what} is {list(slot.before.shape)}, and the initialisation puts {description} in its place; write "
+            f"to it, as with .copy_()"
         )
     if is_dtensor(slot.given) and not is_dtensor(new):
         from torch.distributed.tensor import distribute_tensor
 
-        given: Any = slot.given
+        sharded: Any = slot.given
         new = distribute_tensor(
-            new.detach().to(local_of(given).device), given.device_mesh, given.placements, src_data_rank=None
+            new.detach().to(local_of(sharded).device), sharded.device_mesh, sharded.placements, src_data_rank=None
         )
     with writes:
         slot.given.copy_(new)
@@ -141,17 +144,19 @@ def first_ranks_generator(job: Job | None, device: torch.device) -> Iterator[Non
         yield
         return
     generators = _generators(device)
-    own = [generator.get_rng_state() for generator in generators]
-    for generator, state in zip(generators, own, strict=True):
+    states = [generator.get_rng_state() for generator in generators]
+    for generator, state in zip(generators, states, strict=True):
         first = state.clone()
         distributed.broadcast(first, int(job.device_mesh.mesh.flatten()[0]), group=job.control)
         generator.set_rng_state(first)
-    alike = [torch.equal(generator.get_rng_state(), state) for generator, state in zip(generators, own, strict=True)]
+    unchanged = [
+        torch.equal(generator.get_rng_state(), state) for generator, state in zip(generators, states, strict=True)
+    ]
     try:
         yield
     finally:
-        for generator, state, same in zip(generators, own, alike, strict=True):
-            if not same:
+        for generator, state, is_unchanged in zip(generators, states, unchanged, strict=True):
+            if not is_unchanged:
                 generator.set_rng_state(state)
 
 

@@ -18,9 +18,9 @@ class StorageSlot:
     """One place of a model that holds a parameter or buffer; tied tensors have several places.
 
     Attributes:
-        name: as in ``named_parameters``.
-        before: what the place held, on meta or not.
-        given: what it was given: ``before``, where that had storage.
+        name: the name, as in ``named_parameters``.
+        before: the tensor that the place had at first, on meta or not.
+        given: the tensor with storage that took its place; ``before`` itself if that had storage.
     """
 
     owner: torch.nn.Module
@@ -43,27 +43,25 @@ class StorageSlot:
         return f"the {'parameter' if isinstance(self.before, torch.nn.Parameter) else 'buffer'} {self.name}"
 
     def hold(self, tensor: torch.Tensor) -> None:
-        setattr(
-            self.owner, self.attribute, tensor
-        )  # recurrent modules keep their weights a second time, and see to it here
+        setattr(self.owner, self.attribute, tensor)  # recurrent modules also update their second list of weights here
 
 
 def slots_of(model: torch.nn.Module) -> list[StorageSlot]:
     """Return all slots of a model, in the order of ``named_modules``."""
-    found = []
+    slots = []
     for path, module in model.named_modules():
         for attribute, tensor in (*vars(module)["_parameters"].items(), *vars(module)["_buffers"].items()):
             if tensor is not None:
-                found.append(StorageSlot(module, attribute, f"{path}.{attribute}".lstrip("."), tensor, tensor))
-    return found
+                slots.append(StorageSlot(module, attribute, f"{path}.{attribute}".lstrip("."), tensor, tensor))
+    return slots
 
 
 @contextlib.contextmanager
 def materialized(model: torch.nn.Module, device: torch.device, *, tied: bool) -> Iterator[list[StorageSlot]]:
     """Give storage without values to slots on meta; they are on meta again after an exception.
 
-    DTensors get a piece. ``tied``: a tensor of several places stays one; otherwise each place has its own for the
-    while, as after ``torch.nn.Module.to_empty``.
+    DTensors get a piece. ``tied``: tied places share one tensor; otherwise each place has its own until ``_tie``, as
+    after ``torch.nn.Module.to_empty``.
     """
     slots = slots_of(model)
     made: dict[int, torch.Tensor] = {}
@@ -100,7 +98,7 @@ def device_for(model: torch.nn.Module, job: Job | None, device: torch.device | s
     """Return the device for the storage: the job's, the user's, that of the model's other tensors, or the accelerator.
 
     Raises:
-        ValueError: the user's is not of the kind that the job's mesh lies on.
+        ValueError: the user's device is not of the type of the job's mesh.
     """
     wanted = None if device is None else torch.device(device)
     if wanted is not None and wanted.type == "meta":
@@ -114,5 +112,5 @@ def device_for(model: torch.nn.Module, job: Job | None, device: torch.device | s
         return job.device
     if wanted is not None:
         return wanted
-    found = next((slot.before.device for slot in slots_of(model) if not slot.was_on_meta), None)
-    return found or torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    of_the_model = next((slot.before.device for slot in slots_of(model) if not slot.was_on_meta), None)
+    return of_the_model or torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")

@@ -1,9 +1,9 @@
 """Run an initialization that was written for whole tensors on this rank's pieces, and note what it wrote.
 
-An op on DTensors runs on whole plain tensors, and what it wrote is cut; so every rank draws the same random numbers as
-a single device does, and no rule of DTensor's is needed. A whole tensor is there for one op, or as long as a view of it
-is. When a view dies differs between ranks (a thread of the process group may hold the storage a moment longer), so
-whether an op communicates never depends on it.
+An op on DTensors runs on whole plain tensors, and this rank's piece is cut out of the result. So every rank draws the
+same random numbers as a single device does, and no rule of DTensor's is needed. A whole tensor lives during one op, or
+as long as a view of it lives. Ranks may drop a view at different times (a thread of the process group may keep the
+storage a moment longer), so whether an op communicates never depends on views.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from autopar.torch_private import OpOverload, StorageReference, TorchDispatchMod
 
 aten = torch.ops.aten
 
-OVERWRITES = frozenset({  # they do not read what they write to
+OVERWRITES = frozenset({  # ops that do not read the old values of the tensor that they write
     aten.fill_, aten.zero_, aten.copy_, aten.normal_, aten.uniform_, aten.random_, aten.bernoulli_, aten.exponential_,
     aten.cauchy_, aten.log_normal_, aten.geometric_,
 })  # fmt: skip
-EXACT = frozenset({  # element by element, with the same bits on a piece as on the whole
+EXACT = frozenset({  # elementwise ops, with the same bits on a piece as on the whole tensor
     aten.fill_, aten.zero_, aten.mul_, aten.add_, aten.sub_, aten.div_, aten.neg_, aten.clamp_, aten.clamp_min_, aten.clamp_max_,
     aten.erfinv_,
 })  # fmt: skip
@@ -35,7 +35,7 @@ class Writes(TorchDispatchMode):
 
     Args:
         waiting: tensors without values, by name.
-        kept: tensors that keep their values: what would write to them does nothing.
+        kept: tensors that keep their values: ops that write to them do nothing.
     """
 
     def __init__(self, waiting: Iterable[tuple[str, torch.Tensor]], kept: Iterable[torch.Tensor] = ()) -> None:
@@ -43,10 +43,9 @@ class Writes(TorchDispatchMode):
         self._names = {_identity(tensor): name for name, tensor in waiting}
         self._kept = {_identity(tensor) for tensor in kept}
         self._count = 0
-        self._times: dict[int, int] = {}  # of the latest write, by storage
-        self._views: dict[
-            int, tuple[StorageReference, Any]
-        ] = {}  # by storage of the piece: the whole that views look at
+        self._times: dict[int, int] = {}  # storage → number of the latest write to it
+        # storage of a piece → storage of the whole tensor that views look at, and the DTensor
+        self._views: dict[int, tuple[StorageReference, Any]] = {}
 
     def time_of(self, tensor: torch.Tensor) -> int | None:
         """Return when a tensor was last written, as a growing number; ``None`` if never."""
@@ -89,29 +88,29 @@ class Writes(TorchDispatchMode):
         overwritten = (
             {id(tensor) for tensor in written} if getattr(func, "overloadpacket", None) in OVERWRITES else set()
         )
-        instead: dict[int, torch.Tensor] = {}  # by id of the argument
-        origin: dict[int, Any] = {}  # by id of the whole: the DTensor
+        wholes: dict[int, torch.Tensor] = {}  # id of an argument → the whole tensor
+        dtensors: dict[int, Any] = {}  # id of a whole tensor → its DTensor
 
         def whole(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
                 return leaf
-            if id(leaf) not in instead and is_dtensor(leaf):
-                instead[id(leaf)] = self._whole(leaf, values=id(leaf) not in overwritten)
-                origin[id(instead[id(leaf)])] = leaf
+            if id(leaf) not in wholes and is_dtensor(leaf):
+                wholes[id(leaf)] = self._whole(leaf, values=id(leaf) not in overwritten)
+                dtensors[id(wholes[id(leaf)])] = leaf
             if any(leaf is tensor for tensor in kept):
-                instead[id(leaf)] = instead.get(id(leaf), leaf).clone()
-            return instead.get(id(leaf), leaf)
+                wholes[id(leaf)] = wholes.get(id(leaf), leaf).clone()
+            return wholes.get(id(leaf), leaf)
 
         args, kwargs = pytree.tree_map(whole, (args, dict(kwargs)))
         result = func(*args, **kwargs)
         for tensor in written:
-            if not any(tensor is one for one in kept):
-                self._cut(self._base(tensor), instead.get(id(tensor), tensor))
+            if not any(tensor is kept_tensor for kept_tensor in kept):
+                self._cut(self._base(tensor), wholes.get(id(tensor), tensor))
         for leaf in pytree.tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and id(leaf) not in origin:
-                for key, value in origin.items():
-                    self._watch(value, next(w for w in instead.values() if id(w) == key), leaf)
-        return pytree.tree_map(lambda leaf: origin.get(id(leaf), leaf), result)
+            if isinstance(leaf, torch.Tensor) and id(leaf) not in dtensors:
+                for key, value in dtensors.items():
+                    self._watch(value, next(w for w in wholes.values() if id(w) == key), leaf)
+        return pytree.tree_map(lambda leaf: dtensors.get(id(leaf), leaf), result)
 
     def _whole(self, tensor: Any, values: bool) -> torch.Tensor:
         """Return a plain whole tensor: the piece if it is whole, the one that live views look at, or a new one."""
@@ -119,7 +118,7 @@ class Writes(TorchDispatchMode):
         if all(placement.is_replicate() for placement in tensor.placements):
             return local
         viewed = self._viewed(tensor)
-        gathered = full_tensor(tensor.detach()) if values else None  # on every rank, whether it has the view or not
+        gathered = full_tensor(tensor.detach()) if values else None  # a collective, also on ranks that have the view
         if viewed is not None:
             return viewed
         if gathered is not None:

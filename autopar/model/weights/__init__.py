@@ -28,7 +28,9 @@ class Match(NamedTuple):
     """The model's names and the file's names, matched.
 
     Attributes:
-        sources: all names of each tensor, and the one to read it from.
+        sources: all names of each tensor, and the name in the files to read it from.
+        missing: names that the files do not have.
+        unexpected: names that the model does not have.
     """
 
     sources: list[tuple[tuple[str, ...], str]]
@@ -50,8 +52,8 @@ def load_weights(
         ``missing_keys`` and ``unexpected_keys``, as ``load_state_dict`` does.
 
     Raises:
-        RuntimeError: keys are missing or unexpected, and ``strict``; a shape is another; a tensor has no values in the
-            end. The model is as before then.
+        RuntimeError: with ``strict``, keys are missing or unexpected; a shape differs; a tensor has no values in the
+            end. The model is then as it was before.
     """
     agree(agreement, f"load_weights(strict={strict})")
     with CheckpointFiles(path) as files:
@@ -62,14 +64,14 @@ def load_weights(
         assert match is not None
         device = device_for(model, job, None)
         with materialized(model, device, tied=True) as slots:
-            given = {slot.name: slot.given for slot in slots}
+            tensors = {slot.name: slot.given for slot in slots}
             loaded = set()
             for names, source in match.sources:
-                _read(files, source, given[names[0]], mesh, job)
-                loaded.add(id(given[names[0]]))
-            kept = [slot for slot in slots if id(slot.given) in loaded or not slot.was_on_meta]
-            if len(kept) < len(slots):
-                run_initialization(model, slots, None, device, job, kept)
+                _read(files, source, tensors[names[0]], mesh, job)
+                loaded.add(id(tensors[names[0]]))
+            with_values = [slot for slot in slots if id(slot.given) in loaded or not slot.was_on_meta]
+            if len(with_values) < len(slots):
+                run_initialization(model, slots, None, device, job, with_values)
     return IncompatibleKeys(match.missing, match.unexpected)
 
 
@@ -77,36 +79,36 @@ def _match(model: torch.nn.Module, files: CheckpointFiles, strict: bool) -> Matc
     """Match the names and shapes of the model and of the files.
 
     Raises:
-        RuntimeError: they do not, in the words of ``load_state_dict``.
+        RuntimeError: they do not match. The error has the words of ``load_state_dict``.
     """
-    own = {
+    tensors = {
         name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if isinstance(tensor, torch.Tensor)
     }
     tied: dict[int, list[str]] = {}
-    for name, tensor in own.items():
+    for name, tensor in tensors.items():
         tied.setdefault(id(tensor), []).append(name)
-    sources, absent = [], set()
+    sources, absent_names = [], set()
     for names in tied.values():
-        there = [name for name in names if name in files.shapes]
-        if there:
-            sources.append((tuple(names), there[-1]))  # of several the last, as load_state_dict
+        present = [name for name in names if name in files.shapes]
+        if present:
+            sources.append((tuple(names), present[-1]))  # like load_state_dict, take the last of several
         else:
-            absent.update(names)
-    missing = [name for name in own if name in absent]
-    unexpected = [name for name in files.shapes if name not in own]
-    said = []
+            absent_names.update(names)
+    missing = [name for name in tensors if name in absent_names]
+    unexpected = [name for name in files.shapes if name not in tensors]
+    problems = []
     if strict and unexpected:
-        said.append(f"Unexpected key(s) in state_dict: {_quoted(unexpected)}.")
+        problems.append(f"Unexpected key(s) in state_dict: {_quoted(unexpected)}.")
     if strict and missing:
-        said.append(f"Missing key(s) in state_dict: {_quoted(missing)}.")
-    for name, tensor in own.items():
+        problems.append(f"Missing key(s) in state_dict: {_quoted(missing)}.")
+    for name, tensor in tensors.items():
         if name in files.shapes and files.shapes[name] != tuple(tensor.shape):
-            said.append(
+            problems.append(
                 f"size mismatch for {name}: copying a param with shape {torch.Size(files.shapes[name])} from "
                 f"checkpoint, the shape in current model is {tensor.shape}."
             )
-    if said:
-        lines = "".join(f"\n\t{line}" for line in said)
+    if problems:
+        lines = "".join(f"\n\t{line}" for line in problems)
         raise RuntimeError(f"Error(s) in loading state_dict for {type(model).__name__} from {files.path}:{lines}")
     return Match(sources, missing, unexpected)
 
@@ -127,11 +129,11 @@ def _on_all_ranks(job: Job | None) -> Iterator[None]:
         failure = error
     if job is None:
         return
-    told: list[str | None] = [None] * job.control.size()
-    distributed.all_gather_object(told, failure and f"{type(failure).__name__}: {failure}", job.control)
+    failures: list[str | None] = [None] * job.control.size()
+    distributed.all_gather_object(failures, failure and f"{type(failure).__name__}: {failure}", job.control)
     if failure is not None:
         raise failure
-    if failed := {rank: text for rank, text in enumerate(told) if text is not None}:
+    if failed := {rank: text for rank, text in enumerate(failures) if text is not None}:
         rank, text = next(iter(failed.items()))
         raise RuntimeError(f"rank {rank} cannot load: {text}")
 
@@ -144,8 +146,8 @@ def _read(files: CheckpointFiles, name: str, tensor: torch.Tensor, mesh: Mesh, j
         assert job is not None
         attr, at = attr_of(tensor.placements, mesh, tensor.shape), mesh.coordinates(job.rank)  # type: ignore[attr-defined]
     local = local_of(tensor)
-    for there, here in parts_of(attr, tensor.shape, mesh, at):
-        local[here].copy_(files.read(name, there))
+    for in_whole, in_piece in parts_of(attr, tensor.shape, mesh, at):
+        local[in_piece].copy_(files.read(name, in_whole))
 
 
 def parts_of(
@@ -155,13 +157,13 @@ def parts_of(
     spans = iter(attr.local_parts(shape, mesh, at))
     dims = []
     for size, dim in zip(shape, attr.dims, strict=True):
-        start, placed = 0, []
+        start, runs = 0, []
         for begin, count in _runs([(size if part is None else part, *next(spans)) for part, _ in dim]):
-            placed.append((slice(begin, begin + count), slice(start, start + count)))
+            runs.append((slice(begin, begin + count), slice(start, start + count)))
             start += count
-        dims.append(placed)
-    for chosen in itertools.product(*dims):
-        yield tuple(there for there, _ in chosen), tuple(here for _, here in chosen)
+        dims.append(runs)
+    for box in itertools.product(*dims):
+        yield tuple(in_whole for in_whole, _ in box), tuple(in_piece for _, in_piece in box)
 
 
 def _runs(parts: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:

@@ -1,6 +1,6 @@
 """Find the safetensors file of a folder that holds a tensor, and read a part of the tensor.
 
-Only safetensors are read: a pickle runs code of whoever wrote it, and has to be read whole.
+Only safetensors are read: a pickle can run code of its author, and can only be read as a whole.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class CheckpointFiles:
         """Read the names and shapes of the tensors.
 
         Raises:
-            FileNotFoundError, ValueError, ImportError: what is not there, or is not safetensors.
+            FileNotFoundError: there are no weights, or a file of the index is missing.
+            ValueError: a file is not safetensors.
+            ImportError: safetensors is not installed.
         """
         for file, names in _files_of(self.path).items():
             self._open(file, names)
@@ -59,9 +61,9 @@ class CheckpointFiles:
             opened = self._opened.enter_context(safe_open(file, framework="pt", device="cpu"))
         except SafetensorError as error:
             raise ValueError(f"{file} is no safetensors file, or is cut off ({error}); save it again") from error
-        there = opened.keys()
-        for name in there if names is None else names:
-            if name not in there:
+        stored_names = opened.keys()
+        for name in stored_names if names is None else names:
+            if name not in stored_names:
                 raise ValueError(
                     f"{self.path / INDEX} says that {name} is in {file.name}, which has no such tensor; save the "
                     f"model again"
@@ -113,11 +115,11 @@ def _files_of(path: Path) -> dict[Path, list[str] | None]:
 def _indexed(folder: Path, index: Path | None = None) -> dict[Path, list[str] | None]:
     index = index or folder / INDEX
     try:
-        named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()
+        entries = json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f'{index} has no "weight_map" of names and files ({error}); save the model again') from error
-    found: dict[Path, list[str] | None] = {}
-    for name, file in named:
+    names_by_file: dict[Path, list[str] | None] = {}
+    for name, file in entries:
         if not isinstance(file, str) or Path(file).name != file or Path(file).suffix != ".safetensors":
             raise ValueError(
                 f"{index} says that {name} is in {file!r}, which is no safetensors file beside it; save the model as "
@@ -127,7 +129,7 @@ def _indexed(folder: Path, index: Path | None = None) -> dict[Path, list[str] | 
             raise FileNotFoundError(
                 f"{folder / file} is missing, which {index.name} names; copy all files of the folder"
             )
-        names = found.setdefault(folder / file, [])
+        names = names_by_file.setdefault(folder / file, [])
         assert names is not None
         names.append(name)
-    return found
+    return names_by_file

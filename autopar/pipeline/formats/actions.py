@@ -32,8 +32,7 @@ PEER = {"FS": 1, "FR": -1, "BS": -1, "BR": 1}  # distance to the stage at the ot
 OVERLAP = "OVERLAP_F_B"
 
 
-# -- writing
-# -------------------------------------------------------------------------------------------------------------
+# -- writing -----------------------------------------------------------------------------------------------------------
 
 
 def to_csv(schedule: ScheduleTable, *, messages: bool = False) -> str:
@@ -93,8 +92,7 @@ def _action(task: Task, split: bool) -> str:
     return f"{task.stage}{NAME_OF.get(task.kind) or _backward(task, split)}{task.batch}"
 
 
-# -- reading
-# -------------------------------------------------------------------------------------------------------------
+# -- reading -----------------------------------------------------------------------------------------------------------
 
 
 class Action(NamedTuple):

@@ -243,20 +243,20 @@ def _too_much(cost: Costs) -> str:
     When its last forward on a rank begins, a micro-batch keeps an activation for each stage of the rank.
     """
     for rank, rank_stages in enumerate(cost.stages_of):
-        kept, buffers, fixed = (
+        activations, buffers, fixed = (
             sum(cost.activation[stage] for stage in rank_stages),
             cost.buffers(rank_stages[-1]),
             cost.fixed[rank],
         )
-        if not _within([kept + buffers + fixed], [cost.limit[rank]]):
+        if not _within([activations + buffers + fixed], [cost.limit[rank]]):
             parts = [
-                f"{kept:.6g} of activations",
+                f"{activations:.6g} of activations",
                 *([f"{buffers:.6g} of messages"] if buffers else []),
                 *([f"{fixed:.6g} fixed"] if fixed else []),
             ]
             return (
                 f"no schedule keeps within limit={cost.limit[rank]:.6g} on rank {rank}: one micro-batch alone needs "
-                f"{kept + buffers + fixed:.6g} there ({', '.join(parts)}); raise the limit to that, or make "
+                f"{activations + buffers + fixed:.6g} there ({', '.join(parts)}); raise the limit to that, or make "
                 f"micro-batches or stages smaller"
             )
     return ""
@@ -277,7 +277,7 @@ def _nothing(
     peaks = [(run.schedule.name, run.peak) for run in fixed]
     for rank_of, cost in costs_of.items():
         peaks.append((NAME, memory(schedule_of(one_by_one(cost, batches), rank_of, batches, NAME), sizes).peak))
-    name, peak = min(peaks, key=lambda one: max(used - limit for used, limit in zip(one[1], limits, strict=True)))
+    name, peak = min(peaks, key=lambda named: max(used - limit for used, limit in zip(named[1], limits, strict=True)))
     needs = f"{max(peak):.6g}" if len(set(limits)) == 1 else _numbers(peak)
     limit = _numbers(limits[:1] if len(set(limits)) == 1 else limits)
     return f"nothing was found within limit={limit}; the smallest schedule found needs {needs}, {name}: raise the limit to that"

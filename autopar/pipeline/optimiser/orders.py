@@ -16,9 +16,8 @@ from autopar.pipeline.rows import rows
 from autopar.pipeline.schedule import PipelineSchedule
 from autopar.pipeline.task import Slot, Task
 
-FORWARD, INPUT, WEIGHT, FULL = range(
-    4
-)  # INPUT is the gradient of the input, WEIGHT that of the weights, FULL both at once
+# INPUT is the gradient of the input, WEIGHT that of the weights, FULL both at once
+FORWARD, INPUT, WEIGHT, FULL = range(4)
 Order = list[int]
 Orders = list[Order]
 
@@ -104,9 +103,8 @@ class Paper:
         """
         rank_of, transfer, durations, pair = self.cost.rank_of, self.cost.transfer, self.durations, self.pair
         stages, ranks = len(rank_of), len(orders)
-        forward: list[list[float]] = [
-            [] for _ in range(stages)
-        ]  # when the input of the n-th forward of a stage arrives
+        # when the input of the n-th forward of a stage arrives
+        forward: list[list[float]] = [[] for _ in range(stages)]
         forward[0] = [0.0] * self.batches
         backward: list[list[float]] = [[] for _ in range(stages)]
         begun = [0] * (2 * stages)

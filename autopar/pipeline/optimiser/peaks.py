@@ -81,9 +81,8 @@ class Peaks:
             self.cost.boundary,
             len(self.cost.rank_of) - 1,
         )
-        places: list[list[int]] = [
-            [] for _ in range(2 * last + 2)
-        ]  # positions of the n-th forward and backward of a stage
+        # positions of the n-th forward and backward of a stage
+        places: list[list[int]] = [[] for _ in range(2 * last + 2)]
         for order in orders:
             for place, code in enumerate(order):
                 kind = code & 3

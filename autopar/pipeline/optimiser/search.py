@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, floor, inf
 
-from autopar.pipeline.bounds import EPSILON, Costs, ways
+from autopar.pipeline.bounds import EPSILON, Costs, shortest_times
 from autopar.pipeline.optimiser.greedy import PriorityRule, follow
 from autopar.pipeline.optimiser.orders import FORWARD, FULL, INPUT, WEIGHT, Order, Orders, Paper
 from autopar.pipeline.optimiser.peaks import Peaks
@@ -25,11 +25,8 @@ MEMORY = 64  # of late acceptance: a move is accepted if the result is no longer
 KEPT = 4  # how many of the best orders found by rules are improved by moves
 MOVES = 10  # moves for each rule tried
 WORK = 400_000  # a schedule of so many tasks or more is tried once; one of half as many, twice
-FRACTIONS = (
-    1.0,
-    1.5,
-    2.0,
-)  # rules are also tried with less memory: for the activations of so many micro-batches per rank
+# rules are also tried with less memory: for the activations of so many micro-batches per rank
+FRACTIONS = (1.0, 1.5, 2.0)
 ATTEMPTS = 4  # how often a rule is followed with less room, until its messages fit
 
 
@@ -84,23 +81,23 @@ def search(paper: Paper, peaks: Peaks, starts: Sequence[Orders], enough: float, 
         enough: a lower bound.
     """
     choose = random.Random(seed)
-    found = Found(paper, peaks, enough)
+    best_orders = Found(paper, peaks, enough)
     most = max(1, WORK // (3 * paper.batches * len(paper.cost.rank_of)))
     tries = min(tries, most)
     best = None
     for room, part in rooms(paper.cost):
-        attempt = on_grid(found, room, [*filling(paper.cost), *some_of(list(grid(paper)), max(1, most // part))])
+        attempt = on_grid(best_orders, room, [*filling(paper.cost), *some_of(list(grid(paper)), max(1, most // part))])
         if attempt is not None and (best is None or attempt.length < best.length):
             best = attempt
     if best is not None:
-        by_turns(found, best, tries, choose)
+        by_turns(best_orders, best, tries, choose)
     for orders in starts:
         if peaks.within(orders):
-            found.add(paper.length(orders), orders)
-    kept = [orders for _, orders in found.orders[-KEPT:][::-1]]
-    for orders in kept:
-        by_moves(found, orders, MOVES * tries // len(kept), choose)
-    return found
+            best_orders.add(paper.length(orders), orders)
+    improved = [orders for _, orders in best_orders.orders[-KEPT:][::-1]]
+    for orders in improved:
+        by_moves(best_orders, orders, MOVES * tries // len(improved), choose)
+    return best_orders
 
 
 def rooms(cost: Costs) -> Iterator[tuple[list[float], int]]:
@@ -129,51 +126,54 @@ def some_of(rules: list[PriorityRule], most: int) -> list[PriorityRule]:
     return [rules[i] for i in sorted(random.Random(0).sample(range(len(rules)), most))]
 
 
-def tried(found: Found, rule: PriorityRule, room: Sequence[float], length: float) -> Try | None:
+def tried(best_orders: Found, rule: PriorityRule, room: Sequence[float], length: float) -> Try | None:
     """Follow a rule and return its result within the limit; ``None`` if it is longer than ``length``.
 
     If memory with the buffers of messages exceeds the limit, the next attempt has less room for activations.
     """
     for _ in range(ATTEMPTS):
-        followed = follow(rule, found.paper.cost, found.paper.batches, room)
+        followed = follow(rule, best_orders.paper.cost, best_orders.paper.batches, room)
         if followed is None or followed[0] > length:
             return None
-        excess = found.peaks.excess(followed[1]) if found.peaks.buffers else ()
+        excess = best_orders.peaks.excess(followed[1]) if best_orders.peaks.buffers else ()
         if not any(excess):
             return Try(rule, room, *followed)
         room = [available - more for available, more in zip(room, excess, strict=True)]
     return None
 
 
-def on_grid(found: Found, room: Sequence[float], rules: Sequence[PriorityRule]) -> Try | None:
+def on_grid(best_orders: Found, room: Sequence[float], rules: Sequence[PriorityRule]) -> Try | None:
     """Return the first of the best of some rules."""
     best = None
     for rule in rules:
-        if found.done:
+        if best_orders.done:
             break
-        attempt = tried(found, rule, room, inf if best is None else best.length)
+        attempt = tried(best_orders, rule, room, inf if best is None else best.length)
         if attempt is not None and (best is None or attempt.length < best.length):
             best = attempt
-            found.add(attempt.length, attempt.orders)
+            best_orders.add(attempt.length, attempt.orders)
     return best
 
 
-def by_turns(found: Found, best: Try, tries: int, choose: random.Random) -> None:
+def by_turns(best_orders: Found, best: Try, tries: int, choose: random.Random) -> None:
     """Change a rule in one place at a time; if messages use memory, also change the room that is left for them."""
-    largest = max(found.paper.cost.boundary, default=0.0)
+    largest = max(best_orders.paper.cost.boundary, default=0.0)
     for _ in range(tries):
-        if found.done:
+        if best_orders.done:
             return
         rule, room = best.rule, best.room
-        if found.peaks.buffers and choose.random() < 0.2:
+        if best_orders.peaks.buffers and choose.random() < 0.2:
             rank = choose.randrange(len(room))
             more = room[rank] + choose.choice((-1, 1, 2)) * largest
-            room = [min(more, found.paper.cost.room[rank]) if one == rank else old for one, old in enumerate(room)]
+            room = [
+                min(more, best_orders.paper.cost.room[rank]) if attempt == rank else old
+                for attempt, old in enumerate(room)
+            ]
         else:
             rule = turned(rule, choose)
-        if (one := tried(found, rule, room, best.length)) is not None:
-            best = one
-            found.add(one.length, one.orders)
+        if (attempt := tried(best_orders, rule, room, best.length)) is not None:
+            best = attempt
+            best_orders.add(attempt.length, attempt.orders)
 
 
 def filling(cost: Costs) -> Iterator[PriorityRule]:
@@ -182,7 +182,7 @@ def filling(cost: Costs) -> Iterator[PriorityRule]:
     A rank has as many forwards in flight as fit before its first backward can arrive, and computes weight gradients
     where it would wait.
     """
-    shortest, ranks = ways(cost), len(cost.stages_of)
+    shortest, ranks = shortest_times(cost), len(cost.stages_of)
     mean = [sum(cost.forward[s] for s in rank_stages) / len(rank_stages) for rank_stages in cost.stages_of]
     until = [
         sum(cost.forward[s] + cost.transfer[s] for s in range(rank_stages[0], rank_stages[-1]))
@@ -207,7 +207,7 @@ def grid(paper: Paper) -> Iterator[PriorityRule]:
 
     A rank needs as many as keep it busy until its messages come back.
     """
-    cost, shortest = paper.cost, ways(paper.cost)
+    cost, shortest = paper.cost, shortest_times(paper.cost)
     ranks = len(cost.stages_of)
     period = (
         max(
@@ -253,18 +253,18 @@ def turned(rule: PriorityRule, choose: random.Random) -> PriorityRule:
     return replace(rule, patience=choose.choice((0.0, 0.25, 0.5, 1.0)))
 
 
-def by_moves(found: Found, start: Orders, tries: int, choose: random.Random) -> None:
+def by_moves(best_orders: Found, start: Orders, tries: int, choose: random.Random) -> None:
     """Improve orders by late acceptance: move a task of the critical path within its rank's order.
 
     Late acceptance: Burke and Bykov 2017.
     """
-    paper = found.paper
+    paper = best_orders.paper
     now = [list(order) for order in start]
     length = paper.length(now)
     before = [length] * MEMORY
     critical = critical_path(now, paper)
     for count in range(tries):
-        if found.done:
+        if best_orders.done:
             return
         rank, place = critical[choose.randrange(len(critical))]
         order = moved(now[rank], place, choose)
@@ -272,8 +272,10 @@ def by_moves(found: Found, start: Orders, tries: int, choose: random.Random) -> 
             continue
         old, now[rank] = now[rank], order
         new = paper.length(now)
-        if (new <= before[count % MEMORY] or new <= length) and (not found.peaks.buffers or found.peaks.within(now)):
-            found.add(new, [list(one) for one in now])
+        if (new <= before[count % MEMORY] or new <= length) and (
+            not best_orders.peaks.buffers or best_orders.peaks.within(now)
+        ):
+            best_orders.add(new, [list(order) for order in now])
             length = new
             critical = critical_path(now, paper)
         else:

@@ -17,9 +17,8 @@ from autopar.pipeline.dataflow import reads
 from autopar.pipeline.rows import rows
 from autopar.pipeline.task import Slot, Table, Task
 
-Offsets = tuple[
-    int, int, int, int
-]  # units from a rank to the next: forwards on the way there and back, backwards there and back
+# units from a rank to the next: forwards on the way there and back, backwards there and back
+Offsets = tuple[int, int, int, int]
 Times = tuple[int, int, int, int]  # when a rank does these four passes
 
 PERIOD = 6
@@ -84,22 +83,21 @@ def _with_weights(orders: list[deque[Task]], most: int, stages: int) -> list[lis
     """
     slots: list[list[Slot]] = [[] for _ in orders]
     left: list[deque[Task]] = [deque() for _ in orders]
-    kept = [0] * len(orders)
+    activations = [0] * len(orders)
     done: set[Task] = set()
     while any(orders) or any(left):
         now: list[Task] = []
         for rank, order in enumerate(orders):
-            task = (
-                order[0] if order and done.issuperset(reads(order[0], stages)) else None
-            )  # its inputs were computed in an earlier unit
-            if task is not None and not (task.kind == "FW" and kept[rank] >= most and left[rank]):
+            # its inputs were computed in an earlier unit
+            task = order[0] if order and done.issuperset(reads(order[0], stages)) else None
+            if task is not None and not (task.kind == "FW" and activations[rank] >= most and left[rank]):
                 order.popleft()
-                kept[rank] += task.kind == "FW"
+                activations[rank] += task.kind == "FW"
                 if task.kind == "BW":
                     left[rank].append(Task("WW", task.stage, task.batch))
             elif left[rank]:
                 task = left[rank].popleft()
-                kept[rank] -= 1
+                activations[rank] -= 1
             else:
                 continue
             now.append(task)

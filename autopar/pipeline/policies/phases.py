@@ -55,7 +55,7 @@ def _tasks(word: str, stages: Sequence[int], following: dict[tuple[str, int], in
            split: bool) -> Iterator[Task]:  # fmt: skip
     letter, stage = word[0], stages[int(word[1:] or 0)]
     if letter == "W":
-        if (oldest := next((one for one in left if word == "W" or one[0] == stage), None)) is not None:
+        if (oldest := next((passed for passed in left if word == "W" or passed[0] == stage), None)) is not None:
             left.remove(oldest)
             yield Task("WW", *oldest)
         return

@@ -93,9 +93,8 @@ def _zb_v(p: int, r: int, m: int, v: int) -> Phases:
 
 
 def _dualpipe_v(p: int, r: int, m: int, v: int) -> Phases:
-    half = (
-        r + 1
-    ) // 2  # of the last r + 1 pairs of backwards are whole; the others leave their weight gradients to the end
+    # of the last r + 1 pairs of backwards are whole; the others leave their weight gradients to the end
+    half = (r + 1) // 2
     return [
         (2 * (p - r - 1), "F0"),
         (r + 1, "F0 F1"),

@@ -66,15 +66,13 @@ class Dtypes:
     def __post_init__(self) -> None:
         self.apart = _taken_apart(self.program)
         self.tables: set[fx.Node] = set()  # values computed from buffers, indices and constants alone
-        self.weak: set[fx.Node] = (
-            set()
-        )  # parameters, buffers, and values computed from them alone, if the policy starts in low precision
+        # parameters, buffers, and values computed from them alone, if the policy starts in low precision
+        self.weak: set[fx.Node] = set()
         self.moving: set[fx.Node] = set()  # values computed from tangents
         self.numbers: set[fx.Node] = set()  # inputs that are Python numbers: beside tensors their dtype does not count
         self.statistics: set[fx.Node] = set()
-        self.asked: dict[
-            tuple[int, fx.Node], torch.dtype
-        ] = {}  # (call, value) → the dtype in which the call used the value
+        # (call, value) → the dtype in which the call used the value
+        self.asked: dict[tuple[int, fx.Node], torch.dtype] = {}
         self.incoming: dict[int, torch.dtype] = {}  # call → the dtype of the incoming gradient of its backward
         self.result: dict[int, torch.dtype] = {}  # call → the dtype in which readers see its result
         self.summed = Summed()
@@ -216,12 +214,12 @@ class Dtypes:
         if kind in (Kind.LOW, Kind.F32, Kind.INSIDE):
             dtype = self.policy.low if kind is Kind.LOW else F32
         wants = [
-            seen
+            own_dtype
             if k not in floats
             or value in self.statistics
-            or (kind is Kind.PROMOTED and (value not in self.weak or seen == dtype))
+            or (kind is Kind.PROMOTED and (value not in self.weak or own_dtype == dtype))
             else dtype
-            for k, (value, seen) in enumerate(zip(values, have, strict=True))
+            for k, (value, own_dtype) in enumerate(zip(values, have, strict=True))
         ]
         return dtype, wants  # type: ignore[return-value]
 
@@ -231,9 +229,8 @@ class Dtypes:
         A result that is not floating, or whose dtype the call names, stays as captured.
         """
         values = operands(node)
-        if (
-            dtype is not None and not _rank(node) and not self.numbers.isdisjoint(values)
-        ):  # torch would promote the number
+        # torch would promote the number
+        if dtype is not None and not _rank(node) and not self.numbers.isdisjoint(values):
             wants = [dtype if value in self.numbers else want for value, want in zip(values, wants, strict=True)]
         cast = node.target in CASTS and _names_dtype(node)
         self.uses[node] = tuple(

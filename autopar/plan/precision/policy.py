@@ -29,9 +29,8 @@ class Kind(Enum):
     PROMOTED = "promoted"
 
 
-INSIDE = named(
-    "_softmax _log_softmax native_layer_norm native_group_norm _fused_rms_norm logsumexp"
-)  # if they are on no list
+# if they are on no list
+INSIDE = named("_softmax _log_softmax native_layer_norm native_group_norm _fused_rms_norm logsumexp")
 
 NAMED = named("_softmax _log_softmax")  # an argument of their backward names the dtype of the forward
 
@@ -64,8 +63,8 @@ class PrecisionPolicy:
         """
         name = op.partition(".")[0]
         device = "cpu" if device == "cpu" else "cuda"
-        if (kept := self.kept.get(op) or self.kept.get(name)) is not None:
-            return kept
+        if (chosen := self.kept.get(op) or self.kept.get(name)) is not None:
+            return chosen
         if name in LOW[device]:
             return Kind.LOW
         if name in INSIDE and (self.parameters or name not in F32[device]):
@@ -102,8 +101,8 @@ def policy_of(amp: str, keep: Mapping[str, str] | None = None) -> PrecisionPolic
         near = difflib.get_close_matches(amp, known, n=2) if isinstance(amp, str) else []
         raise ValueError(f"no amp={shown(amp)}; {'near it' if near else 'there are'}: {', '.join(near or known)}")
     policy = POLICIES[name]
-    kept = {(name := _op(op)): _kind(name, dtype, policy) for op, dtype in (keep or {}).items()}
-    return PrecisionPolicy(policy.name, policy.low, policy.parameters, kept)
+    chosen = {(name := _op(op)): _kind(name, dtype, policy) for op, dtype in (keep or {}).items()}
+    return PrecisionPolicy(policy.name, policy.low, policy.parameters, chosen)
 
 
 def _op(name: str) -> str:

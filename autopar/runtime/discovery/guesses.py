@@ -72,25 +72,25 @@ class Search:
             next((factor for factor in self._completed(factor) if self._holds([factor])), None)
             for factor in self._carried_over(influence)
         )
-        kept = [factor for factor in guesses if factor is not None]
-        kind, summed = "sum", list(self._summed(influence, kept, "sum"))
-        if not summed and all(len(factor.results) == self._count() for factor in kept):  # nothing is pending yet
+        factors = [factor for factor in guesses if factor is not None]
+        kind, summed = "sum", list(self._summed(influence, factors, "sum"))
+        if not summed and all(len(factor.results) == self._count() for factor in factors):  # nothing is pending yet
             for other in KINDS[1:]:
-                if not summed and (summed := list(self._summed(influence, kept, other))):
+                if not summed and (summed := list(self._summed(influence, factors, other))):
                     kind = other
-        kept += summed
+        factors += summed
         linear = ", ".join(
             operands
             for operands in self._sums()
-            if kept and self._adds(operands) and self._holds(kept, kind, linear=operands)
+            if factors and self._adds(operands) and self._holds(factors, kind, linear=operands)
         )
-        rule = self._proven(kept, kind, linear)
+        rule = self._proven(factors, kind, linear)
         if rule is None:
-            kept = [factor for factor in kept if self._holds([factor], kind, "", self.calls)]
-            rule = self._proven(kept, kind, linear)
+            factors = [factor for factor in factors if self._holds([factor], kind, "", self.calls)]
+            rule = self._proven(factors, kind, linear)
         if rule is None:
             raise NothingError(
-                "it cannot be split along all of its dims at once" if kept else "it can be split along no dim"
+                "it cannot be split along all of its dims at once" if factors else "it can be split along no dim"
             )
         return rule
 
@@ -227,12 +227,12 @@ class Search:
             group
         )
 
-    def _summed(self, influence: Influence, kept: Sequence[Factor], kind: str) -> Iterator[Factor]:
+    def _summed(self, influence: Influence, factors: Sequence[Factor], kind: str) -> Iterator[Factor]:
         """Yield factors of operand dims that no result has, and that can be proven; no dim twice.
 
         For max and min, all results must depend on them.
         """
-        taken = {dim for factor in kept for dim in factor.operands}
+        taken = {dim for factor in factors for dim in factor.operands}
         positions = [position for position, shape in enumerate(self.results) if shape is not None]
         enough = any if kind == "sum" else all
         free = [

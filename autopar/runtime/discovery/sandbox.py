@@ -77,9 +77,8 @@ def _serve(function: Callable[[], Any], out: int) -> None:
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
-        sys.stdout = sys.stderr = os.fdopen(
-            null, "w"
-        )  # the parent's may be locked by a thread that the child does not have
+        # the parent's may be locked by a thread that the child does not have
+        sys.stdout = sys.stderr = os.fdopen(null, "w")
         torch.set_num_threads(1)
         data = pickle.dumps(function())
         while data:

@@ -122,7 +122,7 @@ def _safe(types: Sequence[TensorType]) -> bool:
 def _with_products(sizes: Sequence[int]) -> dict[int, int]:
     """Scale sizes so that a product of two sizes, a multiple of a size, or a size plus one stays so."""
     small: dict[int, int] = {}
-    rest = itertools.count(EVEN, 4)
+    unused_sizes = itertools.count(EVEN, 4)
     for n in sorted(sizes):
         pair = next(((p, q) for p, q in itertools.combinations_with_replacement(small, 2) if p * q == n), None)
         before = small.get(n - 1)
@@ -134,7 +134,7 @@ def _with_products(sizes: Sequence[int]) -> dict[int, int]:
         elif factor is not None:
             small[n] = n // factor * small[factor]
         else:
-            small[n] = next(rest)
+            small[n] = next(unused_sizes)
     return small
 
 
@@ -180,9 +180,8 @@ def drawn(call: Arguments, fill: Fill) -> Arguments:
     Floats have double precision; other dtypes are unchanged.
     """
     random = torch.Generator().manual_seed(0)
-    below = min(
-        [BELOW, *(leaf for leaf in _leaves(*call) if type(leaf) is int and leaf > 1)]
-    )  # such a number may be the number of classes
+    # such a number may be the number of classes
+    below = min([BELOW, *(leaf for leaf in _leaves(*call) if type(leaf) is int and leaf > 1)])
 
     def draw(value: Any) -> Any:
         return _drawn(value, fill, below, random) if isinstance(value, TensorType) else value

@@ -47,9 +47,8 @@ def _rows(places: Sequence[buckets.Place]) -> int:
     return whole // max(piece, 1)
 
 
-MEMORY: dict[
-    Callable[..., Any], Callable[[Args, Sizes, int], LoweredMemory]
-] = {  # function → from its arguments, sizes and the bytes of its result
+# function → from its arguments, sizes and the bytes of its result
+MEMORY: dict[Callable[..., Any], Callable[[Args, Sizes, int], LoweredMemory]] = {
     buckets.start_bucket: lambda args, sizes, own: LoweredMemory(sizes(args[0])),
     buckets.finish_bucket: lambda args, sizes, own: LoweredMemory(None),
     buckets.start_scatter_bucket: lambda args, sizes, own: LoweredMemory(sizes(args[0])),
@@ -99,12 +98,10 @@ class _Walk:
         self.program, self.lowered, self.kept, self.kinds, self.on_cpu = program, lowered, kept, kinds, on_cpu
         self.ops = [node for node in lowered.graph.nodes if node.op == "call_function"]
         self.storages: list[Storage] = []
-        self.parts: dict[
-            fx.Node, tuple[tuple[Storage, ...], ...]
-        ] = {}  # value → for each of its parts the storages that it uses
-        self.in_flight: dict[
-            fx.Node, Storage
-        ] = {}  # start of a collective → a storage that it needs until something waits for it
+        # value → for each of its parts the storages that it uses
+        self.parts: dict[fx.Node, tuple[tuple[Storage, ...], ...]] = {}
+        # start of a collective → a storage that it needs until something waits for it
+        self.in_flight: dict[fx.Node, Storage] = {}
         self.bytes: dict[fx.Node, int] = {}
 
     def run(self) -> Lifetimes:
@@ -185,9 +182,8 @@ class _Walk:
         rows = sizes if memory.new == sum(sizes) else [memory.new]
         self.parts[node] = tuple((self.store(origin, bytes, kind, position, position),) for bytes in rows)
         self.bytes[node] = memory.new
-        if (
-            self.on_cpu and node.target in GATHERS
-        ):  # gloo's own buffer; gloo frees it when all data has arrived, mostly before something waits
+        # gloo's own buffer; gloo frees it when all data has arrived, mostly before something waits
+        if self.on_cpu and node.target in GATHERS:
             self.store(origin, memory.new, "transfers", position, position)
         if memory.in_flight:
             self.in_flight[node] = self.store(origin, memory.in_flight, "transfers", position, position)

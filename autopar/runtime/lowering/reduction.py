@@ -21,19 +21,13 @@ import torch
 
 from autopar.ir import transfers
 
-REDUCE = {
-    "sum": "sum",
-    "avg": "sum",
-    "max": "max",
-    "min": "min",
-    "prod": "product",
-}  # autopar's name → the name of torch.distributed
+# autopar's name → the name of torch.distributed
+REDUCE = {"sum": "sum", "avg": "sum", "max": "max", "min": "min", "prod": "product"}
 OF_BOOLS = {"sum": "max", "prod": "min"}
 ORDERED = {torch.float32: torch.int32, torch.float64: torch.int64}  # floats → integers of their width
 
-Calls = tuple[
-    tuple[Callable[..., torch.Tensor], tuple[Any, ...]], ...
-]  # functions, with their arguments after the tensor
+# functions, with their arguments after the tensor
+Calls = tuple[tuple[Callable[..., torch.Tensor], tuple[Any, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -71,9 +65,8 @@ def as_ordered(x: torch.Tensor, nan_is_largest: bool) -> torch.Tensor:
     """Convert floats to integers of the same order; NaN becomes the largest integer, or the smallest."""
     limits = torch.iinfo(ORDERED[x.dtype])
     bits = x.contiguous().view(ORDERED[x.dtype])
-    ordered = torch.where(
-        bits < 0, bits ^ limits.max, bits
-    )  # the larger bits of two negative numbers are the smaller number
+    # the larger bits of two negative numbers are the smaller number
+    ordered = torch.where(bits < 0, bits ^ limits.max, bits)
     return torch.where(x.isnan(), limits.max if nan_is_largest else limits.min, ordered)
 
 

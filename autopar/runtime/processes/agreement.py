@@ -20,8 +20,8 @@ from torch import distributed
 from autopar.ir.mesh import Mesh
 from autopar.runtime import current_op
 
-KINDS = 3  # sets of axes over which brought values lie, that are told apart
-SMALL = 2**20  # bytes of a call that are always looked at; more, or on a GPU, only in the first ``FIRST`` calls
+KINDS = 3  # tensors sharded over so many different sets of axes have a checksum for each set
+SMALL = 2**20  # up to so many bytes every call on CPU is compared; other calls only the first ``FIRST`` times
 FIRST = 3
 
 
@@ -59,28 +59,28 @@ class Agreement:
         """Send the other ranks a digest of a call that this rank makes. ``finish`` compares it with theirs.
 
         Args:
-            call: what it is, in words that are the same on every rank.
-            brought: the tensors that come with it.
+            call: a description of the call, the same on every rank that makes it.
+            brought: the tensors of the call, which ranks must agree on.
             kind: calls of one kind are counted together.
-            fact: a number in which the ranks may differ; it stands in the place of what is brought.
+            fact: a number that may differ between ranks; it is sent in place of the first checksum.
         """
         self._history.update(call.encode())
         count = self._seen[kind or call] = self._seen.get(kind or call, 0) + 1
-        look = count <= FIRST or (
+        is_compared = count <= FIRST or (
             sum(b.piece.nbytes for b in brought) <= SMALL and all(b.piece.device.type == "cpu" for b in brought)
         )
-        own = torch.zeros(1 + 2 * KINDS, dtype=torch.float64)
-        own[0], own[1] = int.from_bytes(self._history.digest(), "little"), fact
-        groups: dict[tuple[str, ...], list[Brought]] = {}
-        for one in brought if look else ():
-            groups.setdefault(one.axes, []).append(one)
-        kinds = sorted(groups)[:KINDS]
+        row = torch.zeros(1 + 2 * KINDS, dtype=torch.float64)
+        row[0], row[1] = int.from_bytes(self._history.digest(), "little"), fact
+        by_axes: dict[tuple[str, ...], list[Brought]] = {}
+        for tensor in brought if is_compared else ():
+            by_axes.setdefault(tensor.axes, []).append(tensor)
+        kinds = sorted(by_axes)[:KINDS]
         for k, axes in enumerate(kinds):
-            own[1 + 2 * k], own[2 + 2 * k] = _checksum([one.piece for one in groups[axes]])
-        every = list(torch.zeros(self._control.size(), len(own), dtype=torch.float64))
-        work = distributed.all_gather(every, own, self._control, async_op=True)
+            row[1 + 2 * k], row[2 + 2 * k] = _checksum([tensor.piece for tensor in by_axes[axes]])
+        rows = list(torch.zeros(self._control.size(), len(row), dtype=torch.float64))
+        work = distributed.all_gather(rows, row, self._control, async_op=True)
         assert work is not None
-        self._pending = (work, every, call, {axes: [one.name for one in groups[axes]] for axes in kinds})
+        self._pending = (work, rows, call, {axes: [tensor.name for tensor in by_axes[axes]] for axes in kinds})
 
     def close(self) -> None:
         """Drop the control group, so that its threads end. No call may follow."""
@@ -116,26 +116,26 @@ class Agreement:
         All ranks call it.
 
         Args:
-            program: its digest.
-            values: what each is called → what it is, in words.
+            program: the digest of this rank's program.
+            values: name of a value → the value as text.
 
         Raises:
-            RuntimeError: both differ; ranks and values are named.
+            RuntimeError: programs and values differ; the error names the ranks and the values.
         """
         ranks: list[tuple[str, Mapping[str, str]]] = self.gathered((program, dict(values)))
         if len({digest for digest, _ in ranks}) == 1:
             return
-        every = [one for _, one in ranks]
+        values_by_rank = [read for _, read in ranks]
         differing = [
             name
-            for name in dict.fromkeys(name for one in every for name in one)
-            if len({one.get(name) for one in every}) > 1
+            for name in dict.fromkeys(name for read in values_by_rank for name in read)
+            if len({read.get(name) for read in values_by_rank}) > 1
         ]
         if differing:
             self._begin_anew()
             shown = [
                 f"\n    {name}: "
-                + ", ".join(f"{one.get(name, 'not read')} on rank {rank}" for rank, one in enumerate(every))
+                + ", ".join(f"{read.get(name, 'not read')} on rank {rank}" for rank, read in enumerate(values_by_rank))
                 for name in differing[:10]
             ]
             raise RuntimeError(
@@ -148,38 +148,39 @@ class Agreement:
         An error is raised on all ranks. They may go on with calls that agree.
 
         Raises:
-            RuntimeError: a rank makes another call, or brings other values of what is one; ranks and calls are told.
+            RuntimeError: a rank makes another call, or brings other values of the same piece. The error names the
+                ranks and their calls.
         """
         if self._pending is None:
             return
-        (work, every, call, names), self._pending = self._pending, None
+        (work, gathered, call, names), self._pending = self._pending, None
         work.wait()
-        rows = [row.tolist() for row in every]
+        rows = [row.tolist() for row in gathered]
         if len({row[0] for row in rows}) > 1:
             self._refuse_calls(call)
-        for k, (axes, what) in enumerate(names.items()):
+        for k, (axes, names_of_axes) in enumerate(names.items()):
             first: dict[tuple[int, ...], int] = {}
             for rank, row in enumerate(rows):
                 at = self._mesh.coordinates(rank)
                 other = first.setdefault(tuple(at[axis] for axis in axes), rank)
-                (a, scale), (b, more) = rows[other][1 + 2 * k : 3 + 2 * k], row[1 + 2 * k : 3 + 2 * k]
-                if not (a == b or abs(a - b) <= max(scale, more) or (a != a and b != b)):
-                    raise RuntimeError(other_values(what, axes, other, rank, self._mesh))
+                (a, a_error), (b, b_error) = rows[other][1 + 2 * k : 3 + 2 * k], row[1 + 2 * k : 3 + 2 * k]
+                if not (a == b or abs(a - b) <= max(a_error, b_error) or (a != a and b != b)):
+                    raise RuntimeError(other_values(names_of_axes, axes, other, rank, self._mesh))
 
     def _refuse_calls(self, call: str) -> None:
         calls: list[str] = self.gathered(call)
         self._begin_anew()
-        ranks: dict[str, list[int]] = {}
-        for rank, one in enumerate(calls):
-            ranks.setdefault(one, []).append(rank)
-        told = "".join(f"\n    {_ranks(some)}: {one}" for one, some in ranks.items())
-        if len(ranks) == 1:
+        ranks_by_call: dict[str, list[int]] = {}
+        for rank, made in enumerate(calls):
+            ranks_by_call.setdefault(made, []).append(rank)
+        lines = "".join(f"\n    {_ranks(ranks)}: {made}" for made, ranks in ranks_by_call.items())
+        if len(ranks_by_call) == 1:
             raise RuntimeError(
-                f"the ranks have not made the same calls before this one{told}\n  let all ranks call forward and "
+                f"the ranks have not made the same calls before this one{lines}\n  let all ranks call forward and "
                 f"backward alike, also in the last step"
             )
         raise RuntimeError(
-            f"the ranks make different calls{told}\n  let all ranks call forward and backward alike, in the same "
+            f"the ranks make different calls{lines}\n  let all ranks call forward and backward alike, in the same "
             f"mode, with the same options, learning rates and optimizer states, with tensors of the same shapes: "
             f'with inputs="global" the same batch, with inputs="local" pieces that differ in the number of rows alone'
         )
@@ -194,25 +195,28 @@ current_op.register(
 
 def _checksum(pieces: Sequence[torch.Tensor]) -> tuple[float, float]:
     """Return a number that depends on every element and its position, and by how much rounding may change it."""
-    total, scale, exact = 0.0, 0.0, 0
+    total, error, integers = 0.0, 0.0, 0
     for piece in pieces:
         flat = piece.detach().reshape(-1).cpu()
         if flat.is_floating_point() or flat.is_complex():
             flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
             values = flat.double()
             total += float(values @ torch.linspace(0.5, 1.5, len(values), dtype=torch.float64))
-            scale += 16 * torch.finfo(flat.dtype).eps * float(values.abs().sum())
+            error += 16 * torch.finfo(flat.dtype).eps * float(values.abs().sum())
         else:
-            exact = zlib.crc32(flat.numpy().tobytes(), exact)
-    return total + exact, scale
+            integers = zlib.crc32(flat.numpy().tobytes(), integers)
+    return total + integers, error
 
 
 def other_values(names: Sequence[str], axes: tuple[str, ...], a: int, b: int, mesh: Mesh) -> str:
     """Return the error for two ranks that bring different values of one piece. ``axes``: those that shard the value."""
-    what, at = ", ".join(names), mesh.coordinates(a)
-    said = f"ranks {a} and {b} bring different values of {what}, which are one on the mesh"
+    at = mesh.coordinates(a)
+    said = f"ranks {a} and {b} bring different values of {', '.join(names)}, which must be equal on these ranks"
     if not axes:
-        return f'{said}\n  let all ranks have the same (the same batch, sampled with one seed), or pass pieces with inputs="local"'
+        return (
+            f"{said}\n  let all ranks have the same (the same batch, sampled with one seed), or pass pieces with "
+            f'inputs="local"'
+        )
     piece = " ".join(f"{axis}={at[axis]}" for axis in axes)
     axis = axes[0]
     return (

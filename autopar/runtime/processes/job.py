@@ -32,10 +32,10 @@ class Job:
     Attributes:
         rank: of this process, on the mesh and in the world.
         device_mesh: torch's mesh of the same ranks and names, with a process group for each axis.
-        groups: ranks, in ascending order → the name of their group, for each axis, and several as one.
-        device: where this rank's pieces lie.
-        control: a gloo group of all ranks, for what is said beside the step.
-        taken: the keys of the shared groups that it uses.
+        groups: ranks, in ascending order → the name of their group, along each axis, and along several axes as one.
+        device: the device of this rank's pieces.
+        control: a gloo group of all ranks, for messages besides those of the step.
+        taken: the keys of the shared groups that the job uses.
         made_mesh: whether the device mesh is autopar's, and not the user's.
         models: how many models use it that are not closed.
     """
@@ -53,11 +53,11 @@ class Job:
 def job_of(mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | None, timeout: float) -> Job | None:
     """Return the job that this process belongs to, or ``None`` if the process is alone. All ranks call it.
 
-    Where torchrun has started the process and no process group has been initialised, that is done here.
+    If torchrun has started the process, and no process group has been initialised, this function initialises it.
 
     Raises:
         ValueError: the mesh does not have as many ranks as there are processes.
-        RuntimeError: another rank gives another mesh, or makes another call.
+        RuntimeError: another rank passes another mesh, or makes another call.
     """
     if not distributed.is_available():
         return None
@@ -81,7 +81,7 @@ def job_of(mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | None, tim
             jobs[key] = _join(mesh, device, device_mesh)
         return jobs[key]
     finally:
-        groups.release(taken)  # the job has taken it, too
+        groups.release(taken)  # the job has taken the group, too
 
 
 @dataclass
@@ -102,12 +102,12 @@ class _World:
         if job.models == 0:
             self.jobs = {key: other for key, other in self.jobs.items() if other is not job}
             process_groups().release(job.taken)
-            del job.control  # its threads end when nothing refers to it, and models keep the job
+            del job.control  # the group's threads end when nothing refers to it, and models keep the job
             if job.made_mesh:
                 forget_groups(job.device_mesh)
 
 
-_worlds: list[_World] = []  # the present one
+_worlds: list[_World] = []  # none or one: that of the present default group
 
 
 def _watched(timeout: float) -> Watch | None:
@@ -146,8 +146,9 @@ def groups_of(mesh: Mesh, device_mesh: DeviceMesh, groups: ProcessGroups, taken:
     rank = distributed.get_rank()
     axes = [axis for axis, size in mesh.axes if size > 1]
     names = {mesh.group(rank, axis): device_mesh.get_group(axis).group_name for axis in axes}
-    for some in (some for n in range(2, len(axes)) for some in itertools.combinations(axes, n)):
-        names[tuple(sorted(mesh.group(rank, some)))] = groups.take(DATA, groups_over(mesh, some), taken).group_name
+    for several in (several for n in range(2, len(axes)) for several in itertools.combinations(axes, n)):
+        ranks = tuple(sorted(mesh.group(rank, several)))
+        names[ranks] = groups.take(DATA, groups_over(mesh, several), taken).group_name
     names[tuple(sorted(mesh.ranks))] = distributed.group.WORLD.group_name  # type: ignore[union-attr]
     return names
 
@@ -163,8 +164,8 @@ class Membership:
     """A model's use of a job, from ``parallelize`` to ``close``. The last model that uses a group closes it.
 
     Args:
-        job: of the model; ``None`` in a process that is alone.
-        agreement: of the model; ``None`` where there is one rank.
+        job: the job of the model; ``None`` in a process that is alone.
+        agreement: the agreement of the model; ``None`` if there is one rank.
     """
 
     def __init__(self, job: Job | None, agreement: Agreement | None) -> None:
@@ -181,7 +182,7 @@ class Membership:
         """Give the job back. All ranks call it; a second call does nothing.
 
         It waits for the other ranks, but not while an exception is handled: another rank may be inside a collective
-        that this one never comes to. Then the groups end with the process.
+        that this rank never reaches. Then the groups end with the process.
 
         Raises:
             RuntimeError: a rank makes another call. The model is closed on no rank then.

@@ -34,8 +34,8 @@ from autopar.runtime.processes.watch.watch import PREFIX
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")  # that end the ranks before they end the launcher
-PATIENCE = 5  # seconds that ranks have to end after such a signal, until they are killed
+SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")  # these end the ranks, and then the launcher
+PATIENCE = 5  # seconds that ranks have to end after such a signal, before they are killed
 
 
 def launch(
@@ -101,7 +101,8 @@ def launch(
 def store_of_job() -> dist.Store:
     """Return the store that all ranks of this job share, for a ``Watch``.
 
-    That of ``launch``, which outlives every rank; else that of the process group, however it was initialized.
+    It is the store of ``launch``, which outlives every rank, or else the store of the process group, however that was
+    initialized.
     """
     address = os.environ.get(STORE_VARIABLE)
     if address:
@@ -123,19 +124,19 @@ def _failed(error: ChildFailedError, store: dist.Store) -> LaunchError:
         first = error.failures.get(rank, first)
     status = first.exitcode if first.exitcode > 0 else 128 - first.exitcode
     name = first.signal_name()
-    how = f"was killed by {name}" if first.exitcode < 0 else f"exited with status {first.exitcode}"
-    if verdict is not None:  # of the other ranks, which did not see how it went
+    ending = f"was killed by {name}" if first.exitcode < 0 else f"exited with status {first.exitcode}"
+    if verdict is not None:  # the other ranks' verdict: they did not see how this rank ended
         text = (
-            verdict["text"].replace(f"rank {rank} {LOST}", f"rank {rank} {how}")
+            verdict["text"].replace(f"rank {rank} {LOST}", f"rank {rank} {ending}")
             if first.exitcode < 0
             else verdict["text"]
         )
         return LaunchError(text, rank=rank, status=status)
-    seen = ""
+    place = ""
     if store.check([f"beat/{rank}"]):
-        seen = f"; {last_seen(Beat.load(store.get(f'beat/{rank}')))}"
+        place = f"; {last_seen(Beat.load(store.get(f'beat/{rank}')))}"
     remedy = "\n  if memory ran out, the kernel killed it: see dmesg" if name == "SIGKILL" else ""
-    return LaunchError(f"autopar: rank {rank} {how}{seen}{remedy}", rank=rank, status=status)
+    return LaunchError(f"autopar: rank {rank} {ending}{place}{remedy}", rank=rank, status=status)
 
 
 def _refuse_used_port(endpoint: str) -> None:

@@ -173,9 +173,8 @@ LOCAL: dict[Any, Callable[..., torch.Tensor]] = {
         x, place_along(arguments, position.at, position.meshes[arguments.get("stage")])
     ),
     transfers.wait: lambda x, arguments, position: x,
-    transfers.redistribute: lambda x, arguments, position: _redistribute([x], [arguments], [position])[
-        0
-    ],  # only if nothing is sent
+    # only if nothing is sent
+    transfers.redistribute: lambda x, arguments, position: _redistribute([x], [arguments], [position])[0],
 }
 
 COLLECTIVE: dict[Any, Callable[..., list[torch.Tensor]]] = {

@@ -18,9 +18,8 @@ from autopar.ir import transfers
 from autopar.ir.record import DTYPE_NAMES, TensorType
 
 Payload = tuple[tuple[str, str], ...]  # (name, value), for comparison and for errors
-Piece = tuple[
-    int, tuple[int, ...], str
-]  # the size of the rank's piece, the stated sizes of all members, and their axis
+# the size of the rank's piece, the stated sizes of all members, and their axis
+Piece = tuple[int, tuple[int, ...], str]
 
 # transfer → (name in an error, argument, default)
 AGREED: dict[Any, tuple[tuple[str, str, Any], ...]] = {
@@ -32,10 +31,8 @@ AGREED: dict[Any, tuple[tuple[str, str, Any], ...]] = {
     transfers.redistribute: tuple((name, name, None) for name in ("axis", "kept")),
 }  # fmt: skip
 ENDS = (("source splits", "source"), ("source parts", "source_parts"), ("splits", "splits"), ("parts", "parts"))
-JOINED = {
-    transfers.all_gather: "dim",
-    transfers.all_to_all: "source",
-}  # the argument with the dim along which pieces are concatenated
+# the argument with the dim along which pieces are concatenated
+JOINED = {transfers.all_gather: "dim", transfers.all_to_all: "source"}
 
 
 def payload_of(function: Any, arguments: Mapping[str, Any], operand: TensorType) -> Payload:

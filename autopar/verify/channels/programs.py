@@ -57,9 +57,8 @@ def check_programs(programs: Mapping[int, Program], channels: Iterable[Channels]
     looked_at = set[int]()
     for rank, program in by_rank.items():
         walk = walks[id(program.graph)]
-        if (
-            id(program.graph) in looked_at
-        ):  # this graph is checked; only pieces of different sizes differ between its ranks
+        # this graph is checked; only pieces of different sizes differ between its ranks
+        if id(program.graph) in looked_at:
             walk = uneven[id(program.graph)]
         looked_at.add(id(program.graph))
         _check_pieces(rank, program, walk)

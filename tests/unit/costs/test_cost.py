@@ -130,9 +130,8 @@ def test_two_levels_are_for_several_nodes_with_a_slow_network(name: str) -> None
         inside = replace(PLAIN, ranks_per_node=64, outside=Link(0.0, 1e9))
         assert algorithm(name, 10**6, ranks, inside) != "two-level"
         assert algorithm(name, 10**6, ranks, PLAIN, shape=(ranks, 1)) != "two-level"
-        assert np.isinf(
-            _candidates(name, 10**6, ranks, PLAIN, (ranks, 1))[-1]
-        )  # on one node it would be a ring, but for rounding
+        # on one node it would be a ring, but for rounding
+        assert np.isinf(_candidates(name, 10**6, ranks, PLAIN, (ranks, 1))[-1])
     assert price(name, 10**6, 64, PLAIN, shape=(1, 64)) == flat() == flat(shape=(1, 64))
 
 
@@ -208,13 +207,11 @@ def test_what_was_measured_is_the_price() -> None:
         assert MEASURED.fit("send").seconds(n).tolist() == pytest.approx(seconds)  # type: ignore[union-attr]
         assert algorithm(name, 10**6, 2, MEASURED) == "measured"
     for name in ("all_gather", "all_to_all"):
-        assert price(name, 10**9, 4, MEASURED) == pytest.approx(
-            3 * (1e-4 + 4096 / 1e9) + 1.5
-        )  # three messages for one, 3/4 for 1/2
+        # three messages for one, 3/4 for 1/2
+        assert price(name, 10**9, 4, MEASURED) == pytest.approx(3 * (1e-4 + 4096 / 1e9) + 1.5)
         assert price(name, 0, 3, MEASURED) == pytest.approx(2 * 3e-4)
-    assert price("redistribute", 10**9, 2, MEASURED) == pytest.approx(
-        1e-4 + 4096 / 1e9 + 2
-    )  # all of it travels, not half
+    # all of it travels, not half
+    assert price("redistribute", 10**9, 2, MEASURED) == pytest.approx(1e-4 + 4096 / 1e9 + 2)
 
 
 def test_only_what_was_measured_is() -> None:
@@ -319,9 +316,8 @@ def test_the_price_of_a_transfer_on_a_mesh() -> None:
     assert paid(transfers.all_to_all, value(mesh, "tp", None), source=0, target=1, axis="tp") == price(
         "all_to_all", whole / 2, 2, PLAIN
     )
-    assert paid(transfers.slice, value(mesh, None, None), dim=0, axis="tp") == price(
-        "slice", whole, 2, PLAIN
-    )  # half is read, and written
+    # half is read, and written
+    assert paid(transfers.slice, value(mesh, None, None), dim=0, axis="tp") == price("slice", whole, 2, PLAIN)
     assert paid(transfers.pend, value(mesh, "dp", None), axis="tp") == price("pend", whole / 2, 2, PLAIN)
     assert paid(transfers.cast, value(mesh, "dp", None), dtype=torch.bfloat16) == price(
         "cast", whole / 2 * 1.5, 1, PLAIN
@@ -380,16 +376,16 @@ def test_a_pending_value_is_exchanged_among_those_with_like_addends(ranks: list[
 def test_a_message_is_paid_once() -> None:
     source, whole = value(Mesh(dp=2, tp=2, ranks=[0, 1, 2, 3], name="s0"), "dp", "tp"), 24 * 64 * 4
     assert paid(transfers.send, source, stage="s1") == 0
-    assert paid(transfers.recv, source, stage="s1") == price(
-        "recv", whole / 4, 2, PLAIN, shape=(1, 2)
-    )  # ranks 4-7 are another node
+    # ranks 4-7 are another node
+    assert paid(transfers.recv, source, stage="s1") == price("recv", whole / 4, 2, PLAIN, shape=(1, 2))
     assert paid(transfers.recv, source, stage="s0") == price("recv", whole / 4, 2, PLAIN)
     gathered = paid(transfers.recv, source, stage="s1", splits=((), ()))  # each gets four pieces, from four ranks
     assert gathered == price("redistribute", whole, 5, PLAIN, shape=(1, 5))
     one = value(Mesh(dp=1, ranks=[0], name="one"), None, None)
+    # the sender has most
     assert paid(transfers.recv, one, stage="s1", splits=((), ())) == price(
         "redistribute", 4 * whole, 5, PLAIN, shape=(1, 5)
-    )  # the sender has most
+    )
 
 
 def test_a_value_without_a_layout_is_only_cast() -> None:

@@ -235,8 +235,7 @@ def test_updates_tell_changed_options() -> None:
     assert definition.update({**group, "dampening": 0.1}).op != before.op
 
 
-# -- which optimizers
-# ---------------------------------------------------------------------------------------------------
+# -- which optimizers --------------------------------------------------------------------------------------------------
 
 
 class Named(AdamW):
@@ -291,8 +290,7 @@ def test_hooks_of_a_step_are_refused() -> None:
         definition_of(optimizer)
 
 
-# -- rules
-# --------------------------------------------------------------------------------------------------------------
+# -- rules -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SIGNATURES)

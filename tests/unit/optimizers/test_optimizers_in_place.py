@@ -95,6 +95,7 @@ def started(kind: type[Optimizer], options: dict[str, Any], dtype: torch.dtype) 
     return Stepped(kind([nn.Parameter(tensor) for tensor in drawn(SHAPES, 0, dtype)], **{**options, "lr": LR.item()}))
 
 
+# scale, skipped
 STEPS: list[tuple[float | None, float | None]] = [
     (None, 1.0),
     (None, None),
@@ -102,7 +103,7 @@ STEPS: list[tuple[float | None, float | None]] = [
     (0.3, 0.0),
     (2.0, 1.0),
     (None, 0.0),
-]  # scale, skipped
+]
 
 
 @CASES
@@ -115,10 +116,8 @@ def test_buckets_are_the_op_for_each(kind: type[Optimizer], options: dict[str, A
         scale, found = (None if number is None else torch.tensor(number) for number in numbers)
         if dtype == torch.float64 and scale is not None:
             scale = scale.double() + 1e-9  # what float32 does not hold
-        if dtype in (
-            torch.bfloat16,
-            torch.float16,
-        ):  # kernels and ops round at other places: each step from the same numbers
+        # kernels and ops round at other places: each step from the same numbers
+        if dtype in (torch.bfloat16, torch.float16):
             ours = InPlace(stepped)
         stepped.step(grads, scale, found)
         ours.step(grads, scale, found)

@@ -67,10 +67,8 @@ def test_a_chain_is_one_transition(data: st.DataObject) -> None:
     assert program.counts.commits <= before + 1
     left = [node for node in program.nodes if node.target in transfers.BY_FUNCTION]
     assert record_of(operands(program.output)[0]).type == types[-1]
-    assert (sum(map(_received, left)), len(left)) <= (
-        cost(types[0], types[-1]),
-        len(transitions(types[0], types[-1])),
-    )  # by bytes, then by transfers
+    # by bytes, then by transfers
+    assert (sum(map(_received, left)), len(left)) <= (cost(types[0], types[-1]), len(transitions(types[0], types[-1])))
     if wanted is not None:
         found = results(program, pieces)
         assert all(equal(found[rank], wanted[rank]) for rank in wanted)

@@ -24,8 +24,7 @@ from autopar.pipeline.simulate import simulate
 MiB = 2.0**20
 
 
-# -- when buffers are free
-# -----------------------------------------------------------------------------------------------
+# -- when buffers are free ---------------------------------------------------------------------------------------------
 
 
 def first_reached(schedule: PipelineSchedule, send: Task) -> int:
@@ -109,8 +108,7 @@ def test_one_step_sooner_is_refused() -> None:
             changed(schedule, slots).verify()
 
 
-# -- what is in use
-# ------------------------------------------------------------------------------------------------------
+# -- what is in use ----------------------------------------------------------------------------------------------------
 
 Instant = tuple[int, int]  # row, and which of the slot's computations runs; -1: its messages are launched
 END = (10**9, 0)
@@ -190,8 +188,7 @@ def test_buffers_of_channels_are_what_intervals_say(schedule: PipelineSchedule) 
     assert schedule.verify().buffers == {pair: (ends["S"], ends["R"]) for pair, ends in most.items()}
 
 
-# -- what grows with the micro-batches
-# -----------------------------------------------------------------------------------
+# -- what grows with the micro-batches ---------------------------------------------------------------------------------
 
 
 def peaks(name: str, ranks: int, batches: int, chunks: int, recompute: bool, sizes: Sizes) -> tuple[float, ...]:

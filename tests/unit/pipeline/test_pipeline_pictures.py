@@ -51,8 +51,7 @@ def simulations(draw: st.DrawFn) -> Simulation:
     )
 
 
-# -- tracks
-# ----------------------------------------------------------------------------------------------------------------
+# -- tracks ------------------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=60)
@@ -94,8 +93,7 @@ def test_send_buffers_are_given_back_when_the_slot_has_waited() -> None:
     assert given_back == [pytest.approx(6.6)]
 
 
-# -- pictures
-# --------------------------------------------------------------------------------------------------------------
+# -- pictures ----------------------------------------------------------------------------------------------------------
 
 
 def picture(simulation: Simulation, folder: Path) -> ElementTree.Element:
@@ -214,8 +212,7 @@ def test_pyplot_is_not_imported(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-# -- traces
-# ----------------------------------------------------------------------------------------------------------------
+# -- traces ------------------------------------------------------------------------------------------------------------
 
 
 def nanoseconds(event: dict, key: str) -> int:

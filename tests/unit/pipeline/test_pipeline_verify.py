@@ -29,8 +29,7 @@ def reason(schedule: PipelineSchedule, **options: object) -> str:
     return str(found.value)
 
 
-# -- what is right
-# -------------------------------------------------------------------------------------------------------
+# -- what is right -----------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None)
@@ -57,8 +56,7 @@ def test_what_is_told_of_a_right_schedule() -> None:
     )
 
 
-# -- one fault
-# -----------------------------------------------------------------------------------------------------------
+# -- one fault ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", FAULTS)
@@ -132,8 +130,7 @@ def test_messages_are_told_with_their_rows() -> None:
     exchanged(schedule, *places(schedule, "FS")).verify()
 
 
-# -- buffers
-# -------------------------------------------------------------------------------------------------------------
+# -- buffers -----------------------------------------------------------------------------------------------------------
 
 
 def released(schedule: PipelineSchedule) -> list[tuple[int, int, Task]]:
@@ -240,8 +237,7 @@ def test_a_wrong_schedule_stays_wrong() -> None:
         memory(moved(good, released(good)[0], 0))
 
 
-# -- a run by brute force
-# ------------------------------------------------------------------------------------------------
+# -- a run by brute force ----------------------------------------------------------------------------------------------
 
 
 def test_it_says_what_all_runs_say() -> None:
@@ -264,8 +260,7 @@ def test_it_says_what_all_runs_say() -> None:
     assert min(verdicts[True], verdicts[False]) >= 20, verdicts
 
 
-# -- progress
-# ------------------------------------------------------------------------------------------------------------
+# -- progress ----------------------------------------------------------------------------------------------------------
 
 
 def finishing(schedule: PipelineSchedule) -> list[str]:
@@ -391,8 +386,7 @@ def test_ranks_that_wait_for_ever_on_all_channels() -> None:
     )
 
 
-# -- parameters
-# ----------------------------------------------------------------------------------------------------------
+# -- parameters --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("line", "text"), [

@@ -30,9 +30,8 @@ UNBOUND = {
 
 
 def ours() -> dict[OpOverload, Rule]:
-    return {
-        op: rule for op, rule in RULES.items() if op.namespace == "aten"
-    }  # other tests may register ops of their own
+    # other tests may register ops of their own
+    return {op: rule for op, rule in RULES.items() if op.namespace == "aten"}
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +73,8 @@ def test_every_rule_is_shown_somewhere(samples: Samples) -> None:
 def test_whole_factors_of_sampled_ops_are_needed(samples: Samples) -> None:
     """Of ops that have no calls by hand, each ``!`` is needed by a sample."""
     for op, rule in ours().items():
-        if (
-            rule.op in TABLE or rule.op in BY_SCHEMA or rule.op == "_embedding_bag_per_sample_weights_backward"
-        ):  # it would read past an end
+        # it would read past an end
+        if rule.op in TABLE or rule.op in BY_SCHEMA or rule.op == "_embedding_bag_per_sample_weights_backward":
             continue
         proofs: list[Proof] = [prove(op, *call) for call in samples.of(op)]
         idle = frozenset[str]().union(*(one.idle for one in proofs)) - frozenset[str]().union(
@@ -90,8 +88,7 @@ def test_what_is_taken_apart_gives_the_ops_results(samples: Samples) -> None:
     assert len(samples.apart) >= 95
 
 
-# -- kernels that do not run here: the shapes of their results on pieces
-# ------------------------------------------------
+# -- kernels that do not run here: the shapes of their results on pieces -----------------------------------------------
 
 B, H, S, D = 4, 6, 10, 8
 KEYS = (B, 3, S, D)  # of half as many heads

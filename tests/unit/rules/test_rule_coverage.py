@@ -45,9 +45,8 @@ def core() -> list[OpOverload]:
         for schema in torch._C._jit_get_all_schemas()
         if schema.name.startswith("aten::")
     }
-    packets = (
-        getattr(torch.ops.aten, name, None) for name in sorted(names)
-    )  # dir() has only those that were called before
+    # dir() has only those that were called before
+    packets = (getattr(torch.ops.aten, name, None) for name in sorted(names))
     found = [getattr(packet, name) for packet in packets if hasattr(packet, "overloads") for name in packet.overloads()]
     return [op for op in found if torch.Tag.core in op.tags]
 
@@ -58,9 +57,8 @@ def test_every_core_op_has_a_rule_or_is_taken_apart() -> None:
     left = set()
     for op in ops:
         written = mutates(op)  # capture puts atan2 in the place of atan2.out
-        made_of_others = op._can_decompose() and not op.name().startswith(
-            "aten::sym_"
-        )  # torch takes it apart before it is traced
+        # torch takes it apart before it is traced
+        made_of_others = op._can_decompose() and not op.name().startswith("aten::sym_")
         drawn = is_seeded(op)  # test_random
         if not (op in RULES or op in DECOMPOSITIONS or drawn or written or made_of_others):
             left.add(op.name().removeprefix("aten::"))

@@ -96,9 +96,8 @@ def test_no_search_finds_fewer_bytes_for_even_pieces(free_starts: None, pair: tu
     mesh, kept = source.layout.mesh, dict(target.attr.pending)
     reduced = [axis for axis, _ in source.attr.pending if axis not in kept]
     outermost = min((mesh.names.index(axis) for axis in reduced), default=0)
-    assume(
-        all(axis in source.attr.axes for axis in mesh.names[:outermost])
-    )  # replicas over slower links are not borrowed
+    # replicas over slower links are not borrowed
+    assume(all(axis in source.attr.axes for axis in mesh.names[:outermost]))
     assert cost(source, target) <= least(source, target), (
         print_type(source),
         print_type(target),
@@ -150,11 +149,8 @@ def test_replicas_are_borrowed_where_it_pays(before: str, after: str) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "wanted"),
     [
-        (
-            "f64[4] +dp",
-            "f64[(1/dp 4)]",
-            "all_reduce slice",
-        ),  # the first of three ranks gets all: 64 bytes scattered, 43 all-reduced
+        # the first of three ranks gets all: 64 bytes scattered, 43 all-reduced
+        ("f64[4] +dp", "f64[(1/dp 4)]", "all_reduce slice"),
         ("f64[9] +dp", "f64[9/dp]", "reduce_scatter"),
         ("f64[8] +dp", "f64[8/dp]", "reduce_scatter"),
         ("f64[1 4] +max:dp", "f64[1/dp 4]", "all_reduce slice"),

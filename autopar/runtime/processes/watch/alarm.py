@@ -1,9 +1,9 @@
 """Wake the watch at once when a process of this host ends, or when SIGTERM comes.
 
 torchrun ends all ranks with SIGTERM within 0.1 to 0.5 s after one was killed: before the next beat. A main thread that
-is blocked in a collective runs no handler, so the signal's number goes into a socket, which a thread reads. The watch
-then looks who is to blame, and ends the process as the signal would have. A handler of the user's own stays; forks of
-this process have none of this.
+is blocked in a collective runs no handler, so Python writes the signal's number to a socket, which a thread reads. The
+watch then finds out which rank is to blame, and ends the process as the signal would have. A handler of the user's own
+stays; forks of this process do not inherit the alarm.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import NoReturn
 
 from autopar.runtime.processes.watch.beat import DEAD, UNKNOWN, Process
 
-SETTLING = 0.05  # seconds between an end and its discovery, in which others end that were ended together
-PATIENCE = 4.0  # seconds that the watch has after SIGTERM
+SETTLING = 0.05  # seconds to wait after one process ended, because others may be ending at the same time
+PATIENCE = 4.0  # seconds that the watch has after SIGTERM to end the process
 OVER = b"\0"
 
 
@@ -34,7 +34,7 @@ class Alarm:
         self._bell, self._rope = socket.socketpair()
         for end in (self._written, self._bell, self._rope):
             end.setblocking(False)
-        self._processes: dict[Process, int | None] = {}  # those looked at → their descriptors, while they run
+        self._processes: dict[Process, int | None] = {}  # watched process → its descriptor, while it runs
         self._came = False
 
     def start(self) -> None:
@@ -45,7 +45,7 @@ class Alarm:
         ):
             return
         before = signal.set_wakeup_fd(self._written.fileno(), warn_on_full_buffer=False)
-        if before != -1:  # an event loop's
+        if before != -1:  # an event loop uses it
             signal.set_wakeup_fd(before)
             return
         _taken.append(self)
@@ -55,7 +55,7 @@ class Alarm:
     def stop(self) -> None:
         """Stop handling SIGTERM, and let ``wait`` return."""
         for end in (self._written, self._rope):
-            with contextlib.suppress(OSError):  # a full one wakes up too
+            with contextlib.suppress(OSError):  # a full socket wakes the reader up, too
                 end.send(OVER)
         if self in _taken and threading.current_thread() is threading.main_thread():
             _give_back()
@@ -76,7 +76,7 @@ class Alarm:
                     self._rope.send(OVER)
                 time.sleep(PATIENCE)
                 if self.is_terminated:
-                    end_by_sigterm()  # the watch hangs in the store
+                    end_by_sigterm()  # the watch waits for the store
 
     def ring(self) -> None:
         with contextlib.suppress(OSError):
@@ -113,7 +113,7 @@ class Alarm:
             self._bell.recv(4096)
 
 
-_taken: list[Alarm] = []  # the one that takes SIGTERM
+_taken: list[Alarm] = []  # none or one: the alarm that handles SIGTERM
 
 
 def _end_later(number: int, frame: FrameType | None) -> None:

@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 from autopar.runtime.current_op import CurrentOp
 
-ALIVE, FAILED, CUT, ENDED = "alive", "failed", "cut", "ended"  # cut: failed because the connection to a peer broke
-TERMINATED = "terminated"  # SIGTERM came
+# states that a rank posts; cut: it failed because the connection to a peer broke; terminated: SIGTERM came
+ALIVE, FAILED, CUT, ENDED, TERMINATED = "alive", "failed", "cut", "ended", "terminated"
+# states of a process, as others on its host see them
 RUNNING, STOPPED, DEAD, UNKNOWN = "running", "stopped", "dead", "unknown"
 
 
@@ -43,8 +44,8 @@ class Process:
             pass
         letter, born = _status(self.pid)
         if not letter:
-            return DEAD if self.born else RUNNING  # it went between the two looks, or there is no /proc
-        if born != self.born or letter in "ZX":  # a zombie answers signals until its parent looks
+            return DEAD if self.born else RUNNING  # it ended between the two checks, or there is no /proc
+        if born != self.born or letter in "ZX":  # a zombie accepts signals until its parent waits for it
             return DEAD
         return STOPPED if letter == "T" else RUNNING
 
@@ -57,7 +58,7 @@ class Beat:
     state: str
     place: CurrentOp
     process: Process
-    error: str = field(default="")  # of what failed, in one line
+    error: str = field(default="")  # the error in one line, if the rank failed
 
     def dump(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -85,7 +86,7 @@ def _status(pid: int) -> tuple[str, str]:
     """Return the letter of a process's state and its start time; empty if there is no such process, or no /proc."""
     try:
         with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()  # the name before may hold anything
+            fields = file.read().rpartition(")")[2].split()  # the name in parentheses may contain anything
     except OSError:
         return "", ""
     return fields[0], fields[19]

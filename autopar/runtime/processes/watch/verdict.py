@@ -22,25 +22,24 @@ from autopar.runtime.processes.watch.beat import (
     Beat,
 )
 
-SILENCE = (
-    20.0  # seconds without a beat, and without progress of any rank, until a rank that is not known to run is lost
-)
-GRACE = 3.0  # how long a rank whose connection broke waits for the cause to be found
-HASTE = 1.5  # seconds without a beat that count once a connection broke
+# a rank that is not known to run counts as lost after so many seconds without a beat, and without progress of any rank
+SILENCE = 20.0
+GRACE = 3.0  # seconds that a rank whose connection broke waits for the cause to be found
+HASTE = 1.5  # once a connection broke, a rank counts as lost after so many seconds without a beat
 
 LOST = "was lost (killed or crashed)"
 LONGER = "\n  if a rank may take that long (an evaluation, a checkpoint, a debugger), give a longer timeout="
 
 
 @dataclass(frozen=True)
-class Seen:
+class RankState:
     """The state of one rank as another rank sees it. Seconds are those of the watching rank."""
 
-    beat: Beat | None  # None: it has not begun
+    beat: Beat | None  # None: the rank has not begun
     process: str  # running, stopped, dead, unknown
-    silent: float  # since its newest beat came
-    still: float  # since it was last seen to make progress
-    settled: float  # since its state changed
+    silent: float  # seconds since its newest beat came
+    still: float  # seconds since it last made progress
+    settled: float  # seconds since its state changed
 
     def is_in(self, *states: str) -> bool:
         return self.beat is not None and self.beat.state in states
@@ -50,7 +49,7 @@ class Seen:
         return self.beat is not None and self.beat.state == ALIVE and self.beat.place.inside
 
 
-class Followed:
+class FollowedRank:
     """One rank, updated by its beats. Times are those of the watching rank's clock."""
 
     def __init__(self) -> None:
@@ -67,8 +66,8 @@ class Followed:
         if last is None or _progress(beat.place) != _progress(last.place):
             self.moved = now
 
-    def seen(self, now: float) -> Seen:
-        return Seen(self.beat, self.process, now - self.came, now - self.moved, now - self.settled)
+    def state(self, now: float) -> RankState:
+        return RankState(self.beat, self.process, now - self.came, now - self.moved, now - self.settled)
 
 
 def _progress(place: CurrentOp) -> tuple[int, str]:
@@ -84,47 +83,46 @@ class Verdict:
     text: str
 
 
-def judge(seen: Mapping[int, Seen], timeout: float) -> Verdict | None:
+def judge(states: Mapping[int, RankState], timeout: float) -> Verdict | None:
     """Return the verdict over a job, or ``None`` while nothing is wrong.
 
     Nothing is wrong while no rank is inside a step: ranks may load data or evaluate as long as they like.
     """
-    for rank, s in seen.items():
+    for rank, s in states.items():
         if s.is_in(FAILED):
-            return _raised(rank, seen)
-    dead = [rank for rank, s in seen.items() if s.is_in(ALIVE) and s.process == DEAD]
+            return _raised(rank, states)
+    dead = [rank for rank, s in states.items() if s.is_in(ALIVE) and s.process == DEAD]
     if dead:
-        return _lost(dead, seen)
-    ended = [
-        rank for rank, s in seen.items() if s.is_in(TERMINATED) and s.settled >= HASTE
-    ]  # soon all are, if the job is ended
-    if ended and any(s.is_in(ALIVE, CUT) for s in seen.values()):
-        return _lost(ended, seen)
-    cut = sorted((rank for rank, s in seen.items() if s.is_in(CUT)), key=lambda rank: -seen[rank].settled)
+        return _lost(dead, states)
+    # if the whole job was terminated, all ranks soon are
+    ended = [rank for rank, s in states.items() if s.is_in(TERMINATED) and s.settled >= HASTE]
+    if ended and any(s.is_in(ALIVE, CUT) for s in states.values()):
+        return _lost(ended, states)
+    cut = sorted((rank for rank, s in states.items() if s.is_in(CUT)), key=lambda rank: -states[rank].settled)
     if cut:
-        settled = seen[cut[0]].settled
-        silent = [rank for rank, s in seen.items() if s.is_in(ALIVE) and s.silent >= HASTE and s.process != RUNNING]
-        if settled >= GRACE or (settled >= HASTE and not silent and any(s.is_in(ENDED) for s in seen.values())):
-            return _lost(silent, seen) if silent else _ended(seen, cut) or _raised(cut[0], seen)
-    if len(seen) < 2 or not any(s.inside for s in seen.values()):
+        settled = states[cut[0]].settled
+        silent = [rank for rank, s in states.items() if s.is_in(ALIVE) and s.silent >= HASTE and s.process != RUNNING]
+        if settled >= GRACE or (settled >= HASTE and not silent and any(s.is_in(ENDED) for s in states.values())):
+            return _lost(silent, states) if silent else _ended(states, cut) or _raised(cut[0], states)
+    if len(states) < 2 or not any(s.inside for s in states.values()):
         return None
-    still = min(s.still for s in seen.values() if s.is_in(ALIVE))
+    still = min(s.still for s in states.values() if s.is_in(ALIVE))
     silence = min(timeout, SILENCE)
-    silent = [rank for rank, s in seen.items() if s.is_in(ALIVE) and s.silent >= silence and s.process != RUNNING]
-    stopped = [rank for rank, s in seen.items() if s.is_in(ALIVE) and s.process == STOPPED]
+    silent = [rank for rank, s in states.items() if s.is_in(ALIVE) and s.silent >= silence and s.process != RUNNING]
+    stopped = [rank for rank, s in states.items() if s.is_in(ALIVE) and s.process == STOPPED]
     if silent and still >= silence:
-        return _lost(silent, seen)
+        return _lost(silent, states)
     if still >= timeout:
         if stopped:
-            return _lost(stopped, seen)
-        alive = [rank for rank, s in seen.items() if s.is_in(ALIVE)]
-        waiting = [rank for rank in alive if seen[rank].inside]
-        return (_ended(seen, waiting) if waiting == alive else None) or _stalled(seen, timeout)
+            return _lost(stopped, states)
+        alive = [rank for rank, s in states.items() if s.is_in(ALIVE)]
+        waiting = [rank for rank in alive if states[rank].inside]
+        return (_ended(states, waiting) if waiting == alive else None) or _stalled(states, timeout)
     return None
 
 
-def _raised(rank: int, seen: Mapping[int, Seen]) -> Verdict:
-    beat = _beat(seen, rank)
+def _raised(rank: int, states: Mapping[int, RankState]) -> Verdict:
+    beat = _beat(states, rank)
     return failed(rank, beat.place, beat.error)
 
 
@@ -139,46 +137,46 @@ def failed(rank: int, place: CurrentOp, error: str) -> Verdict:
     return Verdict((rank,), f"autopar: rank {rank} failed {at(place)}: {error}")
 
 
-def _lost(ranks: Sequence[int], seen: Mapping[int, Seen]) -> Verdict:
+def _lost(ranks: Sequence[int], states: Mapping[int, RankState]) -> Verdict:
     parts = []
     for rank in ranks:
-        how = "was ended by SIGTERM" if seen[rank].is_in(TERMINATED) else LOST
-        if seen[rank].process == STOPPED:
-            how = "was stopped (SIGSTOP)"
-        elif seen[rank].process != DEAD and not seen[rank].is_in(TERMINATED):
-            how = f"has given no sign of life for {seen[rank].silent:.0f} s (its process or its host is lost)"
-        parts.append(f"rank {rank} {how}; {last_seen(_beat(seen, rank))}")
-    waiting = _by_doing(seen, [rank for rank, s in seen.items() if rank not in ranks and s.inside])
+        cause = "was ended by SIGTERM" if states[rank].is_in(TERMINATED) else LOST
+        if states[rank].process == STOPPED:
+            cause = "was stopped (SIGSTOP)"
+        elif states[rank].process != DEAD and not states[rank].is_in(TERMINATED):
+            cause = f"has given no sign of life for {states[rank].silent:.0f} s (its process or its host is lost)"
+        parts.append(f"rank {rank} {cause}; {last_seen(_beat(states, rank))}")
+    waiting = _by_doing(states, [rank for rank, s in states.items() if rank not in ranks and s.inside])
     parts += [_listed(waiting)] if waiting else []
     remedy = (
         ""
-        if any(seen[rank].process == STOPPED or seen[rank].is_in(TERMINATED) for rank in ranks)
+        if any(states[rank].process == STOPPED or states[rank].is_in(TERMINATED) for rank in ranks)
         else "\n  if memory ran out, the kernel killed it: see dmesg"
     )
     return Verdict(tuple(ranks), "autopar: " + "; ".join(parts) + remedy)
 
 
-def _ended(seen: Mapping[int, Seen], waiting: Sequence[int]) -> Verdict | None:
-    ended = [rank for rank, s in seen.items() if s.is_in(ENDED)]
+def _ended(states: Mapping[int, RankState], waiting: Sequence[int]) -> Verdict | None:
+    ended = [rank for rank, s in states.items() if s.is_in(ENDED)]
     if not ended:
         return None
     return Verdict(
         tuple(ended),
-        f"autopar: {_ranks(ended)} ended; {_listed(_by_doing(seen, waiting))}\n  all ranks must take the same number "
+        f"autopar: {_ranks(ended)} ended; {_listed(_by_doing(states, waiting))}\n  all ranks must take the same number "
         f"of steps: see how the data is split",
     )
 
 
-def _stalled(seen: Mapping[int, Seen], timeout: float) -> Verdict:
+def _stalled(states: Mapping[int, RankState], timeout: float) -> Verdict:
     """Blame the ranks outside of any step; without such ranks, those that are not where most ranks are."""
-    inside = _by_doing(seen, [rank for rank, s in seen.items() if s.inside])
-    inside.sort(key=lambda item: (len(item[1]), min(_beat(seen, rank).place.ticks for rank in item[1])))
-    outside = _by_doing(seen, [rank for rank, s in seen.items() if not s.inside])
+    inside = _by_doing(states, [rank for rank, s in states.items() if s.inside])
+    inside.sort(key=lambda item: (len(item[1]), min(_beat(states, rank).place.ticks for rank in item[1])))
+    outside = _by_doing(states, [rank for rank, s in states.items() if not s.inside])
     groups = [ranks for _, ranks in outside]
-    if not groups and len(inside) > 1:  # the largest group waits, the others are to blame
+    if not groups and len(inside) > 1:  # the largest group waits; the other groups are to blame
         groups = [ranks for _, ranks in inside[:-1]]
         inside[:-1] = [(replace(doing, one="is", many="are"), ranks) for doing, ranks in inside[:-1]]
-    blamed = sorted(rank for ranks in groups for rank in ranks) or list(seen)
+    blamed = sorted(rank for ranks in groups for rank in ranks) or list(states)
     return Verdict(tuple(blamed), f"autopar: no progress for {timeout:g} s: {_listed(outside + inside)}{LONGER}")
 
 
@@ -191,14 +189,14 @@ class _Doing:
     place: str = ""
 
 
-def _doing(seen: Seen) -> _Doing:
-    beat = seen.beat
+def _doing(state: RankState) -> _Doing:
+    beat = state.beat
     if beat is None:
         return _Doing("has not begun", "have not begun")
     if beat.state == ENDED:
         return _Doing("has ended", "have ended")
     place = " " + at(beat.place)
-    if seen.silent >= GRACE:
+    if state.silent >= GRACE:
         return _Doing("is silent, last seen", "are silent, last seen", place)
     return (
         _Doing("waits", "wait", place)
@@ -207,10 +205,10 @@ def _doing(seen: Seen) -> _Doing:
     )
 
 
-def _by_doing(seen: Mapping[int, Seen], ranks: Sequence[int]) -> list[tuple[_Doing, list[int]]]:
+def _by_doing(states: Mapping[int, RankState], ranks: Sequence[int]) -> list[tuple[_Doing, list[int]]]:
     groups: dict[_Doing, list[int]] = {}
     for rank in ranks:
-        groups.setdefault(_doing(seen[rank]), []).append(rank)
+        groups.setdefault(_doing(states[rank]), []).append(rank)
     return list(groups.items())
 
 
@@ -229,7 +227,7 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"{'ranks' if len(ranks) > 1 else 'rank'} {shown}"
 
 
-def _beat(seen: Mapping[int, Seen], rank: int) -> Beat:
-    beat = seen[rank].beat
+def _beat(states: Mapping[int, RankState], rank: int) -> Beat:
+    beat = states[rank].beat
     assert beat is not None
     return beat

@@ -41,8 +41,8 @@ from autopar.runtime.processes.watch.verdict import (
     GRACE,
     LOST,
     SILENCE,
-    Followed,
-    Seen,
+    FollowedRank,
+    RankState,
     Verdict,
     at,
     failed,
@@ -51,7 +51,7 @@ from autopar.runtime.processes.watch.verdict import (
 )
 
 INTERVAL = 0.5  # seconds between beats
-WITNESSES = 4  # this many ranks look at all the others; the rest only make sure that one of them lives
+WITNESSES = 4  # so many ranks watch all others; every other rank only checks that one of these is alive
 PREFIX = "autopar/watch"
 
 
@@ -59,10 +59,10 @@ class Watch:
     """Watches all ranks of a job from the thread of one: a context manager, or ``start`` and ``stop``.
 
     Args:
-        store: one that all ranks share; it is cloned, so that nothing else waits for its connection.
-        rank: of this process.
-        ranks: how many there are.
-        timeout: seconds that no rank may make progress while one is inside a step.
+        store: a store that all ranks share; it is cloned, so that nothing else waits for its connection.
+        rank: the rank of this process.
+        ranks: the number of ranks.
+        timeout: the watch ends the job after so many seconds without progress of any rank, while one is inside a step.
     """
 
     def __init__(self, store: dist.Store, rank: int, ranks: int, *, timeout: float = 60.0) -> None:
@@ -73,12 +73,12 @@ class Watch:
         self._sequence = 0
         self._failure: tuple[str, CurrentOp, str] | None = None  # state, place, error
         self._unprinted = ""  # the traceback of an exception that may be a consequence
-        self._others: dict[int, Followed] = {r: Followed() for r in range(ranks)}
-        self._clock = 0.0  # seconds that this thread was awake: a laptop that slept has not timed out
+        self._others: dict[int, FollowedRank] = {r: FollowedRank() for r in range(ranks)}
+        self._clock = 0.0  # seconds that this thread was awake: time in which a laptop slept does not count
         self._rounds = 0
         self._over = threading.Event()
         self._alarm = Alarm()
-        self._lock = threading.Lock()  # of the beat, which two threads write at the end
+        self._lock = threading.Lock()  # for the beat, which two threads write at the end
         self._ending = threading.RLock()  # held for ever by the thread that ends this process
         self._thread: threading.Thread | None = None
         self._usual_hook = sys.excepthook
@@ -89,7 +89,7 @@ class Watch:
         self._post()
         self._usual_hook, sys.excepthook = sys.excepthook, self._raised
         atexit.register(self.stop)
-        if multiprocessing.parent_process() is not None:  # such a process may end without atexit
+        if multiprocessing.parent_process() is not None:  # a child of multiprocessing may end without atexit
             multiprocessing.util.Finalize(self, self.stop, exitpriority=0)
         self._alarm.start()
         self._thread = threading.Thread(target=self._run, name="autopar watch", daemon=True)
@@ -109,7 +109,7 @@ class Watch:
             sys.excepthook = self._usual_hook
         thread.join(10 * INTERVAL)  # a thread inside the store must not meet the end of the interpreter
         if self._failure is None:
-            with contextlib.suppress(RuntimeError):  # the store may have ended before
+            with contextlib.suppress(RuntimeError):  # the store may have ended already
                 self._failure = (ENDED, where(), "")
                 self._post()
                 if self._rank == 0 and self._holder.is_rank_0:
@@ -123,7 +123,7 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None and error is not None and issubclass(kind, (Exception, KeyboardInterrupt)):
-            self._raised(kind, error, trace)  # whoever started this process may catch it, and say nothing to the others
+            self._raised(kind, error, trace)  # the caller may catch it, and then the other ranks would not know
         self.stop()
 
     # -- the thread ------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class Watch:
                     self._store.set(f"noticed/{self._rank}", "")
                     self._alone()
                     return
-            except RuntimeError:  # of the store
+            except RuntimeError:  # the store failed
                 if self._rank_0_ended():
                     self._alone()
                     return
@@ -165,7 +165,7 @@ class Watch:
             for _ in range(20):
                 self._round()
                 if not any(self._can_judge(rank) for rank in range(min(self._rank, WITNESSES))):
-                    break  # else a lower rank tells the user
+                    break  # else a lower rank prints the verdict
                 time.sleep(0.1)
         end_by_sigterm()
 
@@ -196,7 +196,7 @@ class Watch:
         if not witness:
             for rank in range(self._rank, self._ranks):
                 self._look(rank)
-        verdict = judge(self._seen(), self._timeout)
+        verdict = judge(self._states(), self._timeout)
         if verdict is not None:
             self._report(verdict)
 
@@ -211,9 +211,9 @@ class Watch:
 
     def _look(self, rank: int) -> None:
         other = self._others[rank]
-        if other.beat is not None:  # before its beat is read: what ends says so before it dies
+        if other.beat is not None:  # first the process, then the beat: a rank posts that it ended before it dies
             other.process = other.beat.process.state()
-        elif not self._store.check([f"beat/{rank}"]):  # to get what is not there would block
+        elif not self._store.check([f"beat/{rank}"]):  # ``get`` would wait for a missing key
             return
         other.take(Beat.load(self._store.get(f"beat/{rank}")), self._clock)
         if rank != self._rank and other.beat is not None:
@@ -228,8 +228,8 @@ class Watch:
             and self._clock - other.came < GRACE
         )
 
-    def _seen(self) -> dict[int, Seen]:
-        return {rank: other.seen(self._clock) for rank, other in self._others.items()}
+    def _states(self) -> dict[int, RankState]:
+        return {rank: other.state(self._clock) for rank, other in self._others.items()}
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -248,8 +248,8 @@ class Watch:
             if self._failure[0] == FAILED:
                 self._report(failed(self._rank, self._failure[1], line))
         except RuntimeError:
-            pass  # the store is gone: the thread sees it too, and says so
-        self._over.wait(10 * GRACE)  # the thread finds out who is to blame, and ends this process
+            pass  # the store is gone: the thread notices it too, and reports it
+        self._over.wait(10 * GRACE)  # the thread finds the rank to blame, and ends this process
         self._print_own()
         leave()
 
@@ -260,7 +260,7 @@ class Watch:
                 for _ in range(30):
                     if self._store.check(["done"]):
                         self._follow()
-                    time.sleep(0.1)  # else the elected rank was killed in between
+                    time.sleep(0.1)  # if nothing comes, the elected rank was killed in between
             if self._rank in verdict.ranks:
                 self._print_own()
             if not is_launched():
@@ -325,7 +325,7 @@ class Watch:
     def _store_is_gone(self, how: str = LOST) -> None:
         """Leave without a common verdict. The lowest rank that is left on the host prints the message."""
         place = where() if self._failure is None else self._failure[1]
-        gone = {rank for rank, other in self._others.items() if other.process == DEAD or other.seen(0.0).is_in(ENDED)}
+        gone = {rank for rank, other in self._others.items() if other.process == DEAD or other.state(0.0).is_in(ENDED)}
         gone |= {0} if self._holder.is_rank_0 else set()
         here = self._rank - int(os.environ.get("LOCAL_RANK", self._rank))  # the first rank of this host
         first = self._others[0].beat
