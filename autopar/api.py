@@ -142,11 +142,13 @@ def _check_model(model: Any) -> None:
         raise TypeError(f"parallelize takes a torch.nn.Module, not {type(model).__name__}")
     if isinstance(model, Parallel):
         raise TypeError(
-            "parallelize takes the model itself, and this one is on a mesh already; pass what was given to parallelize"
+            "parallelize takes the model itself, and this one is on a mesh already; pass the model that was given to parallelize"
         )
     _check_wrappers(model)
     if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError("parallelize takes an eager model, not one of torch.jit; pass what was scripted or traced")
+        raise TypeError(
+            "parallelize takes an eager model, not one of torch.jit; pass the module that was scripted or traced"
+        )
     if hasattr(model, "_orig_mod"):
         raise TypeError("parallelize takes the model before torch.compile; pass model._orig_mod")
     for name, parameter in model.named_parameters():
@@ -162,8 +164,8 @@ def _check_model(model: Any) -> None:
 
 
 DATA_PARALLEL = {  # class → the remedy
-    "DataParallel": "pass what it wraps, {path}.module",
-    "DistributedDataParallel": "pass what it wraps, {path}.module",
+    "DataParallel": "pass the module that it wraps, {path}.module",
+    "DistributedDataParallel": "pass the module that it wraps, {path}.module",
     "FullyShardedDataParallel": "it has flattened its parameters; pass the model from before it was wrapped",
 }
 

@@ -17,8 +17,8 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (  # a piece of torch's message, w
                                                                                                 "written, with "
                                                                                                 "clone()"),
     ("cached during selective activation checkpoint has been "
-     "mutated", "an op writes over what a selective checkpoint keeps",
-     "checkpoint without context_fn, or keep random and in-place ops out of what it saves"),
+     "mutated", "an op writes over a value that a selective checkpoint keeps",
+     "checkpoint without context_fn, or let it save no results of random and in-place ops"),
     ("NestedTensor", "a nested tensor is made, as by the fast path of TransformerEncoder in evaluation",
      "it is no part of a static graph: torch.backends.mha.set_fastpath_enabled(False), here and in eager"),
     ("_nested_tensor_from_tensor_list", "forward makes a nested tensor, which has no pieces", REMEDIES["nested"]),
@@ -29,7 +29,7 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (  # a piece of torch's message, w
      "compute both, and choose with torch.where(condition, a, b)"),
     ("HigherOrderOperator while_loop", "torch.while_loop ends as the values of its tensors say, so it is not one "
                                        "static graph",
-     "write a Python loop over a fixed number of steps; torch.where keeps what is finished as it is"),
+     "write a Python loop over a fixed number of steps; torch.where keeps finished elements unchanged"),
     ("HigherOrderOperator scan ", "scan keeps its steps as a graph of its own, which capture cannot look into",
      "write a Python loop over x.unbind(dim), and put the results together with torch.stack"),
     ("HigherOrderOperator associative_scan", "associative_scan keeps its steps as a graph of its own, which capture "
@@ -39,7 +39,7 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (  # a piece of torch's message, w
      "use torch.vmap, or a Python loop over x.unbind(0) and torch.stack"),
     ("HigherOrderOperator flex_attention", "flex_attention keeps its functions as graphs of their own, which capture "
                                            "cannot look into",
-     "use scaled_dot_product_attention, with attn_mask for the mask or for what is added to the scores"),
+     "use scaled_dot_product_attention, with attn_mask for the mask or for the numbers that are added to the scores"),
     ("HigherOrderOperator", "forward calls an operator that takes functions, which capture cannot look "
                             "into", "write what it does as plain ops"),
     ("dynamo-optimized function", "forward calls a function that torch.compile has made, which capture cannot look "
@@ -61,12 +61,12 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (  # a piece of torch's message, w
 IN_THE_GRAPH: tuple[tuple[str, str], ...] = (
     ("expert", 'let the experts be a batched product, where the model has one: model.set_experts_implementation("batched_mm") in transformers'),
     ("pack_padded", "keep sequences padded, and take what counts with torch.where or an index"),
-    ("ctc_loss", "return what goes into it from forward, and take the loss of that afterwards"),
+    ("ctc_loss", "return its inputs from forward, and compute the loss afterwards"),
     ("linalg_lstsq", "write it as a product: torch.linalg.pinv(a) @ b"),
-    ("cov(", "write it as a product of what is left of the rows without their means, divided by their length less the "
-             "correction"),
-    ("corrcoef(", "write it as a product of what is left of the rows without their means, divided by the norms of "
-                  "that"),
+    ("cov(", "write it as a product of the centred rows, which are the rows minus their means, divided by their length "
+             "minus the correction"),
+    ("corrcoef(", "write it as a product of the centred rows, which are the rows minus their means, divided by their "
+                  "norms"),
     ("", "keep the choice inside the graph with torch.where, or move it out of forward"),
 )  # fmt: skip
 

@@ -96,8 +96,8 @@ class ModelSwap:
         if tensors:
             raise CaptureError(
                 f"forward keeps a tensor in {name}, which a captured step cannot do\n"
-                f"  return it, or register a buffer of its shape and assign to that; what is made only once, make "
-                f"before"
+                f"  return it, or register a buffer of its shape and assign to that; make a tensor that never changes "
+                f"before the call"
             )
         self.changed.append(name)
 

@@ -67,7 +67,7 @@ def import_dcp(source: str | os.PathLike[str], folder: str | os.PathLike[str], *
             check_dtype(name, tensor)
     except (TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{source} has what a checkpoint cannot keep: {error}; or leave it out with skip"
+            f"{source} has an entry that a checkpoint cannot keep: {error}; or leave it out with skip"
         ) from error
     pieces = {name: [Piece((0,) * tensor.dim(), tensor)] for name, tensor in tensors.items()}
     return write_checkpoint(folder_of(folder), tree, tensors, pieces, keep, stored.values)

@@ -223,7 +223,7 @@ def _put(state: dict[Any, Any], path: ObjectPath, value: Any) -> None:
     for key in path[:-1]:
         state = state.setdefault(key, {})
         if not isinstance(state, dict):
-            raise CheckpointError(f"{'.'.join(map(str, path))} is inside of what is no dict")
+            raise CheckpointError(f"{'.'.join(map(str, path))} is inside of an entry that is no dict")
     state[path[-1]] = value
 
 

@@ -92,7 +92,7 @@ def fill(file: BinaryIO, view: memoryview) -> None:
     while filled < len(view):
         count = file.readinto(view[filled:])  # type: ignore[attr-defined]
         if not count:
-            raise EOFError("it ends before what the manifest says is in it")
+            raise EOFError("it is shorter than the manifest says")
         filled += count
 
 

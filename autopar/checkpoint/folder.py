@@ -154,7 +154,7 @@ def finish(place: Path, manifest: Manifest) -> Path:
         path = place / file.name
         if not path.is_file() or path.stat().st_size != file.bytes:
             raise CheckpointError(
-                f"{path} is not what a rank has written there; let all ranks have the same folder, on a file system "
+                f"{path} is not the file that a rank has written there; let all ranks have the same folder, on a file system "
                 f"that they share"
             )
     files.write(place / NAME, manifest.text())

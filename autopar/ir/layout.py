@@ -30,7 +30,7 @@ class DistAttr:
     """How one value is sharded and partially summed over the axes of its mesh.
 
     Attributes:
-        dims: for each dim its parts, each with the axes that split it, major first.
+        dims: the parts of each dim, each with the axes that split it, major first.
         pending: (axis, kind) pairs, sorted: partial results that wait to be reduced; ``sum``, ``max``, ….
     """
 

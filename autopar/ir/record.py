@@ -109,10 +109,10 @@ class Record(NamedTuple):
             empty for transfers, which accept any Layout, and at levels without requirements. At the level ``traced``,
             ``None`` for operands whose dtype is not converted, and empty if none is.
         phase: ``forward``, ``backward`` or ``update``.
-        role: of placeholders, one of ``input param buffer tangent seed state``.
+        role: the role of a placeholder, one of ``input param buffer tangent seed state``.
         index: of tangents, the position of their value among the returned ones.
-        name: of placeholders, the user's name (``up.weight``) where it is not the node's.
-        results: of the output node, what each argument is.
+        name: the user's name of a placeholder (``up.weight``), if it is not the node's name.
+        results: for the output node, the role of each argument.
         stream: at the level ``scheduled``, the stream the op runs on (``None``: compute).
         started: at the level ``scheduled``, whether this collective only starts and needs a ``wait``.
         module: path of the module that ran the op ("" is the root); a comment, not compared.

@@ -106,7 +106,7 @@ def role_and_parameter(name: str, names: Collection[str]) -> tuple[ValueRole, st
     The parameter is ``""`` for a value of the step as a whole.
 
     Args:
-        name: of a placeholder, as the user sees it.
+        name: the name of a placeholder, as the user sees it.
         names: those of the parameters, buffers and states that the program takes. They tell the gradients of the
             parameter ``up``, which are called ``up.grad``, from the parameter ``grad`` of a module ``up``.
     """

@@ -38,7 +38,7 @@ class Calls:
         agreement: compares each call with those of the other ranks.
         membership: the model's use of the job, until it is closed.
         tensors: the tensors of the model and of its calls, on this rank.
-        captures: what was captured of the model's own calls.
+        captures: the captures of the model's own calls.
         latest: the capture that was used last.
         recapture: whether another call may be captured after the first one.
 

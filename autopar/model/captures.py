@@ -73,7 +73,7 @@ def about_recapture(
     changed = ", ".join(map(str, changes)) or difference(alike[-1], key[0])
     if not allowed and changes:
         raise RuntimeError(
-            f"forward was captured with other values, and recapture=False: {changed}; set back what was changed, or "
+            f"forward was captured with other values, and recapture=False: {changed}; restore these values, or "
             f"allow recapture=True"
         )
     if not allowed:

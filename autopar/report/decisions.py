@@ -15,7 +15,7 @@ SHOWN = 8  # the most names in a sentence
 USED_BY = {  # axis → what uses it; all other axes split the batch
     "tp": "a plan that names it, or a preset with the names of the model's layers, uses it",
     SEQUENCE: "it splits dim 1 of the inputs, where the first has one",
-    EXPERTS: "it splits dim 0 of the inputs, and what a plan names it for",
+    EXPERTS: "it splits dim 0 of the inputs, and the values for which a plan names it",
 }
 OTHERS_USED_BY = 'a plan that names it for an input or a parameter uses it, as in {{"*.weight": ("{axis}", None)}}'
 

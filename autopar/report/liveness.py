@@ -55,7 +55,7 @@ class Lifetimes:
 
     Attributes:
         ops: the nodes that run, in order.
-        storages: in the order of allocation.
+        storages: all storages, in the order of allocation.
     """
 
     program: Program

@@ -76,7 +76,7 @@ class ProcessStep:
         Args:
             pieces: plain tensors; those of buffers are updated in place.
             leaves: placeholder → the user's tensor that receives its gradient.
-            gradient: from a placeholder and the piece of its gradient to the gradient of that tensor.
+            gradient: a function from a placeholder and the piece of its gradient to the gradient of that tensor.
             owners: the tensors that the pieces belong to, if autograd cannot detect a change of them on the pieces.
         """
         if not self.tangents:

@@ -42,7 +42,7 @@ class StepCaptures:
         trained: the parameters of the latest update.
 
     Args:
-        forget: is called with each program that is dropped.
+        forget: a function that is called with each program that is dropped.
     """
 
     def __init__(self, calls: Calls, optimizer_state: OptimizerState, averages: Averages | None, batches: MicroBatches, options: StepOptions,

@@ -176,6 +176,6 @@ def _check_returns(returns: Any) -> None:
             )
     elif returns not in ("loss", "outputs"):
         raise ValueError(
-            f'returns={returns!r}: a step returns its "loss", or the "outputs" of the model, of which a dict says how those of micro-batches are joined: '
-            f"{{'logits': 'cat'}}"
+            f'returns={returns!r}: a step returns its "loss", or the "outputs" of the model; a dict says how those of '
+            f"the micro-batches are joined: {{'logits': 'cat'}}"
         )

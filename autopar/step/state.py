@@ -133,7 +133,7 @@ class TrainingState:
             [[self.optimizer_state.name(p) for p in group["params"]] for group in own_groups],
         )
         if unknown := sorted(set(states) - set(named), key=str):
-            raise ValueError(f"the optimizer has no parameter {unknown[0]}, of which the state has one")
+            raise ValueError(f"the state has the parameter {unknown[0]}, which the optimizer does not have")
         for own_group, group in zip(own_groups, groups, strict=True):
             for name in filter(states.__contains__, group["params"]):
                 values = parts_of(f"the state of {name}", states[name])

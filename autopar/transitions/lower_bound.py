@@ -1,14 +1,14 @@
 """Compute the fewest bytes that any transfers can bring the worst rank, as a bound for the chosen ones.
 
-Between splits it is what a rank needs and does not hold. A value that becomes pending is needed once by all its addends
-together.
+Between splits, the bound is the number of elements that a rank needs and does not hold. If a value becomes pending, the
+ranks with its addends need each element once together.
 
-To reduce p addends of V elements each, a rank that sums ``s`` elements receives ``(p-1) s`` addends, and then, as sums,
-the rest of the ``w`` elements that it wants: ``(p-1) s + w - s`` if it wants the sums that it makes. All ranks together
-make V sums. If no rank may receive more than t, this limits how many sums each can make; the bound is the least t for
-which these add up to V. For an all-reduce this is the ``2 (p-1)/p`` of a ring, for a reduce-scatter half of it
-(Patarasuk and Yuan, *Bandwidth optimal all-reduce algorithms*, JPDC 2009). With r replicas of the addends, and nothing
-wanted, it is ``1/r`` of that. Axes that stay pending are not reduced.
+To reduce p addends of V elements each, a rank that sums ``s`` elements receives ``(p-1) s`` addends. Then it receives,
+as sums, the other elements of the ``w`` that it wants: ``(p-1) s + w - s`` in all, if it wants the sums that it makes.
+All ranks together make V sums. If no rank may receive more than t, this limits how many sums each can make; the bound
+is the least t for which these add up to V. For an all-reduce this is the ``2 (p-1)/p`` of a ring, for a reduce-scatter
+half of it (Patarasuk and Yuan, *Bandwidth optimal all-reduce algorithms*, JPDC 2009). With r replicas of the addends,
+and no wanted elements, it is ``1/r`` of that. Axes that stay pending are not reduced.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ class _Group:
 
     Attributes:
         ranks: the number of ranks.
-        wanted: elements that they need together.
-        available: how many of these each rank holds, summed over different pieces; addends, if they are to be reduced.
+        wanted: the number of elements that they need together.
+        available: the number of these that the ranks hold, summed over different pieces; addends, if the value is to
+            be reduced.
     """
 
     ranks: int

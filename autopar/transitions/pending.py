@@ -20,10 +20,10 @@ class Precursor(NamedTuple):
     """A value from which a goal can be made, and how.
 
     Attributes:
-        dims: its splits, in normal form.
+        dims: the splits of the precursor, in normal form.
         lengths: the lengths of its first piece, dim by dim.
-        pended: the new pending axes, each with its kind and the part that becomes pending.
-        cut: the splits of the goal that are sliced afterwards, each with its part.
+        pended: the goal's new pending axes, each with its kind and the part that becomes pending.
+        cut: the splits of the goal that slices make afterwards, each with its part.
     """
 
     goal: TensorType
@@ -66,20 +66,20 @@ def precursors_of(start: TensorType, goal: TensorType, new: list[tuple[str, str]
     split_counts = list(map(len, splits))
     choices: Iterator[list[Place]] = iter([[None] * len(new)])
     if all(kind in transfers.MERGES for _, kind in new):
-        present_places = _present_places(start, goal, [axis for axis, _ in new], splits)
-        new = sorted(new, key=lambda pair: list(present_places).index(pair[0]))
+        present = _present_places(start, goal, [axis for axis, _ in new], splits)
+        new = sorted(new, key=lambda pair: list(present).index(pair[0]))
         places = [
             None,
             *((k, len(axes)) for k, axes in enumerate(splits)),
             *((k, j) for k, axes in enumerate(splits) for j in range(len(axes))),
         ]
         all_choices = ([places[number] for number in numbers] for numbers in places_for(len(places), len(new)))
-        choices = itertools.chain([list(present_places.values())] if any(present_places.values()) else [], all_choices)
+        choices = itertools.chain([list(present.values())] if any(present.values()) else [], all_choices)
     for chosen in choices:
         prefix = list(split_counts)
         for k, behind in filter(None, chosen):
             prefix[k] = min(prefix[k], behind)
-        axes = [list(present_places[:j]) for present_places, j in zip(splits, prefix, strict=True)]
+        axes = [list(part_axes[:j]) for part_axes, j in zip(splits, prefix, strict=True)]
         for (axis, _), place in zip(new, chosen, strict=True):
             if place is not None:
                 axes[place[0]].append(axis)

@@ -96,8 +96,8 @@ def _check_kinds(start: TensorType, goal: TensorType) -> None:
     for type in (start, goal):
         kinds = sorted({kind for _, kind in type.attr.pending})
         if len(kinds) > 1:
-            why = f"{print_type(type)} is pending {' and '.join(kinds)} at once, and these do not commute; reduce one first"
-            raise _refused(start, goal, why)
+            reason = f"{print_type(type)} is pending {' and '.join(kinds)} at once, and these do not commute; reduce one first"
+            raise _refused(start, goal, reason)
         for kind in kinds:
             try:
                 transfers.check_kind(kind, type.dtype)
@@ -118,11 +118,11 @@ PARTIAL = {"sum": "addends", "avg": "values to be averaged", "max": "candidates 
            "min": "candidates for the smallest", "prod": "factors"}  # fmt: skip
 
 
-# -- what is chosen -----------------------------------------------------------------------------------------------
+# -- choices ------------------------------------------------------------------------------------------------------
 
 
 class _Choice(NamedTuple):
-    """A draft of the reduction, and the value that it goes on to; ``key`` orders choices."""
+    """A draft of the reduction, and the precursor of the goal that follows it. The least ``key`` is chosen."""
 
     key: tuple[int, int, int]
     draft: Draft
@@ -132,13 +132,11 @@ class _Choice(NamedTuple):
 def _cheapest(start: TensorType, goal: TensorType) -> tuple[TransferStep, ...]:
     casts = start.dtype != goal.dtype
     linear = not casts or _widens(start.dtype, goal.dtype)  # whether a pending value may be cast
-    same = start.layout.mesh == goal.layout.mesh  # type: ignore[union-attr]
+    is_same_mesh = start.layout.mesh == goal.layout.mesh  # type: ignore[union-attr]
     pending = dict(start.attr.pending)
-    still_pending = {axis: kind for axis, kind in goal.attr.pending if same and linear and axis in pending}
-    new = [(axis, kind) for axis, kind in goal.attr.pending if axis not in still_pending]
-    value = Reduced.of(
-        start, [axis for axis in start.layout.mesh.names if axis in pending and axis not in still_pending]
-    )  # type: ignore[union-attr]
+    staying = {axis: kind for axis, kind in goal.attr.pending if is_same_mesh and linear and axis in pending}
+    new = [(axis, kind) for axis, kind in goal.attr.pending if axis not in staying]
+    value = Reduced.of(start, [axis for axis in start.layout.mesh.names if axis in pending and axis not in staying])  # type: ignore[union-attr]
     choice = _chosen(value, precursors_of(start, goal, new), goal, [axis for axis, _ in new])
     return (
         append_relayout(TransferChain(start).then(*choice.draft.transfers()), choice.precursor.type)
@@ -181,24 +179,28 @@ def _closer(
     draft: Draft, precursor: Precursor, best: _Choice | None, wanted: int, itemsize: int, mesh: Mesh
 ) -> _Choice | None:
     """Return ``best``, or a better choice that begins like ``draft``."""
-    value, same, after = draft.value, draft.value.mesh == mesh, precursor.count
-    goal = precursor.dims if same else None
+    value, is_same_mesh, steps_after = draft.value, draft.value.mesh == mesh, precursor.count
+    goal = precursor.dims if is_same_mesh else None
     # a reduction never leaves a rank with more than it had
-    already = _lacked(draft, precursor, same, mesh) if best is not None else 0
+    lacked_before = _lacked(draft, precursor, is_same_mesh, mesh) if best is not None else 0
     if best is not None:
-        least, far = reductions.least_from(draft, goal, already, wanted if same else 0, itemsize)
-        if best.key <= (least, far // reductions.STARTED, len(draft.moves) + after + bool(value.axes)):
+        least, far = reductions.least_from(draft, goal, lacked_before, wanted if is_same_mesh else 0, itemsize)
+        if best.key <= (least, far // reductions.STARTED, len(draft.moves) + steps_after + bool(value.axes)):
             return best
     even = reductions.PADDED * reductions.reduced_evenly(draft, value.axes, wanted)
     for reduced in reductions.draft_reductions(draft, goal, value.axes):
-        paid, far, steps = reduced.bytes + reduced.extra, reduced.far // reductions.STARTED, len(reduced.moves) + after
-        by_first = wanted - math.prod(map(min, reduced.lengths, precursor.lengths)) if same else 0
-        missing = max(by_first, already)
-        better = best is None or (paid + missing * itemsize, far, steps + (missing > 0)) < best.key
-        ends = same and not missing and reduced.bytes <= even
+        bytes_paid, far, steps = (
+            reduced.bytes + reduced.extra,
+            reduced.far // reductions.STARTED,
+            len(reduced.moves) + steps_after,
+        )
+        by_first = wanted - math.prod(map(min, reduced.lengths, precursor.lengths)) if is_same_mesh else 0
+        missing = max(by_first, lacked_before)
+        better = best is None or (bytes_paid + missing * itemsize, far, steps + (missing > 0)) < best.key
+        ends = is_same_mesh and not missing and reduced.bytes <= even
         if better or ends:
-            lacked = _lacked(reduced, precursor, same, mesh)
-            key = paid + lacked * itemsize, far, steps + (lacked > 0)
+            lacked = _lacked(reduced, precursor, is_same_mesh, mesh)
+            key = bytes_paid + lacked * itemsize, far, steps + (lacked > 0)
             if best is None or key < best.key:
                 best = _Choice(key, reduced, precursor)
             if ends and not lacked:
@@ -206,10 +208,10 @@ def _closer(
     return best
 
 
-def _lacked(draft: Draft, precursor: Precursor, same: bool, mesh: Mesh) -> int:
+def _lacked(draft: Draft, precursor: Precursor, is_same_mesh: bool, mesh: Mesh) -> int:
     """Return the elements that the worst rank lacks after ``draft``."""
     shape = draft.value.shape
-    if same:
+    if is_same_mesh:
         return lacked_between(draft.dims, precursor.dims, shape, mesh)
     return most_lacked(Layout(draft.value.mesh, DistAttr(draft.dims)), Layout(mesh, DistAttr(precursor.dims)), shape)
 

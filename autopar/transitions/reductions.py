@@ -161,9 +161,8 @@ def _view_of(draft: Draft, goal: Dims | None, axes: Sequence[str]) -> View | Non
 def _moved_to_goal(draft: Draft, view: View | None, axes: Sequence[str]) -> tuple[Draft, list[str]]:
     """Slice and reduce-scatter to splits of the goal as far as possible.
 
-    Return the draft, and the axes that remain to be reduced.
-
-    The innermost axis is reduced first, so that less remains for the others, which have slower links.
+    The innermost axis is reduced first, so that less remains for the others, which have slower links. Return the draft,
+    and the axes that remain to be reduced.
     """
     to_reduce = list(axes)
     if view is None:

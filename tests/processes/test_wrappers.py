@@ -29,7 +29,7 @@ ERRORS = {
         "parallel.train_step(optimizer, zero=3)\n"
         '    models_wrapped.py:{}  "fully_shard": lambda parallel: fully_shard(parallel),'
     ),
-    "parallelize": "TypeError: parallelize takes the model itself, and this one is on a mesh already; pass what was given to parallelize",
+    "parallelize": "TypeError: parallelize takes the model itself, and this one is on a mesh already; pass the model that was given to parallelize",
     "torch.save": "TypeError: a model on a mesh is sharded over its processes and cannot be pickled; save its state_dict()",
 }
 

@@ -302,8 +302,8 @@ def test_a_change_is_refused_without_recapture() -> None:
         with pytest.raises(RuntimeError) as caught:
             call(x)
         assert str(caught.value) == (
-            "forward was captured with other values, and recapture=False: beta is 0.5, it was 0.0; set back what was "
-            "changed, or allow recapture=True"
+            "forward was captured with other values, and recapture=False: beta is 0.5, it was 0.0; restore these "
+            "values, or allow recapture=True"
         )
     model.beta = 0.0
     assert relative(parallel.simulate(x), model(x)) <= TOLERANCE

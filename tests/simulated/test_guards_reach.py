@@ -318,7 +318,7 @@ def test_a_change_is_refused_without_recapture(case: str) -> None:
     with pytest.raises(RuntimeError) as caught:
         parallel.simulate(x)
     assert str(caught.value) == (
-        f"forward was captured with other values, and recapture=False: {REFUSED[case]}; set back what was changed, or "
+        f"forward was captured with other values, and recapture=False: {REFUSED[case]}; restore these values, or "
         f"allow recapture=True"
     )
 

@@ -64,7 +64,7 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
         (
             {"returns": how},
             ValueError,
-            f'returns={how!r}: a step returns its "loss", or the "outputs" of the model, of which a dict says how those of '
+            f'returns={how!r}: a step returns its "loss", or the "outputs" of the model; a dict says how those of the '
             "micro-batches are joined: {'logits': 'cat'}",
         )
         for how in ("logits", True, ["logits"])

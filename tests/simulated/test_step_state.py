@@ -161,8 +161,8 @@ REFUSED: dict[str, tuple[Change, type[Exception], str]] = {
         f"load that with optimizer.load_state_dict, or {SAVE}",
     ),
     "an unknown parameter": (
-        lambda s: s["optimizer"]["state"].update({"up.wieght": {}}), ValueError, "the optimizer has no parameter "
-                                                                                 "up.wieght, of which the state has one"
+        lambda s: s["optimizer"]["state"].update({"up.wieght": {}}), ValueError,
+        "the state has the parameter up.wieght, which the optimizer does not have",
     ),
     "no random numbers": (lambda s: s.update(rng=None), ValueError, f"the state's 'rng' is None, {RNG}"),
     "few random "

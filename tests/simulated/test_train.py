@@ -204,8 +204,7 @@ REFUSED = {
     "--microbatches 3": r"--microbatches 3 do not divide --batch 8 into equal pieces; try --microbatches 2",
     "--amp "
     "fp16-o2": r"--amp fp16-o2 is unknown; choose from none, bf16-O1, fp16-O1, bf16-O2, fp16-O2; did you mean fp16-O2\?",
-    "--amp bf16-O1 --dtype "
-    "bfloat16": r"--amp bf16-O1 computes in low precision what has float32 weights, but --dtype is bfloat16; use one of both",
+    "--amp bf16-O1 --dtype bfloat16": r"--amp bf16-O1 needs float32 weights, but --dtype is bfloat16; use one of both",
     "--zero 4": r"--zero 4 must be 0, 1, 2 or 3",
     "--zero 1 --mesh "
     "tp=2": r"--zero 1 splits over a data axis, and --mesh tp=2 has none; use --zero 0, or a mesh such as dp=2,tp=2",

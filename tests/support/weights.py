@@ -212,7 +212,7 @@ def refused_without_values() -> None:
 
     said = refused(RuntimeError, lambda: parallel.initialize(otherwise))
     assert "draws other random numbers on rank 2 than on rank 0" in said, said
-    assert "device='cuda', and the pieces of this process lie on cpu" in refused(
+    assert "device='cuda', but the pieces of this process are on cpu" in refused(
         ValueError, lambda: parallel.initialize(device="cuda")
     )
     parallel.initialize()

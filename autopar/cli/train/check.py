@@ -180,10 +180,7 @@ def _check_step(options: TrainOptions, mesh: Mesh) -> None:
             f"--microbatches {near}"
         )
     if options.amp != NONE and options.dtype != "float32":
-        raise Refused(
-            f"--amp {options.amp} computes in low precision what has float32 weights, but --dtype is {options.dtype}; "
-            f"use one of both"
-        )
+        raise Refused(f"--amp {options.amp} needs float32 weights, but --dtype is {options.dtype}; use one of both")
     if options.loss_scale is not None and not options.amp.startswith("fp16"):
         raise Refused(
             f"--loss-scale is for fp16, whose small gradients are lost, and --amp is {options.amp}; leave it out, or "

@@ -102,11 +102,11 @@ def device_for(model: torch.nn.Module, job: Job | None, device: torch.device | s
     """
     wanted = None if device is None else torch.device(device)
     if wanted is not None and wanted.type == "meta":
-        raise ValueError("device='meta' has no storage; name the device that values shall lie on, as 'cpu'")
+        raise ValueError("device='meta' has no storage; name the device of the values, such as 'cpu'")
     if job is not None:
         if wanted is not None and wanted != job.device and wanted != torch.device(job.device.type):
             raise ValueError(
-                f"device={str(wanted)!r}, and the pieces of this process lie on {job.device}; leave it out, or give "
+                f"device={str(wanted)!r}, but the pieces of this process are on {job.device}; leave it out, or give "
                 f"parallelize a DeviceMesh of that kind"
             )
         return job.device

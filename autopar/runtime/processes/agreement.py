@@ -42,7 +42,7 @@ class Agreement:
 
     Args:
         control: a gloo group of all ranks.
-        mesh: of these ranks.
+        mesh: the mesh of these ranks.
     """
 
     def __init__(self, control: distributed.ProcessGroup, mesh: Mesh) -> None:

@@ -44,7 +44,7 @@ class ProcessGroups:
         """Make the groups of disjoint sets of ranks, unless they exist. All ranks call it alike.
 
         Args:
-            sets: of ranks; this rank is in one of them.
+            sets: disjoint sets of ranks; this rank is in one of them.
             taken: receives the keys of the groups, for ``release``.
 
         Returns:

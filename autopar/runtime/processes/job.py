@@ -30,7 +30,7 @@ class Job:
     """This process as one rank of a mesh.
 
     Attributes:
-        rank: of this process, on the mesh and in the world.
+        rank: the rank of this process, on the mesh and in the world.
         device_mesh: torch's mesh of the same ranks and names, with a process group for each axis.
         groups: ranks, in ascending order → the name of their group, along each axis, and along several axes as one.
         device: the device of this rank's pieces.

@@ -79,12 +79,12 @@ def test_errors_of_torch_in_the_users_words(piece: str) -> None:
     [
         (
             lambda x: x * torch.cov(x).sum(),
-            "  write it as a product of what is left of the rows without their means, divided by their length less "
-            "the correction",
+            "  write it as a product of the centred rows, which are the rows minus their means, divided by their "
+            "length minus the correction",
         ),
         (
             lambda x: torch.nn.functional.ctc_loss(x.log_softmax(1)[:, None], torch.ones(1, 2).long(), (4,), (2,)),
-            "  return what goes into it from forward, and take the loss of that afterwards",
+            "  return its inputs from forward, and compute the loss afterwards",
         ),
         (lambda x: x[x > 0], "  keep the choice inside the graph with torch.where, or move it out of forward"),
     ],

@@ -160,11 +160,11 @@ def test_buffers_that_share_memory() -> None:
 WRAPPED = {
     "data parallel": (
         lambda m: nn.DataParallel(m),
-        r"parallelize takes the model itself, not DataParallel; pass what it wraps, model\.module",
+        r"parallelize takes the model itself, not DataParallel; pass the module that it wraps, model\.module",
     ),
     "data parallel inside": (
         lambda m: nn.Sequential(nn.DataParallel(m)),
-        r"parallelize takes the model itself, not DataParallel \(model\.0\); pass what it wraps, model\.0\.module",
+        r"parallelize takes the model itself, not DataParallel \(model\.0\); pass the module that it wraps, model\.0\.module",
     ),
     "scripted": (
         lambda m: torch.jit.trace(m, x, check_trace=False),
